@@ -1,0 +1,197 @@
+"""Each package's tests alone, then all of them together.
+
+Plain `nox` runs lint, types, every package's unit tests, the end-to-end tests, and the smoke tests on built wheels.
+`nox -l` lists the rest.
+"""
+
+from __future__ import annotations
+
+import graphlib
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import nox
+
+
+nox.needs_version = ">=2025.5.1"
+nox.options.default_venv_backend = "venv"
+nox.options.reuse_venv = "yes"
+nox.options.error_on_missing_interpreters = True
+nox.options.sessions = ["lint", "types", "unit", "e2e", "wheels"]
+
+ROOT = Path(__file__).parent
+GROUPS = nox.project.load_toml("pyproject.toml")
+PYTHON = "3.11"
+
+# torch release -> the interpreter its suites run under.
+# torch 2.10 to 2.12 crash in torch.compile under Python 3.11.7 (create_cache_entry), and work under 3.12.
+COMPAT = {"2.10.0": "3.12", "2.11.0": "3.12", "2.12.1": "3.12", "2.13.0": "3.11", "2.15.0": "3.11"}
+
+
+def _project(package: str) -> dict[str, object]:
+    return nox.project.load_toml(ROOT / "packages" / package / "pyproject.toml")["project"]
+
+
+def _requirement_names(package: str) -> set[str]:
+    return {re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0] for requirement in _project(package)["dependencies"]}
+
+
+def _local_dependencies(package: str) -> set[str]:
+    return {name for name in _requirement_names(package) if (ROOT / "packages" / name).is_dir()}
+
+
+GRAPH = {path.name: _local_dependencies(path.name) for path in sorted((ROOT / "packages").iterdir()) if path.is_dir()}
+PACKAGES = list(graphlib.TopologicalSorter(GRAPH).static_order())
+
+
+def _closure(*packages: str) -> list[str]:
+    """*packages* and every local package that they declare, dependencies first."""
+    todo, seen = list(packages), set[str]()
+    while todo:
+        package = todo.pop()
+        if package not in seen:
+            seen.add(package)
+            todo += GRAPH[package]
+    return [package for package in PACKAGES if package in seen]
+
+
+def _editables(*packages: str) -> list[str]:
+    return [argument for package in _closure(*packages) for argument in ("-e", f"packages/{package}")]
+
+
+def _group(*names: str) -> list[str]:
+    return list(nox.project.dependency_groups(GROUPS, *names))
+
+
+def _pins(*packages: str, torch: str | None = None) -> list[str]:
+    """The pinned torch for *packages*, with the pinned Triton where one of them declares Triton.
+
+    A CPU build of torch does not name its Triton, so it is pinned beside it; other releases bring their own.
+    """
+    if torch is not None:
+        return [f"torch=={torch}"]
+    needs_triton = any("triton" in _requirement_names(package) for package in _closure(*packages))
+    return _group("torch", "triton") if needs_triton else _group("torch")
+
+
+def _install_editable(session: nox.Session, *packages: str, groups: tuple[str, ...] = (), torch: str | None = None) -> None:
+    session.install(*_pins(*packages, torch=torch), *_editables(*packages), *_group(*groups))
+
+
+def _inductor_cache(session: nox.Session, torch: str) -> dict[str, str]:
+    """A cache directory for each torch release: compiled kernels of two releases must not meet in one."""
+    return {"TORCHINDUCTOR_CACHE_DIR": str(Path(session.create_tmp()) / f"inductor-{torch}")}
+
+
+@nox.session(python=PYTHON)
+def lint(session: nox.Session) -> None:
+    """Check style and formatting."""
+    session.install(*_group("lint"))
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session(python=PYTHON)
+def types(session: nox.Session) -> None:
+    """Check the types of each package and its tests, then of everything outside the packages."""
+    _install_editable(session, *PACKAGES, groups=("types", "models"))
+    for package in PACKAGES:
+        session.run("mypy", f"packages/{package}/src", f"packages/{package}/tests")
+    session.run("mypy", "tests", "examples", "benchmarks")
+
+
+@nox.session(python=PYTHON)
+@nox.parametrize("package", PACKAGES, ids=PACKAGES)
+def unit(session: nox.Session, package: str) -> None:
+    """Run one package's tests with only its declared dependencies installed."""
+    _install_editable(session, package, groups=("test",))
+    session.run("pytest", f"packages/{package}", "-m", "not slow and not gpu", *session.posargs)
+
+
+@nox.session(python=PYTHON)
+def e2e(session: nox.Session) -> None:
+    """Run the end-to-end tests with all four packages installed."""
+    _install_editable(session, *PACKAGES, groups=("test", "models"))
+    session.run("pytest", "tests", "-m", "not slow and not gpu", *session.posargs)
+
+
+@nox.session(python=PYTHON)
+def full(session: nox.Session) -> None:
+    """Run every test that needs no GPU, the slow ones too."""
+    _install_editable(session, *PACKAGES, groups=("test", "models"))
+    for package in PACKAGES:
+        session.run("pytest", f"packages/{package}", "-m", "not gpu", *session.posargs)
+    session.run("pytest", "tests", "-m", "not gpu", *session.posargs)
+
+
+@nox.session(python=PYTHON)
+def wheels(session: nox.Session) -> None:
+    """Build the wheels, install them into a fresh environment, run the smoke tests on them."""
+    dist = Path(session.create_tmp()) / "dist"
+    shutil.rmtree(dist, ignore_errors=True)
+    session.install(*_group("build"))
+    for package in PACKAGES:
+        session.run("python", "-m", "build", "--outdir", str(dist), f"packages/{package}", silent=True)
+    fresh = Path(session.create_tmp()) / "fresh"
+    session.run("python", "-m", "venv", "--clear", str(fresh))
+    python = str(fresh / "bin" / "python")
+    built = [str(wheel) for wheel in sorted(dist.glob("*.whl"))]
+    session.run(
+        *(python, "-m", "pip", "install", "-q", *built, *_pins(*PACKAGES), *_group("test", "models")), external=True
+    )
+    session.run(python, "-m", "pytest", "tests", "-m", "smoke and not gpu", *session.posargs, external=True)
+
+
+@nox.session(python=PYTHON)
+def demo(session: nox.Session) -> None:
+    """Decode an image with a compiled VAE, train it for a step, and print what the compiler did."""
+    _install_editable(session, *PACKAGES, groups=("models",))
+    session.run("python", "examples/vae_decode.py", *session.posargs)
+
+
+@nox.session(python=PYTHON)
+def bench(session: nox.Session) -> None:
+    """Run benchmarks by name, for example `nox -s bench -- call_overhead`; all of them without a name."""
+    _install_editable(session, *PACKAGES, groups=("bench", "models"))
+    scripts = sorted(path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py"))
+    name, *arguments = session.posargs or [""]
+    if name and name not in scripts:
+        session.error(f"no benchmark {name!r}; there are: {', '.join(scripts)}")
+    for script in [name] if name else scripts:
+        session.run("python", f"benchmarks/{script}.py", *arguments)
+
+
+@nox.session
+@nox.parametrize(
+    ("python", "torch"), [nox.param(python, torch, id=torch) for torch, python in COMPAT.items()]
+)
+def compat(session: nox.Session, torch: str) -> None:
+    """Run the unit suites on one torch release; releases other than the pinned one bring CUDA packages."""
+    pinned = torch in _group("torch")[0]
+    _install_editable(session, *PACKAGES, groups=("test",), torch=None if pinned else torch)
+    for package in PACKAGES:
+        tests = ("pytest", f"packages/{package}", "-m", "not slow and not gpu", *session.posargs)
+        session.run(*tests, env=_inductor_cache(session, torch))
+
+
+@nox.session(python=PYTHON)
+def gpu_e2e(session: nox.Session) -> None:
+    """Run the GPU tests; with --no-venv, in the environment that is already there."""
+    if session.virtualenv.is_sandboxed:
+        if shutil.which("nvidia-smi") is None:
+            session.error(
+                "gpu_e2e needs a machine with an NVIDIA GPU and its driver (nvidia-smi was not found), "
+                "and a CUDA build of torch >= 2.10 with its Triton. "
+                "Where nothing can be installed, run `nox --no-venv -s gpu_e2e` in an environment that has them."
+            )
+        torch = os.environ.get("MAGI_GPU_TORCH", "torch>=2.10")
+        session.install(torch, *_editables(*PACKAGES), *_group("test", "models"))
+    python = sys.executable if not session.virtualenv.is_sandboxed else "python"
+    session.run(
+        *(python, "-m", "pytest", "packages", "tests", "-m", "gpu", *session.posargs),
+        external=not session.virtualenv.is_sandboxed,
+        success_codes=[0],
+    )
