@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pass may know about the compilation that it runs in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from . import _torch_compat
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+@dataclass(frozen=True)
+class PassContext:
+    """One compilation of one graph, as seen by `MagiInductorPass.is_applicable`.
+
+    Every field has a default, so that a pass can be asked about a graph outside of any compilation:
+
+    >>> PassContext().graph
+    'graph'
+    >>> PassContext(torch_version="2.10.0").torch_release
+    (2, 10)
+
+    Attributes:
+        graph: Name of the graph in records and logs, such as ``3_forward`` or ``3_inference``.
+        compile_id: Dynamo's id of the compilation, such as ``0/1``; None when Dynamo did not start it.
+        is_backward: Whether this is the backward graph of a training step.
+        is_inference: Whether no gradient will be asked for.
+        is_subgraph: Whether the graph is the body of a higher-order op inside the graph that is compiled.
+        hook: The Inductor option that runs the pass, such as ``post_grad_custom_post_pass``.
+        example_inputs: The inputs the graph is compiled for: real tensors, fake tensors, ints or SymInts.
+        user_keys: The Inductor keys that the user set and that no pass may change.
+        config: Every Inductor key with its value when the compilation started. Read-only.
+        torch_version: The running torch release.
+    """
+
+    graph: str = "graph"
+    compile_id: str | None = None
+    is_backward: bool = False
+    is_inference: bool = True
+    is_subgraph: bool = False
+    hook: str = "post_grad_custom_post_pass"
+    example_inputs: Sequence[Any] = ()
+    user_keys: frozenset[str] = frozenset()
+    config: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType(_torch_compat.config_values()))
+    torch_version: str = field(default_factory=_torch_compat.torch_version)
+
+    @property
+    def torch_release(self) -> tuple[int, int]:
+        """Major and minor number of `torch_version`, for comparisons."""
+        return _torch_compat.release(self.torch_version)

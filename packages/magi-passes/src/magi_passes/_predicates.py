@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions about a graph that decide whether a pass pays."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import torch
+from torch.fx.experimental.symbolic_shapes import has_free_symbols
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch.fx import Graph, Node
+
+
+# Operators that convolve, by the last part of their name: convolution, conv2d, _convolution_pointwise, qconv_pointwise,
+# conv_transpose3d, convolution_backward, cudnn_convolution_add_relu; not convert_element_type.
+_CONVOLUTION = re.compile(r"(?:^|_)q?conv(?:olution|[123]d|_|$)")
+_ONLY_PREPARES_WEIGHTS = re.compile(r"reorder|prepack|unpack")
+_NAMESPACES = ("aten", "prims", "mkldnn", "onednn", "quantized")
+
+
+def is_dynamic(graph: Graph) -> bool:
+    """Whether a placeholder of *graph* carries a free symbol.
+
+    Example:
+        >>> from torch.fx.experimental.proxy_tensor import make_fx
+        >>> traced = make_fx(lambda x: x.relu(), tracing_mode="symbolic")(torch.ones(4, 6))
+        >>> is_dynamic(traced.graph)
+        True
+        >>> is_dynamic(make_fx(lambda x: x.relu(), tracing_mode="fake")(torch.ones(4, 6)).graph)
+        False
+    """
+    return any(
+        node.op == "placeholder" and has_free_symbols(node.meta["val"])
+        for node in graph.nodes
+        if isinstance(node.meta.get("val"), (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool))
+    )
+
+
+def is_convolution(node: Node) -> bool:
+    """Whether *node* calls a convolution: any ATen form, forward, transposed or backward, mkldnn and quantised ones."""
+    target = node.target
+    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):  # noqa: SLF001
+        return False
+    namespace, _, name = target._schema.name.partition("::")  # noqa: SLF001
+    return (
+        namespace in _NAMESPACES
+        and _CONVOLUTION.search(name) is not None
+        and _ONLY_PREPARES_WEIGHTS.search(name) is None
+    )
+
+
+def is_conv_heavy(graph: Graph, nodes_per_conv: int = 300) -> bool:
+    """Whether *graph* has fewer than *nodes_per_conv* nodes for each convolution, bodies of higher-order ops included.
+
+    The same measure as Inductor's own (`decide_layout_opt` in torch/_inductor/graph.py). It tells graphs with
+    convolutions from graphs without; `conv_share` tells how much of the work they are.
+
+    Example:
+        >>> from torch.fx.experimental.proxy_tensor import make_fx
+        >>> image, weight = torch.ones(1, 3, 8, 8), torch.ones(4, 3, 3, 3)
+        >>> graph = make_fx(lambda x, w: torch.conv2d(x, w).relu())(image, weight).graph
+        >>> is_conv_heavy(graph), is_conv_heavy(graph, nodes_per_conv=5)
+        (True, False)
+    """
+    nodes = list(all_nodes(graph))
+    return len(nodes) < nodes_per_conv * sum(map(is_convolution, nodes))
+
+
+def all_nodes(graph: Graph) -> Iterator[Node]:
+    """The nodes of *graph*, and of the bodies of its higher-order ops to any depth."""
+    owner = graph.owning_module
+    for node in graph.nodes:
+        yield node
+        if node.op == "get_attr" and owner is not None:
+            body = getattr(owner, node.target, None)
+            if isinstance(body, torch.fx.GraphModule):
+                yield from all_nodes(body.graph)

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every private name of torch that this package touches, one function per quirk.
+
+Read and tried for torch 2.10 to 2.15. Importing this module loads neither Inductor nor Dynamo.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import re
+import threading
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from contextlib import AbstractContextManager
+
+    from torch.fx import GraphModule
+
+
+Overrides: TypeAlias = "Mapping[str, Any]"
+
+# The options that hold graph passes. The first three run outside of Inductor's inner compilation,
+# when the configuration that code generation reads is not yet in place.
+EARLY_HOOKS = ("pre_grad_custom_pass", "joint_custom_pre_pass", "joint_custom_post_pass")
+POST_GRAD_HOOKS = ("post_grad_custom_pre_pass", "post_grad_custom_post_pass")
+HOOKS = EARLY_HOOKS + POST_GRAD_HOOKS
+
+_install_lock = threading.Lock()
+
+
+def torch_version() -> str:
+    """The running torch release, local version and all, such as ``2.13.0+cpu``."""
+    return str(torch.__version__)
+
+
+def release(version: str) -> tuple[int, int]:
+    """Major and minor number of *version*: ``2.11.0a0+git`` gives ``(2, 11)``.
+
+    Raises:
+        ValueError: *version* does not start with two numbers.
+    """
+    match = re.match(r"(\d+)\.(\d+)", version)
+    if match is None:
+        msg = f"{version!r} is not a torch release; write it as '2.11'"
+        raise ValueError(msg)
+    return int(match[1]), int(match[2])
+
+
+def _config() -> Any:
+    from torch._inductor import config
+
+    return config
+
+
+def _unset() -> object:
+    from torch.utils import _config_module
+
+    return _config_module._UNSET_SENTINEL
+
+
+def config_keys() -> frozenset[str]:
+    """Every key of Inductor's configuration, nested ones with a dot."""
+    return frozenset(_config()._config)
+
+
+def config_values() -> dict[str, Any]:
+    """Every Inductor key with the value that the current context sees; nothing is copied."""
+    config = _config()
+    return {key: _effective(config, key, _override_of(config, key)) for key in config._config}
+
+
+def default_of(key: str) -> Any:
+    """The value of *key* in an untouched torch, which environment variables may have chosen."""
+    return _config()._config[key].default
+
+
+def get_config(key: str) -> Any:
+    """The value of Inductor's *key* in the current context."""
+    return getattr(_config(), key)
+
+
+def set_config(key: str, value: object) -> None:
+    """Set Inductor's *key* in the current context."""
+    setattr(_config(), key, value)
+
+
+def _override_of(config: Any, key: str) -> Any:
+    """What was assigned to *key*, or torch's sentinel.
+
+    torch 2.12 made the override a ContextVar; before, it was a plain attribute, global to the process.
+    An alias has no override of its own: it stands for a key of another module.
+    """
+    entry = config._config[key]
+    if entry.alias is not None:
+        return config._get_alias_val(entry)
+    override = entry.user_override
+    return override.get() if isinstance(override, ContextVar) else override
+
+
+def _effective(config: Any, key: str, override: Any) -> Any:
+    """What reading *key* would give with *override* in place.
+
+    ``getattr`` is no way to find out: it copies mutable defaults into the override, and may warn.
+    """
+    entry = config._config[key]
+    if entry.env_value_force is not _unset():
+        return entry.env_value_force
+    for value in (override, entry.env_value_default):
+        if value is not _unset():
+            return value
+    return entry.default
+
+
+def read_overrides() -> dict[str, Any]:
+    """The state of Inductor's configuration in the current context, cheap to take and exact to put back.
+
+    Builtin containers are copied, because configuration is also changed in place (``config.x.append``).
+    """
+    config = _config()
+    return {key: _copied(_override_of(config, key)) for key in config._config}
+
+
+def _copied(value: Any) -> Any:
+    if type(value) is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    if type(value) in (list, set):
+        return type(value)(_copied(item) for item in value)
+    return value
+
+
+def config_changes(before: Overrides, after: Overrides) -> dict[str, tuple[Any, Any]]:
+    """The keys whose effective value differs between two states, with both values.
+
+    A mutable default that was merely read becomes an override of equal value: no change.
+    """
+    config = _config()
+    changes = {}
+    for key, old in before.items():
+        new = after[key]
+        if old is new:
+            continue
+        values = _effective(config, key, old), _effective(config, key, new)
+        if not _same(*values):
+            changes[key] = values
+    return changes
+
+
+def _same(left: Any, right: Any) -> bool:
+    # True == 1, but a user who looks at the configuration sees the difference.
+    return left is right or (type(left) is type(right) and bool(left == right))
+
+
+def restore_overrides(saved: Overrides, keys: Iterable[str] | None = None) -> None:
+    """Put the configuration, or only *keys* of it, back into the state that `read_overrides` returned."""
+    config = _config()
+    for key in config._config if keys is None else keys:
+        override = saved[key]
+        if _same(_override_of(config, key), override):
+            continue
+        # Assigning marks torch's caches of the configuration as stale, under the name that each release gives them.
+        setattr(config, key, _copied(_effective(config, key, override)))
+        if override is _unset():
+            entry = config._config[key]
+            if isinstance(entry.user_override, ContextVar):
+                entry.user_override.set(override)
+            else:
+                entry.user_override = override
+
+
+def compilation_lock() -> AbstractContextManager[object]:
+    """Keeps other threads out while a pass's configuration is in place, where configuration is shared.
+
+    Needed before torch 2.12 only. It is Dynamo's own (reentrant) compile lock, so no second order of locks arises.
+    """
+    if release(torch_version()) >= (2, 12):
+        return contextlib.nullcontext()
+    from torch._dynamo import convert_frame
+
+    return convert_frame.compile_lock
+
+
+def out_of_process_mode() -> str | None:
+    """The value of TORCHINDUCTOR_FX_COMPILE_MODE under which Inductor loses custom passes, or None.
+
+    Those modes ship `config.save_config_portable()` to the compiling side, and that leaves the hooks out
+    (`_save_config_ignore` in torch/_inductor/config.py).
+    """
+    from torch._inductor import compile_fx
+
+    if compile_fx.fx_compile_mode is compile_fx.FxCompileMode.NORMAL:
+        return None
+    prefixes = ("progressive+" * compile_fx.fx_compile_progressive, "async+" * compile_fx.fx_compile_async)
+    return "".join(prefixes) + compile_fx.fx_compile_mode.name
+
+
+@contextlib.contextmanager
+def nested_compilation() -> Iterator[None]:
+    """Let a compilation run inside another one.
+
+    TritonBundler keeps one bundle per process and asserts that none is open
+    (`begin_compile` in torch/_inductor/triton_bundler.py), so the outer one is put aside.
+    So is the outer tracing context, whose fake tensors AOTAutograd would mix with the inner ones.
+    """
+    from torch._guards import tracing
+    from torch._inductor.triton_bundler import TritonBundler
+
+    names = [name for name in ("_entries", "_static_autotuners", "_winners") if hasattr(TritonBundler, name)]
+    saved = {name: getattr(TritonBundler, name) for name in names}
+    for name in names:
+        setattr(TritonBundler, name, None)
+    try:
+        with tracing(None):
+            yield
+    finally:
+        for name, value in saved.items():
+            setattr(TritonBundler, name, value)
+
+
+def current_compile_id() -> str | None:
+    """Dynamo's id of the compilation under way, such as ``0/1``."""
+    from torch._guards import CompileContext
+
+    compile_id = CompileContext.current_compile_id()
+    return None if compile_id is None else str(compile_id)
+
+
+def trace_artifact(name: str, payload: Callable[[], str]) -> None:
+    """Write a JSON artifact into torch.compile's structured trace, where tlparse shows it."""
+    from torch._logging._internal import trace_structured
+
+    trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": "json"}, payload_fn=payload)
+
+
+def is_inference_aware(hook: object) -> bool:
+    """Whether *hook* wants `is_inference` as a second argument (torch 2.12 and newer)."""
+    from torch._inductor import custom_graph_pass
+
+    kind = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", None)
+    return kind is not None and isinstance(hook, kind)
+
+
+def config_patches_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The options among the arguments of `compile_fx(model_, example_inputs_, inner_compile, config_patches, ...)`."""
+    return dict((args[3] if len(args) > 3 else kwargs.get("config_patches")) or {})
+
+
+def with_config_patches(
+    args: tuple[Any, ...], kwargs: dict[str, Any], patches: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of `compile_fx` with other options."""
+    if len(args) > 3:
+        return (*args[:3], patches, *args[4:]), kwargs
+    return args, {**kwargs, "config_patches": patches}
+
+
+def install(
+    around_compile_fx: Callable[..., Any],
+    around_inner_compile: Callable[[Callable[..., Any], GraphModule, Any, dict[str, Any]], Any],
+) -> None:
+    """Route `compile_fx` and `_compile_fx_inner` of torch/_inductor/compile_fx.py through two functions, once.
+
+    Two, because each knows what the other does not. `compile_fx` sees the caller's options and the hooks that
+    they are about to hide, and computes AOTAutograd's cache key. `_compile_fx_inner` is one compilation of one
+    graph, cache lookup included, and the only place through which a backward pass comes, compiled long after
+    `compile_fx` returned. Both are looked up in the module on each use, in every release from 2.10 to 2.15.
+    """
+    module: Any = importlib.import_module("torch._inductor.compile_fx")
+    with _install_lock:
+        if hasattr(module.compile_fx, "_magi_passes_original"):
+            return
+        compile_fx, inner = module.compile_fx, module._compile_fx_inner
+
+        @functools.wraps(compile_fx)
+        def scoped_compile_fx(*args: Any, **kwargs: Any) -> Any:
+            return around_compile_fx(compile_fx, args, kwargs)
+
+        @functools.wraps(inner)
+        def scoped_inner(gm: GraphModule, example_inputs: Any, **kwargs: Any) -> Any:
+            return around_inner_compile(inner, gm, example_inputs, kwargs)
+
+        scoped_compile_fx._magi_passes_original = compile_fx  # type: ignore[attr-defined]
+        scoped_inner._magi_passes_original = inner  # type: ignore[attr-defined]
+        module.compile_fx = scoped_compile_fx
+        module._compile_fx_inner = scoped_inner
