@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plain Triton launches inside a PyTorch op, visible to Inductor without `wrap_triton` in user code."""
+
+from __future__ import annotations
+
+from ._capture import CapturedLaunch, LaunchLog, capture_launches
+from ._detect import find_kernels
+from ._op import triton_op
+from ._report import FoundKernel, KernelReport, OpReport, UnresolvedLaunch
+from ._see_through import make_see_through, see_through_report
+from ._wrap import wrap_kernels
+from .errors import (
+    NotAnOpError,
+    OpaqueFallbackWarning,
+    TritonWrapError,
+    UnknownOpError,
+    UnsupportedKernelError,
+    UnsupportedLaunchError,
+)
+
+
+__all__ = [
+    "CapturedLaunch",
+    "FoundKernel",
+    "KernelReport",
+    "LaunchLog",
+    "NotAnOpError",
+    "OpReport",
+    "OpaqueFallbackWarning",
+    "TritonWrapError",
+    "UnknownOpError",
+    "UnresolvedLaunch",
+    "UnsupportedKernelError",
+    "UnsupportedLaunchError",
+    "capture_launches",
+    "find_kernels",
+    "make_see_through",
+    "see_through_report",
+    "triton_op",
+    "wrap_kernels",
+]

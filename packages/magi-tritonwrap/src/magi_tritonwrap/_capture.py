@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Capture of launches: whatever is launched inside the scope is recorded, and traced if a trace is going on."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+
+from ._hook import Run, listening, not_listening
+from ._kernels import Kernel, as_kernel
+from ._launch import emit, resolve
+from ._torch_compat import calling_frame, tracing_is_active
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+_LIBRARY_FOLDERS = tuple(
+    str(Path(file).parent) + "/" for file in (torch.__file__, triton.__file__, __file__) if file is not None
+)
+
+
+@dataclass(frozen=True)
+class CapturedLaunch:
+    """One launch that happened inside a scope: the kernel, and the line of user code that launched it."""
+
+    kernel: Kernel
+    file: str
+    line: int
+
+    @property
+    def name(self) -> str:
+        """Qualified name of the kernel."""
+        return self.kernel.name
+
+
+@dataclass
+class LaunchLog:
+    """The launches of one scope, in order."""
+
+    drop: bool
+    launches: list[CapturedLaunch] = field(default_factory=list)
+
+    def on_launch(self, kernel: Any, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record a launch; then drop it, trace it, or let it run."""
+        if kwargs.get("warmup") and not self.drop:
+            with not_listening():
+                return run(kernel, *args, **kwargs)
+        described = as_kernel(kernel)
+        self.launches.append(CapturedLaunch(described, *_launch_site()))
+        if self.drop:
+            return None
+        if tracing_is_active((*args, *kwargs.values())) and not described.is_interpreted:
+            emit(resolve(kernel, args, kwargs))
+            return None
+        with not_listening():
+            return run(kernel, *args, **kwargs)
+
+
+@contextmanager
+def capture_launches(*, drop: bool = False) -> Iterator[LaunchLog]:
+    """Capture every Triton launch of this thread, however its kernel was found.
+
+    Under `make_fx`, AOTAutograd or a fake tensor mode a launch becomes a `triton_kernel_wrapper_mutation` node, as if
+    its author had written `wrap_triton`; launches that are wrapped already become one node, not two. Outside a trace
+    the kernel is launched as ever. Scopes nest: the innermost one records.
+
+    Args:
+        drop: record launches and do nothing else, so that a body which only launches kernels can run on fake tensors,
+            with a GPU, with no driver at all, and under TRITON_INTERPRET=1.
+
+    Yields:
+        LaunchLog: `.launches` grows as the body runs; each has `.kernel`, `.name`, `.file` and `.line`.
+
+    Raises:
+        UnsupportedKernelError: from a traced launch, for a decoration that torch cannot reproduce.
+        UnsupportedLaunchError: from a traced launch, for an argument or option that a graph cannot carry.
+    """
+    log = LaunchLog(drop)
+    with listening(log):
+        yield log
+
+
+def _launch_site() -> tuple[str, int]:
+    """The innermost frame that is neither Triton's, torch's nor ours."""
+    frame = calling_frame()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARY_FOLDERS):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno

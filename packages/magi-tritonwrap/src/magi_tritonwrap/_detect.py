@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find the Triton kernels that a function can launch, by reading its source and that of the helpers it calls."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections import Counter
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ._kernels import as_kernel, is_kernel
+from ._library import is_library_function
+from ._ops_table import body_of_op
+from ._report import FoundKernel, KernelReport, UnresolvedLaunch
+from ._resolve import Resolver, constructor
+from ._torch_compat import kernel_of_launcher
+from ._values import Group, Known, Launcher, Local, Partial, Scope, Unknown, Value, walk_own
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+
+_LAUNCH_METHODS = ("run", "warmup")
+_MAX_VISITS = 32  # of one function, each with other arguments: recursion through partials would never end
+
+
+def find_kernels(fn: Callable[..., Any], *, extra: Iterable[Any] = ()) -> KernelReport:
+    """Find every Triton kernel that *fn* can launch, without calling anything.
+
+    Followed are globals, closures, attributes, subscripts, methods, factories, `functools.partial`, `lru_cache`,
+    aliases, conditional choices, operators called by *fn*, and helpers in other modules to any depth; the walk stops at
+    torch, Triton and the standard library.
+
+    Args:
+        fn: the body of an op; a function, a method, or a callable object.
+        extra: kernels that the source cannot tell, for example those of a compiled extension.
+
+    Returns:
+        KernelReport: `.kernels`, and `.unresolved` for launches whose kernel is known only at run time. Those are
+        captured all the same when the op is compiled.
+
+    Example:
+        >>> def double(x): return x * 2
+        >>> print(find_kernels(double))
+        no Triton launch
+    """
+    walk = _Walk()
+    walk.function(Known(fn, getattr(fn, "__qualname__", repr(fn))), None)
+    for kernel in extra:
+        described = as_kernel(kernel)
+        walk.add(_Found(kernel, described.name, "listed in extra=", described.file, described.line), False, None)
+    return walk.report()
+
+
+@dataclass
+class _Found:
+    """A kernel met on the walk, and the launches of it so far."""
+
+    kernel: Any
+    name: str
+    how: str
+    file: str
+    line: int
+    launches: list[tuple[str, int]] = field(default_factory=list)
+    wrapped: list[bool] = field(default_factory=list)
+
+
+class _Walk:
+    """Visits the calls of a function and of everything it calls, each function once for each set of arguments."""
+
+    def __init__(self) -> None:
+        self._resolver = Resolver()
+        self._found: dict[object, _Found] = {}
+        self._unresolved: dict[tuple[str, int], UnresolvedLaunch] = {}
+        self._seen: set[object] = set()
+        self._visits: Counter[object] = Counter()
+
+    def report(self) -> KernelReport:
+        kernels = tuple(
+            FoundKernel(
+                found.kernel,
+                found.name,
+                found.how,
+                bool(found.wrapped) and all(found.wrapped),
+                found.file,
+                found.line,
+                tuple(found.launches),
+            )
+            for found in self._found.values()
+        )
+        return KernelReport(kernels, tuple(self._unresolved.values()))
+
+    def add(self, found: _Found, wrapped: bool, launch: tuple[str, int] | None) -> None:
+        key = id(found.kernel) if found.kernel is not None else (found.file, found.line)
+        entry = self._found.setdefault(key, found)
+        if launch is not None and launch not in entry.launches:
+            entry.launches.append(launch)
+        if launch is not None:
+            entry.wrapped.append(wrapped)
+
+    def function(self, callee: Value, call: tuple[ast.Call, Scope] | None) -> None:
+        """Visit what *callee* runs, with the arguments of *call* where there is one."""
+        body = body_of_op(callee.obj) if isinstance(callee, Known) else None
+        if body is not None:
+            callee = Known(body, "body of an op")
+        bound = self._resolver.bind(*call) if call is not None else ((), {})
+        scope = self._resolver.enter(callee, bound)
+        if scope is None:
+            self._note_missing_source(callee)
+            return
+        place = (scope.file, scope.node.lineno, scope.node.col_offset)
+        key = (place, _identity(scope))
+        if key in self._seen or self._visits[place] >= _MAX_VISITS:
+            return
+        self._seen.add(key)
+        self._visits[place] += 1
+        self._visit(scope)
+
+    def _visit(self, scope: Scope) -> None:
+        statements = [scope.node.body] if isinstance(scope.node, ast.Lambda) else scope.node.body
+        for statement in statements:
+            for node in walk_own(statement):
+                if isinstance(node, ast.Call):
+                    self._visit_call(node, scope)
+                elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                    local = Local(node, scope, "defined in the body")
+                    if not self._resolver.is_kernel_definition(local):
+                        self.function(local, None)
+
+    def _visit_call(self, call: ast.Call, scope: Scope) -> None:
+        callees = self._resolver.values(call.func, scope)
+        for callee in callees:
+            self._visit_callee(callee, call, scope)
+        if isinstance(call.func, ast.Attribute) and call.func.attr in _LAUNCH_METHODS:
+            for owner in self._resolver.values(call.func.value, scope):
+                if _is_kernel_value(owner, self._resolver):
+                    self._launched(owner, call, scope)
+        for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
+            self._visit_argument(argument, scope)
+        unknown = [callee for callee in callees if isinstance(callee, Unknown)]
+        if unknown and len(unknown) == len(callees) and _looks_like_launch(call):
+            self._note(call, scope, unknown[0].reason)
+
+    def _visit_callee(self, callee: Value, call: ast.Call, scope: Scope) -> None:
+        match callee:
+            case Launcher(kernel=kernel) | Partial(function=Launcher(kernel=kernel)):
+                self._launched(kernel, call, scope)
+            case Known(obj=functools.partial(func=function), how=how) if kernel_of_launcher(function) is not None:
+                self._launched(Known(kernel_of_launcher(function), how), call, scope)
+            case Known(obj=obj, how=how) if kernel_of_launcher(obj) is not None:
+                self._launched(Known(kernel_of_launcher(obj), how), call, scope)
+            case Known(obj=obj) if isinstance(obj, type) and issubclass(obj, torch.autograd.Function):
+                pass
+            case Known(obj=type() as cls, how=how):
+                self.function(Known(constructor(cls), how), None)
+            case Known(obj=obj) if _autograd_function(obj) is not None:
+                self.function(Known(_autograd_function(obj), callee.how), None)
+            case Known() | Local() | Partial():
+                self.function(callee, (call, scope))
+
+    def _visit_argument(self, argument: ast.expr, scope: Scope) -> None:
+        """A function passed along may be called by whoever gets it, as in `torch.cond(p, helper_a, helper_b)`."""
+        for value in self._resolver.values(argument, scope):
+            if isinstance(value, Known) and isinstance(value.obj, FunctionType):
+                self.function(value, None)
+
+    def _launched(self, kernel: Value, call: ast.Call, scope: Scope) -> None:
+        site = (scope.file, call.lineno)
+        if isinstance(kernel, Known):
+            described = as_kernel(kernel.obj)
+            found = _Found(kernel.obj, described.name, kernel.how, described.file, described.line)
+            self.add(found, kernel.wrapped, site)
+        elif isinstance(kernel, Local):
+            name = getattr(kernel.node, "name", "<lambda>")
+            line = min([kernel.node.lineno, *(node.lineno for node in getattr(kernel.node, "decorator_list", []))])
+            found = _Found(None, name, "made by a factory at run time", kernel.scope.file, line)
+            self.add(found, kernel.wrapped, site)
+
+    def _note(self, call: ast.Call, scope: Scope, reason: str) -> None:
+        launch = UnresolvedLaunch(ast.unparse(call.func), reason, scope.file, call.lineno)
+        self._unresolved.setdefault((launch.file, launch.line), launch)
+
+    def _note_missing_source(self, callee: Value) -> None:
+        function = callee.obj if isinstance(callee, Known) else None
+        function = getattr(function, "__func__", function)
+        if not isinstance(function, FunctionType) or is_library_function(function):
+            return
+        code = function.__code__
+        reason = f"the source of {function.__qualname__} is not available"
+        launch = UnresolvedLaunch(f"{function.__qualname__}(...)", reason, code.co_filename, code.co_firstlineno)
+        self._unresolved.setdefault((launch.file, launch.line), launch)
+
+
+def _is_kernel_value(value: Value, resolver: Resolver) -> bool:
+    if isinstance(value, Known):
+        return is_kernel(value.obj)
+    return isinstance(value, Local) and resolver.is_kernel_definition(value)
+
+
+def _autograd_function(obj: Any) -> Any:
+    """The `forward` behind `MyFunction.apply`."""
+    owner = getattr(obj, "__self__", None)
+    if (
+        getattr(obj, "__name__", "") == "apply"
+        and isinstance(owner, type)
+        and issubclass(owner, torch.autograd.Function)
+    ):
+        return owner.forward
+    return None
+
+
+def _looks_like_launch(call: ast.Call) -> bool:
+    """`something[grid](...)`, or `something.run(..., grid=...)`."""
+    if isinstance(call.func, ast.Subscript):
+        return True
+    named = isinstance(call.func, ast.Attribute) and call.func.attr in _LAUNCH_METHODS
+    return named and any(keyword.arg == "grid" for keyword in call.keywords)
+
+
+def _identity(scope: Scope) -> object:
+    """What tells two calls of one function apart: the known objects among its names."""
+    return tuple((name, tuple(_value_identity(value) for value in values)) for name, values in scope.names.items())
+
+
+def _value_identity(value: Value) -> object:
+    match value:
+        case Known(obj=obj):
+            return id(obj)
+        case Local(node=node):
+            return ("local", node.lineno, node.col_offset)
+        case Partial(function=function, args=args):
+            return (_value_identity(function), tuple(_value_identity(one) for values in args for one in values))
+        case Group(items=items):
+            return tuple(_value_identity(one) for _, values in items for one in values)
+        case Launcher(kernel=kernel):
+            return ("launcher", _value_identity(kernel))
+    return "unknown"

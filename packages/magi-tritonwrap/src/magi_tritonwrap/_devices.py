@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which device types run the body that launches kernels, and which run another body."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from ._torch_compat import has_composite_kernel, has_kernel_for_device, registration_of
+
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
+
+class Bodies:
+    """Remembers, for one operator, the device types that the see-through body was registered for.
+
+    A body for every device type (a composite key) makes each body for a single type another one. Without a composite
+    key the registrations that were there at first are the body's own, and those that came or changed later are others.
+    """
+
+    def __init__(self, op: OpOverload) -> None:
+        self._op = op
+        self._own = {} if has_composite_kernel(op) else registration_of(op)
+
+    def has_other_body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call with these arguments runs another body than the one with the launches."""
+        device_type = _device_type(args, kwargs)
+        if device_type is None or not has_kernel_for_device(self._op, device_type):
+            return False
+        now = registration_of(self._op).get(device_type)
+        return device_type not in self._own or self._own[device_type] != now
+
+
+def _device_type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """The device type that the dispatcher would choose: an accelerator's before "cpu"."""
+    leaves = tree_leaves((args, kwargs))
+    types = [leaf.device.type for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    types = types or [leaf.type for leaf in leaves if isinstance(leaf, torch.device)]
+    accelerators = [device_type for device_type in types if device_type != "cpu"]
+    return next(iter(accelerators or types), None)

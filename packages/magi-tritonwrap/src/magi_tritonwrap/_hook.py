@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one place that Triton launches pass through, and the scope that listens there.
+
+`kernel[grid](...)`, `kernel.run(..., grid=grid)`, a helper three modules away: each ends in the `run` method of one of
+three classes. So `run` is wrapped, once per process and on the first capture, rather than the names by which user code
+reaches a kernel: no module, closure or kernel object is ever changed, and what cannot be found by reading source is
+caught all the same. The price is one context-variable lookup a launch. Outside a scope the original method runs.
+
+`Heuristics.run` stays as it is: it computes its values and calls `run` of what it decorates, which is a hooked class.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from ._torch_compat import launch_classes, wrap_triton_disabled
+
+
+Run = Callable[..., Any]
+
+
+class Listener(Protocol):
+    """What a scope does with a launch."""
+
+    def on_launch(self, kernel: Any, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle `kernel.run(*args, **kwargs)`; *run* is the original method, unbound."""
+
+
+_LISTENER: contextvars.ContextVar[Listener | None] = contextvars.ContextVar("magi_tritonwrap_listener", default=None)
+_INSTALL_LOCK = threading.Lock()
+_MARK = "_magi_tritonwrap_hooked"
+
+
+@contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Send every launch of this thread to *listener*; scopes nest, and the innermost one listens.
+
+    Kernels that the user has wrapped are told to stand back meanwhile, so that a wrapped launch arrives here as well,
+    and exactly once.
+    """
+    _install()
+    token = _LISTENER.set(listener)
+    try:
+        with wrap_triton_disabled():
+            yield
+    finally:
+        _LISTENER.reset(token)
+
+
+@contextmanager
+def not_listening() -> Iterator[None]:
+    """Let launches through, for example those that a listener makes itself."""
+    token = _LISTENER.set(None)
+    try:
+        yield
+    finally:
+        _LISTENER.reset(token)
+
+
+def _install() -> None:
+    with _INSTALL_LOCK:
+        for cls in launch_classes():
+            run = cls.__dict__["run"]
+            if not hasattr(run, _MARK):
+                cls.run = _hooked(run)
+
+
+def _hooked(run: Run) -> Run:
+    @functools.wraps(run)
+    def hooked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        listener = _LISTENER.get()
+        if listener is None:
+            return run(self, *args, **kwargs)
+        return listener.on_launch(self, run, args, kwargs)
+
+    setattr(hooked, _MARK, True)
+    return hooked

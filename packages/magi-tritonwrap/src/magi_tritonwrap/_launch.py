@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A launch as Triton would carry it out, written in the one form that torch's higher-order op takes without loss.
+
+torch accepts a JITFunction, or an Autotuner right above one, with every parameter passed. Triton accepts more:
+defaults, heuristics in any order, launch options, configs pruned at the launch. `resolve` evaluates all of that as
+Triton's `run` methods do (`triton/runtime/autotuner.py`, `jit.py`), for example
+
+    k[lambda m: (cdiv(n, m["B"]),)](x, out, n, num_warps=8)     # B: tl.constexpr = 128
+
+becomes an Autotuner with the single config num_warps=8, and the arguments x, out, n, B=128.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from triton.language.core import constexpr
+from triton.runtime.autotuner import Config, Heuristics
+
+from ._hook import not_listening
+from ._kernels import Kernel, as_kernel, check_supported
+from ._torch_compat import wrap_triton_enabled
+from .errors import UnsupportedLaunchError
+
+
+CONFIG_FIELDS = tuple(
+    name for name in inspect.signature(Config.__init__).parameters if name not in ("self", "kwargs", "pre_hook")
+)
+"""Launch options that a triton.Config can carry: num_warps, num_stages, num_ctas, maxnreg, ..."""
+
+
+@dataclass(frozen=True)
+class ResolvedLaunch:
+    """What goes to torch: a JITFunction or an Autotuner over one, the grid, and every argument by name."""
+
+    kernel: Any
+    grid: Any
+    arguments: dict[str, Any]
+
+
+def resolve(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ResolvedLaunch:
+    """Evaluate `kernel.run(*args, **kwargs)` up to the point where a device would be asked.
+
+    Args:
+        kernel: a JITFunction or an Autotuner; `Heuristics.run` has already become one of the two.
+        args: positional arguments of the kernel.
+        kwargs: its keyword arguments, `grid`, `warmup` and launch options.
+
+    Raises:
+        UnsupportedKernelError: for decorations that torch cannot reproduce.
+        UnsupportedLaunchError: for arguments or options that a graph cannot carry.
+    """
+    described = as_kernel(kernel)
+    check_supported(described)
+    grid = _check_grid(described, kwargs.get("grid"))
+    arguments, options = _bind(described, args, kwargs)
+    autotuner = described.autotuners[0] if described.autotuners else None
+    if autotuner is None and not options:
+        _fill_defaults(described, arguments, [])
+        _check_arguments(described, arguments, set(arguments))
+        return ResolvedLaunch(described.jit, grid, arguments)
+    configs = _configs(described, autotuner, args, kwargs, options)
+    _apply_heuristics(described, configs, arguments, kwargs)
+    _fill_special_parameters(described, configs)
+    _fill_defaults(described, arguments, configs)
+    _check_arguments(described, arguments, set(arguments).union(*(config.kwargs for config in configs)))
+    return ResolvedLaunch(_autotuned(described, autotuner, configs), grid, arguments)
+
+
+def emit(launch: ResolvedLaunch) -> None:
+    """Record the launch in the graph being traced, through `torch.library.wrap_triton`."""
+    positional: list[Any] = []
+    named = dict(launch.arguments)
+    for name in launch.kernel.arg_names:
+        if name not in named:
+            break
+        positional.append(named.pop(name))
+    with not_listening(), wrap_triton_enabled():
+        torch.library.wrap_triton(launch.kernel)[launch.grid](*positional, **named)
+
+
+def _bind(kernel: Kernel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split a launch into arguments by parameter name and launch options."""
+    names = kernel.jit.arg_names
+    if len(args) > len(names):
+        raise _unsupported(kernel, f"was launched with {len(args)} positional arguments and takes {len(names)}")
+    arguments = dict(zip(names, args, strict=False))
+    options: dict[str, Any] = {}
+    for name, value in kwargs.items():
+        if name in CONFIG_FIELDS:
+            options[name] = value
+        elif name in names:
+            if name in arguments:
+                raise _unsupported(kernel, f"got the argument '{name}' twice")
+            arguments[name] = value
+        elif name not in ("grid", "warmup") and not (name == "debug" and not value):
+            known = ", ".join(CONFIG_FIELDS)
+            raise _unsupported(kernel, f"was launched with {name}=, which a graph cannot carry; it can carry {known}")
+    return {name: _plain(value) for name, value in arguments.items()}, options
+
+
+def _configs(
+    kernel: Kernel,
+    autotuner: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    options: dict[str, Any],
+) -> list[Config]:
+    """The configs that this launch would choose from, as copies that may be changed."""
+    if autotuner is None:
+        return [Config({}, **options)]
+    pruned = [copy.copy(config) for config in _pruned(autotuner, args, kwargs)]
+    for config in pruned:
+        config.kwargs = dict(config.kwargs)
+        clashes = sorted(config.kwargs.keys() & (set(kwargs) | set(kernel.jit.arg_names[: len(args)])))
+        if clashes:
+            raise _unsupported(
+                kernel, f"was launched with {', '.join(clashes)}, which its @triton.autotune configs set"
+            )
+        for name, value in options.items():
+            setattr(config, name, value)
+    return pruned
+
+
+def _pruned(autotuner: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Config]:
+    if len(autotuner.configs) < 2:
+        return list(autotuner.configs)
+    # prune_configs reads the arguments from the autotuner itself; a copy keeps the user's object as it is.
+    scratch = copy.copy(autotuner)
+    scratch.nargs = dict(zip(autotuner.arg_names, args, strict=False))
+    return list(scratch.prune_configs(dict(kwargs)))
+
+
+def _apply_heuristics(
+    kernel: Kernel, configs: list[Config], arguments: dict[str, Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Compute `@triton.heuristics` values below the autotuner, for each config, in the order that Triton does."""
+    layers = [layer for layer in kernel.layers if isinstance(layer, Heuristics)]
+    if not layers:
+        return
+    for config in configs:
+        seen = {**arguments, **kwargs, **config.all_kwargs()}
+        for layer in layers:
+            for name, heuristic in layer.values.items():
+                seen[name] = _plain(heuristic(dict(seen)))
+                config.kwargs[name] = _constant(seen[name])
+    for layer in layers:
+        for name in layer.values:
+            arguments.pop(name, None)
+
+
+def _fill_special_parameters(kernel: Kernel, configs: list[Config]) -> None:
+    """A kernel parameter called num_warps gets the config's value, as `Autotuner.run` passes it."""
+    for name in CONFIG_FIELDS:
+        if name in kernel.jit.arg_names:
+            for config in configs:
+                config.kwargs.setdefault(name, getattr(config, name))
+
+
+def _fill_defaults(kernel: Kernel, arguments: dict[str, Any], configs: list[Config]) -> None:
+    """Pass default values explicitly: torch's grid callback and its mutation analysis need every parameter."""
+    for parameter in kernel.jit.params:
+        name = parameter.name
+        if not parameter.has_default or name in arguments:
+            continue
+        default = _plain(parameter.default)
+        if any(name in config.kwargs for config in configs):
+            for config in configs:
+                config.kwargs.setdefault(name, default)
+        else:
+            arguments[name] = default
+
+
+def _autotuned(kernel: Kernel, autotuner: Any, configs: list[Config]) -> Any:
+    """An Autotuner over the JITFunction with these configs: the author's own where nothing had to change."""
+    if autotuner is None:
+        return triton.autotune(configs=configs, key=[])(kernel.jit)
+    prunes = autotuner.early_config_prune is not None or autotuner.perf_model is not None
+    if autotuner.fn is kernel.jit and configs == list(autotuner.configs) and not prunes:
+        return autotuner
+    return triton.autotune(
+        configs=configs,
+        key=list(autotuner.keys),
+        reset_to_zero=list(autotuner.reset_to_zero),
+        restore_value=list(autotuner.restore_value),
+    )(kernel.jit)
+
+
+def _check_grid(kernel: Kernel, grid: Any) -> tuple[Any, ...] | Callable[[dict[str, Any]], tuple[Any, ...]]:
+    if callable(grid):
+        return lambda meta: _as_grid(kernel, grid(meta))
+    return _as_grid(kernel, grid)
+
+
+def _as_grid(kernel: Kernel, grid: Any) -> tuple[Any, ...]:
+    if not isinstance(grid, Sequence) or isinstance(grid, str):
+        raise _unsupported(kernel, f"was launched on the grid {grid!r}; a grid is a tuple of 1 to 3 sizes")
+    if not 1 <= len(grid) <= 3:
+        raise _unsupported(kernel, f"was launched on a grid of {len(grid)} sizes; a grid is a tuple of 1 to 3 sizes")
+    return tuple(_plain(size) for size in grid)
+
+
+def _check_arguments(kernel: Kernel, arguments: Mapping[str, Any], given: set[str]) -> None:
+    missing = [name for name in kernel.jit.arg_names if name not in given]
+    if missing:
+        raise _unsupported(kernel, f"was launched without {', '.join(missing)}")
+    for name, value in arguments.items():
+        if _holds_tensor(value):
+            raise _unsupported(kernel, f"was launched with tensors inside the {type(value).__name__} '{name}'")
+
+
+def _holds_tensor(value: object) -> bool:
+    """Whether a tensor hides in *value*, where torch's mutation analysis would not see it."""
+    if isinstance(value, Mapping):
+        return any(isinstance(item, torch.Tensor) or _holds_tensor(item) for item in value.values())
+    if isinstance(value, tuple | list):
+        return any(isinstance(item, torch.Tensor) or _holds_tensor(item) for item in value)
+    return any(isinstance(item, torch.Tensor) for item in vars(value).values()) if _is_descriptor(value) else False
+
+
+def _is_descriptor(value: object) -> bool:
+    return type(value).__name__ == "TensorDescriptor" and hasattr(value, "__dict__")
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, constexpr) else value
+
+
+def _constant(value: Any) -> Any:
+    """A value that a config can hold: a symbolic size is specialised, as Triton specialises a constexpr."""
+    if isinstance(value, torch.SymInt):
+        return int(value)
+    if isinstance(value, torch.SymFloat):
+        return float(value)
+    if isinstance(value, torch.SymBool):
+        return bool(value)
+    return value
+
+
+def _unsupported(kernel: Kernel, why: str) -> UnsupportedLaunchError:
+    return UnsupportedLaunchError(f"Triton kernel '{kernel.name}' {why}. ({kernel.file}:{kernel.line})")

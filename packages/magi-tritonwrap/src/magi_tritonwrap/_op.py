@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A custom op whose body launches Triton kernels: `torch.library.triton_op` without `wrap_triton`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import torch
+
+from ._capture import capture_launches
+from ._see_through import make_see_through
+from ._torch_compat import wrap_triton_disabled
+
+
+if TYPE_CHECKING:
+    from torch._library.custom_ops import CustomOpDef
+
+
+Body = TypeVar("Body", bound=Callable[..., Any])
+
+
+@overload
+def triton_op(
+    name: str, fn: None = None, /, *, mutates_args: str | Iterable[str], schema: str | None = None
+) -> Callable[[Callable[..., Any]], CustomOpDef]: ...
+
+
+@overload
+def triton_op(
+    name: str, fn: Callable[..., Any], /, *, mutates_args: str | Iterable[str], schema: str | None = None
+) -> CustomOpDef: ...
+
+
+def triton_op(
+    name: str,
+    fn: Callable[..., Any] | None = None,
+    /,
+    *,
+    mutates_args: str | Iterable[str],
+    schema: str | None = None,
+) -> CustomOpDef | Callable[[Callable[..., Any]], CustomOpDef]:
+    """Create a custom op that `torch.compile` sees through, from a body with plain Triton launches.
+
+    Like `torch.library.triton_op`, but the body needs no `wrap_triton`, helpers in other modules count, `schema` is
+    honoured (torch ignores it), and everything that shapes the graph reaches the compile cache.
+
+    Args:
+        name: `namespace::name`.
+        fn: the body; it may consist of PyTorch operators and Triton launches. Without one, a decorator is returned.
+        mutates_args: names of the arguments that the body writes; this must be accurate.
+        schema: for example `"(Tensor x, int[] sizes) -> Tensor"`; without one it is inferred from the annotations.
+
+    Returns:
+        torch.library.CustomOpDef: for `register_autograd`, `register_kernel("cpu")` and the rest of torch's methods.
+
+    Raises:
+        UnsupportedKernelError: a kernel is decorated in a way that torch cannot compile.
+
+    Example:
+        >>> import torch
+        >>> @triton_op("doc_triton_op::double", mutates_args=())
+        ... def double(x: torch.Tensor) -> torch.Tensor:
+        ...     return x * 2
+        >>> double(torch.ones(2))
+        tensor([2., 2.])
+    """
+    if fn is None:
+        return lambda body: _define(name, body, mutates_args, schema)
+    return _define(name, fn, mutates_args, schema)
+
+
+def _define(name: str, fn: Callable[..., Any], mutates_args: str | Iterable[str], schema: str | None) -> CustomOpDef:
+    @functools.wraps(fn)
+    def eager(*args: Any, **kwargs: Any) -> Any:
+        with wrap_triton_disabled():
+            return fn(*args, **kwargs)
+
+    @functools.wraps(fn)
+    def fake(*args: Any, **kwargs: Any) -> Any:
+        with capture_launches(drop=True):
+            return fn(*args, **kwargs)
+
+    mutated = mutates_args if isinstance(mutates_args, str) else tuple(mutates_args)
+    text = schema if schema is not None else torch.library.infer_schema(fn, mutates_args=mutated)
+    op: CustomOpDef = torch.library.custom_op(name, eager, mutates_args=mutated, schema=text)
+    op.register_fake(fake)
+    make_see_through(op, fn)
+    return op

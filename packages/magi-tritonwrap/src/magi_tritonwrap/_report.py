@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was found out about a function's kernels: at decoration from its source, at compilation from its launches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class FoundKernel:
+    """A kernel that a function can launch.
+
+    Attributes:
+        kernel: the kernel object; None where it exists only once a factory in the body has run.
+        name: qualified name of the kernel's function.
+        how: the way that leads to it, for example `global 'TABLE'['norm']`.
+        wrapped: whether every launch of it already goes through `wrap_triton`.
+        file: file that defines the kernel.
+        line: line of the kernel's first decorator.
+        launches: `(file, line)` of each launch found.
+    """
+
+    kernel: Any
+    name: str
+    how: str
+    wrapped: bool
+    file: str
+    line: int
+    launches: tuple[tuple[str, int], ...] = ()
+
+    def __str__(self) -> str:
+        wrapped = ", wrapped by hand" if self.wrapped else ""
+        return f"{self.name} ({self.file}:{self.line}), {self.how}{wrapped}"
+
+
+@dataclass(frozen=True)
+class UnresolvedLaunch:
+    """A launch whose kernel the source does not tell; it is captured when the op is first compiled.
+
+    Attributes:
+        text: the source of the launch or call.
+        reason: why it could not be resolved.
+        file: file of the launch.
+        line: its line.
+    """
+
+    text: str
+    reason: str
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.file}:{self.line}): {self.reason}"
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """Kernels that a function can launch, as far as its source tells.
+
+    Attributes:
+        kernels: one entry a kernel, in the order of their first launch.
+        unresolved: launches whose kernel is known only at run time.
+    """
+
+    kernels: tuple[FoundKernel, ...]
+    unresolved: tuple[UnresolvedLaunch, ...]
+
+    @property
+    def may_launch(self) -> bool:
+        """Whether there is anything to see through: a kernel, or a launch that could not be resolved."""
+        return bool(self.kernels or self.unresolved)
+
+    def __str__(self) -> str:
+        lines = [f"kernel      {kernel}" for kernel in self.kernels]
+        lines += [f"unresolved  {launch}" for launch in self.unresolved]
+        return "\n".join(lines) if lines else "no Triton launch"
+
+
+@dataclass(frozen=True)
+class OpReport:
+    """How the compiler sees one operator.
+
+    Attributes:
+        op: `namespace::name`.
+        see_through: whether AOTAutograd replaces the op by the launches in its body.
+        reason: why not, or an empty string.
+        kernels: kernels found in the source, then those first seen at a compilation (`how` says so).
+        unresolved: launches that only a compilation can resolve; empty once one has.
+        cache: `keyed`, or `bypassed: ` and the value that has no stable form. Filled in by the first compilation.
+        fallbacks: why the op stayed opaque in single compilations.
+    """
+
+    op: str
+    see_through: bool
+    reason: str
+    kernels: tuple[FoundKernel, ...]
+    unresolved: tuple[UnresolvedLaunch, ...]
+    cache: str
+    fallbacks: tuple[str, ...] = field(default=())
+
+    def __str__(self) -> str:
+        count = len(self.kernels)
+        state = f"sees through {count} Triton kernel{'' if count == 1 else 's'}" if self.see_through else "opaque"
+        lines = [f"{self.op}: {state}" + (f", {self.reason}" if self.reason else "")]
+        lines += [f"  kernel      {kernel}" for kernel in self.kernels]
+        lines += [f"  unresolved  {launch}" for launch in self.unresolved]
+        lines += [f"  fall-back   {fallback}" for fallback in self.fallbacks]
+        lines += [f"  cache       {self.cache}"]
+        return "\n".join(lines)

@@ -1,0 +1,410 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Abstract evaluation: which objects an expression of an op's body can stand for.
+
+Nothing of the user's is called. A name is followed to all its assignments, an attribute to the object that holds it,
+a call to what the called function returns; so the answer is a list, and what only a run can tell is an `Unknown` with
+its reason. Example: in `(fast if n > 64 else TABLE["slow"])[grid](x)` the kernel is one of two `Known` objects.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+import triton
+from torch._library.triton import capture_triton
+
+from ._kernels import is_kernel
+from ._library import is_library_function, is_library_module
+from ._source import FunctionNode, function_node
+from ._torch_compat import kernel_in_wrapper
+from ._values import Binding, Group, Known, Launcher, Local, New, Partial, Scope, Unknown, Value
+
+
+_WRAPPERS = (torch.library.wrap_triton, capture_triton)
+_DECORATORS = (triton.jit, triton.autotune, triton.heuristics)
+_MAX_DEPTH = 40
+_MISSING = object()
+
+
+class Resolver:
+    """Evaluates expressions; one instance a `find_kernels` call, for its memory of what is being evaluated."""
+
+    def __init__(self) -> None:
+        self._active: list[tuple[ast.AST, Scope]] = []
+
+    def values(self, expression: ast.expr, scope: Scope) -> tuple[Value, ...]:
+        """Everything that *expression* can stand for in *scope*."""
+        here = (expression, scope)
+        if len(self._active) > _MAX_DEPTH or any(node is expression and at is scope for node, at in self._active):
+            return ()
+        self._active.append(here)
+        try:
+            return tuple(self._evaluate(expression, scope))
+        finally:
+            self._active.pop()
+
+    def _evaluate(self, expression: ast.expr, scope: Scope) -> Iterable[Value]:
+        match expression:
+            case ast.Name(id=name):
+                return self.name(name, scope)
+            case ast.Constant(value=value):
+                return (Known(value, repr(value)),)
+            case ast.Attribute(value=base, attr=attribute):
+                return self._each(base, scope, lambda value: self.attribute(value, attribute))
+            case ast.Subscript(value=base, slice=index):
+                return self._each(base, scope, lambda value: self.item(value, index, scope))
+            case ast.Call():
+                return self._call(expression, scope)
+        return self._choice(expression, scope) or self._display(expression, scope)
+
+    def _choice(self, expression: ast.expr, scope: Scope) -> tuple[Value, ...]:
+        match expression:
+            case ast.IfExp(body=yes, orelse=no):
+                return (*self.values(yes, scope), *self.values(no, scope))
+            case ast.BoolOp(values=options):
+                return tuple(value for option in options for value in self.values(option, scope))
+            case ast.NamedExpr(value=inner):
+                return self.values(inner, scope)
+        return ()
+
+    def _display(self, expression: ast.expr, scope: Scope) -> tuple[Value, ...]:
+        match expression:
+            case ast.Lambda():
+                return (Local(expression, scope, "a lambda"),)
+            case ast.Tuple(elts=elements) | ast.List(elts=elements) | ast.Set(elts=elements):
+                return (Group(tuple((at, self.values(element, scope)) for at, element in enumerate(elements))),)
+            case ast.Dict(keys=keys, values=values):
+                pairs = zip(keys, values, strict=True)
+                return (Group(tuple((_constant(key), self.values(value, scope)) for key, value in pairs)),)
+        return (Unknown(f"{ast.unparse(expression)} is computed at run time"),)
+
+    def _each(self, base: ast.expr, scope: Scope, step: Any) -> tuple[Value, ...]:
+        return tuple(result for value in self.values(base, scope) for result in step(value))
+
+    def name(self, name: str, scope: Scope) -> tuple[Value, ...]:
+        """Everything that a name can stand for."""
+        known = scope.names.get(name, ())
+        if name in scope.bindings:
+            bound = (value for binding in scope.bindings[name] for value in self._bound(binding, scope))
+            return (*known, *bound)
+        if known:
+            return known
+        return self.name(name, scope.parent) if scope.parent is not None else scope.outside(name)
+
+    def _bound(self, binding: Binding, scope: Scope) -> tuple[Value, ...]:
+        node = binding.node
+        if binding.kind == "value" and isinstance(node, ast.expr):
+            return self.values(node, scope)
+        if binding.kind == "item" and isinstance(node, ast.expr):
+            return tuple(item for value in self.values(node, scope) for item in _items(value))
+        if binding.kind == "import":
+            return _imported(node, binding.detail, scope)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            return (Local(node, scope, f"'{node.name}' defined in the body"),)
+        return (Unknown(f"the value bound by `{type(node).__name__}` is known at run time"),)
+
+    def attribute(self, value: Value, name: str) -> tuple[Value, ...]:
+        """What `value.name` can stand for."""
+        match value:
+            case Known(obj=obj, how=how):
+                return self._attribute_of_object(obj, how, name)
+            case New(cls=cls, init=init):
+                return self._attribute_of_new(cls, init, value, name)
+            case Unknown():
+                return (Unknown(f"{value.reason}, so its attribute '{name}' is known at run time"),)
+        return (Unknown(f"the attribute '{name}' is known at run time"),)
+
+    def _attribute_of_object(self, obj: Any, how: str, name: str) -> tuple[Value, ...]:
+        static = inspect.getattr_static(obj, name, _MISSING)
+        if isinstance(static, property) and isinstance(static.fget, FunctionType):
+            return self.returned(Partial(Known(static.fget, how), ((Known(obj, how),),)))
+        if isinstance(static, functools.cached_property):
+            return self.returned(Partial(Known(static.func, how), ((Known(obj, how),),)))
+        if static is _MISSING and not (isinstance(obj, torch.nn.Module) or is_library_module(type(obj).__module__)):
+            return (Unknown(f"{how} has no attribute '{name}' yet"),)
+        try:
+            found = getattr(obj, name)
+        except AttributeError:
+            return (Unknown(f"{how} has no attribute '{name}' yet"),)
+        return (Known(found, f"{how}.{name}"),)
+
+    def _attribute_of_new(self, cls: type, init: Scope | None, instance: Value, name: str) -> tuple[Value, ...]:
+        assigned = () if init is None else tuple(self._assigned_to_self(init, name))
+        static = inspect.getattr_static(cls, name, _MISSING)
+        if isinstance(static, FunctionType):
+            return (*assigned, Partial(Known(static, f"{cls.__qualname__}.{name}"), ((instance,),)))
+        if static is _MISSING:
+            return assigned or (Unknown(f"the attribute '{name}' of a new {cls.__qualname__} is known at run time"),)
+        return (*assigned, *self._attribute_of_object(cls, cls.__qualname__, name))
+
+    def _assigned_to_self(self, init: Scope, name: str) -> Iterator[Value]:
+        if isinstance(init.node, ast.Lambda) or not init.node.args.args:
+            return
+        this = init.node.args.args[0].arg
+        for node in ast.walk(init.node):
+            match node:
+                case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=owner), attr=attribute)], value=assigned):
+                    if owner == this and attribute == name:
+                        yield from self.values(assigned, init)
+
+    def item(self, value: Value, index: ast.expr, scope: Scope) -> tuple[Value, ...]:
+        """What `value[index]` can stand for: a launcher, an item of a table, the result of `__getitem__`."""
+        match value:
+            case Known(obj=obj) if is_kernel(obj):
+                return (Launcher(value),)
+            case Known(obj=obj, how=how) if kernel_in_wrapper(obj) is not None:
+                return (Launcher(Known(kernel_in_wrapper(obj), how, wrapped=True)),)
+            case Local() if self.is_kernel_definition(value):
+                return (Launcher(value),)
+            case Known() | Group() if isinstance(value, Group) or isinstance(value.obj, Mapping | tuple | list):
+                return _chosen(value, [key for key in self.values(index, scope) if isinstance(key, Known)])
+            case Known(obj=obj):
+                return self._python_item(type(obj), value, index, scope)
+            case New(cls=cls):
+                return self._python_item(cls, value, index, scope)
+            case Unknown():
+                return (value,)
+        return (Unknown("the item is known at run time"),)
+
+    def _python_item(self, cls: type, owner: Value, index: ast.expr, scope: Scope) -> tuple[Value, ...]:
+        method = inspect.getattr_static(cls, "__getitem__", None)
+        if not isinstance(method, FunctionType) or is_library_function(method):
+            return (Unknown(f"the item of a {cls.__qualname__} is known at run time"),)
+        return self.returned(Partial(Known(method, cls.__qualname__), ((owner,), self.values(index, scope))))
+
+    def _call(self, call: ast.Call, scope: Scope) -> tuple[Value, ...]:
+        results: list[Value] = []
+        for callee in self.values(call.func, scope):
+            results += self.result(callee, call, scope)
+        return tuple(results)
+
+    def result(self, callee: Value, call: ast.Call, scope: Scope) -> tuple[Value, ...]:
+        """What `callee(...)` returns, with the arguments of *call*."""
+        if isinstance(callee, Known):
+            if callee.obj in _WRAPPERS and call.args:
+                return tuple(_as_wrapped(value) for value in self.values(call.args[0], scope))
+            if callee.obj is functools.partial and call.args:
+                bound = self.bind(call, scope, skip=1)
+                return tuple(Partial(value, *bound) for value in self.values(call.args[0], scope))
+            if callee.obj is getattr and len(call.args) >= 2:
+                return self._getattr(call, scope)
+            if _is_mapping_get(callee.obj):
+                return _chosen(Known(callee.obj.__self__, callee.how), [])
+            if isinstance(callee.obj, type) and not is_library_module(callee.obj.__module__):
+                return (
+                    New(
+                        callee.obj,
+                        self.enter(Known(constructor(callee.obj), callee.how), self.bind(call, scope, this=True)),
+                    ),
+                )
+        if self.is_kernel_decoration(callee, call, scope):
+            return tuple(value for argument in call.args for value in self.values(argument, scope))
+        args, kwargs = self.bind(call, scope)
+        return self.returned(Partial(callee, args, kwargs))
+
+    def _getattr(self, call: ast.Call, scope: Scope) -> tuple[Value, ...]:
+        names = [value.obj for value in self.values(call.args[1], scope) if isinstance(value, Known)]
+        owners = self.values(call.args[0], scope)
+        found = [value for name in names for owner in owners for value in self.attribute(owner, str(name))]
+        return tuple(found) or (Unknown(f"{ast.unparse(call)} depends on a name known at run time"),)
+
+    def bind(
+        self, call: ast.Call, scope: Scope, *, skip: int = 0, this: bool = False
+    ) -> tuple[tuple[tuple[Value, ...], ...], dict[str, tuple[Value, ...]]]:
+        """The arguments of a call; `this` leaves room for a new instance in front."""
+        args = [self.values(argument, scope) for argument in call.args[skip:] if not isinstance(argument, ast.Starred)]
+        kwargs = {keyword.arg: self.values(keyword.value, scope) for keyword in call.keywords if keyword.arg}
+        return (((Unknown("a new instance"),), *args) if this else tuple(args)), kwargs
+
+    def returned(self, function: Value) -> tuple[Value, ...]:
+        """What calling *function*, with everything already bound, returns."""
+        scope = self.enter(function)
+        if scope is None:
+            return (Unknown("it is returned by a function whose source is not read"),)
+        if isinstance(scope.node, ast.Lambda):
+            return self.values(scope.node.body, scope)
+        returns = [node for child in scope.node.body for node in _returns(child)]
+        return tuple(value for node in returns if node.value is not None for value in self.values(node.value, scope))
+
+    def enter(
+        self,
+        function: Value,
+        bound: tuple[tuple[tuple[Value, ...], ...], Mapping[str, tuple[Value, ...]]] = ((), {}),
+    ) -> Scope | None:
+        """The scope of a call of *function*; None where its source is not there or not to be read."""
+        args, kwargs = bound
+        match function:
+            case Partial(function=inner, args=first, kwargs=given):
+                return self.enter(inner, ((*first, *args), {**given, **kwargs}))
+            case Local(node=node, scope=parent):
+                return Scope(node, parent.file, parent.globals, _parameters(node, args, kwargs, {}), parent)
+            case Known(obj=MethodType() as method, how=how):
+                this = (Known(method.__self__, how),)
+                return self.enter(Known(method.__func__, how), ((this, *args), kwargs))
+            case Known(obj=functools.partial() as partial, how=how):
+                first = tuple((Known(value, how),) for value in partial.args)
+                given = {name: (Known(value, how),) for name, value in partial.keywords.items()}
+                return self.enter(Known(partial.func, how), ((*first, *args), {**given, **kwargs}))
+            case Known(obj=FunctionType() as code) if not is_library_function(code):
+                return _function_scope(code, args, kwargs)
+            case Known(obj=obj, how=how):
+                inner = inspect.getattr_static(obj, "__wrapped__", None)
+                if callable(inner):
+                    return self.enter(Known(inner, how), bound)
+                return self._enter_instance(obj, how, bound)
+        return None
+
+    def _enter_instance(self, obj: Any, how: str, bound: Any) -> Scope | None:
+        name = "forward" if isinstance(obj, torch.nn.Module) else "__call__"
+        method = inspect.getattr_static(type(obj), name, None)
+        if isinstance(obj, type) or not isinstance(method, FunctionType) or is_library_function(method):
+            return None
+        args, kwargs = bound
+        return self.enter(Known(method, how), (((Known(obj, how),), *args), kwargs))
+
+    def is_kernel_definition(self, value: Local) -> bool:
+        """Whether a function of the body is decorated with `triton.jit`, by whatever name."""
+        decorators = getattr(value.node, "decorator_list", [])
+        return any(
+            isinstance(decorator, Known) and decorator.obj in _DECORATORS
+            for node in decorators
+            for decorator in self.values(node.func if isinstance(node, ast.Call) else node, value.scope)
+        )
+
+    def is_kernel_decoration(self, callee: Value, call: ast.Call, scope: Scope) -> bool:
+        """Whether a call is `triton.jit(fn)` or `triton.autotune(...)(fn)`, written as a call."""
+        if isinstance(callee, Known):
+            return callee.obj is triton.jit
+        decorator = call.func.func if isinstance(call.func, ast.Call) else None
+        if decorator is None:
+            return False
+        return any(isinstance(value, Known) and value.obj in _DECORATORS for value in self.values(decorator, scope))
+
+
+def constructor(cls: type) -> Any:
+    """The `__init__` that making an instance of *cls* runs."""
+    return inspect.getattr_static(cls, "__init__")
+
+
+def _function_scope(
+    function: FunctionType, args: tuple[tuple[Value, ...], ...], kwargs: Mapping[str, tuple[Value, ...]]
+) -> Scope | None:
+    node = function_node(function)
+    if node is None:
+        return None
+    names: dict[str, tuple[Value, ...]] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            names[name] = (Known(cell.cell_contents, f"closure variable '{name}'"),)
+        except ValueError:
+            names[name] = (Unknown(f"the closure variable '{name}' is not set yet"),)
+    defaults = {
+        parameter.name: (Known(parameter.default, f"default of '{parameter.name}'"),)
+        for parameter in inspect.signature(function, follow_wrapped=False).parameters.values()
+        if parameter.default is not parameter.empty
+    }
+    names.update(_parameters(node, args, kwargs, defaults))
+    return Scope(node, function.__code__.co_filename, function.__globals__, names)
+
+
+def _parameters(
+    node: FunctionNode,
+    args: tuple[tuple[Value, ...], ...],
+    kwargs: Mapping[str, tuple[Value, ...]],
+    defaults: Mapping[str, tuple[Value, ...]],
+) -> dict[str, tuple[Value, ...]]:
+    positional = [parameter.arg for parameter in (*node.args.posonlyargs, *node.args.args)]
+    named = [*positional, *(parameter.arg for parameter in node.args.kwonlyargs)]
+    values: dict[str, tuple[Value, ...]] = {
+        name: (Unknown(f"the parameter '{name}' is known at run time"),) for name in named
+    }
+    for variadic in (node.args.vararg, node.args.kwarg):
+        if variadic is not None:
+            values[variadic.arg] = (Unknown(f"the parameter '{variadic.arg}' is known at run time"),)
+    values.update({name: value for name, value in defaults.items() if name in values})
+    values.update(zip(positional, args, strict=False))
+    values.update({name: value for name, value in kwargs.items() if name in named})
+    return values
+
+
+def _imported(node: ast.AST, alias: ast.alias, scope: Scope) -> tuple[Value, ...]:
+    if isinstance(node, ast.Import):
+        name = alias.name if alias.asname else alias.name.split(".")[0]
+        return _module(name)
+    if not isinstance(node, ast.ImportFrom):
+        return ()
+    package = scope.globals.get("__package__") or scope.globals.get("__name__", "")
+    base = ".".join(str(package).split(".")[: len(str(package).split(".")) - node.level + 1]) if node.level else ""
+    name = ".".join(part for part in (base, node.module or "") if part)
+    found = sys.modules.get(name)
+    if found is None:
+        return (Unknown(f"the module '{name}' is imported by the body and not loaded yet"),)
+    if hasattr(found, alias.name):
+        return (Known(getattr(found, alias.name), f"{name}.{alias.name}"),)
+    return _module(f"{name}.{alias.name}")
+
+
+def _module(name: str) -> tuple[Value, ...]:
+    found = sys.modules.get(name)
+    if isinstance(found, ModuleType):
+        return (Known(found, f"module '{name}'"),)
+    return (Unknown(f"the module '{name}' is imported by the body and not loaded yet"),)
+
+
+def _items(value: Value) -> tuple[Value, ...]:
+    match value:
+        case Group(items=items):
+            return tuple(item for _, values in items for item in values)
+        case Known(obj=Mapping() as mapping, how=how):
+            return tuple(Known(key, how) for key in mapping)
+        case Known(obj=tuple() | list() as items, how=how):
+            return tuple(Known(item, f"{how}[{at}]") for at, item in enumerate(items))
+    return (Unknown("an item is known at run time"),)
+
+
+def _chosen(table: Value, keys: list[Known]) -> tuple[Value, ...]:
+    """The entries of a table for the keys that are known, or all entries."""
+    entries: list[tuple[object, tuple[Value, ...]]] = []
+    match table:
+        case Group(items=items):
+            entries = list(items)
+        case Known(obj=Mapping() as mapping, how=how):
+            entries = [(key, (Known(value, f"{how}[{key!r}]"),)) for key, value in mapping.items()]
+        case Known(obj=tuple() | list() as items, how=how):
+            entries = [(at, (Known(item, f"{how}[{at}]"),)) for at, item in enumerate(items)]
+    wanted = [key.obj for key in keys]
+    hits = [values for key, values in entries if any(type(key) is type(one) and key == one for one in wanted)]
+    return tuple(value for values in (hits or [values for _, values in entries]) for value in values)
+
+
+def _constant(node: ast.expr | None) -> object:
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def _returns(statement: ast.stmt) -> Iterator[ast.Return]:
+    if isinstance(statement, ast.Return):
+        yield statement
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return
+    for child in ast.iter_child_nodes(statement):
+        if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
+            yield from _returns(child)  # type: ignore[arg-type]
+
+
+def _as_wrapped(value: Value) -> Value:
+    if isinstance(value, Known):
+        return Known(value.obj, value.how, wrapped=True)
+    if isinstance(value, Local):
+        return Local(value.node, value.scope, value.how, wrapped=True)
+    return value
+
+
+def _is_mapping_get(obj: Any) -> bool:
+    return getattr(obj, "__name__", "") == "get" and isinstance(getattr(obj, "__self__", None), Mapping)

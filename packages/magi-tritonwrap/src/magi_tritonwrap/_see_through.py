@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replace an operator by its body when AOTAutograd traces it, so that Inductor sees the launches."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import triton
+from torch._library.custom_ops import CustomOpDef
+from torch._ops import OpOverload, OpOverloadPacket
+
+from ._cache_key import CacheKeyEntry
+from ._capture import CapturedLaunch, capture_launches
+from ._detect import find_kernels
+from ._devices import Bodies
+from ._kernels import as_kernel, check_supported, is_kernel
+from ._ops_table import BODIES
+from ._report import FoundKernel, KernelReport, OpReport
+from ._torch_compat import (
+    decomposition_is_disabled,
+    has_unrecognized_type,
+    qualified_name,
+    set_cache_key_entries,
+    set_decomposition_rule,
+)
+from .errors import NotAnOpError, UnknownOpError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+
+_INTERPRETED = "Triton runs its interpreter (TRITON_INTERPRET=1), so there is nothing to compile"
+
+
+@dataclass
+class _SeeThroughOp:
+    """What is known about one operator; the trace adds to it."""
+
+    op: OpOverload
+    fn: Callable[..., Any]
+    found: KernelReport
+    bodies: Bodies
+    key: CacheKeyEntry
+    opaque_because: str
+    captured: list[CapturedLaunch] = field(default_factory=list)
+    fallbacks: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def note(self, launches: Sequence[CapturedLaunch]) -> None:
+        """Remember launches that a trace has met."""
+        with self.lock:
+            self.captured += [launch for launch in launches if launch not in self.captured]
+
+    def report(self) -> OpReport:
+        """The state now; a later compilation may know more."""
+        known = {(kernel.file, kernel.line) for kernel in self.found.kernels}
+        first_seen = {
+            (launch.kernel.file, launch.kernel.line): launch
+            for launch in reversed(self.captured)
+            if (launch.kernel.file, launch.kernel.line) not in known
+        }
+        captured = tuple(
+            FoundKernel(
+                launch.kernel.outermost,
+                launch.name,
+                "captured at compilation",
+                False,
+                launch.kernel.file,
+                launch.kernel.line,
+                ((launch.file, launch.line),),
+            )
+            for launch in reversed(first_seen.values())
+        )
+        return OpReport(
+            op=qualified_name(self.op),
+            see_through=not self.opaque_because,
+            reason=self.opaque_because,
+            kernels=(*self.found.kernels, *captured),
+            unresolved=() if self.captured else self.found.unresolved,
+            cache=self.key.state,
+            fallbacks=tuple(self.fallbacks),
+        )
+
+
+_OPS: dict[str, _SeeThroughOp] = {}
+_LOCK = threading.Lock()
+
+
+def make_see_through(
+    op: OpOverload | CustomOpDef, fn: Callable[..., Any], *, kernels: KernelReport | Iterable[Any] | None = None
+) -> OpReport:
+    """Let AOTAutograd decompose *op* into the launches of *fn*; launches need no `wrap_triton`.
+
+    Eager calls, `torch.export` and the registered fake are untouched. See-through holds for the device types whose body
+    launches the kernels: with another body registered for "cpu" (`torch.library.register_kernel`, `Library.impl`), CPU
+    tensors get that body. Under TRITON_INTERPRET=1 the op stays opaque. Calling this again replaces *fn*.
+
+    Args:
+        op: a registered operator with a fake; its `CustomOpDef` will do.
+        fn: the op's body. It takes the op's flat arguments, and its source tells the kernels; what the source does not
+            tell is captured when the op is compiled.
+        kernels: a report of `find_kernels(fn)` that is there already, or kernels that the source cannot tell.
+
+    Returns:
+        OpReport: as `see_through_report(op)` at this moment.
+
+    Raises:
+        NotAnOpError: *op* is no operator.
+        UnsupportedKernelError: a kernel that was found is decorated in a way that torch cannot compile; it names the
+            kernel, its file and line, and the fix.
+
+    Example:
+        >>> import torch
+        >>> lib = torch.library.Library("doc_see_through", "FRAGMENT")
+        >>> lib.define("double(Tensor x) -> Tensor")
+        'doc_see_through::double'
+        >>> def double(x): return x * 2
+        >>> lib.impl("double", double, "CompositeExplicitAutograd")
+        >>> make_see_through(torch.ops.doc_see_through.double.default, double).see_through
+        True
+    """
+    overload = _as_overload(op)
+    _check_callable(overload, fn)
+    found = kernels if isinstance(kernels, KernelReport) else find_kernels(fn, extra=kernels or ())
+    interpreted = bool(triton.knobs.runtime.interpret)
+    for kernel in found.kernels:
+        if kernel.kernel is not None:
+            interpreted = interpreted or as_kernel(kernel.kernel).is_interpreted
+            check_supported(as_kernel(kernel.kernel))
+    name = qualified_name(overload)
+    key = CacheKeyEntry(name, fn, found)
+    record = _SeeThroughOp(overload, fn, found, Bodies(overload), key, _INTERPRETED if interpreted else "")
+    with _LOCK:
+        BODIES[name] = fn
+        _OPS[name] = record
+        if not record.opaque_because:
+            set_cache_key_entries(overload, [key])
+            set_decomposition_rule(overload, _decompose)
+    return record.report()
+
+
+def see_through_report(op: OpOverload | CustomOpDef | str) -> OpReport:
+    """What is known about an operator that `make_see_through` or `triton_op` made: kernels, cache, fall-backs.
+
+    Raises:
+        UnknownOpError: no such operator was made see-through.
+    """
+    name = op if isinstance(op, str) else qualified_name(_as_overload(op))
+    if name not in _OPS:
+        msg = f"'{name}' was never given to make_see_through; it is opaque to the compiler."
+        raise UnknownOpError(msg)
+    return _OPS[name].report()
+
+
+def _decompose(mode: Any, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """AOTAutograd's question what *op* is made of; *mode* is its functional mode, not active at this moment."""
+    record = _OPS.get(qualified_name(op))
+    if record is None or record.op is not op or record.opaque_because or decomposition_is_disabled():
+        return mode.__torch_dispatch__(op, types, args, kwargs)
+    if has_unrecognized_type(types):
+        return NotImplemented
+    if record.bodies.has_other_body(args, kwargs):
+        return mode.__torch_dispatch__(op, types, args, kwargs)
+    with mode, capture_launches() as log:
+        result = record.fn(*args, **kwargs)
+    record.note(log.launches)
+    return result
+
+
+def _check_callable(op: OpOverload, fn: object) -> None:
+    if not callable(fn):
+        msg = f"make_see_through({qualified_name(op)}): fn is {fn!r}; pass the op's Python body."
+        raise NotAnOpError(msg)
+
+
+def _as_overload(op: Any) -> OpOverload:
+    if isinstance(op, CustomOpDef):
+        return op._opoverload  # noqa: SLF001
+    if isinstance(op, OpOverload):
+        return op
+    if isinstance(op, OpOverloadPacket):
+        msg = f"{op} is a set of overloads; pass one, for example {op}.default."
+        raise NotAnOpError(msg)
+    hint = " It is a Triton kernel; pass the operator whose body launches it." if is_kernel(op) else ""
+    msg = f"{op!r} is no registered operator.{hint} Pass an OpOverload such as torch.ops.mylib.norm.default."
+    raise NotAnOpError(msg)

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Private names of torch and Triton, one function per quirk, each with the versions it serves."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from types import FrameType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._functorch import config as functorch_config
+from torch._higher_order_ops.triton_kernel_wrap import TraceableTritonKernelWrapper
+from torch._library import triton as torch_triton
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from triton.runtime.autotuner import Autotuner, Heuristics
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from contextlib import AbstractContextManager
+
+    from torch._ops import OpOverload
+
+
+DISPATCH_MODE = FunctionalTensorMode
+"""The mode under which AOTAutograd traces, and for which a decomposition is registered (torch 2.6 on)."""
+
+
+def calling_frame() -> FrameType:
+    """The frame that called the caller; `inspect.stack` reads source files, which a launch has no time for."""
+    return sys._getframe(2)
+
+
+def launch_classes() -> tuple[type[Any], ...]:
+    """Classes whose `run` a launch ends in (Triton 3.2 on: `kernel[grid](...)` calls `self.run`)."""
+    return (JITFunction, Autotuner, InterpretedFunction)
+
+
+def kernel_classes() -> tuple[type[Any], ...]:
+    """Everything that `triton.jit`, `triton.autotune` and `triton.heuristics` return."""
+    return (JITFunction, Autotuner, Heuristics, InterpretedFunction)
+
+
+def kernel_in_wrapper(value: object) -> Any:
+    """The kernel inside what `torch.library.wrap_triton` returned; None for anything else."""
+    return value.kernel if isinstance(value, TraceableTritonKernelWrapper) else None
+
+
+def kernel_of_launcher(value: object) -> Any:
+    """The kernel behind a `kernel[grid]` that exists already; None for anything else.
+
+    Triton returns a closure over the kernel, called `self` there (3.2 to 3.7 at least).
+    """
+    if isinstance(value, FunctionType) and value.__qualname__.startswith("KernelInterface.__getitem__"):
+        return inspect.getclosurevars(value).nonlocals.get("self")
+    return None
+
+
+def wrap_triton_disabled() -> AbstractContextManager[None]:
+    """Make `wrap_triton(kernel)[grid]` launch the bare kernel, in this thread (torch 2.6 on, private throughout)."""
+    return torch_triton.set_wrap_triton_enabled(False)
+
+
+def wrap_triton_enabled() -> AbstractContextManager[None]:
+    """Make `wrap_triton(kernel)[grid]` go through the higher-order op, in this thread."""
+    return torch_triton.set_wrap_triton_enabled(True)
+
+
+def tracing_is_active(values: Iterable[object]) -> bool:
+    """Whether a launch with these arguments belongs into a graph rather than onto a device.
+
+    True under the fake, proxy and functional modes of torch, and for their tensors. A user's own mode (a FLOP counter,
+    a logger) does not count: torch has no rule for the higher-order op under it, and eager numbers are what it expects.
+    """
+    keys = torch._C._TorchDispatchModeKey
+    if any(torch._C._get_dispatch_mode(key) is not None for key in (keys.FUNCTIONAL, keys.PROXY, keys.FAKE)):
+        return True
+    return any(isinstance(value, FakeTensor | FunctionalTensor) for value in values)
+
+
+def decomposition_is_disabled() -> bool:
+    """Whether torch.export asked that Triton ops stay whole (torch 2.7 on; the flag is private)."""
+    return not functorch_config.decompose_custom_triton_ops
+
+
+def has_unrecognized_type(types: Sequence[type]) -> bool:
+    """Whether a tensor subclass is among *types* that must be desugared first, as in torch's own `triton_op`."""
+    known = (torch.Tensor, FunctionalTensor)
+    return any(not issubclass(tensor_type, FakeTensor) and tensor_type not in known for tensor_type in types)
+
+
+def qualified_name(op: OpOverload) -> str:
+    """`namespace::name` or `namespace::name.overload`; torch's tables of kernels and rules are keyed by it."""
+    return str(op._name)
+
+
+def _dispatcher_name(op: OpOverload) -> str:
+    name: str = op.name()  # type: ignore[no-untyped-call]
+    return name
+
+
+def set_decomposition_rule(op: OpOverload, rule: Any) -> None:
+    """Let *rule* answer for *op* under AOTAutograd's functional mode, in place of any rule that is there.
+
+    `torch.library.register_torch_dispatch` refuses a second rule, and its registration cannot be taken back; the table
+    it fills is the same since torch 2.6.
+    """
+    from torch._library.custom_ops import OPDEFS
+    from torch._library.simple_registry import singleton
+
+    name = qualified_name(op)
+    if name in OPDEFS:
+        OPDEFS[name].register_torch_dispatch(DISPATCH_MODE, rule)
+        return
+    singleton.find(name).torch_dispatch_rules._data[DISPATCH_MODE] = rule
+
+
+def set_cache_key_entries(op: OpOverload, entries: list[object]) -> None:
+    """Put *entries* into the table of kernels that AOTAutograd's cache key reads, for graphs that call *op*.
+
+    torch asks of an entry what it asks of a JITFunction: `.src`, `.__name__` and `.fn` (torch 2.7 on).
+    """
+    torch_triton.triton_ops_to_kernels[qualified_name(op)] = entries
+
+
+def unsupported_autotune_arguments_are_ignored() -> bool:
+    """Whether the user asked Inductor to overlook autotune settings that it cannot honour (torch 2.6 on)."""
+    from torch._inductor import config
+
+    return bool(config.unsafe_ignore_unsupported_triton_autotune_args)
+
+
+def has_kernel_for_device(op: OpOverload, device_type: str) -> bool:
+    """Whether a body was registered for this device type itself, not through a composite key (private, all)."""
+    key = torch._C._dispatch_key_for_device(device_type)
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(_dispatcher_name(op), key))
+
+
+def has_composite_kernel(op: OpOverload) -> bool:
+    """Whether one body was registered for every device type."""
+    keys = ("CompositeExplicitAutograd", "CompositeImplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(_dispatcher_name(op), key) for key in keys)
+
+
+def registration_of(op: OpOverload) -> dict[str, object]:
+    """Something that changes whenever a device type gets another body, by device type.
+
+    The dispatcher keeps no Python function, but its dump has a line for each registration, replaced ones included. A
+    `torch.library.custom_op` keeps its bodies in a table of its own.
+    """
+    from torch._library.custom_ops import OPDEFS
+
+    lines: dict[str, list[str]] = {}
+    for line in torch._C._dispatch_dump(_dispatcher_name(op)).splitlines():
+        key, separator, registration = line.partition(":")
+        if separator:
+            lines.setdefault(key.removesuffix(" (inactive)").lower(), []).append(registration)
+    definition = OPDEFS.get(qualified_name(op))
+    bodies = {} if definition is None else definition._backend_fns
+    return {key: (tuple(found), bodies.get(key)) for key, found in lines.items()}

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prove see-through on a machine without a GPU: a driver that only knows its name, and the graph AOTAutograd makes."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+from torch._higher_order_ops.triton_kernel_wrap import (
+    kernel_side_table,
+    triton_kernel_wrapper_functional,
+    triton_kernel_wrapper_mutation,
+)
+from torch._subclasses.fake_tensor import FakeTensorMode
+from triton.backends.compiler import GPUTarget
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class StubDriver:
+    """A Triton driver that answers which GPU it would compile for, and nothing else.
+
+    torch finds out which tensors a kernel writes by compiling it to Triton IR, which asks the driver for its target.
+    """
+
+    def __init__(self, target: GPUTarget | None = None) -> None:
+        self._target = target if target is not None else GPUTarget("cuda", 90, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        """The GPU that kernels are compiled for."""
+        return self._target
+
+
+@contextmanager
+def stub_driver(target: GPUTarget | None = None) -> Iterator[StubDriver]:
+    """Make Triton believe in a GPU for as long as nothing is launched on it.
+
+    Args:
+        target: compute capability 9.0 with warps of 32 without one.
+    """
+    stub = StubDriver(target)
+    config = triton.runtime.driver
+    previous = config._active  # noqa: SLF001 - reading `active` would create a driver, and there is none
+    config.set_active(stub)
+    try:
+        yield stub
+    finally:
+        config._active = previous  # noqa: SLF001 - set_active(None) means the same, and mypy's stub forbids it
+
+
+def aot_graphs(fn: Callable[..., Any], *make_inputs: Any, dynamic: bool | None = None) -> list[torch.fx.GraphModule]:
+    """Compile *fn* up to AOTAutograd, on fake tensors, and return the graphs that Inductor would be given.
+
+    Args:
+        fn: the function to compile, `fullgraph=True`.
+        make_inputs: arguments of *fn*; tensors are replaced by fake ones on the device "cuda", of the same shape, dtype
+            and `requires_grad`.
+        dynamic: as in `torch.compile`.
+
+    Example:
+        >>> with stub_driver():
+        ...     graphs = aot_graphs(lambda x: x + 1, torch.ones(4))
+        >>> [str(node.target) for node in graphs[0].graph.nodes if node.op == "call_function"]
+        ['aten.add.Tensor']
+    """
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch._aot_autograd.utils import make_boxed_func
+
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return make_boxed_func(graph.forward)
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        inputs = [_on_cuda(value) if isinstance(value, torch.Tensor) else value for value in make_inputs]
+        torch.compiler.reset()
+        torch.compile(fn, backend=aot_autograd(fw_compiler=keep), fullgraph=True, dynamic=dynamic)(*inputs)
+    return graphs
+
+
+def _on_cuda(value: torch.Tensor) -> torch.Tensor:
+    fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
+    return fake.requires_grad_(value.requires_grad)
+
+
+@dataclass(frozen=True)
+class GraphLaunch:
+    """One Triton launch in a graph.
+
+    Attributes:
+        kernel: the JITFunction or Autotuner that is launched.
+        grids: a grid for each config.
+        cloned: parameters of the kernel that it writes; functionalisation clones their tensors.
+        arguments: names of the parameters that the graph passes.
+        constants: values that a graph cannot hold, such as dtypes.
+    """
+
+    kernel: Any
+    grids: list[Any]
+    cloned: list[str]
+    arguments: dict[str, Any]
+    constants: dict[str, Any]
+
+
+def launches_of(graph: torch.fx.GraphModule) -> list[GraphLaunch]:
+    """The launches in a graph, in order, functional or mutating."""
+    launches = []
+    for node in graph.graph.nodes:
+        if node.target not in (triton_kernel_wrapper_functional, triton_kernel_wrapper_mutation):
+            continue
+        launches.append(
+            GraphLaunch(
+                kernel_side_table.get_kernel(node.kwargs["kernel_idx"]),
+                list(node.kwargs["grid"]),
+                list(node.kwargs.get("tensors_to_clone", ())),
+                dict(node.kwargs["kwargs"]),
+                dict(kernel_side_table.get_constant_args(node.kwargs["constant_args_idx"])),
+            )
+        )
+    return launches
