@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ``torch.compile`` backend ``magi``, which composes magi-opschema, magi-tritonwrap and magi-passes.
+
+Names are loaded when they are used: PyTorch loads the backend's entry point before it knows whether it will compile.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from ._backend import magi
+    from ._compare import Difference
+    from ._config import CompileConfig, PassConfig
+    from ._explain import explain
+    from ._magi_compile import magi_compile
+    from ._records import Compilation, GraphRecord, GuardOutcome, OpUse, PassOutcome
+    from ._register import magi_register_custom_op
+    from ._report import CallRecord, Report
+    from .errors import (
+        BackendError,
+        BoundaryOpError,
+        ConfigError,
+        MismatchError,
+        OptionError,
+        TargetError,
+        TargetTypeError,
+    )
+
+
+__all__ = [
+    "BackendError",
+    "BoundaryOpError",
+    "CallRecord",
+    "Compilation",
+    "CompileConfig",
+    "ConfigError",
+    "Difference",
+    "GraphRecord",
+    "GuardOutcome",
+    "MismatchError",
+    "OpUse",
+    "OptionError",
+    "PassConfig",
+    "PassOutcome",
+    "Report",
+    "TargetError",
+    "TargetTypeError",
+    "explain",
+    "magi",
+    "magi_compile",
+    "magi_register_custom_op",
+]
+
+_HOMES = {
+    "_backend": ("magi",),
+    "_compare": ("Difference",),
+    "_config": ("CompileConfig", "PassConfig"),
+    "_explain": ("explain",),
+    "_magi_compile": ("magi_compile",),
+    "_records": ("Compilation", "GraphRecord", "GuardOutcome", "OpUse", "PassOutcome"),
+    "_register": ("magi_register_custom_op",),
+    "_report": ("CallRecord", "Report"),
+    "errors": tuple(name for name in __all__ if name.endswith("Error")),
+}
+
+
+def __getattr__(name: str) -> object:
+    for home, names in _HOMES.items():
+        if name in names:
+            value = getattr(importlib.import_module(f".{home}", __name__), name)
+            globals()[name] = value
+            return value
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

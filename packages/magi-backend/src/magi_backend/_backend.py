@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The function behind ``torch.compile(backend="magi")``. Loading it imports nothing heavy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch.fx import GraphModule
+
+    from ._config import ConfigPatch
+
+
+def magi(
+    gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """Compile a graph that Dynamo captured; use it as ``torch.compile(model, backend="magi")``.
+
+    Args:
+        gm: The captured graph.
+        example_inputs: Fake tensors, symbolic sizes and constants, one for each input of *gm*.
+        mode: As in ``torch.compile``. ``options={"magi.mode": ...}`` means the same and may stand beside options.
+        options: Settings of :class:`CompileConfig` as ``magi.*``, and keys of ``torch._inductor.config``.
+
+    Returns:
+        The compiled function.
+
+    Raises:
+        OptionError: An unknown option, one of the wrong type, or two modes.
+        ConfigError: A malformed ``MAGI_COMPILE_*`` variable.
+    """
+    from ._compose import compile_request
+    from ._options import read_request
+
+    return compile_request(gm, example_inputs, read_request(mode=mode, options=options))
+
+
+class PatchedBackend:
+    """The same backend with a ``config_patch`` and a label, for ``magi_compile``; equal when both are."""
+
+    __name__ = "magi"
+
+    def __init__(self, config_patch: ConfigPatch | None, label: str) -> None:
+        self.config_patch = config_patch
+        self.label = label
+
+    def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Compile *gm*, as :func:`magi` does."""
+        from ._compose import compile_request
+        from ._options import read_request
+
+        return compile_request(gm, example_inputs, read_request(config_patch=self.config_patch, label=self.label))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, PatchedBackend) and self.config_patch == other.config_patch and self.label == other.label
+        )
+
+    def __hash__(self) -> int:
+        return hash((PatchedBackend, self.label))

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who gets to hear of a compilation: the collectors that are open where it starts, the log, and torch's trace."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from contextvars import ContextVar
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from . import _torch_compat
+from ._records import CacheUse, Compilation, GraphRecord, OpUse, describe_input
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch.fx import GraphModule
+
+    from ._options import Request
+
+
+logger = logging.getLogger("magi_backend")
+
+
+class CompilationLog:
+    """The record of one compilation while it grows. A backward may join it later and from another thread."""
+
+    def __init__(self, compilation: Compilation, *, fresh: bool) -> None:
+        self._compilation = compilation
+        self._lock = threading.Lock()
+        self.fresh = fresh
+        """Whether caches are to be passed by, so that every graph is compiled and recorded."""
+
+    @property
+    def label(self) -> str:
+        """The name of what is compiled."""
+        return self._compilation.label
+
+    def add_graph(self, graph: GraphRecord) -> None:
+        """Append the record of one forward or backward graph."""
+        with self._lock:
+            self._compilation = replace(self._compilation, graphs=(*self._compilation.graphs, graph))
+        for outcome in graph.passes:
+            logger.info(
+                "%s %s: %s %s: %s",
+                self.label,
+                graph.kind,
+                outcome.name,
+                "ran" if outcome.ran else "did not run",
+                outcome.reason,
+            )
+        for guard in graph.guards:
+            logger.info("%s %s: guard %s: %s", self.label, graph.kind, guard.name, guard.guard)
+        _torch_compat.trace_artifact("magi_backend", lambda: asdict(graph))
+
+    def update(self, **changes: Any) -> None:
+        """Replace fields of the record."""
+        with self._lock:
+            self._compilation = replace(self._compilation, **changes)
+
+    def snapshot(self) -> Compilation:
+        """The record as it is now."""
+        with self._lock:
+            return self._compilation
+
+
+class Collector:
+    """The compilations that started while it was open, in order."""
+
+    def __init__(self, *, fresh: bool) -> None:
+        self.fresh = fresh
+        self._logs: list[CompilationLog] = []
+
+    def add(self, log: CompilationLog) -> None:
+        """Keep *log*, which may still grow."""
+        self._logs.append(log)
+
+    def __len__(self) -> int:
+        return len(self._logs)
+
+    def discard(self, log: CompilationLog) -> None:
+        """Forget *log*."""
+        self._logs.remove(log)
+
+    def compilations(self) -> tuple[Compilation, ...]:
+        """A record of each compilation as it is now."""
+        return tuple(replace(log.snapshot(), index=index) for index, log in enumerate(self._logs))
+
+
+_collector: ContextVar[Collector | None] = ContextVar("magi_collector", default=None)
+
+
+@contextlib.contextmanager
+def collecting(collector: Collector) -> Iterator[None]:
+    """Hand every compilation that starts in this context, on this thread, to *collector*."""
+    token = _collector.set(collector)
+    try:
+        yield
+    finally:
+        _collector.reset(token)
+
+
+@contextlib.contextmanager
+def open_log(
+    gm: GraphModule, example_inputs: Sequence[Any], request: Request, ops: tuple[OpUse, ...]
+) -> Iterator[CompilationLog]:
+    """The log of one compilation, filled in with times, cache use and a failure when it ends."""
+    collector = _collector.get()
+    index = len(collector) if collector is not None else 0
+    log = CompilationLog(
+        Compilation(
+            index=index,
+            label=request.label or f"graph {index}",
+            nodes=sum(node.op.startswith("call_") for node in gm.graph.nodes),
+            inputs=tuple(describe_input(value) for value in example_inputs),
+            ops=ops,
+            settings=tuple((name, repr(value), request.config.origin(name)) for name, value in request.config.items()),
+        ),
+        fresh=collector is not None and collector.fresh,
+    )
+    if collector is not None:
+        collector.add(log)
+    start, counts = time.perf_counter(), _torch_compat.cache_counts()
+    try:
+        yield log
+    except _torch_compat.restarts():
+        # Dynamo will capture the function again, with what it has learnt.
+        if collector is not None:
+            collector.discard(log)
+        raise
+    except Exception as exception:
+        log.update(error=f"{type(exception).__name__}: {exception}")
+        raise
+    finally:
+        after = _torch_compat.cache_counts()
+        used = {
+            event: sum(after[key] - counts[key] for key in counts if key.endswith(event))
+            for event in ("hit", "miss", "bypass")
+        }
+        log.update(seconds=time.perf_counter() - start, cache=CacheUse(used["hit"], used["miss"], used["bypass"]))

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled results beside eager ones: how far apart they are, and how far is too far."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.utils import _pytree as pytree
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """``|a - b| <= atol + rtol * |b|``, as ``torch.allclose`` has it."""
+
+    rtol: float
+    atol: float
+
+
+# What reordered sums cost in networks of ordinary depth; torch.testing's defaults are for single operators.
+TOLERANCES: Mapping[torch.dtype, Tolerance] = {
+    torch.float64: Tolerance(1e-7, 1e-7),
+    torch.complex128: Tolerance(1e-7, 1e-7),
+    torch.float32: Tolerance(1e-4, 1e-4),
+    torch.complex64: Tolerance(1e-4, 1e-4),
+    torch.float16: Tolerance(1e-2, 1e-2),
+    torch.bfloat16: Tolerance(4e-2, 4e-2),
+}
+EXACT = Tolerance(0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One tensor of the compiled run against the same tensor of the eager run.
+
+    Attributes:
+        name: "output", "output[1].mean", "gradient of conv_in.weight".
+        largest: Largest absolute difference; infinite where shape, dtype or presence differ, or only one is finite.
+        tolerance: What was allowed.
+        agrees: Whether every element is within the tolerance.
+        note: Why *largest* is infinite, or empty.
+    """
+
+    name: str
+    largest: float
+    tolerance: Tolerance
+    agrees: bool
+    note: str = ""
+
+
+def compare(name: str, actual: object, expected: object) -> Difference:
+    """*actual*, from the compiled run, against *expected*, from the eager one."""
+    if not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
+        agrees = type(actual) is type(expected) and bool(actual == expected)
+        return Difference(
+            name, 0.0 if agrees else float("inf"), EXACT, agrees, "" if agrees else f"{actual!r} is not {expected!r}"
+        )
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        note = f"{actual.dtype} {tuple(actual.shape)} is not {expected.dtype} {tuple(expected.shape)}"
+        return Difference(name, float("inf"), EXACT, agrees=False, note=note)
+    tolerance = TOLERANCES.get(expected.dtype, EXACT)
+    a, b = actual.detach(), expected.detach()
+    if not a.numel():
+        return Difference(name, 0.0, tolerance, agrees=True)
+    agrees = torch.allclose(a, b, rtol=tolerance.rtol, atol=tolerance.atol, equal_nan=True)
+    return Difference(name, _largest(a, b), tolerance, agrees)
+
+
+def compare_trees(name: str, actual: object, expected: object) -> tuple[Difference, ...]:
+    """Each leaf of *actual* against the leaf of *expected* at the same place."""
+    leaves, spec = pytree.tree_flatten_with_path(actual)
+    others, other_spec = pytree.tree_flatten_with_path(expected)
+    if spec != other_spec:
+        return (Difference(name, float("inf"), EXACT, agrees=False, note=f"structure {spec} is not {other_spec}"),)
+    return tuple(
+        compare(name + pytree.keystr(path), leaf, other)
+        for (path, leaf), (_, other) in zip(leaves, others, strict=True)
+    )
+
+
+def _largest(a: torch.Tensor, b: torch.Tensor) -> float:
+    if a.dtype == torch.bool:
+        return float((a != b).any())
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    difference = (a.to(wide) - b.to(wide)).abs()
+    same = (a == b) | (a.isnan() & b.isnan())  # two infinities of one sign differ by nothing
+    largest = float(difference.masked_fill(same, 0.0).max())
+    return float("inf") if math.isnan(largest) else largest  # nan: one of them is not finite

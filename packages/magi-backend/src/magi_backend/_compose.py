@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a captured graph to a compiled callable: the settings, the passes, the guards, and Inductor.
+
+Every way into the backend ends in :func:`compile_request`. It calls Inductor's ``compile_fx`` with configuration
+patches, so that caches, logs, tracing and CUDA graphs stay Inductor's own, and puts a wrapper around the compilation
+of each forward and backward graph, which activates the guards there and writes the record.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import magi_passes
+
+from . import _torch_compat
+from ._collect import CompilationLog, open_log
+from ._defects import Defect, active_defects
+from ._ops import op_uses
+from ._passes import DefectGuards, chosen_passes, inductor_options
+from ._progress import phase
+from ._records import ConfigChange, GraphRecord, GuardOutcome, PassOutcome, external_calls, generated_kernels
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch.fx import GraphModule
+
+    from ._options import Request
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One captured graph on its way: what was asked, where it is recorded, and who shows the progress."""
+
+    request: Request
+    log: CompilationLog
+    show: Callable[[str], None]
+    defects: tuple[Defect, ...]
+
+
+def compile_request(gm: GraphModule, example_inputs: Sequence[Any], request: Request) -> Callable[..., Any]:
+    """Compile the captured graph *gm* as *request* says."""
+    defects = active_defects(_torch_compat.torch_release())
+    with open_log(gm, example_inputs, request, op_uses(gm)) as log, phase(request, log.label, "capture") as show:
+        return _compile_piece(gm, example_inputs, _Job(request, log, show, defects))
+
+
+def _compile_piece(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, piece: str = "") -> Callable[..., Any]:
+    passes = chosen_passes(job.request.config, tuple(defect.name for defect in job.defects))
+    base = dict(job.request.inductor)
+    if job.log.fresh:
+        base.setdefault("force_disable_caches", True)
+    with magi_passes.collect_records() as pass_records:
+
+        def compile_graph(graph: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
+            kind = "backward" if kwargs.get("is_backward") else "inference" if kwargs.get("is_inference") else "forward"
+            job.show(f"{piece} {kind}".strip())
+            nodes, first_record = _calls(graph), len(pass_records)
+            changed: Counter[str] = Counter()
+            result, error, start = None, "", time.perf_counter()
+            try:
+                with _torch_compat.repaired_functions(
+                    frozenset(defect.name for defect in job.defects), lambda name: changed.update([name])
+                ):
+                    result = _torch_compat.compile_graph(graph, inputs, **kwargs)
+            except Exception as exception:
+                error = f"{type(exception).__name__}: {exception}"
+                raise
+            finally:
+                source = str(getattr(result, "source_code", None) or "")
+                job.log.add_graph(
+                    GraphRecord(
+                        kind=kind,
+                        nodes=nodes,
+                        symbols=_symbols(inputs),
+                        passes=_outcomes(pass_records[first_record:]),
+                        guards=_guards(job.defects, changed),
+                        kernels=generated_kernels(source),
+                        externs=external_calls(source),
+                        seconds=time.perf_counter() - start,
+                        piece=piece,
+                        error=error,
+                    )
+                )
+            return result
+
+        return _torch_compat.compile_fx(gm, example_inputs, compile_graph, inductor_options(passes, base))
+
+
+def _calls(graph: GraphModule) -> int:
+    return sum(node.op == "call_function" for node in graph.graph.nodes)
+
+
+def _guards(defects: tuple[Defect, ...], changed: Counter[str]) -> tuple[GuardOutcome, ...]:
+    return tuple(
+        GuardOutcome(defect.name, defect.severity, defect.effect, defect.guard, changed[defect.name])
+        for defect in defects
+        if changed[defect.name]
+    )
+
+
+def _outcomes(records: Sequence[magi_passes.PassRecord]) -> tuple[PassOutcome, ...]:
+    """What the passes did, without the one that only stands for the guards."""
+    return tuple(_outcome(record) for record in records if record.pass_name != DefectGuards.__name__)
+
+
+def _outcome(record: magi_passes.PassRecord) -> PassOutcome:
+    changes = tuple(
+        ConfigChange(key, repr(before), repr(after)) for key, (before, after) in record.config_changes.items()
+    )
+    return PassOutcome(record.pass_name, record.ran, record.reason, changes, record.seconds)
+
+
+def _symbols(inputs: Sequence[Any]) -> tuple[str, ...]:
+    """The free symbols in the sizes of *inputs*, in order of appearance."""
+    symbols: dict[str, None] = {}
+    for value in inputs:
+        for size in (*getattr(value, "shape", ()), value):
+            node = getattr(size, "node", None)
+            expression = getattr(node, "expr", None)
+            for symbol in sorted(map(str, getattr(expression, "free_symbols", ()))):
+                symbols[symbol] = None
+    return tuple(symbols)

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run a function compiled and eager, side by side, and report what the compiler did."""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from . import _torch_compat
+from ._collect import Collector, collecting
+from ._compare import Difference, compare, compare_trees
+from ._records import describe_input
+from ._report import CallRecord, Report
+from .errors import OptionError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+def explain(
+    fn: Callable[..., Any],
+    options: Mapping[str, Any] | None = None,
+    *,
+    mode: str | None = None,
+    dynamic: bool | None = None,
+    fullgraph: bool = False,
+) -> Callable[..., Report]:
+    """Explain what ``torch.compile(fn, backend="magi")`` does with *fn*.
+
+    Args:
+        fn: A module or function; or the result of ``torch.compile(..., backend="magi")`` or ``magi_compile``, which is
+            then run as it is, so that it stays compiled for the calls after.
+        options: As for ``torch.compile``; with *mode*, *dynamic* and *fullgraph* only for an *fn* not compiled yet.
+        mode: As for ``torch.compile``.
+        dynamic: As for ``torch.compile``.
+        fullgraph: As for ``torch.compile``.
+
+    Returns:
+        A function of the arguments of *fn*. Each call runs them eager and compiled, with the same random numbers and
+        on copies of the tensors, so that neither the arguments nor the buffers of a module change; the first
+        compilation passes by all caches, so that every pass is asked. In grad mode it differentiates the outputs too
+        and compares the gradients of parameters and inputs. It returns the report of all calls so far.
+
+    Raises:
+        OptionError: *options* for a function that is compiled already, or any error that the backend raises.
+
+    Example:
+        >>> report = explain(lambda x: (x.sin() + 1).sum())(torch.ones(8))
+        >>> report.agrees
+        True
+    """
+    eager, compiled = _eager_and_compiled(fn, options, mode=mode, dynamic=dynamic, fullgraph=fullgraph)
+    collector = Collector(fresh=True)
+    calls: list[CallRecord] = []
+    modules = _modules(eager)
+
+    def explained(*args: Any, **kwargs: Any) -> Report:
+        with torch.random.fork_rng():
+            random = torch.random.get_rng_state()
+
+            def run(target: Callable[..., Any]) -> _Run:
+                torch.random.set_rng_state(random)
+                return _run(target, args, kwargs, modules)
+
+            reference = run(eager)
+            before = len(collector)
+            with collecting(collector):
+                first = run(compiled)
+            again = run(compiled)
+        calls.append(
+            CallRecord(
+                inputs=tuple(
+                    describe_input(leaf)
+                    for leaf in pytree.tree_leaves((args, kwargs))
+                    if isinstance(leaf, torch.Tensor)
+                ),
+                first_seconds=first.seconds,
+                next_seconds=again.seconds,
+                eager_seconds=reference.seconds,
+                compilations=len(collector) - before,
+                differences=_differences(first, reference),
+            )
+        )
+        return Report(_name(eager), _torch_compat.torch_text(), tuple(calls), collector.compilations())
+
+    return explained
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The result of one run: its outputs, and each gradient by the name of what it belongs to."""
+
+    outputs: Any
+    gradients: dict[str, torch.Tensor | None]
+    seconds: float
+
+
+def _run(
+    target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], modules: tuple[nn.Module, ...]
+) -> _Run:
+    args, kwargs = _copies((args, kwargs))
+    state = [copy.deepcopy(dict(module.named_buffers())) for module in modules]
+    start = time.perf_counter()
+    outputs = target(*args, **kwargs)
+    gradients = _gradients(outputs, args, kwargs, modules)
+    _torch_compat.synchronize()
+    seconds = time.perf_counter() - start
+    outputs = pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, outputs)
+    with torch.no_grad():
+        for module, buffers in zip(modules, state, strict=True):
+            for name, buffer in module.named_buffers():
+                buffer.copy_(buffers[name])
+    return _Run(outputs, gradients, seconds)
+
+
+def _copies(tree: Any) -> Any:
+    def copied(leaf: object) -> object:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        twin = leaf.detach().clone().requires_grad_(leaf.requires_grad)
+        _torch_compat.copy_dynamic_marks(leaf, twin)
+        return twin
+
+    return pytree.tree_map(copied, tree)
+
+
+def _gradients(
+    outputs: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    modules: tuple[nn.Module, ...],
+) -> dict[str, torch.Tensor | None]:
+    differentiable = [
+        leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+    ]
+    wanted: dict[str, torch.Tensor] = {
+        name: p for module in modules for name, p in module.named_parameters() if p.requires_grad
+    }
+    for path, leaf in pytree.tree_leaves_with_path((args, kwargs)):
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+            wanted[f"argument{pytree.keystr(path)}"] = leaf
+    if not differentiable or not wanted:
+        return {}
+    generator = torch.Generator().manual_seed(0)
+    cotangents = [
+        torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype).to(leaf.device) for leaf in differentiable
+    ]
+    found = torch.autograd.grad(differentiable, list(wanted.values()), cotangents, allow_unused=True)
+    return dict(zip(wanted, found, strict=True))
+
+
+def _differences(actual: _Run, expected: _Run) -> tuple[Difference, ...]:
+    return (
+        *compare_trees("output", actual.outputs, expected.outputs),
+        *(
+            compare(f"gradient of {name}", actual.gradients.get(name), gradient)
+            for name, gradient in expected.gradients.items()
+        ),
+    )
+
+
+def _eager_and_compiled(
+    fn: Callable[..., Any],
+    options: Mapping[str, Any] | None,
+    **keywords: Any,
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    original = _torch_compat.uncompiled(fn)
+    if original is None:
+        return fn, torch.compile(fn, backend="magi", options=dict(options) if options else None, **keywords)
+    given = [name for name, value in {"options": options, **keywords}.items() if value]
+    if given:
+        msg = (
+            f"explain: {_name(original)} is compiled already, so {', '.join(given)} would have no effect. "
+            "Give them to torch.compile, or explain the function itself."
+        )
+        raise OptionError(msg)
+    return original, fn
+
+
+def _modules(fn: object) -> tuple[nn.Module, ...]:
+    owner = fn if isinstance(fn, nn.Module) else getattr(fn, "__self__", None)
+    return (owner,) if isinstance(owner, nn.Module) else ()
+
+
+def _name(fn: object) -> str:
+    owner = getattr(fn, "__self__", None)
+    if isinstance(owner, nn.Module):
+        return type(owner).__qualname__
+    return str(getattr(fn, "__qualname__", type(fn).__qualname__))

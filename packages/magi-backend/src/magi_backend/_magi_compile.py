@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``magi_compile``: compile a class, an instance, a function or a bound method where it stands."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, overload
+
+import torch
+from torch import nn
+
+from . import _torch_compat
+from ._backend import PatchedBackend
+from ._config import CompileConfig, ConfigPatch
+from ._dynamic import DynamicDims, dynamic_dims
+from .errors import TargetTypeError
+
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+@overload
+def magi_compile(
+    obj: T,
+    *,
+    dynamic_arg_dims: Mapping[str, int | Sequence[int]] | None = None,
+    model_tag: str | None = None,
+    enable_if: Callable[[], bool] | None = None,
+    config_patch: ConfigPatch | None = None,
+) -> T: ...
+
+
+@overload
+def magi_compile(
+    obj: None = None,
+    *,
+    dynamic_arg_dims: Mapping[str, int | Sequence[int]] | None = None,
+    model_tag: str | None = None,
+    enable_if: Callable[[], bool] | None = None,
+    config_patch: ConfigPatch | None = None,
+) -> Callable[[T], T]: ...
+
+
+def magi_compile(
+    obj: Any = None,
+    *,
+    dynamic_arg_dims: Mapping[str, int | Sequence[int]] | None = None,
+    model_tag: str | None = None,
+    enable_if: Callable[[], bool] | None = None,
+    config_patch: ConfigPatch | None = None,
+) -> Any:
+    """Compile *obj* with the backend ``magi``; without *obj*, a decorator.
+
+    A class and an instance of ``nn.Module`` are given back themselves: their parameters, ``state_dict``, pickles and
+    copies stay what they were. Every instance of a class, and of its subclasses, is compiled at its first call.
+
+    Args:
+        obj: A subclass or an instance of ``nn.Module``, a function, or a bound method.
+        dynamic_arg_dims: Parameter name to the dimension, or dimensions, whose size varies between calls. Without it,
+            dimension 0 of each parameter that is annotated as a Tensor.
+        model_tag: A name for reports and the progress line; by default that of *obj*.
+        enable_if: Asked once, now; false gives *obj* back unchanged.
+        config_patch: Settings by dotted name, or a function of the settings that returns such a dict or other settings.
+
+    Returns:
+        *obj*, compiled; a function or a bound method gives another function.
+
+    Raises:
+        TargetTypeError: *obj* is none of the above.
+        TargetError: A parameter in *dynamic_arg_dims* that *obj* does not have; at the call, a dimension that its
+            tensor does not have.
+        ConfigError: An unknown name or a bad value in *config_patch*.
+
+    Example:
+        >>> @magi_compile(dynamic_arg_dims={"x": 0})
+        ... def double(x: torch.Tensor) -> torch.Tensor:
+        ...     return x * 2
+        >>> double(torch.ones(3))
+        tensor([2., 2., 2.])
+    """
+    if obj is None:
+        return functools.partial(
+            magi_compile,
+            dynamic_arg_dims=dynamic_arg_dims,
+            model_tag=model_tag,
+            enable_if=enable_if,
+            config_patch=config_patch,
+        )
+    signature_of = _signature_target(obj)
+    if enable_if is not None and not enable_if():
+        return obj
+    CompileConfig.resolve(config_patch=config_patch)  # a bad name or value is an error here, not at the first call
+    backend = PatchedBackend(config_patch, model_tag or _name(obj))
+    dims = dynamic_dims(signature_of, dynamic_arg_dims, target=_name(obj))
+    if isinstance(obj, type):
+        _torch_compat.set_compiled_call(obj, CompiledCall(backend, dims))
+        return obj
+    if isinstance(obj, nn.Module):
+        _torch_compat.set_compiled_call(obj, _compiled(_torch_compat.plain_call(obj), backend, dims))
+        return obj
+    return _compiled(obj, backend, dims)
+
+
+class CompiledCall:
+    """The compiled call of each instance of a class, made when it is first asked for.
+
+    ``nn.Module.__call__`` runs ``self._compiled_call_impl`` unless that is None. As a descriptor without ``__set__``
+    this one is asked once for an instance; the compiled call it puts there is found first from then on, and is left
+    out of pickles and copies by ``nn.Module.__getstate__``.
+    """
+
+    def __init__(self, backend: PatchedBackend, dims: DynamicDims) -> None:
+        self.backend = backend
+        self.dims = dims
+
+    def __get__(self, instance: nn.Module | None, owner: type) -> Any:
+        if instance is None:
+            return self
+        compiled = _compiled(_torch_compat.plain_call(instance), self.backend, self.dims)
+        _torch_compat.set_compiled_call(instance, compiled)
+        return compiled
+
+
+def _compiled(fn: Callable[..., Any], backend: PatchedBackend, dims: DynamicDims) -> Callable[..., Any]:
+    """*fn* compiled; its tensors carry marks for their dynamic dimensions during the call only."""
+    compiled = torch.compile(fn, backend=backend)
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _torch_compat.dynamic_marks(dims.of_call(args, kwargs)):
+            return compiled(*args, **kwargs)
+
+    return _torch_compat.marked_as_compiled(call, fn)
+
+
+def _signature_target(obj: object) -> Callable[..., Any]:
+    """The function whose parameters *obj* is called with."""
+    if isinstance(obj, type) and issubclass(obj, nn.Module):
+        return obj.forward
+    if isinstance(obj, nn.Module):
+        return obj.forward
+    if isinstance(obj, types.FunctionType | types.MethodType):
+        return obj
+    kind = f"the class {obj.__qualname__}" if isinstance(obj, type) else f"an object of type {type(obj).__qualname__}"
+    msg = (
+        f"magi_compile cannot compile {kind}. It takes a subclass or an instance of torch.nn.Module, a function, or a "
+        "bound method: give it the method that does the work, for example magi_compile(obj.run)."
+    )
+    raise TargetTypeError(msg)
+
+
+def _name(obj: object) -> str:
+    return str(getattr(obj, "__qualname__", type(obj).__qualname__))

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The registered operators that a graph calls."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import magi_opschema
+from torch.fx import GraphModule
+
+from . import _torch_compat
+from ._records import OpUse
+
+
+if TYPE_CHECKING:
+    from magi_opschema import OpDef
+
+
+def op_uses(gm: GraphModule) -> tuple[OpUse, ...]:
+    """Each operator registered through magi-opschema that *gm* calls, also in nested graphs, in order of appearance."""
+    calls: Counter[Any] = Counter(
+        node.target
+        for module in gm.modules()
+        if isinstance(module, GraphModule)
+        for node in module.graph.nodes
+        if node.op == "call_function"
+    )
+    found = ((registered(target), count) for target, count in calls.items())
+    return tuple(_use(definition, count) for definition, count in found if definition is not None)
+
+
+def registered(target: object) -> OpDef | None:
+    """The definition of the operator that a graph node calls, or None where it is not one of ours."""
+    if not _torch_compat.is_operator(target):
+        return None
+    try:
+        return magi_opschema.op_def(target)
+    except magi_opschema.UnknownOpError:
+        return None
+
+
+def _use(definition: OpDef, calls: int) -> OpUse:
+    return OpUse(
+        name=definition.name,
+        path=definition.path,
+        calls=calls,
+        description=str(definition),
+        boundary="subgraph_boundary" in definition.traits,
+        compute_sensitive="compute_sensitive" in definition.traits,
+    )

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arguments of one call of the backend, split into our settings and Inductor's configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, get_args
+
+from . import _torch_compat
+from ._config import CompileConfig, ConfigPatch, Mode, field_names, unknown_name
+from .errors import ConfigError, OptionError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+_PREFIX = "magi."
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asked of one compilation.
+
+    Attributes:
+        config: Our settings.
+        inductor: Inductor's configuration keys: those of the mode, then those that the user gave.
+        explicit: The keys among them that the user gave by name.
+        label: A name for the report and the progress line; empty if there is none.
+    """
+
+    config: CompileConfig
+    inductor: Mapping[str, Any]
+    explicit: frozenset[str] = frozenset()
+    label: str = ""
+
+
+def read_request(
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    config_patch: ConfigPatch | None = None,
+    label: str = "",
+) -> Request:
+    """Check and split what ``torch.compile`` was given.
+
+    Args:
+        mode: As in ``torch.compile(mode=...)``.
+        options: ``magi.*`` settings beside keys of ``torch._inductor.config``.
+        config_patch: As for ``magi_compile``; the options win over it, it wins over the environment.
+        label: A name for the report.
+
+    Raises:
+        OptionError: An unknown key, a value of the wrong type, or a mode given twice with different values.
+        ConfigError: A malformed environment variable or ``config_patch``.
+    """
+    ours: dict[str, object] = {}
+    inductor: dict[str, Any] = {}
+    for key, value in (options or {}).items():
+        if key.startswith(_PREFIX):
+            ours[key.removeprefix(_PREFIX)] = value
+        else:
+            inductor[key.replace("-", "_")] = value  # torch.compile accepts dashes too
+    _check_inductor_keys(inductor)
+    if mode is not None:
+        _check_mode(mode, ours.get("mode", mode))
+        ours["mode"] = mode
+    for name in ours:
+        if name not in field_names():
+            raise OptionError(unknown_name(name, field_names(), prefix=_PREFIX))
+    base = CompileConfig.resolve(config_patch=config_patch)
+    try:
+        config = base.replace(ours, origin="options")
+    except ConfigError as error:
+        raise OptionError(str(error)) from error
+    return Request(config, _mode_patches(config.mode) | inductor, frozenset(inductor), label)
+
+
+def _check_mode(mode: str, other: object) -> None:
+    modes = get_args(Mode)
+    if mode not in modes:
+        msg = f"mode={mode!r} is no mode of the magi backend. There are: {', '.join(modes)}"
+        raise OptionError(msg)
+    if mode != other:
+        msg = f'mode={mode!r} and options={{"magi.mode": {other!r}}} contradict each other. Give one of them.'
+        raise OptionError(msg)
+
+
+def _mode_patches(mode: Mode) -> dict[str, Any]:
+    return _torch_compat.mode_options(mode) if mode != "default" else {}
+
+
+def _check_inductor_keys(keys: Iterable[str]) -> None:
+    known = _torch_compat.inductor_keys() if keys else []
+    for key in keys:
+        if key not in known:
+            ours = [_PREFIX + field for field in field_names()]
+            close = get_close_matches(key, [*ours, *known], n=3, cutoff=0.5)
+            hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+            msg = (
+                f"Unknown option {key!r} for the magi backend.{hint} Its own options are {', '.join(ours)}; "
+                "every key of torch._inductor.config is accepted too (torch._inductor.list_options() lists them)."
+            )
+            raise OptionError(msg)

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The graph passes of one compilation, chosen by the settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import magi_passes
+from magi_passes import MagiInductorPass, NDTilingWorkaroundPass, Reason
+
+from . import _torch_compat
+
+
+if TYPE_CHECKING:
+    from torch.fx import Graph
+
+    from ._config import CompileConfig
+
+
+@dataclass(frozen=True)
+class DefectGuards(MagiInductorPass):
+    """Says in reports and in cache keys which repairs of torch are active; the repairs themselves are scoped functions.
+
+    Without it a graph that stock Inductor compiled wrong and put into the cache would be found there by this backend.
+    """
+
+    uuid_helpers = (_torch_compat.keep_mutation_order, _torch_compat.order_symbolic_strides)
+
+    names: tuple[str, ...] = ()
+
+    def is_applicable(self, graph: Graph, context: object) -> Reason:
+        """Never: there is nothing to do on the graph."""
+        del graph, context
+        return Reason(False, f"repairs of torch {_torch_compat.torch_text()}: {', '.join(self.names) or 'none needed'}")
+
+    def __call__(self, graph: Graph) -> None:
+        """Do nothing."""
+
+
+def chosen_passes(config: CompileConfig, defects: tuple[str, ...]) -> tuple[MagiInductorPass, ...]:
+    """The passes that the settings allow, in the order in which they run."""
+    passes: list[MagiInductorPass] = [DefectGuards(defects)]
+    if config.pass_config.enable_nd_tiling_workaround:
+        passes.append(NDTilingWorkaroundPass(max_tiles=config.pass_config.max_tiles))
+    return tuple(passes)
+
+
+def inductor_options(passes: tuple[MagiInductorPass, ...], base: dict[str, object]) -> dict[str, object]:
+    """Inductor's configuration for one compilation: *base*, with *passes* in its hooks."""
+    return dict(magi_passes.PassPipeline(list(passes)).inductor_options(base=base))

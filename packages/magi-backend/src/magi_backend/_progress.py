@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is being compiled and for how long, on a terminal only."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ._options import Request
+
+
+_showing = threading.Lock()
+
+
+@contextlib.contextmanager
+def phase(request: Request, label: str, first: str) -> Iterator[Callable[[str], None]]:
+    """Show *label*, the phase and the time that passed, until the context ends.
+
+    Yields:
+        A function that names the next phase. It may be called after the context has ended, for a graph that is
+        compiled later, and then does nothing.
+    """
+    with contextlib.ExitStack() as stack:
+        # One line for a process: what compiles on a second thread, or inside, stays quiet.
+        if not request.config.progress or not _showing.acquire(blocking=False):
+            yield _quiet
+            return
+        stack.callback(_showing.release)
+
+        from rich.console import Console
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        console = Console(stderr=True)
+        if not console.is_terminal:
+            yield _quiet
+            return
+        columns = (SpinnerColumn(), TextColumn("magi: {task.description}"), TimeElapsedColumn())
+        progress = stack.enter_context(Progress(*columns, console=console, transient=True))
+        task = progress.add_task(f"{label}, {first}", total=None)
+        yield lambda name: progress.update(task, description=f"{label}, {name}")
+
+
+def _quiet(_: str) -> None:
+    pass

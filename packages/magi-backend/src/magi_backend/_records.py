@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of a compilation: plain data, from which every report is made."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class OpUse:
+    """A registered operator in a graph.
+
+    Attributes:
+        name: ``namespace::op``.
+        path: How the operator was lowered: "direct", "lowered" or "flattened".
+        calls: How many nodes call it.
+        description: Signature, schema, mapping tree and notes, as ``print(op_def(op))`` shows them.
+        boundary: Whether graphs are split at it.
+        compute_sensitive: Whether its outputs are saved rather than recomputed.
+        kernels: Names of the Triton kernels that the compiler sees through it.
+    """
+
+    name: str
+    path: str
+    calls: int
+    description: str
+    boundary: bool = False
+    compute_sensitive: bool = False
+    kernels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ConfigChange:
+    """An Inductor key that a pass changed for one graph; ``repr`` of both values."""
+
+    key: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class PassOutcome:
+    """One graph pass, asked about one graph: whether it ran and why, and what it changed."""
+
+    name: str
+    ran: bool
+    reason: str
+    changes: tuple[ConfigChange, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class GuardOutcome:
+    """A guard against a known defect of torch that changed something in one graph."""
+
+    name: str
+    severity: str
+    effect: str
+    guard: str
+    times: int
+
+
+@dataclass(frozen=True)
+class GraphRecord:
+    """One graph of ATen operators that Inductor compiled.
+
+    Attributes:
+        kind: "inference", "forward" or "backward".
+        nodes: Number of operator calls.
+        symbols: The symbolic sizes among the inputs, for example ``("s27", "s53")``; empty if all are fixed.
+        passes: Each pass that was asked.
+        guards: Each guard that changed something.
+        kernels: Names of the kernels that Inductor generated.
+        externs: Names of the library functions that the generated code calls.
+        seconds: Time to compile.
+        piece: Which piece of a split graph it belongs to; empty when it was not split.
+        error: The message of the exception that ended the compilation, or empty.
+    """
+
+    kind: str
+    nodes: int
+    symbols: tuple[str, ...]
+    passes: tuple[PassOutcome, ...]
+    guards: tuple[GuardOutcome, ...]
+    kernels: tuple[str, ...]
+    externs: tuple[str, ...]
+    seconds: float
+    piece: str = ""
+    error: str = ""
+
+    @property
+    def changes(self) -> tuple[ConfigChange, ...]:
+        """What the passes changed in Inductor's configuration for this graph."""
+        return tuple(change for outcome in self.passes for change in outcome.changes)
+
+
+@dataclass(frozen=True)
+class CacheUse:
+    """How often one compilation hit, missed or bypassed Inductor's and AOTAutograd's caches."""
+
+    hits: int = 0
+    misses: int = 0
+    bypasses: int = 0
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """One graph that Dynamo captured and gave to the backend.
+
+    Attributes:
+        index: Position among the compilations of a report.
+        label: ``model_tag`` or the name of what was compiled.
+        nodes: Number of operator calls that Dynamo captured.
+        inputs: Shape and dtype of each input, for example ``"float32[1, 4, s0, s1]"``.
+        ops: Registered operators in the graph.
+        graphs: The graphs of ATen operators that came of it; a backward joins when it is compiled.
+        pieces: Names of the pieces and boundary operators in order, when the graph was split.
+        settings: Dotted name, value and origin of each setting.
+        cache: Use of the caches.
+        seconds: Time from the call of the backend to its return; a backward compiled later is not in it.
+        error: The message of the exception that ended the compilation, or empty.
+    """
+
+    index: int
+    label: str
+    nodes: int
+    inputs: tuple[str, ...]
+    ops: tuple[OpUse, ...]
+    graphs: tuple[GraphRecord, ...] = ()
+    pieces: tuple[str, ...] = ()
+    settings: tuple[tuple[str, str, str], ...] = ()
+    cache: CacheUse = field(default_factory=CacheUse)
+    seconds: float = 0.0
+    error: str = ""
+
+
+# "cpp_fused_add_0 = async_compile.cpp_pybinding(...)", "triton_poi_fused_1 = async_compile.triton('triton_...', ...)"
+_KERNEL = re.compile(r"^(\w+) = async_compile\.\w+\(", re.MULTILINE)
+# "buf3 = extern_kernels.convolution(...)", "torch.ops.aten.convolution_backward.default(...)"
+_EXTERN = re.compile(r"\b(?:extern_kernels\.(\w+)|torch\.ops\.(\w+\.\w+))[.\w]*\(")
+
+
+def generated_kernels(source: str) -> tuple[str, ...]:
+    """The names of the kernels that Inductor's generated module *source* defines."""
+    return tuple(_KERNEL.findall(source))
+
+
+def external_calls(source: str) -> tuple[str, ...]:
+    """The names of the library functions that Inductor's generated module *source* calls, one for each call."""
+    return tuple(name or op for name, op in _EXTERN.findall(source))
+
+
+def describe_input(value: Any) -> str:
+    """``float32[1, 4, s0, s1]`` for a tensor, its ``str`` for anything else."""
+    shape = getattr(value, "shape", None)
+    if shape is None:
+        return str(value)
+    dtype = str(value.dtype).removeprefix("torch.")
+    return f"{dtype}[{', '.join(str(size) for size in shape)}]"

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``magi_register_custom_op`` in full: signature lowered, Triton kernels visible to the compiler, traits noted."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import magi_opschema
+import magi_tritonwrap
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def magi_register_custom_op(
+    name: str | None = None,
+    *,
+    mutates_args: Sequence[str] = (),
+    infer_output_meta_fn: Callable[..., Any] | Sequence[str] | None = None,
+    setup_context_fn: Callable[..., Any] | None = None,
+    backward_fn: Callable[..., Any] | None = None,
+    is_compute_sensitive: bool = False,
+    is_subgraph_boundary: bool = False,
+    tags: Sequence[Any] = (),
+    override: bool = False,
+    extra_triton_kernels: Iterable[Any] = (),
+) -> Callable[[F], F]:
+    """Register a function as a PyTorch operator that the compiler sees through to its Triton launches.
+
+    As ``magi_opschema.magi_register_custom_op``, and beyond it: launches of Triton kernels in the body become nodes of
+    the compiled graph, as if each had been wrapped by hand. A body that launches nothing stays one opaque operator.
+
+    Args:
+        name: ``namespace::op``; without it, from the function's module and name.
+        mutates_args: Parameters, leaf paths or flat names that the body writes to.
+        infer_output_meta_fn: The shapes of the outputs: a function at the user's signature, or a list of parameter
+            paths that the outputs look like. Without it, an operator that launches Triton kernels takes them from its
+            body, run with every launch dropped; any other one looks like its tensor inputs, in order.
+        setup_context_fn: ``(ctx, inputs, output)``, as for magi-opschema.
+        backward_fn: ``(ctx, *grads)``, as for magi-opschema.
+        is_compute_sensitive: The outputs are saved for the backward rather than computed again.
+        is_subgraph_boundary: The backend ``magi`` splits graphs at this operator.
+        tags: Tags of the operator.
+        override: Replace an operator of this name, for notebooks and reloads.
+        extra_triton_kernels: Kernels that the source of the body does not tell, for the report and the cache key;
+            launches of kernels reached in any way are captured when the operator is compiled.
+
+    Returns:
+        The decorator.
+
+    Raises:
+        magi_opschema.OpSchemaError: A signature that has no schema, or anything else that magi-opschema refuses.
+        magi_tritonwrap.TritonWrapError: A kernel that torch cannot compile.
+
+    Example:
+        >>> import torch
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Scale:
+        ...     factor: float = 2.0
+        >>> @magi_register_custom_op("doc_magi_backend::scale")
+        ... def scale(x: torch.Tensor, cfg: Scale) -> torch.Tensor:
+        ...     return x * cfg.factor
+        >>> scale(torch.ones(2), Scale(3.0))
+        tensor([3., 3.])
+    """
+
+    def register(fn: F) -> F:
+        kernels = magi_tritonwrap.find_kernels(fn, extra=extra_triton_kernels)
+        infer = infer_output_meta_fn
+        if infer is None and kernels.may_launch:
+            infer = _fake_from_body(fn)
+        exposed: F = magi_opschema.magi_register_custom_op(
+            name,
+            mutates_args=mutates_args,
+            infer_output_meta_fn=infer,
+            setup_context_fn=setup_context_fn,
+            backward_fn=backward_fn,
+            is_compute_sensitive=is_compute_sensitive,
+            is_subgraph_boundary=is_subgraph_boundary,
+            tags=tags,
+            override=override,
+        )(fn)
+        if kernels.may_launch:
+            definition = magi_opschema.op_def(exposed)
+            report = magi_tritonwrap.make_see_through(
+                definition.torch_op, definition.lowered_fn, kernels=tuple(extra_triton_kernels)
+            )
+            magi_opschema.annotate(exposed, "see-through", _see_through_note(report))
+        return exposed
+
+    return register
+
+
+def _fake_from_body(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """*fn* with its launches dropped: on fake tensors it allocates its outputs and computes nothing."""
+
+    @functools.wraps(fn)
+    def fake(*args: Any, **kwargs: Any) -> Any:
+        with magi_tritonwrap.capture_launches(drop=True):
+            return fn(*args, **kwargs)
+
+    fake.__signature__ = inspect.signature(fn)  # type: ignore[attr-defined]
+    return fake
+
+
+def _see_through_note(report: magi_tritonwrap.OpReport) -> str:
+    if not report.see_through:
+        return f"no: {report.reason}"
+    count = len(report.kernels)
+    return f"{count} Triton kernel{'' if count == 1 else 's'}"

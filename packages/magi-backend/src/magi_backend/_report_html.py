@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A report as one HTML page: no script, no other file, every text escaped."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ._records import Compilation, GraphRecord
+    from ._report import CallRecord, Report
+
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+:root {{ color-scheme: light dark; --line: #8884; --bar: #4c78a8; --bad: #c0392b; --good: #2e7d32; }}
+body {{ font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }}
+h1 {{ font-size: 1.4rem; }} h2 {{ font-size: 1.1rem; margin-top: 2.2rem; border-bottom: 1px solid var(--line); }}
+h3 {{ font-size: .95rem; margin-bottom: .3rem; }}
+table {{ border-collapse: collapse; width: 100%; }}
+th, td {{ text-align: left; vertical-align: top; padding: .25rem .7rem .25rem 0; }}
+tr {{ border-bottom: 1px solid var(--line); }}
+th {{ font-weight: 600; white-space: nowrap; }}
+pre {{ overflow-x: auto; border: 1px solid var(--line); border-radius: 4px; padding: .6rem; line-height: 1.3; }}
+ol.pieces {{ display: flex; flex-wrap: wrap; gap: .4rem; list-style: none; padding: 0; }}
+ol.pieces li {{ border: 1px solid var(--line); border-radius: 4px; padding: .15rem .5rem; }}
+.bar {{ display: inline-block; height: .8em; min-width: 1px; background: var(--bar); border-radius: 2px; }}
+.bad {{ color: var(--bad); font-weight: 600; }} .good {{ color: var(--good); }}
+details > summary {{ cursor: pointer; }}
+</style>
+</head>
+<body>
+<h1>{title}</h1>
+<p>torch {torch}</p>
+{body}
+</body>
+</html>
+"""
+
+
+def as_html(report: Report) -> str:
+    """The page of *report*."""
+    body = [_calls(report.calls), *(_compilation(compilation) for compilation in report.compilations)]
+    return _PAGE.format(
+        title=escape(f"{report.target}, compiled by magi"), torch=escape(report.torch), body="\n".join(body)
+    )
+
+
+def _calls(calls: tuple[CallRecord, ...]) -> str:
+    longest = max((max(call.first_seconds, call.eager_seconds) for call in calls), default=0.0)
+    rows = [
+        (
+            escape(", ".join(call.inputs)),
+            f"<span id='call-{index}-graphs'>{call.compilations}</span>",
+            _bar(call.first_seconds, longest),
+            _bar(call.next_seconds, longest),
+            _bar(call.eager_seconds, longest),
+            _verdict(call, gradients=False),
+            _verdict(call, gradients=True),
+        )
+        for index, call in enumerate(calls)
+    ]
+    columns = ("inputs", "graphs compiled", "first call", "next call", "eager", "outputs", "gradients")
+    return "<h2>Calls</h2>" + _table(columns, rows)
+
+
+def _verdict(call: CallRecord, *, gradients: bool) -> str:
+    worst = call.largest(gradients=gradients)
+    if worst is None:
+        return "none"
+    if worst.agrees:
+        return f"<span class='good'>agree</span>, within {worst.largest:.1e}"
+    return f"<span class='bad'>differ</span>: {escape(worst.name)} by {worst.largest:.1e} {escape(worst.note)}"
+
+
+def _compilation(compilation: Compilation) -> str:
+    cache = compilation.cache
+    return "\n".join(
+        [
+            f"<section id='compilation-{compilation.index}'>",
+            f"<h2>Compilation {compilation.index}: {escape(compilation.label)}</h2>",
+            (
+                f"<p>{compilation.nodes} calls captured, {compilation.seconds:.2f} s, "
+                f"caches: {cache.hits} hits, {cache.misses} misses, {cache.bypasses} bypasses</p>"
+            ),
+            f"<p class='bad'>{escape(compilation.error)}</p>" if compilation.error else "",
+            _pieces(compilation.pieces),
+            _titled("Graphs", ("graph", "operator calls", "symbols", "time"), _graphs(compilation.graphs)),
+            _titled("Passes", ("graph", "pass", "ran", "why", "time"), _passes(compilation.graphs)),
+            _titled("Configuration changes", ("graph", "key", "before", "after"), _changes(compilation.graphs)),
+            _titled("Guards", ("graph", "guard", "against", "what it does", "times"), _guards(compilation.graphs)),
+            _ops(compilation),
+            _generated(compilation.graphs),
+            _titled("Settings", ("name", "value", "from"), (tuple(map(escape, row)) for row in compilation.settings)),
+            _details("Inputs", "\n".join(compilation.inputs)),
+            "</section>",
+        ]
+    )
+
+
+def _pieces(pieces: tuple[str, ...]) -> str:
+    if not pieces:
+        return ""
+    return "<ol class='pieces'>" + "".join(f"<li>{escape(piece)}</li>" for piece in pieces) + "</ol>"
+
+
+def _graphs(graphs: tuple[GraphRecord, ...]) -> Iterator[tuple[str, ...]]:
+    longest = max((graph.seconds for graph in graphs), default=0.0)
+    for graph in graphs:
+        yield _name(graph), str(graph.nodes), escape(", ".join(graph.symbols)) or "none", _bar(graph.seconds, longest)
+
+
+def _passes(graphs: tuple[GraphRecord, ...]) -> Iterator[tuple[str, ...]]:
+    for graph in graphs:
+        for outcome in graph.passes:
+            ran = "<span class='good'>yes</span>" if outcome.ran else "no"
+            yield _name(graph), escape(outcome.name), ran, escape(outcome.reason), f"{outcome.seconds * 1e3:.1f} ms"
+
+
+def _changes(graphs: tuple[GraphRecord, ...]) -> Iterator[tuple[str, ...]]:
+    for graph in graphs:
+        for change in graph.changes:
+            yield _name(graph), escape(change.key), escape(change.before), escape(change.after)
+
+
+def _guards(graphs: tuple[GraphRecord, ...]) -> Iterator[tuple[str, ...]]:
+    for graph in graphs:
+        for guard in graph.guards:
+            against = f"{guard.severity}: {guard.effect}"
+            yield _name(graph), escape(guard.name), escape(against), escape(guard.guard), str(guard.times)
+
+
+def _ops(compilation: Compilation) -> str:
+    blocks = [f"<pre>{escape(op.description)}\ncalls      {op.calls}</pre>" for op in compilation.ops]
+    return "<h3>Operators</h3>" + "".join(blocks) if blocks else ""
+
+
+def _generated(graphs: tuple[GraphRecord, ...]) -> str:
+    return "".join(
+        _details(
+            f"{_name(graph)}: {len(graph.kernels)} generated kernels, {len(graph.externs)} library calls",
+            "\n".join((*graph.kernels, *graph.externs)),
+        )
+        for graph in graphs
+    )
+
+
+def _name(graph: GraphRecord) -> str:
+    return escape(f"{graph.piece} {graph.kind}".strip())
+
+
+def _bar(seconds: float, longest: float) -> str:
+    width = 8 * seconds / longest if longest else 0.0
+    return f"<span class='bar' style='width:{width:.2f}rem'></span> {seconds:.3g} s"
+
+
+def _details(summary: str, text: str) -> str:
+    return f"<details><summary>{summary}</summary><pre>{escape(text)}</pre></details>" if text else ""
+
+
+def _titled(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    rows = list(rows)
+    return f"<h3>{title}</h3>{_table(columns, rows)}" if rows else ""
+
+
+def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """A table of cells that are HTML already."""
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A report as tables for a terminal. A table without rows is left out."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ._compare import Difference
+    from ._records import Compilation, GraphRecord, PassOutcome
+    from ._report import CallRecord, Report
+
+
+def as_text(report: Report, width: int) -> str:
+    """*report* without colours, at most *width* columns wide."""
+    text = io.StringIO()
+    Console(file=text, width=width, color_system=None, legacy_windows=False).print(as_renderable(report))
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+
+def as_renderable(report: Report) -> RenderableType:
+    """*report* for ``rich.print``."""
+    return Group(*_parts(report))
+
+
+def _parts(report: Report) -> Iterator[RenderableType]:
+    yield Text(f"{report.target}, compiled by magi with torch {report.torch}", style="bold")
+    for compilation in report.compilations:
+        yield Text()
+        yield from _compilation(compilation)
+    yield Text()
+    yield from _table(
+        "Calls",
+        ("inputs", "graphs", "first call", "next call", "eager", "outputs", "gradients"),
+        map(_call, report.calls),
+    )
+    if not report.compilations:
+        yield Text("No graph was compiled in these calls: the function had been compiled before.")
+
+
+def _compilation(compilation: Compilation) -> Iterator[RenderableType]:
+    cache = compilation.cache
+    used = f"caches: {cache.hits} hits, {cache.misses} misses" if cache.hits or cache.misses else "caches passed by"
+    yield Text(
+        f"Compilation {compilation.index}: {compilation.label}, {compilation.nodes} calls captured, "
+        f"{_seconds(compilation.seconds)}, {used}",
+        style="bold",
+    )
+    yield Text(f"inputs {_summary(compilation.inputs)}")
+    if compilation.error:
+        yield Text(f"failed: {compilation.error}", style="red")
+    if compilation.pieces:
+        yield Text("pieces " + " | ".join(compilation.pieces))
+    for op in compilation.ops:
+        yield Padding(Text(f"{op.description}\ncalls      {op.calls}"), (1, 0, 0, 2))
+    yield Text()
+    yield from _table(
+        "Graphs",
+        ("graph", "calls", "symbols", "kernels", "library calls", "compiled in"),
+        map(_graph, compilation.graphs),
+    )
+    yield from _table(
+        "Passes",
+        ("graph", "pass", "ran", "why"),
+        (_outcome(graph, p) for graph in compilation.graphs for p in graph.passes),
+    )
+    yield from _table(
+        "Configuration changes",
+        ("graph", "key", "before", "after"),
+        ((_name(graph), c.key, c.before, c.after) for graph in compilation.graphs for c in graph.changes),
+    )
+    yield from _table(
+        "Guards",
+        ("graph", "guard", "against", "what it does", "times"),
+        (
+            (_name(graph), g.name, f"{g.severity}: {g.effect}", g.guard, str(g.times))
+            for graph in compilation.graphs
+            for g in graph.guards
+        ),
+    )
+    yield from _table(
+        "Settings", ("name", "value", "from"), (row for row in compilation.settings if row[2] != "default")
+    )
+
+
+def _table(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[RenderableType]:
+    table = Table(title=title, title_justify="left", title_style="italic", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    if table.row_count:
+        yield table
+
+
+def _call(call: CallRecord) -> tuple[str, ...]:
+    return (
+        _summary(call.inputs),
+        str(call.compilations),
+        _seconds(call.first_seconds),
+        _seconds(call.next_seconds),
+        _seconds(call.eager_seconds),
+        _difference(call.largest(gradients=False)),
+        _difference(call.largest(gradients=True)),
+    )
+
+
+def _difference(difference: Difference | None) -> str:
+    if difference is None:
+        return "none"
+    if difference.agrees:
+        return f"agree, within {difference.largest:.1e}"
+    return f"DIFFER: {difference.name} by {difference.largest:.1e} {difference.note}".rstrip()
+
+
+def _graph(graph: GraphRecord) -> tuple[str, ...]:
+    externs = ", ".join(f"{name} x{count}" for name, count in Counter(graph.externs).items())
+    return (
+        _name(graph),
+        str(graph.nodes),
+        ", ".join(graph.symbols) or "none",
+        str(len(graph.kernels)),
+        externs or "none",
+        f"failed: {graph.error}" if graph.error else _seconds(graph.seconds),
+    )
+
+
+def _outcome(graph: GraphRecord, outcome: PassOutcome) -> tuple[str, ...]:
+    return _name(graph), outcome.name, "yes" if outcome.ran else "no", outcome.reason
+
+
+def _name(graph: GraphRecord) -> str:
+    return f"{graph.piece} {graph.kind}".strip()
+
+
+def _summary(inputs: tuple[str, ...], shown: int = 3) -> str:
+    """The first inputs, and how many more there are; parameters make the list long."""
+    more = f" and {len(inputs) - shown} more" if len(inputs) > shown else ""
+    return ", ".join(inputs[:shown]) + more if inputs else "none"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The private torch names that this package touches: one function per quirk, with the releases that it serves."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import inspect
+import re
+import threading
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch.fx import GraphModule
+
+
+_repairs: ContextVar[tuple[frozenset[str], Callable[[str], None]] | None] = ContextVar("magi_repairs", default=None)
+_install_lock = threading.Lock()
+
+
+def torch_release() -> tuple[int, ...]:
+    """The release of torch without its local or pre-release part, for example ``(2, 13, 0)``."""
+    return tuple(map(int, re.findall(r"\d+", torch_text())[:3]))
+
+
+@contextlib.contextmanager
+def repaired_functions(names: frozenset[str], report: Callable[[str], None]) -> Iterator[None]:
+    """Run Inductor with the repairs *names*, within this context only.
+
+    *report* gets the name of a repair each time that it changed what Inductor would have done. The wrappers are put
+    in place on first use and do nothing outside such a context, so stock ``torch.compile`` stays what it was.
+    """
+    with _install_lock:
+        for name in names:
+            REPAIRS[name]()
+    token = _repairs.set((names, report))
+    try:
+        yield
+    finally:
+        _repairs.reset(token)
+
+
+def _active(name: str) -> Callable[[str], None] | None:
+    active = _repairs.get()
+    return active[1] if active is not None and name in active[0] else None
+
+
+def keep_mutation_order() -> None:
+    """Recomputed loop bodies keep their dependence on the last write to a buffer (torch < 2.14).
+
+    ``SchedulerNode.recompute_size_and_body``, which the C++ backend calls to fuse loops, reads the dependences of a
+    node anew from its body, where a mutated buffer has its first name, and renames them only if the node has fake
+    dependences. A reader of ``index_put_``'s result then no longer waits for it, and the reordering for peak memory
+    may put it first.
+    """
+    from torch._inductor.scheduler import SchedulerNode
+
+    original = SchedulerNode.recompute_size_and_body
+    if hasattr(original, "_magi_original"):
+        return
+
+    @functools.wraps(original)
+    def recompute_size_and_body(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        report = _active("keep_mutation_order")
+        if report is None or not self.mutation_renames:
+            return
+        renamed = self.read_writes.rename(self.mutation_renames)
+        if renamed != self.read_writes:
+            self.set_read_writes(renamed)
+            report("keep_mutation_order")
+
+    recompute_size_and_body._magi_original = original  # type: ignore[attr-defined]
+    SchedulerNode.recompute_size_and_body = recompute_size_and_body  # type: ignore[method-assign]
+
+
+def order_symbolic_strides() -> None:
+    """Symbolic strides are put in order with the shape environment (torch < 2.14.1).
+
+    ``GraphLowering.run_node`` calls ``ir.get_stride_order(strides)`` without one, and Python's sort then asks a
+    symbolic comparison for a truth value.
+    """
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+
+    original = ir.get_stride_order
+    if hasattr(original, "_magi_original") or "shape_env" not in inspect.signature(original).parameters:
+        return
+
+    @functools.wraps(original)
+    def get_stride_order(seq: Sequence[Any], shape_env: Any = None) -> Sequence[int]:
+        report = _active("order_symbolic_strides")
+        if report is not None and shape_env is None and not all(isinstance(stride, int) for stride in seq):
+            shape_env = V.graph.sizevars.shape_env
+            report("order_symbolic_strides")
+        return original(seq, shape_env)
+
+    get_stride_order._magi_original = original  # type: ignore[attr-defined]
+    ir.get_stride_order = get_stride_order
+
+
+REPAIRS: dict[str, Callable[[], None]] = {
+    "keep_mutation_order": keep_mutation_order,
+    "order_symbolic_strides": order_symbolic_strides,
+}
+
+
+def compile_fx(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    inner_compile: Callable[..., Any],
+    config_patches: dict[str, Any],
+) -> Callable[..., Any]:
+    """Inductor's entry for backends: its caches, logs and CUDA graphs come with it. All supported releases."""
+    from torch._inductor.compile_fx import compile_fx as inductor
+
+    return inductor(gm, example_inputs, inner_compile=inner_compile, config_patches=config_patches)  # type: ignore[return-value]
+
+
+def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+    """Compile one forward or backward graph of ATen operators, as Inductor does by itself."""
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    return compile_fx_inner(gm, example_inputs, **kwargs)
+
+
+def cache_counts() -> dict[str, int]:
+    """How often this process hit and missed Inductor's and AOTAutograd's caches so far."""
+    from torch._dynamo.utils import counters
+
+    return {
+        "aot_autograd_hit": counters["aot_autograd"]["autograd_cache_hit"],
+        "aot_autograd_miss": counters["aot_autograd"]["autograd_cache_miss"],
+        "aot_autograd_bypass": counters["aot_autograd"]["autograd_cache_bypass"],
+        "fx_graph_hit": counters["inductor"]["fxgraph_cache_hit"],
+        "fx_graph_miss": counters["inductor"]["fxgraph_cache_miss"],
+        "fx_graph_bypass": counters["inductor"]["fxgraph_cache_bypass"],
+    }
+
+
+def trace_artifact(name: str, payload: Callable[[], dict[str, Any]]) -> None:
+    """Put *payload* into the structured trace of ``torch.compile`` (TORCH_TRACE, tlparse)."""
+    import json
+
+    from torch._logging._internal import trace_structured
+
+    trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": name, "encoding": "json"},
+        payload_fn=lambda: json.dumps(payload()),
+    )
+
+
+def torch_text() -> str:
+    """The version of torch as text, for example ``2.13.0+cpu``."""
+    return str(torch.__version__)
+
+
+def synchronize() -> None:
+    """Wait for the accelerator, if there is one."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+
+
+# What torch._dynamo.mark_dynamic and its siblings leave on a tensor.
+_DYNAMIC_MARKS = "_dynamo_"
+
+
+def copy_dynamic_marks(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Give *target* the dynamic-dimension marks of *source*."""
+    for name, value in vars(source).items():
+        if name.startswith(_DYNAMIC_MARKS):
+            setattr(target, name, value)
+
+
+def inductor_keys() -> list[str]:
+    """Every key of ``torch._inductor.config``."""
+    import torch._inductor
+
+    return list(torch._inductor.list_options())
+
+
+def mode_options(mode: str) -> dict[str, Any]:
+    """The configuration that *mode* of ``torch.compile`` stands for."""
+    import torch._inductor
+
+    return dict(torch._inductor.list_mode_options(mode))
+
+
+def is_operator(target: object) -> bool:
+    """Whether the target of a graph node is an operator of the dispatcher."""
+    return isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
+
+
+def plain_call(module: torch.nn.Module) -> Callable[..., Any]:
+    """The call of *module* with its hooks, never the compiled one."""
+    return module._call_impl
+
+
+def set_compiled_call(owner: torch.nn.Module | type[torch.nn.Module], call: object) -> None:
+    """Let ``nn.Module.__call__`` run *call*: for one instance, or for every instance of a class.
+
+    ``nn.Module.__setattr__`` is passed by, so that nothing of it shows in the module.
+    """
+    if isinstance(owner, type):
+        owner._compiled_call_impl = call  # type: ignore[assignment]
+    else:
+        vars(owner)["_compiled_call_impl"] = call
+
+
+def marked_as_compiled(call: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """*call*, which says that it is *original* compiled, as what ``torch.compile`` returns does."""
+    call._torchdynamo_orig_callable = original  # type: ignore[attr-defined]
+    return call
+
+
+def uncompiled(fn: Any) -> Callable[..., Any] | None:
+    """What ``torch.compile`` or ``magi_compile`` made *fn* from; None when *fn* is not compiled."""
+    original = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", None)
+    if original is not None:
+        return original  # type: ignore[no-any-return]
+    if isinstance(fn, torch.nn.Module) and fn._compiled_call_impl is not None:
+        return fn._call_impl
+    return None
+
+
+@contextlib.contextmanager
+def dynamic_marks(tensors: Sequence[tuple[torch.Tensor, tuple[int, ...]]]) -> Iterator[None]:
+    """Mark dimensions of *tensors* as dynamic within this context; every other mark is left as it was.
+
+    The weak mark is used: a dimension that the traced code fixes, for example by a size that must be 1, is compiled
+    for that size, where the strong one raises ConstraintViolationError.
+    """
+    before = [
+        (tensor, {name: copy.copy(value) for name, value in vars(tensor).items() if name.startswith(_DYNAMIC_MARKS)})
+        for tensor, _ in tensors
+    ]
+    try:
+        for tensor, dims in tensors:
+            for dim in dims:
+                torch._dynamo.maybe_mark_dynamic(tensor, dim)
+        yield
+    finally:
+        for tensor, marks in before:
+            for name in [name for name in vars(tensor) if name.startswith(_DYNAMIC_MARKS)]:
+                delattr(tensor, name)
+            for name, value in marks.items():
+                setattr(tensor, name, value)
+
+
+def restarts() -> type[Exception]:
+    """What a backend raises through to make Dynamo capture a function again; no failure."""
+    from torch._dynamo.exc import RestartAnalysis
+
+    return RestartAnalysis

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors of magi-backend: one root, and a built-in second base that says what kind of mistake it was."""
+
+from __future__ import annotations
+
+
+__all__ = [
+    "BackendError",
+    "BoundaryOpError",
+    "ConfigError",
+    "MismatchError",
+    "OptionError",
+    "TargetError",
+    "TargetTypeError",
+]
+
+
+class BackendError(Exception):
+    """Root of every error that magi-backend raises."""
+
+
+class ConfigError(BackendError, ValueError):
+    """A setting has a value that its field does not accept, or a name that no field has."""
+
+
+class OptionError(ConfigError):
+    """An entry of ``options=`` is unknown, has the wrong type, or contradicts another one."""
+
+
+class TargetError(BackendError, ValueError):
+    """``magi_compile`` was given a parameter or a dimension that its target does not have."""
+
+
+class TargetTypeError(TargetError, TypeError):
+    """``magi_compile`` was given an object that it cannot compile."""
+
+
+class BoundaryOpError(BackendError, LookupError):
+    """A graph is to be split at an operator that was never registered."""
+
+
+class MismatchError(BackendError, ArithmeticError):
+    """A compiled piece and eager PyTorch disagree beyond the tolerance of their dtype."""

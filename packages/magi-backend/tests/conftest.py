@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each test starts without settings from the environment and with its own compilation cache."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+_namespaces = (f"magi_backend_test_{index}" for index in itertools.count())
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.upper().startswith("MAGI_COMPILE_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> Iterator[None]:
+    yield
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def fresh_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Inductor's cache directory, empty at the start of the test."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def ns() -> str:
+    """A namespace of operators that no other test uses."""
+    return next(_namespaces)
+
+
+@pytest.fixture
+def set_env(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Set ``MAGI_COMPILE_<name>``."""
+    return lambda name, value: monkeypatch.setenv(f"MAGI_COMPILE_{name}", value)

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each known defect of torch: shown on stock ``torch.compile``, absent under ``magi``, named in the report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+import torch.nn.functional as F
+from magi_backend import explain
+from magi_backend._defects import DEFECTS, active_defects
+from magi_backend._torch_compat import REPAIRS, torch_release
+from torch import Tensor, nn
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def concerned(name: str) -> pytest.MarkDecorator:
+    defect = next(defect for defect in DEFECTS if defect.name == name)
+    return pytest.mark.skipif(
+        not defect.concerns(torch_release()), reason=f"torch {torch.__version__} does not have the defect {name}"
+    )
+
+
+class Upsampling(nn.Module):
+    """A residual block and a nearest upsampling, whose backward is a scatter-add into zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.GroupNorm(4, 8) for _ in range(2))
+        self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x
+        for norm, conv in zip(self.norms, self.convs, strict=False):
+            h = conv(F.silu(norm(h)))
+        h = (x + h) / 1.0
+        return self.convs[2](F.interpolate(h, scale_factor=2.0, mode="nearest"))  # type: ignore[no-any-return]
+
+
+class Attention(nn.Module):
+    """Attention over the pixels of an image, as in the middle of a VAE."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(4, 8)
+        self.qkv = nn.Linear(8, 24)
+        self.conv = nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, channels, height, width = x.shape
+        rows = self.norm(x.view(batch, channels, height * width)).transpose(1, 2)
+        q, k, v = (part.view(batch, -1, 1, channels).transpose(1, 2) for part in self.qkv(rows).chunk(3, dim=-1))
+        out = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, -1, channels)
+        return x + self.conv(out.transpose(-1, -2).reshape(batch, channels, height, width))  # type: ignore[no-any-return]
+
+
+def gradients(model: nn.Module, fn: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(fn(x).square().mean(), list(model.parameters())))
+
+
+def agree(actual: list[Tensor], expected: list[Tensor]) -> bool:
+    return all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(actual, expected, strict=True))
+
+
+@concerned("keep_mutation_order")
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_gradients_through_upsampling(dynamic: bool, fresh_caches: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Upsampling(), torch.randn(1, 8, 16, 16)
+    expected = gradients(model, model, x)
+
+    stock = gradients(model, torch.compile(model, dynamic=dynamic), x)
+    # The wrong code of the stock compilation is in the cache now, and must not be found there.
+    ours = gradients(model, torch.compile(model, backend="magi", dynamic=dynamic), x)
+
+    assert not agree(stock, expected), "stock torch has mended this: give the defect its last release"
+    assert agree(ours, expected)
+
+
+@concerned("keep_mutation_order")
+def test_the_report_names_the_guard() -> None:
+    torch.manual_seed(0)
+    report = explain(Upsampling())(torch.randn(1, 8, 16, 16))
+
+    backward = next(graph for graph in report.compilations[-1].graphs if graph.kind == "backward")
+    assert [(guard.name, guard.severity) for guard in backward.guards] == [("keep_mutation_order", "wrong code")]
+    assert "silently zero" in report.to_text().replace("\n", " ")
+    assert report.agrees
+
+
+@concerned("keep_mutation_order")
+def test_a_graph_without_the_defect_has_no_guard() -> None:
+    report = explain(lambda x: x.sin() + 1)(torch.randn(8))
+
+    assert [graph.guards for graph in report.compilations[0].graphs] == [()]
+    assert "Guards" not in report.to_text()
+
+
+def test_repairs_do_nothing_outside_this_backend(fresh_caches: Path) -> None:
+    for install in REPAIRS.values():
+        install()
+        install()  # a second time wraps nothing
+    torch.manual_seed(0)
+    model, x = Upsampling(), torch.randn(1, 8, 16, 16)
+    expected = gradients(model, model, x)
+
+    stock = gradients(model, torch.compile(model), x)
+
+    broken = any(defect.name == "keep_mutation_order" for defect in active_defects(torch_release()))
+    assert agree(stock, expected) is not broken
+
+
+def test_every_defect_has_a_repair_and_a_range() -> None:
+    assert {defect.name for defect in DEFECTS} == set(REPAIRS)
+    for defect in DEFECTS:
+        assert defect.concerns(defect.since)
+        assert not defect.concerns(defect.fixed)
+        assert not active_defects((2, 99, 0))
