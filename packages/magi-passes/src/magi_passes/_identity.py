@@ -10,6 +10,7 @@ share a name, sees no closure, and knows nothing of base classes. The descriptio
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -20,11 +21,16 @@ import textwrap
 import threading
 import types
 import weakref
-from typing import Any
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .errors import PassIdentityError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
@@ -43,6 +49,7 @@ _FOREIGN_MODULES = ("torch",)
 
 _class_descriptions: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
+_under_way: ContextVar[frozenset[object]] = ContextVar("magi_passes_describing", default=frozenset())
 
 
 def digest(*parts: str) -> str:
@@ -63,10 +70,30 @@ def describe_class(cls: type) -> str:
     with _lock:
         known = _class_descriptions.get(cls)
     if known is None:
-        known = digest(*(_describe_own_members(base) for base in cls.__mro__ if _is_ours(base)))
+        with _describing(cls) as is_first:
+            if not is_first:
+                return "recursion"
+            known = digest(*(_describe_own_members(base) for base in cls.__mro__ if _is_ours(base)))
         with _lock:
             _class_descriptions[cls] = known
     return known
+
+
+@contextlib.contextmanager
+def _describing(code: object) -> Iterator[bool]:
+    """Mark a class or function as being described; gives False inside its own description, which ends a recursion.
+
+    A method of a local class may name that class, and two local functions may call each other: both by closure.
+    """
+    under_way = _under_way.get()
+    if code in under_way:
+        yield False
+        return
+    token = _under_way.set(under_way | {code})
+    try:
+        yield True
+    finally:
+        _under_way.reset(token)
 
 
 def describe_fields(instance: Any) -> str:
@@ -178,13 +205,21 @@ def _describe_function(function: Any, where: str) -> str:
         body = textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError):
         body = _describe_code(function.__code__)
-    defaults = describe((*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())), where)
-    cells = [
-        f"{name}={describe(cell.cell_contents, f'{where} (closure variable {name!r})')}"
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        if name != "__class__" and cell.cell_contents is not function
-    ]
-    return digest(body, defaults, *cells)
+    with _describing(function) as is_first:
+        if not is_first:
+            return "recursion"
+        defaults = describe((*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())), where)
+        return digest(body, defaults, *_describe_closure(function, where))
+
+
+def _describe_closure(function: types.FunctionType, where: str) -> Iterator[str]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            value = cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+        if name != "__class__":
+            yield f"{name}={describe(value, f'{where} (closure variable {name!r})')}"
 
 
 def _describe_code(code: types.CodeType) -> str:

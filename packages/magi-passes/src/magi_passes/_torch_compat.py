@@ -165,7 +165,7 @@ def restore_overrides(saved: Overrides, keys: Iterable[str] | None = None) -> No
         if _same(_override_of(config, key), override):
             continue
         # Assigning marks torch's caches of the configuration as stale, under the name that each release gives them.
-        setattr(config, key, _copied(_effective(config, key, override)))
+        setattr(config, key, config._config[key].default if override is _unset() else _copied(override))
         if override is _unset():
             entry = config._config[key]
             if isinstance(entry.user_override, ContextVar):
