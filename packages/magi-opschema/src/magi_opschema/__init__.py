@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch custom ops with rich Python signatures, lowered once to a flat torch.library schema.
+
+Public names are resolved at their first use, so that `import magi_opschema` loads no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from . import errors as errors
+    from ._decorator import magi_register_custom_op as magi_register_custom_op
+    from ._op_def import OpDef as OpDef
+    from ._op_def import annotate as annotate
+    from ._op_def import op_def as op_def
+    from ._opcheck import opcheck as opcheck
+    from ._rules import (
+        register_autocast as register_autocast,
+    )
+    from ._rules import (
+        register_kernel as register_kernel,
+    )
+    from ._rules import (
+        register_sharding as register_sharding,
+    )
+    from ._rules import (
+        register_vmap as register_vmap,
+    )
+    from ._signature import SignatureLowering as SignatureLowering
+    from ._signature import lower_signature as lower_signature
+    from .errors import OpSchemaError as OpSchemaError
+
+_HOMES = {
+    "OpDef": "_op_def",
+    "OpSchemaError": "errors",
+    "SignatureLowering": "_signature",
+    "annotate": "_op_def",
+    "lower_signature": "_signature",
+    "magi_register_custom_op": "_decorator",
+    "op_def": "_op_def",
+    "opcheck": "_opcheck",
+    "register_autocast": "_rules",
+    "register_kernel": "_rules",
+    "register_sharding": "_rules",
+    "register_vmap": "_rules",
+}
+
+__all__ = [
+    "OpDef",
+    "OpSchemaError",
+    "SignatureLowering",
+    "annotate",
+    "lower_signature",
+    "magi_register_custom_op",
+    "op_def",
+    "opcheck",
+    "register_autocast",
+    "register_kernel",
+    "register_sharding",
+    "register_vmap",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        value: object = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        globals()[name] = value
+        return value
+    if name in {"aten", "errors"}:
+        return importlib.import_module(f"{__name__}.{name}")
+    message = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(message)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "aten", "errors"})

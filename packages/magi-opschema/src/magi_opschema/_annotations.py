@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Annotations as objects: strings evaluated, aliases and wrappers taken off, type variables put in."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import types
+import typing
+from collections import ChainMap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Where the names in string annotations are looked up: a module's globals, then names local to a function."""
+
+    globals: Mapping[str, Any]
+    locals: Mapping[str, Any]
+
+    def of_class(self, cls: type) -> Scope:
+        """The scope of *cls*'s own annotations: its module, itself, then the names around the op."""
+        module = sys.modules.get(cls.__module__)
+        around = ChainMap(dict(vars(cls)), {cls.__name__: cls}, dict(self.locals), dict(self.globals))
+        return Scope(vars(module) if module else {}, around)
+
+
+def scope_of(fn: Callable[..., Any], frame: types.FrameType | None) -> Scope:
+    """The scope of *fn*'s annotations.
+
+    *frame* is where the decorator stands. The locals of it and of the functions around it are searched,
+    so that `from __future__ import annotations` works with classes that are local to a function.
+    """
+    closure = {}
+    code = getattr(fn, "__code__", None)
+    for name, cell in zip(code.co_freevars if code else (), getattr(fn, "__closure__", None) or (), strict=False):
+        try:
+            closure[name] = cell.cell_contents
+        except ValueError:  # a variable that has no value yet
+            continue
+    around: list[dict[str, Any]] = []
+    module = getattr(fn, "__module__", None)
+    while frame is not None and frame.f_globals.get("__name__") == module:
+        if frame.f_locals is not frame.f_globals:
+            around.append(dict(frame.f_locals))
+        frame = frame.f_back
+    return Scope(getattr(fn, "__globals__", {}), ChainMap(closure, *around))
+
+
+def evaluate(annotation: object, scope: Scope) -> object:
+    """*annotation* with every string in it evaluated.
+
+    Raises whatever the evaluation raises: NameError, SyntaxError, AttributeError, TypeError.
+    """
+    if annotation is None or (isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias)):
+        return annotation
+    # get_type_hints knows forward references at any depth; it takes any object with annotations.
+    holder = types.SimpleNamespace(__annotations__={"it": annotation})
+    return typing.get_type_hints(holder, dict(scope.globals), dict(scope.locals), include_extras=True)["it"]
+
+
+def unwrap(annotation: object) -> tuple[object, bool]:
+    """Take off NewType, Annotated, Final, Required, ReadOnly and alias wrappers; True if there was one."""
+    wrapped = False
+    while True:
+        origin = typing.get_origin(annotation)
+        if isinstance(annotation, typing.NewType):
+            annotation = annotation.__supertype__
+        elif origin is typing.Annotated:
+            annotation = annotation.__origin__  # type: ignore[attr-defined]
+        elif getattr(origin, "_name", getattr(origin, "__name__", "")) in {"Final", "Required", "ReadOnly"}:
+            (annotation,) = typing.get_args(annotation)
+        elif type(annotation).__name__ == "TypeAliasType":  # PEP 695 and typing_extensions; `type X = int`
+            annotation = annotation.__value__  # type: ignore[attr-defined]
+        elif type(origin).__name__ == "TypeAliasType":  # `type Pair[T] = tuple[T, T]`, as Pair[int]
+            bound = dict(zip(origin.__type_params__, typing.get_args(annotation), strict=False))  # type: ignore[union-attr]
+            annotation = substitute(origin.__value__, bound)  # type: ignore[union-attr]
+        else:
+            return annotation, wrapped
+        wrapped = True
+
+
+def substitute(annotation: object, bound: Mapping[object, object]) -> object:
+    """*annotation* with type variables replaced: `list[T]` with `{T: int}` is `list[int]`."""
+    if not bound:
+        return annotation
+    if isinstance(annotation, typing.TypeVar):
+        return bound.get(annotation, annotation)
+    parameters = getattr(annotation, "__parameters__", ())
+    if not parameters or (isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias)):
+        return annotation
+    return annotation[tuple(bound.get(parameter, parameter) for parameter in parameters)]  # type: ignore[index]
+
+
+def type_arguments(annotation: object) -> dict[object, object]:
+    """What each type variable of a generic class stands for in *annotation*, inherited ones too.
+
+    For `class Child(Base[int], Generic[T])` and `Child[str]`: `{T of Base: int, T of Child: str}`.
+    """
+    origin = typing.get_origin(annotation) or annotation
+    own = dict(zip(getattr(origin, "__parameters__", ()), typing.get_args(annotation), strict=False))
+    bound: dict[object, object] = dict(own)
+    for base in getattr(origin, "__orig_bases__", ()):
+        if typing.get_origin(base) not in {None, typing.Generic, typing.Protocol}:
+            bound = type_arguments(substitute(base, own)) | bound
+    return bound
+
+
+def show_type(annotation: object) -> str:
+    """*annotation* as a reader would write it: `dict[str, float]`, `NormCfg`, `int | None`."""
+    if annotation is None or annotation is type(None):
+        return "None"
+    if isinstance(annotation, str):
+        return annotation
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        return annotation.__name__
+    if isinstance(annotation, (typing.TypeVar, typing.NewType)):
+        return annotation.__name__
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in {typing.Union, types.UnionType}:
+        return " | ".join(show_type(argument) for argument in arguments)
+    if origin is typing.Literal:
+        return f"Literal[{', '.join(_show_literal(value) for value in arguments)}]"
+    if origin is typing.Annotated:
+        return show_type(arguments[0])
+    name = (
+        getattr(origin, "__name__", None)
+        or getattr(annotation, "_name", None)
+        or repr(annotation).removeprefix("typing.")
+    )
+    if arguments:
+        return f"{name}[{', '.join('...' if a is ... else _show_argument(a) for a in arguments)}]"
+    return name
+
+
+def _show_argument(argument: object) -> str:
+    return f"[{', '.join(map(show_type, argument))}]" if isinstance(argument, list) else show_type(argument)
+
+
+def _show_literal(value: object) -> str:
+    return f"{type(value).__name__}.{value.name}" if hasattr(value, "name") else repr(value)
+
+
+def location(fn: Callable[..., Any]) -> str:
+    """File and line of the `def` of *fn*: `ops.py:41`."""
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        return f"{getattr(fn, '__module__', '?')}.{getattr(fn, '__qualname__', repr(fn))}"
+    line = code.co_firstlineno  # of the first decorator, if there is one
+    for offset, text in enumerate(linecache.getlines(code.co_filename)[line - 1 : line + 99]):
+        if text.lstrip().startswith(("def ", "async def ", "lambda")):
+            line += offset
+            break
+    return f"{Path(code.co_filename).name}:{line}"

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is verified on an op's first real call: no aliasing, and a fake that tells the truth.
+
+The check is repeated until a call passes it. With `MAGI_OPSCHEMA_CHECK=1` in the environment when the op is
+decorated, every call is checked.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ._flat import Flat, as_tuple
+from ._signature import SignatureLowering
+from ._torch_compat import run_on_fakes
+from ._tree import dotted
+from .errors import AliasingError, FakeMismatchError
+
+
+CHECK_VARIABLE = "MAGI_OPSCHEMA_CHECK"
+
+
+class CallCheck:
+    """The check of one op; `pending` says whether the next call needs it."""
+
+    def __init__(self, lowering: SignatureLowering, fake: Callable[..., Any]) -> None:
+        self.pending = True
+        self._always = os.environ.get(CHECK_VARIABLE, "") not in {"", "0"}
+        self._lowering = lowering
+        self._fake = fake
+
+    def run(self, args: Flat, kwargs: dict[str, Any], output: Any) -> None:
+        """Check one call.
+
+        Raises:
+            AliasingError: an output shares memory with an input or another output.
+            FakeMismatchError: the fake fails, or says another shape, dtype, device or strides.
+        """
+        outputs = as_tuple(output, len(self._lowering.return_leaves))
+        self._check_aliasing((*args, *kwargs.values()), outputs)
+        self._check_fake(args, kwargs, outputs)
+        self.pending = self._always
+
+    def _check_aliasing(self, inputs: Flat, outputs: Flat) -> None:
+        seen = {_memory(tensor): "an input" for tensor in _tensors(inputs)}
+        for leaf, output in zip(self._lowering.return_leaves, outputs, strict=True):
+            for tensor in _tensors((output,)):
+                owner = seen.setdefault(_memory(tensor), f"'{dotted(leaf.path)}'")
+                if (
+                    owner != f"'{dotted(leaf.path)}'"
+                    or (leaf.is_list
+                    and list(map(_memory, output)).count(_memory(tensor)) > 1)
+                ):
+                    raise AliasingError(
+                        f"{self._lowering.name}(): '{dotted(leaf.path)}' shares its memory with {owner}, "
+                        "which a compiler may not see. Return a copy: .clone(). "
+                        f"({self._lowering.location})"
+                    )
+
+    def _check_fake(self, args: Flat, kwargs: dict[str, Any], outputs: Flat) -> None:
+        expected = as_tuple(self._run_fake(args, kwargs), len(outputs))
+        for leaf, real, fake in zip(self._lowering.return_leaves, outputs, expected, strict=True):
+            for what, real_value, fake_value in _differences(real, fake):
+                raise FakeMismatchError(
+                    f"{self._lowering.name}(): '{dotted(leaf.path)}' has {what} {real_value}, and the fake says {fake_value}. "
+                    f"Compiled code would be wrong: mend infer_output_meta_fn, or the body. ({self._lowering.location})"
+                )
+
+    def _run_fake(self, args: Flat, kwargs: dict[str, Any]) -> Any:
+        try:
+            return run_on_fakes(self._fake, args, kwargs)
+        except Exception as error:
+            raise FakeMismatchError(
+                f"{self._lowering.name}(): the fake failed on the arguments of a real call: {type(error).__name__}: {error}. "
+                f"Mend infer_output_meta_fn. ({self._lowering.location})"
+            ) from error
+
+
+def _tensors(values: Flat) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(tuple(value))
+
+
+def _memory(tensor: torch.Tensor) -> object:
+    """What two tensors have in common if they share memory; an empty tensor shares none with others."""
+    if tensor.layout is not torch.strided:
+        return id(tensor)
+    return tensor.untyped_storage().data_ptr() or id(tensor)
+
+
+def _differences(real: Any, fake: Any) -> Iterator[tuple[str, object, object]]:
+    if isinstance(real, (list, tuple)) and isinstance(fake, (list, tuple)):
+        if len(real) != len(fake):
+            yield "length", len(real), len(fake)
+            return
+        for real_item, fake_item in zip(real, fake, strict=True):
+            yield from _differences(real_item, fake_item)
+    elif isinstance(real, torch.Tensor) and isinstance(fake, torch.Tensor):
+        yield from _tensor_differences(real, fake)
+    elif isinstance(real, torch.Tensor) or isinstance(fake, torch.Tensor) or (real is None) is not (fake is None):
+        yield "type", type(real).__name__, type(fake).__name__
+
+
+def _tensor_differences(real: torch.Tensor, fake: torch.Tensor) -> Iterator[tuple[str, object, object]]:
+    if real.dim() != fake.dim() or any(_differ(a, b) for a, b in zip(real.shape, fake.shape, strict=True)):
+        yield "shape", tuple(real.shape), tuple(fake.shape)
+    if real.dtype != fake.dtype:
+        yield "dtype", real.dtype, fake.dtype
+    if real.device != fake.device:
+        yield "device", real.device, fake.device
+    if real.layout != fake.layout:
+        yield "layout", real.layout, fake.layout
+    elif real.layout is torch.strided and real.numel() > 0 and real.shape == fake.shape:
+        # The stride of a dimension of one element is never used.
+        used = [i for i, size in enumerate(real.shape) if size > 1]
+        if any(_differ(real.stride(i), fake.stride(i)) for i in used):
+            yield "strides", real.stride(), fake.stride()
+
+
+def _differ(real: int, fake: Any) -> bool:
+    """A symbolic size or stride of the fake may be anything."""
+    return isinstance(fake, int) and real != fake

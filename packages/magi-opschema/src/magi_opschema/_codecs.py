@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The codecs of leaves whose Python value is not the value of the schema argument.
+
+A condition that generated code asks at a call is written so that Dynamo can trace it and so that
+values which only compare equal (`True` and `1`) are told apart where the types are.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ._annotations import show_type
+from ._tree import IDENTITY, Codec
+
+
+AS_TUPLE = Codec(decode="{tuple}({value})", constants={"tuple": tuple})
+"""`tuple[T, ...]`: the dispatcher takes a tuple for a list, and hands the body a list."""
+
+COMPLEX_PAIRS = Codec(
+    note="real and imaginary parts",
+    encode="[part for item in {value} for part in (item.real, item.imag)]",
+    decode="[{complex}(*pair) for pair in {zip}({value}[::2], {value}[1::2])]",
+    constants={"complex": complex, "zip": zip},
+)
+"""`list[complex]`: a `complex[]` argument fails torch.export.save on torch 2.13."""
+
+
+def literal(values: tuple[object, ...]) -> tuple[str, Codec]:
+    """Schema type and codec of `Literal[values]`, None already taken out."""
+    shown = [_show(value) for value in values]
+    note, expected = f"Literal {' | '.join(shown)}", f"one of {', '.join(shown)}"
+    kinds = {type(value) for value in values}
+    if kinds == {str}:
+        return "str", Codec(note, "{value} not in {values}", constants={"values": values}, expected=expected)
+    if len(kinds) == 1 and kinds <= {int, bool}:
+        constants = {"values": values, "kind": kinds.pop()}
+        refuse = "{value}.__class__ is not {kind} or {value} not in {values}"
+        schema_type = "SymInt" if constants["kind"] is int else "bool"
+        return schema_type, Codec(note, refuse, constants=constants, expected=expected)
+    return "SymInt", Codec(
+        f"{note}, by index",
+        "({value}.__class__, {value}) not in {pairs}",
+        "{pairs}.index(({value}.__class__, {value}))",
+        "{values}[{value}]",
+        {"values": values, "pairs": tuple((type(value), value) for value in values)},
+        expected,
+    )
+
+
+def enumeration(cls: type[enum.Enum]) -> tuple[str, Codec]:
+    """Schema type and codec of an Enum: by value if all values are strings, else by name; a Flag by its bits."""
+    members = tuple(cls.__members__.values())
+    shown = ", ".join(f"{cls.__name__}.{member.name}" for member in members)
+    if issubclass(cls, enum.Flag):
+        refuse = "{value}.__class__ is not {cls}"
+        codec = Codec(
+            f"flag {cls.__name__}", refuse, "{value}.value", "{cls}({value})", {"cls": cls}, f"a {cls.__name__}"
+        )
+        return "SymInt", codec
+    values = tuple(member.value for member in members)
+    constants = {"cls": cls, "values": values}
+    refuse = "{value}.__class__ is not {cls} and {value} not in {values}"
+    if all(type(value) is str for value in values):
+        encode = "({value}.value if {value}.__class__ is {cls} else {value})"
+        by_text: dict[object, enum.Enum] = {member.value: member for member in members}
+    else:
+        encode = "({value} if {value}.__class__ is {cls} else {cls}({value})).name"
+        by_text = {member.name: member for member in members}
+    constants["members"] = by_text
+    note, expected = f"enum {cls.__name__}", f"one of {shown}, or the value of one"
+    return "str", Codec(note, refuse, encode, "{members}[{value}]", constants, expected)
+
+
+def torch_constant_text(kind: type) -> Codec:
+    """Codec of a list element of *kind*: dtype, device, layout or memory_format, written as text.
+
+    `ScalarType[]`, `Device[]` and `Layout[]` arguments fail torch.export.save on torch 2.13; `str[]` does not.
+    """
+    note = show_type(kind)
+    read: Callable[[str], Any] | dict[str, Any]
+    if kind is torch.device:
+        return Codec(note, "", "{str}({value})", "{device}({value})", {"str": str, "device": torch.device})
+    read = {str(value): value for value in vars(torch).values() if type(value) is kind}
+    return Codec(note, "", "{str}({value})", "{named}[{value}]", {"str": str, "named": read})
+
+
+def optional(codec: Codec) -> Codec:
+    """*codec* for `T | None` in one leaf: None goes through as None."""
+    if codec == IDENTITY:
+        return codec
+    return replace(
+        codec,
+        refuse=f"{{value}} is not None and ({codec.refuse})" if codec.refuse else "",
+        encode=codec.encode if codec.keeps_value else f"(None if {{value}} is None else {codec.encode})",
+        decode=codec.decode if codec.decode == "{value}" else f"(None if {{value}} is None else {codec.decode})",
+        expected=f"{codec.expected}, or None" if codec.expected else "",
+    )
+
+
+def listed(codec: Codec, *, as_tuple: bool) -> Codec:
+    """*codec* for every element of a list, or of a `tuple[T, ...]`."""
+    if codec == IDENTITY:
+        return AS_TUPLE if as_tuple else codec
+    encode, decode = (text.replace("{value}", "item") for text in (codec.encode, codec.decode))
+    items = "{value}" if decode == "item" else f"[{decode} for item in {{value}}]"
+    return replace(
+        codec,
+        refuse=f"{{any}}({codec.refuse.replace('{value}', 'item')} for item in {{value}})" if codec.refuse else "",
+        encode="{value}" if encode == "item" else f"[{encode} for item in {{value}}]",
+        decode=f"{{tuple}}({items})" if as_tuple else items,
+        constants={**codec.constants, "any": any, "tuple": tuple},
+        expected=f"a {'tuple' if as_tuple else 'list'} with each item {codec.expected}" if codec.expected else "",
+    )
+
+
+def _show(value: object) -> str:
+    return f"{type(value).__name__}.{value.name}" if isinstance(value, enum.Enum) else repr(value)

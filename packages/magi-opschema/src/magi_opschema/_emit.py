@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trees to lines of Python that flatten values and rebuild them.
+
+The lines are straight: attribute reads and comparisons, no tree walk at the call.
+
+    cfg: NormCfg(eps: float, mode: Literal["rms", "layer"])
+
+    flatten     if cfg.__class__ is not _m_NormCfg:
+                    _m_reject_cfg(cfg)
+                cfg__mode = cfg.mode
+                if cfg__mode not in _m_cfg__mode_values:
+                    _m_reject_cfg__mode(cfg__mode)
+                ... cfg.eps, cfg__mode ...
+    rebuild     cfg = _m_NormCfg(eps=cfg__eps, mode=cfg__mode)
+
+Text holds identifiers that Python itself accepted as parameter or field names, flat names, and names with the
+reserved prefix. Every other object, defaults and classes and keys among them, is a bound global.
+"""
+
+from __future__ import annotations
+
+import builtins
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ._tree import Codec, Leaf, MaskedList, Node, Optional, Record, Sequence, flat_name, leaves
+
+
+Reject = Callable[[Node | None], Callable[[object], None]]
+"""Makes the function that generated code calls with a value that a node refuses; None stands for `-> None`."""
+
+INDENT = "    "
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+@dataclass
+class Writer:
+    """Lines of one function, and the objects that its reserved names stand for."""
+
+    prefix: str
+    reject: Reject
+    lines: list[str] = field(default_factory=list)
+    globals: dict[str, object] = field(default_factory=dict)
+    depth: int = 1
+
+    def line(self, text: str) -> None:
+        """Add one line at the present depth."""
+        self.lines.append(INDENT * self.depth + text)
+
+    def bind(self, name: str, value: object) -> str:
+        """A reserved name for *value*; another value of the same name gets a number behind it."""
+        candidate, count = f"{self.prefix}{name}", 1
+        while self.globals.setdefault(candidate, value) is not value:
+            count += 1
+            candidate = f"{self.prefix}{name}_{count}"
+        return candidate
+
+    def builtin(self, name: str) -> str:
+        """A reserved name for a builtin, which a parameter of the user's may shadow."""
+        return self.bind(name, getattr(builtins, name))
+
+    def expression(self, leaf: Leaf, text: str, value: str) -> str:
+        """A codec's *text* for *value*, its constants bound."""
+        names = {
+            name: self.builtin(name)
+            if getattr(builtins, name, None) is constant
+            else self.bind(f"{leaf.name}_{name}", constant)
+            for name, constant in leaf.codec.constants.items()
+            if f"{{{name}}}" in text
+        }
+        return text.format(value=value, **names)
+
+    def local(self, name: str, value: str) -> str:
+        """*value* under a local name, unless it is one already."""
+        if value == name or _IDENTIFIER.match(value):
+            return value
+        self.line(f"{name} = {value}")
+        return name
+
+
+def flatten(node: Node, value: str, to: Writer) -> list[str]:
+    """Write the lines that check and take apart *value*; return one expression for each leaf of *node*."""
+    match node:
+        case Leaf():
+            return [_encode(node, value, to)]
+        case Record():
+            value = to.local(flat_name(node.path), value)
+            _refuse_other_class(node, value, to)
+            return [text for part in node.fields for text in flatten(part.node, _read(node, value, part.name, to), to)]
+        case Sequence():
+            value = to.local(flat_name(node.path), value)
+            length = len(node.items)
+            isinstance_, tuple_, len_ = map(to.builtin, ("isinstance", "tuple", "len"))
+            _refuse(f"not {isinstance_}({value}, {tuple_}) or {len_}({value}) != {length}", node, value, to)
+            return [text for i, item in enumerate(node.items) for text in flatten(item, f"{value}[{i}]", to)]
+        case Optional():
+            return _flatten_optional(node, to.local(flat_name(node.path), value), to)
+        case MaskedList():
+            value = to.local(flat_name(node.path), value)
+            return [f"[item for item in {value} if item is not None]", f"[item is not None for item in {value}]"]
+
+
+def _encode(leaf: Leaf, value: str, to: Writer) -> str:
+    codec: Codec = leaf.codec
+    if codec.is_identity:
+        return value
+    if codec.refuse or codec.encode.count("{value}") > 1:
+        value = to.local(leaf.name, value)
+    if codec.refuse:
+        _refuse(to.expression(leaf, codec.refuse, value), leaf, value, to)
+    return to.expression(leaf, codec.encode, value)
+
+
+def _flatten_optional(node: Optional, value: str, to: Writer) -> list[str]:
+    below = [leaf.name for leaf in leaves(node.inner)]
+    to.line(f"if {value} is None:")
+    to.depth += 1
+    to.line(" = ".join([*below, "None"]) if below else "pass")
+    to.line(f"{node.is_some.name} = False")
+    to.depth -= 1
+    to.line("else:")
+    to.depth += 1
+    for name, text in zip(below, flatten(node.inner, value, to), strict=True):
+        if name != text:
+            to.line(f"{name} = {text}")
+    to.line(f"{node.is_some.name} = True")
+    to.depth -= 1
+    return [node.is_some.name, *below]
+
+
+def _refuse_other_class(node: Record, value: str, to: Writer) -> None:
+    if node.kind == "typeddict":
+        isinstance_, dict_, len_ = map(to.builtin, ("isinstance", "dict", "len"))
+        keys = to.bind(f"keys_of_{node.cls.__name__}", tuple(part.name for part in node.fields))
+        all_ = to.builtin("all")
+        condition = (
+            f"not {isinstance_}({value}, {dict_}) or {len_}({value}) != {len(node.fields)} "
+            f"or not {all_}([key in {value} for key in {keys}])"
+        )
+        _refuse(condition, node, value, to)
+    else:
+        _refuse(f"{value}.__class__ is not {_class_name(node, to)}", node, value, to)
+
+
+def _refuse(condition: str, node: Node, value: str, to: Writer) -> None:
+    reject = to.bind(f"reject_{flat_name(node.path)}", to.reject(node))
+    to.line(f"if {condition}:")
+    to.line(f"{INDENT}{reject}({value})")
+
+
+def _class_name(node: Record, to: Writer) -> str:
+    name = node.cls.__name__
+    return to.bind(name if _IDENTIFIER.match(name) else "record", node.cls)
+
+
+def _key(node: Record, name: str, to: Writer) -> str:
+    return to.bind(f"key_{flat_name((*node.path, name))}", name)
+
+
+def _read(node: Record, value: str, name: str, to: Writer) -> str:
+    return f"{value}[{_key(node, name, to)}]" if node.kind == "typeddict" else f"{value}.{name}"
+
+
+def rebuild(node: Node, to: Writer) -> str:
+    """Write the lines that rebuild the value of *node* from its leaves' names; return an expression for it."""
+    match node:
+        case Leaf():
+            return to.expression(node, node.codec.decode, node.name)
+        case Record():
+            return _rebuild_record(node, to)
+        case Sequence():
+            items = [rebuild(item, to) for item in node.items]
+            return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+        case Optional():
+            name = flat_name(node.path)
+            to.line(f"if {node.is_some.name}:")
+            to.depth += 1
+            built = rebuild(node.inner, to)
+            if built != name:
+                to.line(f"{name} = {built}")
+            to.depth -= 1
+            to.line("else:")
+            to.line(f"{INDENT}{name} = None")
+            return name
+        case MaskedList():
+            name = flat_name(node.path)
+            rest = to.bind("iter", iter)
+            values = f"{to.prefix}{name}_values"
+            to.line(f"{values} = {rest}({node.values.name})")
+            next_ = to.bind("next", next)
+            return f"[{next_}({values}) if there else None for there in {node.present.name}]"
+
+
+def _rebuild_record(node: Record, to: Writer) -> str:
+    parts = [(part.name, rebuild(part.node, to)) for part in node.fields]
+    match node.kind:
+        case "dataclass":
+            built = f"{_class_name(node, to)}({', '.join(f'{name}={text}' for name, text in parts)})"
+        case "namedtuple":
+            built = f"{_class_name(node, to)}({', '.join(text for _, text in parts)})"
+        case "typeddict":
+            built = f"{{{', '.join(f'{_key(node, name, to)}: {text}' for name, text in parts)}}}"
+    name = flat_name(node.path)
+    to.line(f"{name} = {built}")
+    return name

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fake of an op: from a function at the user's signature, from names of inputs, or from the order of inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ._emit import Writer
+from ._flat import FlatLayout, as_output
+from ._functions import emit_lowered
+from ._reject import rejections
+from ._signature import SignatureLowering, nearest
+from ._source import compile_source
+from ._tree import Leaf, dotted
+from .errors import OptionError, ReturnValueError
+
+
+FakeSpec = Callable[..., Any] | Sequence[str] | None
+
+
+def make_fake(lowering: SignatureLowering, spec: FakeSpec, title: str) -> Callable[..., Any]:
+    """The fake at the flat signature.
+
+    Args:
+        lowering: the op's signature.
+        spec: a function at the user's signature; or for each output the parameter or leaf path of the Tensor
+            it looks like (shape, dtype, device, strides as torch.empty_like gives them); or None: output i
+            looks like Tensor input i.
+        title: what generated code is called.
+
+    Raises:
+        OptionError: *spec* does not fit the signature.
+    """
+    if callable(spec):
+        to = Writer(lowering.prefix, rejections(lowering.name, lowering.location, returned=ReturnValueError))
+        doc = f"The fake of {lowering.name} at its flat signature."
+        return compile_source(emit_lowered(lowering, spec, "fake", doc, to, f"fake {title}"))
+    return _like_inputs(lowering, _sources(lowering, spec))
+
+
+def _sources(lowering: SignatureLowering, names: Sequence[str] | None) -> list[Leaf]:
+    """The input leaf that each output looks like."""
+    outputs = lowering.return_leaves
+    for output in outputs:
+        if not output.is_tensor:
+            raise _wrong(
+                lowering,
+                f"'{dotted(output.path)}' is a {output.schema_type}, which looks like no Tensor input. Pass a function",
+            )
+    tensors = [leaf for leaf in lowering.leaves if leaf.is_tensor]
+    if names is None:
+        if len(outputs) > len(tensors):
+            text = f"there are {len(outputs)} outputs and {len(tensors)} Tensor inputs, so output i cannot look like input i. Pass a function or names"
+            raise _wrong(lowering, text)
+        sources = tensors[: len(outputs)]
+    else:
+        if isinstance(names, str):
+            raise _wrong(lowering, f"{names!r} is one string. Write a list of names: [{names!r}]")
+        if len(names) != len(outputs):
+            raise _wrong(lowering, f"{len(names)} names are given for {len(outputs)} outputs")
+        known = {text: leaf for leaf in tensors for text in (dotted(leaf.path), leaf.name)}
+        for name in names:
+            if name not in known:
+                raise _wrong(
+                    lowering, f"'{name}' is no Tensor parameter or leaf path.{nearest(name, known)} It names one"
+                )
+        sources = [known[name] for name in names]
+    for output, source in zip(outputs, sources, strict=True):
+        if output.is_list is not source.is_list:
+            raise _wrong(
+                lowering, f"'{dotted(output.path)}' and '{dotted(source.path)}' are not both lists. Pass a function"
+            )
+    return sources
+
+
+def _wrong(lowering: SignatureLowering, text: str) -> OptionError:
+    return OptionError(f"{lowering.name}(): infer_output_meta_fn: {text}. ({lowering.location})")
+
+
+def _like_inputs(lowering: SignatureLowering, sources: list[Leaf]) -> Callable[..., Any]:
+    layout = FlatLayout.of_arguments(lowering.arguments)
+    positions = [layout.names.index(leaf.name) for leaf in sources]
+    optional = [leaf.is_optional for leaf in lowering.return_leaves]
+
+    def fake(*args: Any, **kwargs: Any) -> Any:
+        flat = layout.fill(args, kwargs)
+        return as_output(tuple(_like(flat[i], may_be_none) for i, may_be_none in zip(positions, optional, strict=True)))
+
+    def _like(value: Any, may_be_none: bool) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [torch.empty_like(item) for item in value]
+        if value is None and not may_be_none:
+            text = "an output looks like a Tensor that this call passes as None. Pass a function"
+            raise _wrong(lowering, text)
+        return None if value is None else torch.empty_like(value)
+
+    return fake

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `backward_fn` returned, checked and taken apart: one gradient for each flat argument."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as AbstractSequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+
+from ._flat import Flat
+from ._signature import SignatureLowering, nearest
+from ._tree import Leaf, MaskedList, Node, Optional, Record, Sequence, dotted, leaves
+from .errors import GradientError
+
+
+class FieldDict(dict[str, Any]):
+    """A dict by field whose entries also read as attributes: `grads.y` is `grads["y"]`."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+@dataclass(frozen=True)
+class InputShapes:
+    """What the backward has to know about the forward's inputs: by leaf name, a shape, a list of shapes, or None."""
+
+    by_name: Mapping[str, Any]
+
+    @staticmethod
+    def of(lowering: SignatureLowering, flat: Flat) -> InputShapes:
+        """The shapes of the Tensors among the flat arguments, and the masks of optional lists."""
+        by_name: dict[str, Any] = {}
+        for argument, value in zip(lowering.arguments, flat, strict=True):
+            if isinstance(value, torch.Tensor):
+                by_name[argument.name] = value.shape
+            elif argument.schema_type.startswith("Tensor[]") and value is not None:
+                by_name[argument.name] = [item.shape for item in value]
+            elif argument.schema_type.startswith("bool[]"):
+                by_name[argument.name] = value
+        return InputShapes(by_name)
+
+
+def lower_gradients(returned: Any, lowering: SignatureLowering, inputs: InputShapes) -> dict[str, Any]:
+    """The gradient of each Tensor leaf, by leaf name; leaves without one are absent.
+
+    Raises:
+        GradientError: a wrong count, an unknown field, a gradient for a leaf that is no Tensor, a wrong shape.
+    """
+    names = [parameter.name for parameter in lowering.parameters]
+    if len(names) == 1 and not isinstance(returned, tuple):
+        returned = (returned,)
+    bridge = _Bridge(lowering, inputs)
+    if not isinstance(returned, tuple):
+        bridge.fail(
+            "", f"returned {_kind(returned)}, expected a tuple with one gradient for each of ({', '.join(names)})"
+        )
+    if len(returned) != len(names):
+        bridge.fail(
+            "", f"returned {len(returned)} gradients, expected {len(names)}, one for each of ({', '.join(names)})"
+        )
+    found: dict[str, Any] = {}
+    for parameter, gradient in zip(lowering.parameters, returned, strict=True):
+        found |= bridge.lower(parameter.node, gradient)
+    return found
+
+
+@dataclass(frozen=True)
+class _Bridge:
+    lowering: SignatureLowering
+    inputs: InputShapes
+
+    def fail(self, path: str, text: str) -> NoReturn:
+        of = f" for '{path}'" if path else ""
+        raise GradientError(f"{self.lowering.name}(): backward_fn{of} {text}. ({self.lowering.location})")
+
+    def lower(self, node: Node, gradient: Any) -> dict[str, Any]:
+        if gradient is None:
+            return {}
+        match node:
+            case Leaf():
+                return {node.name: self._leaf(node, gradient)}
+            case Record():
+                return self._record(node, gradient)
+            case Sequence():
+                return self._sequence(node, gradient)
+            case Optional():
+                return self.lower(node.inner, gradient)
+            case MaskedList():
+                return self._masked(node, gradient)
+
+    def _leaf(self, leaf: Leaf, gradient: Any) -> Any:
+        path = dotted(leaf.path)
+        if not leaf.is_tensor:
+            self.fail(path, f"returned {_kind(gradient)}, expected None: a {leaf.schema_type} has no gradient")
+        shape = self.inputs.by_name.get(leaf.name)
+        if shape is None:
+            self.fail(path, f"returned {_kind(gradient)}, expected None: this call passed None")
+        if not leaf.is_list:
+            self._check_tensor(path, gradient, shape)
+            return gradient
+        if not isinstance(gradient, (list, tuple)) or len(gradient) != len(shape):
+            self.fail(path, f"returned {_kind(gradient)}, expected None or a list of {len(shape)}")
+        for i, (item, item_shape) in enumerate(zip(gradient, shape, strict=True)):
+            if item is not None:
+                self._check_tensor(f"{path}[{i}]", item, item_shape)
+        return list(gradient)
+
+    def _check_tensor(self, path: str, gradient: Any, shape: torch.Size) -> None:
+        if not isinstance(gradient, torch.Tensor):
+            self.fail(path, f"returned {_kind(gradient)}, expected None or a Tensor of shape {tuple(shape)}")
+        sizes = (*gradient.shape, *shape)
+        # A symbolic size is compared by the compiler, which would else guard on it here.
+        if all(type(size) is int for size in sizes) and not _sums_to(gradient.shape, shape):
+            self.fail(path, f"returned shape {tuple(gradient.shape)}, expected {tuple(shape)} or one that sums to it")
+
+    def _record(self, record: Record, gradient: Any) -> dict[str, Any]:
+        path, fields = dotted(record.path), {part.name: part.node for part in record.fields}
+        if isinstance(gradient, Mapping):
+            for name in gradient:
+                if name not in fields:
+                    self.fail(
+                        path,
+                        f"names the field {name!r}, which {record.label} does not have.{nearest(str(name), fields)} It has {', '.join(fields)}",
+                    )
+            given: Mapping[str, Any] = gradient
+        elif isinstance(gradient, record.cls) and record.kind == "dataclass":
+            given = {
+                name: value for name, node in fields.items() if _holds_tensors(node, value := getattr(gradient, name))
+            }
+        elif isinstance(gradient, (tuple, list)):
+            if len(gradient) != len(fields):
+                self.fail(
+                    path,
+                    f"returned {len(gradient)} gradients, expected {len(fields)}, one for each of ({', '.join(fields)})",
+                )
+            given = dict(zip(fields, gradient, strict=True))
+        else:
+            self.fail(
+                path,
+                f"returned {_kind(gradient)}, expected None, a dict by field, a {record.label}, or a tuple in field order",
+            )
+        found: dict[str, Any] = {}
+        for name, value in given.items():
+            found |= self.lower(fields[name], value)
+        return found
+
+    def _sequence(self, sequence: Sequence, gradient: Any) -> dict[str, Any]:
+        items = self._items(sequence.path, gradient, len(sequence.items))
+        found: dict[str, Any] = {}
+        for node, value in zip(sequence.items, items, strict=True):
+            found |= self.lower(node, value)
+        return found
+
+    def _masked(self, node: MaskedList, gradient: Any) -> dict[str, Any]:
+        present = self.inputs.by_name.get(node.present.name) or []
+        items = self._items(node.path, gradient, len(present))
+        for i, (item, there) in enumerate(zip(items, present, strict=True)):
+            if item is not None and not there:
+                self.fail(f"{dotted(node.path)}[{i}]", f"returned {_kind(item)}, expected None: this call passed None")
+        return {
+            node.values.name: self._leaf(
+                node.values, [item for item, there in zip(items, present, strict=True) if there]
+            )
+        }
+
+    def _items(self, path: tuple[str, ...], gradient: Any, count: int) -> AbstractSequence[Any]:
+        if not isinstance(gradient, (list, tuple)) or len(gradient) != count:
+            self.fail(dotted(path), f"returned {_kind(gradient)}, expected None or a tuple of {count}")
+        return gradient
+
+
+def _holds_tensors(node: Node, value: Any) -> bool:
+    """Of an instance, fields that are no Tensor hold the value they were built with; it says nothing."""
+    return value is not None and any(leaf.is_tensor for leaf in leaves(node))
+
+
+def _sums_to(shape: torch.Size, target: torch.Size) -> bool:
+    """True if a gradient of *shape* is summed to *target*, as autograd does with what broadcasting spread."""
+    if len(shape) < len(target):
+        return False
+    rest = shape[len(shape) - len(target) :]
+    return all(have == want or want == 1 for have, want in zip(rest, target, strict=True))
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a Tensor of shape {tuple(value.shape)}"
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"a {type(value).__name__}"

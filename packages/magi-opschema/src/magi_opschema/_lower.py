@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Annotations to trees: the type table of the package, one case a row.
+
+Every refusal is a `Refused`. A record collects those of its fields and raises them together,
+so that one error names all the bad places of a signature.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import enum
+import inspect
+import types
+import typing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from . import _codecs as codecs
+from ._annotations import Scope, evaluate, show_type, substitute, type_arguments, unwrap
+from ._tree import IDENTITY, Codec, Field, Leaf, MaskedList, Node, Optional, Path, Record, Sequence, dotted, flat_name
+from .errors import Problem
+
+
+_SCHEMA_TYPES: dict[object, str] = {
+    torch.Tensor: "Tensor",
+    bool: "bool",
+    int: "SymInt",
+    float: "float",
+    str: "str",
+    complex: "complex",
+    torch.dtype: "ScalarType",
+    torch.device: "Device",
+    torch.layout: "Layout",
+    torch.memory_format: "MemoryFormat",
+    torch.Generator: "Generator",
+}
+_NUMBERS = {int, float, bool, complex}
+_LISTS = {list, collections.abc.Sequence}
+_LIST_ELEMENTS = {"Tensor", "SymInt", "float", "bool", "str"}
+_WRITTEN_AS_TEXT = {torch.dtype, torch.device, torch.layout, torch.memory_format}
+
+_ADVICE: dict[object, str] = {
+    set: "Use a sorted tuple[T, ...].",
+    frozenset: "Use a sorted tuple[T, ...].",
+    bytes: "Use str, or a uint8 Tensor.",
+    object: "Say which type it has.",
+    typing.Any: "Say which type it has.",
+    list: "Say what it holds, for example list[int].",
+    tuple: "Say what it holds, for example tuple[int, int] or tuple[int, ...].",
+    torch.nn.Module: "Pass its tensors, or a frozen dataclass of them.",
+    torch.Size: "Use tuple[int, ...].",
+    torch.SymInt: "Use int: every int of a schema may be symbolic.",
+    collections.abc.Callable: "Register one op for each function, or choose between them by a Literal or an Enum.",
+}
+
+
+class Refused(Exception):  # noqa: N818  (it never leaves this package)
+    """Annotations have no place in the flat schema; *problems* say which, why and what to do."""
+
+    def __init__(self, *problems: Problem) -> None:
+        super().__init__(*problems)
+        self.problems = problems
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an annotation stands while it is lowered."""
+
+    path: Path
+    scope: Scope
+    subject: str
+    """`parameter` or `return value`."""
+    is_optional: bool = False
+    """Below a `Record | None`, where every leaf may be None."""
+    bound: typing.Mapping[object, object] = field(default_factory=dict)
+    """What type variables stand for here."""
+    outer: tuple[type, ...] = ()
+    """The records around it, which it must not contain again."""
+
+    def below(self, name: str, **changes: Any) -> Place:
+        return replace(self, path=(*self.path, name), **changes)
+
+    def refuse(self, annotation: object, why: str, fix: str) -> Refused:
+        of = f"{self.subject} '{dotted(self.path)}'" if self.path else self.subject
+        return Refused(Problem(dotted(self.path), f"{of} has type {show_type(annotation)}, {why}. {fix}"))
+
+    def leaf(self, schema_type: str, codec: Codec = IDENTITY) -> Leaf:
+        if self.is_optional and not schema_type.endswith("?"):
+            schema_type += "?"
+        return Leaf(self.path, schema_type, flat_name(self.path), codec)
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A node, and whether its annotation is written as torch would take it."""
+
+    node: Node
+    is_plain: bool
+
+
+def lower(annotation: object, place: Place) -> Lowered:
+    """The tree of *annotation*.
+
+    Raises:
+        Refused: it, or something in it, has no flat form.
+    """
+    resolved, was_wrapped = unwrap(substitute(_evaluated(annotation, place), place.bound))
+    node = _lower_unwrapped(resolved, place)
+    is_plain = not was_wrapped and isinstance(node, Leaf) and node.codec == IDENTITY
+    return Lowered(node, is_plain)
+
+
+def _evaluated(annotation: object, place: Place) -> object:
+    try:
+        return evaluate(annotation, place.scope)
+    except (NameError, AttributeError, SyntaxError, TypeError) as error:
+        text = annotation if isinstance(annotation, str) else show_type(annotation)
+        sentence = (
+            f"the annotation '{text}' of {place.subject} '{dotted(place.path)}' could not be evaluated: {error}. "
+            "Import what it names where the op is defined, also at run time, not only under TYPE_CHECKING."
+        )
+        raise Refused(Problem(dotted(place.path), sentence)) from None
+
+
+def _lower_unwrapped(annotation: object, place: Place) -> Node:
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in {typing.Union, types.UnionType}:
+        return _lower_union(annotation, arguments, place)
+    if origin is typing.Literal:
+        return _lower_literal(arguments, place)
+    if origin in _LISTS:
+        return _lower_list(annotation, arguments[0], place, as_tuple=False)
+    if origin is tuple:
+        if len(arguments) == 2 and arguments[1] is ...:
+            return _lower_list(annotation, arguments[0], place, as_tuple=True)
+        return _lower_fixed_tuple(annotation, arguments, place)
+    cls = origin or annotation
+    if annotation is torch.nn.Parameter:
+        return place.leaf("Tensor")
+    try:
+        return place.leaf(_SCHEMA_TYPES[annotation])
+    except (KeyError, TypeError):
+        pass
+    if isinstance(cls, type):
+        if issubclass(cls, enum.Enum):
+            return place.leaf(*codecs.enumeration(cls))
+        if _is_record(cls):
+            return _lower_record(annotation, cls, place)
+    raise place.refuse(annotation, "which has no flat schema form", _advice(annotation, cls, arguments))
+
+
+def _lower_union(annotation: object, members: tuple[object, ...], place: Place) -> Node:
+    others = tuple(member for member in members if member is not type(None))
+    if set(others) <= _NUMBERS and len(others) > 1:
+        return place.leaf("Scalar" if len(others) == len(members) else "Scalar?")
+    if len(others) > 1:
+        why = f"which is a union of {len(others)} types, and a schema argument has one"
+        raise place.refuse(annotation, why, "Use a frozen dataclass with one optional field for each.")
+    if len(others) == len(members):
+        return lower(others[0], place).node
+    inner = lower(others[0], place).node
+    match inner:
+        case Leaf(schema_type=text) if text.endswith("?"):
+            return inner
+        case Leaf():
+            return replace(inner, schema_type=f"{inner.schema_type}?", codec=codecs.optional(inner.codec))
+        case Optional():
+            return inner
+    is_some = place.below("is_some").leaf("bool")
+    inner = lower(others[0], replace(place, is_optional=True)).node
+    assert not isinstance(inner, (Leaf, Optional))
+    return Optional(place.path, is_some, inner)
+
+
+def _lower_literal(values: tuple[object, ...], place: Place) -> Node:
+    kept = tuple(value for value in values if value is not None)
+    schema_type, codec = codecs.literal(kept)
+    if len(kept) < len(values):
+        return place.leaf(f"{schema_type}?", codecs.optional(codec))
+    return place.leaf(schema_type, codec)
+
+
+def _lower_list(annotation: object, element: object, place: Place, *, as_tuple: bool) -> Node:
+    resolved, _ = unwrap(substitute(_evaluated(element, place), place.bound))
+    if resolved in (torch.Tensor | None, typing.Optional[torch.Tensor]):  # noqa: UP045
+        values = place.leaf("Tensor[]")
+        return MaskedList(place.path, values, place.below("present").leaf("bool[]"), show_type(annotation))
+    if resolved is complex:
+        return place.leaf("float[]", _tupled(codecs.COMPLEX_PAIRS, as_tuple=as_tuple))
+    inner = lower(element, replace(place, is_optional=False)).node
+    if isinstance(inner, Leaf):
+        if resolved in _WRITTEN_AS_TEXT:
+            codec = codecs.torch_constant_text(typing.cast("type", resolved))
+            return place.leaf("str[]", codecs.listed(codec, as_tuple=as_tuple))
+        if inner.schema_type in _LIST_ELEMENTS:
+            return place.leaf(f"{inner.schema_type}[]", codecs.listed(inner.codec, as_tuple=as_tuple))
+    if isinstance(inner, Record):
+        why, fix = (
+            "a list of records, which has no flat schema form",
+            "Use one frozen dataclass with a list for each field.",
+        )
+    else:
+        why, fix = "and torch has no list of such elements that can be exported", _list_advice(resolved)
+    raise place.refuse(annotation, why, fix)
+
+
+def _tupled(codec: Codec, *, as_tuple: bool) -> Codec:
+    if not as_tuple:
+        return codec
+    return replace(codec, decode=f"{{tuple}}({codec.decode})", constants={**codec.constants, "tuple": tuple})
+
+
+def _list_advice(element: object) -> str:
+    if typing.get_origin(element) in {typing.Union, types.UnionType}:
+        return "Use two lists, the values and one bool for each that says whether it is there."
+    return "Use one list for each part, or a Tensor."
+
+
+def _lower_fixed_tuple(annotation: object, items: tuple[object, ...], place: Place) -> Node:
+    label = show_type(annotation)
+    return Sequence(place.path, lower_each([(item, place.below(str(i))) for i, item in enumerate(items)]), label)
+
+
+def _is_record(cls: type) -> bool:
+    return dataclasses.is_dataclass(cls) or typing.is_typeddict(cls) or _is_namedtuple(cls)
+
+
+def _is_namedtuple(cls: type) -> bool:
+    return issubclass(cls, tuple) and hasattr(cls, "_fields")
+
+
+def _lower_record(annotation: object, cls: type, place: Place) -> Node:
+    if cls in place.outer:
+        raise place.refuse(
+            annotation, "a record that contains itself, so it has no fixed number of leaves", "Use a Tensor or lists."
+        )
+    inside = replace(place, outer=(*place.outer, cls), bound=type_arguments(annotation))
+    if dataclasses.is_dataclass(cls):
+        kind: typing.Literal["dataclass", "namedtuple", "typeddict"] = "dataclass"
+        annotated = _dataclass_fields(annotation, cls, place)
+    elif typing.is_typeddict(cls):
+        kind = "typeddict"
+        if missing := sorted(getattr(cls, "__optional_keys__", ())):
+            why = f"a TypedDict whose key {missing[0]!r} may be missing"
+            raise place.refuse(annotation, why, "Make it total, with T | None where there may be no value.")
+        annotated = [(name, hint, cls) for name, hint in cls.__annotations__.items()]
+    else:
+        kind = "namedtuple"
+        hints = {
+            name: hint for base in reversed(cls.__mro__) for name, hint in vars(base).get("__annotations__", {}).items()
+        }
+        unknown = [name for name in cls._fields if name not in hints]  # type: ignore[attr-defined]
+        if unknown:
+            why = f"a namedtuple whose field {unknown[0]!r} has no annotation"
+            raise place.refuse(annotation, why, "Use typing.NamedTuple.")
+        annotated = [(name, hints[name], cls) for name in cls._fields]  # type: ignore[attr-defined]
+    parts = lower_each(
+        [(hint, inside.below(name, scope=place.scope.of_class(owner))) for name, hint, owner in annotated]
+    )
+    fields = tuple(Field(name, node) for (name, _, _), node in zip(annotated, parts, strict=True))
+    return Record(place.path, cls, kind, fields, show_type(annotation))
+
+
+def lower_each(annotations: list[tuple[object, Place]]) -> tuple[Node, ...]:
+    """The trees of several annotations.
+
+    Raises:
+        Refused: some have no flat form; it holds the problems of all of them.
+    """
+    parts: list[Node] = []
+    problems: list[Problem] = []
+    for annotation, place in annotations:
+        try:
+            parts.append(lower(annotation, place).node)
+        except Refused as refused:
+            problems += refused.problems
+    if problems:
+        raise Refused(*problems)
+    return tuple(parts)
+
+
+def _dataclass_fields(annotation: object, cls: type, place: Place) -> list[tuple[str, object, type]]:
+    """Name, annotation and defining class of each field that is part of the value."""
+    if not cls.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        why = "a mutable dataclass, whose changes an op could not give back"
+        raise place.refuse(annotation, why, f"Declare it @dataclass(frozen=True) class {cls.__name__}.")
+    for name, pseudo_field in cls.__dataclass_fields__.items():  # type: ignore[attr-defined]
+        if pseudo_field._field_type.name == "_FIELD_INITVAR":  # noqa: SLF001
+            why = f"whose InitVar {name!r} cannot be read back from an instance"
+            raise place.refuse(annotation, why, "Make it a field.")
+    fields = [part for part in dataclasses.fields(cls) if part.init]
+    _check_own_init(annotation, cls, [part.name for part in fields], place)
+    return [(part.name, part.type, _owner(cls, part.name)) for part in fields]
+
+
+def _check_own_init(annotation: object, cls: type, names: list[str], place: Place) -> None:
+    """Refuse a hand-written `__init__` that cannot be called with the fields."""
+    init = cls.__init__  # type: ignore[misc]
+    parameters = list(inspect.signature(init).parameters.values())[1:]
+    accepted = {p.name for p in parameters if p.kind in {p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY}}
+    required = {p.name for p in parameters if p.name in accepted and p.default is p.empty}
+    if not required <= set(names) <= accepted:
+        why = (
+            f"whose __init__ takes ({', '.join(p.name for p in parameters)}) where its fields are ({', '.join(names)})"
+        )
+        raise place.refuse(annotation, why, "Let the dataclass write __init__, or give it the fields as parameters.")
+
+
+def _owner(cls: type, name: str) -> type:
+    return next(base for base in cls.__mro__ if name in vars(base).get("__annotations__", {}))
+
+
+def _advice(annotation: object, cls: object, arguments: tuple[Any, ...]) -> str:
+    if isinstance(annotation, typing.TypeVar):
+        return f"Give the type variable a type, as in Cfg[int] for a class Cfg(Generic[{annotation.__name__}])."
+    if cls in {
+        dict,
+        collections.abc.Mapping,
+        collections.abc.MutableMapping,
+        collections.defaultdict,
+        collections.OrderedDict,
+    }:
+        return f"Use a frozen dataclass, or tuple[{show_type(arguments[1]) if len(arguments) == 2 else 'T'}, ...]."
+    if isinstance(cls, type):
+        for base in cls.__mro__:
+            if base in _ADVICE and base is not object:
+                return _ADVICE[base]
+        if cls.__module__ == "numpy":
+            return "Pass a Tensor: torch.from_numpy() shares its memory."
+        if issubclass(cls, torch.Tensor):
+            return "Annotate it Tensor; a subclass may be passed."
+        if cls is not object:
+            return f"Use a frozen dataclass with the parts of {cls.__name__} that the op needs."
+    if isinstance(cls, collections.abc.Hashable) and cls in _ADVICE:
+        return _ADVICE[cls]
+    return "See the type table in the documentation of magi-opschema."

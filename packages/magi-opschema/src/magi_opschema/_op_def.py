@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of each registered op, and where it is looked up."""
+
+from __future__ import annotations
+
+import difflib
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from ._show import show_lowering
+from .errors import UnknownOpError
+
+
+if TYPE_CHECKING:
+    import torch
+
+    from ._registration import Registration
+    from ._signature import LoweringPath, SignatureLowering
+
+TORCH_OP_ATTRIBUTE = "_magi_torch_registered_op"
+
+_ops: dict[str, OpDef] = {}
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class OpDef:
+    """A registered op and its four slots: `fn` → `lowered_fn` → `torch_op` → `exposed_op`.
+
+    Attributes:
+        name: `namespace::op`.
+        fn: the user's function.
+        lowered_fn: its flat twin, which takes the schema's arguments; `fn` itself on the direct path.
+        torch_op: the registered OpOverload.
+        exposed_op: what the decorator returned; `torch_op` itself except on the flattened path.
+        lowering: signature, schema and tree.
+        traits: `"compute_sensitive"`, `"subgraph_boundary"`; a backend reads them.
+    """
+
+    name: str
+    fn: Callable[..., Any]
+    lowered_fn: Callable[..., Any]
+    torch_op: torch._ops.OpOverload
+    exposed_op: Callable[..., Any]
+    lowering: SignatureLowering
+    traits: frozenset[str]
+    registration: Registration = field(repr=False)
+    _notes: dict[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def path(self) -> LoweringPath:
+        """`direct`, `lowered` or `flattened`."""
+        return self.lowering.path
+
+    @property
+    def notes(self) -> Mapping[str, str]:
+        """What others wrote with `annotate`."""
+        return MappingProxyType(self._notes)
+
+    def __str__(self) -> str:
+        namespace = self.name.partition("::")[0]
+        lines = [show_lowering(self.lowering, namespace)]
+        if self.traits:
+            lines.append(f"{'traits':<11}{', '.join(sorted(self.traits))}")
+        lines += [f"{key:<11} {text}" if len(key) >= 11 else f"{key:<11}{text}" for key, text in self._notes.items()]
+        return "\n".join(lines)
+
+
+def remember(op: OpDef) -> None:
+    """Enter *op*; one of the same name is replaced."""
+    with _lock:
+        _ops[op.name] = op
+
+
+def is_known(name: str) -> bool:
+    """True if an op of this name was registered by this package."""
+    return name in _ops
+
+
+def op_def(op: object) -> OpDef:
+    """The definition of a registered op.
+
+    Args:
+        op: what the decorator returned, the OpOverload, or the name `namespace::op`.
+
+    Raises:
+        UnknownOpError: magi-opschema registered no such op.
+
+    Example:
+        >>> from torch import Tensor
+        >>> @magi_register_custom_op("doc::twice")
+        ... def twice(x: Tensor) -> Tensor:
+        ...     return x * 2
+        >>> print(op_def("doc::twice"))
+        signature  twice(x: Tensor) -> Tensor
+        schema     doc::twice(Tensor x) -> Tensor
+        tree       x ─ Tensor
+        path       direct
+    """
+    name = _name_of(op)
+    try:
+        return _ops[name]
+    except KeyError:
+        close = difflib.get_close_matches(name, _ops, 1)
+        hint = f" Did you mean '{close[0]}'?" if close else " Register it with @magi_register_custom_op first."
+        raise UnknownOpError(f"'{name}' is no op that magi-opschema registered.{hint}") from None
+
+
+def _name_of(op: object) -> str:
+    if isinstance(op, str):
+        return op
+    torch_op = getattr(op, TORCH_OP_ATTRIBUTE, op)
+    schema = getattr(torch_op, "_schema", None)
+    if schema is not None:
+        return str(schema.name)
+    packet = getattr(torch_op, "_qualified_op_name", None)  # torch.ops.ns.op, without an overload
+    return str(packet) if packet is not None else repr(op)
+
+
+def annotate(op: object, key: str, text: str) -> None:
+    """Add a line to `OpDef.notes`; it is shown after `path`, and replaces one of the same key.
+
+    Raises:
+        UnknownOpError: magi-opschema registered no such op.
+    """
+    op_def(op)._notes[key] = text  # noqa: SLF001

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.library.opcheck at the user's signature."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ._bridge import Bridge
+from ._op_def import op_def
+
+
+def opcheck(op: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, **options: Any) -> dict[str, str]:
+    """Test that *op* is registered right, on the arguments that a user would pass.
+
+    Args:
+        op: what the decorator returned, the OpOverload, or the name.
+        args: positional arguments at the user's signature.
+        kwargs: keyword arguments at the user's signature.
+        options: passed to torch.library.opcheck, such as `test_utils`, `atol` and `rtol`.
+
+    Returns:
+        What torch.library.opcheck returns: "SUCCESS" by the name of each test.
+
+    Raises:
+        torch.testing._internal.optests.OpCheckError: a test failed.
+        UnknownOpError: magi-opschema registered no such op.
+
+    Example:
+        >>> from torch import Tensor
+        >>> @magi_register_custom_op("doc::negate")
+        ... def negate(x: Tensor) -> Tensor:
+        ...     return -x
+        >>> sorted(set(opcheck(negate, (torch.ones(2),)).values()))
+        ['SUCCESS']
+    """
+    definition = op_def(op)
+    if definition.path != "flattened":
+        result: dict[str, str] = torch.library.opcheck(definition.torch_op, tuple(args), dict(kwargs or {}), **options)
+        return result
+    flat = Bridge(definition.lowering).flatten(*args, **(kwargs or {}))
+    result = torch.library.opcheck(definition.torch_op, flat, **options)
+    return result

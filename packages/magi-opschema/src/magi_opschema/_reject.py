@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What generated code calls with a value that the signature refuses."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable
+
+from ._emit import Reject
+from ._tree import Leaf, MaskedList, Node, Optional, Sequence, dotted
+from .errors import ArgumentError, ArgumentValueError, OpSchemaError
+
+
+def rejections(function: str, location: str, *, returned: type[OpSchemaError] | None = None) -> Reject:
+    """Makes the reject functions of one op; *returned*: the error class where the value is the body's output."""
+
+    def reject_for(node: Node | None) -> Callable[[object], None]:
+        path, expected = ("output", "None") if node is None else (dotted(node.path), _expected(node))
+        error = returned or (ArgumentValueError if isinstance(node, Leaf) else ArgumentError)
+
+        def reject(value: object) -> None:
+            shown = f"{reprlib.repr(value)} ({type(value).__name__})"
+            raise error(f"{function}(): '{path}' is {shown}, expected {expected}. ({location})")
+
+        return reject
+
+    return reject_for
+
+
+def _expected(node: Node) -> str:
+    match node:
+        case Leaf():
+            return node.codec.expected
+        case Sequence():
+            return f"a tuple of {len(node.items)}, {node.label}"
+        case Optional():
+            return f"{_expected(node.inner)}, or None"
+        case MaskedList():
+            return node.label
+    if node.kind == "typeddict":
+        return f"a dict with exactly the keys {', '.join(repr(part.name) for part in node.fields)}"
+    return f"a {node.cls.__name__}, not a subclass or a look-alike, because the op rebuilds it from its fields"

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an op may be given after its registration, each at the user's signature: bodies, vmap, autocast, sharding."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import torch
+
+from ._annotations import location
+from ._bridge import Bridge
+from ._emit import Writer
+from ._flat import as_output
+from ._functions import emit_lowered
+from ._op_def import OpDef, op_def
+from ._registration import checked_kernel
+from ._reject import rejections
+from ._source import compile_source
+from ._torch_compat import dispatch_key_of
+from .errors import ReturnValueError, RuleError
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def register_kernel(op: object, device_type: str, fn: F | None = None) -> Any:
+    """Give *op* another body for one device type, for example plain PyTorch on "cpu" beside Triton on "cuda".
+
+    Args:
+        op: what the decorator returned, the OpOverload, or the name.
+        device_type: "cpu", "cuda", "xpu", …: the device of the op's Tensor arguments.
+        fn: the body, at the op's own signature; without it, this is a decorator.
+
+    Returns:
+        *fn*.
+
+    Raises:
+        UnknownOpError: magi-opschema registered no such op.
+        RuleError: *fn* has other parameters than the op, or there is a body for this device type.
+
+    Example:
+        >>> from torch import Tensor
+        >>> @magi_register_custom_op("doc::plus_one")
+        ... def plus_one(x: Tensor) -> Tensor:
+        ...     raise NotImplementedError("launches a kernel")
+        >>> @register_kernel(plus_one, "cpu")
+        ... def plus_one_cpu(x: Tensor) -> Tensor:
+        ...     return x + 1
+        >>> plus_one(torch.zeros(1))
+        tensor([1.])
+    """
+    if fn is None:
+        return lambda decorated: register_kernel(op, device_type, decorated)
+    definition = op_def(op)
+    _check_parameters(definition, fn)
+    body: Callable[..., Any] = fn
+    lowering = definition.lowering
+    if definition.path != "direct":
+        to = Writer(lowering.prefix, rejections(lowering.name, lowering.location, returned=ReturnValueError))
+        doc = f"The {device_type} body of {lowering.name} at its flat signature."
+        title = f"lowered {fn.__module__}.{fn.__qualname__}"
+        body = compile_source(emit_lowered(lowering, fn, "lowered", doc, to, title))
+    key = _dispatch_key(definition, device_type)
+    try:
+        kernel = checked_kernel(body, definition.registration.check)
+        definition.registration.library.impl(definition.name.split("::")[1], kernel, key)
+    except RuntimeError as error:
+        raise RuleError(f"{lowering.name}(): it has a body for '{device_type}' already. ({location(fn)})") from error
+    return fn
+
+
+def _check_parameters(definition: OpDef, fn: Callable[..., Any]) -> None:
+    expected, given = list(definition.lowering.signature.parameters), list(inspect.signature(fn).parameters)
+    if expected != given:
+        raise RuleError(
+            f"{fn.__name__}({', '.join(given)}) has other parameters than {definition.name}({', '.join(expected)}). "
+            f"Give it the op's signature. ({location(fn)})"
+        )
+
+
+def _dispatch_key(definition: OpDef, device_type: str) -> str:
+    try:
+        return dispatch_key_of(device_type)
+    except RuntimeError as error:
+        text = f"'{device_type}' is no device type of torch. Use 'cpu', 'cuda', …"
+        raise RuleError(f"{definition.lowering.name}(): {text} ({definition.lowering.location})") from error
+
+
+def register_vmap(op: object, rule: F | None = None) -> Any:
+    """Give *op* a rule for torch.vmap. Without one, the op is called once for each element of the batch.
+
+    Args:
+        op: what the decorator returned, the OpOverload, or the name.
+        rule: `rule(info, in_dims, *args) -> (output, out_dims)`. *args* are the user's arguments, with the batch
+            dimension in their Tensors; *in_dims* has one entry for each parameter, a dict by field for a record,
+            None where there is no batch dimension; *out_dims* has the structure of the output, or is one
+            dimension for all. `info.batch_size` is the size of the batch. Without it, this is a decorator.
+
+    Returns:
+        *rule*.
+
+    Raises:
+        UnknownOpError: magi-opschema registered no such op.
+        RuleError: at a call, if the rule's *out_dims* do not fit the output.
+
+    Example:
+        >>> from torch import Tensor
+        >>> @magi_register_custom_op("doc::double")
+        ... def double(x: Tensor) -> Tensor:
+        ...     return x * 2
+        >>> @register_vmap(double)
+        ... def double_vmap(info, in_dims, x):
+        ...     return double(x), in_dims[0]
+        >>> torch.vmap(double)(torch.ones(3, 2)).shape
+        torch.Size([3, 2])
+    """
+    if rule is None:
+        return lambda decorated: register_vmap(op, decorated)
+    definition = op_def(op)
+    bridge = Bridge(definition.lowering)
+
+    def flat_rule(info: Any, in_dims: Any, *flat: Any) -> tuple[Any, Any]:
+        filled = bridge.layout.fill(flat, {})
+        dims = (*in_dims, *(None for _ in range(len(filled) - len(in_dims))))
+        output, out_dims = rule(info, bridge.per_parameter(dims), *bridge.rebuild(*filled))
+        return bridge.flatten_output(output), tuple(bridge.per_output(out_dims, "the vmap rule's out_dims"))
+
+    if definition.lowering.mutated:
+
+        def batched(info: Any, in_dims: Any, *flat: Any) -> tuple[Any, Any]:
+            output, out_dims = flat_rule(info, in_dims, *flat)
+            return as_output(output), as_output(out_dims)
+
+        torch.library.register_vmap(definition.name, batched, lib=definition.registration.library)
+    else:
+        definition.registration.vmap_rule = flat_rule
+    return rule
+
+
+def register_autocast(op: object, device_type: str, dtype: torch.dtype) -> None:
+    """Under `torch.autocast(device_type)`, cast the floating-point Tensors among *op*'s arguments to *dtype*.
+
+    Raises:
+        UnknownOpError: magi-opschema registered no such op.
+    """
+    definition = op_def(op)
+    torch.library.register_autocast(definition.name, device_type, dtype, lib=definition.registration.library)
+
+
+def register_sharding(op: object, rule: F | None = None) -> Any:
+    """Give *op* its acceptable shardings, so that it takes DTensors.
+
+    Args:
+        op: what the decorator returned, the OpOverload, or the name.
+        rule: `rule(*args)` returns a list of (output placements, input placements) for one mesh dimension. In *args*
+            a DTensorSpec stands for each Tensor. Output placements have the structure of the output; input placements
+            one entry for each parameter, a dict by field for a record, None for what is no Tensor.
+            Without it, this is a decorator.
+
+    Returns:
+        *rule*.
+
+    Raises:
+        UnknownOpError: magi-opschema registered no such op.
+        RuleError: at a call, if placements do not fit the signature.
+    """
+    if rule is None:
+        return lambda decorated: register_sharding(op, decorated)
+    from torch.distributed.tensor.experimental import register_sharding as register_with_dtensor
+
+    definition = op_def(op)
+    bridge = Bridge(definition.lowering)
+
+    def flat_rule(*args: Any, **kwargs: Any) -> list[tuple[list[Any], list[Any]]]:
+        acceptable = rule(*bridge.rebuild(*bridge.layout.fill(args, kwargs)))
+        return [
+            (bridge.per_output(outputs, "output placements"), bridge.per_argument(inputs, "input placements"))
+            for outputs, inputs in acceptable
+        ]
+
+    register_with_dtensor(definition.torch_op)(flat_rule)
+    return cast("F", rule)

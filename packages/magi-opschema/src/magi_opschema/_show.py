@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A lowering as a reader sees it: signature, schema, tree, path."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import reprlib
+from typing import TYPE_CHECKING
+
+from ._annotations import show_type
+from ._tree import Field, Leaf, MaskedList, Node, Optional, Record, Sequence, leaves
+
+
+if TYPE_CHECKING:
+    from ._signature import SignatureLowering
+
+_COLUMN = 11
+
+
+def show_lowering(lowering: SignatureLowering, namespace: str = "") -> str:
+    """Signature, schema, tree and path of *lowering*, a line each; the tree a line for each leaf."""
+    prefix = f"{namespace}::" if namespace else ""
+    lines = [
+        _entry("signature", show_signature(lowering)),
+        _entry("schema", f"{prefix}{lowering.schema}"),
+    ]
+    tree = [line for parameter in lowering.parameters for line in _show_parameter(parameter.name, parameter.node)]
+    lines += [_entry("tree" if i == 0 else "", line) for i, line in enumerate(tree or ["no parameters"])]
+    lines.append(_entry("path", lowering.path))
+    return "\n".join(lines)
+
+
+def show_signature(lowering: SignatureLowering) -> str:
+    """The rich signature, with defaults as constructor calls: `norm(x: Tensor, cfg: NormCfg = NormCfg()) -> Tensor`."""
+    texts: list[str] = []
+    for parameter in lowering.signature.parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in texts:
+            texts.append("*")
+        default = "" if parameter.default is parameter.empty else f" = {_show_value(parameter.default)}"
+        texts.append(f"{parameter.name}: {show_type(parameter.annotation)}{default}")
+    returned = lowering.signature.return_annotation
+    arrow = "" if returned is inspect.Signature.empty else f" -> {show_type(returned)}"
+    return f"{lowering.name}({', '.join(texts)}){arrow}"
+
+
+def _entry(title: str, text: str) -> str:
+    return f"{title:<{_COLUMN}}{text}".rstrip()
+
+
+def _show_value(value: object) -> str:
+    """*value* as short as it can be written; of a dataclass only the fields that differ from their defaults."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = [
+            f"{part.name}={_show_value(getattr(value, part.name))}"
+            for part in dataclasses.fields(value)
+            if part.init and not _is_default(part, getattr(value, part.name))
+        ]
+        return f"{type(value).__name__}({', '.join(parts)})"
+    return reprlib.repr(value)
+
+
+def _is_default(part: dataclasses.Field[object], value: object) -> bool:
+    if part.default is not dataclasses.MISSING:
+        default: object = part.default
+    elif part.default_factory is not dataclasses.MISSING:
+        default = part.default_factory()
+    else:
+        return False
+    return value is default or (type(value) is type(default) and repr(value) == repr(default))
+
+
+def _show_parameter(name: str, node: Node) -> list[str]:
+    if isinstance(node, Leaf):
+        renamed = f" → {node.name}" if node.name != name else ""
+        return [f"{name} ─{renamed} {node.schema_type}{_note(node)}"]
+    return [f"{name} ─ {_label(node)}", *_show_below(node, "  ")]
+
+
+def _show_below(node: Node, margin: str) -> list[str]:
+    children = _children(node)
+    width = max((len(child.name) for child in children), default=0)
+    flat_width = max((len(child.node.name) for child in children if isinstance(child.node, Leaf)), default=0)
+    lines = []
+    for child in children:
+        is_last = child is children[-1]
+        branch = f"{margin}{'└' if is_last else '├'} {child.name:<{width}}"
+        if isinstance(child.node, Leaf):
+            lines.append(f"{branch} → {child.node.name:<{flat_width}}  {child.node.schema_type}{_note(child.node)}")
+        else:
+            lines.append(f"{branch} ─ {_label(child.node)}")
+            lines += _show_below(child.node, f"{margin}{' ' if is_last else '│'} ")
+    return lines
+
+
+def _children(node: Node) -> list[Field]:
+    match node:
+        case Record():
+            return list(node.fields)
+        case Sequence():
+            return [Field(str(i), item) for i, item in enumerate(node.items)]
+        case Optional():
+            return [Field("is_some", node.is_some), *_children(node.inner)]
+    return [Field(leaf.path[-1], leaf) for leaf in leaves(node)]
+
+
+def _label(node: Node) -> str:
+    match node:
+        case Optional():
+            return f"{_label(node.inner)} | None"
+        case Record() | Sequence() | MaskedList():
+            return node.label
+    raise AssertionError(node)
+
+
+def _note(leaf: Leaf) -> str:
+    return f"  ({leaf.codec.note})" if leaf.codec.note else ""

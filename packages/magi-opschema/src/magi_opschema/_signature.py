@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole signature lowered: trees, schema, path. Pure: nothing is registered here."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ._annotations import Scope, location, scope_of
+from ._emit import Writer
+from ._functions import emit_flatten
+from ._lower import Place, Refused, lower
+from ._reject import rejections
+from ._returns import lower_returns
+from ._schema import MAX_ARGUMENTS, NO_DEFAULT, Argument, default_text, schema_text
+from ._source import compile_source
+from ._tree import Leaf, Node, Sequence, dotted, flat_name, leaves, nodes
+from .errors import OptionError, Problem, SignatureError
+
+
+LoweringPath = Literal["direct", "lowered", "flattened"]
+PREFIX = "_m_"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of the user's function."""
+
+    name: str
+    node: Node
+    default: object = NO_DEFAULT
+    is_keyword_only: bool = False
+    is_plain: bool = True
+    """True if torch would take the annotation as it is written."""
+
+    @property
+    def has_default(self) -> bool:
+        """True if the caller may leave it out."""
+        return self.default is not NO_DEFAULT
+
+
+@dataclass(frozen=True)
+class SignatureLowering:
+    """What a signature became. `lower_signature` makes it; nothing in it changes afterwards."""
+
+    name: str
+    signature: inspect.Signature
+    parameters: tuple[Parameter, ...]
+    returns: Node | None
+    arguments: tuple[Argument, ...]
+    path: LoweringPath
+    prefix: str
+    """What every reserved name in generated code begins with; no name of the user's does."""
+    location: str
+
+    @property
+    def schema(self) -> str:
+        """The flat schema, without namespace: `norm(Tensor x, float cfg__eps=1e-06) -> Tensor`."""
+        return schema_text(self.name, self.arguments, tuple(leaf.schema_type for leaf in self.return_leaves))
+
+    @property
+    def tree(self) -> Mapping[str, Node]:
+        """The tree of each parameter, by its name."""
+        return types.MappingProxyType({parameter.name: parameter.node for parameter in self.parameters})
+
+    @property
+    def leaves(self) -> tuple[Leaf, ...]:
+        """All leaves of the parameters, in order."""
+        return tuple(leaf for parameter in self.parameters for leaf in leaves(parameter.node))
+
+    @property
+    def return_leaves(self) -> tuple[Leaf, ...]:
+        """The leaves of the return value, in order; none for `-> None`."""
+        return () if self.returns is None else tuple(leaves(self.returns))
+
+    @property
+    def mutated(self) -> tuple[Argument, ...]:
+        """The arguments that the op writes into."""
+        return tuple(argument for argument in self.arguments if argument.alias)
+
+    @property
+    def rebuilds_returns(self) -> bool:
+        """True if the flat outputs are not what the user's function returns."""
+        return self.returns is not None and not _is_flat_return(self.returns)
+
+    def __str__(self) -> str:
+        from ._show import show_lowering
+
+        return show_lowering(self)
+
+
+def lower_signature(fn: Callable[..., Any], *, mutates_args: Iterable[str] = ()) -> SignatureLowering:
+    """Lower the signature of *fn* to a flat schema. Nothing is registered.
+
+    Args:
+        fn: a function with an annotation for each parameter and for the return value.
+        mutates_args: what the op writes into: parameter names (a record means all its Tensor leaves),
+            dotted leaf paths (`"cfg.out"`) or flat names (`"cfg__out"`).
+
+    Raises:
+        SignatureError: a parameter or the return value has no flat form; all such places are in the message.
+        OptionError: *mutates_args* names nothing, or nothing that can be written into.
+
+    Example:
+        >>> from torch import Tensor
+        >>> def scale(x: Tensor, factor: float = 2.0) -> Tensor: ...
+        >>> lower_signature(scale).schema
+        'scale(Tensor x, float factor=2.0) -> Tensor'
+    """
+    return lower_signature_in(fn, scope_of(fn, sys._getframe(1)), mutates_args)  # noqa: SLF001
+
+
+def lower_signature_in(fn: Callable[..., Any], scope: Scope, mutates_args: Iterable[str]) -> SignatureLowering:
+    """`lower_signature` with the scope in which string annotations are evaluated."""
+    signature = inspect.signature(fn)
+    name = _identifier(fn.__name__)
+    parameters, returns = _lower_all(fn, name, signature, scope)
+    prefix = _free_prefix([*signature.parameters, *(flat_name(n.path) for p in parameters for n in nodes(p.node))])
+    lowering = SignatureLowering(name, signature, parameters, returns, (), "flattened", prefix, location(fn))
+    mutated = _mutated_leaves(lowering, mutates_args)
+    arguments = _arguments(lowering, mutated)
+    path = _choose_path(parameters, returns, arguments)
+    if path == "flattened":
+        arguments = _positional_with_trailing_defaults(arguments)
+    return replace(lowering, arguments=arguments, path=path)
+
+
+def _lower_all(
+    fn: Callable[..., Any], name: str, signature: inspect.Signature, scope: Scope
+) -> tuple[tuple[Parameter, ...], Node | None]:
+    problems: list[Problem] = []
+    parameters: list[Parameter] = []
+    for parameter in signature.parameters.values():
+        try:
+            parameters.append(_lower_parameter(parameter, scope))
+        except Refused as refused:
+            problems += refused.problems
+    returns: Node | None = None
+    try:
+        returns = lower_returns(signature.return_annotation, scope)
+    except Refused as refused:
+        problems += refused.problems
+    problems += _clashes(parameters)
+    if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        problems.append(
+            Problem("", "is a coroutine or a generator, and an op returns when it is done. Write a plain function.")
+        )
+    if problems:
+        raise SignatureError(name, location(fn), tuple(problems))
+    return tuple(parameters), returns
+
+
+def _lower_parameter(parameter: inspect.Parameter, scope: Scope) -> Parameter:
+    subject = f"parameter '{parameter.name}'"
+    match parameter.kind:
+        case parameter.VAR_POSITIONAL:
+            raise Refused(
+                Problem(
+                    parameter.name,
+                    f"'*{parameter.name}' takes any number of values, and a schema has a fixed number of arguments. Use a list or tuple[T, ...] parameter.",
+                )
+            )
+        case parameter.VAR_KEYWORD:
+            raise Refused(
+                Problem(
+                    parameter.name,
+                    f"'**{parameter.name}' takes any names, and a schema has fixed names. Use a frozen dataclass.",
+                )
+            )
+        case parameter.POSITIONAL_ONLY:
+            raise Refused(
+                Problem(
+                    parameter.name,
+                    f"{subject} is positional-only, and every schema argument has a name. Remove the '/'.",
+                )
+            )
+    if parameter.annotation is parameter.empty:
+        raise Refused(
+            Problem(
+                parameter.name,
+                f"{subject} has no annotation, and the schema needs its type. Annotate it, for example {parameter.name}: Tensor.",
+            )
+        )
+    lowered = lower(parameter.annotation, Place((parameter.name,), scope, "parameter"))
+    default = NO_DEFAULT if parameter.default is parameter.empty else parameter.default
+    return Parameter(parameter.name, lowered.node, default, parameter.kind is parameter.KEYWORD_ONLY, lowered.is_plain)
+
+
+def _clashes(parameters: list[Parameter]) -> list[Problem]:
+    """Two nodes of one flat name."""
+    seen: dict[str, Node] = {}
+    problems = []
+    for parameter in parameters:
+        for node in nodes(parameter.node):
+            name = flat_name(node.path)
+            other = seen.setdefault(name, node)
+            if (
+                (other is not node
+                and other.path != node.path)
+                or (other is not node
+                and isinstance(node, Leaf)
+                and isinstance(other, Leaf))
+            ):
+                sentence = f"'{dotted(other.path)}' and '{dotted(node.path)}' have the same flat name '{name}'. Rename one of them."
+                problems.append(Problem(dotted(node.path), sentence))
+    return problems
+
+
+def _identifier(name: str) -> str:
+    cleaned = flat_name((name,)) if name.isidentifier() else "op"
+    return cleaned
+
+
+def _free_prefix(names: Iterable[str]) -> str:
+    prefix, taken = PREFIX, tuple(names)
+    while any(name.startswith(prefix) for name in taken):
+        prefix = f"_{prefix}"
+    return prefix
+
+
+def _mutated_leaves(lowering: SignatureLowering, mutates_args: Iterable[str]) -> set[str]:
+    """The names of the leaves that *mutates_args* means."""
+    if isinstance(mutates_args, str):
+        raise OptionError(
+            f"{lowering.name}(): mutates_args={mutates_args!r} is one string. Write a tuple of names: ({mutates_args!r},). ({lowering.location})"
+        )
+    by_name: dict[str, list[Leaf]] = {}
+    for parameter in lowering.parameters:
+        for node in nodes(parameter.node):
+            tensors = [leaf for leaf in leaves(node) if leaf.is_tensor]
+            by_name[dotted(node.path)] = by_name[flat_name(node.path)] = tensors
+    mutated: set[str] = set()
+    for name in mutates_args:
+        if name not in by_name:
+            raise OptionError(
+                f"{lowering.name}(): mutates_args names '{name}', which is no parameter, leaf path or flat name.{nearest(name, by_name)} ({lowering.location})"
+            )
+        if not by_name[name]:
+            raise OptionError(
+                f"{lowering.name}(): mutates_args names '{name}', which holds no Tensor, and an op can write into Tensors only. ({lowering.location})"
+            )
+        for leaf in by_name[name]:
+            if leaf.schema_type == "Tensor[]?":
+                raise OptionError(
+                    f"{lowering.name}(): mutates_args names '{dotted(leaf.path)}', a list of Tensors that may be None, "
+                    f"which torch cannot functionalize (pytorch #144072). Use list[Tensor], empty for None. ({lowering.location})"
+                )
+            mutated.add(leaf.name)
+    return mutated
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, names, 1)
+    return f" Did you mean '{close[0]}'?" if close else ""
+
+
+def _arguments(lowering: SignatureLowering, mutated: set[str]) -> tuple[Argument, ...]:
+    arguments: list[Argument] = []
+    for parameter in lowering.parameters:
+        defaults = _leaf_defaults(parameter, lowering)
+        for leaf, default in zip(leaves(parameter.node), defaults, strict=True):
+            holdable = default is not NO_DEFAULT and default_text(leaf.schema_type, default) is not None
+            arguments.append(
+                Argument(
+                    leaf.name,
+                    leaf.schema_type,
+                    (leaf,),
+                    default if holdable else NO_DEFAULT,
+                    f"a{len(mutated & {a.name for a in arguments})}" if leaf.name in mutated else "",
+                    parameter.is_keyword_only,
+                )
+            )
+    if len(arguments) > MAX_ARGUMENTS:
+        from ._pack import pack
+
+        return pack(tuple(arguments), lowering)
+    return tuple(arguments)
+
+
+def _leaf_defaults(parameter: Parameter, lowering: SignatureLowering) -> list[object]:
+    """The parameter's default, flattened."""
+    below = list(leaves(parameter.node))
+    if not parameter.has_default:
+        return [NO_DEFAULT] * len(below)
+    if isinstance(parameter.node, Leaf) and parameter.node.codec.is_identity:
+        return [parameter.default]
+    source = emit_flatten(
+        (parameter,),
+        Writer(lowering.prefix, rejections(lowering.name, lowering.location)),
+        f"default of {lowering.name}",
+    )
+    return list(compile_source(source)(parameter.default))
+
+
+def _choose_path(
+    parameters: tuple[Parameter, ...], returns: Node | None, arguments: tuple[Argument, ...]
+) -> LoweringPath:
+    for parameter in parameters:
+        node = parameter.node
+        if not isinstance(node, Leaf) or not node.codec.keeps_value or node.name != parameter.name:
+            return "flattened"
+    if any(p.has_default and not a.has_default for p, a in zip(parameters, arguments, strict=True)):
+        return "flattened"
+    if returns is not None and not _is_flat_return(returns):
+        return "flattened"
+    return "direct" if all(parameter.is_plain for parameter in parameters) else "lowered"
+
+
+def _is_flat_return(node: Node) -> bool:
+    if isinstance(node, Sequence):
+        return len(node.items) > 1 and all(isinstance(item, Leaf) and item.codec.is_identity for item in node.items)
+    return isinstance(node, Leaf) and node.codec.is_identity
+
+
+def _positional_with_trailing_defaults(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
+    """The exposed function passes every argument by position, and holds the defaults itself.
+
+    A schema default before an argument without one is an internal assert of torch's parser, so only the last ones stay.
+    """
+    last_without = max((i for i, argument in enumerate(arguments) if not argument.has_default), default=-1)
+    return tuple(
+        replace(argument, is_keyword_only=False, default=NO_DEFAULT if i <= last_without else argument.default)
+        for i, argument in enumerate(arguments)
+    )

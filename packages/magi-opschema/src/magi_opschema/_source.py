@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generated source as data, and the one place that compiles it.
+
+A compiled function shows its text in tracebacks, in `inspect.getsource` and in a debugger,
+because its file name, `<magi_opschema exposed mylib.ops.norm>`, has an entry in `linecache`.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import threading
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+DUMP_VARIABLE = "MAGI_OPSCHEMA_DUMP"
+
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Source:
+    """Text of one generated function, the objects its names are bound to, and what it is called."""
+
+    text: str
+    globals: Mapping[str, object]
+    entry: str
+    title: str
+    """What the function is for and whose it is: `exposed mylib.ops.norm`."""
+
+
+def compile_source(source: Source) -> types.FunctionType:
+    """Compile *source* and return its function, with its text in `__source__`.
+
+    With the environment variable `MAGI_OPSCHEMA_DUMP` set to a folder, the text is written there too.
+    """
+    filename = _enter_in_linecache(source)
+    namespace: dict[str, Any] = dict(source.globals)
+    exec(compile(source.text, filename, "exec", dont_inherit=True), namespace)  # noqa: S102
+    function = namespace[source.entry]
+    assert isinstance(function, types.FunctionType)
+    function.__source__ = source.text  # type: ignore[attr-defined]
+    if folder := os.environ.get(DUMP_VARIABLE):
+        _dump(source, Path(folder), filename)
+    return function
+
+
+def _enter_in_linecache(source: Source) -> str:
+    """Give *source* a file name of its own; the same text keeps the same name."""
+    lines = source.text.splitlines(keepends=True)
+    # No modification time: linecache.checkcache() leaves the entry alone.
+    entry = (len(source.text), None, lines)
+    name, count = f"<magi_opschema {source.title}>", 1
+    with _lock:
+        while True:
+            known = linecache.cache.setdefault(name, (*entry, name))
+            if known == (*entry, name):
+                return name
+            count += 1
+            name = f"<magi_opschema {source.title}-{count}>"
+
+
+def _dump(source: Source, folder: Path, filename: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "_", filename.strip("<>"))
+    (folder / f"{stem}.py").write_text(source.text, encoding="utf-8")

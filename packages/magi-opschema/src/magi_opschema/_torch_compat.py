@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every private name of torch that magi-opschema uses, one function or constant a quirk.
+
+Unless it says otherwise, a name serves torch 2.10 to 2.15.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+
+below_autograd = torch._C._AutoDispatchBelowAutograd
+"""Context in which dispatch skips the autograd keys; what torch.library.custom_op itself enters (torch/_library/autograd.py)."""
+
+below_adinplaceorview = torch._C._AutoDispatchBelowADInplaceOrView
+"""As `below_autograd`, and the key that bumps version counters too."""
+
+any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
+"""True if one of the arguments, or of the Tensors in a list among them, requires a gradient. Others are passed over."""
+
+are_transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+"""True inside torch.func transforms, whose levels need every key of the dispatcher."""
+
+is_dynamo_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
+"""Public; Dynamo folds it to True. `torch.compiler.is_compiling` takes twice as long."""
+
+increment_version: Callable[[Iterable[torch.Tensor]], None] = torch._C._increment_version
+"""Bump version counters; a no-op for inference tensors. torch.autograd.graph.increment_version is the slower public form."""
+
+
+def dispatch(op: Any) -> Callable[..., Any]:
+    """The C function behind an OpOverload: the call without one Python frame (torch/_ops.py, `OpOverload.__call__`)."""
+    return op._op  # type: ignore[no-any-return]
+
+
+def hide_from_dynamo(fn: types.FunctionType) -> Callable[..., Any]:
+    """Keep Dynamo out of *fn* and of what it calls, at no cost a call.
+
+    A body that runs between two compiled regions would else be traced and compiled.
+    torch.library.custom_op wraps the body in `torch._disable_dynamo`, which costs a microsecond a call;
+    marking the code object, as Dynamo does for its own frames, costs nothing (torch/_dynamo/eval_frame.py, `skip_code`).
+    """
+    # Dynamo's own module re-exports these names; importing it would load the whole compiler.
+    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+
+    set_code_exec_strategy(fn.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+    return fn
+
+
+def run_on_fakes(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """*fn* on FakeTensors that look like the Tensors among the arguments."""
+    from torch._subclasses.fake_tensor import DynamicOutputShapeException
+
+    try:
+        return _run_on_fakes(fn, args, kwargs, None)
+    except DynamicOutputShapeException:
+        # A size that depends on data is a symbol. Only a ShapeEnv makes one, and it takes sympy to import.
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+        return _run_on_fakes(fn, args, kwargs, ShapeEnv())
+
+
+def _run_on_fakes(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], shape_env: Any) -> Any:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._pytree import tree_map_only
+
+    with FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True) as mode, torch.no_grad():
+        fake_args, fake_kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
+        return fn(*fake_args, **fake_kwargs)
+
+
+def destroy(library: torch.library.Library) -> None:
+    """Unregister everything that *library* holds; there is no public way to do it before the library is collected."""
+    library._destroy()
+
+
+def is_registered(name: str) -> bool:
+    """True if torch's dispatcher knows a schema `namespace::op`, whoever defined it."""
+    return any(schema == name or schema.startswith(f"{name}.") for schema in torch._C._dispatch_get_all_op_names())
+
+
+def dispatch_key_of(device_type: str) -> str:
+    """The dispatch key of a device type: "CUDA" for "cuda". torch.library.register_kernel asks the same."""
+    return str(torch._C._dispatch_key_for_device(device_type))

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every error that magi-opschema raises on purpose.
+
+Each says what is wrong, where (dotted path, file and line of the user's function), why, and what to do.
+All share the root `OpSchemaError`; each has a built-in second base, so that code which knows nothing of
+this package still catches it as the `TypeError`, `ValueError`, `RuntimeError` or `LookupError` that it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One bad place in a signature: its dotted path (`cfg.opt.betas`) and the sentence about it."""
+
+    path: str
+    sentence: str
+
+
+class OpSchemaError(Exception):
+    """Root of every error of this package."""
+
+
+class SignatureError(OpSchemaError, TypeError):
+    """A signature cannot be lowered. All its bad places are in `problems` and in the message."""
+
+    def __init__(self, function: str, location: str, problems: tuple[Problem, ...]) -> None:
+        self.function = function
+        self.location = location
+        self.problems = problems
+        if len(problems) == 1:
+            message = f"{function}(): {problems[0].sentence} ({location})"
+        else:
+            listed = "\n".join(f"  - {problem.sentence}" for problem in problems)
+            message = f"{function}(): {len(problems)} places of the signature have no flat schema form ({location}):\n{listed}"
+        super().__init__(message)
+
+
+class OpNameError(OpSchemaError, ValueError):
+    """An op name is not `namespace::op`."""
+
+
+class DuplicateOpError(OpSchemaError, ValueError):
+    """An op of this name exists, or the decorated object is an op already."""
+
+
+class UnknownOpError(OpSchemaError, LookupError):
+    """No op of this name, or this object, was registered by magi-opschema."""
+
+
+class OptionError(OpSchemaError, ValueError):
+    """An option of the decorator names something that the signature does not have, or contradicts another."""
+
+
+class ArgumentError(OpSchemaError, TypeError):
+    """A value at a call is not of the class that the signature says."""
+
+
+class ArgumentValueError(OpSchemaError, ValueError):
+    """A value at a call is of the right class, but not among the values that the signature allows."""
+
+
+class ReturnValueError(OpSchemaError, TypeError):
+    """A body or a fake returned something that the signature does not say."""
+
+
+class FakeMismatchError(OpSchemaError, RuntimeError):
+    """The fake describes other outputs than the body returned."""
+
+
+class AliasingError(OpSchemaError, RuntimeError):
+    """A body returned one of its inputs, a view of one, or the same tensor twice."""
+
+
+class MissingBackwardError(OpSchemaError, NotImplementedError):
+    """A gradient was asked of an op that has no `backward_fn`."""
+
+
+class MutationError(OpSchemaError, RuntimeError):
+    """A mutated tensor requires a gradient, which would be wrong afterwards."""
+
+
+class GradientError(OpSchemaError, RuntimeError):
+    """`backward_fn` returned gradients that do not fit the op's parameters."""
+
+
+class RuleError(OpSchemaError, TypeError):
+    """A vmap, autocast or sharding rule does not fit the op."""
