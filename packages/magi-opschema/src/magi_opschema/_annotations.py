@@ -11,7 +11,7 @@ from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def evaluate(annotation: object, scope: Scope) -> object:
 
     Raises whatever the evaluation raises: NameError, SyntaxError, AttributeError, TypeError.
     """
-    if annotation is None or (isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias)):
+    if annotation is None or _is_class(annotation):
         return annotation
     # get_type_hints knows forward references at any depth; it takes any object with annotations.
     holder = types.SimpleNamespace(__annotations__={"it": annotation})
@@ -90,7 +90,7 @@ def substitute(annotation: object, bound: Mapping[object, object]) -> object:
     if isinstance(annotation, typing.TypeVar):
         return bound.get(annotation, annotation)
     parameters = getattr(annotation, "__parameters__", ())
-    if not parameters or (isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias)):
+    if not parameters or _is_class(annotation):
         return annotation
     return annotation[tuple(bound.get(parameter, parameter) for parameter in parameters)]  # type: ignore[index]
 
@@ -109,13 +109,18 @@ def type_arguments(annotation: object) -> dict[object, object]:
     return bound
 
 
+def _is_class(annotation: object) -> TypeGuard[type]:
+    """True for a class; `list[int]` claims to be one."""
+    return isinstance(annotation, type) and typing.get_origin(annotation) is None
+
+
 def show_type(annotation: object) -> str:
     """*annotation* as a reader would write it: `dict[str, float]`, `NormCfg`, `int | None`."""
     if annotation is None or annotation is type(None):
         return "None"
     if isinstance(annotation, str):
         return annotation
-    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+    if _is_class(annotation):
         return annotation.__name__
     if isinstance(annotation, (typing.TypeVar, typing.NewType)):
         return annotation.__name__

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -74,13 +74,13 @@ def make_function(
     bridge = (
         _missing_backward(lowering) if formula is None else _bridge(lowering, formula, inputs_layout, outputs_layout)
     )
-    function = type(
+    function: Any = type(
         f"{lowering.name}_function",
         (torch.autograd.Function,),
         {"forward": staticmethod(forward), "vmap": staticmethod(vmap), **bridge},
     )
     apply = function.apply
-    return function
+    return cast("type[torch.autograd.Function]", function)
 
 
 def _dims_of(in_dims: Any, spread: Flat) -> Flat:
@@ -95,37 +95,33 @@ def _missing_backward(lowering: SignatureLowering) -> dict[str, Any]:
     def setup_context(ctx: Any, inputs: Flat, output: Any) -> None:
         """Nothing is saved: the backward only raises."""
 
-    def backward(ctx: Any, *grads: Any) -> Any:
-        raise MissingBackwardError(
-            f"{lowering.name}(): a gradient was asked of this op, which has no backward_fn. "
-            f"Give it one, or call it under torch.no_grad() or on detached Tensors. ({lowering.location})"
+    def backward(*_: Any) -> Any:
+        text = (
+            "a gradient was asked of this op, which has no backward_fn. "
+            "Give it one, or call it under torch.no_grad() or on detached Tensors."
         )
+        raise MissingBackwardError(lowering.sentence(text))
 
     return {"setup_context": staticmethod(setup_context), "backward": staticmethod(backward)}
 
 
 def _bridge(lowering: SignatureLowering, formula: Formula, inputs: FlatLayout, outputs: FlatLayout) -> dict[str, Any]:
-    index = {
-        dotted(leaf.path): i
-        for i, leaf in enumerate(leaf for a in lowering.arguments for leaf in a.leaves)
-        if leaf.is_tensor
+    position = {name: i for i, name in enumerate(inputs.names)}
+    tensors = {
+        parameter.name: [leaf for leaf in leaves(parameter.node) if leaf.is_tensor] for parameter in lowering.parameters
     }
-    slices = _parameter_slices(lowering)
+    index = {dotted(leaf.path): position[leaf.name] for below in tensors.values() for leaf in below}
+    positions = [[position[leaf.name] for leaf in below] for below in tensors.values()]
     outputs_count = len(lowering.return_leaves)
     bridge = Bridge(lowering)
 
     def setup_context(ctx: Any, spread: Flat, spread_output: Any) -> None:
         flat = inputs.gather(spread)
-        flags = tuple(
-            any(f) if isinstance(f, list) else bool(f)
-            for f in inputs.gather(
-                (*spread[:1], *ctx.needs_input_grad[1:]) if inputs.tensor_lists else ctx.needs_input_grad
-            )
-        )
+        flags = _flags(inputs, spread, ctx.needs_input_grad)
         ctx.needs_grad = NeedsGrad(index, flags)
-        ctx.needs_input_grad = tuple(any(flags[s]) for s in slices)
+        ctx.needs_input_grad = tuple(any(flags[i] for i in below) for below in positions)
         ctx._magi_inputs = InputShapes.of(lowering, flat)  # noqa: SLF001
-        output = as_tuple(spread_output, outputs_count) if not outputs.tensor_lists else spread_output
+        output = spread_output if outputs.tensor_lists else as_tuple(spread_output, outputs_count)
         ctx._magi_counts = output[0] if outputs.tensor_lists else None  # noqa: SLF001
         if formula.setup_context_fn is not None:
             formula.setup_context_fn(ctx, bridge.rebuild(*flat), structure(lowering.returns, outputs.gather(output)))
@@ -135,28 +131,22 @@ def _bridge(lowering: SignatureLowering, formula: Formula, inputs: FlatLayout, o
         returned = formula.backward_fn(ctx, *_positional(lowering.returns, structure(lowering.returns, grads)))
         shapes = ctx._magi_inputs  # noqa: SLF001
         found = lower_gradients(returned, lowering, shapes)
-        flat = tuple(found.get(name) for name in inputs.names)
-        if not inputs.tensor_lists:
-            return as_output(flat)
-        padded = [
-            [None] * len(shapes.by_name[name])
-            if value is None and i in inputs.tensor_lists and name in shapes.by_name
-            else value
-            for i, (name, value) in enumerate(zip(inputs.names, flat, strict=True))
-        ]
-        return (None, *inputs.spread(tuple(padded))[1:])
+        # A list without gradients still has a place for each of its Tensors.
+        for name in (inputs.names[i] for i in inputs.tensor_lists):
+            if name in shapes.by_name:
+                found.setdefault(name, [None] * len(shapes.by_name[name]))
+        spread = inputs.spread(tuple(found.get(name) for name in inputs.names))
+        return as_output((None, *spread[1:]) if inputs.tensor_lists else spread)
 
     return {"setup_context": staticmethod(setup_context), "backward": staticmethod(backward)}
 
 
-def _parameter_slices(lowering: SignatureLowering) -> list[slice]:
-    """Where the leaves of each parameter stand among all leaves."""
-    slices, start = [], 0
-    for parameter in lowering.parameters:
-        stop = start + len(list(leaves(parameter.node)))
-        slices.append(slice(start, stop))
-        start = stop
-    return slices
+def _flags(inputs: FlatLayout, spread: Flat, needs_input_grad: tuple[bool, ...]) -> tuple[bool, ...]:
+    """Whether each flat argument needs a gradient; a list does if one of its Tensors does."""
+    if not inputs.tensor_lists:
+        return needs_input_grad
+    gathered = inputs.gather((spread[0], *needs_input_grad[1:]))
+    return tuple(any(flag) if isinstance(flag, list) else bool(flag) for flag in gathered)
 
 
 def structure(node: Node | None, flat: Flat) -> Any:
@@ -208,11 +198,12 @@ def autograd_kernel(
 
 def transforms_kernel(lowering: SignatureLowering, function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """The kernel in front of torch.func transforms."""
+    apply: Callable[..., Any] = function.apply
     layout = FlatLayout.of_arguments(lowering.arguments)
     outputs = FlatLayout.of_outputs([leaf.schema_type for leaf in lowering.return_leaves])
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        output = function.apply(*layout.spread(layout.fill(args, kwargs)))
+        output = apply(*layout.spread(layout.fill(args, kwargs)))
         return as_output(outputs.gather(output)) if outputs.tensor_lists else output
 
     return kernel
@@ -228,11 +219,11 @@ def mutation_kernel(lowering: SignatureLowering, op: Any) -> Callable[..., Any]:
             flat = layout.fill(args, kwargs)
             for position, path in mutated:
                 if any_requires_grad(flat[position]):
-                    raise MutationError(
-                        f"{lowering.name}(): '{path}' is written into, and it requires a gradient or is part of a graph, "
-                        "which would be wrong afterwards. Call the op under torch.no_grad(), on a detached Tensor, or on a buffer. "
-                        f"({lowering.location})"
+                    text = (
+                        f"'{path}' is written into, and it requires a gradient or is part of a graph, "
+                        "which would be wrong afterwards. Call the op under torch.no_grad(), on a detached Tensor, or on a buffer."
                     )
+                    raise MutationError(lowering.sentence(text))
         with below_autograd():
             return op(*args, **kwargs)
 

@@ -49,7 +49,7 @@ class Bridge:
     def flatten_output(self) -> Callable[[Any], Flat]:
         """From the user's return value to a tuple of the flat outputs."""
         if self.lowering.returns is None:
-            return lambda output: ()
+            return lambda _: ()
         rejects = rejections(self.lowering.name, self.lowering.location, returned=ReturnValueError)
         to = Writer(self.lowering.prefix, rejects)
         return compile_source(emit_flatten_output(self.lowering.returns, to, f"output {self.lowering.name}"))
@@ -60,7 +60,7 @@ class Bridge:
     def per_parameter(self, per_leaf: Flat) -> Flat:
         """What is said of each flat argument, in the structure of the user's: for a record a dict by field."""
         said = {
-            leaf.name: value
+            leaf.name: value if argument.packing is None else None
             for argument, value in zip(self.lowering.arguments, per_leaf, strict=True)
             for leaf in argument.leaves
         }
@@ -79,7 +79,7 @@ class Bridge:
         said: dict[str, Any] = {}
         for parameter, value in zip(parameters, per_parameter, strict=True):
             said |= self._take_apart(parameter.node, value, what)
-        return [said.get(argument.leaves[0].name) for argument in self.lowering.arguments]
+        return [None if argument.packing else said.get(argument.name) for argument in self.lowering.arguments]
 
     def per_output(self, structured: Any, what: str) -> list[Any]:
         """For each flat output what is said of it; one value that is no structure holds for all."""
@@ -102,9 +102,8 @@ class Bridge:
                 named = [(str(i), item) for i, item in enumerate(node.items)]
         if isinstance(value, Mapping):
             if unknown := [name for name in value if name not in dict(named)]:
-                self.fail(
-                    f"{what} for '{dotted(node.path)}' names {unknown[0]!r}; there are {', '.join(name for name, _ in named)}"
-                )
+                known = ", ".join(name for name, _ in named)
+                self.fail(f"{what} for '{dotted(node.path)}' names {unknown[0]!r}; there are {known}")
             parts = [(part, value.get(name)) for name, part in named]
         elif isinstance(value, (tuple, list)):
             if len(value) != len(named):
@@ -119,7 +118,7 @@ class Bridge:
 
     def fail(self, text: str) -> NoReturn:
         """Raise a RuleError about this op."""
-        raise RuleError(f"{self.lowering.name}(): {text}. ({self.lowering.location})")
+        raise RuleError(self.lowering.sentence(f"{text}."))
 
 
 def _structure(node: Node, said: Mapping[str, Any]) -> Any:

@@ -49,34 +49,26 @@ class CallCheck:
         for leaf, output in zip(self._lowering.return_leaves, outputs, strict=True):
             for tensor in _tensors((output,)):
                 owner = seen.setdefault(_memory(tensor), f"'{dotted(leaf.path)}'")
-                if (
-                    owner != f"'{dotted(leaf.path)}'"
-                    or (leaf.is_list
-                    and list(map(_memory, output)).count(_memory(tensor)) > 1)
+                if owner != f"'{dotted(leaf.path)}'" or (
+                    leaf.is_list and list(map(_memory, output)).count(_memory(tensor)) > 1
                 ):
-                    raise AliasingError(
-                        f"{self._lowering.name}(): '{dotted(leaf.path)}' shares its memory with {owner}, "
-                        "which a compiler may not see. Return a copy: .clone(). "
-                        f"({self._lowering.location})"
-                    )
+                    text = f"'{dotted(leaf.path)}' shares its memory with {owner}, which a compiler may not see."
+                    raise AliasingError(self._lowering.sentence(f"{text} Return a copy: .clone()."))
 
     def _check_fake(self, args: Flat, kwargs: dict[str, Any], outputs: Flat) -> None:
         expected = as_tuple(self._run_fake(args, kwargs), len(outputs))
         for leaf, real, fake in zip(self._lowering.return_leaves, outputs, expected, strict=True):
             for what, real_value, fake_value in _differences(real, fake):
-                raise FakeMismatchError(
-                    f"{self._lowering.name}(): '{dotted(leaf.path)}' has {what} {real_value}, and the fake says {fake_value}. "
-                    f"Compiled code would be wrong: mend infer_output_meta_fn, or the body. ({self._lowering.location})"
-                )
+                text = f"'{dotted(leaf.path)}' has {what} {real_value}, and the fake says {fake_value}."
+                fix = "Compiled code would be wrong: mend infer_output_meta_fn, or the body."
+                raise FakeMismatchError(self._lowering.sentence(f"{text} {fix}"))
 
     def _run_fake(self, args: Flat, kwargs: dict[str, Any]) -> Any:
         try:
             return run_on_fakes(self._fake, args, kwargs)
         except Exception as error:
-            raise FakeMismatchError(
-                f"{self._lowering.name}(): the fake failed on the arguments of a real call: {type(error).__name__}: {error}. "
-                f"Mend infer_output_meta_fn. ({self._lowering.location})"
-            ) from error
+            text = f"the fake failed on the arguments of a real call: {type(error).__name__}: {error}."
+            raise FakeMismatchError(self._lowering.sentence(f"{text} Mend infer_output_meta_fn.")) from error
 
 
 def _tensors(values: Flat) -> Iterator[torch.Tensor]:

@@ -8,7 +8,7 @@ values which only compare equal (`True` and `1`) are told apart where the types 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,8 @@ import torch
 from ._annotations import show_type
 from ._tree import IDENTITY, Codec
 
+
+_BOOLS = {"True": True, "False": False}
 
 AS_TUPLE = Codec(decode="{tuple}({value})", constants={"tuple": tuple})
 """`tuple[T, ...]`: the dispatcher takes a tuple for a list, and hands the body a list."""
@@ -87,6 +89,25 @@ def torch_constant_text(kind: type) -> Codec:
         return Codec(note, "", "{str}({value})", "{device}({value})", {"str": str, "device": torch.device})
     read = {str(value): value for value in vars(torch).values() if type(value) is kind}
     return Codec(note, "", "{str}({value})", "{named}[{value}]", {"str": str, "named": read})
+
+
+def number_text() -> Codec:
+    """Codec of an int, float, bool or complex as text, exact in both directions."""
+    return Codec("number", "", "{repr}({value})", "{read_number}({value})", {"repr": repr, "read_number": _read_number})
+
+
+def _read_number(text: str) -> complex | bool:
+    for read in (_BOOLS.__getitem__, int, float, complex):
+        try:
+            return read(text)
+        except (KeyError, ValueError):
+            continue
+    raise AssertionError(text)
+
+
+def take(items: Iterator[Any], length: int) -> list[Any] | None:
+    """The next *length* of *items*; None for a negative length."""
+    return None if length < 0 else [next(items) for _ in range(length)]
 
 
 def optional(codec: Codec) -> Codec:

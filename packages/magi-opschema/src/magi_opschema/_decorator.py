@@ -6,11 +6,11 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 
-from ._annotations import Scope, location, scope_of
+from ._annotations import location, scope_of
 from ._autograd import Formula
 from ._emit import Writer
 from ._fake import FakeSpec, make_fake
@@ -21,6 +21,9 @@ from ._reject import rejections
 from ._signature import SignatureLowering, lower_signature_in
 from ._source import compile_source
 from ._torch_compat import (
+    CustomOpDef,
+    OpOverload,
+    OpOverloadPacket,
     any_requires_grad,
     are_transforms_active,
     below_adinplaceorview,
@@ -32,9 +35,6 @@ from ._torch_compat import (
 )
 from .errors import DuplicateOpError, OpNameError, OptionError, ReturnValueError
 
-
-if TYPE_CHECKING:
-    import types
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -105,7 +105,7 @@ def magi_register_custom_op(
     def decorate(fn: Callable[P, R]) -> Callable[P, R]:
         _refuse_ops(fn)
         op_name = _op_name(fn, name)
-        lowering = lower_signature_in(fn, _scope(fn, frame), mutates_args)
+        lowering = lower_signature_in(fn, scope_of(fn, frame), mutates_args)
         formula = _formula(lowering, setup_context_fn, backward_fn)
         fake = make_fake(lowering, infer_output_meta_fn, _title(fn))
         lowered_fn = _lowered_fn(lowering, fn)
@@ -119,19 +119,15 @@ def magi_register_custom_op(
 
 
 def _refuse_ops(fn: object) -> None:
-    if hasattr(fn, TORCH_OP_ATTRIBUTE) or isinstance(fn, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):  # noqa: SLF001
+    if hasattr(fn, TORCH_OP_ATTRIBUTE) or isinstance(fn, (OpOverload, OpOverloadPacket)):
         described = getattr(fn, "__qualname__", None) or str(fn)
         raise DuplicateOpError(
             f"{described} is an op already. Decorate a function once; op_def(op).fn is the plain function."
         )
-    if isinstance(fn, torch.library.CustomOpDef):
+    if isinstance(fn, CustomOpDef):
         raise DuplicateOpError(f"{fn} was registered by torch.library.custom_op. Take that decorator off.")
     if not hasattr(fn, "__code__"):
         raise OptionError(f"{fn!r} is no Python function. Wrap it in one whose parameters have annotations.")
-
-
-def _scope(fn: Callable[..., Any], frame: types.FrameType) -> Scope:
-    return scope_of(fn, frame)
 
 
 def _title(fn: Callable[..., Any]) -> str:
@@ -153,16 +149,13 @@ def _formula(
 ) -> Formula | None:
     if backward_fn is None:
         if setup_context_fn is not None:
-            raise OptionError(
-                f"{lowering.name}(): setup_context_fn saves for a backward_fn, and there is none. Give one. ({lowering.location})"
-            )
+            text = "setup_context_fn saves for a backward_fn, and there is none. Give one."
+            raise OptionError(lowering.sentence(text))
         return None
     if lowering.mutated:
         names = ", ".join(f"'{argument.name}'" for argument in lowering.mutated)
-        raise OptionError(
-            f"{lowering.name}(): backward_fn together with mutates_args ({names}): the gradient of an op that writes into "
-            f"its arguments is not defined. Return new Tensors instead. ({lowering.location})"
-        )
+        text = f"backward_fn together with mutates_args ({names}): the gradient of an op that writes into its arguments"
+        raise OptionError(lowering.sentence(f"{text} is not defined. Return new Tensors instead."))
     return Formula(setup_context_fn, backward_fn)
 
 
@@ -175,22 +168,17 @@ def _lowered_fn(lowering: SignatureLowering, fn: Callable[..., Any]) -> Callable
 
 
 def _free_name(name: str, lowering: SignatureLowering, *, override: bool) -> None:
-    if override and is_known(name):
-        unregister(op_def(name).registration)
-    elif is_known(name) or is_registered(name):
-        whose = (
-            f"by {op_def(name).lowering.name} ({op_def(name).lowering.location})"
-            if is_known(name)
-            else "by another library"
-        )
-        fix = (
-            "Choose another name."
-            if not is_known(name)
-            else "Choose another name, or pass override=True to replace it, as after a reload."
-        )
-        raise DuplicateOpError(
-            f"{lowering.name}(): the op '{name}' is registered already, {whose}. {fix} ({lowering.location})"
-        )
+    if not is_known(name):
+        if is_registered(name):
+            text = f"the op '{name}' is registered already, by another library. Choose another name."
+            raise DuplicateOpError(lowering.sentence(text))
+        return
+    other = op_def(name)
+    if not override:
+        text = f"the op '{name}' is registered already, by {other.lowering.name} ({other.lowering.location})."
+        fix = "Choose another name, or pass override=True to replace it, as after a reload."
+        raise DuplicateOpError(lowering.sentence(f"{text} {fix}"))
+    unregister(other.registration)
 
 
 def _expose(lowering: SignatureLowering, fn: Callable[..., Any], name: str, torch_op: Any) -> Callable[..., Any]:

@@ -98,7 +98,8 @@ def flatten(node: Node, value: str, to: Writer) -> list[str]:
             return _flatten_optional(node, to.local(flat_name(node.path), value), to)
         case MaskedList():
             value = to.local(flat_name(node.path), value)
-            return [f"[item for item in {value} if item is not None]", f"[item is not None for item in {value}]"]
+            to.line(f"{node.present.name} = [item is not None for item in {value}]")
+            return [f"[item for item in {value} if item is not None]", node.present.name]
 
 
 def _encode(leaf: Leaf, value: str, to: Writer) -> str:

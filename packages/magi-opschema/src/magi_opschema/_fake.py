@@ -11,8 +11,9 @@ import torch
 from ._emit import Writer
 from ._flat import FlatLayout, as_output
 from ._functions import emit_lowered
+from ._mutates import nearest
 from ._reject import rejections
-from ._signature import SignatureLowering, nearest
+from ._signature import SignatureLowering
 from ._source import compile_source
 from ._tree import Leaf, dotted
 from .errors import OptionError, ReturnValueError
@@ -46,38 +47,41 @@ def _sources(lowering: SignatureLowering, names: Sequence[str] | None) -> list[L
     outputs = lowering.return_leaves
     for output in outputs:
         if not output.is_tensor:
-            raise _wrong(
-                lowering,
-                f"'{dotted(output.path)}' is a {output.schema_type}, which looks like no Tensor input. Pass a function",
-            )
+            text = f"'{dotted(output.path)}' is a {output.schema_type}, which looks like no Tensor input"
+            raise _wrong(lowering, f"{text}. Pass a function")
     tensors = [leaf for leaf in lowering.leaves if leaf.is_tensor]
-    if names is None:
-        if len(outputs) > len(tensors):
-            text = f"there are {len(outputs)} outputs and {len(tensors)} Tensor inputs, so output i cannot look like input i. Pass a function or names"
-            raise _wrong(lowering, text)
-        sources = tensors[: len(outputs)]
-    else:
-        if isinstance(names, str):
-            raise _wrong(lowering, f"{names!r} is one string. Write a list of names: [{names!r}]")
-        if len(names) != len(outputs):
-            raise _wrong(lowering, f"{len(names)} names are given for {len(outputs)} outputs")
-        known = {text: leaf for leaf in tensors for text in (dotted(leaf.path), leaf.name)}
-        for name in names:
-            if name not in known:
-                raise _wrong(
-                    lowering, f"'{name}' is no Tensor parameter or leaf path.{nearest(name, known)} It names one"
-                )
-        sources = [known[name] for name in names]
+    sources = _first(lowering, tensors) if names is None else _named(lowering, tensors, names)
     for output, source in zip(outputs, sources, strict=True):
         if output.is_list is not source.is_list:
-            raise _wrong(
-                lowering, f"'{dotted(output.path)}' and '{dotted(source.path)}' are not both lists. Pass a function"
-            )
+            text = f"'{dotted(output.path)}' and '{dotted(source.path)}' are not both lists"
+            raise _wrong(lowering, f"{text}. Pass a function")
     return sources
 
 
+def _first(lowering: SignatureLowering, tensors: list[Leaf]) -> list[Leaf]:
+    count = len(lowering.return_leaves)
+    if count > len(tensors):
+        text = f"there are {count} outputs and {len(tensors)} Tensor inputs, so output i cannot look like input i"
+        raise _wrong(lowering, f"{text}. Pass a function, or names")
+    return tensors[:count]
+
+
+def _named(lowering: SignatureLowering, tensors: list[Leaf], names: Sequence[str]) -> list[Leaf]:
+    if isinstance(names, str):
+        raise _wrong(lowering, f"{names!r} is one string. Write a list of names: [{names!r}]")
+    if len(names) != len(lowering.return_leaves):
+        raise _wrong(
+            lowering, f"{len(names)} names are given for {len(lowering.return_leaves)} outputs. Give one for each"
+        )
+    known = {text: leaf for leaf in tensors for text in (dotted(leaf.path), leaf.name)}
+    for name in names:
+        if name not in known:
+            raise _wrong(lowering, f"'{name}' is no Tensor parameter or leaf path.{nearest(name, known)} Name one")
+    return [known[name] for name in names]
+
+
 def _wrong(lowering: SignatureLowering, text: str) -> OptionError:
-    return OptionError(f"{lowering.name}(): infer_output_meta_fn: {text}. ({lowering.location})")
+    return OptionError(lowering.sentence(f"infer_output_meta_fn: {text}."))
 
 
 def _like_inputs(lowering: SignatureLowering, sources: list[Leaf]) -> Callable[..., Any]:

@@ -33,7 +33,7 @@ def emit_exposed(
     """
     exprs = _flatten_parameters(lowering.parameters, to)
     exprs = _name_tensors(lowering, exprs, to)
-    arguments = ", ".join(_argument_texts(lowering.arguments, exprs))
+    arguments = ", ".join(_argument_texts(lowering.arguments, exprs, to))
     names = {name: to.bind(name, call) for name, call in calls.items()}
     output = f"{to.prefix}output"
     to.line(f"if {_needs_dispatch(lowering, exprs, names)}:")
@@ -77,7 +77,7 @@ def emit_flatten(
 ) -> Source:
     """From the user's arguments to a tuple of the flat ones, or of the leaves where no *arguments* are given."""
     exprs = _flatten_parameters(parameters, to)
-    texts = _argument_texts(arguments, exprs) if arguments else list(exprs.values())
+    texts = _argument_texts(arguments, exprs, to) if arguments else list(exprs.values())
     to.line(f"return {_tuple_text(texts)}")
     return _source("flatten", _user_parameters(parameters, to), "Take the arguments apart.", to, title)
 
@@ -139,14 +139,13 @@ def _mutated_text(lowering: SignatureLowering, exprs: dict[str, str]) -> str:
     return _tuple_text(texts)
 
 
-def _argument_texts(arguments: tuple[Argument, ...], exprs: Mapping[str, str]) -> list[str]:
-    return [argument.pack_text([exprs[leaf.name] for leaf in argument.leaves]) for argument in arguments]
+def _argument_texts(arguments: tuple[Argument, ...], exprs: Mapping[str, str], to: Writer) -> list[str]:
+    return [argument.pack([exprs[leaf.name] for leaf in argument.leaves], to) for argument in arguments]
 
 
 def _rebuild_parameters(lowering: SignatureLowering, to: Writer) -> list[str]:
     for argument in lowering.arguments:
-        for line in argument.unpack_lines():
-            to.line(line)
+        argument.unpack(to)
     return [rebuild(parameter.node, to) for parameter in lowering.parameters]
 
 

@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 import torch
 
 from ._flat import Flat
-from ._signature import SignatureLowering, nearest
+from ._mutates import nearest
+from ._signature import SignatureLowering
 from ._tree import Leaf, MaskedList, Node, Optional, Record, Sequence, dotted, leaves
 from .errors import GradientError
 
@@ -77,7 +78,7 @@ class _Bridge:
 
     def fail(self, path: str, text: str) -> NoReturn:
         of = f" for '{path}'" if path else ""
-        raise GradientError(f"{self.lowering.name}(): backward_fn{of} {text}. ({self.lowering.location})")
+        raise GradientError(self.lowering.sentence(f"backward_fn{of} {text}."))
 
     def lower(self, node: Node, gradient: Any) -> dict[str, Any]:
         if gradient is None:
@@ -124,27 +125,20 @@ class _Bridge:
         if isinstance(gradient, Mapping):
             for name in gradient:
                 if name not in fields:
-                    self.fail(
-                        path,
-                        f"names the field {name!r}, which {record.label} does not have.{nearest(str(name), fields)} It has {', '.join(fields)}",
-                    )
+                    text = f"names the field {name!r}, which {record.label} does not have"
+                    self.fail(path, f"{text}; it has {', '.join(fields)}{nearest(str(name), fields)}")
             given: Mapping[str, Any] = gradient
         elif isinstance(gradient, record.cls) and record.kind == "dataclass":
-            given = {
-                name: value for name, node in fields.items() if _holds_tensors(node, value := getattr(gradient, name))
-            }
+            # Fields that are no Tensor hold the values that the instance was built with; they say nothing.
+            given = {name: getattr(gradient, name) for name, node in fields.items() if _holds_tensors(node)}
         elif isinstance(gradient, (tuple, list)):
             if len(gradient) != len(fields):
-                self.fail(
-                    path,
-                    f"returned {len(gradient)} gradients, expected {len(fields)}, one for each of ({', '.join(fields)})",
-                )
+                text = f"returned {len(gradient)} gradients, expected {len(fields)}"
+                self.fail(path, f"{text}, one for each of ({', '.join(fields)})")
             given = dict(zip(fields, gradient, strict=True))
         else:
-            self.fail(
-                path,
-                f"returned {_kind(gradient)}, expected None, a dict by field, a {record.label}, or a tuple in field order",
-            )
+            forms = f"None, a dict by field, a {record.label}, or a tuple in field order"
+            self.fail(path, f"returned {_kind(gradient)}, expected {forms}")
         found: dict[str, Any] = {}
         for name, value in given.items():
             found |= self.lower(fields[name], value)
@@ -175,9 +169,8 @@ class _Bridge:
         return gradient
 
 
-def _holds_tensors(node: Node, value: Any) -> bool:
-    """Of an instance, fields that are no Tensor hold the value they were built with; it says nothing."""
-    return value is not None and any(leaf.is_tensor for leaf in leaves(node))
+def _holds_tensors(node: Node) -> bool:
+    return any(leaf.is_tensor for leaf in leaves(node))
 
 
 def _sums_to(shape: torch.Size, target: torch.Size) -> bool:
@@ -185,7 +178,7 @@ def _sums_to(shape: torch.Size, target: torch.Size) -> bool:
     if len(shape) < len(target):
         return False
     rest = shape[len(shape) - len(target) :]
-    return all(have == want or want == 1 for have, want in zip(rest, target, strict=True))
+    return all(want in (have, 1) for have, want in zip(rest, target, strict=True))
 
 
 def _kind(value: Any) -> str:

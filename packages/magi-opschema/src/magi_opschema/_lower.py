@@ -193,7 +193,7 @@ def _lower_list(annotation: object, element: object, place: Place, *, as_tuple: 
     inner = lower(element, replace(place, is_optional=False)).node
     if isinstance(inner, Leaf):
         if resolved in _WRITTEN_AS_TEXT:
-            codec = codecs.torch_constant_text(typing.cast("type", resolved))
+            codec = codecs.torch_constant_text(resolved)
             return place.leaf("str[]", codecs.listed(codec, as_tuple=as_tuple))
         if inner.schema_type in _LIST_ELEMENTS:
             return place.leaf(f"{inner.schema_type}[]", codecs.listed(inner.codec, as_tuple=as_tuple))
@@ -324,7 +324,7 @@ def _advice(annotation: object, cls: object, arguments: tuple[Any, ...]) -> str:
         collections.OrderedDict,
     }:
         return f"Use a frozen dataclass, or tuple[{show_type(arguments[1]) if len(arguments) == 2 else 'T'}, ...]."
-    if isinstance(cls, type):
+    if isinstance(cls, type) and cls is not object:
         for base in cls.__mro__:
             if base in _ADVICE and base is not object:
                 return _ADVICE[base]
@@ -332,8 +332,6 @@ def _advice(annotation: object, cls: object, arguments: tuple[Any, ...]) -> str:
             return "Pass a Tensor: torch.from_numpy() shares its memory."
         if issubclass(cls, torch.Tensor):
             return "Annotate it Tensor; a subclass may be passed."
-        if cls is not object:
-            return f"Use a frozen dataclass with the parts of {cls.__name__} that the op needs."
-    if isinstance(cls, collections.abc.Hashable) and cls in _ADVICE:
-        return _ADVICE[cls]
-    return "See the type table in the documentation of magi-opschema."
+        return f"Use a frozen dataclass with the parts of {cls.__name__} that the op needs."
+    known = _ADVICE.get(cls) if isinstance(cls, collections.abc.Hashable) else None
+    return known or "See the type table in the documentation of magi-opschema."

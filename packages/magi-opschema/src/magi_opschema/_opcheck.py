@@ -38,8 +38,9 @@ def opcheck(op: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None = 
     """
     definition = op_def(op)
     if definition.path != "flattened":
-        result: dict[str, str] = torch.library.opcheck(definition.torch_op, tuple(args), dict(kwargs or {}), **options)
-        return result
-    flat = Bridge(definition.lowering).flatten(*args, **(kwargs or {}))
-    result = torch.library.opcheck(definition.torch_op, flat, **options)
-    return result
+        return _opcheck(definition.torch_op, tuple(args), dict(kwargs or {}), options)
+    return _opcheck(definition.torch_op, Bridge(definition.lowering).flatten(*args, **(kwargs or {})), {}, options)
+
+
+def _opcheck(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]) -> dict[str, str]:
+    return torch.library.opcheck(op, args, kwargs, **options)

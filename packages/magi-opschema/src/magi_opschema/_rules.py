@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 
@@ -84,8 +84,8 @@ def _dispatch_key(definition: OpDef, device_type: str) -> str:
     try:
         return dispatch_key_of(device_type)
     except RuntimeError as error:
-        text = f"'{device_type}' is no device type of torch. Use 'cpu', 'cuda', …"
-        raise RuleError(f"{definition.lowering.name}(): {text} ({definition.lowering.location})") from error
+        text = f"'{device_type}' is no device type of torch. Use 'cpu', 'cuda' or another."
+        raise RuleError(definition.lowering.sentence(text)) from error
 
 
 def register_vmap(op: object, rule: F | None = None) -> Any:
@@ -181,4 +181,4 @@ def register_sharding(op: object, rule: F | None = None) -> Any:
         ]
 
     register_with_dtensor(definition.torch_op)(flat_rule)
-    return cast("F", rule)
+    return rule

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from ._emit import Writer
 from ._tree import Leaf
 
 
@@ -26,11 +28,11 @@ _MEMORY_FORMATS = {torch.contiguous_format: "contiguous_format"}
 class Packing(Protocol):
     """How an argument holds several leaves, as texts of generated code."""
 
-    def pack(self, exprs: list[str]) -> str:
+    def pack(self, exprs: Sequence[str], to: Writer) -> str:
         """An expression of the argument, from one for each leaf."""
 
-    def unpack(self, argument: Argument) -> list[str]:
-        """The lines that give each leaf its name again."""
+    def unpack(self, argument: Argument, to: Writer) -> None:
+        """Write the lines that give each leaf its name again."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,14 @@ class Argument:
         """True if the schema says a default."""
         return self.default is not NO_DEFAULT
 
-    def pack_text(self, exprs: list[str]) -> str:
+    def pack(self, exprs: Sequence[str], to: Writer) -> str:
         """The argument as an expression of its leaves' expressions."""
-        return exprs[0] if self.packing is None else self.packing.pack(exprs)
+        return exprs[0] if self.packing is None else self.packing.pack(exprs, to)
 
-    def unpack_lines(self) -> list[str]:
-        """The lines that give each leaf its name again."""
-        return [] if self.packing is None else self.packing.unpack(self)
+    def unpack(self, to: Writer) -> None:
+        """Write the lines that give each leaf its name again."""
+        if self.packing is not None:
+            self.packing.unpack(self, to)
 
     @property
     def text(self) -> str:

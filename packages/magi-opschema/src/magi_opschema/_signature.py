@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
+import keyword
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -15,12 +15,14 @@ from ._annotations import Scope, location, scope_of
 from ._emit import Writer
 from ._functions import emit_flatten
 from ._lower import Place, Refused, lower
+from ._mutates import mutated_leaves
+from ._pack import pack
 from ._reject import rejections
 from ._returns import lower_returns
 from ._schema import MAX_ARGUMENTS, NO_DEFAULT, Argument, default_text, schema_text
 from ._source import compile_source
 from ._tree import Leaf, Node, Sequence, dotted, flat_name, leaves, nodes
-from .errors import OptionError, Problem, SignatureError
+from .errors import Problem, SignatureError
 
 
 LoweringPath = Literal["direct", "lowered", "flattened"]
@@ -83,6 +85,10 @@ class SignatureLowering:
         """The arguments that the op writes into."""
         return tuple(argument for argument in self.arguments if argument.alias)
 
+    def sentence(self, text: str) -> str:
+        """An error message about this op: its name, *text*, and where it is defined."""
+        return f"{self.name}(): {text} ({self.location})"
+
     @property
     def rebuilds_returns(self) -> bool:
         """True if the flat outputs are not what the user's function returns."""
@@ -122,7 +128,7 @@ def lower_signature_in(fn: Callable[..., Any], scope: Scope, mutates_args: Itera
     parameters, returns = _lower_all(fn, name, signature, scope)
     prefix = _free_prefix([*signature.parameters, *(flat_name(n.path) for p in parameters for n in nodes(p.node))])
     lowering = SignatureLowering(name, signature, parameters, returns, (), "flattened", prefix, location(fn))
-    mutated = _mutated_leaves(lowering, mutates_args)
+    mutated = mutated_leaves(lowering, mutates_args)
     arguments = _arguments(lowering, mutated)
     path = _choose_path(parameters, returns, arguments)
     if path == "flattened":
@@ -156,64 +162,47 @@ def _lower_all(
 
 
 def _lower_parameter(parameter: inspect.Parameter, scope: Scope) -> Parameter:
-    subject = f"parameter '{parameter.name}'"
-    match parameter.kind:
-        case parameter.VAR_POSITIONAL:
-            raise Refused(
-                Problem(
-                    parameter.name,
-                    f"'*{parameter.name}' takes any number of values, and a schema has a fixed number of arguments. Use a list or tuple[T, ...] parameter.",
-                )
-            )
-        case parameter.VAR_KEYWORD:
-            raise Refused(
-                Problem(
-                    parameter.name,
-                    f"'**{parameter.name}' takes any names, and a schema has fixed names. Use a frozen dataclass.",
-                )
-            )
-        case parameter.POSITIONAL_ONLY:
-            raise Refused(
-                Problem(
-                    parameter.name,
-                    f"{subject} is positional-only, and every schema argument has a name. Remove the '/'.",
-                )
-            )
-    if parameter.annotation is parameter.empty:
-        raise Refused(
-            Problem(
-                parameter.name,
-                f"{subject} has no annotation, and the schema needs its type. Annotate it, for example {parameter.name}: Tensor.",
-            )
-        )
+    if sentence := _unfit(parameter):
+        raise Refused(Problem(parameter.name, sentence))
     lowered = lower(parameter.annotation, Place((parameter.name,), scope, "parameter"))
     default = NO_DEFAULT if parameter.default is parameter.empty else parameter.default
     return Parameter(parameter.name, lowered.node, default, parameter.kind is parameter.KEYWORD_ONLY, lowered.is_plain)
 
 
+def _unfit(parameter: inspect.Parameter) -> str:
+    """Why no annotation could give the parameter a place in a schema; empty if one can."""
+    name = parameter.name
+    match parameter.kind:
+        case parameter.VAR_POSITIONAL:
+            why = "takes any number of values, and a schema has a fixed number of arguments"
+            return f"'*{name}' {why}. Use a list or tuple[T, ...] parameter."
+        case parameter.VAR_KEYWORD:
+            return f"'**{name}' takes any names, and a schema has fixed names. Use a frozen dataclass."
+        case parameter.POSITIONAL_ONLY:
+            return f"parameter '{name}' is positional-only, and every schema argument has a name. Remove the '/'."
+    if parameter.annotation is parameter.empty:
+        fix = f"Annotate it, for example {name}: Tensor."
+        return f"parameter '{name}' has no annotation, and the schema needs its type. {fix}"
+    return ""
+
+
 def _clashes(parameters: list[Parameter]) -> list[Problem]:
-    """Two nodes of one flat name."""
+    """Nodes that would share a flat name, such as a parameter `cfg__eps` beside the leaf `cfg.eps`."""
+    problems: list[Problem] = []
     seen: dict[str, Node] = {}
-    problems = []
-    for parameter in parameters:
-        for node in nodes(parameter.node):
-            name = flat_name(node.path)
-            other = seen.setdefault(name, node)
-            if (
-                (other is not node
-                and other.path != node.path)
-                or (other is not node
-                and isinstance(node, Leaf)
-                and isinstance(other, Leaf))
-            ):
-                sentence = f"'{dotted(other.path)}' and '{dotted(node.path)}' have the same flat name '{name}'. Rename one of them."
-                problems.append(Problem(dotted(node.path), sentence))
+    for node in (node for parameter in parameters for node in nodes(parameter.node)):
+        name = flat_name(node.path)
+        other = seen.setdefault(name, node)
+        # A list of optional Tensors and its values are two nodes of one path.
+        if other is node or (type(other) is not type(node) and other.path == node.path):
+            continue
+        sentence = f"'{dotted(other.path)}' and '{dotted(node.path)}' have the same flat name '{name}'. Rename one."
+        problems.append(Problem(dotted(node.path), sentence))
     return problems
 
 
 def _identifier(name: str) -> str:
-    cleaned = flat_name((name,)) if name.isidentifier() else "op"
-    return cleaned
+    return flat_name((name,)) if name.isidentifier() and not keyword.iskeyword(name) else "op"
 
 
 def _free_prefix(names: Iterable[str]) -> str:
@@ -221,42 +210,6 @@ def _free_prefix(names: Iterable[str]) -> str:
     while any(name.startswith(prefix) for name in taken):
         prefix = f"_{prefix}"
     return prefix
-
-
-def _mutated_leaves(lowering: SignatureLowering, mutates_args: Iterable[str]) -> set[str]:
-    """The names of the leaves that *mutates_args* means."""
-    if isinstance(mutates_args, str):
-        raise OptionError(
-            f"{lowering.name}(): mutates_args={mutates_args!r} is one string. Write a tuple of names: ({mutates_args!r},). ({lowering.location})"
-        )
-    by_name: dict[str, list[Leaf]] = {}
-    for parameter in lowering.parameters:
-        for node in nodes(parameter.node):
-            tensors = [leaf for leaf in leaves(node) if leaf.is_tensor]
-            by_name[dotted(node.path)] = by_name[flat_name(node.path)] = tensors
-    mutated: set[str] = set()
-    for name in mutates_args:
-        if name not in by_name:
-            raise OptionError(
-                f"{lowering.name}(): mutates_args names '{name}', which is no parameter, leaf path or flat name.{nearest(name, by_name)} ({lowering.location})"
-            )
-        if not by_name[name]:
-            raise OptionError(
-                f"{lowering.name}(): mutates_args names '{name}', which holds no Tensor, and an op can write into Tensors only. ({lowering.location})"
-            )
-        for leaf in by_name[name]:
-            if leaf.schema_type == "Tensor[]?":
-                raise OptionError(
-                    f"{lowering.name}(): mutates_args names '{dotted(leaf.path)}', a list of Tensors that may be None, "
-                    f"which torch cannot functionalize (pytorch #144072). Use list[Tensor], empty for None. ({lowering.location})"
-                )
-            mutated.add(leaf.name)
-    return mutated
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, names, 1)
-    return f" Did you mean '{close[0]}'?" if close else ""
 
 
 def _arguments(lowering: SignatureLowering, mutated: set[str]) -> tuple[Argument, ...]:
@@ -276,8 +229,6 @@ def _arguments(lowering: SignatureLowering, mutated: set[str]) -> tuple[Argument
                 )
             )
     if len(arguments) > MAX_ARGUMENTS:
-        from ._pack import pack
-
         return pack(tuple(arguments), lowering)
     return tuple(arguments)
 
@@ -304,6 +255,8 @@ def _choose_path(
         node = parameter.node
         if not isinstance(node, Leaf) or not node.codec.keeps_value or node.name != parameter.name:
             return "flattened"
+    if len(parameters) != len(arguments):
+        return "flattened"
     if any(p.has_default and not a.has_default for p, a in zip(parameters, arguments, strict=True)):
         return "flattened"
     if returns is not None and not _is_flat_return(returns):

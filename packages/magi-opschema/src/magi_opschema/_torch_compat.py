@@ -6,15 +6,17 @@ Unless it says otherwise, a name serves torch 2.10 to 2.15.
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch._library.custom_ops import CustomOpDef as CustomOpDef
+from torch._ops import OpOverload as OpOverload
+from torch._ops import OpOverloadPacket as OpOverloadPacket
 
 
 below_autograd = torch._C._AutoDispatchBelowAutograd
-"""Context in which dispatch skips the autograd keys; what torch.library.custom_op itself enters (torch/_library/autograd.py)."""
+"""Context in which dispatch skips the autograd keys; custom_op enters the same (torch/_library/autograd.py)."""
 
 below_adinplaceorview = torch._C._AutoDispatchBelowADInplaceOrView
 """As `below_autograd`, and the key that bumps version counters too."""
@@ -29,7 +31,7 @@ is_dynamo_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 """Public; Dynamo folds it to True. `torch.compiler.is_compiling` takes twice as long."""
 
 increment_version: Callable[[Iterable[torch.Tensor]], None] = torch._C._increment_version
-"""Bump version counters; a no-op for inference tensors. torch.autograd.graph.increment_version is the slower public form."""
+"""Bump version counters; a no-op for inference tensors. The public torch.autograd.graph.increment_version is slower."""
 
 
 def dispatch(op: Any) -> Callable[..., Any]:
@@ -37,12 +39,13 @@ def dispatch(op: Any) -> Callable[..., Any]:
     return op._op  # type: ignore[no-any-return]
 
 
-def hide_from_dynamo(fn: types.FunctionType) -> Callable[..., Any]:
+def hide_from_dynamo(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Keep Dynamo out of *fn* and of what it calls, at no cost a call.
 
     A body that runs between two compiled regions would else be traced and compiled.
     torch.library.custom_op wraps the body in `torch._disable_dynamo`, which costs a microsecond a call;
-    marking the code object, as Dynamo does for its own frames, costs nothing (torch/_dynamo/eval_frame.py, `skip_code`).
+    marking the code object, as Dynamo does for its own frames, costs nothing
+    (torch/_dynamo/eval_frame.py, `skip_code`).
     """
     # Dynamo's own module re-exports these names; importing it would load the whole compiler.
     from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy

@@ -34,7 +34,8 @@ class SignatureError(OpSchemaError, TypeError):
             message = f"{function}(): {problems[0].sentence} ({location})"
         else:
             listed = "\n".join(f"  - {problem.sentence}" for problem in problems)
-            message = f"{function}(): {len(problems)} places of the signature have no flat schema form ({location}):\n{listed}"
+            counted = f"{len(problems)} places of the signature have no flat schema form"
+            message = f"{function}(): {counted} ({location}):\n{listed}"
         super().__init__(message)
 
 

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`mutates_args`: names at the user's signature to the Tensor leaves they mean."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from ._tree import Leaf, dotted, flat_name, leaves, nodes
+from .errors import OptionError
+
+
+if TYPE_CHECKING:
+    from ._signature import SignatureLowering
+
+
+def mutated_leaves(lowering: SignatureLowering, mutates_args: Iterable[str]) -> set[str]:
+    """The names of the leaves that *mutates_args* means.
+
+    Raises:
+        OptionError: a name means nothing, or nothing that an op can write into.
+    """
+    if isinstance(mutates_args, str):
+        text = f"mutates_args={mutates_args!r} is one string. Write a tuple of names: ({mutates_args!r},)."
+        raise OptionError(lowering.sentence(text))
+    tensors_by_name: dict[str, list[Leaf]] = {}
+    for parameter in lowering.parameters:
+        for node in nodes(parameter.node):
+            tensors = [leaf for leaf in leaves(node) if leaf.is_tensor]
+            tensors_by_name[dotted(node.path)] = tensors_by_name[flat_name(node.path)] = tensors
+    mutated: set[str] = set()
+    for name in mutates_args:
+        for leaf in _meant(name, tensors_by_name, lowering):
+            _refuse_optional_list(leaf, lowering)
+            mutated.add(leaf.name)
+    return mutated
+
+
+def _meant(name: str, tensors_by_name: dict[str, list[Leaf]], lowering: SignatureLowering) -> Sequence[Leaf]:
+    if name not in tensors_by_name:
+        text = f"mutates_args names '{name}', which is no parameter, leaf path or flat name."
+        raise OptionError(lowering.sentence(text + nearest(name, tensors_by_name)))
+    if not tensors_by_name[name]:
+        text = f"mutates_args names '{name}', which holds no Tensor, and an op can write into Tensors only."
+        raise OptionError(lowering.sentence(text))
+    return tensors_by_name[name]
+
+
+def _refuse_optional_list(leaf: Leaf, lowering: SignatureLowering) -> None:
+    if leaf.schema_type == "Tensor[]?":
+        text = f"mutates_args names '{dotted(leaf.path)}', a list of Tensors that may be None, which torch cannot"
+        fix = "functionalize (pytorch #144072). Use list[Tensor], empty for None."
+        raise OptionError(lowering.sentence(f"{text} {fix}"))
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """` Did you mean 'eps'?`, or nothing where no name is close."""
+    close = difflib.get_close_matches(name, names, 1)
+    return f" Did you mean '{close[0]}'?" if close else ""

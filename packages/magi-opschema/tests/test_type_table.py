@@ -1,0 +1,324 @@
+"""Every row of the type table: the body gets what the caller passed, in eager, compiled and exported form."""
+
+from __future__ import annotations
+
+import enum
+import io
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Final, Generic, Literal, NamedTuple, NewType, Optional, TypedDict, TypeVar
+
+import pytest
+import torch
+from torch import Tensor
+from torch.types import Number
+
+from magi_opschema import lower_signature, magi_register_custom_op, op_def, opcheck
+
+
+T = TypeVar("T")
+Meters = NewType("Meters", float)
+Alias = dict[str, int] | None
+Pair = tuple[int, float]
+
+
+class Mode(enum.Enum):
+    RMS = "rms"
+    LAYER = "layer"
+
+
+class Level(enum.Enum):
+    LOW = 1
+    HIGH = 2.5
+
+
+class Color(str, enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Access(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
+@dataclass(frozen=True)
+class Inner:
+    scale: float = 1.0
+    count: int = 2
+
+
+@dataclass(frozen=True)
+class Outer:
+    weight: Tensor
+    inner: Inner = Inner()
+    name: str = "outer"
+    skipped: ClassVar[int] = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slotted:
+    a: int
+    b: float = 2.0
+
+
+@dataclass(frozen=True)
+class Derived(Inner):
+    extra: bool = True
+
+
+@dataclass(frozen=True)
+class Box(Generic[T]):
+    value: T
+    more: list[T] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Computed:
+    x: float
+    doubled: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "doubled", self.x * 2)
+
+
+class Point(NamedTuple):
+    x: float
+    y: float = 0.0
+
+
+class Sizes(TypedDict):
+    height: int
+    width: int
+
+
+@dataclass(frozen=True)
+class WithOptional:
+    inner: Inner | None = None
+    bias: Tensor | None = None
+
+
+W = torch.arange(3.0)
+
+# annotation, value, schema types of its leaves, path of an op with this one parameter beside a Tensor
+ROWS: list[tuple[Any, Any, list[str], str]] = [
+    (int, 3, ["SymInt"], "direct"),
+    (float, 0.5, ["float"], "direct"),
+    (bool, True, ["bool"], "direct"),
+    (str, 'a "quoted" text', ["str"], "direct"),
+    (complex, 1 + 2j, ["complex"], "direct"),
+    (Number, 2.5, ["Scalar"], "direct"),
+    (int | float, 7, ["Scalar"], "direct"),
+    (torch.dtype, torch.float16, ["ScalarType"], "direct"),
+    (torch.device, torch.device("cpu"), ["Device"], "direct"),
+    (torch.layout, torch.strided, ["Layout"], "direct"),
+    (torch.memory_format, torch.channels_last, ["MemoryFormat"], "direct"),
+    (Optional[int], None, ["SymInt?"], "direct"),
+    (int | None, 3, ["SymInt?"], "direct"),
+    (float | None, None, ["float?"], "direct"),
+    (str | None, "x", ["str?"], "direct"),
+    (torch.dtype | None, torch.int8, ["ScalarType?"], "direct"),
+    (Tensor | None, None, ["Tensor?"], "direct"),
+    (list[int], [1, 2], ["SymInt[]"], "direct"),
+    (Sequence[float], [1.0, math.inf], ["float[]"], "direct"),
+    (list[bool], [True, False], ["bool[]"], "direct"),
+    (list[str], ["a", "b"], ["str[]"], "direct"),
+    (list[Tensor], [W, W + 1], ["Tensor[]"], "direct"),
+    (list[Tensor] | None, None, ["Tensor[]?"], "direct"),
+    (list[int] | None, [4], ["SymInt[]?"], "direct"),
+    (list[Tensor | None], [W, None, W], ["Tensor[]", "bool[]"], "flattened"),
+    (list[complex], [1j, 2.0 + 1j], ["float[]"], "flattened"),
+    (list[torch.dtype], [torch.float32, torch.int8], ["str[]"], "flattened"),
+    (list[torch.device], [torch.device("cpu")], ["str[]"], "flattened"),
+    (Literal["rms", "layer"], "layer", ["str"], "lowered"),
+    (Literal["rms", "layer"] | None, None, ["str?"], "lowered"),
+    (Literal["rms", None], None, ["str?"], "lowered"),
+    (Literal[1, 2], 2, ["SymInt"], "lowered"),
+    (Literal[True], True, ["bool"], "lowered"),
+    (Literal["a", 1, True], True, ["SymInt"], "flattened"),
+    (Literal[1, True], 1, ["SymInt"], "flattened"),
+    (Literal[Mode.RMS, "x"], Mode.RMS, ["SymInt"], "flattened"),
+    (list[Literal["a", "b"]], ["b", "a"], ["str[]"], "lowered"),
+    (Mode, Mode.LAYER, ["str"], "flattened"),
+    (Level, Level.HIGH, ["str"], "flattened"),
+    (Color, Color.BLUE, ["str"], "flattened"),
+    (Access, Access.READ | Access.WRITE, ["SymInt"], "flattened"),
+    (Mode | None, None, ["str?"], "flattened"),
+    (list[Mode], [Mode.RMS, Mode.LAYER], ["str[]"], "flattened"),
+    (Meters, 2.0, ["float"], "lowered"),
+    (Annotated[int, "units"], 5, ["SymInt"], "lowered"),
+    (Final[int], 5, ["SymInt"], "lowered"),
+    (tuple[int, ...], (1, 2, 3), ["SymInt[]"], "lowered"),
+    (tuple[Tensor, ...], (W, W), ["Tensor[]"], "lowered"),
+    (tuple[Mode, ...], (Mode.RMS,), ["str[]"], "flattened"),
+    (tuple[int, float], (1, 2.0), ["SymInt", "float"], "flattened"),
+    (Pair, (3, 0.5), ["SymInt", "float"], "flattened"),
+    (tuple[Tensor], (W,), ["Tensor"], "flattened"),
+    (tuple[tuple[int, int], str], ((1, 2), "x"), ["SymInt", "SymInt", "str"], "flattened"),
+    (Inner, Inner(2.0, 5), ["float", "SymInt"], "flattened"),
+    (Outer, Outer(W, Inner(3.0)), ["Tensor", "float", "SymInt", "str"], "flattened"),
+    (Slotted, Slotted(a=1), ["SymInt", "float"], "flattened"),
+    (Derived, Derived(extra=False), ["float", "SymInt", "bool"], "flattened"),
+    (Box[int], Box(3, [1]), ["SymInt", "SymInt[]"], "flattened"),
+    (Computed, Computed(1.5), ["float"], "flattened"),
+    (Point, Point(1.0, 2.0), ["float", "float"], "flattened"),
+    (Sizes, {"height": 2, "width": 3}, ["SymInt", "SymInt"], "flattened"),
+    (Inner | None, None, ["bool", "float?", "SymInt?"], "flattened"),
+    (Inner | None, Inner(), ["bool", "float?", "SymInt?"], "flattened"),
+    (WithOptional, WithOptional(Inner(4.0), W), ["bool", "float?", "SymInt?", "Tensor?"], "flattened"),
+    (WithOptional | None, WithOptional(), ["bool", "bool?", "float?", "SymInt?", "Tensor?"], "flattened"),
+    (tuple[int, int] | None, (1, 2), ["bool", "SymInt?", "SymInt?"], "flattened"),
+    (list[Tensor | None] | None, [None, W], ["bool", "Tensor[]?", "bool[]?"], "flattened"),
+]
+IDS = [f"{index}-{annotation}" for index, (annotation, *_) in enumerate(ROWS)]
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equal, of the same classes all the way down, Tensors by value."""
+    if isinstance(left, Tensor) or isinstance(right, Tensor):
+        return isinstance(left, Tensor) and isinstance(right, Tensor) and torch.equal(left, right)
+    if type(left) is not type(right):
+        return False
+    if hasattr(left, "__dataclass_fields__"):
+        return all(same(getattr(left, name), getattr(right, name)) for name in left.__dataclass_fields__)
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    return bool(left == right)
+
+
+def make_op(ns: str, annotation: Any, seen: list[Any]) -> Callable[..., Any]:
+    def body(x: Tensor, value: Any) -> Tensor:
+        seen.append(value)
+        return x * 2
+
+    body.__annotations__["value"] = annotation
+    return magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=["x"])(body)
+
+
+@pytest.mark.parametrize(("annotation", "value", "schema_types", "path"), ROWS, ids=IDS)
+def test_row(ns: str, annotation: Any, value: Any, schema_types: list[str], path: str) -> None:
+    seen: list[Any] = []
+    op = make_op(ns, annotation, seen)
+    definition = op_def(op)
+
+    assert [leaf.schema_type for leaf in definition.lowering.leaves[1:]] == schema_types
+    assert definition.path == path
+    assert (op is definition.torch_op) is (path != "flattened")
+    assert torch._C.parse_schema(f"{ns}::{definition.lowering.schema}")
+
+    x = torch.arange(3.0)
+    assert torch.equal(op(x, value), x * 2)
+    assert torch.equal(op(x, value=value), x * 2)
+    assert same(seen[0], value), (seen[0], value)
+    assert same(seen[1], value)
+
+
+@pytest.mark.parametrize(("annotation", "value", "schema_types", "path"), ROWS, ids=IDS)
+def test_row_compiles_to_one_node(ns: str, annotation: Any, value: Any, schema_types: list[str], path: str) -> None:
+    seen: list[Any] = []
+    op = make_op(ns, annotation, seen)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    x = torch.arange(3.0)
+    compiled = torch.compile(lambda x, value: op(x, value) + 1, fullgraph=True, backend=backend)
+    assert torch.equal(compiled(x, value), x * 2 + 1)
+    assert same(seen[-1], value), (seen[-1], value)
+    targets = [node.target for graph in graphs for node in graph.graph.nodes if node.op == "call_function"]
+    assert targets.count(op_def(op).torch_op) == 1
+
+
+@pytest.mark.parametrize(("annotation", "value", "schema_types", "path"), ROWS, ids=IDS)
+def test_row_is_exported_saved_and_loaded(
+    ns: str, annotation: Any, value: Any, schema_types: list[str], path: str
+) -> None:
+    seen: list[Any] = []
+    op = make_op(ns, annotation, seen)
+
+    class Model(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return op(x, value)  # type: ignore[no-any-return]
+
+    x = torch.arange(3.0)
+    buffer = io.BytesIO()
+    torch.export.save(torch.export.export(Model(), (x,)), buffer)
+    buffer.seek(0)
+    loaded = torch.export.load(buffer).module()
+    assert torch.equal(loaded(x), x * 2)
+    assert same(seen[-1], value), (seen[-1], value)
+
+
+@pytest.mark.parametrize(("annotation", "value", "schema_types", "path"), ROWS, ids=IDS)
+def test_row_passes_opcheck(ns: str, annotation: Any, value: Any, schema_types: list[str], path: str) -> None:
+    op = make_op(ns, annotation, [])
+    assert set(opcheck(op, (torch.arange(3.0), value)).values()) == {"SUCCESS"}
+
+
+def test_generator_argument_works_in_eager(ns: str) -> None:
+    @magi_register_custom_op(f"{ns}::noise")
+    def noise(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        return x + torch.randn(x.shape, generator=generator)
+
+    assert op_def(noise).path == "direct"
+    x = torch.zeros(3)
+    first = noise(x, torch.Generator().manual_seed(1))
+    assert torch.equal(first, noise(x, torch.Generator().manual_seed(1)))
+
+
+def test_enum_by_value_and_by_member(ns: str) -> None:
+    seen: list[Any] = []
+    op = make_op(ns, Mode, seen)
+    op(W, "rms")
+    op(W, Mode.RMS)
+    assert seen == [Mode.RMS, Mode.RMS]
+
+
+@pytest.mark.parametrize("size", [65, 200])
+def test_more_leaves_than_torch_has_arguments(ns: str, size: int) -> None:
+    kinds: list[tuple[Any, Any]] = [
+        (int, 3), (float, 0.5), (bool, True), (str, "text"), (int | None, None), (float | None, 1.5), (str | None, ""),
+        (torch.dtype, torch.int8), (torch.dtype | None, None), (complex, 1 + 2j), (int | float, 2.0), (list[int], [1, 2]),
+        (list[float] | None, None), (Literal["a", "b"], "b"), (Mode, Mode.RMS), (bool | None, False), (list[str], []),
+    ]  # fmt: skip
+    from dataclasses import make_dataclass
+
+    chosen = [kinds[i % len(kinds)] for i in range(size)]
+    cls = make_dataclass("Many", [(f"f{i}", kind) for i, (kind, _) in enumerate(chosen)], frozen=True)
+    value = cls(*[value for _, value in chosen])
+    seen: list[Any] = []
+    op = make_op(ns, cls, seen)
+    assert len(op_def(op).torch_op._schema.arguments) <= 64
+    x = torch.arange(3.0)
+    op(x, value)
+    assert same(seen[-1], value), seen[-1]
+    torch.compile(op, fullgraph=True, backend="aot_eager")(x, value)
+    assert same(seen[-1], value), seen[-1]
+
+
+def test_depth_eight_with_two_hundred_leaves(ns: str) -> None:
+    from dataclasses import make_dataclass
+
+    cls: Any = make_dataclass("Level8", [(f"f{i}", float, field(default=float(i))) for i in range(25)], frozen=True)
+    for depth in range(7, 0, -1):
+        fields = [(f"f{i}", int, field(default=i)) for i in range(25)]
+        cls = make_dataclass(f"Level{depth}", [*fields, ("below", cls, field(default=cls()))], frozen=True)
+    lowering = lower_signature(make_body(cls))
+    assert len(lowering.leaves) == 201
+    seen: list[Any] = []
+    op = make_op(ns, cls, seen)
+    op(W, cls())
+    assert seen == [cls()]
+
+
+def make_body(annotation: Any) -> Callable[..., Any]:
+    def body(x: Tensor, value: Any) -> Tensor:
+        return x
+
+    body.__annotations__["value"] = annotation
+    return body
