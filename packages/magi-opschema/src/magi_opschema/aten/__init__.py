@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ATen's out-capable operators under one calling convention, generated from the installed torch.
+
+`magi_opschema.aten.softmax(x, -1)` and `magi_opschema.aten.linalg.norm(x, out=o)` need no step before: at the first use
+the surface of the shipped allowlist is generated into a cache folder. Importing this package loads no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+
+if TYPE_CHECKING:
+    from . import errors as errors
+    from ._load import load as load
+    from ._out import prepare_out as prepare_out
+    from ._slots import pin as pin
+    from ._slots import register_slot as register_slot
+    from ._slots import slots as slots
+    from ._slots import unregister_slot as unregister_slot
+    from ._slots import use_slot as use_slot
+    from ._stubs import *  # noqa: F403  # the names that mypy sees
+
+_HOMES = {
+    "load": "_load",
+    "pin": "_slots",
+    "prepare_out": "_out",
+    "register_slot": "_slots",
+    "slots": "_slots",
+    "unregister_slot": "_slots",
+    "use_slot": "_slots",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    if name in {"errors", "testing"}:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name.startswith("_"):
+        # Python and its tools probe for these; no operator is called so, and none is worth generating a surface.
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    return importlib.import_module(f"{__name__}._load").attribute(name)
+
+
+def __dir__() -> list[str]:
+    surface = importlib.import_module(f"{__name__}._load").default_surface()
+    return sorted([*_HOMES, "errors", *surface.__all__])

@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slots: which kernel serves a base. 0 to 7 are the user's, 8 is ATen.
+
+A call goes to the slot that `use_slot` chose, else that of `pin`, else that of `MAGI_SLOT_<base>`, where that slot
+supports the call; with none chosen, to the lowest active slot that supports it; else to 8. Eager calls see `use_slot`
+of their own thread only; compiled code is specialised on what holds when it runs, in whatever thread, and recompiles
+when that changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar, overload
+
+import torch
+
+from ._cells import Cell, cell_of
+from ._kernels import Kernel, served_variants
+from ._metadata import ATEN_SLOT
+from ._names import base_name
+from .errors import SlotError
+
+
+Fn = TypeVar("Fn", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One slot of a base: its kernels (several if they serve different overloads), none for ATen's slot 8."""
+
+    number: int
+    kernels: tuple[Kernel, ...]
+
+
+class _State:
+    """What users asked of one base."""
+
+    def __init__(self) -> None:
+        self.kernels: list[Kernel] = []
+        self.pinned: int | None = None
+        self.from_environment: int | None = None
+        self.environment_read = False
+        self.used: list[tuple[object, int]] = []
+        """Open `use_slot` contexts of all threads, the latest last."""
+
+
+_states: dict[str, _State] = {}
+_lock = threading.RLock()
+_thread = threading.local()
+
+
+def slots(base: str) -> dict[int, Slot]:
+    """The active slots of *base*, by number, in the order in which they are asked. 8 is always among them.
+
+    Example:
+        >>> list(slots("softmax"))
+        [8]
+
+    Raises:
+        UnknownOpError: The surface has no such operator.
+    """
+    cell = _cell(base)
+    by_number: dict[int, list[Kernel]] = {}
+    for kernel in kernels_of(cell):
+        by_number.setdefault(kernel.slot, []).append(kernel)
+    found = {number: Slot(number, tuple(kernels)) for number, kernels in sorted(by_number.items())}
+    return found | {ATEN_SLOT: Slot(ATEN_SLOT, ())}
+
+
+@overload
+def register_slot(
+    base: str,
+    slot: int,
+    fn: Fn,
+    *,
+    devices: Iterable[str] | None = None,
+    dtypes: Iterable[torch.dtype] | None = None,
+    supports: Callable[..., bool] | None = None,
+    backward: Callable[..., Any] | None = None,
+    setup_context: Callable[..., Any] | None = None,
+) -> Fn: ...
+@overload
+def register_slot(
+    base: str,
+    slot: int,
+    fn: None = None,
+    *,
+    devices: Iterable[str] | None = None,
+    dtypes: Iterable[torch.dtype] | None = None,
+    supports: Callable[..., bool] | None = None,
+    backward: Callable[..., Any] | None = None,
+    setup_context: Callable[..., Any] | None = None,
+) -> Callable[[Fn], Fn]: ...
+def register_slot(
+    base: str,
+    slot: int,
+    fn: Fn | None = None,
+    *,
+    devices: Iterable[str] | None = None,
+    dtypes: Iterable[torch.dtype] | None = None,
+    supports: Callable[..., bool] | None = None,
+    backward: Callable[..., Any] | None = None,
+    setup_context: Callable[..., Any] | None = None,
+) -> Fn | Callable[[Fn], Fn]:
+    """Make *fn* the kernel of a slot; without *fn*, a decorator.
+
+    The kernel has the operator's own signature, as `magi_opschema.aten` shows it: names, order and defaults. It returns
+    what ATen returns, down to strides, and aliases no input. With a keyword `out=None` it writes into `out` itself
+    (`prepare_out` first) and returns it; without, its result is copied. It serves every overload whose signature it
+    has: annotate a parameter, or name one overload (`"mul.Tensor"`), to serve fewer.
+
+    A kernel without *backward* serves only calls in which no input needs a gradient.
+
+    Args:
+        base: The operator, as in ATen (`linalg_norm`) or here (`linalg.norm`), with or without an overload.
+        slot: 0 to 7; lower ones are asked first.
+        fn: The kernel.
+        devices: The device types it serves, for example `("cuda",)`: every tensor of a call must be on one of them.
+        dtypes: The dtypes it serves, told by the first tensor of a call.
+        supports: Called with the operator's arguments; false sends the call to the next slot. A predicate whose only
+            parameter is called `args` gets the positional arguments as one tuple.
+        backward: `backward(ctx, *grads)`, one gradient per parameter, as for `torch.library.register_autograd`.
+        setup_context: `setup_context(ctx, inputs, output)`, as there.
+
+    Returns:
+        *fn*, or the decorator.
+
+    Raises:
+        SlotError: *slot* is not 0 to 7, or already serves one of these overloads.
+        KernelSignatureError: *fn* has the signature of no overload.
+        UnknownOpError: The surface has no such operator.
+    """
+    if fn is None:
+        return lambda kernel: register_slot(
+            base,
+            slot,
+            kernel,
+            devices=devices,
+            dtypes=dtypes,
+            supports=supports,
+            backward=backward,
+            setup_context=setup_context,
+        )
+    name, _, only = base.partition(".") if _is_overload(base) else (base, "", "")
+    cell = _cell(name)
+    _check_number(slot, cell.base, lowest_only=True)
+    serves, takes_out = served_variants(cell, fn, only or None)
+    kernel = Kernel(
+        base=cell.base,
+        slot=slot,
+        fn=fn,
+        serves=serves,
+        takes_out=takes_out,
+        devices=_frozen(devices, str, "devices"),
+        dtypes=_frozen(dtypes, torch.dtype, "dtypes"),
+        supports=_predicate(supports),
+        backward=backward,
+        setup_context=setup_context,
+    )
+    with _lock:
+        state = _state(cell)
+        for other in state.kernels:
+            if other.slot == slot and other.serves & serves:
+                taken = ", ".join(sorted(other.serves & serves))
+                where = f"slot {slot} of aten::{cell.base}"
+                msg = f"{where} already serves {taken}; call unregister_slot({cell.base!r}, {slot}) first"
+                raise SlotError(msg)
+        state.kernels = sorted([*state.kernels, kernel], key=lambda k: k.slot)
+        _refresh(cell)
+    return fn
+
+
+def unregister_slot(base: str, slot: int) -> None:
+    """Take the kernels of a slot away; calls go to the slots that remain.
+
+    Raises:
+        SlotError: The slot has none.
+    """
+    cell = _cell(base)
+    with _lock:
+        state = _state(cell)
+        _check_number(slot, cell.base, lowest_only=True)
+        _check_active(slot, cell)
+        state.kernels = [kernel for kernel in state.kernels if kernel.slot != slot]
+        if state.pinned == slot:
+            state.pinned = None
+        _refresh(cell)
+
+
+def pin(base: str, slot: int | None) -> None:
+    """Prefer *slot* for every call of *base* in this process; None takes the pin away.
+
+    A call that the slot does not support still goes to 8.
+
+    Raises:
+        SlotError: The slot has no kernel.
+    """
+    cell = _cell(base)
+    with _lock:
+        if slot is not None:
+            _check_number(slot, cell.base)
+            _check_active(slot, cell)
+        _state(cell).pinned = slot
+        _refresh(cell)
+
+
+@contextlib.contextmanager
+def use_slot(base: str, slot: int) -> Iterator[None]:
+    """Prefer *slot* for the calls of *base* inside; it goes before `pin` and `MAGI_SLOT_<base>`.
+
+    Example:
+        >>> with use_slot("softmax", 8):
+        ...     pass
+
+    Raises:
+        SlotError: The slot has no kernel.
+    """
+    cell = _cell(base)
+    token = object()
+    with _lock:
+        _check_number(slot, cell.base)
+        _check_active(slot, cell)
+        _state(cell).used.append((token, slot))
+        _refresh(cell)
+    stack = _thread.__dict__.setdefault(cell.base, [])
+    stack.append(slot)
+    try:
+        yield
+    finally:
+        stack.pop()
+        with _lock:
+            state = _state(cell)
+            state.used = [entry for entry in state.used if entry[0] is not token]
+            _refresh(cell)
+
+
+def kernels_of(cell: Cell) -> list[Kernel]:
+    """The kernels of a base, the lowest slot first."""
+    state = _states.get(cell.base)
+    return state.kernels if state is not None else []
+
+
+def chosen_here(cell: Cell) -> int | None:
+    """The slot that this thread's eager calls prefer."""
+    stack = _thread.__dict__.get(cell.base)
+    if stack:
+        return int(stack[-1])
+    return _chosen_for_all(_state(cell))
+
+
+def settle(cell: Cell) -> None:
+    """Read `MAGI_SLOT_<base>`, once, at the first call of *cell*.
+
+    Raises:
+        SlotError: It holds no number of an active slot.
+    """
+    with _lock:
+        state = _state(cell)
+        if not state.environment_read:
+            variable = f"MAGI_SLOT_{cell.base}"
+            text = os.environ.get(variable)
+            if text is not None:
+                if not text.isdecimal():
+                    msg = f"{variable}={text!r} is no slot; give a number from 0 to {ATEN_SLOT}"
+                    raise SlotError(msg)
+                _check_number(int(text), cell.base, source=variable)
+                _check_active(int(text), cell, source=variable)
+                state.from_environment = int(text)
+            state.environment_read = True
+        _refresh(cell)
+
+
+def _chosen_for_all(state: _State) -> int | None:
+    return state.pinned if state.pinned is not None else state.from_environment
+
+
+def _refresh(cell: Cell) -> None:
+    """Point the cell at ATen where no kernel can serve, else at the slots."""
+    from ._route import eager_namespace, traced_namespace
+
+    state = _state(cell)
+    latest = state.used[-1][1] if state.used else _chosen_for_all(state)
+    aten_only = not state.kernels or latest == ATEN_SLOT
+    cell.traced = cell.aten_traced if aten_only else traced_namespace(cell, latest)
+    if not state.environment_read:
+        return  # the first eager call still has to read the environment
+    cell.eager = cell.aten_eager if not state.kernels else eager_namespace(cell, tuple(state.kernels))
+
+
+def _cell(base: str) -> Cell:
+    from ._cells import loaded_cells
+    from ._load import default_surface
+
+    if base not in loaded_cells():
+        default_surface()
+        if base not in loaded_cells():
+            return cell_of(base_name(base))
+    return cell_of(base)
+
+
+def _is_overload(base: str) -> bool:
+    from ._names import SUBMODULES
+
+    return "." in base and base.partition(".")[0] not in SUBMODULES
+
+
+def _state(cell: Cell) -> _State:
+    return _states.setdefault(cell.base, _State())
+
+
+def _check_number(slot: object, base: str, *, lowest_only: bool = False, source: str = "") -> None:
+    highest = ATEN_SLOT - 1 if lowest_only else ATEN_SLOT
+    if not isinstance(slot, int) or isinstance(slot, bool) or not 0 <= slot <= highest:
+        what = f"{source}={slot}" if source else f"slot {slot!r} of aten::{base}"
+        aten = f"; {ATEN_SLOT} is ATen itself" if lowest_only else ""
+        msg = f"{what}: slots are numbered 0 to {highest}{aten}"
+        raise SlotError(msg)
+
+
+def _check_active(slot: int, cell: Cell, source: str = "") -> None:
+    active = sorted({kernel.slot for kernel in kernels_of(cell)} | {ATEN_SLOT})
+    if slot not in active:
+        what = f"{source}={slot}: " if source else ""
+        msg = f"{what}slot {slot} of aten::{cell.base} has no kernel; active are {', '.join(map(str, active))}"
+        raise SlotError(msg)
+
+
+def _frozen(values: Iterable[Any] | None, kind: type, name: str) -> frozenset[Any] | None:
+    if values is None:
+        return None
+    if isinstance(values, str):
+        msg = f"{name}={values!r} is a string; give a collection, {name}=({values!r},)"
+        raise SlotError(msg)
+    found = frozenset(values)
+    wrong = [value for value in found if not isinstance(value, kind)]
+    if wrong or not found:
+        msg = f"{name}={values!r} must be a collection of {kind.__name__}"
+        raise SlotError(msg)
+    return found
+
+
+def _predicate(supports: Callable[..., bool] | None) -> Callable[..., bool] | None:
+    if supports is None:
+        return None
+    try:
+        names = list(inspect.signature(supports).parameters)
+    except (TypeError, ValueError):
+        return supports
+    if names != ["args"] or inspect.signature(supports).parameters["args"].kind.name == "VAR_POSITIONAL":
+        return supports
+    return lambda *args, **_: supports(args)

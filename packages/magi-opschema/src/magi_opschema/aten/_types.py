@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Types that the generated stubs name."""
+
+from __future__ import annotations
+
+import torch
+
+
+Scalar = int | float | complex | bool | torch.SymInt | torch.SymFloat | torch.SymBool
+"""A number of the schema type `Scalar`."""
+
+Device = torch.device | str | int
+"""What torch takes as a device."""

@@ -1,0 +1,404 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from magi_opschema._cli import main
+from magi_opschema.aten._allowlist import SHIPPED, read_allowlist, select_bases
+from magi_opschema.aten._choice import merge
+from magi_opschema.aten._files import drift, write_folder
+from magi_opschema.aten._generate import generate, surface_files
+from magi_opschema.aten._metadata import FILE_NAME, JSON_SCHEMA
+from magi_opschema.aten._names import base_name, canonical_name, python_name, schema_name
+from magi_opschema.aten._torchgen import installed_schemas
+from magi_opschema.aten._verify import verify
+from magi_opschema.aten.errors import OutputError, VerificationError
+
+
+GOLDEN = Path(__file__).parent / "golden"
+STUBS = SHIPPED.parent / "_stubs"
+GOLDEN_BASES = [
+    "adaptive_avg_pool3d_backward",
+    "add",
+    "linalg_norm",
+    "max",
+    "softmax",
+    "split_copy",
+    "std",
+    "sum",
+    "zeros",
+]
+ACCEPT = "MAGI_ACCEPT"
+
+golden_torch = pytest.mark.skipif(
+    not torch.__version__.startswith("2.13."), reason="golden files show the schemas of torch 2.13"
+)
+
+
+def shipped_bases() -> list[Any]:
+    return select_bases(read_allowlist(SHIPPED), installed_schemas(), SHIPPED)
+
+
+def assert_golden(path: Path, text: str) -> None:
+    if os.environ.get(ACCEPT) == "1":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert path.read_text() == text, f"run again with {ACCEPT}=1 and review the diff"
+
+
+@golden_torch
+def test_generated_sources_are_the_golden_ones() -> None:
+    schemas = installed_schemas()
+    files = surface_files([schemas.base(name) for name in GOLDEN_BASES], schemas)
+    for name, text in files.items():
+        if name == "py.typed":
+            continue
+        shown = text.replace(torch.__version__, "2.13.0")
+        assert_golden(GOLDEN / f"{name}.txt", shown)
+
+
+@golden_torch
+def test_shipped_stubs_are_those_of_the_allowlist() -> None:
+    files = {name: text for name, text in generate(SHIPPED).items() if name.endswith(".pyi")}
+
+    assert {path.name for path in STUBS.iterdir()} == set(files)
+    for name, text in files.items():
+        assert_golden(STUBS / name, text)
+
+
+@golden_torch
+def test_the_shipped_allowlist_is_large_and_whole() -> None:
+    bases = shipped_bases()
+
+    assert len(bases) == 598
+    assert sum(len(base.overloads) for base in bases) == 1552
+    assert sum(overload.kind == "out" for base in bases for overload in base.overloads) == 765
+
+
+def test_allowlist_serves_every_supported_torch() -> None:
+    # The names are checked against whichever torch is installed; `nox -s compat` runs this on all of them.
+    assert len(shipped_bases()) >= 525
+
+
+def test_every_schema_agrees_with_the_dispatcher() -> None:
+    schemas = installed_schemas()
+
+    assert verify([schemas.base(name) for name in schemas.out_counts]) == sum(
+        len(schemas.base(name).overloads) for name in schemas.out_counts
+    )
+
+
+def test_verification_finds_a_schema_that_differs() -> None:
+    base = installed_schemas().base("add")
+    variant = base.variants[0]
+    assert variant.functional is not None
+    wrong = _replace(variant.functional, schema=variant.functional.schema.replace("alpha=1", "alpha=2"))
+    gone = _replace(variant.functional, name="Nothing")
+
+    with pytest.raises(VerificationError, match=r"torchgen reads aten::add\.Tensor.*alpha=2"):
+        verify([_replace(base, variants=(_replace(variant, functional=wrong),))])
+    with pytest.raises(VerificationError, match=r"aten::add\.Nothing is not registered"):
+        verify([_replace(base, variants=(_replace(variant, functional=gone),))])
+
+
+def test_nothing_is_hidden() -> None:
+    """Each overload's every parameter is in the generated signature or forwarded by **options, and in the stub."""
+    for base in shipped_bases():
+        merged = merge(base)
+        if merged is None:
+            continue
+        explicit = {p.name for p in merged.params}
+        for variant in base.variants:
+            for parameter in variant.params:
+                assert parameter.name in explicit or merged.takes_options, (base.name, parameter)
+                assert parameter.name in explicit or parameter.name == parameter.schema_name
+
+
+def test_generated_code_uses_no_builtin_that_an_operator_shadows() -> None:
+    for name, text in generate(SHIPPED).items():
+        if not name.endswith(".py") or name == "__init__.py":
+            continue
+        tree = ast.parse(text)
+        defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        bodies = [statement for node in tree.body if isinstance(node, ast.FunctionDef) for statement in node.body]
+        local = {arg.arg for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) for arg in _arguments(node)}
+        used = {
+            n.id for body in bodies for n in ast.walk(body) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
+        }
+        assert not (used - local) & defined & set(dir(builtins)), name
+
+
+def test_a_second_run_writes_the_same_bytes(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "magi_opschema._cli", "aten", "gen", "--out"]
+    for name, seed in (("one", "1"), ("two", "2")):
+        subprocess.run([*command, str(tmp_path / name)], check=True, env={**os.environ, "PYTHONHASHSEED": seed})
+
+    files = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert files == sorted(path.name for path in (tmp_path / "two").iterdir())
+    for name in files:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
+
+
+def test_gen_loads_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys; from magi_opschema._cli import main; "
+        f"assert main(['aten', 'gen', '--out', {str(tmp_path / 'out')!r}]) == 0; "
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_importing_the_package_loads_no_torch_and_generates_nothing(tmp_path: Path) -> None:
+    code = (
+        "import sys, magi_opschema.aten as aten; from magi_opschema.aten import errors; "
+        "assert not hasattr(aten, '__wrapped__'); import magi_opschema.aten.linalg; sys.exit('torch' in sys.modules)"
+    )
+    environment = {**os.environ, "MAGI_OPSCHEMA_CACHE_DIR": str(tmp_path / "cache")}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+    assert not (tmp_path / "cache").exists()
+
+
+def test_check_finds_drift(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    allowlist = tmp_path / "ops.yaml"
+    allowlist.write_text("- add\n- linalg_norm\n")
+    out = tmp_path / "out"
+    arguments = ["aten", "gen", "--allowlist", str(allowlist), "--out", str(out)]
+
+    assert main([*arguments, "--check"]) == 1
+    assert main(arguments) == 0
+    assert main([*arguments, "--check"]) == 0
+    (out / "linalg.py").write_text((out / "linalg.py").read_text() + "\n")
+    (out / "extra.py").write_text("")
+    (out / "coverage.md").unlink()
+    capsys.readouterr()
+    assert main([*arguments, "--check"]) == 1
+    shown = capsys.readouterr().out
+    assert "linalg.py: differs" in shown
+    assert "extra.py: not generated" in shown
+    assert "coverage.md: missing" in shown
+
+
+def test_a_smaller_allowlist_leaves_no_stale_module(tmp_path: Path) -> None:
+    allowlist, out = tmp_path / "ops.yaml", tmp_path / "out"
+    arguments = ["aten", "gen", "--allowlist", str(allowlist), "--out", str(out)]
+    allowlist.write_text("- add\n- linalg_norm\n")
+    assert main(arguments) == 0
+    assert (out / "linalg.py").exists()
+    allowlist.write_text("- add\n")
+    assert main(arguments) == 0
+    assert not (out / "linalg.py").exists()
+
+
+BAD_ALLOWLISTS = [
+    ("- sofmax\n", "no operator 'sofmax'; did you mean 'softmax'?"),
+    ("- add.Tensor\n", "'add.Tensor' is one overload; name the base 'add', which brings all of them"),
+    ("- view\n", "'view' has no overload that writes into out="),
+    ("- relu_\n- sofmax\n", "no operator 'sofmax'"),
+    ("- add\n- add\n", "names add more than once"),
+    ("add: 1\n", "must be a YAML list of base names such as '- softmax', not dict"),
+    ("", "must be a YAML list of base names such as '- softmax', not NoneType"),
+    ("[]", "must be a YAML list"),
+    ("- on\n", "entry 1 is True, not a name"),
+    ("- [add\n", "is not YAML"),
+    (b"\xff\xfe\x00", "is not YAML"),
+    (None, "cannot be read: No such file or directory"),
+]
+
+
+@pytest.mark.parametrize(("text", "sentence"), BAD_ALLOWLISTS, ids=range(len(BAD_ALLOWLISTS)))
+def test_a_bad_allowlist_is_named(
+    text: str | bytes | None, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    allowlist, out = tmp_path / "ops.yaml", tmp_path / "out"
+    if text is not None:
+        allowlist.write_bytes(text.encode() if isinstance(text, str) else text)
+
+    assert main(["aten", "gen", "--allowlist", str(allowlist), "--out", str(out)]) == 2
+    shown = capsys.readouterr().err
+    assert sentence in shown
+    assert str(allowlist) in shown
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        ("sys.modules['yaml'] = None", "needs pyyaml: pip install 'magi-opschema[aten]'"),
+        ("sys.modules['torchgen'] = None", "torchgen, torch's code generator, is not installed"),
+        ("sys.modules['torchgen.gen'] = None", "torchgen.gen cannot be imported"),
+        (
+            "import magi_opschema.aten._torchgen as t; t._SCHEMA_FILE = 'gone.yaml'",
+            "has no gone.yaml, from which the schemas are read",
+        ),
+    ],
+)
+def test_missing_parts_are_named(code: str, sentence: str, tmp_path: Path) -> None:
+    program = (
+        f"import sys; {code}; from magi_opschema._cli import main; sys.exit(main(['aten', 'gen', '--out', 'out']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=False)
+
+    assert done.returncode == 2, done.stderr
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_folder_with_other_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+
+    with pytest.raises(OutputError, match=r"holds files that this command did not write \(notes\.txt\)"):
+        write_folder({"a.py": ""}, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_users_file_in_a_generated_folder_is_kept(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    write_folder({FILE_NAME: "{}", "a.py": "# Generated by `magi-opschema aten gen`"}, out)
+    (out / "mine.py").write_text("x = 1")
+
+    with pytest.raises(OutputError, match=r"\(mine\.py\)"):
+        write_folder({FILE_NAME: "{}"}, out)
+    assert (out / "mine.py").read_text() == "x = 1"
+    assert (out / "a.py").exists()
+
+
+def test_an_output_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+    with pytest.raises(OutputError, match="is a file"):
+        write_folder({"a.py": ""}, tmp_path / "out")
+    with pytest.raises(OutputError, match="cannot write the output folder"):
+        write_folder({"a.py": ""}, tmp_path / "out" / "below")
+
+
+def test_an_unwritable_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Not even root may make a folder in /proc.
+    assert main(["aten", "gen", "--out", "/proc/magi/out"]) == 2
+    assert "cannot write the output folder /proc/magi/out" in capsys.readouterr().err
+
+
+def test_a_failed_write_leaves_the_old_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    old = {FILE_NAME: "{}", "a.py": "# Generated by `magi-opschema aten gen`"}
+    write_folder(old, out)
+    real, calls = Path.write_text, []
+
+    def full_disk(self: Path, *args: Any, **kwargs: Any) -> int:
+        calls.append(self)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "write_text", full_disk)
+    with pytest.raises(OutputError, match="No space left on device"):
+        write_folder({"a.py": "new", "b.py": "new", FILE_NAME: "{}"}, out)
+    monkeypatch.undo()
+
+    assert drift(old, out) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_failed_swap_puts_the_old_folder_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    old = {FILE_NAME: "{}"}
+    write_folder(old, out)
+    real = Path.rename
+
+    def no_rename(self: Path, target: Any) -> Path:
+        if self.name == "fresh":
+            raise OSError(18, "Invalid cross-device link")
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", no_rename)
+    with pytest.raises(OutputError, match="Invalid cross-device link"):
+        write_folder({FILE_NAME: "new"}, out)
+    monkeypatch.undo()
+
+    assert drift(old, out) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_names_go_both_ways() -> None:
+    schemas = installed_schemas()
+    names = {name: canonical_name(name) for name in schemas.out_counts}
+
+    assert len(set(names.values())) == len(names)
+    for base, canonical in names.items():
+        assert base_name(canonical) == base
+        assert all(part.isidentifier() and part not in {"def", "lambda"} for part in canonical.split("."))
+    assert canonical_name("linalg_norm") == "linalg.norm"
+    assert canonical_name("_softmax") == "internal.softmax"
+    assert canonical_name("slots") == "slots_"
+    assert base_name("slots_") == "slots"
+    for schemas_base in names:
+        for overload in schemas.base(schemas_base).overloads:
+            for p in overload.params + overload.outs:
+                assert schema_name(python_name(p.schema_name)) == p.schema_name
+
+
+def test_metadata_follows_its_json_schema() -> None:
+    schema = json.loads(JSON_SCHEMA.read_text())
+    document = json.loads(generate(SHIPPED)[FILE_NAME])
+
+    _validate(document, schema, schema)
+    assert {(op["aten_name"], op["overload"]) for op in document["ops"]} == {
+        (overload.base, overload.name) for base in shipped_bases() for overload in base.overloads
+    }
+    del document["ops"][0]["params"]
+    with pytest.raises(AssertionError):
+        _validate(document, schema, schema)
+
+
+def test_metadata_tells_defaults_and_aliases() -> None:
+    document = json.loads(generate(SHIPPED)[FILE_NAME])
+    add = next(op for op in document["ops"] if (op["aten_name"], op["overload"]) == ("add", "out"))
+
+    alpha = next(p for p in add["params"] if p["name"] == "alpha")
+    assert (alpha["type"], alpha["default"], alpha["kwarg_only"], alpha["alias"]) == ("Scalar", "1", True, None)
+    out = next(p for p in add["params"] if p["name"] == "out")
+    assert (out["type"], out["default"], out["alias"]) == ("Tensor", None, "a!")
+    assert add["pair"] == "Tensor"
+    assert add["slots"] == [8]
+
+
+def _validate(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> None:
+    """The part of JSON Schema that the shipped schema uses."""
+    if "$ref" in schema:
+        schema = root["$defs"][schema["$ref"].removeprefix("#/$defs/")]
+    if "const" in schema:
+        assert value == schema["const"]
+    if "enum" in schema:
+        assert value in schema["enum"]
+    if "minimum" in schema:
+        assert schema["minimum"] <= value <= schema["maximum"]
+    types = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool, "null": type(None)}
+    if "type" in schema:
+        allowed = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        assert isinstance(value, tuple(types[name] for name in allowed)), (value, schema)
+    for key in schema.get("required", []):
+        assert key in value, key
+    for key, inner in schema.get("properties", {}).items():
+        if key in value:
+            _validate(value[key], inner, root)
+    for item in value if "items" in schema else []:
+        _validate(item, schema["items"], root)
+
+
+def _replace(value: Any, **changes: Any) -> Any:
+    import dataclasses
+
+    return dataclasses.replace(value, **changes)
+
+
+def _arguments(node: ast.FunctionDef) -> list[ast.arg]:
+    return [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
