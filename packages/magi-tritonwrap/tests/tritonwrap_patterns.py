@@ -113,7 +113,7 @@ def _closure() -> Callable[[Tensor], Tensor]:
     return closure
 
 
-pattern(twice)(_closure())
+closure_body = pattern(twice)(_closure())
 
 
 def make_double_kernel() -> Any:

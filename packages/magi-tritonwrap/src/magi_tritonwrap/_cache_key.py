@@ -1,9 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator adds to AOTAutograd's cache key: everything that shapes the graph its body becomes."""
+"""What an operator adds to AOTAutograd's cache key: everything that shapes the graph its body becomes.
+
+torch keys on the sources of kernels that it finds, and misses the op's Python body, autotune configs, helpers and the
+constants they read (`torch/_functorch/_aot_autograd/autograd_cache.py`). It asks each entry of its table for `.src`
+while it computes a key; an entry of ours answers with a fingerprint of that moment, so a constant that changes between
+two compilations in one process counts too.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+from ._fingerprint import fingerprint
+from ._torch_compat import cache_bypass
 
 
 if TYPE_CHECKING:
@@ -13,24 +22,31 @@ if TYPE_CHECKING:
 
 
 class CacheKeyEntry:
-    """Stands where torch expects a JITFunction, and answers `.src` with a fingerprint made at that moment."""
+    """Stands where torch expects a JITFunction; torch reads `.src`, `.__name__` and `.fn`."""
 
-    def __init__(self, name: str, fn: Callable[..., Any], found: KernelReport) -> None:
+    def __init__(self, name: str, body: Callable[..., Any], found: KernelReport) -> None:
         self.__name__ = name
-        self._body = fn
-        self._found = found
+        self._roots = (body, *(kernel.kernel for kernel in found.kernels))
         self.state = "not asked yet"
 
     @property
     def src(self) -> str:
-        """The fingerprint."""
+        """The fingerprint of the op's body and kernels.
+
+        Raises:
+            BypassAOTAutogradCache: something that the body reads has no stable form; torch compiles without its cache.
+        """
+        found = fingerprint(self._roots, f"body of {self.__name__}")
+        if found.unstable:
+            self.state = "bypassed: " + "; ".join(found.unstable)
+            msg = f"{self.__name__}: {self.state}"
+            raise cache_bypass(msg)
         self.state = "keyed"
-        kernels = [found.kernel for found in self._found.kernels]
-        return repr([getattr(kernel, "src", kernel) for kernel in kernels]) + self._body.__code__.co_code.hex()
+        return f"{self.__name__} {found.digest}"
 
     @property
     def fn(self) -> Callable[..., None]:
-        """A function without globals, for torch to look through."""
+        """A function without globals: torch looks through it for further sources."""
         return _nothing
 
 

@@ -5,25 +5,16 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-import triton
-
-from ._hook import Run, listening, not_listening
+from ._hook import Run, launch_site, listening, not_listening
 from ._kernels import Kernel, as_kernel
 from ._launch import emit, resolve
-from ._torch_compat import calling_frame, tracing_is_active
+from ._torch_compat import tracing_is_active
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-_LIBRARY_FOLDERS = tuple(
-    str(Path(file).parent) + "/" for file in (torch.__file__, triton.__file__, __file__) if file is not None
-)
 
 
 @dataclass(frozen=True)
@@ -53,7 +44,7 @@ class LaunchLog:
             with not_listening():
                 return run(kernel, *args, **kwargs)
         described = as_kernel(kernel)
-        self.launches.append(CapturedLaunch(described, *_launch_site()))
+        self.launches.append(CapturedLaunch(described, *launch_site()))
         if self.drop:
             return None
         if tracing_is_active((*args, *kwargs.values())) and not described.is_interpreted:
@@ -85,11 +76,3 @@ def capture_launches(*, drop: bool = False) -> Iterator[LaunchLog]:
     log = LaunchLog(drop)
     with listening(log):
         yield log
-
-
-def _launch_site() -> tuple[str, int]:
-    """The innermost frame that is neither Triton's, torch's nor ours."""
-    frame = calling_frame()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARY_FOLDERS):
-        frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno

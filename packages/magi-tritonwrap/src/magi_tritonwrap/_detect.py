@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ._kernels import as_kernel, is_kernel
+from ._kernels import Kernel, as_kernel, is_kernel
+from ._launch import can_pass, cannot_pass
 from ._library import is_library_function
 from ._ops_table import body_of_op
-from ._report import FoundKernel, KernelReport, UnresolvedLaunch
+from ._report import FoundKernel, KernelReport, UnresolvedLaunch, UnsupportedLaunch
 from ._resolve import Resolver, constructor
 from ._torch_compat import kernel_of_launcher
 from ._values import Group, Known, Launcher, Local, Partial, Scope, Unknown, Value, walk_own
@@ -77,6 +78,7 @@ class _Walk:
         self._resolver = Resolver()
         self._found: dict[object, _Found] = {}
         self._unresolved: dict[tuple[str, int], UnresolvedLaunch] = {}
+        self._unsupported: dict[tuple[str, int], UnsupportedLaunch] = {}
         self._seen: set[object] = set()
         self._visits: Counter[object] = Counter()
 
@@ -93,7 +95,7 @@ class _Walk:
             )
             for found in self._found.values()
         )
-        return KernelReport(kernels, tuple(self._unresolved.values()))
+        return KernelReport(kernels, tuple(self._unresolved.values()), tuple(self._unsupported.values()))
 
     def add(self, found: _Found, wrapped: bool, launch: tuple[str, int] | None) -> None:
         key = id(found.kernel) if found.kernel is not None else (found.file, found.line)
@@ -143,8 +145,9 @@ class _Walk:
         for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
             self._visit_argument(argument, scope)
         unknown = [callee for callee in callees if isinstance(callee, Unknown)]
-        if unknown and len(unknown) == len(callees) and _looks_like_launch(call):
-            self._note(call, scope, unknown[0].reason)
+        unread = [callee for callee in unknown if callee.unread]
+        if unread or (unknown and len(unknown) == len(callees) and _looks_like_launch(call)):
+            self._note(call, scope, (unread or unknown)[0].reason)
 
     def _visit_callee(self, callee: Value, call: ast.Call, scope: Scope) -> None:
         match callee:
@@ -175,6 +178,9 @@ class _Walk:
             described = as_kernel(kernel.obj)
             found = _Found(kernel.obj, described.name, kernel.how, described.file, described.line)
             self.add(found, kernel.wrapped, site)
+            reason = why_unsupported(described, call)
+            if reason:
+                self._unsupported[site] = UnsupportedLaunch(described.name, reason, *site)
         elif isinstance(kernel, Local):
             name = getattr(kernel.node, "name", "<lambda>")
             line = min([kernel.node.lineno, *(node.lineno for node in getattr(kernel.node, "decorator_list", []))])
@@ -194,6 +200,19 @@ class _Walk:
         reason = f"the source of {function.__qualname__} is not available"
         launch = UnresolvedLaunch(f"{function.__qualname__}(...)", reason, code.co_filename, code.co_firstlineno)
         self._unresolved.setdefault((launch.file, launch.line), launch)
+
+
+def why_unsupported(kernel: Kernel, call: ast.Call) -> str:
+    """Why a graph cannot carry a launch, as far as the call itself tells; empty when it can."""
+    if isinstance(call.func, ast.Attribute) and call.func.attr == "warmup":
+        return (
+            "is compiled by .warmup() in the op's body, and a graph has no compiled kernel to look at. "
+            "Launch the kernel itself, and choose its grid from torch.cuda.get_device_properties()."
+        )
+    unknown = [keyword.arg for keyword in call.keywords if keyword.arg and not can_pass(kernel, keyword.arg)]
+    if unknown:
+        return cannot_pass(unknown)
+    return ""
 
 
 def _is_kernel_value(value: Value, resolver: Resolver) -> bool:

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from ._torch_compat import launch_classes, wrap_triton_disabled
+from ._library import in_library_folder
+from ._torch_compat import calling_frame, launch_classes, wrap_triton_disabled
 
 
 Run = Callable[..., Any]
@@ -27,7 +28,7 @@ Run = Callable[..., Any]
 class Listener(Protocol):
     """What a scope does with a launch."""
 
-    def on_launch(self, kernel: Any, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_launch(self, kernel: Any, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> Any:
         """Handle `kernel.run(*args, **kwargs)`; *run* is the original method, unbound."""
 
 
@@ -80,3 +81,11 @@ def _hooked(run: Run) -> Run:
 
     setattr(hooked, _MARK, True)
     return hooked
+
+
+def launch_site() -> tuple[str, int]:
+    """The innermost frame that is neither Triton's, torch's nor ours."""
+    frame = calling_frame()
+    while frame.f_back is not None and in_library_folder(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno

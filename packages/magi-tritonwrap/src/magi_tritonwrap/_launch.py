@@ -23,7 +23,7 @@ import triton
 from triton.language.core import constexpr
 from triton.runtime.autotuner import Config, Heuristics
 
-from ._hook import not_listening
+from ._hook import launch_site, not_listening
 from ._kernels import Kernel, as_kernel, check_supported
 from ._torch_compat import wrap_triton_enabled
 from .errors import UnsupportedLaunchError
@@ -85,6 +85,20 @@ def emit(launch: ResolvedLaunch) -> None:
         torch.library.wrap_triton(launch.kernel)[launch.grid](*positional, **named)
 
 
+def can_pass(kernel: Kernel, name: str) -> bool:
+    """Whether a launch may pass the keyword *name* and still be compiled."""
+    return name in kernel.jit.arg_names or name in CONFIG_FIELDS or name in ("grid", "warmup")
+
+
+def cannot_pass(names: Sequence[str]) -> str:
+    """Why a launch with these keywords cannot be compiled."""
+    options = ", ".join(f"{name}=" for name in names)
+    known = ", ".join(f"{name}=" for name in CONFIG_FIELDS)
+    return (
+        f"is launched with {options}, no parameter of it and no option that a graph can carry ({known}); leave it out"
+    )
+
+
 def _bind(kernel: Kernel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split a launch into arguments by parameter name and launch options."""
     names = kernel.jit.arg_names
@@ -99,9 +113,8 @@ def _bind(kernel: Kernel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> t
             if name in arguments:
                 raise _unsupported(kernel, f"got the argument '{name}' twice")
             arguments[name] = value
-        elif name not in ("grid", "warmup") and not (name == "debug" and not value):
-            known = ", ".join(CONFIG_FIELDS)
-            raise _unsupported(kernel, f"was launched with {name}=, which a graph cannot carry; it can carry {known}")
+        elif not can_pass(kernel, name):
+            raise _unsupported(kernel, cannot_pass([name]))
     return {name: _plain(value) for name, value in arguments.items()}, options
 
 
@@ -244,4 +257,6 @@ def _constant(value: Any) -> Any:
 
 
 def _unsupported(kernel: Kernel, why: str) -> UnsupportedLaunchError:
-    return UnsupportedLaunchError(f"Triton kernel '{kernel.name}' {why}. ({kernel.file}:{kernel.line})")
+    file, line = launch_site()
+    launch = f"launched at {file}:{line}, defined at {kernel.file}:{kernel.line}"
+    return UnsupportedLaunchError(f"Triton kernel '{kernel.name}' {why}. ({launch})")

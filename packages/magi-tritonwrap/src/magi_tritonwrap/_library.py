@@ -4,11 +4,18 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+import torch
+import triton
 
-LIBRARIES = frozenset({"torch", "triton", "torchgen", "functorch", "numpy", "sympy", "magi_tritonwrap"})
+
+_FOLDERS = tuple(f"{Path(file).parent}/" for file in (torch.__file__, triton.__file__, __file__))
+LIBRARIES = frozenset(
+    {"torch", "triton", "torchgen", "functorch", "numpy", "sympy", "magi_tritonwrap", "magi_opschema"}
+)
 
 
 def is_library_module(name: str | None) -> bool:
@@ -33,3 +40,8 @@ def is_library_object(value: Any) -> bool:
         return is_library_module(value.__name__)
     cls = value if isinstance(value, type) else type(value)
     return is_library_module(cls.__module__)
+
+
+def in_library_folder(file: str) -> bool:
+    """Whether a source file is torch's, Triton's or ours: users want to hear about lines of their own."""
+    return file.startswith(_FOLDERS)

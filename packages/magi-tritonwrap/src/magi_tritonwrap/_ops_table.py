@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which Python body an operator has, for operators that are seen through and for torch's own custom ops."""
+"""Which Python body an operator has, for operators whose body the compiler sees."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch._library.custom_ops import OPDEFS, CustomOpDef
+from torch._library.custom_ops import CustomOpDef
 from torch._ops import OpOverload, OpOverloadPacket
 
-from ._torch_compat import qualified_name
+from ._torch_compat import body_of_torch_triton_op, overload_of, qualified_name, torch_triton_ops
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 BODIES: dict[str, Callable[..., Any]] = {}
@@ -20,19 +20,26 @@ BODIES: dict[str, Callable[..., Any]] = {}
 
 
 def body_of_op(value: object) -> Callable[..., Any] | None:
-    """The body of an operator; None for anything else, and for operators written in C++."""
+    """The body that a compiled graph sees in place of an operator; None for opaque operators and anything else."""
     if isinstance(value, CustomOpDef):
-        return _body(value._opoverload)  # noqa: SLF001
+        return _body(qualified_name(overload_of(value)))
     if isinstance(value, OpOverload):
-        return _body(value)
+        return _body(qualified_name(value))
     if isinstance(value, OpOverloadPacket) and hasattr(value, "default"):
-        return _body(value.default)
+        return _body(qualified_name(value.default))
     return None
 
 
-def _body(op: OpOverload) -> Callable[..., Any] | None:
-    name = qualified_name(op)
-    if name in BODIES:
-        return BODIES[name]
-    definition = OPDEFS.get(name)
-    return None if definition is None else definition._init_fn  # noqa: SLF001
+def bodies_mentioned(names: frozenset[str]) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Bodies of the operators that code can reach as `torch.ops.namespace.name`, given the names it mentions."""
+    if "ops" not in names:
+        return
+    for name in sorted({*BODIES, *torch_triton_ops()}):
+        namespace, _, op = name.partition("::")
+        body = _body(name) if namespace in names and op.partition(".")[0] in names else None
+        if body is not None:
+            yield name, body
+
+
+def _body(name: str) -> Callable[..., Any] | None:
+    return BODIES[name] if name in BODIES else body_of_torch_triton_op(name)

@@ -55,16 +55,38 @@ class UnresolvedLaunch:
 
 
 @dataclass(frozen=True)
+class UnsupportedLaunch:
+    """A launch of a known kernel, written in a way that no compiled graph can carry.
+
+    Attributes:
+        kernel: qualified name of the kernel.
+        reason: what the launch does, and the fix.
+        file: file of the launch.
+        line: its line.
+    """
+
+    kernel: str
+    reason: str
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"Triton kernel '{self.kernel}' {self.reason} ({self.file}:{self.line})"
+
+
+@dataclass(frozen=True)
 class KernelReport:
     """Kernels that a function can launch, as far as its source tells.
 
     Attributes:
         kernels: one entry a kernel, in the order of their first launch.
         unresolved: launches whose kernel is known only at run time.
+        unsupported: launches that `make_see_through` refuses.
     """
 
     kernels: tuple[FoundKernel, ...]
     unresolved: tuple[UnresolvedLaunch, ...]
+    unsupported: tuple[UnsupportedLaunch, ...] = ()
 
     @property
     def may_launch(self) -> bool:
@@ -74,6 +96,7 @@ class KernelReport:
     def __str__(self) -> str:
         lines = [f"kernel      {kernel}" for kernel in self.kernels]
         lines += [f"unresolved  {launch}" for launch in self.unresolved]
+        lines += [f"unsupported {launch}" for launch in self.unsupported]
         return "\n".join(lines) if lines else "no Triton launch"
 
 

@@ -118,7 +118,7 @@ class Resolver:
             case New(cls=cls, init=init):
                 return self._attribute_of_new(cls, init, value, name)
             case Unknown():
-                return (Unknown(f"{value.reason}, so its attribute '{name}' is known at run time"),)
+                return (Unknown(f"{value.reason}, so its attribute '{name}' is known at run time", value.unread),)
         return (Unknown(f"the attribute '{name}' is known at run time"),)
 
     def _attribute_of_object(self, obj: Any, how: str, name: str) -> tuple[Value, ...]:
@@ -128,11 +128,11 @@ class Resolver:
         if isinstance(static, functools.cached_property):
             return self.returned(Partial(Known(static.func, how), ((Known(obj, how),),)))
         if static is _MISSING and not (isinstance(obj, torch.nn.Module) or is_library_module(type(obj).__module__)):
-            return (Unknown(f"{how} has no attribute '{name}' yet"),)
+            return (Unknown(f"{how} has no attribute '{name}' yet", unread=True),)
         try:
             found = getattr(obj, name)
         except AttributeError:
-            return (Unknown(f"{how} has no attribute '{name}' yet"),)
+            return (Unknown(f"{how} has no attribute '{name}' yet", unread=True),)
         return (Known(found, f"{how}.{name}"),)
 
     def _attribute_of_new(self, cls: type, init: Scope | None, instance: Value, name: str) -> tuple[Value, ...]:
@@ -304,7 +304,7 @@ def _function_scope(
         try:
             names[name] = (Known(cell.cell_contents, f"closure variable '{name}'"),)
         except ValueError:
-            names[name] = (Unknown(f"the closure variable '{name}' is not set yet"),)
+            names[name] = (Unknown(f"the closure variable '{name}' is not set yet", unread=True),)
     defaults = {
         parameter.name: (Known(parameter.default, f"default of '{parameter.name}'"),)
         for parameter in inspect.signature(function, follow_wrapped=False).parameters.values()
@@ -345,7 +345,7 @@ def _imported(node: ast.AST, alias: ast.alias, scope: Scope) -> tuple[Value, ...
     name = ".".join(part for part in (base, node.module or "") if part)
     found = sys.modules.get(name)
     if found is None:
-        return (Unknown(f"the module '{name}' is imported by the body and not loaded yet"),)
+        return (Unknown(f"the module '{name}' is imported by the body and not loaded yet", unread=True),)
     if hasattr(found, alias.name):
         return (Known(getattr(found, alias.name), f"{name}.{alias.name}"),)
     return _module(f"{name}.{alias.name}")
@@ -355,7 +355,7 @@ def _module(name: str) -> tuple[Value, ...]:
     found = sys.modules.get(name)
     if isinstance(found, ModuleType):
         return (Known(found, f"module '{name}'"),)
-    return (Unknown(f"the module '{name}' is imported by the body and not loaded yet"),)
+    return (Unknown(f"the module '{name}' is imported by the body and not loaded yet", unread=True),)
 
 
 def _items(value: Value) -> tuple[Value, ...]:

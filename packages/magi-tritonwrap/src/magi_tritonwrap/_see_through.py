@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +18,17 @@ from ._detect import find_kernels
 from ._devices import Bodies
 from ._kernels import as_kernel, check_supported, is_kernel
 from ._ops_table import BODIES
+from ._probe import why_untraceable
 from ._report import FoundKernel, KernelReport, OpReport
 from ._torch_compat import (
     decomposition_is_disabled,
     has_unrecognized_type,
+    overload_of,
     qualified_name,
     set_cache_key_entries,
     set_decomposition_rule,
 )
-from .errors import NotAnOpError, UnknownOpError
+from .errors import NotAnOpError, OpaqueFallbackWarning, UnknownOpError, UnsupportedLaunchError
 
 
 if TYPE_CHECKING:
@@ -53,6 +56,18 @@ class _SeeThroughOp:
         """Remember launches that a trace has met."""
         with self.lock:
             self.captured += [launch for launch in launches if launch not in self.captured]
+
+    def fall_back(self, reason: str) -> None:
+        """Remember that the op stays opaque in one graph, and warn the first time that this reason comes up."""
+        with self.lock:
+            if reason in self.fallbacks:
+                return
+            self.fallbacks.append(reason)
+        msg = (
+            f"{qualified_name(self.op)} stays opaque to the compiler: its body cannot be traced. {reason}. "
+            "Its results are right, and Inductor does not see its kernels."
+        )
+        warnings.warn(OpaqueFallbackWarning(msg), stacklevel=2)
 
     def report(self) -> OpReport:
         """The state now; a later compilation may know more."""
@@ -109,6 +124,7 @@ def make_see_through(
 
     Raises:
         NotAnOpError: *op* is no operator.
+        UnsupportedLaunchError: a launch that was found passes an option that no graph can carry.
         UnsupportedKernelError: a kernel that was found is decorated in a way that torch cannot compile; it names the
             kernel, its file and line, and the fix.
 
@@ -130,6 +146,8 @@ def make_see_through(
         if kernel.kernel is not None:
             interpreted = interpreted or as_kernel(kernel.kernel).is_interpreted
             check_supported(as_kernel(kernel.kernel))
+    if found.unsupported:
+        raise UnsupportedLaunchError("; ".join(str(launch) for launch in found.unsupported))
     name = qualified_name(overload)
     key = CacheKeyEntry(name, fn, found)
     record = _SeeThroughOp(overload, fn, found, Bodies(overload), key, _INTERPRETED if interpreted else "")
@@ -164,6 +182,10 @@ def _decompose(mode: Any, op: OpOverload, types: Sequence[type], args: tuple[Any
         return NotImplemented
     if record.bodies.has_other_body(args, kwargs):
         return mode.__torch_dispatch__(op, types, args, kwargs)
+    reason = why_untraceable(record.fn, args, kwargs)
+    if reason:
+        record.fall_back(reason)
+        return mode.__torch_dispatch__(op, types, args, kwargs)
     with mode, capture_launches() as log:
         result = record.fn(*args, **kwargs)
     record.note(log.launches)
@@ -178,7 +200,7 @@ def _check_callable(op: OpOverload, fn: object) -> None:
 
 def _as_overload(op: Any) -> OpOverload:
     if isinstance(op, CustomOpDef):
-        return op._opoverload  # noqa: SLF001
+        return overload_of(op)
     if isinstance(op, OpOverload):
         return op
     if isinstance(op, OpOverloadPacket):

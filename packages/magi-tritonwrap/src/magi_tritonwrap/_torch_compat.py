@@ -12,17 +12,20 @@ import torch
 from torch._functorch import config as functorch_config
 from torch._higher_order_ops.triton_kernel_wrap import TraceableTritonKernelWrapper
 from torch._library import triton as torch_triton
+from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from triton.runtime.autotuner import Autotuner, Heuristics
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
 
+    from torch._library.custom_ops import CustomOpDef
     from torch._ops import OpOverload
 
 
@@ -82,6 +85,16 @@ def tracing_is_active(values: Iterable[object]) -> bool:
     return any(isinstance(value, FakeTensor | FunctionalTensor) for value in values)
 
 
+def unwrap_functional(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor inside a FunctionalTensor, with pending writes applied."""
+    return tensor.from_functional() if isinstance(tensor, FunctionalTensor) else tensor
+
+
+def proxy_tracing_disabled() -> AbstractContextManager[object]:
+    """Run operators without recording them in the graph being traced."""
+    return disable_proxy_modes_tracing()
+
+
 def decomposition_is_disabled() -> bool:
     """Whether torch.export asked that Triton ops stay whole (torch 2.7 on; the flag is private)."""
     return not functorch_config.decompose_custom_triton_ops
@@ -99,7 +112,7 @@ def qualified_name(op: OpOverload) -> str:
 
 
 def _dispatcher_name(op: OpOverload) -> str:
-    name: str = op.name()  # type: ignore[no-untyped-call]
+    name: str = op.name()
     return name
 
 
@@ -109,7 +122,6 @@ def set_decomposition_rule(op: OpOverload, rule: Any) -> None:
     `torch.library.register_torch_dispatch` refuses a second rule, and its registration cannot be taken back; the table
     it fills is the same since torch 2.6.
     """
-    from torch._library.custom_ops import OPDEFS
     from torch._library.simple_registry import singleton
 
     name = qualified_name(op)
@@ -117,6 +129,32 @@ def set_decomposition_rule(op: OpOverload, rule: Any) -> None:
         OPDEFS[name].register_torch_dispatch(DISPATCH_MODE, rule)
         return
     singleton.find(name).torch_dispatch_rules._data[DISPATCH_MODE] = rule
+
+
+def overload_of(definition: CustomOpDef) -> OpOverload:
+    """The operator behind what `torch.library.custom_op` returns."""
+    return definition._opoverload
+
+
+def torch_triton_ops() -> tuple[str, ...]:
+    """Names of the operators that AOTAutograd decomposes into Triton launches (torch 2.7 on)."""
+    return tuple(torch_triton.triton_ops_to_kernels)
+
+
+def body_of_torch_triton_op(name: str) -> Callable[..., Any] | None:
+    """The body given to `torch.library.triton_op`, which registers it as the op's fake as well; None otherwise."""
+    definition = OPDEFS.get(name)
+    if definition is None or name not in torch_triton.triton_ops_to_kernels:
+        return None
+    body: Callable[..., Any] | None = definition._abstract_fn
+    return body
+
+
+def cache_bypass(reason: str) -> Exception:
+    """The exception that makes AOTAutograd compile without its cache, and log *reason*."""
+    from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
+
+    return BypassAOTAutogradCache(reason)
 
 
 def set_cache_key_entries(op: OpOverload, entries: list[object]) -> None:
@@ -152,8 +190,6 @@ def registration_of(op: OpOverload) -> dict[str, object]:
     The dispatcher keeps no Python function, but its dump has a line for each registration, replaced ones included. A
     `torch.library.custom_op` keeps its bodies in a table of its own.
     """
-    from torch._library.custom_ops import OPDEFS
-
     lines: dict[str, list[str]] = {}
     for line in torch._C._dispatch_dump(_dispatcher_name(op)).splitlines():
         key, separator, registration = line.partition(":")

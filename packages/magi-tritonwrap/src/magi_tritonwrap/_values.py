@@ -67,9 +67,10 @@ class New:
 
 @dataclass(frozen=True, eq=False)
 class Unknown:
-    """A value that only a run can tell, and why."""
+    """A value that only a run can tell, and why; *unread* where code may hide behind it that has not been read."""
 
     reason: str
+    unread: bool = False
 
 
 Value = Known | Local | Launcher | Partial | Group | New | Unknown
@@ -97,7 +98,7 @@ class Scope:
             return (Known(self.globals[name], f"global '{name}'"),)
         if hasattr(builtins, name):
             return (Known(getattr(builtins, name), f"builtin '{name}'"),)
-        return (Unknown(f"'{name}' is not defined yet"),)
+        return (Unknown(f"'{name}' is not defined yet", unread=True),)
 
 
 @dataclass(frozen=True, eq=False)

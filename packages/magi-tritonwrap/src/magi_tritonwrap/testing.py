@@ -53,14 +53,17 @@ def stub_driver(target: GPUTarget | None = None) -> Iterator[StubDriver]:
         config._active = previous  # noqa: SLF001 - set_active(None) means the same, and mypy's stub forbids it
 
 
-def aot_graphs(fn: Callable[..., Any], *make_inputs: Any, dynamic: bool | None = None) -> list[torch.fx.GraphModule]:
+def aot_graphs(
+    fn: Callable[..., Any], *inputs: Any, dynamic: bool | None = None, device: str = "cuda"
+) -> list[torch.fx.GraphModule]:
     """Compile *fn* up to AOTAutograd, on fake tensors, and return the graphs that Inductor would be given.
 
     Args:
         fn: the function to compile, `fullgraph=True`.
-        make_inputs: arguments of *fn*; tensors are replaced by fake ones on the device "cuda", of the same shape, dtype
-            and `requires_grad`.
+        inputs: arguments of *fn*; tensors are replaced by fake ones of the same shape, dtype and `requires_grad`.
         dynamic: as in `torch.compile`.
+        device: where the fake tensors are. A CPU build of torch aborts on gradients of fake CUDA tensors (seen on
+            2.13); fake CPU tensors show the same launches.
 
     Example:
         >>> with stub_driver():
@@ -78,14 +81,14 @@ def aot_graphs(fn: Callable[..., Any], *make_inputs: Any, dynamic: bool | None =
         return make_boxed_func(graph.forward)
 
     with FakeTensorMode(allow_non_fake_inputs=True):
-        inputs = [_on_cuda(value) if isinstance(value, torch.Tensor) else value for value in make_inputs]
+        fakes = [_fake(value, device) if isinstance(value, torch.Tensor) else value for value in inputs]
         torch.compiler.reset()
-        torch.compile(fn, backend=aot_autograd(fw_compiler=keep), fullgraph=True, dynamic=dynamic)(*inputs)
+        torch.compile(fn, backend=aot_autograd(fw_compiler=keep), fullgraph=True, dynamic=dynamic)(*fakes)
     return graphs
 
 
-def _on_cuda(value: torch.Tensor) -> torch.Tensor:
-    fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
+def _fake(value: torch.Tensor, device: str) -> torch.Tensor:
+    fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
     return fake.requires_grad_(value.requires_grad)
 
 

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find out whether a body can be traced, before the trace that counts has changed anything.
+
+A body that asks a tensor for its data, or launches through something that is no Triton kernel, fails halfway, and by
+then launches that came first have already replaced their tensors in the trace. So the body runs on fakes of its own
+first; where that fails, the op stays opaque in this graph and says why.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch._guards import detect_fake_mode
+from torch.utils._pytree import tree_map_only
+
+from ._hook import Run, listening
+from ._kernels import as_kernel
+from ._launch import resolve
+from ._library import in_library_folder
+from ._torch_compat import proxy_tracing_disabled, unwrap_functional
+from .errors import TritonWrapError
+
+
+class _Checker:
+    """Resolves launches, so that what they cannot carry raises, and drops them."""
+
+    def on_launch(self, kernel: Any, _run: Run, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> None:
+        if not as_kernel(kernel).is_interpreted and not kwargs.get("warmup"):
+            resolve(kernel, args, kwargs)
+
+
+def why_untraceable(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The reason why *fn* cannot be traced with these functional tensors; empty when it can.
+
+    Raises:
+        TritonWrapError: a launch is one that no graph can carry, which is an error rather than a reason.
+    """
+    inner = tree_map_only(torch.Tensor, unwrap_functional, (args, kwargs))
+    fake_mode = detect_fake_mode(inner)
+    if fake_mode is None:
+        return ""
+    with ExitStack() as stack:
+        stack.enter_context(proxy_tracing_disabled())
+        stack.enter_context(fake_mode)
+        if fake_mode.shape_env is not None:
+            stack.enter_context(fake_mode.shape_env.ignore_fresh_unbacked_symbols())
+        stack.enter_context(listening(_Checker()))
+        fresh_args, fresh_kwargs = tree_map_only(torch.Tensor, _same_layout, inner)
+        try:
+            fn(*fresh_args, **fresh_kwargs)
+        except TritonWrapError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever the body raises is the reason, and is reported
+            return _told(error)
+    return ""
+
+
+def _same_layout(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that may be written without changing the one that is being traced."""
+    if tensor.layout != torch.strided:
+        return torch.empty_like(tensor)
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+
+def _told(error: Exception) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not in_library_folder(frame.filename)]
+    place = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+    first_line = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first_line}{place}"
