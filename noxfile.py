@@ -36,7 +36,8 @@ def _project(package: str) -> dict[str, object]:
 
 
 def _requirement_names(package: str) -> set[str]:
-    return {re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0] for requirement in _project(package)["dependencies"]}
+    requirements = _project(package)["dependencies"]
+    return {re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0] for requirement in requirements}
 
 
 def _local_dependencies(package: str) -> set[str]:
@@ -77,7 +78,9 @@ def _pins(*packages: str, torch: str | None = None) -> list[str]:
     return _group("torch", "triton") if needs_triton else _group("torch")
 
 
-def _install_editable(session: nox.Session, *packages: str, groups: tuple[str, ...] = (), torch: str | None = None) -> None:
+def _install_editable(
+    session: nox.Session, *packages: str, groups: tuple[str, ...] = (), torch: str | None = None
+) -> None:
     session.install(*_pins(*packages, torch=torch), *_editables(*packages), *_group(*groups))
 
 
@@ -165,9 +168,7 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
-@nox.parametrize(
-    ("python", "torch"), [nox.param(python, torch, id=torch) for torch, python in COMPAT.items()]
-)
+@nox.parametrize(("python", "torch"), [nox.param(python, torch, id=torch) for torch, python in COMPAT.items()])
 def compat(session: nox.Session, torch: str) -> None:
     """Run the unit suites on one torch release; releases other than the pinned one bring CUDA packages."""
     pinned = torch in _group("torch")[0]

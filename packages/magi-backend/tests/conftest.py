@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 _namespaces = (f"magi_backend_test_{index}" for index in itertools.count())
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A pass is not asked about a graph that a cache has, so a run must not find what another one left."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):

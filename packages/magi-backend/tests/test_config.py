@@ -96,7 +96,7 @@ def test_arguments_of_the_program_are_not_read(monkeypatch: pytest.MonkeyPatch) 
 
 def test_settings_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
-        CompileConfig().check = True  # type: ignore[misc]
+        CompileConfig().check = True
 
 
 @pytest.mark.parametrize(

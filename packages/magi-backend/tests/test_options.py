@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from magi_backend import BackendError, OptionError
@@ -76,7 +78,7 @@ def test_an_inductor_option_reaches_inductor() -> None:
         def uuid(self) -> None:
             return None
 
-    options = {"epilogue_fusion": False, "post_grad_custom_pre_pass": Spy()}
+    options: dict[str, Any] = {"epilogue_fusion": False, "post_grad_custom_pre_pass": Spy()}
     torch.compile(add_one, backend="magi", options=options)(torch.ones(3))
 
     assert seen == [False]

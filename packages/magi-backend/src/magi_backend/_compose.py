@@ -59,7 +59,7 @@ def _compile_piece(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, pi
         def compile_graph(graph: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
             kind = "backward" if kwargs.get("is_backward") else "inference" if kwargs.get("is_inference") else "forward"
             job.show(f"{piece} {kind}".strip())
-            nodes, first_record = _calls(graph), len(pass_records)
+            nodes, symbols, first_record = _calls(graph), _symbols(graph), len(pass_records)
             changed: Counter[str] = Counter()
             result, error, start = None, "", time.perf_counter()
             try:
@@ -76,7 +76,7 @@ def _compile_piece(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, pi
                     GraphRecord(
                         kind=kind,
                         nodes=nodes,
-                        symbols=_symbols(inputs),
+                        symbols=symbols,
                         passes=_outcomes(pass_records[first_record:]),
                         guards=_guards(job.defects, changed),
                         kernels=generated_kernels(source),
@@ -115,13 +115,12 @@ def _outcome(record: magi_passes.PassRecord) -> PassOutcome:
     return PassOutcome(record.pass_name, record.ran, record.reason, changes, record.seconds)
 
 
-def _symbols(inputs: Sequence[Any]) -> tuple[str, ...]:
-    """The free symbols in the sizes of *inputs*, in order of appearance."""
+def _symbols(graph: GraphModule) -> tuple[str, ...]:
+    """The free symbols in the sizes of the inputs of *graph*, in order of appearance."""
     symbols: dict[str, None] = {}
-    for value in inputs:
+    for placeholder in graph.graph.find_nodes(op="placeholder"):
+        value = placeholder.meta.get("val")
         for size in (*getattr(value, "shape", ()), value):
-            node = getattr(size, "node", None)
-            expression = getattr(node, "expr", None)
-            for symbol in sorted(map(str, getattr(expression, "free_symbols", ()))):
-                symbols[symbol] = None
+            expression = getattr(getattr(size, "node", None), "expr", None)
+            symbols |= dict.fromkeys(sorted(map(str, getattr(expression, "free_symbols", ()))))
     return tuple(symbols)

@@ -70,10 +70,13 @@ def explain(
                 return _run(target, args, kwargs, modules)
 
             reference = run(eager)
-            before = len(collector)
+            before, breaks = len(collector), _torch_compat.graph_breaks()
             with collecting(collector):
                 first = run(compiled)
-            again = run(compiled)
+            after = _torch_compat.graph_breaks()
+            new_breaks = tuple(reason for reason, count in after.items() if count > breaks.get(reason, 0))
+            next_seconds = min(run(compiled).seconds for _ in range(2))
+            eager_seconds = min(reference.seconds, run(eager).seconds)
         calls.append(
             CallRecord(
                 inputs=tuple(
@@ -82,9 +85,10 @@ def explain(
                     if isinstance(leaf, torch.Tensor)
                 ),
                 first_seconds=first.seconds,
-                next_seconds=again.seconds,
-                eager_seconds=reference.seconds,
+                next_seconds=next_seconds,
+                eager_seconds=eager_seconds,
                 compilations=len(collector) - before,
+                graph_breaks=new_breaks,
                 differences=_differences(first, reference),
             )
         )
@@ -157,10 +161,13 @@ def _gradients(
 
 
 def _differences(actual: _Run, expected: _Run) -> tuple[Difference, ...]:
+    largest = max(
+        (float(g.abs().max()) for g in expected.gradients.values() if g is not None and g.numel()), default=1.0
+    )
     return (
         *compare_trees("output", actual.outputs, expected.outputs),
         *(
-            compare(f"gradient of {name}", actual.gradients.get(name), gradient)
+            compare(f"gradient of {name}", actual.gradients.get(name), gradient, scale=min(1.0, largest))
             for name, gradient in expected.gradients.items()
         ),
     )

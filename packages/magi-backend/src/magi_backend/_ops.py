@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import magi_opschema
+from magi_opschema.errors import UnknownOpError
 from torch.fx import GraphModule
 
 from . import _torch_compat
@@ -36,7 +37,7 @@ def registered(target: object) -> OpDef | None:
         return None
     try:
         return magi_opschema.op_def(target)
-    except magi_opschema.UnknownOpError:
+    except UnknownOpError:
         return None
 
 

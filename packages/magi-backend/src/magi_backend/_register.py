@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import magi_opschema
 import magi_tritonwrap
@@ -73,7 +73,7 @@ def magi_register_custom_op(
         infer = infer_output_meta_fn
         if infer is None and kernels.may_launch:
             infer = _fake_from_body(fn)
-        exposed: F = magi_opschema.magi_register_custom_op(
+        exposed = magi_opschema.magi_register_custom_op(
             name,
             mutates_args=mutates_args,
             infer_output_meta_fn=infer,
@@ -90,7 +90,7 @@ def magi_register_custom_op(
                 definition.torch_op, definition.lowered_fn, kernels=tuple(extra_triton_kernels)
             )
             magi_opschema.annotate(exposed, "see-through", _see_through_note(report))
-        return exposed
+        return cast("F", exposed)
 
     return register
 

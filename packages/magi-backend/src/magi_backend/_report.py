@@ -24,9 +24,10 @@ class CallRecord:
     Attributes:
         inputs: Shape and dtype of each tensor argument.
         first_seconds: The compiled call, with the compilations that it caused, forward and backward.
-        next_seconds: The same call once more.
-        eager_seconds: The same call without the compiler.
+        next_seconds: The same call again, the faster of two.
+        eager_seconds: The same call without the compiler, the faster of two.
         compilations: How many graphs the call made the backend compile.
+        graph_breaks: Why Dynamo gave up tracing, and continued after it, during the first call.
         differences: Every output, and every gradient where there are any, against eager.
     """
 
@@ -35,6 +36,7 @@ class CallRecord:
     next_seconds: float
     eager_seconds: float
     compilations: int
+    graph_breaks: tuple[str, ...]
     differences: tuple[Difference, ...]
 
     def largest(self, *, gradients: bool) -> Difference | None:

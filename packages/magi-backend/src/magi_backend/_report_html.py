@@ -69,7 +69,8 @@ def _calls(calls: tuple[CallRecord, ...]) -> str:
         for index, call in enumerate(calls)
     ]
     columns = ("inputs", "graphs compiled", "first call", "next call", "eager", "outputs", "gradients")
-    return "<h2>Calls</h2>" + _table(columns, rows)
+    breaks = [f"<p class='bad'>Graph break: {escape(reason)}</p>" for call in calls for reason in call.graph_breaks]
+    return "<h2>Calls</h2>" + _table(columns, rows) + "".join(breaks)
 
 
 def _verdict(call: CallRecord, *, gradients: bool) -> str:

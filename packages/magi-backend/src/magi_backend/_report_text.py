@@ -45,6 +45,9 @@ def _parts(report: Report) -> Iterator[RenderableType]:
         ("inputs", "graphs", "first call", "next call", "eager", "outputs", "gradients"),
         map(_call, report.calls),
     )
+    for call in report.calls:
+        for reason in call.graph_breaks:
+            yield Text(f"Graph break with {_summary(call.inputs)}: {reason}", style="yellow")
     if not report.compilations:
         yield Text("No graph was compiled in these calls: the function had been compiled before.")
 

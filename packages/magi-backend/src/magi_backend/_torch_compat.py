@@ -145,6 +145,17 @@ def cache_counts() -> dict[str, int]:
     }
 
 
+def graph_breaks() -> dict[str, int]:
+    """How often Dynamo broke a graph in this process so far, by its first line of reason."""
+    from torch._dynamo.utils import counters
+
+    breaks: dict[str, int] = {}
+    for reason, count in counters["graph_break"].items():
+        first = next((line.strip() for line in str(reason).splitlines() if line.strip()), "unknown")
+        breaks[first] = breaks.get(first, 0) + count
+    return breaks
+
+
 def trace_artifact(name: str, payload: Callable[[], dict[str, Any]]) -> None:
     """Put *payload* into the structured trace of ``torch.compile`` (TORCH_TRACE, tlparse)."""
     import json

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What holds between the packages: one version, ranges that admit it, and who may import whom."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from packaging.requirements import Requirement
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = sorted(path.name for path in (ROOT / "packages").iterdir() if path.is_dir())
+IMPORT_NAMES = {package: package.replace("-", "_") for package in PACKAGES}
+VERSION = (ROOT / "VERSION").read_text().strip()
+# The three leaves never import each other; the backend may import all of them.
+ALLOWED = {"magi-backend": {"magi_opschema", "magi_passes", "magi_tritonwrap"}}
+
+
+def project(package: str) -> dict[str, Any]:
+    return tomllib.loads((ROOT / "packages" / package / "pyproject.toml").read_text())
+
+
+def imports(file: Path) -> Iterator[tuple[str, int]]:
+    """Every absolute module name that *file* imports, also inside functions and under TYPE_CHECKING."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def sources(package: str) -> list[Path]:
+    return sorted((ROOT / "packages" / package / "src").rglob("*.py"))
+
+
+def test_there_are_four_packages() -> None:
+    assert PACKAGES == ["magi-backend", "magi-opschema", "magi-passes", "magi-tritonwrap"]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_version_comes_from_the_root(package: str) -> None:
+    described = project(package)
+
+    assert described["project"]["dynamic"] == ["version"]
+    assert (ROOT / "packages" / package / described["tool"]["hatch"]["version"]["path"]).resolve() == ROOT / "VERSION"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_ranges_of_siblings_admit_the_version(package: str) -> None:
+    requirements = [Requirement(text) for text in project(package)["project"]["dependencies"]]
+    siblings = [requirement for requirement in requirements if requirement.name in PACKAGES]
+
+    assert {IMPORT_NAMES[sibling.name] for sibling in siblings} == ALLOWED.get(package, set())
+    for sibling in siblings:
+        assert sibling.url is None
+        assert sibling.specifier.contains(VERSION), f"{package} refuses {sibling.name} {VERSION}"
+        assert not sibling.specifier.contains("99.0")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_siblings_are_imported_through_public_names_only(package: str) -> None:
+    own, others = IMPORT_NAMES[package], set(IMPORT_NAMES.values()) - {IMPORT_NAMES[package]}
+    trespasses = []
+    for file in sources(package):
+        for module, line in imports(file):
+            top, *rest = module.split(".")
+            if top in others and (top not in ALLOWED.get(package, set()) or any(part.startswith("_") for part in rest)):
+                trespasses.append(f"{file.relative_to(ROOT)}:{line} imports {module}")
+
+    assert sources(package), f"{own} has no sources"
+    assert trespasses == []
+
+
+@pytest.mark.parametrize("folder", ["tests", "examples", "benchmarks"])
+def test_nothing_outside_the_packages_imports_a_private_module(folder: str) -> None:
+    private = [
+        f"{file.relative_to(ROOT)}:{line} imports {module}"
+        for file in sorted((ROOT / folder).rglob("*.py"))
+        for module, line in imports(file)
+        if module.split(".")[0] in IMPORT_NAMES.values() and any(part.startswith("_") for part in module.split("."))
+    ]
+
+    assert private == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_each_package_is_complete(package: str) -> None:
+    folder = ROOT / "packages" / package
+    source = folder / "src" / IMPORT_NAMES[package]
+
+    for file in (folder / "README.md", folder / "LICENSE", source / "py.typed", source / "errors.py"):
+        assert file.is_file(), f"{file.relative_to(ROOT)} is missing"
+    assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
+def test_every_source_names_its_licence_first() -> None:
+    folders = ("packages", "tests", "examples", "benchmarks")
+    files = [file for folder in folders for file in sorted((ROOT / folder).rglob("*.py"))]
+
+    missing = [
+        str(file.relative_to(ROOT))
+        for file in files
+        if not file.read_text().startswith("# SPDX-License-Identifier: Apache-2.0\n")
+    ]
+    assert missing == []
+
+
+def test_contributing_is_short() -> None:
+    assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 80
