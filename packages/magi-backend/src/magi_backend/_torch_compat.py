@@ -180,15 +180,15 @@ def synchronize() -> None:
         torch.accelerator.synchronize()
 
 
-# What torch._dynamo.mark_dynamic and its siblings leave on a tensor.
-_DYNAMIC_MARKS = "_dynamo_"
+def _dynamic_marks(tensor: torch.Tensor) -> dict[str, Any]:
+    """What ``mark_dynamic`` and its siblings left on *tensor*: ``_dynamo_dynamic_indices``, ``_has_dynamo_…``, …."""
+    return {name: copy.copy(value) for name, value in vars(tensor).items() if "_dynamo_" in name}
 
 
 def copy_dynamic_marks(source: torch.Tensor, target: torch.Tensor) -> None:
     """Give *target* the dynamic-dimension marks of *source*."""
-    for name, value in vars(source).items():
-        if name.startswith(_DYNAMIC_MARKS):
-            setattr(target, name, value)
+    for name, value in _dynamic_marks(source).items():
+        setattr(target, name, value)
 
 
 def inductor_keys() -> list[str]:
@@ -249,10 +249,7 @@ def dynamic_marks(tensors: Sequence[tuple[torch.Tensor, tuple[int, ...]]]) -> It
     The weak mark is used: a dimension that the traced code fixes, for example by a size that must be 1, is compiled
     for that size, where the strong one raises ConstraintViolationError.
     """
-    before = [
-        (tensor, {name: copy.copy(value) for name, value in vars(tensor).items() if name.startswith(_DYNAMIC_MARKS)})
-        for tensor, _ in tensors
-    ]
+    before = [(tensor, _dynamic_marks(tensor)) for tensor, _ in tensors]
     try:
         for tensor, dims in tensors:
             for dim in dims:
@@ -260,7 +257,7 @@ def dynamic_marks(tensors: Sequence[tuple[torch.Tensor, tuple[int, ...]]]) -> It
         yield
     finally:
         for tensor, marks in before:
-            for name in [name for name in vars(tensor) if name.startswith(_DYNAMIC_MARKS)]:
+            for name in _dynamic_marks(tensor):
                 delattr(tensor, name)
             for name, value in marks.items():
                 setattr(tensor, name, value)

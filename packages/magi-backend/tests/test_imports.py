@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loading the entry point is cheap, and importing registers, patches and reads nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import magi_backend
+
+
+def run(program: str) -> str:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_importing_loads_no_torch() -> None:
+    heavy = ("torch", "triton", "pydantic", "rich", "magi_opschema", "magi_passes", "magi_tritonwrap")
+
+    assert run(f"import sys, magi_backend; magi_backend.magi; print([n for n in {heavy} if n in sys.modules])") == "[]"
+
+
+def test_a_malformed_environment_does_not_break_the_import() -> None:
+    program = "import os; os.environ['MAGI_COMPILE_CHECK'] = 'maybe'; import magi_backend as m; print(m.CompileConfig)"
+
+    assert "CompileConfig" in run(program)
+
+
+def test_public_names() -> None:
+    assert magi_backend.__all__ == sorted(magi_backend.__all__)
+    for name in magi_backend.__all__:
+        assert getattr(magi_backend, name) is not None
+    assert set(magi_backend.__all__) <= set(dir(magi_backend))

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``magi_compile`` on classes, instances, functions and bound methods: what is compiled, and what stays as it was."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from magi_backend import BackendError, ConfigError, TargetError, TargetTypeError, magi_compile
+from magi_backend._collect import Collector, collecting
+from torch import Tensor, nn
+
+
+class Plain(nn.Module):
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return torch.relu(self.linear(x)) * scale
+
+    def doubled(self, x: Tensor) -> Tensor:
+        return self.linear(x) * 2  # type: ignore[no-any-return]
+
+
+@magi_compile(model_tag="compiled class")
+class Compiled(Plain):
+    pass
+
+
+class Child(Compiled):
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return super().forward(x, scale) + 1
+
+
+def add_one(x: Tensor) -> Tensor:
+    return x + 1
+
+
+def compilations(fn: Any, *calls: tuple[Any, ...]) -> int:
+    """How many graphs the backend compiles when *fn* is called with each of *calls*, checked against eager."""
+    collector = Collector(fresh=False)
+    with collecting(collector):
+        for call in calls:
+            fn(*call)
+    return len(collector)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def test_a_class() -> None:
+    compiled, plain = Compiled(), Plain()
+    compiled.load_state_dict(plain.state_dict())
+    x = torch.randn(3, 4)
+
+    assert isinstance(compiled, Compiled)
+    assert compilations(compiled, (x,)) == 1
+    torch.testing.assert_close(compiled(x), plain(x))
+
+
+def test_several_instances_are_compiled_and_keep_apart() -> None:
+    first, second = Compiled(), Compiled()
+    x = torch.randn(3, 4)
+
+    for instance in (first, second):
+        torch.testing.assert_close(instance(x), torch.relu(instance.linear(x)))
+    assert not torch.equal(first(x), second(x))
+
+
+def test_a_subclass_is_compiled_with_its_own_forward() -> None:
+    child = Child()
+    x = torch.randn(3, 4)
+
+    assert compilations(child, (x,)) == 1
+    torch.testing.assert_close(child(x), torch.relu(child.linear(x)) + 1)
+
+
+def test_state_dict_pickles_and_copies_are_those_of_the_plain_class() -> None:
+    compiled = Compiled()
+    x = torch.randn(3, 4)
+    expected = compiled(x)
+
+    assert list(compiled.state_dict()) == list(Plain().state_dict())
+    assert [name for name, _ in compiled.named_modules()] == ["", "linear"]
+    for twin in (copy.deepcopy(compiled), pickle.loads(pickle.dumps(compiled))):
+        assert type(twin) is Compiled
+        assert compilations(twin, (x,)) <= 1
+        torch.testing.assert_close(twin(x), expected)
+    saved = io.BytesIO()
+    torch.save(compiled.state_dict(), saved)
+
+
+def test_an_instance_is_given_back_itself() -> None:
+    plain = Plain()
+    x = torch.randn(3, 4)
+    expected = plain(x)
+
+    compiled = magi_compile(plain)
+
+    assert compiled is plain
+    assert compilations(plain, (x,)) == 1
+    torch.testing.assert_close(plain(x), expected)
+    assert "_compiled_call_impl" not in copy.deepcopy(plain).__dict__
+
+
+def test_hooks_of_a_module_still_run() -> None:
+    plain = Plain()
+    plain.register_forward_hook(lambda module, args, output: output + 1)
+    x = torch.randn(3, 4)
+    expected = plain(x)
+
+    torch.testing.assert_close(magi_compile(plain)(x), expected)
+
+
+def test_a_function_and_its_name() -> None:
+    @magi_compile
+    def shifted(x: Tensor) -> Tensor:
+        """Add one."""
+        return x + 1
+
+    assert (shifted.__name__, shifted.__doc__) == ("shifted", "Add one.")
+    assert compilations(shifted, (torch.zeros(2),)) == 1
+
+
+def test_a_bound_method() -> None:
+    plain = Plain()
+    x = torch.randn(3, 4)
+
+    doubled = magi_compile(plain.doubled)
+
+    assert compilations(doubled, (x,)) == 1
+    torch.testing.assert_close(doubled(x), plain.doubled(x))
+
+
+def test_the_first_dimension_of_annotated_tensors_is_dynamic_by_default() -> None:
+    fn = magi_compile(Plain().forward)
+    x = torch.randn(3, 4)
+
+    assert compilations(fn, (x,), (torch.randn(7, 4),), (torch.randn(9, 4),)) == 1
+
+
+def test_named_dimensions_are_dynamic_and_negative_ones_count_from_the_last() -> None:
+    @magi_compile(dynamic_arg_dims={"x": [0, -1]})
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        return x.sum() + y
+
+    y = torch.ones(2)
+    assert compilations(fn, (torch.ones(3, 4), y), (torch.ones(5, 4), y), (torch.ones(5, 8), y)) == 1
+    assert compilations(fn, (torch.ones(3, 4), torch.ones(6))) == 1
+
+
+def test_no_mark_stays_on_a_tensor_and_the_users_own_stay() -> None:
+    fn = magi_compile(add_one, dynamic_arg_dims={"x": 0})
+    fresh, marked = torch.ones(3, 4), torch.ones(5, 4)
+    torch._dynamo.mark_static(marked, 1)
+    before = copy.deepcopy(vars(marked))
+
+    fn(fresh)
+    fn(marked)
+
+    assert not vars(fresh)
+    assert vars(marked) == before
+
+
+def test_no_mark_stays_when_the_call_raises() -> None:
+    @magi_compile(dynamic_arg_dims={"x": 0})
+    def fn(x: Tensor) -> Tensor:
+        msg = "no"
+        raise ValueError(msg)
+
+    x = torch.ones(3)
+    with pytest.raises(ValueError, match="no"):
+        fn(x)
+
+    assert not vars(x)
+
+
+def test_enable_if_is_asked_at_once() -> None:
+    asked = []
+
+    def no() -> bool:
+        asked.append(True)
+        return False
+
+    def fn(x: Tensor) -> Tensor:
+        return x
+
+    assert magi_compile(fn, enable_if=no) is fn
+    assert magi_compile(Plain, enable_if=no) is Plain
+    assert len(asked) == 2
+    assert Plain._compiled_call_impl is None
+
+
+def test_a_config_patch_reaches_the_compilation() -> None:
+    collector = Collector(fresh=False)
+    fn = magi_compile(add_one, config_patch={"progress": False}, model_tag="tagged")
+
+    with collecting(collector):
+        fn(torch.ones(2))
+
+    (compilation,) = collector.compilations()
+    assert compilation.label == "tagged"
+    assert ("progress", "False", "config_patch") in compilation.settings
+
+
+@pytest.mark.parametrize(
+    ("target", "sentence"),
+    [
+        (3, "magi_compile cannot compile an object of type int. It takes a subclass or an instance of torch.nn.Module"),
+        (dict, "magi_compile cannot compile the class dict."),
+        (len, "magi_compile cannot compile an object of type builtin_function_or_method."),
+    ],
+)
+def test_an_unsupported_target_is_named(target: Any, sentence: str) -> None:
+    with pytest.raises(TargetTypeError) as caught:
+        magi_compile(target)
+
+    assert sentence in str(caught.value)
+    assert isinstance(caught.value, TypeError)
+    assert isinstance(caught.value, BackendError)
+
+
+def test_an_unknown_parameter_is_named() -> None:
+    with pytest.raises(
+        TargetError, match=r"Plain has no parameter 'scal' .* Did you mean 'scale'\? Its parameters are x, scale"
+    ):
+        magi_compile(Plain, dynamic_arg_dims={"scal": 0})
+
+
+@pytest.mark.parametrize("dims", ["0", [], True, [0.5]])
+def test_dims_that_are_none_are_named(dims: Any) -> None:
+    with pytest.raises(TargetError, match=r"Plain: dynamic_arg_dims\['x'\] is .*; it takes a dimension such as 0"):
+        magi_compile(Plain, dynamic_arg_dims={"x": dims})
+
+
+def test_a_missing_dimension_is_named_at_the_call() -> None:
+    fn = magi_compile(add_one, dynamic_arg_dims={"x": 2})
+
+    with pytest.raises(
+        TargetError, match=r"dimension 2 of 'x', which was called with shape \(3, 4\): its dimensions are -2 to 1"
+    ):
+        fn(torch.ones(3, 4))
+
+
+def test_a_bad_config_patch_is_refused_at_decoration() -> None:
+    with pytest.raises(ConfigError, match="'chek' is no setting"):
+        magi_compile(Plain, config_patch={"chek": True})
+
+
+def test_a_failing_compilation_leaves_nothing_behind() -> None:
+    @magi_compile(config_patch={"progress": False})
+    def fn(x: Tensor) -> Tensor:
+        return x + 1
+
+    class Refuse(torch._inductor.custom_graph_pass.CustomGraphPass):
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            msg = "refused"
+            raise RuntimeError(msg)
+
+        def uuid(self) -> None:
+            return None
+
+    before = dict(torch._inductor.config.get_config_copy())
+    with torch._inductor.config.patch(post_grad_custom_pre_pass=Refuse()), pytest.raises(Exception, match="refused"):
+        fn(torch.ones(2))
+
+    assert torch._inductor.config.get_config_copy() == before
+    torch.testing.assert_close(fn(torch.ones(2)), torch.full((2,), 2.0))
