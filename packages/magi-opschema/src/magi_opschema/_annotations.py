@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import sys
 import types
 import typing
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -18,14 +19,18 @@ from typing import Any, TypeGuard
 class Scope:
     """Where the names in string annotations are looked up: a module's globals, then names local to a function."""
 
-    globals: Mapping[str, Any]
-    locals: Mapping[str, Any]
+    globals: dict[str, Any]
+    locals: MutableMapping[str, Any]
 
     def of_class(self, cls: type) -> Scope:
         """The scope of *cls*'s own annotations: its module, itself, then the names around the op."""
         module = sys.modules.get(cls.__module__)
-        around = ChainMap(dict(vars(cls)), {cls.__name__: cls}, dict(self.locals), dict(self.globals))
+        around = ChainMap(dict(vars(cls)), {cls.__name__: cls}, *_maps(self.locals), self.globals)
         return Scope(vars(module) if module else {}, around)
+
+
+def _maps(names: MutableMapping[str, Any]) -> list[MutableMapping[str, Any]]:
+    return list(names.maps) if isinstance(names, ChainMap) else [names]
 
 
 def scope_of(fn: Callable[..., Any], frame: types.FrameType | None) -> Scope:
@@ -55,11 +60,19 @@ def evaluate(annotation: object, scope: Scope) -> object:
 
     Raises whatever the evaluation raises: NameError, SyntaxError, AttributeError, TypeError.
     """
+    if isinstance(annotation, str):
+        annotation = eval(_compiled(annotation), scope.globals, scope.locals)  # noqa: S307
     if annotation is None or _is_class(annotation):
         return annotation
     # get_type_hints knows forward references at any depth; it takes any object with annotations.
     holder = types.SimpleNamespace(__annotations__={"it": annotation})
-    return typing.get_type_hints(holder, dict(scope.globals), dict(scope.locals), include_extras=True)["it"]
+    return typing.get_type_hints(holder, scope.globals, scope.locals, include_extras=True)["it"]
+
+
+@functools.cache
+def _compiled(annotation: str) -> types.CodeType:
+    # In brackets, as typing does it: an annotation may be indented or go over lines.
+    return compile(f"(\n{annotation}\n)", "<annotation>", "eval", dont_inherit=True)
 
 
 def unwrap(annotation: object) -> tuple[object, bool]:

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The autograd bridge: one autograd.Function for each op that calls the user's functions at the user's signature.
+"""The autograd bridge: autograd.Functions that call the user's gradient functions at the user's signature.
 
-The Function has `setup_context` apart from `forward`, so that torch.func takes it too. It is reached in two ways:
-by the kernel at the Autograd key when an input requires a gradient, and, inside torch.func transforms, by
-the kernel at the key in front of them all (a Function cannot be applied below that key:
-"could not find kernel for HigherOrderOperator custom_function_call").
+An op has two, made at their first use. `eager` is applied by the kernel at the Autograd key. `transforms` has
+`setup_context` apart from `forward`, as torch.func asks, and is applied by the kernel at the key in front of all
+transforms: below it there is "no kernel for HigherOrderOperator custom_function_call". One would do for both,
+but torch binds the arguments of a Function with `setup_context` by inspect.signature at every call
+(torch/autograd/function.py, `Function.apply`), which takes longer than the rest of the call.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -17,10 +19,10 @@ import torch
 
 from ._bridge import Bridge
 from ._flat import Flat, FlatLayout, as_output, as_tuple
-from ._gradients import FieldDict, InputShapes, lower_gradients
+from ._gradients import FieldDict, lower_gradients, shape_of
 from ._signature import SignatureLowering
-from ._torch_compat import any_requires_grad, below_autograd
-from ._tree import Leaf, Node, Record, Sequence, dotted, leaves
+from ._torch_compat import any_requires_grad, apply_in_eager, below_autograd
+from ._tree import Leaf, MaskedList, Node, Record, Sequence, dotted, leaves, nodes
 from ._vmap import VmapRule, vmap_by_loop
 from .errors import MissingBackwardError, MutationError
 
@@ -50,95 +52,145 @@ class NeedsGrad(Mapping[str, bool]):
         return len(self._index)
 
 
-def make_function(
-    lowering: SignatureLowering, op: Any, formula: Formula | None, vmap_rule: Callable[[], VmapRule | None]
-) -> type[torch.autograd.Function]:
-    """The autograd.Function of *op*. Its arguments and outputs are flat, with lists of Tensors spread out."""
-    inputs_layout = FlatLayout.of_arguments(lowering.arguments)
-    outputs_layout = FlatLayout.of_outputs([leaf.schema_type for leaf in lowering.return_leaves])
-    outputs_count = len(lowering.return_leaves)
+@dataclass(frozen=True)
+class AutogradBridge:
+    """The two Functions of one op. Their arguments and outputs are flat, with lists of Tensors spread out."""
 
-    def forward(*spread: Any) -> Any:
+    lowering: SignatureLowering
+    op: Any
+    formula: Formula | None
+    vmap_rule: Callable[[], VmapRule | None]
+
+    @functools.cached_property
+    def inputs(self) -> FlatLayout:
+        """The layout of the flat arguments."""
+        return FlatLayout.of_arguments(self.lowering.arguments)
+
+    @functools.cached_property
+    def outputs(self) -> FlatLayout:
+        """The layout of the flat outputs."""
+        return FlatLayout.of_outputs([leaf.schema_type for leaf in self.lowering.return_leaves])
+
+    @functools.cached_property
+    def eager(self) -> Callable[..., Any]:
+        """Apply the Function that eager autograd and AOTAutograd see."""
+        run, save, spread_output = self._run, self._save, self._spread_output
+
+        def forward(ctx: Any, *spread: Any) -> Any:
+            flat, output = run(spread)
+            save(ctx, flat, spread, output)
+            return spread_output(output)
+
+        return apply_in_eager(self._function(forward=forward))
+
+    @functools.cached_property
+    def transforms(self) -> Callable[..., Any]:
+        """Apply the Function that torch.func transforms see."""
+
+        def forward(*spread: Any) -> Any:
+            return self._spread_output(self._run(spread)[1])
+
+        def setup_context(ctx: Any, spread: Flat, output: Any) -> None:
+            self._save(ctx, self.inputs.gather(spread), spread, self._gather_output(output))
+
+        def vmap(info: Any, in_dims: Any, *spread: Any) -> Any:
+            rule = self.vmap_rule()
+            if rule is None:
+                return vmap_by_loop(info, in_dims, spread, self.transforms)
+            dims = self.inputs.gather(_dims_of(in_dims, spread))
+            output, out_dims = rule(info, dims, *self.inputs.gather(spread))
+            return as_output(self.outputs.spread(output)), as_output(self.outputs.spread(out_dims))
+
+        function: Any = self._function(forward=forward, setup_context=setup_context, vmap=vmap)
+        return cast("Callable[..., Any]", function.apply)
+
+    def call(self, apply: Callable[..., Any], args: Flat, kwargs: dict[str, Any]) -> Any:
+        """*apply* on arguments as the dispatcher passes them; what it returns as the dispatcher wants it."""
+        return self._gather_output(apply(*self.inputs.spread(self.inputs.fill(args, kwargs))))
+
+    def _function(self, **methods: Callable[..., Any]) -> type:
+        backward = self._missing_backward if self.formula is None else self._backward
+        namespace = {name: staticmethod(method) for name, method in {**methods, "backward": backward}.items()}
+        return type(f"{self.lowering.name}_function", (torch.autograd.Function,), namespace)
+
+    def _run(self, spread: Flat) -> tuple[Flat, Any]:
+        flat = self.inputs.gather(spread)
         with below_autograd():
-            output = inputs_layout.call(op, inputs_layout.gather(spread))
-        return as_output(outputs_layout.spread(as_tuple(output, outputs_count)))
+            return flat, self.inputs.call(self.op, flat)
 
-    def vmap(info: Any, in_dims: Any, *spread: Any) -> Any:
-        rule = vmap_rule()
-        if rule is None:
-            return vmap_by_loop(info, in_dims, spread, apply)
-        flat, dims = inputs_layout.gather(spread), inputs_layout.gather(_dims_of(in_dims, spread))
-        output, out_dims = rule(info, dims, *flat)
-        return as_output(outputs_layout.spread(output)), as_output(outputs_layout.spread(out_dims))
+    def _spread_output(self, output: Any) -> Any:
+        if not self.outputs.tensor_lists:
+            return output
+        return self.outputs.spread(as_tuple(output, len(self.outputs.names)))
 
-    bridge = (
-        _missing_backward(lowering) if formula is None else _bridge(lowering, formula, inputs_layout, outputs_layout)
-    )
-    function: Any = type(
-        f"{lowering.name}_function",
-        (torch.autograd.Function,),
-        {"forward": staticmethod(forward), "vmap": staticmethod(vmap), **bridge},
-    )
-    apply = function.apply
-    return cast("type[torch.autograd.Function]", function)
+    def _gather_output(self, spread: Any) -> Any:
+        return as_output(self.outputs.gather(spread)) if self.outputs.tensor_lists else spread
 
+    @functools.cached_property
+    def _tensors(self) -> _TensorPlaces:
+        return _TensorPlaces.of(self.lowering, self.inputs)
 
-def _dims_of(in_dims: Any, spread: Flat) -> Flat:
-    """*in_dims* in the layout of *spread*; the counts of lists are no values and have no dimension."""
-    return tuple(
-        item if isinstance(item, tuple) and isinstance(dim, tuple) else dim
-        for item, dim in zip(spread, in_dims, strict=True)
-    )
+    @functools.cached_property
+    def _values(self) -> Bridge:
+        return Bridge(self.lowering)
 
+    def _save(self, ctx: Any, flat: Flat, spread: Flat, output: Any) -> None:
+        """What the backward needs, and what the user's `setup_context_fn` saves."""
+        formula = self.formula
+        if formula is None:
+            return
+        places = self._tensors
+        flags = _flags(self.inputs, spread, ctx.needs_input_grad)
+        ctx.needs_grad = NeedsGrad(places.by_path, flags)
+        ctx.needs_input_grad = tuple([any(flags[i] for i in below) for below in places.by_parameter])
+        ctx._magi_shapes = [shape_of(flat[i]) for i in places.shaped]  # noqa: SLF001
+        outputs = as_tuple(output, len(self.outputs.names))
+        ctx._magi_counts = tuple(len(outputs[i]) for i in self.outputs.tensor_lists)  # noqa: SLF001
+        if formula.setup_context_fn is not None:
+            formula.setup_context_fn(ctx, self._values.rebuild(*flat), structure(self.lowering.returns, outputs))
 
-def _missing_backward(lowering: SignatureLowering) -> dict[str, Any]:
-    def setup_context(ctx: Any, inputs: Flat, output: Any) -> None:
-        """Nothing is saved: the backward only raises."""
+    def _backward(self, ctx: Any, *spread_grads: Any) -> Any:
+        assert self.formula is not None
+        lowering, inputs = self.lowering, self.inputs
+        grads = structure(lowering.returns, self.outputs.gather(spread_grads, ctx._magi_counts))  # noqa: SLF001
+        shapes = dict(zip((inputs.names[i] for i in self._tensors.shaped), ctx._magi_shapes, strict=True))  # noqa: SLF001
+        returned = self.formula.backward_fn(ctx, *_positional(lowering.returns, grads))
+        found = lower_gradients(returned, lowering, shapes)
+        # A list without gradients still has a place for each of its Tensors.
+        for name in (inputs.names[i] for i in inputs.tensor_lists):
+            if shapes[name] is not None:
+                found.setdefault(name, [None] * len(shapes[name]))
+        spread = inputs.spread(tuple([found.get(name) for name in inputs.names]))
+        return as_output((None, *spread[1:]) if inputs.tensor_lists else spread)
 
-    def backward(*_: Any) -> Any:
+    def _missing_backward(self, *_: Any) -> Any:
         text = (
             "a gradient was asked of this op, which has no backward_fn. "
             "Give it one, or call it under torch.no_grad() or on detached Tensors."
         )
-        raise MissingBackwardError(lowering.sentence(text))
-
-    return {"setup_context": staticmethod(setup_context), "backward": staticmethod(backward)}
+        raise MissingBackwardError(self.lowering.sentence(text))
 
 
-def _bridge(lowering: SignatureLowering, formula: Formula, inputs: FlatLayout, outputs: FlatLayout) -> dict[str, Any]:
-    position = {name: i for i, name in enumerate(inputs.names)}
-    tensors = {
-        parameter.name: [leaf for leaf in leaves(parameter.node) if leaf.is_tensor] for parameter in lowering.parameters
-    }
-    index = {dotted(leaf.path): position[leaf.name] for below in tensors.values() for leaf in below}
-    positions = [[position[leaf.name] for leaf in below] for below in tensors.values()]
-    outputs_count = len(lowering.return_leaves)
-    bridge = Bridge(lowering)
+@dataclass(frozen=True)
+class _TensorPlaces:
+    """Positions of the Tensor leaves among the flat arguments."""
 
-    def setup_context(ctx: Any, spread: Flat, spread_output: Any) -> None:
-        flat = inputs.gather(spread)
-        flags = _flags(inputs, spread, ctx.needs_input_grad)
-        ctx.needs_grad = NeedsGrad(index, flags)
-        ctx.needs_input_grad = tuple(any(flags[i] for i in below) for below in positions)
-        ctx._magi_inputs = InputShapes.of(lowering, flat)  # noqa: SLF001
-        output = spread_output if outputs.tensor_lists else as_tuple(spread_output, outputs_count)
-        ctx._magi_counts = output[0] if outputs.tensor_lists else None  # noqa: SLF001
-        if formula.setup_context_fn is not None:
-            formula.setup_context_fn(ctx, bridge.rebuild(*flat), structure(lowering.returns, outputs.gather(output)))
+    by_path: Mapping[str, int]
+    by_parameter: tuple[tuple[int, ...], ...]
+    shaped: tuple[int, ...]
+    """Tensors, lists of them, and the masks of lists of optional ones."""
 
-    def backward(ctx: Any, *spread_grads: Any) -> Any:
-        grads = outputs.gather(spread_grads, ctx._magi_counts)  # noqa: SLF001
-        returned = formula.backward_fn(ctx, *_positional(lowering.returns, structure(lowering.returns, grads)))
-        shapes = ctx._magi_inputs  # noqa: SLF001
-        found = lower_gradients(returned, lowering, shapes)
-        # A list without gradients still has a place for each of its Tensors.
-        for name in (inputs.names[i] for i in inputs.tensor_lists):
-            if name in shapes.by_name:
-                found.setdefault(name, [None] * len(shapes.by_name[name]))
-        spread = inputs.spread(tuple(found.get(name) for name in inputs.names))
-        return as_output((None, *spread[1:]) if inputs.tensor_lists else spread)
-
-    return {"setup_context": staticmethod(setup_context), "backward": staticmethod(backward)}
+    @staticmethod
+    def of(lowering: SignatureLowering, layout: FlatLayout) -> _TensorPlaces:
+        position = {name: i for i, name in enumerate(layout.names)}
+        tensors = [[leaf for leaf in leaves(p.node) if leaf.is_tensor] for p in lowering.parameters]
+        masks = [n.present for p in lowering.parameters for n in nodes(p.node) if isinstance(n, MaskedList)]
+        shaped = [position[leaf.name] for leaf in (*(leaf for below in tensors for leaf in below), *masks)]
+        return _TensorPlaces(
+            {dotted(leaf.path): position[leaf.name] for below in tensors for leaf in below},
+            tuple(tuple(position[leaf.name] for leaf in below) for below in tensors),
+            tuple(shaped),
+        )
 
 
 def _flags(inputs: FlatLayout, spread: Flat, needs_input_grad: tuple[bool, ...]) -> tuple[bool, ...]:
@@ -147,6 +199,14 @@ def _flags(inputs: FlatLayout, spread: Flat, needs_input_grad: tuple[bool, ...])
         return needs_input_grad
     gathered = inputs.gather((spread[0], *needs_input_grad[1:]))
     return tuple(any(flag) if isinstance(flag, list) else bool(flag) for flag in gathered)
+
+
+def _dims_of(in_dims: Any, spread: Flat) -> Flat:
+    """*in_dims* in the layout of *spread*; the counts of lists are no values and have no dimension."""
+    return tuple(
+        item if isinstance(item, tuple) and isinstance(dim, tuple) else dim
+        for item, dim in zip(spread, in_dims, strict=True)
+    )
 
 
 def structure(node: Node | None, flat: Flat) -> Any:
@@ -178,33 +238,24 @@ def _positional(node: Node | None, structured: Any) -> Flat:
     return tuple(structured) if is_tuple else (structured,)
 
 
-def autograd_kernel(
-    lowering: SignatureLowering, op: Any, function: type[torch.autograd.Function]
-) -> Callable[..., Any]:
-    """The kernel at the Autograd key: through *function* where a gradient is wanted, else straight on."""
-    layout = FlatLayout.of_arguments(lowering.arguments)
-    is_grad_enabled, apply = torch.is_grad_enabled, function.apply
-    outputs = FlatLayout.of_outputs([leaf.schema_type for leaf in lowering.return_leaves])
+def autograd_kernel(bridge: AutogradBridge) -> Callable[..., Any]:
+    """The kernel at the Autograd key: through the bridge where a gradient is wanted, else straight on."""
+    is_grad_enabled, op = torch.is_grad_enabled, bridge.op
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if is_grad_enabled() and any_requires_grad(*args, **kwargs):
-            output = apply(*layout.spread(layout.fill(args, kwargs)))
-            return as_output(outputs.gather(output)) if outputs.tensor_lists else output
+            return bridge.call(bridge.eager, args, kwargs)
         with below_autograd():
             return op(*args, **kwargs)
 
     return kernel
 
 
-def transforms_kernel(lowering: SignatureLowering, function: type[torch.autograd.Function]) -> Callable[..., Any]:
+def transforms_kernel(bridge: AutogradBridge) -> Callable[..., Any]:
     """The kernel in front of torch.func transforms."""
-    apply: Callable[..., Any] = function.apply
-    layout = FlatLayout.of_arguments(lowering.arguments)
-    outputs = FlatLayout.of_outputs([leaf.schema_type for leaf in lowering.return_leaves])
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        output = apply(*layout.spread(layout.fill(args, kwargs)))
-        return as_output(outputs.gather(output)) if outputs.tensor_lists else output
+        return bridge.call(bridge.transforms, args, kwargs)
 
     return kernel
 
@@ -221,7 +272,8 @@ def mutation_kernel(lowering: SignatureLowering, op: Any) -> Callable[..., Any]:
                 if any_requires_grad(flat[position]):
                     text = (
                         f"'{path}' is written into, and it requires a gradient or is part of a graph, "
-                        "which would be wrong afterwards. Call the op under torch.no_grad(), on a detached Tensor, or on a buffer."
+                        "which would be wrong afterwards. "
+                        "Call the op under torch.no_grad(), on a detached Tensor, or on a buffer."
                     )
                     raise MutationError(lowering.sentence(text))
         with below_autograd():

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ._flat import Flat, as_tuple
+from ._flat import Flat, FlatLayout, as_tuple
 from ._signature import SignatureLowering
 from ._torch_compat import run_on_fakes
 from ._tree import dotted
@@ -32,16 +32,16 @@ class CallCheck:
         self._lowering = lowering
         self._fake = fake
 
-    def run(self, args: Flat, kwargs: dict[str, Any], output: Any) -> None:
-        """Check one call.
+    def run(self, flat: Flat, output: Any) -> None:
+        """Check one call, its flat arguments all by position.
 
         Raises:
             AliasingError: an output shares memory with an input or another output.
             FakeMismatchError: the fake fails, or says another shape, dtype, device or strides.
         """
         outputs = as_tuple(output, len(self._lowering.return_leaves))
-        self._check_aliasing((*args, *kwargs.values()), outputs)
-        self._check_fake(args, kwargs, outputs)
+        self._check_aliasing(flat, outputs)
+        self._check_fake(flat, outputs)
         self.pending = self._always
 
     def _check_aliasing(self, inputs: Flat, outputs: Flat) -> None:
@@ -55,17 +55,18 @@ class CallCheck:
                     text = f"'{dotted(leaf.path)}' shares its memory with {owner}, which a compiler may not see."
                     raise AliasingError(self._lowering.sentence(f"{text} Return a copy: .clone()."))
 
-    def _check_fake(self, args: Flat, kwargs: dict[str, Any], outputs: Flat) -> None:
-        expected = as_tuple(self._run_fake(args, kwargs), len(outputs))
+    def _check_fake(self, flat: Flat, outputs: Flat) -> None:
+        expected = as_tuple(self._run_fake(flat), len(outputs))
         for leaf, real, fake in zip(self._lowering.return_leaves, outputs, expected, strict=True):
             for what, real_value, fake_value in _differences(real, fake):
                 text = f"'{dotted(leaf.path)}' has {what} {real_value}, and the fake says {fake_value}."
                 fix = "Compiled code would be wrong: mend infer_output_meta_fn, or the body."
                 raise FakeMismatchError(self._lowering.sentence(f"{text} {fix}"))
 
-    def _run_fake(self, args: Flat, kwargs: dict[str, Any]) -> Any:
+    def _run_fake(self, flat: Flat) -> Any:
+        layout = FlatLayout.of_arguments(self._lowering.arguments)
         try:
-            return run_on_fakes(self._fake, args, kwargs)
+            return run_on_fakes(lambda *values: layout.call(self._fake, values), flat)
         except Exception as error:
             text = f"the fake failed on the arguments of a real call: {type(error).__name__}: {error}."
             raise FakeMismatchError(self._lowering.sentence(f"{text} Mend infer_output_meta_fn.")) from error

@@ -14,7 +14,7 @@ from ._annotations import location, scope_of
 from ._autograd import Formula
 from ._emit import Writer
 from ._fake import FakeSpec, make_fake
-from ._functions import emit_exposed, emit_lowered
+from ._functions import emit_exposed
 from ._op_def import TORCH_OP_ATTRIBUTE, OpDef, is_known, op_def, remember
 from ._registration import register, unregister
 from ._reject import rejections
@@ -33,7 +33,7 @@ from ._torch_compat import (
     is_dynamo_compiling,
     is_registered,
 )
-from .errors import DuplicateOpError, OpNameError, OptionError, ReturnValueError
+from .errors import DuplicateOpError, OpNameError, OptionError
 
 
 P = ParamSpec("P")
@@ -107,12 +107,11 @@ def magi_register_custom_op(
         op_name = _op_name(fn, name)
         lowering = lower_signature_in(fn, scope_of(fn, frame), mutates_args)
         formula = _formula(lowering, setup_context_fn, backward_fn)
-        fake = make_fake(lowering, infer_output_meta_fn, _title(fn))
-        lowered_fn = _lowered_fn(lowering, fn)
+        fake = make_fake(lowering, infer_output_meta_fn)
         _free_name(op_name, lowering, override=override)
-        registration = register(op_name, lowering, lowered_fn, fake, formula, tags)
+        registration = register(op_name, lowering, fn, fake, formula, tags)
         exposed = _expose(lowering, fn, op_name, registration.torch_op)
-        remember(OpDef(op_name, fn, lowered_fn, registration.torch_op, exposed, lowering, traits, registration))
+        remember(OpDef(op_name, fn, registration.torch_op, exposed, lowering, traits, registration))
         return cast("Callable[P, R]", exposed)
 
     return decorate
@@ -159,14 +158,6 @@ def _formula(
     return Formula(setup_context_fn, backward_fn)
 
 
-def _lowered_fn(lowering: SignatureLowering, fn: Callable[..., Any]) -> Callable[..., Any]:
-    if lowering.path == "direct":
-        return fn
-    to = Writer(lowering.prefix, rejections(lowering.name, lowering.location, returned=ReturnValueError))
-    doc = f"The body of {lowering.name} at its flat signature."
-    return compile_source(emit_lowered(lowering, fn, "lowered", doc, to, f"lowered {_title(fn)}"))
-
-
 def _free_name(name: str, lowering: SignatureLowering, *, override: bool) -> None:
     if not is_known(name):
         if is_registered(name):
@@ -194,7 +185,7 @@ def _expose(lowering: SignatureLowering, fn: Callable[..., Any], name: str, torc
         "increment_version": increment_version,
         "below_autograd": below_adinplaceorview if lowering.mutated else below_autograd,
     }
-    to = Writer(lowering.prefix, rejections(lowering.name, lowering.location))
+    to = Writer(lowering.prefix, rejections(lowering.name, lowering.location), is_traced=True)
     exposed = compile_source(emit_exposed(lowering, name, calls, to, f"exposed {_title(fn)}"))
     exposed.__name__, exposed.__qualname__, exposed.__module__ = fn.__name__, fn.__qualname__, fn.__module__
     exposed.__doc__ = fn.__doc__

@@ -11,7 +11,8 @@ The lines are straight: attribute reads and comparisons, no tree walk at the cal
                 if cfg__mode not in _m_cfg__mode_values:
                     _m_reject_cfg__mode(cfg__mode)
                 ... cfg.eps, cfg__mode ...
-    rebuild     cfg = _m_NormCfg(eps=cfg__eps, mode=cfg__mode)
+    rebuild     cfg = _m_new(_m_NormCfg)
+                cfg.__dict__.update(eps=cfg__eps, mode=cfg__mode)
 
 Text holds identifiers that Python itself accepted as parameter or field names, flat names, and names with the
 reserved prefix. Every other object, defaults and classes and keys among them, is a bound global.
@@ -40,6 +41,8 @@ class Writer:
 
     prefix: str
     reject: Reject
+    is_traced: bool = False
+    """True for code that Dynamo traces: it knows constructors, and no shorter way to an instance."""
     lines: list[str] = field(default_factory=list)
     globals: dict[str, object] = field(default_factory=dict)
     depth: int = 1
@@ -195,13 +198,19 @@ def rebuild(node: Node, to: Writer) -> str:
 
 def _rebuild_record(node: Record, to: Writer) -> str:
     parts = [(part.name, rebuild(part.node, to)) for part in node.fields]
+    name = flat_name(node.path)
+    named = ", ".join(f"{field_name}={text}" for field_name, text in parts)
+    if node.is_plain and not to.is_traced:
+        # A frozen dataclass's own __init__ goes through object.__setattr__ for each field, which takes twice as long.
+        to.line(f"{name} = {to.bind('new', object.__new__)}({_class_name(node, to)})")
+        to.line(f"{name}.__dict__.update({named})")
+        return name
     match node.kind:
         case "dataclass":
-            built = f"{_class_name(node, to)}({', '.join(f'{name}={text}' for name, text in parts)})"
+            built = f"{_class_name(node, to)}({named})"
         case "namedtuple":
             built = f"{_class_name(node, to)}({', '.join(text for _, text in parts)})"
         case "typeddict":
-            built = f"{{{', '.join(f'{_key(node, name, to)}: {text}' for name, text in parts)}}}"
-    name = flat_name(node.path)
+            built = f"{{{', '.join(f'{_key(node, key, to)}: {text}' for key, text in parts)}}}"
     to.line(f"{name} = {built}")
     return name

@@ -8,21 +8,18 @@ from typing import Any
 
 import torch
 
-from ._emit import Writer
 from ._flat import FlatLayout, as_output
-from ._functions import emit_lowered
+from ._lowered import compile_lowered
 from ._mutates import nearest
-from ._reject import rejections
 from ._signature import SignatureLowering
-from ._source import compile_source
 from ._tree import Leaf, dotted
-from .errors import OptionError, ReturnValueError
+from .errors import OptionError
 
 
 FakeSpec = Callable[..., Any] | Sequence[str] | None
 
 
-def make_fake(lowering: SignatureLowering, spec: FakeSpec, title: str) -> Callable[..., Any]:
+def make_fake(lowering: SignatureLowering, spec: FakeSpec) -> Callable[..., Any]:
     """The fake at the flat signature.
 
     Args:
@@ -30,15 +27,12 @@ def make_fake(lowering: SignatureLowering, spec: FakeSpec, title: str) -> Callab
         spec: a function at the user's signature; or for each output the parameter or leaf path of the Tensor
             it looks like (shape, dtype, device, strides as torch.empty_like gives them); or None: output i
             looks like Tensor input i.
-        title: what generated code is called.
 
     Raises:
         OptionError: *spec* does not fit the signature.
     """
     if callable(spec):
-        to = Writer(lowering.prefix, rejections(lowering.name, lowering.location, returned=ReturnValueError))
-        doc = f"The fake of {lowering.name} at its flat signature."
-        return compile_source(emit_lowered(lowering, spec, "fake", doc, to, f"fake {title}"))
+        return compile_lowered(lowering, spec, "fake")
     return _like_inputs(lowering, _sources(lowering, spec))
 
 

@@ -20,6 +20,7 @@ from ._tree import Node, flat_name, leaves
 
 
 if TYPE_CHECKING:
+    from ._checks import CallCheck
     from ._schema import Argument
     from ._signature import Parameter, SignatureLowering
 
@@ -49,9 +50,15 @@ def emit_exposed(
 
 
 def emit_lowered(
-    lowering: SignatureLowering, fn: Callable[..., Any], suffix: str, doc: str, to: Writer, title: str
+    lowering: SignatureLowering,
+    fn: Callable[..., Any],
+    suffix: str,
+    doc: str,
+    to: Writer,
+    title: str,
+    check: CallCheck | None = None,
 ) -> Source:
-    """The flat twin of *fn*, which has the user's signature: its body or its fake."""
+    """The flat twin of *fn*, which has the user's signature: its body, checked where *check* is given, or its fake."""
     call = to.bind("fn", fn)
     values = _rebuild_parameters(lowering, to)
     passed = [
@@ -60,7 +67,15 @@ def emit_lowered(
     ]
     output = f"{to.prefix}output"
     to.line(f"{output} = {call}({', '.join(passed)})")
-    to.line(f"return {_flat_output(lowering.returns, output, to)}")
+    flat_output = _flat_output(lowering.returns, output, to)
+    if check is not None:
+        checking = to.bind("check", check)
+        to.line(f"{output} = {flat_output}")
+        to.line(f"if {checking}.pending:")
+        arguments = _tuple_text(argument.name for argument in lowering.arguments)
+        to.line(f"{INDENT}{checking}.run({arguments}, {output})")
+        flat_output = output
+    to.line(f"return {flat_output}")
     return _source(f"{lowering.name}_{suffix}", _flat_parameters(lowering.arguments, to), doc, to, title)
 
 

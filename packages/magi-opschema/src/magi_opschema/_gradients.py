@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 
 import torch
 
-from ._flat import Flat
 from ._mutates import nearest
 from ._signature import SignatureLowering
 from ._tree import Leaf, MaskedList, Node, Optional, Record, Sequence, dotted, leaves
@@ -27,27 +26,21 @@ class FieldDict(dict[str, Any]):
             raise AttributeError(name) from None
 
 
-@dataclass(frozen=True)
-class InputShapes:
-    """What the backward has to know about the forward's inputs: by leaf name, a shape, a list of shapes, or None."""
-
-    by_name: Mapping[str, Any]
-
-    @staticmethod
-    def of(lowering: SignatureLowering, flat: Flat) -> InputShapes:
-        """The shapes of the Tensors among the flat arguments, and the masks of optional lists."""
-        by_name: dict[str, Any] = {}
-        for argument, value in zip(lowering.arguments, flat, strict=True):
-            if isinstance(value, torch.Tensor):
-                by_name[argument.name] = value.shape
-            elif argument.schema_type.startswith("Tensor[]") and value is not None:
-                by_name[argument.name] = [item.shape for item in value]
-            elif argument.schema_type.startswith("bool[]"):
-                by_name[argument.name] = value
-        return InputShapes(by_name)
+Shapes = Mapping[str, Any]
+"""Of the forward's inputs, by leaf name: the shape of a Tensor, the shapes of a list of them, None for None;
+of a list of optional Tensors also its mask."""
 
 
-def lower_gradients(returned: Any, lowering: SignatureLowering, inputs: InputShapes) -> dict[str, Any]:
+def shape_of(value: Any) -> Any:
+    """What `Shapes` holds of one flat argument."""
+    if value is None:
+        return None
+    if isinstance(value, torch.Tensor):
+        return value.shape
+    return [item.shape if isinstance(item, torch.Tensor) else item for item in value]
+
+
+def lower_gradients(returned: Any, lowering: SignatureLowering, shapes: Shapes) -> dict[str, Any]:
     """The gradient of each Tensor leaf, by leaf name; leaves without one are absent.
 
     Raises:
@@ -56,7 +49,7 @@ def lower_gradients(returned: Any, lowering: SignatureLowering, inputs: InputSha
     names = [parameter.name for parameter in lowering.parameters]
     if len(names) == 1 and not isinstance(returned, tuple):
         returned = (returned,)
-    bridge = _Bridge(lowering, inputs)
+    bridge = _Bridge(lowering, shapes)
     if not isinstance(returned, tuple):
         bridge.fail(
             "", f"returned {_kind(returned)}, expected a tuple with one gradient for each of ({', '.join(names)})"
@@ -74,7 +67,7 @@ def lower_gradients(returned: Any, lowering: SignatureLowering, inputs: InputSha
 @dataclass(frozen=True)
 class _Bridge:
     lowering: SignatureLowering
-    inputs: InputShapes
+    shapes: Shapes
 
     def fail(self, path: str, text: str) -> NoReturn:
         of = f" for '{path}'" if path else ""
@@ -99,7 +92,7 @@ class _Bridge:
         path = dotted(leaf.path)
         if not leaf.is_tensor:
             self.fail(path, f"returned {_kind(gradient)}, expected None: a {leaf.schema_type} has no gradient")
-        shape = self.inputs.by_name.get(leaf.name)
+        shape = self.shapes.get(leaf.name)
         if shape is None:
             self.fail(path, f"returned {_kind(gradient)}, expected None: this call passed None")
         if not leaf.is_list:
@@ -152,7 +145,7 @@ class _Bridge:
         return found
 
     def _masked(self, node: MaskedList, gradient: Any) -> dict[str, Any]:
-        present = self.inputs.by_name.get(node.present.name) or []
+        present = self.shapes.get(node.present.name) or []
         items = self._items(node.path, gradient, len(present))
         for i, (item, there) in enumerate(zip(items, present, strict=True)):
             if item is not None and not there:

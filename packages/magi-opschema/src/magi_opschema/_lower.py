@@ -261,7 +261,7 @@ def _lower_record(annotation: object, cls: type, place: Place) -> Node:
         [(hint, inside.below(name, scope=place.scope.of_class(owner))) for name, hint, owner in annotated]
     )
     fields = tuple(Field(name, node) for (name, _, _), node in zip(annotated, parts, strict=True))
-    return Record(place.path, cls, kind, fields, show_type(annotation))
+    return Record(place.path, cls, kind, fields, show_type(annotation), kind == "dataclass" and _is_plain(cls))
 
 
 def lower_each(annotations: list[tuple[object, Place]]) -> tuple[Node, ...]:
@@ -298,6 +298,8 @@ def _dataclass_fields(annotation: object, cls: type, place: Place) -> list[tuple
 
 def _check_own_init(annotation: object, cls: type, names: list[str], place: Place) -> None:
     """Refuse a hand-written `__init__` that cannot be called with the fields."""
+    if _has_generated_init(cls):
+        return
     init = cls.__init__  # type: ignore[misc]
     parameters = list(inspect.signature(init).parameters.values())[1:]
     accepted = {p.name for p in parameters if p.kind in {p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY}}
@@ -307,6 +309,34 @@ def _check_own_init(annotation: object, cls: type, names: list[str], place: Plac
             f"whose __init__ takes ({', '.join(p.name for p in parameters)}) where its fields are ({', '.join(names)})"
         )
         raise place.refuse(annotation, why, "Let the dataclass write __init__, or give it the fields as parameters.")
+
+
+def _is_plain(cls: type) -> bool:
+    """True if making an instance of a dataclass does nothing but store its fields in its `__dict__`."""
+    return (
+        _has_generated_init(cls)
+        and not hasattr(cls, "__post_init__")
+        and "__new__" not in _defined(cls)
+        and "__call__" not in _defined(type(cls))
+        and cls.__dictoffset__ != 0
+        and all(part.init and not _is_descriptor(cls, part.name) for part in dataclasses.fields(cls))
+    )
+
+
+def _has_generated_init(cls: type) -> bool:
+    """True if the dataclass decorator wrote the `__init__`; it compiles what it writes from a `<string>`."""
+    code = getattr(vars(cls).get("__init__"), "__code__", None)
+    return code is not None and code.co_filename == "<string>"
+
+
+def _defined(cls: type) -> set[str]:
+    """The names that *cls* and its bases define beyond `object` and `type`."""
+    return {name for base in cls.__mro__ if base not in {object, type} for name in vars(base)}
+
+
+def _is_descriptor(cls: type, name: str) -> bool:
+    """True if instances keep the field elsewhere than in their `__dict__`, in a slot for example."""
+    return hasattr(inspect.getattr_static(cls, name, None), "__set__")
 
 
 def _owner(cls: type, name: str) -> type:
@@ -333,5 +363,4 @@ def _advice(annotation: object, cls: object, arguments: tuple[Any, ...]) -> str:
         if issubclass(cls, torch.Tensor):
             return "Annotate it Tensor; a subclass may be passed."
         return f"Use a frozen dataclass with the parts of {cls.__name__} that the op needs."
-    known = _ADVICE.get(cls) if isinstance(cls, collections.abc.Hashable) else None
-    return known or "See the type table in the documentation of magi-opschema."
+    return _ADVICE.get(cls) or "See the type table in the documentation of magi-opschema."

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from ._lowered import compile_lowered
 from ._show import show_lowering
 from .errors import UnknownOpError
 
@@ -42,13 +44,17 @@ class OpDef:
 
     name: str
     fn: Callable[..., Any]
-    lowered_fn: Callable[..., Any]
     torch_op: torch._ops.OpOverload
     exposed_op: Callable[..., Any]
     lowering: SignatureLowering
     traits: frozenset[str]
     registration: Registration = field(repr=False)
     _notes: dict[str, str] = field(default_factory=dict, repr=False)
+
+    @functools.cached_property
+    def lowered_fn(self) -> Callable[..., Any]:
+        """The flat twin of `fn`."""
+        return self.fn if self.path == "direct" else compile_lowered(self.lowering, self.fn, "lowered")
 
     @property
     def path(self) -> LoweringPath:

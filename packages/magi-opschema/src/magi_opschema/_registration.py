@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from ._autograd import Formula, autograd_kernel, make_function, mutation_kernel, transforms_kernel
+from ._autograd import AutogradBridge, Formula, autograd_kernel, mutation_kernel, transforms_kernel
 from ._checks import CallCheck
 from ._flat import FlatLayout
+from ._lowered import compile_lowered
 from ._signature import SignatureLowering
 from ._torch_compat import below_adinplaceorview, destroy, hide_from_dynamo, increment_version
 from ._vmap import VmapRule
@@ -35,7 +36,7 @@ class Registration:
 def register(
     name: str,
     lowering: SignatureLowering,
-    body: Callable[..., Any],
+    fn: Callable[..., Any],
     fake: Callable[..., Any],
     formula: Formula | None,
     tags: Sequence[torch.Tag],
@@ -57,15 +58,15 @@ def register(
         library.define(schema, tags=tuple({torch.Tag.pt2_compliant_tag, *tags}))
         torch_op = getattr(getattr(torch.ops, namespace), op_name).default
         registration = Registration(library, torch_op, CallCheck(lowering, fake), fake)
-        library.impl(op_name, checked_kernel(body, registration.check), "CompositeExplicitAutograd")
+        library.impl(op_name, body_kernel(lowering, fn, registration.check), "CompositeExplicitAutograd")
         torch.library.register_fake(name, fake, lib=library)
         if lowering.mutated:
             library.impl(op_name, mutation_kernel(lowering, torch_op), "Autograd")
             library.impl(op_name, _version_kernel(lowering, torch_op), "ADInplaceOrView")
         else:
-            function = make_function(lowering, torch_op, formula, lambda: registration.vmap_rule)
-            library.impl(op_name, autograd_kernel(lowering, torch_op, function), "Autograd")
-            library.impl(op_name, transforms_kernel(lowering, function), "FuncTorchDynamicLayerFrontMode")
+            bridge = AutogradBridge(lowering, torch_op, formula, lambda: registration.vmap_rule)
+            library.impl(op_name, autograd_kernel(bridge), "Autograd")
+            library.impl(op_name, transforms_kernel(bridge), "FuncTorchDynamicLayerFrontMode")
     return registration
 
 
@@ -75,16 +76,9 @@ def unregister(registration: Registration) -> None:
         destroy(registration.library)
 
 
-def checked_kernel(body: Callable[..., Any], check: CallCheck) -> Callable[..., Any]:
-    """*body* with the check of the first real call."""
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        output = body(*args, **kwargs)
-        if check.pending:
-            check.run(args, kwargs, output)
-        return output
-
-    return hide_from_dynamo(kernel)
+def body_kernel(lowering: SignatureLowering, fn: Callable[..., Any], check: CallCheck) -> Callable[..., Any]:
+    """The kernel of one body: *fn*, which has the user's signature, and the check of the first real call."""
+    return hide_from_dynamo(compile_lowered(lowering, fn, "kernel", check))
 
 
 def _version_kernel(lowering: SignatureLowering, op: Any) -> Callable[..., Any]:

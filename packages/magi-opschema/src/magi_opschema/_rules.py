@@ -11,15 +11,11 @@ import torch
 
 from ._annotations import location
 from ._bridge import Bridge
-from ._emit import Writer
 from ._flat import as_output
-from ._functions import emit_lowered
 from ._op_def import OpDef, op_def
-from ._registration import checked_kernel
-from ._reject import rejections
-from ._source import compile_source
+from ._registration import body_kernel
 from ._torch_compat import dispatch_key_of
-from .errors import ReturnValueError, RuleError
+from .errors import RuleError
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -55,19 +51,13 @@ def register_kernel(op: object, device_type: str, fn: F | None = None) -> Any:
         return lambda decorated: register_kernel(op, device_type, decorated)
     definition = op_def(op)
     _check_parameters(definition, fn)
-    body: Callable[..., Any] = fn
-    lowering = definition.lowering
-    if definition.path != "direct":
-        to = Writer(lowering.prefix, rejections(lowering.name, lowering.location, returned=ReturnValueError))
-        doc = f"The {device_type} body of {lowering.name} at its flat signature."
-        title = f"lowered {fn.__module__}.{fn.__qualname__}"
-        body = compile_source(emit_lowered(lowering, fn, "lowered", doc, to, title))
     key = _dispatch_key(definition, device_type)
     try:
-        kernel = checked_kernel(body, definition.registration.check)
+        kernel = body_kernel(definition.lowering, fn, definition.registration.check)
         definition.registration.library.impl(definition.name.split("::")[1], kernel, key)
     except RuntimeError as error:
-        raise RuleError(f"{lowering.name}(): it has a body for '{device_type}' already. ({location(fn)})") from error
+        text = f"it has a body for '{device_type}' already; {fn.__name__} ({location(fn)}) would be a second."
+        raise RuleError(definition.lowering.sentence(text)) from error
     return fn
 
 

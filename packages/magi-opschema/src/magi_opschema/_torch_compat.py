@@ -39,6 +39,14 @@ def dispatch(op: Any) -> Callable[..., Any]:
     return op._op  # type: ignore[no-any-return]
 
 
+def apply_in_eager(function: Any) -> Callable[..., Any]:
+    """`function.apply` without the look at torch.func levels that torch/autograd/function.py puts in front of it.
+
+    Only for calls outside of transforms.
+    """
+    return super(torch.autograd.Function, function).apply  # type: ignore[no-any-return]
+
+
 def hide_from_dynamo(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Keep Dynamo out of *fn* and of what it calls, at no cost a call.
 
@@ -54,26 +62,25 @@ def hide_from_dynamo(fn: Callable[..., Any]) -> Callable[..., Any]:
     return fn
 
 
-def run_on_fakes(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_on_fakes(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """*fn* on FakeTensors that look like the Tensors among the arguments."""
     from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
     try:
-        return _run_on_fakes(fn, args, kwargs, None)
+        return _run_on_fakes(fn, args, None)
     except DynamicOutputShapeException:
         # A size that depends on data is a symbol. Only a ShapeEnv makes one, and it takes sympy to import.
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-        return _run_on_fakes(fn, args, kwargs, ShapeEnv())
+        return _run_on_fakes(fn, args, ShapeEnv())
 
 
-def _run_on_fakes(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], shape_env: Any) -> Any:
+def _run_on_fakes(fn: Callable[..., Any], args: tuple[Any, ...], shape_env: Any) -> Any:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils._pytree import tree_map_only
 
     with FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True) as mode, torch.no_grad():
-        fake_args, fake_kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
-        return fn(*fake_args, **fake_kwargs)
+        return fn(*tree_map_only(torch.Tensor, mode.from_tensor, args))
 
 
 def destroy(library: torch.library.Library) -> None:
@@ -83,7 +90,7 @@ def destroy(library: torch.library.Library) -> None:
 
 def is_registered(name: str) -> bool:
     """True if torch's dispatcher knows a schema `namespace::op`, whoever defined it."""
-    return any(schema == name or schema.startswith(f"{name}.") for schema in torch._C._dispatch_get_all_op_names())
+    return bool(torch._C._jit_get_schemas_for_operator(name))
 
 
 def dispatch_key_of(device_type: str) -> str:

@@ -98,6 +98,8 @@ class Record:
     kind: TypingLiteral["dataclass", "namedtuple", "typeddict"]
     fields: tuple[Field, ...]
     label: str
+    is_plain: bool = False
+    """True for a dataclass whose instances are their `__dict__`: nothing runs when one is made."""
 
 
 @dataclass(frozen=True)
@@ -185,9 +187,9 @@ def flat_name(path: Path) -> str:
     Schemas parse ASCII identifiers only, so any other character is spelled by its code point:
     `größe` becomes `gru00f6u00dfe`. A parameter named `self` confuses auto_functionalized (pytorch #130179).
     """
-    name = "__".join(
-        "".join(c if c.isascii() and (c.isalnum() or c == "_") else f"u{ord(c):04x}" for c in part) for part in path
-    )
+    name = "__".join(path)
+    if not (name.isascii() and name.isidentifier()):
+        name = "".join(c if c.isascii() and (c.isalnum() or c == "_") else f"u{ord(c):04x}" for c in name)
     if name == "self":
         return "self_"
     return name if not name[:1].isdigit() else f"_{name}"

@@ -1,0 +1,33 @@
+"""Every published ratio, computed from rows alone.
+
+A ratio is the median of one (arm, case) over the median of another: below 1 is faster.
+A key that ends in `_speedup` is the other way round.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+Measured = tuple[str, str]  # arm, case
+
+_CALL_CASES = ("inference", "grad_mode", "autograd_idle", "autograd_active", "mutating", "leaves20", "decorate")
+
+RATIOS: dict[str, dict[str, tuple[Measured, Measured]]] = {
+    "call_overhead": {
+        **{case: (("magi", case), ("custom_op", case)) for case in _CALL_CASES},
+        "flatten_cost": (("magi", "inference"), ("torch_op", "inference")),
+    },
+}
+
+
+def ratios(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The ratios of benchmark *name* whose two sides are among *rows*."""
+    medians = {(row["arm"], row["case"]): statistics.median(row["seconds"]) for row in rows}
+    return {
+        key: medians[numerator] / medians[denominator]
+        for key, (numerator, denominator) in RATIOS[name].items()
+        if numerator in medians and denominator in medians
+    }

@@ -1,0 +1,124 @@
+"""Rows of a benchmark: how they are timed in pairs, and how they are written as JSON and Markdown."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from _ratios import ratios
+
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Row:
+    """All repeats of one arm in one case, in seconds a call."""
+
+    arm: str
+    case: str
+    seconds: tuple[float, ...]
+    torch: str
+    triton: str
+    device: str
+    commit: str
+
+
+def measure_paired(arms: Mapping[str, Callable[[], object]], *, number: int, repeats: int = 11) -> dict[str, tuple[float, ...]]:
+    """Seconds a call for each arm, the arms in turn in each repeat, so that a slow moment of the machine hits all."""
+    for call in arms.values():
+        _time(call, max(number // 10, 1))
+    seconds: dict[str, list[float]] = {arm: [] for arm in arms}
+    names = list(arms)
+    for repeat in range(repeats):
+        for arm in names if repeat % 2 == 0 else reversed(names):
+            seconds[arm].append(_time(arms[arm], number))
+    return {arm: tuple(values) for arm, values in seconds.items()}
+
+
+def _time(call: Callable[[], object], number: int) -> float:
+    gc.collect()
+    gc.disable()
+    try:
+        start = time.perf_counter()
+        for _ in range(number):
+            call()
+        return (time.perf_counter() - start) / number
+    finally:
+        gc.enable()
+
+
+def rows_of(case: str, seconds: Mapping[str, Sequence[float]]) -> list[Row]:
+    """The rows of one case measured now, on this machine."""
+    return [Row(arm, case, tuple(values), torch.__version__, _version("triton"), _device(), commit()) for arm, values in seconds.items()]
+
+
+def write(name: str, rows: Sequence[Row], *, note: str = "") -> dict[str, float]:
+    """Write results/NAME.json and results/NAME.md; return the ratios."""
+    computed = ratios(name, [asdict(row) for row in rows])
+    document = {
+        "name": name,
+        "commit": commit(),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "triton": _version("triton")},
+        "machine": {"device": _device(), "cores": os.cpu_count(), "system": platform.system()},
+        "rows": [asdict(row) for row in rows],
+        "ratios": computed,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    text = _markdown(name, rows, computed, note)
+    (RESULTS / f"{name}.md").write_text(text)
+    sys.stdout.write(text)
+    return computed
+
+
+def commit() -> str:
+    """The commit that the measured sources stand at."""
+    return subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, cwd=RESULTS.parent).stdout.strip()
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "absent"
+
+
+def _device() -> str:
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    models = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return models[0] if models else platform.machine()
+
+
+def _markdown(name: str, rows: Sequence[Row], computed: Mapping[str, float], note: str) -> str:
+    lines = [f"# {name}", ""]
+    if note:
+        lines += [note, ""]
+    first = rows[0]
+    lines += [f"torch {first.torch}, triton {first.triton}, {first.device}, commit {first.commit[:12]}.", ""]
+    lines += ["| case | arm | median | spread (min to max) |", "|---|---|---|---|"]
+    for row in rows:
+        lines.append(f"| {row.case} | {row.arm} | {_show(statistics.median(row.seconds))} | {_show(min(row.seconds))} to {_show(max(row.seconds))} |")
+    lines += ["", "| ratio | value |", "|---|---|"]
+    lines += [f"| {key} | {value:.3f} |" for key, value in computed.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _show(seconds: float) -> str:
+    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.2f} {unit}"
+    return f"{seconds * 1e9:.0f} ns"
