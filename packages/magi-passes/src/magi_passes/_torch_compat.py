@@ -33,6 +33,7 @@ POST_GRAD_HOOKS = ("post_grad_custom_pre_pass", "post_grad_custom_post_pass")
 HOOKS = EARLY_HOOKS + POST_GRAD_HOOKS
 
 _install_lock = threading.Lock()
+_libraries: list[torch.library.Library] = []
 
 
 def torch_version() -> str:
@@ -244,6 +245,36 @@ def is_inference_aware(hook: object) -> bool:
 
     kind = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", None)
     return kind is not None and isinstance(hook, kind)
+
+
+@functools.cache
+def channels_last_op() -> torch._ops.OpOverload:
+    """``magi_passes::channels_last(x)``: a copy of *x* with the channels innermost in memory.
+
+    Inductor lowers it to a constraint on the kernel that computes *x*, which then writes that layout itself. Its own
+    `prims.inductor_force_stride_order` wants strides, and cannot sort symbolic ones.
+    """
+    from torch._inductor import ir
+    from torch._inductor.lowering import register_lowering
+
+    library = torch.library.Library("magi_passes", "FRAGMENT")
+    _libraries.append(library)
+    library.define("channels_last(Tensor x) -> Tensor")
+
+    def copy(x: torch.Tensor) -> torch.Tensor:
+        return x.clone(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)
+
+    library.impl("channels_last", copy, "CompositeExplicitAutograd")
+    library.impl("channels_last", copy, "Meta")
+    op: torch._ops.OpOverload = torch.ops.magi_passes.channels_last.default
+
+    @register_lowering(op, type_promotion_kind=None)
+    def lower(x: Any) -> Any:
+        # From the innermost dimension: position of each dimension in the order of strides.
+        order = [3, 0, 2, 1] if len(x.get_size()) == 4 else [4, 0, 3, 2, 1]
+        return ir.ExternKernel.require_stride_order(x, order)
+
+    return op
 
 
 def config_patches_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

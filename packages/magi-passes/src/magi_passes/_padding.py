@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Zero padding that only convolutions read is left to the convolutions, as far as they can pad themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from ._convolution import Convolution, Writer, aten, read_convolution, replace_by
+from ._pass import MagiInductorPass
+from ._reason import Reason
+
+
+if TYPE_CHECKING:
+    from torch.fx import Graph, Node
+
+    from ._context import PassContext
+
+
+@dataclass(frozen=True)
+class ZeroPad:
+    """An `aten.constant_pad_nd` with zeros: ``pads[i]`` is (before, after) along dimension i of *x*."""
+
+    node: Node
+    x: Node
+    pads: tuple[tuple[int, int], ...]
+
+
+def read_zero_pad(node: Node) -> ZeroPad | None:
+    """*node* as a `ZeroPad`; None when it crops, pads with something else, or is no padding at all."""
+    if node.target is not aten.constant_pad_nd.default:
+        return None
+    x, flat, *value = (*node.args, *node.kwargs.values())
+    rank = x.meta["val"].dim()  # type: ignore[union-attr]
+    if any(v != 0 for v in value) or not all(type(n) is int and n >= 0 for n in flat):  # type: ignore[union-attr]
+        return None
+    # torch lists the last dimension first: [left, right, top, bottom, ...]
+    pairs = [(flat[i], flat[i + 1]) for i in range(0, len(flat), 2)]  # type: ignore[index, arg-type]
+    return ZeroPad(node, x, tuple([(0, 0)] * (rank - len(pairs)) + pairs[::-1]))  # type: ignore[arg-type]
+
+
+def flat_pads(pads: tuple[tuple[int, int], ...]) -> list[int]:
+    """*pads* as `aten.constant_pad_nd` wants them, last dimension first."""
+    return [n for pair in pads[::-1] for n in pair]
+
+
+@dataclass(frozen=True)
+class ConvPaddingPass(MagiInductorPass):
+    """Give the symmetric part of an explicit zero padding to the convolutions that read it.
+
+    ``conv(pad(x, (1, 1, 2, 0)))`` becomes ``conv(pad(x, (0, 0, 2, 0)), padding=(0, 1))``: exact, and the tensor with
+    the border is never written. A padding that anything but a convolution reads stays.
+    """
+
+    hook: ClassVar[str] = "post_grad_custom_pre_pass"
+    uuid_helpers: ClassVar = (read_zero_pad, flat_pads, read_convolution, Convolution, Writer, replace_by)
+
+    def is_applicable(self, graph: Graph, context: PassContext) -> Reason:  # noqa: ARG002
+        """Some padding can move."""
+        count = sum(_movable(node) is not None for node in graph.nodes)
+        return Reason(count > 0, f"{count} paddings that only convolutions read")
+
+    def __call__(self, graph: Graph) -> None:
+        """Move them."""
+        for node in list(graph.nodes):
+            if (found := _movable(node)) is not None:
+                _move(graph, *found)
+
+
+def _movable(node: Node) -> tuple[ZeroPad, list[Convolution], tuple[int, ...]] | None:
+    """The padding of *node*, its readers, and how much of it they can take over on each side, by dimension."""
+    pad = read_zero_pad(node)
+    if pad is None or not node.users:
+        return None
+    readers = [read_convolution(user) for user in node.users]
+    if any(conv is None or conv.x is not node or node in (conv.weight, conv.bias) for conv in readers):
+        return None
+    convolutions = [conv for conv in readers if conv is not None]
+    shares = []
+    for dim, (before, after) in enumerate(pad.pads[2:]):
+        # More padding than the kernel reaches would give outputs that see nothing but zeros: not every library has it.
+        room = min(conv.reach[dim] - conv.padding[dim] for conv in convolutions)
+        shares.append(max(0, min(before, after, room)))
+    return (pad, convolutions, tuple(shares)) if any(shares) else None
+
+
+def _move(graph: Graph, pad: ZeroPad, convolutions: list[Convolution], shares: tuple[int, ...]) -> None:
+    left = [(before - s, after - s) for (before, after), s in zip(pad.pads[2:], shares, strict=True)]
+    rest = (*pad.pads[:2], *left)
+    x = pad.x
+    if any(map(any, rest)):
+        x = Writer(graph, pad.node)(aten.constant_pad_nd.default, pad.x, flat_pads(rest), 0.0)
+    for conv in convolutions:
+        padding = [own + share for own, share in zip(conv.padding, shares, strict=True)]
+        args = (x, *conv.node.args[1:4], padding, list(conv.dilation), *conv.node.args[6:])
+        replace_by(conv.node, Writer(graph, conv.node)(aten.convolution.default, *args))
+
+
