@@ -131,10 +131,9 @@ def make_see_through(
     Example:
         >>> import torch
         >>> lib = torch.library.Library("doc_see_through", "FRAGMENT")
-        >>> lib.define("double(Tensor x) -> Tensor")
-        'doc_see_through::double'
+        >>> _ = lib.define("double(Tensor x) -> Tensor")
         >>> def double(x): return x * 2
-        >>> lib.impl("double", double, "CompositeExplicitAutograd")
+        >>> _ = lib.impl("double", double, "CompositeExplicitAutograd")
         >>> make_see_through(torch.ops.doc_see_through.double.default, double).see_through
         True
     """
