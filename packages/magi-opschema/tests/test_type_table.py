@@ -11,10 +11,9 @@ from typing import Annotated, Any, ClassVar, Final, Generic, Literal, NamedTuple
 
 import pytest
 import torch
+from magi_opschema import lower_signature, magi_register_custom_op, op_def, opcheck
 from torch import Tensor
 from torch.types import Number
-
-from magi_opschema import lower_signature, magi_register_custom_op, op_def, opcheck
 
 
 T = TypeVar("T")
@@ -207,7 +206,7 @@ def test_row(ns: str, annotation: Any, value: Any, schema_types: list[str], path
     assert [leaf.schema_type for leaf in definition.lowering.leaves[1:]] == schema_types
     assert definition.path == path
     assert (op is definition.torch_op) is (path != "flattened")
-    assert torch._C.parse_schema(f"{ns}::{definition.lowering.schema}")
+    torch._C.parse_schema(f"{ns}::{definition.lowering.schema}")
 
     x = torch.arange(3.0)
     assert torch.equal(op(x, value), x * 2)
@@ -283,7 +282,8 @@ def test_enum_by_value_and_by_member(ns: str) -> None:
 def test_more_leaves_than_torch_has_arguments(ns: str, size: int) -> None:
     kinds: list[tuple[Any, Any]] = [
         (int, 3), (float, 0.5), (bool, True), (str, "text"), (int | None, None), (float | None, 1.5), (str | None, ""),
-        (torch.dtype, torch.int8), (torch.dtype | None, None), (complex, 1 + 2j), (int | float, 2.0), (list[int], [1, 2]),
+        (torch.dtype, torch.int8), (torch.dtype | None, None), (complex, 1 + 2j), (int | float, 2.0),
+        (list[int], [1, 2]),
         (list[float] | None, None), (Literal["a", "b"], "b"), (Mode, Mode.RMS), (bool | None, False), (list[str], []),
     ]  # fmt: skip
     from dataclasses import make_dataclass

@@ -147,6 +147,7 @@ def show_type(annotation: object) -> str:
     name = (
         getattr(origin, "__name__", None)
         or getattr(annotation, "_name", None)
+        or getattr(annotation, "__qualname__", None)
         or repr(annotation).removeprefix("typing.")
     )
     if arguments:

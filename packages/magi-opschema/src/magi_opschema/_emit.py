@@ -5,7 +5,7 @@ The lines are straight: attribute reads and comparisons, no tree walk at the cal
 
     cfg: NormCfg(eps: float, mode: Literal["rms", "layer"])
 
-    flatten     if cfg.__class__ is not _m_NormCfg:
+    flatten     if _m_type(cfg) is not _m_NormCfg:
                     _m_reject_cfg(cfg)
                 cfg__mode = cfg.mode
                 if cfg__mode not in _m_cfg__mode_values:
@@ -45,7 +45,10 @@ class Writer:
     """True for code that Dynamo traces: it knows constructors, and no shorter way to an instance."""
     lines: list[str] = field(default_factory=list)
     globals: dict[str, object] = field(default_factory=dict)
+    locals: set[str] = field(default_factory=set)
     depth: int = 1
+    are_locals_reserved: bool = False
+    """True while what is written must not touch a parameter of the function, whatever its name."""
 
     def line(self, text: str) -> None:
         """Add one line at the present depth."""
@@ -54,9 +57,18 @@ class Writer:
     def bind(self, name: str, value: object) -> str:
         """A reserved name for *value*; another value of the same name gets a number behind it."""
         candidate, count = f"{self.prefix}{name}", 1
-        while self.globals.setdefault(candidate, value) is not value:
+        while candidate in self.locals or self.globals.setdefault(candidate, value) is not value:
             count += 1
             candidate = f"{self.prefix}{name}_{count}"
+        return candidate
+
+    def temporary(self, name: str) -> str:
+        """A reserved name for a local variable; the same one each time it is asked for."""
+        candidate, count = f"{self.prefix}{name}", 1
+        while candidate in self.globals:
+            count += 1
+            candidate = f"{self.prefix}{name}_{count}"
+        self.locals.add(candidate)
         return candidate
 
     def builtin(self, name: str) -> str:
@@ -78,6 +90,8 @@ class Writer:
         """*value* under a local name, unless it is one already."""
         if value == name or _IDENTIFIER.match(value):
             return value
+        if self.are_locals_reserved:
+            name = self.temporary(name)
         self.line(f"{name} = {value}")
         return name
 
@@ -137,14 +151,15 @@ def _refuse_other_class(node: Record, value: str, to: Writer) -> None:
     if node.kind == "typeddict":
         isinstance_, dict_, len_ = map(to.builtin, ("isinstance", "dict", "len"))
         keys = to.bind(f"keys_of_{node.cls.__name__}", tuple(part.name for part in node.fields))
-        all_ = to.builtin("all")
+        all_, key = to.builtin("all"), to.temporary("key")
         condition = (
             f"not {isinstance_}({value}, {dict_}) or {len_}({value}) != {len(node.fields)} "
-            f"or not {all_}([key in {value} for key in {keys}])"
+            f"or not {all_}([{key} in {value} for {key} in {keys}])"
         )
         _refuse(condition, node, value, to)
     else:
-        _refuse(f"{value}.__class__ is not {_class_name(node, to)}", node, value, to)
+        # `value.__class__` may lie, as that of a mock with a spec does.
+        _refuse(f"{to.builtin('type')}({value}) is not {_class_name(node, to)}", node, value, to)
 
 
 def _refuse(condition: str, node: Node, value: str, to: Writer) -> None:
@@ -177,7 +192,9 @@ def rebuild(node: Node, to: Writer) -> str:
             items = [rebuild(item, to) for item in node.items]
             return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
         case Optional():
-            name = flat_name(node.path)
+            # A list and its flat argument share a name, and the argument is still read after the list is rebuilt.
+            is_list = isinstance(node.inner, MaskedList)
+            name = to.temporary(flat_name(node.path)) if is_list else flat_name(node.path)
             to.line(f"if {node.is_some.name}:")
             to.depth += 1
             built = rebuild(node.inner, to)
@@ -190,7 +207,7 @@ def rebuild(node: Node, to: Writer) -> str:
         case MaskedList():
             name = flat_name(node.path)
             rest = to.bind("iter", iter)
-            values = f"{to.prefix}{name}_values"
+            values = to.temporary(f"{name}_values")
             to.line(f"{values} = {rest}({node.values.name})")
             next_ = to.bind("next", next)
             return f"[{next_}({values}) if there else None for there in {node.present.name}]"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,7 +33,13 @@ def make_fake(lowering: SignatureLowering, spec: FakeSpec) -> Callable[..., Any]
         OptionError: *spec* does not fit the signature.
     """
     if callable(spec):
-        return compile_lowered(lowering, spec, "fake")
+        # Compiled at its first use: many ops of a library are never traced.
+        compiled = functools.cache(functools.partial(compile_lowered, lowering, spec, "fake"))
+
+        def fake(*args: Any, **kwargs: Any) -> Any:
+            return compiled()(*args, **kwargs)
+
+        return fake
     return _like_inputs(lowering, _sources(lowering, spec))
 
 

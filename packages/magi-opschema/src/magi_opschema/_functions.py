@@ -36,7 +36,7 @@ def emit_exposed(
     exprs = _name_tensors(lowering, exprs, to)
     arguments = ", ".join(_argument_texts(lowering.arguments, exprs, to))
     names = {name: to.bind(name, call) for name, call in calls.items()}
-    output = f"{to.prefix}output"
+    output = to.temporary("output")
     to.line(f"if {_needs_dispatch(lowering, exprs, names)}:")
     to.line(f"{INDENT}{output} = {names['torch_op']}({arguments})")
     to.line("else:")
@@ -65,7 +65,7 @@ def emit_lowered(
         f"{parameter.name}={value}" if parameter.is_keyword_only else value
         for parameter, value in zip(lowering.parameters, values, strict=True)
     ]
-    output = f"{to.prefix}output"
+    output = to.temporary("output")
     to.line(f"{output} = {call}({', '.join(passed)})")
     flat_output = _flat_output(lowering.returns, output, to)
     if check is not None:
@@ -160,6 +160,11 @@ def _argument_texts(arguments: tuple[Argument, ...], exprs: Mapping[str, str], t
 
 def _rebuild_parameters(lowering: SignatureLowering, to: Writer) -> list[str]:
     for argument in lowering.arguments:
+        if isinstance(argument.default, list):
+            # The body may write into its list; the next call must not see that.
+            default = _default_name(argument, to)
+            to.line(f"if {argument.name} is {default}:")
+            to.line(f"{INDENT}{argument.name} = [*{default}]")
         argument.unpack(to)
     return [rebuild(parameter.node, to) for parameter in lowering.parameters]
 
@@ -179,6 +184,7 @@ def _flat_output(node: Node | None, output: str, to: Writer) -> str:
         to.line(f"if {output} is not None:")
         to.line(f"{INDENT}{to.bind('reject_output', to.reject(None))}({output})")
         return "None"
+    to.are_locals_reserved = True
     texts = flatten(node, output, to)
     return texts[0] if len(texts) == 1 else _tuple_text(texts)
 
@@ -206,9 +212,12 @@ def _flat_parameters(arguments: Iterable[Argument], to: Writer) -> list[str]:
     for argument in arguments:
         if argument.is_keyword_only and "*" not in texts:
             texts.append("*")
-        default = f"={to.bind(f'default_{argument.name}', argument.default)}" if argument.has_default else ""
-        texts.append(f"{argument.name}{default}")
+        texts.append(f"{argument.name}={_default_name(argument, to)}" if argument.has_default else argument.name)
     return texts
+
+
+def _default_name(argument: Argument, to: Writer) -> str:
+    return to.bind(f"default_{argument.name}", argument.default)
 
 
 def _source(name: str, parameters: list[str], doc: str, to: Writer, title: str) -> Source:

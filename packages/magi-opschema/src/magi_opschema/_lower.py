@@ -46,10 +46,16 @@ _ADVICE: dict[object, str] = {
     set: "Use a sorted tuple[T, ...].",
     frozenset: "Use a sorted tuple[T, ...].",
     bytes: "Use str, or a uint8 Tensor.",
+    bytearray: "Use str, or a uint8 Tensor.",
+    types.NoneType: "Leave the parameter out.",
     object: "Say which type it has.",
     typing.Any: "Say which type it has.",
     list: "Say what it holds, for example list[int].",
     tuple: "Say what it holds, for example tuple[int, int] or tuple[int, ...].",
+    collections.abc.Sequence: "Say what it holds, for example Sequence[int].",
+    collections.abc.MutableSequence: "Use Sequence[T]: the op gets a copy.",
+    collections.abc.Iterable: "Use Sequence[T].",
+    collections.deque: "Use Sequence[T].",
     torch.nn.Module: "Pass its tensors, or a frozen dataclass of them.",
     torch.Size: "Use tuple[int, ...].",
     torch.SymInt: "Use int: every int of a schema may be symbolic.",
@@ -116,7 +122,7 @@ def lower(annotation: object, place: Place) -> Lowered:
 def _evaluated(annotation: object, place: Place) -> object:
     try:
         return evaluate(annotation, place.scope)
-    except (NameError, AttributeError, SyntaxError, TypeError) as error:
+    except Exception as error:  # noqa: BLE001  (a string annotation is an expression, which may raise anything)
         text = annotation if isinstance(annotation, str) else show_type(annotation)
         sentence = (
             f"the annotation '{text}' of {place.subject} '{dotted(place.path)}' could not be evaluated: {error}. "
@@ -129,27 +135,35 @@ def _lower_unwrapped(annotation: object, place: Place) -> Node:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in {typing.Union, types.UnionType}:
         return _lower_union(annotation, arguments, place)
+    if not _is_hashable(annotation):
+        raise place.refuse(annotation, "which is no type", "Write a type, such as list[int] for [int].")
     if origin is typing.Literal:
         return _lower_literal(arguments, place)
-    if origin in _LISTS:
+    if origin in _LISTS and arguments:
         return _lower_list(annotation, arguments[0], place, as_tuple=False)
-    if origin is tuple:
+    if origin is tuple and (arguments or isinstance(annotation, types.GenericAlias)):
         if len(arguments) == 2 and arguments[1] is ...:
             return _lower_list(annotation, arguments[0], place, as_tuple=True)
         return _lower_fixed_tuple(annotation, arguments, place)
     cls = origin or annotation
     if annotation is torch.nn.Parameter:
         return place.leaf("Tensor")
-    try:
+    if annotation in _SCHEMA_TYPES:
         return place.leaf(_SCHEMA_TYPES[annotation])
-    except (KeyError, TypeError):
-        pass
     if isinstance(cls, type):
         if issubclass(cls, enum.Enum):
             return place.leaf(*codecs.enumeration(cls))
         if _is_record(cls):
             return _lower_record(annotation, cls, place)
     raise place.refuse(annotation, "which has no flat schema form", _advice(annotation, cls, arguments))
+
+
+def _is_hashable(annotation: object) -> bool:
+    try:
+        hash(annotation)
+    except TypeError:
+        return False
+    return True
 
 
 def _lower_union(annotation: object, members: tuple[object, ...], place: Place) -> Node:
@@ -326,7 +340,8 @@ def _is_plain(cls: type) -> bool:
 def _has_generated_init(cls: type) -> bool:
     """True if the dataclass decorator wrote the `__init__`; it compiles what it writes from a `<string>`."""
     code = getattr(vars(cls).get("__init__"), "__code__", None)
-    return code is not None and code.co_filename == "<string>"
+    # A class of a `python -c` program comes from a <string> too, but not from inside dataclasses' own function.
+    return code is not None and code.co_filename == "<string>" and code.co_qualname.startswith("__create_fn__.")
 
 
 def _defined(cls: type) -> set[str]:

@@ -20,7 +20,7 @@ import torch
 from . import _codecs as codecs
 from ._emit import Writer
 from ._schema import MAX_ARGUMENTS, NO_DEFAULT, Argument
-from ._tree import Codec, Leaf
+from ._tree import Codec, Leaf, flat_name, nodes
 from .errors import Problem, SignatureError
 
 
@@ -103,7 +103,7 @@ class Lists:
         return f"[{', '.join(f'*({text} or ())' for text in exprs)}]"
 
     def unpack(self, argument: Argument, to: Writer) -> None:
-        items, list_ = to.bind("islice", codecs.take), f"{to.prefix}{argument.name}"
+        items, list_ = to.bind("islice", codecs.take), to.temporary(argument.name)
         to.line(f"{list_} = {to.builtin('iter')}({argument.name})")
         for i, leaf in enumerate(argument.leaves):
             to.line(f"{leaf.name} = {items}({list_}, {self.lengths}[{i}])")
@@ -133,7 +133,12 @@ def pack(arguments: tuple[Argument, ...], lowering: SignatureLowering) -> tuple[
             groups.setdefault(kind, []).extend(argument.leaves)
     groups = {kind: members for kind, members in groups.items() if len(members) > 2}
     alone = [replace(argument, default=NO_DEFAULT) for argument in arguments if _kind(argument.leaves[0]) not in groups]
-    packed = [argument for kind, members in groups.items() for argument in _pack_group(kind, tuple(members))]
+    taken = {flat_name(node.path) for parameter in lowering.parameters for node in nodes(parameter.node)}
+    packed = [
+        argument
+        for kind, members in groups.items()
+        for argument in _pack_group(kind, _free_name(f"packed_{kind}", taken), tuple(members))
+    ]
     if len(alone) + len(packed) > MAX_ARGUMENTS:
         tensors = sum(argument.leaves[0].is_tensor for argument in alone)
         sentence = (
@@ -156,8 +161,14 @@ def _kind(leaf: Leaf) -> str:
     return ""
 
 
-def _pack_group(kind: str, members: tuple[Leaf, ...]) -> list[Argument]:
-    name = f"packed_{kind}"
+def _free_name(name: str, taken: set[str]) -> str:
+    """*name*, or a longer one where one of the user's begins with it."""
+    while any(other.startswith(name) for other in taken):
+        name += "_"
+    return name
+
+
+def _pack_group(kind: str, name: str, members: tuple[Leaf, ...]) -> list[Argument]:
     base = members[0].schema_type.removesuffix("?")
     if kind.startswith("optional_"):
         present = f"{name}_present"

@@ -11,10 +11,10 @@ import torch
 
 from ._annotations import location
 from ._bridge import Bridge
-from ._flat import as_output
 from ._op_def import OpDef, op_def
 from ._registration import body_kernel
 from ._torch_compat import dispatch_key_of
+from ._tree import Leaf
 from .errors import RuleError
 
 
@@ -51,13 +51,13 @@ def register_kernel(op: object, device_type: str, fn: F | None = None) -> Any:
         return lambda decorated: register_kernel(op, device_type, decorated)
     definition = op_def(op)
     _check_parameters(definition, fn)
-    key = _dispatch_key(definition, device_type)
-    try:
-        kernel = body_kernel(definition.lowering, fn, definition.registration.check)
-        definition.registration.library.impl(definition.name.split("::")[1], kernel, key)
-    except RuntimeError as error:
+    registration, key = definition.registration, _dispatch_key(definition, device_type)
+    if key in registration.device_keys:
         text = f"it has a body for '{device_type}' already; {fn.__name__} ({location(fn)}) would be a second."
-        raise RuleError(definition.lowering.sentence(text)) from error
+        raise RuleError(definition.lowering.sentence(text))
+    kernel = body_kernel(definition.lowering, fn, registration.check)
+    registration.library.impl(definition.name.split("::")[1], kernel, key)
+    registration.device_keys.add(key)
     return fn
 
 
@@ -117,15 +117,7 @@ def register_vmap(op: object, rule: F | None = None) -> Any:
         output, out_dims = rule(info, bridge.per_parameter(dims), *bridge.rebuild(*filled))
         return bridge.flatten_output(output), tuple(bridge.per_output(out_dims, "the vmap rule's out_dims"))
 
-    if definition.lowering.mutated:
-
-        def batched(info: Any, in_dims: Any, *flat: Any) -> tuple[Any, Any]:
-            output, out_dims = flat_rule(info, in_dims, *flat)
-            return as_output(output), as_output(out_dims)
-
-        torch.library.register_vmap(definition.name, batched, lib=definition.registration.library)
-    else:
-        definition.registration.vmap_rule = flat_rule
+    definition.registration.vmap_rule = flat_rule
     return rule
 
 
@@ -162,11 +154,16 @@ def register_sharding(op: object, rule: F | None = None) -> Any:
 
     definition = op_def(op)
     bridge = Bridge(definition.lowering)
+    is_single = isinstance(definition.lowering.returns, Leaf)
 
     def flat_rule(*args: Any, **kwargs: Any) -> list[tuple[list[Any], list[Any]]]:
         acceptable = rule(*bridge.rebuild(*bridge.layout.fill(args, kwargs)))
         return [
-            (bridge.per_output(outputs, "output placements"), bridge.per_argument(inputs, "input placements"))
+            (
+                # Of an op with one output, [Shard(0)] is what torch's own rules return.
+                outputs if is_single and isinstance(outputs, list) else bridge.per_output(outputs, "output placements"),
+                bridge.per_argument(inputs, "input placements"),
+            )
             for outputs, inputs in acceptable
         ]
 

@@ -126,7 +126,7 @@ def lower_signature_in(fn: Callable[..., Any], scope: Scope, mutates_args: Itera
     signature = inspect.signature(fn)
     name = _identifier(fn.__name__)
     parameters, returns = _lower_all(fn, name, signature, scope)
-    prefix = _free_prefix([*signature.parameters, *(flat_name(n.path) for p in parameters for n in nodes(p.node))])
+    prefix = _free_prefix([name, *signature.parameters, *(flat_name(n.path) for p in parameters for n in nodes(p.node))])
     lowering = SignatureLowering(name, signature, parameters, returns, (), "flattened", prefix, location(fn))
     mutated = mutated_leaves(lowering, mutates_args)
     arguments = _arguments(lowering, mutated)
@@ -151,7 +151,8 @@ def _lower_all(
         returns = lower_returns(signature.return_annotation, scope)
     except Refused as refused:
         problems += refused.problems
-    problems += _clashes(parameters)
+    problems += _clashes([parameter.node for parameter in parameters])
+    problems += _clashes([] if returns is None else [returns])
     if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
         problems.append(
             Problem("", "is a coroutine or a generator, and an op returns when it is done. Write a plain function.")
@@ -186,11 +187,11 @@ def _unfit(parameter: inspect.Parameter) -> str:
     return ""
 
 
-def _clashes(parameters: list[Parameter]) -> list[Problem]:
+def _clashes(trees: list[Node]) -> list[Problem]:
     """Nodes that would share a flat name, such as a parameter `cfg__eps` beside the leaf `cfg.eps`."""
     problems: list[Problem] = []
     seen: dict[str, Node] = {}
-    for node in (node for parameter in parameters for node in nodes(parameter.node)):
+    for node in (node for tree in trees for node in nodes(tree)):
         name = flat_name(node.path)
         other = seen.setdefault(name, node)
         # A list of optional Tensors and its values are two nodes of one path.

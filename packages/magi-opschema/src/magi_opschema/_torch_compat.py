@@ -80,7 +80,8 @@ def _run_on_fakes(fn: Callable[..., Any], args: tuple[Any, ...], shape_env: Any)
     from torch.utils._pytree import tree_map_only
 
     with FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True) as mode, torch.no_grad():
-        return fn(*tree_map_only(torch.Tensor, mode.from_tensor, args))
+        # Detached, because from_tensor reads .grad, and torch warns of that on a tensor inside a graph.
+        return fn(*tree_map_only(torch.Tensor, lambda tensor: mode.from_tensor(tensor.detach()), args))
 
 
 def destroy(library: torch.library.Library) -> None:

@@ -185,11 +185,12 @@ def flat_name(path: Path) -> str:
     """The ASCII identifier of a node: `("cfg", "inner", "scale")` as `cfg__inner__scale`.
 
     Schemas parse ASCII identifiers only, so any other character is spelled by its code point:
-    `größe` becomes `gru00f6u00dfe`. A parameter named `self` confuses auto_functionalized (pytorch #130179).
+    `größe` becomes `gru00f6u00dfe`. A parameter named `self` confuses auto_functionalized (pytorch #130179);
+    `Ellipsis` and `NoneType` are words of the schema language (torch/csrc/jit/frontend/lexer.h).
     """
     name = "__".join(path)
     if not (name.isascii() and name.isidentifier()):
         name = "".join(c if c.isascii() and (c.isalnum() or c == "_") else f"u{ord(c):04x}" for c in name)
-    if name == "self":
-        return "self_"
+    if name in {"self", "Ellipsis", "NoneType"}:
+        return f"{name}_"
     return name if not name[:1].isdigit() else f"_{name}"

@@ -23,10 +23,16 @@ def vmap_by_loop(info: Any, in_dims: Any, values: tuple[Any, ...], call: Callabl
 
 
 def _element(values: tuple[Any, ...], in_dims: Any, i: int) -> list[Any]:
-    return [
-        value.select(dim, i) if isinstance(dim, int) and isinstance(value, torch.Tensor) else value
-        for value, dim in zip(values, in_dims, strict=True)
-    ]
+    return [_select(value, dim, i) for value, dim in zip(values, in_dims, strict=True)]
+
+
+def _select(value: Any, dim: Any, i: int) -> Any:
+    """One element of a Tensor, or of each Tensor in a list; a view, so that writing into it writes into the batch."""
+    if isinstance(value, torch.Tensor):
+        return value if dim is None else value.select(dim, i)
+    if isinstance(value, list) and isinstance(dim, (list, tuple)):
+        return [_select(item, item_dim, i) for item, item_dim in zip(value, dim, strict=True)]
+    return value
 
 
 def _stack(column: Any) -> tuple[Any, Any]:

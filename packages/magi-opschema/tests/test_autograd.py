@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients at the user's signature: every form of them, double backward, transforms, compilation, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from magi_opschema import errors, magi_register_custom_op, op_def
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+
+@dataclass(frozen=True)
+class Inner:
+    shift: Tensor | None = None
+    scale: float = 2.0
+
+
+@dataclass(frozen=True)
+class Params:
+    weight: Tensor
+    inner: Inner = Inner()
+
+
+@dataclass(frozen=True)
+class Outputs:
+    y: Tensor
+    z: Tensor
+    count: int
+
+
+class Pair(NamedTuple):
+    y: Tensor
+    z: Tensor
+
+
+def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    x, params = inputs
+    assert isinstance(params, Params)
+    ctx.save_for_backward(x, params.weight)
+    ctx.scale, ctx.has_shift = params.inner.scale, params.inner.shift is not None
+
+
+def gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    x, weight = ctx.saved_tensors
+    return grad * weight * ctx.scale, grad * x * ctx.scale, grad if ctx.has_shift else None
+
+
+def as_dict(ctx: Any, grad: Tensor) -> Any:
+    x, weight, shift = gradients(ctx, grad)
+    return x, {"weight": weight, "inner": {"shift": shift}}
+
+
+def as_instance(ctx: Any, grad: Tensor) -> Any:
+    x, weight, shift = gradients(ctx, grad)
+    return x, Params(weight, Inner(shift, 77.0))
+
+
+def as_tuple(ctx: Any, grad: Tensor) -> Any:
+    x, weight, shift = gradients(ctx, grad)
+    return x, (weight, (shift, None))
+
+
+FORMS = [as_dict, as_instance, as_tuple]
+
+
+def make_affine(ns: str, backward: Callable[..., Any], setup: Callable[..., None] = save) -> Callable[..., Tensor]:
+    @magi_register_custom_op(f"{ns}::affine", infer_output_meta_fn=["x"], setup_context_fn=setup, backward_fn=backward)
+    def affine(x: Tensor, params: Params) -> Tensor:
+        y = x * params.weight * params.inner.scale
+        return y if params.inner.shift is None else y + params.inner.shift
+
+    return affine
+
+
+def doubles(count: int) -> list[Tensor]:
+    return [torch.randn(3, dtype=torch.double, requires_grad=True) for _ in range(count)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_first_and_second_gradients_through_dataclass_leaves(ns: str, form: Callable[..., Any]) -> None:
+    affine = make_affine(ns, form)
+
+    def call(x: Tensor, weight: Tensor, shift: Tensor) -> Tensor:
+        return affine(x, Params(weight, Inner(shift)))
+
+    assert gradcheck(call, doubles(3))
+    assert gradgradcheck(call, doubles(3))
+    assert gradcheck(lambda x, weight: affine(x, Params(weight)), doubles(2))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_gradients(ns: str, backend: str) -> None:
+    affine = make_affine(ns, as_dict)
+    x, weight, shift = doubles(3)
+    compiled = torch.compile(lambda *t: affine(t[0], Params(t[1], Inner(t[2]))), fullgraph=True, backend=backend)
+    expected = torch.autograd.grad(affine(x, Params(weight, Inner(shift))).sum(), (x, weight, shift))
+    found = torch.autograd.grad(compiled(x, weight, shift).sum(), (x, weight, shift))
+    torch.testing.assert_close(found, expected)
+
+
+def test_transforms(ns: str) -> None:
+    affine = make_affine(ns, as_dict)
+    x, weight, shift = (t.detach() for t in doubles(3))
+
+    def loss(weight: Tensor, x: Tensor) -> Tensor:
+        return affine(x, Params(weight, Inner(shift))).sum()
+
+    torch.testing.assert_close(torch.func.grad(loss)(weight, x), x * 2)
+    of_grad = torch.func.grad(lambda w: torch.func.grad(loss, 1)(w, x).sum())(weight)
+    torch.testing.assert_close(of_grad, torch.full_like(weight, 2.0))
+    batch = torch.randn(4, 3, dtype=torch.double)
+    torch.testing.assert_close(torch.vmap(torch.func.grad(loss), (None, 0))(weight, batch), batch * 2)
+    torch.testing.assert_close(torch.func.jacrev(loss)(weight, x), x * 2)
+    compiled = torch.compile(torch.func.grad(loss), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(weight, x), x * 2)
+
+
+@dataclass(frozen=True)
+class Needs:
+    flags: tuple[bool, ...]
+    by_path: dict[str, bool]
+
+
+def test_context_says_what_needs_a_gradient(ns: str) -> None:
+    seen: list[Needs] = []
+
+    def setup(ctx: Any, inputs: Any, output: Any) -> None:
+        save(ctx, inputs, output)
+        seen.append(Needs(ctx.needs_input_grad, dict(ctx.needs_grad)))
+
+    affine = make_affine(ns, as_dict, setup)
+    x, weight, shift = doubles(3)
+    affine(x.detach(), Params(weight, Inner(shift.detach())))
+    assert seen == [Needs((False, True), {"x": False, "params.weight": True, "params.inner.shift": False})]
+
+
+BAD_GRADIENTS: list[tuple[Callable[[Any, Tensor], Any], str]] = [
+    (
+        lambda ctx, g: g,
+        r"returned a Tensor of shape \(3,\), expected a tuple with one gradient for each of \(x, params\)",
+    ),
+    (lambda ctx, g: (g,), r"returned 1 gradients, expected 2, one for each of \(x, params\)"),
+    (lambda ctx, g: (g, {"wieght": g}), r"'params' names the field 'wieght'.*Did you mean 'weight'"),
+    (lambda ctx, g: (g, {"inner": {"scale": g}}), r"'params.inner.scale' returned .*expected None: a float has no"),
+    (lambda ctx, g: (g[:2], None), r"'x' returned shape \(2,\), expected \(3,\) or one that sums to it"),
+    (lambda ctx, g: (g, 3), r"'params' returned a int, expected None, a dict by field, a Params, or a tuple"),
+    (lambda ctx, g: (g, (g,)), r"'params' returned 1 gradients, expected 2, one for each of \(weight, inner\)"),
+    (lambda ctx, g: (g, {"inner": {"shift": g}}), r"'params.inner.shift' returned .* this call passed None"),
+    (lambda ctx, g: (3.0, None), r"'x' returned a float, expected None or a Tensor of shape \(3,\)"),
+]
+
+
+@pytest.mark.parametrize(("backward", "sentence"), BAD_GRADIENTS)
+def test_wrong_gradients_name_op_and_path(ns: str, backward: Callable[..., Any], sentence: str) -> None:
+    affine = make_affine(ns, backward)
+    y = affine(torch.ones(3, requires_grad=True), Params(torch.ones(3)))
+    with pytest.raises(errors.GradientError, match=rf"affine\(\): backward_fn.*{sentence}.*\(test_autograd\.py:\d+\)"):
+        y.sum().backward()
+
+
+def test_gradient_that_sums_to_the_shape_is_right(ns: str) -> None:
+    @magi_register_custom_op(
+        f"{ns}::spread", infer_output_meta_fn=lambda x: x.new_empty(2, 3), backward_fn=lambda ctx, g: g
+    )
+    def spread(x: Tensor) -> Tensor:
+        return x.expand(2, 3).clone()
+
+    x = torch.ones(3, requires_grad=True)
+    spread(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("call", ["eager", "torch_op", "compiled"])
+def test_missing_backward_is_an_error_and_never_a_missing_gradient(ns: str, call: str) -> None:
+    @magi_register_custom_op(f"{ns}::double", infer_output_meta_fn=["params.weight"])
+    def double(params: Params) -> Tensor:
+        return params.weight * 2
+
+    weight = torch.ones(3, requires_grad=True)
+    functions: dict[str, Callable[[], Tensor]] = {
+        "eager": lambda: double(Params(weight)),
+        "torch_op": lambda: op_def(double).torch_op(weight, None, 2.0),
+        "compiled": torch.compile(lambda: double(Params(weight, Inner())), fullgraph=True, backend="aot_eager"),
+    }
+    with pytest.raises(errors.MissingBackwardError if call != "compiled" else Exception, match="has no backward_fn"):
+        functions[call]().sum().backward()
+
+
+def test_lists_in_and_out(ns: str) -> None:
+    def backward(ctx: Any, grads: list[Tensor]) -> Any:
+        return [grad * 2 for grad in grads], None
+
+    def fake(xs: list[Tensor], rest: list[Tensor | None]) -> list[Tensor]:
+        return [torch.empty_like(x) for x in xs]
+
+    @magi_register_custom_op(f"{ns}::lists", infer_output_meta_fn=fake, backward_fn=backward)
+    def lists(xs: list[Tensor], rest: list[Tensor | None]) -> list[Tensor]:
+        return [x * 2 for x in xs]
+
+    def total(*xs: Tensor) -> Tensor:
+        return torch.stack(lists(list(xs), [None, torch.ones(1)])).sum()
+
+    xs = [torch.randn(2, requires_grad=True) for _ in range(3)]
+    for function in (total, torch.compile(total, fullgraph=True, backend="aot_eager")):
+        for grad in torch.autograd.grad(function(*xs), xs):
+            assert grad.tolist() == [2.0, 2.0]
+    assert torch.func.grad(total)(*(x.detach() for x in xs)).tolist() == [2.0, 2.0]
+
+
+def test_list_of_optional_tensors_keeps_its_gradients(ns: str) -> None:
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return [grad, None, grad * 3]
+
+    @magi_register_custom_op(f"{ns}::masked", infer_output_meta_fn=lambda xs: torch.empty(2), backward_fn=backward)
+    def masked(xs: list[Tensor | None]) -> Tensor:
+        first, missing, last = xs
+        assert missing is None
+        assert first is not None
+        assert last is not None
+        return first + last * 3
+
+    first, last = (torch.randn(2, requires_grad=True) for _ in range(2))
+    masked([first, None, last]).sum().backward()
+    assert first.grad is not None
+    assert last.grad is not None
+    assert (first.grad.tolist(), last.grad.tolist()) == ([1.0, 1.0], [3.0, 3.0])
+
+
+def test_record_return_gives_grads_by_field(ns: str) -> None:
+    def fake(x: Tensor) -> Outputs:
+        return Outputs(torch.empty_like(x), torch.empty_like(x), 3)
+
+    def setup(ctx: Any, inputs: Any, output: Any) -> None:
+        assert output["count"] == 3
+        ctx.count = output.count
+
+    def backward(ctx: Any, grads: Any) -> Tensor:
+        return grads["y"] * 2 + grads.z * ctx.count  # type: ignore[no-any-return]
+
+    @magi_register_custom_op(f"{ns}::out", infer_output_meta_fn=fake, setup_context_fn=setup, backward_fn=backward)
+    def out(x: Tensor) -> Outputs:
+        return Outputs(x * 2, x * 3, 3)
+
+    x = torch.ones(2, requires_grad=True)
+    for function in (out, torch.compile(out, fullgraph=True, backend="aot_eager")):
+        result = function(x)
+        assert isinstance(result, Outputs)
+        assert result.count == 3
+        (grad,) = torch.autograd.grad((result.y + result.z).sum(), x)
+        assert grad.tolist() == [5.0, 5.0]
+
+
+def test_tuple_return_gives_one_grad_for_each_item(ns: str) -> None:
+    def fake(x: Tensor) -> Pair:
+        return Pair(torch.empty_like(x), torch.empty_like(x))
+
+    @magi_register_custom_op(f"{ns}::pair", infer_output_meta_fn=fake, backward_fn=lambda ctx, gy, gz: gy * 2 + gz * 3)
+    def pair(x: Tensor) -> Pair:
+        return Pair(x * 2, x * 3)
+
+    x = torch.ones(2, requires_grad=True)
+    result = pair(x)
+    assert isinstance(result, Pair)
+    (grad,) = torch.autograd.grad((result.y + result.z).sum(), x)
+    assert grad.tolist() == [5.0, 5.0]
+
+
+def test_tuple_from_a_backward_of_one_parameter_has_one_entry(ns: str) -> None:
+    @magi_register_custom_op(f"{ns}::one", backward_fn=lambda ctx, g: (g, g))
+    def one(x: Tensor) -> Tensor:
+        return x.clone()
+
+    with pytest.raises(errors.GradientError, match=r"returned 2 gradients, expected 1, one for each of \(x\)"):
+        one(torch.ones(2, requires_grad=True)).sum().backward()

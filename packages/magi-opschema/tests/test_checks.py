@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the first real call verifies, and when it is verified again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from magi_opschema import errors, magi_register_custom_op
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Config:
+    kind: str = "right"
+
+
+FAKES = {
+    "shape": lambda x, cfg: x.new_empty(1),
+    "dtype": lambda x, cfg: torch.empty_like(x, dtype=torch.float64),
+    "device": lambda x, cfg: torch.empty_like(x, device="meta"),
+    "strides": lambda x, cfg: x.new_empty(x.shape[::-1]).t(),
+}
+
+
+@pytest.mark.parametrize("what", sorted(FAKES))
+def test_fake_that_says_something_else_is_found_at_every_call_until_one_passes(ns: str, what: str) -> None:
+    @magi_register_custom_op(f"{ns}::copy", infer_output_meta_fn=FAKES[what])
+    def copy(x: Tensor, cfg: Config = Config()) -> Tensor:
+        return x.clone()
+
+    for _ in range(2):
+        with pytest.raises(
+            errors.FakeMismatchError, match=rf"copy\(\): 'output' has {what} .* the fake says .*test_checks"
+        ):
+            copy(torch.randn(2, 3))
+
+
+def test_passed_once_is_not_asked_again(ns: str) -> None:
+    @magi_register_custom_op(f"{ns}::first")
+    def first(x: Tensor, cfg: Config = Config()) -> Tensor:
+        return x[:1].clone()
+
+    with pytest.raises(errors.FakeMismatchError):
+        first(torch.ones(3))
+    first(torch.ones(1))
+    first(torch.ones(3))
+
+
+def test_always_checked_when_asked_at_decoration(ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAGI_OPSCHEMA_CHECK", "1")
+
+    @magi_register_custom_op(f"{ns}::first")
+    def first(x: Tensor) -> Tensor:
+        return x[:1].clone()
+
+    monkeypatch.delenv("MAGI_OPSCHEMA_CHECK")
+    first(torch.ones(1))
+    with pytest.raises(errors.FakeMismatchError):
+        first(torch.ones(3))
+
+
+def test_fake_that_fails_is_an_error_with_its_cause(ns: str) -> None:
+    def fake(x: Tensor) -> Tensor:
+        return torch.empty(x.undefined)  # type: ignore[attr-defined]
+
+    @magi_register_custom_op(f"{ns}::copy", infer_output_meta_fn=fake)
+    def copy(x: Tensor) -> Tensor:
+        return x.clone()
+
+    with pytest.raises(errors.FakeMismatchError, match="the fake failed on the arguments of a real call"):
+        copy(torch.ones(1))
+
+
+def test_size_that_depends_on_data(ns: str) -> None:
+    def fake(x: Tensor) -> Tensor:
+        return x.new_empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.int64)
+
+    @magi_register_custom_op(f"{ns}::nonzero", infer_output_meta_fn=fake)
+    def nonzero(x: Tensor) -> Tensor:
+        return x.nonzero().flatten()
+
+    assert nonzero(torch.tensor([0.0, 1.0, 2.0])).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("kind", ["the input", "a view", "twice"])
+def test_aliasing(ns: str, kind: str) -> None:
+    @magi_register_custom_op(f"{ns}::alias", infer_output_meta_fn=["x", "x"])
+    def alias(x: Tensor) -> tuple[Tensor, Tensor]:
+        copy = x.clone()
+        return {"the input": (copy, x), "a view": (copy, x[:]), "twice": (copy, copy)}[kind]
+
+    with pytest.raises(errors.AliasingError, match=r"alias\(\): 'output\.1' shares its memory with"):
+        alias(torch.ones(3))
+
+
+def test_first_call_on_a_tensor_inside_a_graph(ns: str) -> None:
+    @magi_register_custom_op(f"{ns}::copy", backward_fn=lambda ctx, g: g)
+    def copy(x: Tensor) -> Tensor:
+        return x.clone()
+
+    x = torch.ones(3, requires_grad=True)
+    copy(x.sin()).sum().backward()
+    torch.testing.assert_close(x.grad, x.detach().cos())
+
+
+def test_body_that_returns_something_else(ns: str) -> None:
+    @magi_register_custom_op(f"{ns}::pair", infer_output_meta_fn=lambda x: (x, x))
+    def pair(x: Tensor) -> tuple[tuple[Tensor, Tensor]]:
+        return x  # type: ignore[return-value]
+
+    with pytest.raises(errors.ReturnValueError, match=r"pair\(\): 'output' is .*expected a tuple of 1"):
+        pair(torch.ones(2))
+
+    @magi_register_custom_op(f"{ns}::nothing", mutates_args=("x",))
+    def nothing(x: Tensor) -> None:
+        return x.add_(1)  # type: ignore[return-value]
+
+    with pytest.raises(errors.ReturnValueError, match=r"nothing\(\): 'output' is .*expected None"):
+        nothing(torch.ones(2))

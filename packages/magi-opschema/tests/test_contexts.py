@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An op works the same wherever torch lets one run: modes, subclasses, transforms, autocast, tracing, threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+import torch
+from magi_opschema import errors, magi_register_custom_op, op_def, register_autocast, register_kernel, register_vmap
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+@dataclass(frozen=True)
+class Config:
+    weight: Tensor
+    factor: float = 2.0
+    mode: Literal["add", "mul"] = "mul"
+
+
+Op = Callable[[Tensor, Config], Tensor]
+
+
+def make_op(ns: str, calls: list[Any] | None = None) -> Op:
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad, None
+
+    @magi_register_custom_op(f"{ns}::apply", infer_output_meta_fn=["x"], backward_fn=backward)
+    def apply(x: Tensor, cfg: Config) -> Tensor:
+        if calls is not None:
+            calls.append((x.dtype, torch.is_grad_enabled()))
+        return x * cfg.weight * cfg.factor if cfg.mode == "mul" else x + cfg.weight
+
+    return apply
+
+
+class Recorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+class Wrapped(torch.Tensor):
+    """A wrapper subclass that counts the ops it is asked for."""
+
+    held: Tensor
+    seen: list[Any] = []  # noqa: RUF012
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Wrapped:
+        wrapped = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        wrapped.held = inner
+        return wrapped
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        cls.seen.append(func)
+        unwrapped = [arg.held if isinstance(arg, Wrapped) else arg for arg in args]
+        return Wrapped(func(*unwrapped, **(kwargs or {})))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_dispatch_mode_sees_the_op(ns: str, grad: bool) -> None:
+    apply = make_op(ns)
+    with Recorder() as mode:
+        apply(torch.ones(2, requires_grad=grad), Config(torch.ones(2)))
+    assert op_def(apply).torch_op in mode.seen
+
+
+def test_tensor_subclass_sees_the_op(ns: str) -> None:
+    apply = make_op(ns)
+    Wrapped.seen.clear()
+    result = apply(Wrapped(torch.ones(2)), Config(torch.full((2,), 3.0)))
+    assert isinstance(result, Wrapped)
+    assert result.held.tolist() == [6.0, 6.0]
+    assert op_def(apply).torch_op in Wrapped.seen
+
+
+def test_fake_tensors_never_reach_the_body(ns: str) -> None:
+    calls: list[Any] = []
+    apply = make_op(ns, calls)
+    with FakeTensorMode():
+        assert apply(torch.empty(5), Config(torch.empty(5))).shape == (5,)
+    assert apply(torch.empty(5, device="meta"), Config(torch.empty(5, device="meta"))).shape == (5,)
+    assert not calls
+
+
+@pytest.mark.parametrize("tracing_mode", ["real", "fake", "symbolic"])
+def test_make_fx_records_one_node(ns: str, tracing_mode: Any) -> None:
+    apply = make_op(ns)
+    graph = make_fx(lambda x, w: apply(x, Config(w)), tracing_mode=tracing_mode)(torch.ones(3), torch.ones(3))
+    assert [node.target for node in graph.graph.nodes if node.op == "call_function"] == [op_def(apply).torch_op]
+
+
+def test_autocast(ns: str) -> None:
+    calls: list[Any] = []
+    apply = make_op(ns, calls)
+    register_autocast(apply, "cpu", torch.bfloat16)
+    cfg = Config(torch.ones(2))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert apply(torch.ones(2), cfg).dtype == torch.bfloat16
+        assert apply(torch.ones(2, requires_grad=True), cfg).dtype == torch.bfloat16
+    assert apply(torch.ones(2), cfg).dtype == torch.float32
+    assert [dtype for dtype, _ in calls] == [torch.bfloat16, torch.bfloat16, torch.float32]
+
+
+def test_vmap_by_loop_and_by_rule(ns: str) -> None:
+    calls: list[Any] = []
+    apply = make_op(ns, calls)
+    x, weight = torch.randn(4, 3), torch.randn(3)
+    expected = x * weight * 2
+    torch.testing.assert_close(torch.vmap(lambda x: apply(x, Config(weight)))(x), expected)
+    assert len(calls) == 4
+
+    @register_vmap(apply)
+    def rule(info: Any, in_dims: Any, x: Tensor, cfg: Config) -> Any:
+        assert (info.batch_size, in_dims[0], in_dims[1]) == (4, 0, {"weight": None, "factor": None, "mode": None})
+        return apply(x, cfg), 0
+
+    calls.clear()
+    torch.testing.assert_close(torch.vmap(lambda x: apply(x, Config(weight)))(x), expected)
+    assert len(calls) == 1
+
+
+def test_kernel_for_one_device_type(ns: str) -> None:
+    @magi_register_custom_op(f"{ns}::launch", infer_output_meta_fn=["x"])
+    def launch(x: Tensor, cfg: Config) -> Tensor:
+        raise AssertionError("the body of other devices")
+
+    @register_kernel(launch, "cpu")
+    def launch_cpu(x: Tensor, cfg: Config) -> Tensor:
+        return x * cfg.factor
+
+    x, cfg = torch.ones(2), Config(torch.ones(2))
+    assert launch(x, cfg).tolist() == [2.0, 2.0]
+    assert torch.compile(launch, fullgraph=True, backend="aot_eager")(x, cfg).tolist() == [2.0, 2.0]
+    with pytest.raises(errors.RuleError, match="it has a body for 'cpu' already"):
+        register_kernel(launch, "cpu", launch_cpu)
+    with pytest.raises(errors.RuleError, match=r"other\(x\) has other parameters than .*launch\(x, cfg\)"):
+        register_kernel(launch, "cuda", lambda_named_other)
+    with pytest.raises(errors.RuleError, match="'toaster' is no device type"):
+        register_kernel(launch, "toaster", launch_cpu)
+
+
+def lambda_named_other(x: Tensor) -> Tensor:
+    return x
+
+
+lambda_named_other.__name__ = "other"
+
+
+def test_profiler_sees_the_op(ns: str) -> None:
+    apply = make_op(ns)
+    with torch.profiler.profile() as profile:
+        apply(torch.ones(2), Config(torch.ones(2)))
+    assert f"{ns}::apply" in {event.key for event in profile.key_averages()}
+
+
+def test_body_runs_without_the_compiler(ns: str) -> None:
+    """A body called between two compiled regions is not traced."""
+    traced: list[Any] = []
+
+    @magi_register_custom_op(f"{ns}::observe", infer_output_meta_fn=["x"])
+    def observe(x: Tensor, cfg: Config) -> Tensor:
+        traced.append(torch.compiler.is_compiling())
+        return x + 1
+
+    def region(x: Tensor) -> Tensor:
+        y = x * 2
+        torch._dynamo.graph_break()
+        return observe(y, Config(x)) * 2
+
+    frames: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        frames.append(graph.code)
+        return graph.forward
+
+    assert torch.compile(region, backend=backend)(torch.ones(2)).tolist() == [6.0, 6.0]
+    assert traced == [False]
+
+
+def test_threads_register_and_call(ns: str) -> None:
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            apply = make_op(f"{ns}_{number}")
+            x = torch.ones(3, requires_grad=bool(number % 2))
+            for _ in range(50):
+                assert apply(x, Config(torch.full((3,), float(number)))).tolist() == [2.0 * number] * 3
+        except BaseException as error:  # noqa: BLE001  (it is reported by the main thread)
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_override_replaces_the_op_everywhere(ns: str) -> None:
+    first = make_op(ns)
+    with pytest.raises(errors.DuplicateOpError, match="override=True"):
+        make_op(ns)
+
+    @magi_register_custom_op(f"{ns}::apply", override=True)
+    def apply(x: Tensor) -> Tensor:
+        return x * 10
+
+    assert apply(torch.ones(1)).tolist() == [10.0]
+    assert op_def(f"{ns}::apply").exposed_op is apply
+    assert id(first) != id(apply)
