@@ -21,7 +21,9 @@ from ._defects import Defect, active_defects
 from ._ops import op_uses
 from ._passes import DefectGuards, chosen_passes, inductor_options
 from ._progress import phase
+from ._recompute import partitioner_settings
 from ._records import ConfigChange, GraphRecord, GuardOutcome, PassOutcome, external_calls, generated_kernels
+from ._split import boundary_overloads, compile_pieces, split_at
 
 
 if TYPE_CHECKING:
@@ -40,26 +42,37 @@ class _Job:
     log: CompilationLog
     show: Callable[[str], None]
     defects: tuple[Defect, ...]
+    sensitive: tuple[str, ...]
 
 
 def compile_request(gm: GraphModule, example_inputs: Sequence[Any], request: Request) -> Callable[..., Any]:
     """Compile the captured graph *gm* as *request* says."""
-    defects = active_defects(_torch_compat.torch_release())
-    with open_log(gm, example_inputs, request, op_uses(gm)) as log, phase(request, log.label, "capture") as show:
-        return _compile_piece(gm, example_inputs, _Job(request, log, show, defects))
+    defects, ops = active_defects(_torch_compat.torch_release()), op_uses(gm)
+    sensitive = tuple(sorted(op.name for op in ops if op.compute_sensitive))
+    with open_log(gm, example_inputs, request, ops) as log, phase(request, log.label, "capture") as show:
+        job = _Job(request, log, show, defects, sensitive)
+        split = split_at(gm, boundary_overloads(request.config.boundary_ops))
+        if split is None:
+            return _compile_piece(gm, example_inputs, job)
+        log.update(pieces=tuple(piece.title for piece in split.pieces))
+        return compile_pieces(split, lambda part, inputs, title: _compile_piece(part, inputs, job, title))
 
 
 def _compile_piece(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, piece: str = "") -> Callable[..., Any]:
-    passes = chosen_passes(job.request.config, tuple(defect.name for defect in job.defects))
+    passes = chosen_passes(job.request.config, tuple(defect.name for defect in job.defects), job.sensitive)
     base = dict(job.request.inductor)
     if job.log.fresh:
         base.setdefault("force_disable_caches", True)
-    with magi_passes.collect_records() as pass_records:
+    reported = _Reported()
+    with (
+        magi_passes.collect_records() as pass_records,
+        _torch_compat.partitioner(partitioner_settings(job.request.config.memory_budget)),
+    ):
 
         def compile_graph(graph: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
             kind = "backward" if kwargs.get("is_backward") else "inference" if kwargs.get("is_inference") else "forward"
             job.show(f"{piece} {kind}".strip())
-            nodes, symbols, first_record = _calls(graph), _symbols(graph), len(pass_records)
+            nodes, symbols = _calls(graph), _symbols(graph)
             changed: Counter[str] = Counter()
             result, error, start = None, "", time.perf_counter()
             try:
@@ -77,7 +90,7 @@ def _compile_piece(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, pi
                         kind=kind,
                         nodes=nodes,
                         symbols=symbols,
-                        passes=_outcomes(pass_records[first_record:]),
+                        passes=_outcomes(reported.new(pass_records)),
                         guards=_guards(job.defects, changed),
                         kernels=generated_kernels(source),
                         externs=external_calls(source),
@@ -89,6 +102,18 @@ def _compile_piece(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, pi
             return result
 
         return _torch_compat.compile_fx(gm, example_inputs, compile_graph, inductor_options(passes, base))
+
+
+class _Reported:
+    """Hands out each pass record once: those of the joint graph go to the forward, which is compiled first."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def new(self, records: Sequence[magi_passes.PassRecord]) -> Sequence[magi_passes.PassRecord]:
+        """The records since the last time."""
+        fresh, self._count = records[self._count :], len(records)
+        return fresh
 
 
 def _calls(graph: GraphModule) -> int:

@@ -10,6 +10,7 @@ import magi_passes
 from magi_passes import MagiInductorPass, NDTilingWorkaroundPass, Reason
 
 from . import _torch_compat
+from ._recompute import SelectiveRecompute
 
 
 if TYPE_CHECKING:
@@ -38,9 +39,16 @@ class DefectGuards(MagiInductorPass):
         """Do nothing."""
 
 
-def chosen_passes(config: CompileConfig, defects: tuple[str, ...]) -> tuple[MagiInductorPass, ...]:
-    """The passes that the settings allow, in the order in which they run."""
+def chosen_passes(
+    config: CompileConfig, defects: tuple[str, ...], sensitive: tuple[str, ...]
+) -> tuple[MagiInductorPass, ...]:
+    """The passes that the settings allow, in the order in which they run.
+
+    *sensitive* are the names of the compute-sensitive operators in the graph.
+    """
     passes: list[MagiInductorPass] = [DefectGuards(defects)]
+    if sensitive or config.memory_budget is not None:
+        passes.append(SelectiveRecompute(sensitive, products=config.memory_budget is not None))
     if config.pass_config.enable_nd_tiling_workaround:
         passes.append(NDTilingWorkaroundPass(max_tiles=config.pass_config.max_tiles))
     return tuple(passes)

@@ -192,10 +192,10 @@ def copy_dynamic_marks(source: torch.Tensor, target: torch.Tensor) -> None:
 
 
 def inductor_keys() -> list[str]:
-    """Every key of ``torch._inductor.config``."""
-    import torch._inductor
+    """Every key of ``torch._inductor.config``; its own ``list_options()`` leaves out those that have an alias."""
+    from torch._inductor import config
 
-    return list(torch._inductor.list_options())
+    return sorted({*torch._inductor.list_options(), *config._config})  # type: ignore[attr-defined]
 
 
 def mode_options(mode: str) -> dict[str, Any]:
@@ -203,6 +203,11 @@ def mode_options(mode: str) -> dict[str, Any]:
     import torch._inductor
 
     return dict(torch._inductor.list_mode_options(mode))
+
+
+def operator_name(target: object) -> str:
+    """``ns::op`` for an operator of the dispatcher, else an empty string."""
+    return str(target.name()).partition(".")[0] if isinstance(target, torch._ops.OpOverload) else ""
 
 
 def is_operator(target: object) -> bool:
@@ -268,3 +273,66 @@ def restarts() -> type[Exception]:
     from torch._dynamo.exc import RestartAnalysis
 
     return RestartAnalysis
+
+
+def split_module(gm: GraphModule, place: Callable[[Any], int]) -> GraphModule:
+    """*gm* with the calls of each place in a submodule of its own, in the order of the places."""
+    from torch.fx.passes.split_module import split_module as split
+
+    return split(gm, None, place, keep_original_order=True)  # type: ignore[arg-type]
+
+
+def replace_submodule(owner: torch.nn.Module, name: str, compiled: Callable[..., Any]) -> None:
+    """Let *owner* call *compiled* where it called its submodule *name*."""
+    delattr(owner, name)
+    # Not a submodule: nn.Module.__call__ costs a microsecond a call, and there is nothing to hook.
+    vars(owner)[name] = compiled
+
+
+def operator_names() -> list[str]:
+    """Every operator that is registered, as ``ns::op``."""
+    return sorted({name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names()})
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """A number that two tensors share exactly if they share memory; fake tensors have no address to compare."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+_PRODUCTS = (
+    "mm",
+    "bmm",
+    "addmm",
+    "baddbmm",
+    "convolution",
+    "_scaled_mm",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_attention_math",
+)
+
+
+def is_product(target: object) -> bool:
+    """Whether the target of a node is a matrix product, a convolution, or attention: bound by arithmetic."""
+    if getattr(target, "__name__", "") == "flex_attention":
+        return True
+    return isinstance(target, torch._ops.OpOverload) and target.namespace == "aten" and target._opname in _PRODUCTS
+
+
+def has_backward(graph: Any) -> bool:
+    """Whether *graph* is a joint graph, whose later part computes gradients from tangents."""
+    return any("tangents" in node.name for node in graph.find_nodes(op="placeholder"))
+
+
+def in_backward(node: Any) -> bool:
+    """Whether a node of a joint graph belongs to its backward."""
+    return node.meta.get("partitioner_tag") == "is_backward" or "fwd_source_fn_stack" in node.meta
+
+
+def partitioner(settings: dict[str, Any]) -> contextlib.AbstractContextManager[Any]:
+    """AOTAutograd with *settings*, in this context; they are part of its cache key."""
+    from torch._functorch import config
+
+    return config.patch(settings) if settings else contextlib.nullcontext()

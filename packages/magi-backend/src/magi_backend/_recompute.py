@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a training graph saves for its backward, and what it computes again.
+
+Outputs of operators registered with ``is_compute_sensitive`` are saved, also inside the user's checkpoint. With a
+memory budget, outputs of matrix products and of attention are saved too, and what is bound by memory is computed again
+until the budget holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from magi_passes import MagiInductorPass, Reason
+from torch.utils.checkpoint import CheckpointPolicy
+
+from . import _torch_compat
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from magi_passes import PassContext
+    from torch.fx import Graph, Node
+
+
+def _source(node: Node) -> object:
+    """The function of the captured graph that *node* comes from, where the compiler has replaced the call of it."""
+    stack = node.meta.get("source_fn_stack")
+    return stack[-1][1] if stack else None
+
+
+def outputs(graph: Graph, chosen: Callable[[Node], bool]) -> list[Node]:
+    """The tensors that leave the *chosen* nodes of *graph*: of a tuple, the items that are taken from it."""
+    nodes = {node for node in graph.nodes if node.op == "call_function" and chosen(node)}
+    # An operator that the compiler sees through is several nodes; only what others read of them is to be saved.
+    leaving = [node for node in nodes if not node.users.keys() <= nodes]
+    return [
+        item
+        for node in leaving
+        for item in (node.users if not isinstance(node.meta.get("val"), torch.Tensor) else (node,))
+        if isinstance(item.meta.get("val"), torch.Tensor)
+    ]
+
+
+@dataclass(frozen=True)
+class SelectiveRecompute(MagiInductorPass):
+    """Mark the tensors that the partitioner must save.
+
+    Attributes:
+        sensitive: Names of the compute-sensitive operators in the graph; a name here is part of the cache key, since
+            whether an operator was registered as one shows nowhere in the graph.
+        products: Whether outputs of matrix products, convolutions and attention are saved too.
+    """
+
+    hook: ClassVar[str] = "joint_custom_post_pass"
+    uuid_helpers = (outputs, _source, _torch_compat.operator_name, _torch_compat.is_product)
+
+    sensitive: tuple[str, ...] = ()
+    products: bool = False
+
+    def is_applicable(self, graph: Graph, context: PassContext) -> Reason:
+        """Whether there is a backward and something to save for it."""
+        del context
+        if not _torch_compat.has_backward(graph):
+            return Reason(False, "there is no backward")
+        sensitive, products = outputs(graph, self._is_sensitive), self._products(graph)
+        if not sensitive and not products:
+            return Reason(False, "no compute-sensitive operator" + (", no product" if self.products else ""))
+        return Reason(True, f"{len(sensitive)} compute-sensitive outputs and {len(products)} products are saved")
+
+    def __call__(self, graph: Graph) -> None:
+        """Mark them."""
+        for node in (*outputs(graph, self._is_sensitive), *self._products(graph)):
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+    def _is_sensitive(self, node: Node) -> bool:
+        names = (_torch_compat.operator_name(target) for target in (node.target, _source(node)))
+        return any(name in self.sensitive for name in names) and not _torch_compat.in_backward(node)
+
+    def _products(self, graph: Graph) -> list[Node]:
+        """Products outside of the user's own checkpoints, whose choice they are."""
+        if not self.products:
+            return []
+        return outputs(graph, _is_free_product)
+
+
+def _is_free_product(node: Node) -> bool:
+    return (
+        _torch_compat.is_product(node.target) and not _torch_compat.in_backward(node) and "recompute" not in node.meta
+    )
+
+
+def partitioner_settings(memory_budget: float | None) -> dict[str, Any]:
+    """The settings of AOTAutograd's partitioner for *memory_budget*.
+
+    A budget of exactly 0 makes the partitioner save nothing but inputs, whatever is marked; just above it, it saves
+    the marked tensors and as little else as it can.
+    """
+    return {} if memory_budget is None else {"activation_memory_budget": max(memory_budget, 1e-6)}

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cut a captured graph at boundary operators.
+
+Each boundary operator becomes a piece of its own, called as it is; the calls between two of them become a piece to
+compile. Calls keep their order, so that writes into a tensor happen where they did:
+
+    a = x.relu(); b = ns::attend(a); c = b + 1     ->     piece 0: relu | ns::attend | piece 1: add
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from . import _torch_compat
+from ._ops import registered
+from .errors import BoundaryOpError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from torch.fx import GraphModule, Node
+
+
+_CALLS = frozenset({"call_function", "call_method", "call_module"})
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One part of a split graph.
+
+    Attributes:
+        attribute: Name of the submodule in the split module.
+        title: For the report: "piece 3", or the name of the boundary operator.
+        compiled: Whether it is to be compiled; boundary operators are not.
+    """
+
+    attribute: str
+    title: str
+    compiled: bool
+
+
+@dataclass(frozen=True)
+class Split:
+    """A graph whose calls stand in submodules, one for each piece, in order."""
+
+    module: GraphModule
+    pieces: tuple[Piece, ...]
+
+
+def boundary_overloads(names: Collection[str]) -> frozenset[Any]:
+    """The operators called *names*, ``ns::op`` or ``ns::op.overload``.
+
+    Raises:
+        BoundaryOpError: There is no such operator.
+    """
+    return frozenset(overload for name in names for overload in _overloads(name))
+
+
+def split_at(gm: GraphModule, named: frozenset[Any]) -> Split | None:
+    """Split *gm* at registered subgraph boundaries and at the operators *named*; None where it calls none of them."""
+    boundaries = [node for node in gm.graph.nodes if _is_boundary(node, named)]
+    if not boundaries:
+        return None
+    _drop_results_of_writes(gm)
+    places = _places(gm, frozenset(boundaries))
+    _copy_to_users(gm, places)
+    module = _torch_compat.split_module(gm, places.__getitem__)
+    titles = {places[node]: str(node.target.name()).removesuffix(".default") for node in boundaries}
+    return Split(module, tuple(_pieces(module, titles)))
+
+
+def _overloads(name: str) -> list[Any]:
+    namespace, _, rest = name.partition("::")
+    base, _, overload = rest.partition(".")
+    packet = getattr(getattr(torch.ops, namespace, None), base, None) if base else None
+    if packet is None or not _torch_compat.is_operator(packet):
+        known = _torch_compat.operator_names()
+        close = get_close_matches(name, known, n=3)
+        hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+        msg = (
+            f"magi.boundary_ops names {name!r}, but no such operator is registered.{hint} "
+            "Names have the form 'namespace::op'; import the module that registers it before the first call."
+        )
+        raise BoundaryOpError(msg)
+    overloads = [overload] if overload else packet.overloads()
+    return [getattr(packet, each) for each in overloads]
+
+
+def _is_boundary(node: Node, named: frozenset[Any]) -> bool:
+    if node.op != "call_function":
+        return False
+    if node.target in named:
+        return True
+    definition = registered(node.target)
+    return definition is not None and "subgraph_boundary" in definition.traits
+
+
+def _places(gm: GraphModule, boundaries: frozenset[Node]) -> dict[Node, int]:
+    """The number of the piece that each node belongs to: even ones are compiled, odd ones are boundary operators."""
+    places: dict[Node, int] = {}
+    current = 0
+    for node in gm.graph.nodes:
+        if node.op in {"placeholder", "get_attr", "output"}:
+            continue
+        if node in boundaries:
+            current += 1
+            places[node] = current
+            current += 1
+        elif node.target is operator.getitem and node.args[0] in places:
+            # A tuple must not travel between pieces: its items are taken where it is made.
+            places[node] = places[node.args[0]]
+        else:
+            places[node] = current
+    return places
+
+
+def _drop_results_of_writes(gm: GraphModule) -> None:
+    """Let ``y = x.add_(1); f(y)`` read ``f(x)``: the same tensor under one name, after the write as before."""
+    for node in list(gm.graph.nodes):
+        value = node.meta.get("example_value")
+        if node.op in _CALLS and isinstance(value, torch.Tensor):
+            written = next((n for n in node.all_input_nodes if n.meta.get("example_value") is value), None)
+            if written is not None:
+                node.replace_all_uses_with(written)
+
+
+def _copy_to_users(gm: GraphModule, places: dict[Node, int]) -> None:
+    """Give each piece its own copy of the numbers and the views that it uses.
+
+    With dynamic sizes Dynamo makes a tensor of a float input and reads it back by ``.item()``. A number that crosses
+    from one piece to the next would be an output of a compiled piece, which only tensors and sizes can be. And where
+    a tensor and a view of it enter a piece that writes into one of them, the two must be known as one: only the
+    tensor travels, and each piece takes its own views.
+    """
+    movable: set[Node] = set()
+    for node in gm.graph.nodes:
+        if node in places and (_is_number(node, movable) or _is_view(node)):
+            movable.add(node)
+    copies: dict[tuple[Node, int], Node] = {}
+
+    def copy_in(original: Node, place: int, before: Node) -> Node:
+        if places[original] == place:
+            return original
+        if (original, place) not in copies:
+            inputs = {n: copy_in(n, place, before) for n in original.all_input_nodes if n in movable}
+            with gm.graph.inserting_before(before):
+                twin = gm.graph.node_copy(original, lambda n: inputs.get(n, n))
+            copies[original, place] = twin
+            places[twin] = place
+        return copies[original, place]
+
+    for node in list(gm.graph.nodes):
+        if node in places and node not in movable:
+            for used in [n for n in node.all_input_nodes if n in movable]:
+                node.replace_input_with(used, copy_in(used, places[node], node))
+    for node in reversed(list(gm.graph.nodes)):
+        if node in movable and not node.users:
+            gm.graph.erase_node(node)
+            del places[node]
+
+
+def _is_number(node: Node, movable: set[Node]) -> bool:
+    """Whether *node* is a float or a bool that is computed from inputs of the graph alone."""
+    is_number = isinstance(node.meta.get("example_value"), torch.SymFloat | torch.SymBool | float)
+    return is_number and all(n.op == "placeholder" or n in movable for n in node.all_input_nodes)
+
+
+def _is_view(node: Node) -> bool:
+    """Whether *node* does nothing but look at memory of its inputs: a view, or a tuple of views."""
+    if node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node) and _is_view(node.args[0]):
+        return True
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if node.op not in _CALLS or name.endswith("_") or "out" in node.kwargs:
+        return False
+    results, inputs = _storages(node), {storage for n in node.all_input_nodes for storage in _storages(n)}
+    return bool(results) and all(storage in inputs for storage in results)
+
+
+def _storages(node: Node) -> list[int]:
+    values = pytree.tree_leaves(node.meta.get("example_value"))
+    return [_torch_compat.storage_id(value) for value in values if isinstance(value, torch.Tensor)]
+
+
+def _pieces(module: GraphModule, titles: dict[int, str]) -> list[Piece]:
+    pieces = []
+    for node in module.graph.nodes:
+        if node.op == "call_module":
+            place = int(str(node.target).rpartition("_")[2])
+            title = titles.get(place, f"piece {place // 2}")
+            pieces.append(Piece(str(node.target), title, compiled=place not in titles))
+    return pieces
+
+
+def compile_pieces(
+    split: Split, compile_piece: Callable[[GraphModule, list[Any], str], Callable[..., Any]]
+) -> Callable[..., Any]:
+    """Compile each piece that is to be compiled, on the fake inputs that Dynamo left in the graph.
+
+    Returns:
+        The split module, with compiled pieces in place of its submodules.
+    """
+    for piece in split.pieces:
+        if piece.compiled:
+            part = split.module.get_submodule(piece.attribute)
+            assert isinstance(part, torch.fx.GraphModule)
+            inputs = [node.meta["example_value"] for node in part.graph.find_nodes(op="placeholder")]
+            compiled = compile_piece(part, inputs, piece.title)
+            _torch_compat.replace_submodule(split.module, piece.attribute, compiled)
+    return split.module
