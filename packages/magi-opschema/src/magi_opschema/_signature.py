@@ -126,7 +126,8 @@ def lower_signature_in(fn: Callable[..., Any], scope: Scope, mutates_args: Itera
     signature = inspect.signature(fn)
     name = _identifier(fn.__name__)
     parameters, returns = _lower_all(fn, name, signature, scope)
-    prefix = _free_prefix([name, *signature.parameters, *(flat_name(n.path) for p in parameters for n in nodes(p.node))])
+    flat_names = [flat_name(node.path) for parameter in parameters for node in nodes(parameter.node)]
+    prefix = _free_prefix([name, *signature.parameters, *flat_names])
     lowering = SignatureLowering(name, signature, parameters, returns, (), "flattened", prefix, location(fn))
     mutated = mutated_leaves(lowering, mutates_args)
     arguments = _arguments(lowering, mutated)
