@@ -555,3 +555,36 @@ def launcher_made_at_import(x: Tensor) -> Tensor:
     fixed_launch(x, middle, x.numel(), BLOCK=128)
     fixed_partial(middle, out, x.numel())
     return out
+
+
+def make_scaling_kernel(activation: Any, factor: int) -> Any:
+    factor = tl.constexpr(factor)
+
+    @triton.jit
+    def scaling_kernel(x, out, n, BLOCK: tl.constexpr):
+        offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        mask = offsets < n
+        tl.store(out + offsets, activation(tl.load(x + offsets, mask)) * factor, mask)
+
+    return scaling_kernel
+
+
+@pattern(lambda x: x * 6)
+def kernel_with_a_closure(x: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    make_scaling_kernel(double_value, 3)[blocks(x.numel())](x, out, x.numel(), BLOCK=128)
+    return out
+
+
+@triton.jit
+def applied_kernel(x, out, n, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n
+    tl.store(out + offsets, ACTIVATION(tl.load(x + offsets, mask)), mask)
+
+
+@pattern(twice)
+def function_as_constexpr(x: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    applied_kernel[blocks(x.numel())](x, out, x.numel(), ACTIVATION=double_value, BLOCK=128)
+    return out

@@ -10,6 +10,7 @@ from ._report import FoundKernel, KernelReport, OpReport, UnresolvedLaunch
 from ._see_through import make_see_through, see_through_report
 from ._wrap import wrap_kernels
 from .errors import (
+    LostSettingWarning,
     NotAnOpError,
     OpaqueFallbackWarning,
     TritonWrapError,
@@ -24,6 +25,7 @@ __all__ = [
     "FoundKernel",
     "KernelReport",
     "LaunchLog",
+    "LostSettingWarning",
     "NotAnOpError",
     "OpReport",
     "OpaqueFallbackWarning",

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,11 +23,13 @@ import torch
 import triton
 from triton.language.core import constexpr
 from triton.runtime.autotuner import Config, Heuristics
+from triton.runtime.jit import JITFunction
 
 from ._hook import launch_site, not_listening
 from ._kernels import Kernel, as_kernel, check_supported
+from ._self_contained import self_contained
 from ._torch_compat import wrap_triton_enabled
-from .errors import UnsupportedLaunchError
+from .errors import LostSettingWarning, UnsupportedLaunchError
 
 
 CONFIG_FIELDS = tuple(
@@ -61,16 +64,16 @@ def resolve(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Re
     grid = _check_grid(described, kwargs.get("grid"))
     arguments, options = _bind(described, args, kwargs)
     autotuner = described.autotuners[0] if described.autotuners else None
-    if autotuner is None and not options:
-        _fill_defaults(described, arguments, [])
-        _check_arguments(described, arguments, set(arguments))
-        return ResolvedLaunch(described.jit, grid, arguments)
-    configs = _configs(described, autotuner, args, kwargs, options)
+    is_plain = autotuner is None and not options
+    configs = [] if is_plain else _configs(described, autotuner, args, kwargs, options)
     _apply_heuristics(described, configs, arguments, kwargs)
     _fill_special_parameters(described, configs)
     _fill_defaults(described, arguments, configs)
-    _check_arguments(described, arguments, set(arguments).union(*(config.kwargs for config in configs)))
-    return ResolvedLaunch(_autotuned(described, autotuner, configs), grid, arguments)
+    _check_arguments(described, arguments, configs)
+    baked = {name: value for name, value in arguments.items() if isinstance(value, JITFunction)}
+    jit = self_contained(described.jit, baked)
+    passed = {name: value for name, value in arguments.items() if name not in baked}
+    return ResolvedLaunch(_autotuned(described, jit, autotuner, configs) if configs else jit, grid, passed)
 
 
 def emit(launch: ResolvedLaunch) -> None:
@@ -190,19 +193,30 @@ def _fill_defaults(kernel: Kernel, arguments: dict[str, Any], configs: list[Conf
             arguments[name] = default
 
 
-def _autotuned(kernel: Kernel, autotuner: Any, configs: list[Config]) -> Any:
+def _autotuned(kernel: Kernel, jit: Any, autotuner: Any, configs: list[Config]) -> Any:
     """An Autotuner over the JITFunction with these configs: the author's own where nothing had to change."""
+    _warn_of_lost_settings(kernel, configs)
     if autotuner is None:
-        return triton.autotune(configs=configs, key=[])(kernel.jit)
+        return triton.autotune(configs=configs, key=[])(jit)
     prunes = autotuner.early_config_prune is not None or autotuner.perf_model is not None
-    if autotuner.fn is kernel.jit and configs == list(autotuner.configs) and not prunes:
+    if autotuner.fn is jit and configs == list(autotuner.configs) and not prunes:
         return autotuner
     return triton.autotune(
         configs=configs,
         key=list(autotuner.keys),
         reset_to_zero=list(autotuner.reset_to_zero),
         restore_value=list(autotuner.restore_value),
-    )(kernel.jit)
+    )(jit)
+
+
+def _warn_of_lost_settings(kernel: Kernel, configs: list[Config]) -> None:
+    for name, default in (("num_ctas", 1), ("maxnreg", None), ("ir_override", None)):
+        if any(getattr(config, name, default) not in (default, None) for config in configs):
+            msg = (
+                f"Triton kernel '{kernel.name}' is launched with {name}=, which eager launches honour and Inductor "
+                f"leaves out: it compiles with num_warps= and num_stages= alone. ({kernel.file}:{kernel.line})"
+            )
+            warnings.warn(LostSettingWarning(msg), stacklevel=2)
 
 
 def _check_grid(kernel: Kernel, grid: Any) -> tuple[Any, ...] | Callable[[dict[str, Any]], tuple[Any, ...]]:
@@ -219,7 +233,8 @@ def _as_grid(kernel: Kernel, grid: Any) -> tuple[Any, ...]:
     return tuple(_plain(size) for size in grid)
 
 
-def _check_arguments(kernel: Kernel, arguments: Mapping[str, Any], given: set[str]) -> None:
+def _check_arguments(kernel: Kernel, arguments: Mapping[str, Any], configs: list[Config]) -> None:
+    given = set(arguments).union(*(config.kwargs for config in configs))
     missing = [name for name in kernel.jit.arg_names if name not in given]
     if missing:
         raise _unsupported(kernel, f"was launched without {', '.join(missing)}")

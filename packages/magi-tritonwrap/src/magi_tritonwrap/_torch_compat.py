@@ -198,3 +198,41 @@ def registration_of(op: OpOverload) -> dict[str, object]:
     definition = OPDEFS.get(qualified_name(op))
     bodies = {} if definition is None else definition._backend_fns
     return {key: (tuple(found), bodies.get(key)) for key, found in lines.items()}
+
+
+def new_kernel(like: Any, function: FunctionType, source: str) -> Any:
+    """A JITFunction with the settings of *like*, of another function and source.
+
+    Triton keeps `repr=` in a private attribute and a table of kernels by name, which the new one must not enter; a
+    source is set by `_unsafe_update_src` (3.4 on) or by assignment.
+    """
+    from triton.runtime import jit
+
+    table: dict[str, Any] = getattr(jit, "_triton_jit_function_registry", {})
+    before = dict(table)
+    parameters = inspect.signature(function).parameters
+    settings = {
+        setting: [name for name in _names(getattr(like, setting), like) if name in parameters]
+        for setting in ("do_not_specialize", "do_not_specialize_on_alignment")
+    }
+    kernel = type(like)(
+        function,
+        version=like.version,
+        debug=like.debug,
+        noinline=like.noinline,
+        repr=getattr(like, "_repr", None),
+        launch_metadata=like.launch_metadata,
+        **settings,
+    )
+    table.clear()
+    table.update(before)
+    if hasattr(kernel, "_unsafe_update_src"):
+        kernel._unsafe_update_src(source)
+    else:
+        kernel.src = source
+    return kernel
+
+
+def _names(parameters: Iterable[int | str], kernel: Any) -> list[str]:
+    """Parameters given by position or by name, by name."""
+    return [kernel.arg_names[one] if isinstance(one, int) else one for one in parameters]

@@ -32,3 +32,7 @@ class UnknownOpError(TritonWrapError, KeyError):
 
 class OpaqueFallbackWarning(UserWarning):
     """An operator stays opaque to the compiler for this graph; its report says the same."""
+
+
+class LostSettingWarning(UserWarning):
+    """A launch setting that eager launches honour and Inductor leaves out; results are the same, speed may not be."""
