@@ -238,6 +238,18 @@ def _positional(node: Node | None, structured: Any) -> Flat:
     return tuple(structured) if is_tuple else (structured,)
 
 
+def gradient_names(node: Node | None) -> tuple[str, ...]:
+    """What `backward_fn` gets behind `ctx`: one gradient for each item of a tuple return, else one."""
+    match node:
+        case None:
+            return ()
+        case Sequence():
+            return tuple(f"grad_{i}" for i in range(len(node.items)))
+        case Record(kind="namedtuple"):
+            return tuple(f"grad_{part.name}" for part in node.fields)
+    return ("grad",)
+
+
 def autograd_kernel(bridge: AutogradBridge) -> Callable[..., Any]:
     """The kernel at the Autograd key: through the bridge where a gradient is wanted, else straight on."""
     is_grad_enabled, op = torch.is_grad_enabled, bridge.op

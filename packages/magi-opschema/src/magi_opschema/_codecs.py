@@ -8,14 +8,14 @@ values which only compare equal (`True` and `1`) are told apart where the types 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ._annotations import show_type
-from ._tree import IDENTITY, Codec
+from ._tree import IDENTITY, SEQUENCE, Codec
 
 
 _BOOLS = {"True": True, "False": False}
@@ -25,9 +25,18 @@ AS_TUPLE = Codec(decode="{tuple}({value})", constants={"tuple": tuple})
 
 COMPLEX_PAIRS = Codec(
     note="real and imaginary parts",
+    refuse=("not {isinstance}({value}, {sequence}) or not {all}([{isinstance}(item, {numbers}) for item in {value}])"),
     encode="[part for item in {value} for part in (item.real, item.imag)]",
     decode="[{complex}(*pair) for pair in {zip}({value}[::2], {value}[1::2])]",
-    constants={"complex": complex, "zip": zip},
+    constants={
+        "complex": complex,
+        "zip": zip,
+        "isinstance": isinstance,
+        "all": all,
+        "sequence": SEQUENCE,
+        "numbers": (int, float, complex, torch.SymInt, torch.SymFloat),
+    },
+    expected="a list of numbers",
 )
 """`list[complex]`: a `complex[]` argument fails torch.export.save on torch 2.13."""
 
@@ -59,19 +68,22 @@ def enumeration(cls: type[enum.Enum]) -> tuple[str, Codec]:
     members = tuple(cls.__members__.values())
     shown = ", ".join(f"{cls.__name__}.{member.name}" for member in members)
     if issubclass(cls, enum.Flag):
-        refuse = "{value}.__class__ is not {cls}"
-        codec = Codec(
-            f"flag {cls.__name__}", refuse, "{value}.value", "{cls}({value})", {"cls": cls}, f"a {cls.__name__}"
-        )
+        refuse, named = "{type}({value}) is not {cls}", {"cls": cls, "type": type}
+        codec = Codec(f"flag {cls.__name__}", refuse, "{value}.value", "{cls}({value})", named, f"a {cls.__name__}")
         return "SymInt", codec
     values = tuple(member.value for member in members)
-    constants = {"cls": cls, "values": values}
-    refuse = "{value}.__class__ is not {cls} and {value} not in {values}"
+    constants: dict[str, object] = {
+        "cls": cls,
+        "values": values,
+        "kinds": tuple({type(value): None for value in values}),
+        "type": type,
+    }
+    refuse = "{type}({value}) is not {cls} and ({type}({value}) not in {kinds} or {value} not in {values})"
     if all(type(value) is str for value in values):
-        encode = "({value}.value if {value}.__class__ is {cls} else {value})"
+        encode = "({value}.value if {type}({value}) is {cls} else {value})"
         by_text: dict[object, enum.Enum] = {member.value: member for member in members}
     else:
-        encode = "({value} if {value}.__class__ is {cls} else {cls}({value})).name"
+        encode = "({value} if {type}({value}) is {cls} else {cls}({value})).name"
         by_text = {member.name: member for member in members}
     constants["members"] = by_text
     note, expected = f"enum {cls.__name__}", f"one of {shown}, or the value of one"
@@ -83,12 +95,12 @@ def torch_constant_text(kind: type) -> Codec:
 
     `ScalarType[]`, `Device[]` and `Layout[]` arguments fail torch.export.save on torch 2.13; `str[]` does not.
     """
-    note = show_type(kind)
-    read: Callable[[str], Any] | dict[str, Any]
+    note, refuse = show_type(kind), "not {isinstance}({value}, {kind})"
+    constants: dict[str, object] = {"str": str, "kind": kind, "isinstance": isinstance}
     if kind is torch.device:
-        return Codec(note, "", "{str}({value})", "{device}({value})", {"str": str, "device": torch.device})
-    read = {str(value): value for value in vars(torch).values() if type(value) is kind}
-    return Codec(note, "", "{str}({value})", "{named}[{value}]", {"str": str, "named": read})
+        return Codec(note, refuse, "{str}({value})", "{kind}({value})", constants, "a torch.device")
+    constants["named"] = {str(value): value for value in vars(torch).values() if type(value) is kind}
+    return Codec(note, refuse, "{str}({value})", "{named}[{value}]", constants, f"a torch.{note}")
 
 
 def number_text() -> Codec:
@@ -127,15 +139,18 @@ def listed(codec: Codec, *, as_tuple: bool) -> Codec:
     """*codec* for every element of a list, or of a `tuple[T, ...]`."""
     if codec == IDENTITY:
         return AS_TUPLE if as_tuple else codec
-    encode, decode = (text.replace("{value}", "item") for text in (codec.encode, codec.decode))
+    # Every codec that does something says what it takes.
+    assert codec.refuse
+    assert codec.expected
+    refused, encode, decode = (text.replace("{value}", "item") for text in (codec.refuse, codec.encode, codec.decode))
     items = "{value}" if decode == "item" else f"[{decode} for item in {{value}}]"
     return replace(
         codec,
-        refuse=f"{{any}}({codec.refuse.replace('{value}', 'item')} for item in {{value}})" if codec.refuse else "",
+        refuse=f"not {{isinstance}}({{value}}, {{sequence}}) or {{any}}({refused} for item in {{value}})",
         encode="{value}" if encode == "item" else f"[{encode} for item in {{value}}]",
         decode=f"{{tuple}}({items})" if as_tuple else items,
-        constants={**codec.constants, "any": any, "tuple": tuple},
-        expected=f"a {'tuple' if as_tuple else 'list'} with each item {codec.expected}" if codec.expected else "",
+        constants={**codec.constants, "any": any, "tuple": tuple, "isinstance": isinstance, "sequence": SEQUENCE},
+        expected=f"a {'tuple' if as_tuple else 'list'} with each item {codec.expected}",
     )
 
 

@@ -11,7 +11,8 @@ from typing import Any, ParamSpec, TypeVar, cast
 import torch
 
 from ._annotations import location, scope_of
-from ._autograd import Formula
+from ._autograd import Formula, gradient_names
+from ._callables import check_callable
 from ._emit import Writer
 from ._fake import FakeSpec, make_fake
 from ._functions import emit_exposed
@@ -32,6 +33,7 @@ from ._torch_compat import (
     increment_version,
     is_dynamo_compiling,
     is_registered,
+    reserved_part,
 )
 from .errors import DuplicateOpError, OpNameError, OptionError
 
@@ -95,6 +97,7 @@ def magi_register_custom_op(
         >>> affine(torch.ones(2), Affine(scale=3.0))
         tensor([3., 3.])
     """
+    _refuse_other_than_name(name)
     frame = sys._getframe(1)  # noqa: SLF001
     traits = frozenset(
         trait
@@ -107,6 +110,7 @@ def magi_register_custom_op(
         op_name = _op_name(fn, name)
         lowering = lower_signature_in(fn, scope_of(fn, frame), mutates_args)
         formula = _formula(lowering, setup_context_fn, backward_fn)
+        _check_tags(lowering, tags)
         fake = make_fake(lowering, infer_output_meta_fn)
         _free_name(op_name, lowering, override=override)
         registration = register(op_name, lowering, fn, fake, formula, tags)
@@ -115,6 +119,15 @@ def magi_register_custom_op(
         return cast("Callable[P, R]", exposed)
 
     return decorate
+
+
+def _refuse_other_than_name(name: object) -> None:
+    if name is None or isinstance(name, str):
+        return
+    if callable(name):
+        fix = "Write @magi_register_custom_op() with brackets, or @magi_register_custom_op('namespace::op')."
+        raise OpNameError(f"magi_register_custom_op takes a name, and got a function ({location(name)}). {fix}")
+    raise OpNameError(f"the op name {name!r} ({type(name).__name__}) is no string. Write 'namespace::op'.")
 
 
 def _refuse_ops(fn: object) -> None:
@@ -140,6 +153,9 @@ def _op_name(fn: Callable[..., Any], name: str | None) -> str:
     if not _NAME.match(name):
         fix = f"Write 'namespace::{name}'." if re.match(r"\w+\Z", name) else "Write 'namespace::op', two identifiers."
         raise OpNameError(f"{fn.__name__}(): the op name '{name}' is not 'namespace::op'. {fix} ({location(fn)})")
+    if taken := reserved_part(*name.split("::")):
+        text = f"the op name '{name}' cannot be used: torch keeps '{taken}' for itself. Choose another."
+        raise OpNameError(f"{fn.__name__}(): {text} ({location(fn)})")
     return name
 
 
@@ -155,7 +171,16 @@ def _formula(
         names = ", ".join(f"'{argument.name}'" for argument in lowering.mutated)
         text = f"backward_fn together with mutates_args ({names}): the gradient of an op that writes into its arguments"
         raise OptionError(lowering.sentence(f"{text} is not defined. Return new Tensors instead."))
+    if setup_context_fn is not None:
+        check_callable(lowering, "setup_context_fn", setup_context_fn, ("ctx", "inputs", "output"))
+    check_callable(lowering, "backward_fn", backward_fn, ("ctx", *gradient_names(lowering.returns)))
     return Formula(setup_context_fn, backward_fn)
+
+
+def _check_tags(lowering: SignatureLowering, tags: object) -> None:
+    if not isinstance(tags, Iterable) or not all(isinstance(tag, torch.Tag) for tag in tags):
+        text = f"tags={tags!r} is no tuple of torch.Tag values. Write for example tags=(torch.Tag.flexible_layout,)."
+        raise OptionError(lowering.sentence(text))
 
 
 def _free_name(name: str, lowering: SignatureLowering, *, override: bool) -> None:

@@ -25,7 +25,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ._tree import Codec, Leaf, MaskedList, Node, Optional, Record, Sequence, flat_name, leaves
+from torch import Tensor
+
+from ._tree import SEQUENCE, Codec, Leaf, MaskedList, Node, Optional, Record, Sequence, flat_name, leaves
 
 
 Reject = Callable[[Node | None], Callable[[object], None]]
@@ -115,6 +117,10 @@ def flatten(node: Node, value: str, to: Writer) -> list[str]:
             return _flatten_optional(node, to.local(flat_name(node.path), value), to)
         case MaskedList():
             value = to.local(flat_name(node.path), value)
+            isinstance_, all_ = to.builtin("isinstance"), to.builtin("all")
+            tensor, sequence = to.bind("Tensor", Tensor), to.bind("sequence", SEQUENCE)
+            are_tensors = f"{all_}([item is None or {isinstance_}(item, {tensor}) for item in {value}])"
+            _refuse(f"not {isinstance_}({value}, {sequence}) or not {are_tensors}", node, value, to)
             to.line(f"{node.present.name} = [item is not None for item in {value}]")
             return [f"[item for item in {value} if item is not None]", node.present.name]
 

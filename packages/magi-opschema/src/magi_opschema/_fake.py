@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ._callables import check_callable
 from ._flat import FlatLayout, as_output
 from ._lowered import compile_lowered
 from ._mutates import nearest
@@ -33,6 +34,9 @@ def make_fake(lowering: SignatureLowering, spec: FakeSpec) -> Callable[..., Any]
         OptionError: *spec* does not fit the signature.
     """
     if callable(spec):
+        by_name = [parameter.name for parameter in lowering.parameters if parameter.is_keyword_only]
+        by_position = [parameter.name for parameter in lowering.parameters if not parameter.is_keyword_only]
+        check_callable(lowering, "infer_output_meta_fn", spec, by_position, by_name)
         # Compiled at its first use: many ops of a library are never traced.
         compiled = functools.cache(functools.partial(compile_lowered, lowering, spec, "fake"))
 
@@ -70,6 +74,8 @@ def _first(lowering: SignatureLowering, tensors: list[Leaf]) -> list[Leaf]:
 def _named(lowering: SignatureLowering, tensors: list[Leaf], names: Sequence[str]) -> list[Leaf]:
     if isinstance(names, str):
         raise _wrong(lowering, f"{names!r} is one string. Write a list of names: [{names!r}]")
+    if not isinstance(names, Sequence):
+        raise _wrong(lowering, f"{names!r} is no function, list of names or None. Write one of these")
     if len(names) != len(lowering.return_leaves):
         raise _wrong(
             lowering, f"{len(names)} names are given for {len(lowering.return_leaves)} outputs. Give one for each"
@@ -77,7 +83,7 @@ def _named(lowering: SignatureLowering, tensors: list[Leaf], names: Sequence[str
     known = {text: leaf for leaf in tensors for text in (dotted(leaf.path), leaf.name)}
     for name in names:
         if name not in known:
-            raise _wrong(lowering, f"'{name}' is no Tensor parameter or leaf path.{nearest(name, known)} Name one")
+            raise _wrong(lowering, f"'{name}' is no Tensor parameter or leaf path.{nearest(str(name), known)} Name one")
     return [known[name] for name in names]
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ._signature import SignatureLowering
 
 
-def mutated_leaves(lowering: SignatureLowering, mutates_args: Iterable[str]) -> set[str]:
+def mutated_leaves(lowering: SignatureLowering, mutates_args: object) -> set[str]:
     """The names of the leaves that *mutates_args* means.
 
     Raises:
@@ -23,6 +23,9 @@ def mutated_leaves(lowering: SignatureLowering, mutates_args: Iterable[str]) -> 
     """
     if isinstance(mutates_args, str):
         text = f"mutates_args={mutates_args!r} is one string. Write a tuple of names: ({mutates_args!r},)."
+        raise OptionError(lowering.sentence(text))
+    if not isinstance(mutates_args, Iterable):
+        text = f"mutates_args={mutates_args!r} is no tuple of names. Leave it out where nothing is written into."
         raise OptionError(lowering.sentence(text))
     tensors_by_name: dict[str, list[Leaf]] = {}
     for parameter in lowering.parameters:
@@ -40,7 +43,7 @@ def mutated_leaves(lowering: SignatureLowering, mutates_args: Iterable[str]) -> 
 def _meant(name: str, tensors_by_name: dict[str, list[Leaf]], lowering: SignatureLowering) -> Sequence[Leaf]:
     if name not in tensors_by_name:
         text = f"mutates_args names '{name}', which is no parameter, leaf path or flat name."
-        raise OptionError(lowering.sentence(text + nearest(name, tensors_by_name)))
+        raise OptionError(lowering.sentence(text + nearest(str(name), tensors_by_name)))
     if not tensors_by_name[name]:
         text = f"mutates_args names '{name}', which holds no Tensor, and an op can write into Tensors only."
         raise OptionError(lowering.sentence(text))

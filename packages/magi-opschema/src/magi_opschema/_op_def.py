@@ -67,8 +67,7 @@ class OpDef:
         return MappingProxyType(self._notes)
 
     def __str__(self) -> str:
-        namespace = self.name.partition("::")[0]
-        lines = [show_lowering(self.lowering, namespace)]
+        lines = [show_lowering(self.lowering, self.name)]
         if self.traits:
             lines.append(f"{'traits':<11}{', '.join(sorted(self.traits))}")
         lines += [f"{key:<11} {text}" if len(key) >= 11 else f"{key:<11}{text}" for key, text in self._notes.items()]

@@ -11,8 +11,15 @@ from ._tree import Leaf, MaskedList, Node, Optional, Sequence, dotted
 from .errors import ArgumentError, ArgumentValueError, OpSchemaError
 
 
-def rejections(function: str, location: str, *, returned: type[OpSchemaError] | None = None) -> Reject:
-    """Makes the reject functions of one op; *returned*: the error class where the value is the body's output."""
+def rejections(function: str, location: str, *, returned: type[OpSchemaError] | None = None, of: str = "") -> Reject:
+    """Makes the reject functions of one op.
+
+    Args:
+        function: the op's name in errors.
+        location: where it is defined.
+        returned: the error class where the value is the body's output.
+        of: what stands before the path in errors.
+    """
 
     def reject_for(node: Node | None) -> Callable[[object], None]:
         path, expected = ("output", "None") if node is None else (dotted(node.path), _expected(node))
@@ -20,7 +27,7 @@ def rejections(function: str, location: str, *, returned: type[OpSchemaError] | 
 
         def reject(value: object) -> None:
             shown = f"{reprlib.repr(value)} ({type(value).__name__})"
-            raise error(f"{function}(): '{path}' is {shown}, expected {expected}. ({location})")
+            raise error(f"{function}(): {of}'{path}' is {shown}, expected {expected}. ({location})")
 
         return reject
 

@@ -20,6 +20,20 @@ MAX_ARGUMENTS = 64
 
 NO_DEFAULT = object()
 
+_VALUES: dict[str, tuple[type, ...]] = {
+    "Tensor": (torch.Tensor,),
+    "SymInt": (int, torch.SymInt),
+    "float": (float, int, torch.SymFloat, torch.SymInt),
+    "bool": (bool, torch.SymBool),
+    "str": (str,),
+    "complex": (complex, float, int),
+    "Scalar": (int, float, complex),
+    "ScalarType": (torch.dtype,),
+    "Device": (torch.device, str),
+    "Layout": (torch.layout,),
+    "MemoryFormat": (torch.memory_format,),
+    "Generator": (torch.Generator,),
+}
 _INT64 = range(-(2**63), 2**63)
 _LAYOUTS = {torch.strided: "strided"}
 _MEMORY_FORMATS = {torch.contiguous_format: "contiguous_format"}
@@ -79,6 +93,16 @@ def schema_text(name: str, arguments: tuple[Argument, ...], return_types: tuple[
         spelled.append(argument.text)
     returned = return_types[0] if len(return_types) == 1 else f"({', '.join(return_types)})"
     return f"{name}({', '.join(spelled)}) -> {returned}"
+
+
+def takes(schema_type: str, value: object) -> bool:
+    """True if the dispatcher takes *value* for an argument of *schema_type*."""
+    kind = schema_type.removesuffix("?")
+    if value is None:
+        return kind != schema_type
+    if kind.endswith("[]"):
+        return isinstance(value, (list, tuple)) and all(takes(kind[:-2], item) for item in value)
+    return isinstance(value, _VALUES[kind])
 
 
 def default_text(schema_type: str, value: object) -> str | None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import inspect
 import reprlib
 from typing import TYPE_CHECKING
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
 _COLUMN = 11
 
 
-def show_lowering(lowering: SignatureLowering, namespace: str = "") -> str:
+def show_lowering(lowering: SignatureLowering, op_name: str = "") -> str:
     """Signature, schema, tree and path of *lowering*, a line each; the tree a line for each leaf."""
-    prefix = f"{namespace}::" if namespace else ""
+    schema = lowering.schema if not op_name else lowering.schema.replace(lowering.name, op_name, 1)
     lines = [
         _entry("signature", show_signature(lowering)),
-        _entry("schema", f"{prefix}{lowering.schema}"),
+        _entry("schema", schema),
     ]
     tree = [line for parameter in lowering.parameters for line in _show_parameter(parameter.name, parameter.node)]
     lines += [_entry("tree" if i == 0 else "", line) for i, line in enumerate(tree or ["no parameters"])]
@@ -57,6 +58,8 @@ def _show_value(value: object) -> str:
             if part.init and not _is_default(part, getattr(value, part.name))
         ]
         return f"{type(value).__name__}({', '.join(parts)})"
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__name__}.{value.name}"
     return reprlib.repr(value)
 
 

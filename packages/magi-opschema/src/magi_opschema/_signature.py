@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import keyword
+import reprlib
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +20,7 @@ from ._mutates import mutated_leaves
 from ._pack import pack
 from ._reject import rejections
 from ._returns import lower_returns
-from ._schema import MAX_ARGUMENTS, NO_DEFAULT, Argument, default_text, schema_text
+from ._schema import MAX_ARGUMENTS, NO_DEFAULT, Argument, default_text, schema_text, takes
 from ._source import compile_source
 from ._tree import Leaf, Node, Sequence, dotted, flat_name, leaves, nodes
 from .errors import Problem, SignatureError
@@ -216,9 +217,12 @@ def _free_prefix(names: Iterable[str]) -> str:
 
 def _arguments(lowering: SignatureLowering, mutated: set[str]) -> tuple[Argument, ...]:
     arguments: list[Argument] = []
+    problems: list[Problem] = []
     for parameter in lowering.parameters:
         defaults = _leaf_defaults(parameter, lowering)
         for leaf, default in zip(leaves(parameter.node), defaults, strict=True):
+            if default is not NO_DEFAULT and not takes(leaf.schema_type, default):
+                problems.append(_bad_default(leaf, default))
             holdable = default is not NO_DEFAULT and default_text(leaf.schema_type, default) is not None
             arguments.append(
                 Argument(
@@ -230,9 +234,17 @@ def _arguments(lowering: SignatureLowering, mutated: set[str]) -> tuple[Argument
                     parameter.is_keyword_only,
                 )
             )
+    if problems:
+        raise SignatureError(lowering.name, lowering.location, tuple(problems))
     if len(arguments) > MAX_ARGUMENTS:
         return pack(tuple(arguments), lowering)
     return tuple(arguments)
+
+
+def _bad_default(leaf: Leaf, default: object) -> Problem:
+    shown = f"the default of '{dotted(leaf.path)}' is {reprlib.repr(default)} ({type(default).__name__})"
+    fix = "Annotate it T | None" if default is None else "Change the default or the annotation"
+    return Problem(dotted(leaf.path), f"{shown}, which the schema type {leaf.schema_type} does not take. {fix}.")
 
 
 def _leaf_defaults(parameter: Parameter, lowering: SignatureLowering) -> list[object]:
@@ -244,7 +256,7 @@ def _leaf_defaults(parameter: Parameter, lowering: SignatureLowering) -> list[ob
         return [parameter.default]
     source = emit_flatten(
         (parameter,),
-        Writer(lowering.prefix, rejections(lowering.name, lowering.location)),
+        Writer(lowering.prefix, rejections(lowering.name, lowering.location, of="the default of ")),
         f"default of {lowering.name}",
     )
     return list(compile_source(source)(parameter.default))

@@ -6,6 +6,7 @@ Unless it says otherwise, a name serves torch 2.10 to 2.15.
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -92,6 +93,21 @@ def destroy(library: torch.library.Library) -> None:
 def is_registered(name: str) -> bool:
     """True if torch's dispatcher knows a schema `namespace::op`, whoever defined it."""
     return bool(torch._C._jit_get_schemas_for_operator(name))
+
+
+def reserved_part(namespace: str, op: str) -> str:
+    """The part of `namespace::op` that no op can have, or the empty text.
+
+    These are the words of the schema language (torch/csrc/jit/frontend/lexer.h), namespaces that torch.library
+    refuses or that are attributes of torch.ops, and attributes that every torch.ops.namespace has.
+    """
+    words = {*keyword.kwlist, "Ellipsis", "NoneType"}
+    if namespace in {*words, "prim"} or type(getattr(torch.ops, namespace)) is not torch._ops._OpNamespace:
+        return namespace
+    if op in {*words, "__origin__"} or hasattr(torch._ops._OpNamespace, op):
+        return op
+    attribute = vars(getattr(torch.ops, namespace)).get(op)
+    return "" if attribute is None or isinstance(attribute, OpOverloadPacket) else op
 
 
 def dispatch_key_of(device_type: str) -> str:

@@ -22,6 +22,9 @@ from typing import TypeAlias
 
 Path: TypeAlias = tuple[str, ...]
 
+SEQUENCE = (list, tuple)
+"""What a list argument takes."""
+
 
 @dataclass(frozen=True)
 class Codec:

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a function that the user gave can be called the way this package will call it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ._annotations import location
+from .errors import OptionError
+
+
+if TYPE_CHECKING:
+    from ._signature import SignatureLowering
+
+
+def check_callable(
+    lowering: SignatureLowering, option: str, fn: object, positional: Iterable[str], keywords: Iterable[str] = ()
+) -> None:
+    """Refuse *fn*, the value of *option*, if it is no function, or none that takes these arguments.
+
+    Raises:
+        OptionError: it is not.
+    """
+    if not callable(fn):
+        text = f"{option} is {fn!r} ({type(fn).__name__}), expected a function."
+        raise OptionError(lowering.sentence(text))
+    names, by_name = list(positional), list(keywords)
+    try:
+        signature = inspect.signature(fn)
+    except ValueError:  # a builtin that does not tell
+        return
+    try:
+        signature.bind(*names, **dict.fromkeys(by_name))
+    except TypeError as error:
+        called = ", ".join([*names, *(f"{name}={name}" for name in by_name)])
+        text = f"{option} is called as {option}({called}), which {location(fn)} does not take: {error}."
+        raise OptionError(lowering.sentence(text)) from None
