@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inductor passes that compose, leak no configuration and keep dynamic shapes fast."""
 
-from ._context import PassContext
+from ._chooser import ConvChooser
+from ._context import PassContext, current_context
+from ._layout import ConvLayoutPass
+from ._moments import ChannelMomentsPass
 from ._nd_tiling import NDTilingWorkaroundPass
+from ._padding import ConvPaddingPass
 from ._pass import MagiInductorPass
 from ._pipeline import PassPipeline
 from ._predicates import is_conv_heavy, is_convolution, is_dynamic
 from ._reason import Reason
 from ._records import PassRecord, collect_records, pass_records
+from ._temporal import TemporalConvPass
+from ._work import ConvShare, conv_share
 from .errors import (
     MagiPassesError,
     PassDefinitionError,
@@ -19,6 +25,11 @@ from .errors import (
 
 
 __all__ = [
+    "ChannelMomentsPass",
+    "ConvChooser",
+    "ConvLayoutPass",
+    "ConvPaddingPass",
+    "ConvShare",
     "MagiInductorPass",
     "MagiPassesError",
     "NDTilingWorkaroundPass",
@@ -29,9 +40,12 @@ __all__ = [
     "PassRecord",
     "PassesWouldBeDroppedError",
     "Reason",
+    "TemporalConvPass",
     "UndeclaredConfigMutationError",
     "UnknownConfigKeyError",
     "collect_records",
+    "conv_share",
+    "current_context",
     "is_conv_heavy",
     "is_convolution",
     "is_dynamic",

@@ -46,6 +46,8 @@ class Compilation:
     compile_id: str | None
     asked: list[str] = field(default_factory=list)
     """Names of the hooks that Inductor called so far; none when it found the graph in a cache."""
+    matches: dict[Any, Any] = field(default_factory=dict)
+    """Answers of Inductor's block matcher, see `_torch_compat.install_tilings`."""
 
 
 _current: ContextVar[Compilation | None] = ContextVar("magi_passes_compilation", default=None)
@@ -56,6 +58,11 @@ def current_compilation() -> Compilation | None:
     return _current.get()
 
 
+def _matches_of_current() -> dict[Any, Any] | None:
+    compilation = _current.get()
+    return None if compilation is None else compilation.matches
+
+
 def install() -> None:
     """Wrap Inductor's two functions. Called on the first use of a pipeline; later calls do nothing."""
     _torch_compat.install(around_compile_fx, around_inner_compile)
@@ -63,7 +70,7 @@ def install() -> None:
 
 def around_compile_fx(compile_fx: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call Inductor's *compile_fx*, with every pipeline among its options bound to this call."""
-    with _torch_compat.compilation_lock(), _outside_of_current():
+    with _torch_compat.compilation_lock(), outside_of_current():
         patches = _torch_compat.config_patches_of(args, kwargs)
         bound = _bound_hooks(patches)
         if not bound:
@@ -79,11 +86,12 @@ def around_inner_compile(
     inner: Callable[..., Any], gm: GraphModule, example_inputs: Sequence[Any], kwargs: dict[str, Any]
 ) -> Any:
     """Call Inductor's *inner* compilation of one graph, in a configuration that is put back afterwards."""
-    with _torch_compat.compilation_lock(), _outside_of_current():
+    with _torch_compat.compilation_lock(), outside_of_current():
         hooks = _installed_hooks()
         if not hooks:
             return inner(gm, example_inputs, **kwargs)
         _refuse_to_lose_passes()
+        _torch_compat.install_tilings(_matches_of_current)
         has_calls = any(node.op not in ("placeholder", "output") for node in gm.graph.nodes)
         compilation = _begin(gm, example_inputs, kwargs)
         token = _current.set(compilation)
@@ -161,7 +169,7 @@ def _record_cache_hit(hook: PipelineHook, graph: str, asked: Sequence[str]) -> N
 
 
 @contextlib.contextmanager
-def _outside_of_current() -> Iterator[None]:
+def outside_of_current() -> Iterator[None]:
     """Leave the compilation under way, if there is one, for a compilation that one of its passes starts."""
     outer = _current.get()
     if outer is None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,9 @@ from . import _torch_compat
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+
+_current: ContextVar[PassContext | None] = ContextVar("magi_passes_context", default=None)
 
 
 @dataclass(frozen=True)
@@ -53,3 +57,18 @@ class PassContext:
     def torch_release(self) -> tuple[int, int]:
         """Major and minor number of `torch_version`, for comparisons."""
         return _torch_compat.release(self.torch_version)
+
+
+def current_context() -> PassContext | None:
+    """The context of the pass that is being run, for passes that need it inside `__call__`; None outside of one."""
+    return _current.get()
+
+
+def enter_context(context: PassContext) -> Token[PassContext | None]:
+    """Make *context* the current one until the token is handed to `leave_context`."""
+    return _current.set(context)
+
+
+def leave_context(token: Token[PassContext | None]) -> None:
+    """Undo `enter_context`."""
+    _current.reset(token)

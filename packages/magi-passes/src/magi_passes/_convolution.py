@@ -11,7 +11,7 @@ from torch._dispatch.python import enable_python_dispatcher
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from torch.fx import Graph, Node
 
@@ -55,24 +55,28 @@ def read_convolution(node: Node) -> Convolution | None:
     """*node* as a `Convolution`; None for any other call, and for what is transposed, unbatched or not constant."""
     if node.target is not aten.convolution.default or node.kwargs:
         return None
-    x, weight, bias, stride, padding, dilation, transposed, _, groups = node.args
-    shapes = [getattr(operand, "meta", {}).get("val") for operand in (x, weight)]
-    if transposed is not False or not all(isinstance(value, torch.Tensor) for value in shapes):
+    arguments: Any = node.args
+    x, weight, bias, stride, padding, dilation, transposed, _, groups = arguments
+    image, kernel = (getattr(operand, "meta", {}).get("val") for operand in (x, weight))
+    if transposed is not False or not isinstance(image, torch.Tensor) or not isinstance(kernel, torch.Tensor):
         return None
-    space = shapes[1].dim() - 2
+    space = kernel.dim() - 2
     lists = [_per_dimension(values, space) for values in (stride, padding, dilation)]
-    constants = (*shapes[1].shape, groups, *(n for values in lists if values for n in values))
-    if shapes[0].dim() != shapes[1].dim() or None in lists or not all(type(n) is int for n in constants):
+    constants = (*kernel.shape, groups, *(n for values in lists for n in values))
+    if image.dim() != kernel.dim() or () in lists or not all(type(n) is int for n in constants):
         return None
-    return Convolution(node, x, weight, bias, *lists, groups)  # type: ignore[arg-type]
+    return Convolution(node, x, weight, bias, lists[0], lists[1], lists[2], groups)
 
 
-def _per_dimension(values: Any, space: int) -> tuple[int, ...] | None:
-    """``padding="same"`` and ``"valid"`` trace to lists of length one, which stand for every dimension."""
-    values = tuple(values)
-    if len(values) == 1:
-        return values * space
-    return values if len(values) == space else None
+def _per_dimension(values: Iterable[int], space: int) -> tuple[int, ...]:
+    """*values*, one for each of *space* dimensions; empty when there is another number of them.
+
+    ``padding="same"`` and ``"valid"`` trace to lists of length one, which stand for every dimension.
+    """
+    listed = tuple(values)
+    if len(listed) == 1:
+        return listed * space
+    return listed if len(listed) == space else ()
 
 
 class Writer:
@@ -84,17 +88,17 @@ class Writer:
     def __init__(self, graph: Graph, before: Node) -> None:
         self._graph, self._before = graph, before
 
-    def __call__(self, target: Callable[..., Any], *args: Any) -> Node:
-        """Insert ``target(*args)`` and return its node."""
+    def __call__(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
+        """Insert ``target(*args, **kwargs)``, of plain keyword values, and return its node."""
         with self._graph.inserting_before(self._before):
-            node = self._graph.call_function(target, args)
+            node = self._graph.call_function(target, args, kwargs)
         values = torch.fx.node.map_arg(args, lambda n: n.meta["val"])
         mode = _fake_mode(values)
         if mode is None:
-            node.meta["val"] = target(*values)
+            node.meta["val"] = target(*values, **kwargs)
         else:
             with mode, enable_python_dispatcher():
-                node.meta["val"] = target(*values)
+                node.meta["val"] = target(*values, **kwargs)
         for key in ("stack_trace", "nn_module_stack", "original_aten", "from_node"):
             if key in self._before.meta:
                 node.meta[key] = self._before.meta[key]

@@ -27,7 +27,8 @@ class NDTilingWorkaroundPass(MagiInductorPass):
 
     Attributes:
         max_torch: Run on torch releases older than this one, such as ``"2.11"``; None runs on any.
-        max_tiles: How many tile dimensions a kernel may have, 2 or 3.
+        max_tiles: How many tile dimensions a kernel may have, 2 or 3. A kernel gets three only where its grid is within
+            the limits of CUDA at the sizes that the compilation is guarded for, and reduces nothing.
         nodes_per_conv: The threshold of `is_conv_heavy`.
     """
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ._convolution import Convolution, Writer, aten, read_convolution, replace_by
 from ._pass import MagiInductorPass
@@ -30,13 +30,13 @@ def read_zero_pad(node: Node) -> ZeroPad | None:
     """*node* as a `ZeroPad`; None when it crops, pads with something else, or is no padding at all."""
     if node.target is not aten.constant_pad_nd.default:
         return None
-    x, flat, *value = (*node.args, *node.kwargs.values())
-    rank = x.meta["val"].dim()  # type: ignore[union-attr]
-    if any(v != 0 for v in value) or not all(type(n) is int and n >= 0 for n in flat):  # type: ignore[union-attr]
+    arguments: Any = (*node.args, *node.kwargs.values())
+    x, flat, *value = arguments
+    if any(v != 0 for v in value) or not all(type(n) is int and n >= 0 for n in flat):
         return None
     # torch lists the last dimension first: [left, right, top, bottom, ...]
-    pairs = [(flat[i], flat[i + 1]) for i in range(0, len(flat), 2)]  # type: ignore[index, arg-type]
-    return ZeroPad(node, x, tuple([(0, 0)] * (rank - len(pairs)) + pairs[::-1]))  # type: ignore[arg-type]
+    pairs = [(flat[i], flat[i + 1]) for i in range(0, len(flat), 2)]
+    return ZeroPad(node, x, tuple([(0, 0)] * (x.meta["val"].dim() - len(pairs)) + pairs[::-1]))
 
 
 def flat_pads(pads: tuple[tuple[int, int], ...]) -> list[int]:
@@ -94,5 +94,3 @@ def _move(graph: Graph, pad: ZeroPad, convolutions: list[Convolution], shares: t
         padding = [own + share for own, share in zip(conv.padding, shares, strict=True)]
         args = (x, *conv.node.args[1:4], padding, list(conv.dilation), *conv.node.args[6:])
         replace_by(conv.node, Writer(graph, conv.node)(aten.convolution.default, *args))
-
-

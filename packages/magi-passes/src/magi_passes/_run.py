@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _torch_compat
 from ._compilation import Compilation, current_compilation
-from ._context import PassContext
+from ._context import PassContext, enter_context, leave_context
 from ._hook import DISABLE_VARIABLE, PipelineHook, disabled_passes, is_disabled
 from ._pass import MagiInductorPass
 from ._reason import Reason
@@ -76,12 +76,14 @@ def _ask_and_record(part: MagiInductorPass, graph: Graph, context: PassContext, 
     record = PassRecord(
         type(part).__name__, context.graph, ran=False, reason="", compile_id=context.compile_id, hook=hook.name
     )
+    token = enter_context(context)
     try:
         outcome = _ask(part, graph, context)
     except Exception as error:
         outcome = _Outcome(ran=False, reason=f"raised {type(error).__name__}: {error}")
         raise
     finally:
+        leave_context(token)
         record = replace(
             record,
             ran=outcome.ran,

@@ -46,4 +46,4 @@ def store_sums(graph: Graph, videos: list[Node]) -> None:
         if value.dim() not in (4, 5) or any(user.target is op for user in node.users):
             continue
         stored = Writer(graph, node.next)(op, node)
-        node.replace_all_uses_with(stored, delete_user_cb=lambda user, stored=stored: user is not stored)  # type: ignore[misc]
+        node.replace_all_uses_with(stored, delete_user_cb=lambda user, stored=stored: user is not stored)

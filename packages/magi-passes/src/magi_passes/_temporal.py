@@ -79,7 +79,7 @@ class TemporalConvPass(MagiInductorPass):
     """Write 3D convolutions with few time taps as channels-last 2D convolutions over the taps as channels.
 
     Exact: the same products are summed. Any stride, padding, dilation, number of groups and kernel is accepted, whether
-    the frames are counted by a constant or by a symbol; transposed convolutions and kernels with one tap stay.
+    the frames are counted by a constant or by a symbol; transposed and 2D convolutions stay.
 
     Attributes:
         always: Rewrite every convolution that can be, rather than those where it pays: half precision on CUDA,
@@ -141,9 +141,14 @@ class TemporalConvPass(MagiInductorPass):
         return _as_video(write, conv, [_convolve(write, conv, Source(frames, 0, 0), every)])
 
 
+def is_temporal(conv: Convolution) -> bool:
+    """Whether *conv* has a time dimension."""
+    return len(conv.kernel) == 3
+
+
 def _temporal(node: Node) -> Convolution | None:
     conv = read_convolution(node)
-    return conv if conv is not None and len(conv.kernel) == 3 else None
+    return conv if conv is not None and is_temporal(conv) else None
 
 
 def _frames_first(write: Writer, video: Node) -> Node:

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of the passes for convolutions a graph gets: by a cost model, or by trying them.
+
+The cost model asks three questions of the graph, with the sizes of the example inputs:
+
+1. Are convolutions most of its arithmetic (`conv_share`)? If not, the graph stays as it is.
+2. Are most of those convolutions 3D with few taps, in half precision on CUDA (`TemporalConvPass`)? Then they become 2D,
+   and channels-last is forced, because their inputs are written that way.
+3. Otherwise, is channels-last expected to be faster (`ConvLayoutPass`)?
+
+Padding and group norms are rewritten along with either, because that takes work away and adds none. ND tiling is not
+chosen by the model, only by tuning, except where `NDTilingWorkaroundPass` itself applies: it made one model 1.5 times
+as fast and another 0.7 times, and nothing in the graph tells which.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from . import _torch_compat
+from ._context import PassContext, current_context
+from ._convolution import Convolution, read_convolution
+from ._hook import disabled_passes, is_disabled
+from ._layout import ConvLayoutPass, kind_of
+from ._moments import ChannelMomentsPass, GroupMoments
+from ._nd_tiling import NDTilingWorkaroundPass
+from ._padding import ConvPaddingPass
+from ._pass import MagiInductorPass
+from ._predicates import is_conv_heavy, is_dynamic
+from ._reason import Reason
+from ._temporal import TemporalConvPass, is_temporal
+from ._tuning import Choice, choose_fastest
+from ._work import ConvShare, conv_share, convolution_flops
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.fx import Graph
+
+
+@dataclass(frozen=True)
+class ForceChannelsLastPass(MagiInductorPass):
+    """Channels-last for every 2D convolution, without asking: what `TemporalConvPass` leaves behind wants it."""
+
+    hook: ClassVar[str] = "post_grad_custom_pre_pass"
+    inductor_config_keys_potentially_mutated_by_this_pass: ClassVar[tuple[str, ...]] = ("force_layout_optimization",)
+
+    def is_applicable(self, graph: Graph, context: PassContext) -> Reason:  # noqa: ARG002
+        """Unless the user switched the layout off."""
+        return Reason(bool(context.config["layout_optimization"]), "channels-last")
+
+    def __call__(self, graph: Graph) -> None:  # noqa: ARG002
+        """Have Inductor skip its decision."""
+        _torch_compat.set_config("force_layout_optimization", True)
+
+
+@dataclass(frozen=True)
+class ConvChooser(MagiInductorPass):
+    """Choose among stock, channels-last, ND tiling, temporal convolutions as 2D, and their combinations.
+
+    Example:
+        >>> from magi_passes import ConvChooser, PassPipeline
+        >>> options = PassPipeline([ConvChooser()]).inductor_options()
+
+    Attributes:
+        tune: Compile the candidates, measure each on inputs like the example inputs, and keep the fastest, stock among
+            them. The choice is remembered on disk per graph, device and torch release.
+        cache_dir: Where choices are remembered; None is a folder in Inductor's cache directory.
+        temporal: Whether `TemporalConvPass` may be chosen.
+        layout: Whether channels-last may be chosen.
+        nd_tiling: Whether ND tiling may be chosen.
+        max_tiles: The most tile dimensions that may be chosen, 2 or 3.
+        min_share: The share of arithmetic in convolutions below which a graph is left alone.
+    """
+
+    hook: ClassVar[str] = "post_grad_custom_pre_pass"
+    inductor_config_keys_potentially_mutated_by_this_pass: ClassVar[tuple[str, ...]] = (
+        *NDTilingWorkaroundPass.inductor_config_keys_potentially_mutated_by_this_pass,
+        *ConvLayoutPass.inductor_config_keys_potentially_mutated_by_this_pass,
+    )
+    uuid_helpers: ClassVar = (
+        *(ForceChannelsLastPass, ConvLayoutPass, ChannelMomentsPass, NDTilingWorkaroundPass, ConvPaddingPass),
+        *(TemporalConvPass, Convolution, GroupMoments, ConvShare, conv_share, convolution_flops, kind_of),
+        *(is_conv_heavy, is_dynamic, is_temporal, choose_fastest),
+    )
+
+    tune: bool = False
+    cache_dir: str | None = None
+    temporal: bool = True
+    layout: bool = True
+    nd_tiling: bool = True
+    max_tiles: int = 3
+    min_share: float = 0.5
+
+    def is_applicable(self, graph: Graph, context: PassContext) -> Reason:
+        """Convolutions are most of the work and some combination of passes is expected, or found, to pay."""
+        share = conv_share(graph).flops
+        if share < self.min_share:
+            return Reason(False, f"{share:.0%} of the arithmetic is in convolutions")
+        if self.tune:
+            choice = self._tuned(graph, context)
+            return Reason(bool(choice.passes), choice.text)
+        plan = self._planned(graph, context)
+        names = " + ".join(type(part).__name__ for part in plan) or "nothing to gain"
+        return Reason(bool(plan), f"{share:.0%} of the arithmetic is in convolutions: {names}")
+
+    def __call__(self, graph: Graph) -> None:
+        """Run the chosen passes in order, each if it applies to what the ones before it left."""
+        context = current_context() or PassContext()
+        plan = self._tuned(graph, context).passes if self.tune else self._planned(graph, context)
+        for part in plan:
+            if part.is_applicable(graph, context):
+                part(graph)
+
+    def _planned(self, graph: Graph, context: PassContext) -> tuple[MagiInductorPass, ...]:
+        convolutions = [conv for node in graph.nodes if (conv := read_convolution(node)) is not None]
+        over_time = sum(convolution_flops(conv) for conv in convolutions if is_temporal(conv))
+        mostly_temporal = over_time > 0.5 * sum(map(convolution_flops, convolutions))
+        if self.temporal and mostly_temporal and TemporalConvPass().is_applicable(graph, context):
+            wanted: Sequence[MagiInductorPass] = (*REWRITES, TemporalConvPass(), ForceChannelsLastPass())
+        elif self.layout and ConvLayoutPass().is_applicable(graph, context):
+            wanted = (*REWRITES, ConvLayoutPass())
+        else:
+            wanted = REWRITES
+        return tuple(p for p in (*wanted, self._workaround()) if self._may(p) and p.is_applicable(graph, context))
+
+    def _workaround(self) -> NDTilingWorkaroundPass:
+        return NDTilingWorkaroundPass(max_tiles=2)
+
+    def _may(self, part: MagiInductorPass) -> bool:
+        allowed = {
+            TemporalConvPass: self.temporal,
+            ConvLayoutPass: self.layout,
+            ForceChannelsLastPass: self.layout,
+            NDTilingWorkaroundPass: self.nd_tiling,
+        }
+        return allowed.get(type(part), True) and not is_disabled(part, disabled_passes())
+
+    def _tuned(self, graph: Graph, context: PassContext) -> Choice:
+        candidates = [tuple(part for part in plan if self._may(part)) for plan in self._candidates(graph, context)]
+        return choose_fastest(graph, context, list(dict.fromkeys(candidates)), self.cache_dir)
+
+    def _candidates(self, graph: Graph, context: PassContext) -> list[tuple[MagiInductorPass, ...]]:
+        """Stock, what the model would choose, and each layout with each tiling."""
+        tilings: list[tuple[MagiInductorPass, ...]] = [()]
+        # The tiling keys touch Triton code only.
+        on_gpu = any(isinstance(x, torch.Tensor) and x.device.type != "cpu" for x in context.example_inputs)
+        if is_dynamic(graph) and on_gpu:
+            tilings += [(NDTilingWorkaroundPass(None, tiles),) for tiles in range(2, self.max_tiles + 1)]
+        bases: list[tuple[MagiInductorPass, ...]] = [(), (*REWRITES, ForceChannelsLastPass())]
+        if TemporalConvPass().is_applicable(graph, context):
+            bases.append((*REWRITES, TemporalConvPass(), ForceChannelsLastPass()))
+        return [(), self._planned(graph, context), *((*base, *tiling) for base in bases for tiling in tilings)]
+
+
+REWRITES: tuple[MagiInductorPass, ...] = (ConvPaddingPass(), ChannelMomentsPass())

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compile a graph with each of several plans, measure them, and remember the fastest."""
+
+from __future__ import annotations
+
+import copy
+import json
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import _torch_compat
+from ._identity import digest
+from ._records import logger
+from ._work import hinted
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch.fx import Graph
+
+    from ._context import PassContext
+    from ._pass import MagiInductorPass
+
+
+Plan = tuple["MagiInductorPass", ...]
+
+WARM_UPS, REPEATS = 2, 7
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The plan that was fastest, and a sentence with the time of each."""
+
+    passes: Plan
+    text: str
+
+
+def choose_fastest(graph: Graph, context: PassContext, plans: Sequence[Plan], cache_dir: str | None) -> Choice:
+    """The fastest of *plans* on inputs like those that *graph* is compiled for, from disk where it was measured before.
+
+    A plan that fails to compile or to run is out, with a warning. The first plan is the fall-back when all fail.
+
+    Args:
+        graph: The graph, before any of the passes ran. It is not changed.
+        context: The compilation it belongs to.
+        plans: What to try; the empty plan is stock Inductor.
+        cache_dir: A folder, or None for one in Inductor's cache directory.
+    """
+    names = [plan_name(plan) for plan in plans]
+    path = _folder(cache_dir) / f"{_key(graph, context, plans)}.json"
+    seconds: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
+    if not seconds:
+        for name, plan in zip(names, plans, strict=True):
+            measured = _try(graph, context, name, plan)
+            if measured is not None:
+                seconds[name] = measured
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write_at_once(path, json.dumps(seconds, indent=1))
+    best = min(names, key=lambda name: seconds.get(name, float("inf")))
+    times = ", ".join(f"{name} {1e3 * seconds[name]:.3f} ms" for name in names if name in seconds)
+    return Choice(plans[names.index(best)], f"tuned: {best} ({times})")
+
+
+def plan_name(plan: Plan) -> str:
+    """*plan* in words: ``ConvPadding + TemporalConv + NDTilingWorkaround 2``, or ``stock`` when it is empty."""
+    tiles = (f"{type(part).__name__.removesuffix('Pass')} {getattr(part, 'max_tiles', '')}".strip() for part in plan)
+    return " + ".join(tiles) or "stock"
+
+
+def _folder(cache_dir: str | None) -> Path:
+    return Path(cache_dir) if cache_dir is not None else Path(_torch_compat.inductor_cache_dir()) / "magi_passes"
+
+
+def _key(graph: Graph, context: PassContext, plans: Sequence[Plan]) -> str:
+    """What the measured times depend on: the graph with its sizes, the device, torch, and the passes themselves."""
+    lines = []
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        shape = [hinted(n) for n in value.shape] if isinstance(value, torch.Tensor) else ""
+        dtype = value.dtype if isinstance(value, torch.Tensor) else ""
+        lines.append(f"{node.op} {node.name} {node.target} {node.args} {node.kwargs} {shape} {dtype}")
+    devices = sorted(
+        {_torch_compat.device_name(x.device) for x in context.example_inputs if isinstance(x, torch.Tensor)}
+    )
+    uuids = [part.uuid() for plan in plans for part in (*plan,)]
+    return digest("\n".join(lines), *devices, context.torch_version, str(context.is_backward), *uuids)
+
+
+def _write_at_once(path: Path, text: str) -> None:
+    # Several processes may tune the same graph; a reader must never see half a file.
+    scratch = path.with_name(f"{path.name}.{_torch_compat.unique_suffix()}")
+    scratch.write_text(text)
+    scratch.replace(path)
+
+
+def _try(graph: Graph, context: PassContext, name: str, plan: Plan) -> float | None:
+    from ._pipeline import PassPipeline
+
+    assert graph.owning_module is not None
+    module = copy.deepcopy(graph.owning_module)
+    options = PassPipeline(plan).inductor_options()
+    try:
+        compiled = _torch_compat.compile_graph(module, context.example_inputs, options, context.is_backward)
+        return _median_seconds(compiled, lambda: [_real(x) for x in context.example_inputs])
+    except Exception as error:  # noqa: BLE001 (a candidate that torch cannot compile is one to leave out)
+        logger.warning("tuning: %s failed with %s: %s", name, type(error).__name__, error)
+        return None
+
+
+def _real(example: Any) -> Any:
+    """A value that a compiled graph can be called with, shaped like *example*."""
+    if not isinstance(example, torch.Tensor):
+        return hinted(example)
+    shape, stride = [hinted(n) for n in example.shape], [hinted(n) for n in example.stride()]
+    value = torch.empty_strided(shape, stride, dtype=example.dtype, device=example.device)
+    return value.normal_() if example.dtype.is_floating_point else value.zero_()
+
+
+def _median_seconds(compiled: Callable[[list[Any]], Any], inputs: Callable[[], list[Any]]) -> float:
+    arguments = inputs()
+    is_cuda = any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in arguments)
+    wait: Callable[[], object] = torch.cuda.synchronize if is_cuda else lambda: None
+    seconds = []
+    for _ in range(WARM_UPS + REPEATS):
+        wait()
+        start = perf_counter()
+        compiled(list(arguments))
+        wait()
+        seconds.append(perf_counter() - start)
+    return statistics.median(seconds[WARM_UPS:])
