@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from . import _torch_compat
-from ._records import CacheUse, Compilation, GraphRecord, OpUse, describe_input
+from ._records import CacheUse, CheckOutcome, Compilation, GraphRecord, OpUse, describe_input
 
 
 if TYPE_CHECKING:
@@ -57,10 +57,20 @@ class CompilationLog:
             logger.info("%s %s: guard %s: %s", self.label, graph.kind, guard.name, guard.guard)
         _torch_compat.trace_artifact("magi_backend", lambda: asdict(graph))
 
+    def add_check(self, check: CheckOutcome) -> None:
+        """Append what was compared with eager."""
+        with self._lock:
+            self._compilation = replace(self._compilation, checks=(*self._compilation.checks, check))
+        logger.info("%s: %s", self.label, check)
+
     def update(self, **changes: Any) -> None:
         """Replace fields of the record."""
         with self._lock:
             self._compilation = replace(self._compilation, **changes)
+
+    def detached(self) -> CompilationLog:
+        """A log of the same compilation that nobody reads, for what is compiled on its behalf."""
+        return CompilationLog(self.snapshot(), fresh=True)
 
     def snapshot(self) -> Compilation:
         """The record as it is now."""

@@ -89,6 +89,11 @@ def compare_trees(name: str, actual: object, expected: object) -> tuple[Differen
     )
 
 
+def magnitude(tensor: torch.Tensor) -> float:
+    """The largest absolute value in *tensor*; 0 for an empty one."""
+    return float(tensor.detach().abs().max()) if tensor.numel() else 0.0
+
+
 def _largest(a: torch.Tensor, b: torch.Tensor) -> float:
     if a.dtype == torch.bool:
         return float((a != b).any())

@@ -10,19 +10,30 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import magi_passes
+import torch
 
 from . import _torch_compat
+from ._blame import first_operator
+from ._check import CheckedPiece
 from ._collect import CompilationLog, open_log
 from ._defects import Defect, active_defects
 from ._ops import op_uses
 from ._passes import DefectGuards, chosen_passes, inductor_options
 from ._progress import phase
 from ._recompute import partitioner_settings
-from ._records import ConfigChange, GraphRecord, GuardOutcome, PassOutcome, external_calls, generated_kernels
+from ._records import (
+    CheckOutcome,
+    ConfigChange,
+    GraphRecord,
+    GuardOutcome,
+    PassOutcome,
+    external_calls,
+    generated_kernels,
+)
 from ._split import boundary_overloads, compile_pieces, split_at
 
 
@@ -31,6 +42,7 @@ if TYPE_CHECKING:
 
     from torch.fx import GraphModule
 
+    from ._compare import Difference
     from ._options import Request
 
 
@@ -53,9 +65,34 @@ def compile_request(gm: GraphModule, example_inputs: Sequence[Any], request: Req
         job = _Job(request, log, show, defects, sensitive)
         split = split_at(gm, boundary_overloads(request.config.boundary_ops))
         if split is None:
-            return _compile_piece(gm, example_inputs, job)
+            return _compile_checked(gm, example_inputs, job)
         log.update(pieces=tuple(piece.title for piece in split.pieces))
-        return compile_pieces(split, lambda part, inputs, title: _compile_piece(part, inputs, job, title))
+        return compile_pieces(split, lambda part, inputs, title: _compile_checked(part, inputs, job, title))
+
+
+def _compile_checked(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, piece: str = "") -> Callable[..., Any]:
+    """Compile one piece; under ``magi.check`` its first call is compared with eager."""
+    if not job.request.config.check:
+        return _compile_piece(gm, example_inputs, job, piece)
+    eager = _torch_compat.graph_copy(gm)
+    quiet = replace(job, log=job.log.detached(), show=lambda _: None)
+
+    def compile_part(part: GraphModule) -> Callable[..., Any]:
+        return torch.compile(
+            part, backend=lambda graph, inputs: _compile_piece(graph, inputs, quiet, piece), dynamic=False
+        )
+
+    def report(title: str, differences: tuple[Difference, ...]) -> None:
+        largest = max((difference.largest for difference in differences), default=0.0)
+        job.log.add_check(CheckOutcome(title, len(differences), largest, all(d.agrees for d in differences)))
+
+    return CheckedPiece(
+        _compile_piece(gm, example_inputs, job, piece),
+        eager,
+        piece or job.log.label,
+        blame=lambda args, gradients: first_operator(eager, args, compile_part, gradients=gradients),
+        report=report,
+    )
 
 
 def _compile_piece(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, piece: str = "") -> Callable[..., Any]:
@@ -63,6 +100,8 @@ def _compile_piece(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, pi
     base = dict(job.request.inductor)
     if job.log.fresh:
         base.setdefault("force_disable_caches", True)
+    if job.request.config.check:
+        base.setdefault("fallback_random", True)  # eager's random numbers, or dropout would differ
     reported = _Reported()
     with (
         magi_passes.collect_records() as pass_records,

@@ -14,7 +14,8 @@ from torch.utils import _pytree as pytree
 
 from . import _torch_compat
 from ._collect import Collector, collecting
-from ._compare import Difference, compare, compare_trees
+from ._compare import Difference, compare, compare_trees, magnitude
+from ._copies import InputCopies, copy_inputs
 from ._records import describe_input
 from ._report import CallRecord, Report
 from .errors import OptionError
@@ -99,9 +100,10 @@ def explain(
 
 @dataclass(frozen=True)
 class _Run:
-    """The result of one run: its outputs, and each gradient by the name of what it belongs to."""
+    """The result of one run: outputs, arguments that were written to, and gradients by the name of what they are of."""
 
     outputs: Any
+    written: dict[str, torch.Tensor]
     gradients: dict[str, torch.Tensor | None]
     seconds: float
 
@@ -109,63 +111,58 @@ class _Run:
 def _run(
     target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], modules: tuple[nn.Module, ...]
 ) -> _Run:
-    args, kwargs = _copies((args, kwargs))
+    copies = copy_inputs((args, kwargs))
+    args, kwargs = copies.values
     state = [copy.deepcopy(dict(module.named_buffers())) for module in modules]
+    versions = _versions(copies.values)
     start = time.perf_counter()
     outputs = target(*args, **kwargs)
-    gradients = _gradients(outputs, args, kwargs, modules)
+    gradients = _gradients(outputs, copies, modules)
     _torch_compat.synchronize()
     seconds = time.perf_counter() - start
     outputs = pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, outputs)
+    written = {
+        name: tensor.detach()
+        for name, (tensor, version) in _versions(copies.values).items()
+        if version != versions[name][1]
+    }
     with torch.no_grad():
         for module, buffers in zip(modules, state, strict=True):
             for name, buffer in module.named_buffers():
                 buffer.copy_(buffers[name])
-    return _Run(outputs, gradients, seconds)
+    return _Run(outputs, written, gradients, seconds)
 
 
-def _copies(tree: Any) -> Any:
-    def copied(leaf: object) -> object:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        twin = leaf.detach().clone().requires_grad_(leaf.requires_grad)
-        _torch_compat.copy_dynamic_marks(leaf, twin)
-        return twin
-
-    return pytree.tree_map(copied, tree)
+def _versions(arguments: Any) -> dict[str, tuple[torch.Tensor, int]]:
+    """Each tensor argument, and how often it was written to so far."""
+    return {
+        pytree.keystr(path): (leaf, _torch_compat.version(leaf))
+        for path, leaf in pytree.tree_leaves_with_path(arguments)
+        if isinstance(leaf, torch.Tensor)
+    }
 
 
-def _gradients(
-    outputs: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    modules: tuple[nn.Module, ...],
-) -> dict[str, torch.Tensor | None]:
-    differentiable = [
-        leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
-    ]
+def _gradients(outputs: Any, copies: InputCopies, modules: tuple[nn.Module, ...]) -> dict[str, torch.Tensor | None]:
+    roots = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     wanted: dict[str, torch.Tensor] = {
         name: p for module in modules for name, p in module.named_parameters() if p.requires_grad
     }
-    for path, leaf in pytree.tree_leaves_with_path((args, kwargs)):
-        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+    for (path, _), leaf in zip(pytree.tree_leaves_with_path(copies.values), copies.leaves, strict=True):
+        if leaf is not None:
             wanted[f"argument{pytree.keystr(path)}"] = leaf
-    if not differentiable or not wanted:
+    if not roots or not wanted:
         return {}
     generator = torch.Generator().manual_seed(0)
-    cotangents = [
-        torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype).to(leaf.device) for leaf in differentiable
-    ]
-    found = torch.autograd.grad(differentiable, list(wanted.values()), cotangents, allow_unused=True)
+    cotangents = [torch.randn(root.shape, generator=generator, dtype=root.dtype).to(root.device) for root in roots]
+    found = torch.autograd.grad(roots, list(wanted.values()), cotangents, allow_unused=True)
     return dict(zip(wanted, found, strict=True))
 
 
 def _differences(actual: _Run, expected: _Run) -> tuple[Difference, ...]:
-    largest = max(
-        (float(g.abs().max()) for g in expected.gradients.values() if g is not None and g.numel()), default=1.0
-    )
+    largest = max((magnitude(g) for g in expected.gradients.values() if g is not None), default=1.0)
     return (
         *compare_trees("output", actual.outputs, expected.outputs),
+        *compare_trees("argument after the call", actual.written, expected.written),
         *(
             compare(f"gradient of {name}", actual.gradients.get(name), gradient, scale=min(1.0, largest))
             for name, gradient in expected.gradients.items()

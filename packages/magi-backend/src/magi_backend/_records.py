@@ -106,6 +106,23 @@ class CacheUse:
 
 
 @dataclass(frozen=True)
+class CheckOutcome:
+    """The first call of one compiled piece against eager, under ``magi.check``.
+
+    Attributes:
+        piece: Name of the piece.
+        compared: How many outputs, written inputs and gradients.
+        largest: The largest absolute difference among them.
+        agrees: Whether all are within the tolerance of their dtype.
+    """
+
+    piece: str
+    compared: int
+    largest: float
+    agrees: bool
+
+
+@dataclass(frozen=True)
 class Compilation:
     """One graph that Dynamo captured and gave to the backend.
 
@@ -116,6 +133,7 @@ class Compilation:
         inputs: Shape and dtype of each input, for example ``"float32[1, 4, s0, s1]"``.
         ops: Registered operators in the graph.
         graphs: The graphs of ATen operators that came of it; a backward joins when it is compiled.
+        checks: What ``magi.check`` compared, once the pieces were called.
         pieces: Names of the pieces and boundary operators in order, when the graph was split.
         settings: Dotted name, value and origin of each setting.
         cache: Use of the caches.
@@ -129,6 +147,7 @@ class Compilation:
     inputs: tuple[str, ...]
     ops: tuple[OpUse, ...]
     graphs: tuple[GraphRecord, ...] = ()
+    checks: tuple[CheckOutcome, ...] = ()
     pieces: tuple[str, ...] = ()
     settings: tuple[tuple[str, str, str], ...] = ()
     cache: CacheUse = field(default_factory=CacheUse)

@@ -98,6 +98,7 @@ def _compilation(compilation: Compilation) -> str:
             _titled("Passes", ("graph", "pass", "ran", "why", "time"), _passes(compilation.graphs)),
             _titled("Configuration changes", ("graph", "key", "before", "after"), _changes(compilation.graphs)),
             _titled("Guards", ("graph", "guard", "against", "what it does", "times"), _guards(compilation.graphs)),
+            _titled("Checks against eager", ("piece", "compared", "largest difference", "agree"), _checks(compilation)),
             _ops(compilation),
             _generated(compilation.graphs),
             _titled("Settings", ("name", "value", "from"), (tuple(map(escape, row)) for row in compilation.settings)),
@@ -137,6 +138,12 @@ def _guards(graphs: tuple[GraphRecord, ...]) -> Iterator[tuple[str, ...]]:
         for guard in graph.guards:
             against = f"{guard.severity}: {guard.effect}"
             yield _name(graph), escape(guard.name), escape(against), escape(guard.guard), str(guard.times)
+
+
+def _checks(compilation: Compilation) -> Iterator[tuple[str, ...]]:
+    for check in compilation.checks:
+        verdict = "<span class='good'>yes</span>" if check.agrees else "<span class='bad'>no</span>"
+        yield escape(check.piece), str(check.compared), f"{check.largest:.1e}", verdict
 
 
 def _ops(compilation: Compilation) -> str:

@@ -93,6 +93,11 @@ def _compilation(compilation: Compilation) -> Iterator[RenderableType]:
         ),
     )
     yield from _table(
+        "Checks against eager",
+        ("piece", "compared", "largest difference", "agree"),
+        ((c.piece, str(c.compared), f"{c.largest:.1e}", "yes" if c.agrees else "NO") for c in compilation.checks),
+    )
+    yield from _table(
         "Settings", ("name", "value", "from"), (row for row in compilation.settings if row[2] != "default")
     )
 

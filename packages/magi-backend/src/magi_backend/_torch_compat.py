@@ -275,6 +275,13 @@ def restarts() -> type[Exception]:
     return RestartAnalysis
 
 
+def graph_copy(gm: GraphModule) -> GraphModule:
+    """A copy of *gm* with a graph of its own, which shares parameters and constants."""
+    from torch.fx import GraphModule
+
+    return GraphModule(gm, copy.deepcopy(gm.graph))
+
+
 def split_module(gm: GraphModule, place: Callable[[Any], int]) -> GraphModule:
     """*gm* with the calls of each place in a submodule of its own, in the order of the places."""
     from torch.fx.passes.split_module import split_module as split
@@ -292,6 +299,23 @@ def replace_submodule(owner: torch.nn.Module, name: str, compiled: Callable[...,
 def operator_names() -> list[str]:
     """Every operator that is registered, as ``ns::op``."""
     return sorted({name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names()})
+
+
+def version(tensor: torch.Tensor) -> int:
+    """How often *tensor* was written to."""
+    return tensor._version
+
+
+def view_base(tensor: torch.Tensor) -> torch.Tensor:
+    """What *tensor* is a view of; itself where it is none."""
+    return tensor if tensor._base is None else tensor._base
+
+
+def is_wrapper(tensor: torch.Tensor) -> bool:
+    """Whether *tensor* is of a subclass that holds other tensors, such as a DTensor."""
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    return bool(is_traceable_wrapper_subclass(tensor))
 
 
 def storage_id(tensor: torch.Tensor) -> int:
