@@ -169,8 +169,8 @@ def location(fn: Callable[..., Any]) -> str:
     if code is None:
         return f"{getattr(fn, '__module__', '?')}.{getattr(fn, '__qualname__', repr(fn))}"
     line = code.co_firstlineno  # of the first decorator, if there is one
-    for offset, text in enumerate(linecache.getlines(code.co_filename)[line - 1 : line + 99]):
-        if text.lstrip().startswith(("def ", "async def ", "lambda")):
-            line += offset
-            break
+    lines = linecache.getlines(code.co_filename)
+    starts = (i for i in range(line - 1, len(lines)) if lines[i].lstrip().startswith(("def ", "async def ")))
+    if code.co_name != "<lambda>":
+        line = next(starts, line - 1) + 1
     return f"{Path(code.co_filename).name}:{line}"

@@ -21,6 +21,9 @@ from typing import Any
 DUMP_VARIABLE = "MAGI_OPSCHEMA_DUMP"
 
 _lock = threading.Lock()
+_names: dict[tuple[str, str], str] = {}
+"""The file name of each text, by title and text."""
+_counts: dict[str, int] = {}
 
 
 @dataclass(frozen=True)
@@ -52,17 +55,15 @@ def compile_source(source: Source) -> types.FunctionType:
 
 def _enter_in_linecache(source: Source) -> str:
     """Give *source* a file name of its own; the same text keeps the same name."""
-    lines = source.text.splitlines(keepends=True)
-    # No modification time: linecache.checkcache() leaves the entry alone.
-    entry = (len(source.text), None, lines)
-    name, count = f"<magi_opschema {source.title}>", 1
     with _lock:
-        while True:
-            known = linecache.cache.setdefault(name, (*entry, name))
-            if known == (*entry, name):
-                return name
-            count += 1
-            name = f"<magi_opschema {source.title}-{count}>"
+        if (name := _names.get((source.title, source.text))) is not None:
+            return name
+        _counts[source.title] = count = _counts.get(source.title, 0) + 1
+        name = f"<magi_opschema {source.title}>" if count == 1 else f"<magi_opschema {source.title}-{count}>"
+        _names[source.title, source.text] = name
+        # No modification time: linecache.checkcache() leaves the entry alone.
+        linecache.cache[name] = (len(source.text), None, source.text.splitlines(keepends=True), name)
+        return name
 
 
 def _dump(source: Source, folder: Path, filename: str) -> None:
