@@ -20,6 +20,16 @@ RATIOS: dict[str, dict[str, tuple[Measured, Measured]]] = {
         **{case: (("magi", case), ("custom_op", case)) for case in _CALL_CASES},
         "flatten_cost": (("magi", "inference"), ("torch_op", "inference")),
     },
+    "see_through": {
+        "launch_bound_vs_hand": (("see_through", "launch_bound"), ("hand", "launch_bound")),
+        "launch_bound_vs_opaque_speedup": (("opaque", "launch_bound"), ("see_through", "launch_bound")),
+        "launch_bound_vs_opaque_opschema_speedup": (
+            ("opaque_opschema", "launch_bound"),
+            ("see_through", "launch_bound"),
+        ),
+        "large_vs_opaque": (("see_through", "large"), ("opaque", "large")),
+        "epilogue_vs_see_through": (("epilogue", "modulated"), ("see_through", "modulated")),
+    },
 }
 
 

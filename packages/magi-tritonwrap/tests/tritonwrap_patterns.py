@@ -28,7 +28,7 @@ class Pattern:
     """One op body `(Tensor x) -> Tensor`, what it computes, and how many launches the graph must show.
 
     `interpretable` is false where Triton's own interpreter refuses the launch without a GPU, op or no op: it benchmarks
-    several configs through a driver, and takes no list for a grid (3.7.1).
+    several configs through a driver, takes no list for a grid, and has no closures (3.7.1).
     """
 
     name: str
@@ -569,7 +569,7 @@ def make_scaling_kernel(activation: Any, factor: int) -> Any:
     return scaling_kernel
 
 
-@pattern(lambda x: x * 6)
+@pattern(lambda x: x * 6, interpretable=False)
 def kernel_with_a_closure(x: Tensor) -> Tensor:
     out = torch.empty_like(x)
     make_scaling_kernel(double_value, 3)[blocks(x.numel())](x, out, x.numel(), BLOCK=128)
