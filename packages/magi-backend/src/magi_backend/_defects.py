@@ -21,7 +21,7 @@ class Defect:
         effect: What a user sees without the guard.
         severity: Whether the compiled code is wrong, or there is none.
         since: First release known to have it.
-        fixed: First release known not to have it.
+        fixed: First release known not to have it; None while every release since has it.
         guard: What the guard does, for the report.
     """
 
@@ -29,12 +29,12 @@ class Defect:
     effect: str
     severity: Literal["wrong code", "no code"]
     since: tuple[int, ...]
-    fixed: tuple[int, ...]
+    fixed: tuple[int, ...] | None
     guard: str
 
     def concerns(self, release: tuple[int, ...]) -> bool:
         """Whether the torch *release*, for example ``(2, 13, 0)``, has the defect."""
-        return self.since <= release < self.fixed
+        return self.since <= release and (self.fixed is None or release < self.fixed)
 
 
 DEFECTS: tuple[Defect, ...] = (
@@ -54,6 +54,14 @@ DEFECTS: tuple[Defect, ...] = (
         since=(2, 13, 0),
         fixed=(2, 14, 1),
         guard="symbolic strides are compared by what is known of the sizes",
+    ),
+    Defect(
+        name="realize_readers_first",
+        effect="what was computed from a buffer before a custom operator writes to it is computed from the new value",
+        severity="wrong code",
+        since=(2, 13, 0),
+        fixed=None,
+        guard="the old value is read before the write",
     ),
 )
 

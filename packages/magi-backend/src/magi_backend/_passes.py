@@ -26,7 +26,7 @@ class DefectGuards(MagiInductorPass):
     Without it a graph that stock Inductor compiled wrong and put into the cache would be found there by this backend.
     """
 
-    uuid_helpers = (_torch_compat.keep_mutation_order, _torch_compat.order_symbolic_strides)
+    uuid_helpers = tuple(_torch_compat.REPAIRS.values())
 
     names: tuple[str, ...] = ()
 

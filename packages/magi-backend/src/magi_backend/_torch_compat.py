@@ -106,7 +106,45 @@ def order_symbolic_strides() -> None:
     ir.get_stride_order = get_stride_order
 
 
+def realize_readers_first() -> None:
+    """What reads a buffer is computed before an operator writes to it (torch 2.13, perhaps others).
+
+    ``FallbackKernel`` registers itself as an operation first, and then, in ``MutationOutput``, realizes the pointwise
+    expressions that still read the old value: they come behind the write, and read the new one.
+    """
+    from torch._inductor.ir import FallbackKernel
+    from torch._inductor.virtualized import V
+
+    original = FallbackKernel.__init__
+    if hasattr(original, "_magi_original"):
+        return
+
+    def realize_readers(kernel: Any, tensors: Any, others: Any, unflatten: Any) -> bool:
+        before = len(V.graph.operations)
+        args, kwargs = unflatten(tensors, others)
+        for info, arg in torch._library.utils.zip_schema(kernel._schema, args, kwargs):
+            if info.alias_info is not None and info.alias_info.is_write:
+                for tensor in arg if isinstance(arg, (list, tuple)) else (arg,):
+                    for reader in list(V.graph.name_to_users.get(tensor.get_name(), ())) if tensor is not None else ():
+                        reader.realize()
+        return len(V.graph.operations) > before
+
+    @functools.wraps(original)
+    def __init__(  # noqa: N807 - it takes the place of one
+        self: Any, layout: Any, kernel: Any, tensors: Any, others: Any, unflatten: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        report = _active("realize_readers_first")
+        is_mutable = isinstance(kernel, torch._ops.OpOverload) and kernel._schema.is_mutable
+        if report is not None and is_mutable and realize_readers(kernel, tensors, others, unflatten):
+            report("realize_readers_first")
+        original(self, layout, kernel, tensors, others, unflatten, *args, **kwargs)
+
+    __init__._magi_original = original  # type: ignore[attr-defined]
+    FallbackKernel.__init__ = __init__  # type: ignore[method-assign, assignment]
+
+
 REPAIRS: dict[str, Callable[[], None]] = {
+    "realize_readers_first": realize_readers_first,
     "keep_mutation_order": keep_mutation_order,
     "order_symbolic_strides": order_symbolic_strides,
 }
