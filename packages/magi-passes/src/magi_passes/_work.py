@@ -67,8 +67,9 @@ def conv_share(graph: Graph) -> ConvShare:
         if conv is not None:
             arithmetic[True] += convolution_flops(conv)
         elif node.target in _MATRIX_PRODUCTS:
-            left = node.all_input_nodes[-2].meta["val"]
-            arithmetic[False] += 2.0 * prod(map(hinted, node.meta["val"].shape)) * hinted(left.shape[-1])
+            operands: Any = node.args
+            inner = operands[-2].meta["val"].shape[-1]
+            arithmetic[False] += 2.0 * prod(map(hinted, node.meta["val"].shape)) * hinted(inner)
     return ConvShare(_share(arithmetic), _share(traffic))
 
 
