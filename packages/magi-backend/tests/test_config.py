@@ -108,7 +108,7 @@ def test_settings_are_frozen() -> None:
         (
             "PASS_CONFIG__MAX_TILES",
             "many",
-            "MAX_TILES = 'many': the setting pass_config.max_tiles takes int from 1 to 3",
+            "MAX_TILES = 'many': the setting pass_config.max_tiles takes int from 2 to 3",
         ),
         ("CHEK", "1", "MAGI_COMPILE_CHEK names no setting of the magi backend. Did you mean MAGI_COMPILE_CHECK?"),
         ("PASS_CONFIG", "{", "MAGI_COMPILE_PASS_CONFIG names no setting of the magi backend"),
@@ -139,7 +139,7 @@ def test_a_bad_variable_is_named(set_env: SetEnv, variable: str, text: str, sent
         ({"boundary_ops": 3}, "the setting takes operator names such as 'ns::op'"),
         (
             {"pass_config.max_tiles": 4},
-            "magi.pass_config.max_tiles = 4 (a int, from options): the setting takes int from 1",
+            "magi.pass_config.max_tiles = 4 (a int, from options): the setting takes int from 2",
         ),
         ({"pass_config": {}}, "'magi.pass_config' is no setting of the magi backend"),
     ],

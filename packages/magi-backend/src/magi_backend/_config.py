@@ -57,7 +57,7 @@ class PassConfig(BaseModel):
     enable_nd_tiling_workaround: bool = True
     enable_conv_layout: bool = True
     enable_temporal_conv: bool = True
-    max_tiles: int = Field(default=3, ge=1, le=3)
+    max_tiles: int = Field(default=3, ge=2, le=3)
 
 
 class CompileConfig(BaseSettings):

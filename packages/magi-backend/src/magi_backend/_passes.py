@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import magi_passes
-from magi_passes import MagiInductorPass, NDTilingWorkaroundPass, Reason
+from magi_passes import ConvChooser, MagiInductorPass, NDTilingWorkaroundPass, Reason
 
 from . import _torch_compat
 from ._recompute import SelectiveRecompute
@@ -49,8 +49,20 @@ def chosen_passes(
     passes: list[MagiInductorPass] = [DefectGuards(defects)]
     if sensitive or config.memory_budget is not None:
         passes.append(SelectiveRecompute(sensitive, products=config.memory_budget is not None))
-    if config.pass_config.enable_nd_tiling_workaround:
-        passes.append(NDTilingWorkaroundPass(max_tiles=config.pass_config.max_tiles))
+    wanted = config.pass_config
+    tiling = wanted.enable_nd_tiling_workaround
+    passes.append(
+        ConvChooser(
+            tune=config.tune,
+            temporal=wanted.enable_temporal_conv,
+            layout=wanted.enable_conv_layout,
+            # Without tuning the workaround stands beside the chooser, so that its own reason is on record.
+            nd_tiling=tiling and config.tune,
+            max_tiles=wanted.max_tiles,
+        )
+    )
+    if tiling and not config.tune:
+        passes.append(NDTilingWorkaroundPass(max_tiles=wanted.max_tiles))
     return tuple(passes)
 
 
