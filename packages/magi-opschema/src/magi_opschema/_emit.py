@@ -131,9 +131,14 @@ def _encode(leaf: Leaf, value: str, to: Writer) -> str:
         return value
     if codec.refuse or codec.encode.count("{value}") > 1:
         value = to.local(leaf.name, value)
-    if codec.refuse:
-        _refuse(to.expression(leaf, codec.refuse, value), leaf, value, to)
+    refuse_value(leaf, value, to)
     return to.expression(leaf, codec.encode, value)
+
+
+def refuse_value(leaf: Leaf, value: str, to: Writer) -> None:
+    """Write the check of *value*, if the leaf has one."""
+    if leaf.codec.refuse:
+        _refuse(to.expression(leaf, leaf.codec.refuse, value), leaf, value, to)
 
 
 def _flatten_optional(node: Optional, value: str, to: Writer) -> list[str]:

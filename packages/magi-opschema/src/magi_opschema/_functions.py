@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ._emit import INDENT, Writer, flatten, rebuild
+from ._emit import INDENT, Reject, Writer, flatten, rebuild, refuse_value
 from ._source import Source
 from ._tree import Node, flat_name, leaves
 
@@ -56,15 +56,19 @@ def emit_lowered(
     doc: str,
     to: Writer,
     title: str,
+    reject_output: Reject,
     check: CallCheck | None = None,
 ) -> Source:
     """The flat twin of *fn*, which has the user's signature: its body, checked where *check* is given, or its fake."""
     call = to.bind("fn", fn)
+    if lowering.path == "lowered":
+        _refuse_values(lowering, to, are_real=check is not None)
     values = _rebuild_parameters(lowering, to)
     passed = [
         f"{parameter.name}={value}" if parameter.is_keyword_only else value
         for parameter, value in zip(lowering.parameters, values, strict=True)
     ]
+    to.reject = reject_output
     output = to.temporary("output")
     to.line(f"{output} = {call}({', '.join(passed)})")
     flat_output = _flat_output(lowering.returns, output, to)
@@ -152,6 +156,16 @@ def _mutated_text(lowering: SignatureLowering, exprs: dict[str, str]) -> str:
             value = f"*(() if {value} is None else ({value},))"
         texts.append(value)
     return _tuple_text(texts)
+
+
+def _refuse_values(lowering: SignatureLowering, to: Writer, *, are_real: bool) -> None:
+    """Write the checks of an op that is exposed as it is registered; elsewhere the exposed function has them.
+
+    A number may be symbolic unless the call is a real one, and a symbol is not of the class that it stands for.
+    """
+    for leaf in lowering.leaves:
+        if are_real or leaf.schema_type.startswith("str"):
+            refuse_value(leaf, leaf.name, to)
 
 
 def _argument_texts(arguments: tuple[Argument, ...], exprs: Mapping[str, str], to: Writer) -> list[str]:

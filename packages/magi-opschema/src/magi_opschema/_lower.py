@@ -124,8 +124,9 @@ def _evaluated(annotation: object, place: Place) -> object:
         return evaluate(annotation, place.scope)
     except Exception as error:  # noqa: BLE001  (a string annotation is an expression, which may raise anything)
         text = annotation if isinstance(annotation, str) else show_type(annotation)
+        why = error.msg if isinstance(error, SyntaxError) else error
         sentence = (
-            f"the annotation '{text}' of {place.subject} '{dotted(place.path)}' could not be evaluated: {error}. "
+            f"the annotation '{text}' of {place.subject} '{dotted(place.path)}' could not be evaluated: {why}. "
             "Import what it names where the op is defined, also at run time, not only under TYPE_CHECKING."
         )
         raise Refused(Problem(dotted(place.path), sentence)) from None

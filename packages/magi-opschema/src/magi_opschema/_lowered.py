@@ -26,7 +26,8 @@ def compile_lowered(
     lowering: SignatureLowering, fn: Callable[..., Any], purpose: str, check: CallCheck | None = None
 ) -> Callable[..., Any]:
     """The flat twin of *fn* for one *purpose*: `lowered`, `kernel` or `fake`."""
-    to = Writer(lowering.prefix, rejections(lowering.name, lowering.location, returned=ReturnValueError))
+    to = Writer(lowering.prefix, rejections(lowering.name, lowering.location))
+    reject_output = rejections(lowering.name, lowering.location, returned=ReturnValueError)
     doc = _DOCS[purpose].format(name=lowering.name)
     title = f"{purpose} {fn.__module__}.{fn.__qualname__}"
-    return compile_source(emit_lowered(lowering, fn, purpose, doc, to, title, check))
+    return compile_source(emit_lowered(lowering, fn, purpose, doc, to, title, reject_output, check))
