@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import nox
 
@@ -31,7 +32,7 @@ PYTHON = "3.11"
 COMPAT = {"2.10.0": "3.12", "2.11.0": "3.12", "2.12.1": "3.12", "2.13.0": "3.11", "2.15.0": "3.11"}
 
 
-def _project(package: str) -> dict[str, object]:
+def _project(package: str) -> dict[str, Any]:
     return nox.project.load_toml(ROOT / "packages" / package / "pyproject.toml")["project"]
 
 
@@ -48,6 +49,11 @@ GRAPH = {path.name: _local_dependencies(path.name) for path in sorted((ROOT / "p
 PACKAGES = list(graphlib.TopologicalSorter(GRAPH).static_order())
 
 
+def _extras(package: str) -> list[str]:
+    """The optional dependencies of *package*; the tests of each are in the folder of its name."""
+    return sorted(_project(package).get("optional-dependencies", {}))
+
+
 def _closure(*packages: str) -> list[str]:
     """*packages* and every local package that they declare, dependencies first."""
     todo, seen = list(packages), set[str]()
@@ -59,8 +65,10 @@ def _closure(*packages: str) -> list[str]:
     return [package for package in PACKAGES if package in seen]
 
 
-def _editables(*packages: str) -> list[str]:
-    return [argument for package in _closure(*packages) for argument in ("-e", f"packages/{package}")]
+def _editables(*packages: str, with_extras: bool = False) -> list[str]:
+    extras = {package: _extras(package) if with_extras else [] for package in _closure(*packages)}
+    places = [f"packages/{package}" + (f"[{','.join(names)}]" if names else "") for package, names in extras.items()]
+    return [argument for place in places for argument in ("-e", place)]
 
 
 def _group(*names: str) -> list[str]:
@@ -79,9 +87,13 @@ def _pins(*packages: str, torch: str | None = None) -> list[str]:
 
 
 def _install_editable(
-    session: nox.Session, *packages: str, groups: tuple[str, ...] = (), torch: str | None = None
+    session: nox.Session,
+    *packages: str,
+    groups: tuple[str, ...] = (),
+    torch: str | None = None,
+    with_extras: bool = False,
 ) -> None:
-    session.install(*_pins(*packages, torch=torch), *_editables(*packages), *_group(*groups))
+    session.install(*_pins(*packages, torch=torch), *_editables(*packages, with_extras=with_extras), *_group(*groups))
 
 
 def _inductor_cache(session: nox.Session, torch: str) -> dict[str, str]:
@@ -100,7 +112,7 @@ def lint(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def types(session: nox.Session) -> None:
     """Check the types of each package and its tests, then of everything outside the packages."""
-    _install_editable(session, *PACKAGES, groups=("types", "models"))
+    _install_editable(session, *PACKAGES, groups=("types", "models"), with_extras=True)
     for package in PACKAGES:
         session.run("mypy", f"packages/{package}/src", f"packages/{package}/tests")
     session.run("mypy", "tests", "examples", "benchmarks")
@@ -109,9 +121,14 @@ def types(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def unit(session: nox.Session, package: str) -> None:
-    """Run one package's tests with only its declared dependencies installed."""
+    """Run one package's tests with only what it declares; then, with its extras, the tests of those."""
     _install_editable(session, package, groups=("test",))
-    session.run("pytest", f"packages/{package}", "-m", "not slow and not gpu", *session.posargs)
+    folders = [f"packages/{package}/tests/{extra}" for extra in _extras(package)]
+    ignored = [f"--ignore={folder}" for folder in folders]
+    session.run("pytest", f"packages/{package}", *ignored, "-m", "not slow and not gpu", *session.posargs)
+    if folders:
+        _install_editable(session, package, with_extras=True)
+        session.run("pytest", *folders, "-m", "not slow and not gpu", *session.posargs)
 
 
 @nox.session(python=PYTHON)
@@ -124,7 +141,7 @@ def e2e(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def full(session: nox.Session) -> None:
     """Run every test that needs no GPU, the slow ones too."""
-    _install_editable(session, *PACKAGES, groups=("test", "models"))
+    _install_editable(session, *PACKAGES, groups=("test", "models"), with_extras=True)
     for package in PACKAGES:
         session.run("pytest", f"packages/{package}", "-m", "not gpu", *session.posargs)
     session.run("pytest", "tests", "-m", "not gpu", *session.posargs)
@@ -172,7 +189,7 @@ def bench(session: nox.Session) -> None:
 def compat(session: nox.Session, torch: str) -> None:
     """Run the unit suites on one torch release; releases other than the pinned one bring CUDA packages."""
     pinned = torch in _group("torch")[0]
-    _install_editable(session, *PACKAGES, groups=("test",), torch=None if pinned else torch)
+    _install_editable(session, *PACKAGES, groups=("test",), torch=None if pinned else torch, with_extras=True)
     for package in PACKAGES:
         tests = ("pytest", f"packages/{package}", "-m", "not slow and not gpu", *session.posargs)
         session.run(*tests, env=_inductor_cache(session, torch))
