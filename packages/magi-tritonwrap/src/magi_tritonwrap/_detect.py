@@ -7,7 +7,7 @@ import ast
 import functools
 from collections import Counter
 from dataclasses import dataclass, field
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,7 +51,7 @@ def find_kernels(fn: Callable[..., Any], *, extra: Iterable[Any] = ()) -> Kernel
         no Triton launch
     """
     walk = _Walk()
-    walk.function(Known(fn, getattr(fn, "__qualname__", repr(fn))), None)
+    walk.function(Known(fn, "the body"), None)
     for kernel in extra:
         described = as_kernel(kernel)
         walk.add(_Found(kernel, described.name, "listed in extra=", described.file, described.line), False, None)
@@ -193,7 +193,7 @@ class _Walk:
 
     def _note_missing_source(self, callee: Value) -> None:
         function = callee.obj if isinstance(callee, Known) else None
-        function = getattr(function, "__func__", function)
+        function = function.__func__ if isinstance(function, MethodType) else function
         if not isinstance(function, FunctionType) or is_library_function(function):
             return
         code = function.__code__
@@ -223,14 +223,10 @@ def _is_kernel_value(value: Value, resolver: Resolver) -> bool:
 
 def _autograd_function(obj: Any) -> Any:
     """The `forward` behind `MyFunction.apply`."""
-    owner = getattr(obj, "__self__", None)
-    if (
-        getattr(obj, "__name__", "") == "apply"
-        and isinstance(owner, type)
-        and issubclass(owner, torch.autograd.Function)
-    ):
-        return owner.forward
-    return None
+    if not isinstance(obj, MethodType) or obj.__name__ != "apply":
+        return None
+    owner = obj.__self__
+    return owner.forward if isinstance(owner, type) and issubclass(owner, torch.autograd.Function) else None
 
 
 def _looks_like_launch(call: ast.Call) -> bool:

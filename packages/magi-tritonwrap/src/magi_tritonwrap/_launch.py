@@ -66,8 +66,7 @@ def resolve(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Re
     autotuner = described.autotuners[0] if described.autotuners else None
     is_plain = autotuner is None and not options
     configs = [] if is_plain else _configs(described, autotuner, args, kwargs, options)
-    _apply_heuristics(described, configs, arguments, kwargs)
-    _fill_special_parameters(described, configs)
+    _apply_heuristics(described, configs, arguments, kwargs, positional=len(args))
     _fill_defaults(described, arguments, configs)
     _check_arguments(described, arguments, configs)
     baked = {name: value for name, value in arguments.items() if isinstance(value, JITFunction)}
@@ -128,19 +127,20 @@ def _configs(
     kwargs: Mapping[str, Any],
     options: dict[str, Any],
 ) -> list[Config]:
-    """The configs that this launch would choose from, as copies that may be changed."""
+    """The configs that this launch would choose from, as copies that may be changed.
+
+    A kernel parameter called num_warps gets the config's value, as `Autotuner.run` passes it.
+    """
+    names = kernel.jit.arg_names
     if autotuner is None:
-        return [Config({}, **options)]
+        return [Config({name: value for name, value in options.items() if name in names}, **options)]
     pruned = [copy.copy(config) for config in _pruned(autotuner, args, kwargs)]
     for config in pruned:
-        config.kwargs = dict(config.kwargs)
-        clashes = sorted(config.kwargs.keys() & (set(kwargs) | set(kernel.jit.arg_names[: len(args)])))
+        given = config.all_kwargs()
+        clashes = sorted(given.keys() & {*kwargs, *names[: len(args)]})
         if clashes:
-            raise _unsupported(
-                kernel, f"was launched with {', '.join(clashes)}, which its @triton.autotune configs set"
-            )
-        for name, value in options.items():
-            setattr(config, name, value)
+            raise _unsupported(kernel, f"was launched with {', '.join(clashes)}, set by its @triton.autotune configs")
+        config.kwargs = {name: value for name, value in given.items() if name in names or name in config.kwargs}
     return pruned
 
 
@@ -154,10 +154,13 @@ def _pruned(autotuner: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
 
 
 def _apply_heuristics(
-    kernel: Kernel, configs: list[Config], arguments: dict[str, Any], kwargs: Mapping[str, Any]
+    kernel: Kernel, configs: list[Config], arguments: dict[str, Any], kwargs: Mapping[str, Any], *, positional: int
 ) -> None:
     """Compute `@triton.heuristics` values below the autotuner, for each config, in the order that Triton does."""
     layers = [layer for layer in kernel.layers if isinstance(layer, Heuristics)]
+    clashes = sorted({name for layer in layers for name in layer.values} & set(kernel.jit.arg_names[:positional]))
+    if clashes:
+        raise _unsupported(kernel, f"was launched with {', '.join(clashes)}, computed by its @triton.heuristics")
     if not layers:
         return
     for config in configs:
@@ -169,14 +172,6 @@ def _apply_heuristics(
     for layer in layers:
         for name in layer.values:
             arguments.pop(name, None)
-
-
-def _fill_special_parameters(kernel: Kernel, configs: list[Config]) -> None:
-    """A kernel parameter called num_warps gets the config's value, as `Autotuner.run` passes it."""
-    for name in CONFIG_FIELDS:
-        if name in kernel.jit.arg_names:
-            for config in configs:
-                config.kwargs.setdefault(name, getattr(config, name))
 
 
 def _fill_defaults(kernel: Kernel, arguments: dict[str, Any], configs: list[Config]) -> None:
@@ -199,7 +194,8 @@ def _autotuned(kernel: Kernel, jit: Any, autotuner: Any, configs: list[Config]) 
     if autotuner is None:
         return triton.autotune(configs=configs, key=[])(jit)
     prunes = autotuner.early_config_prune is not None or autotuner.perf_model is not None
-    if autotuner.fn is jit and configs == list(autotuner.configs) and not prunes:
+    as_tuned = [vars(config) for config in autotuner.configs] == [vars(config) for config in configs]
+    if autotuner.fn is jit and as_tuned and not prunes:
         return autotuner
     return triton.autotune(
         configs=configs,

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import torch
 
 from ._capture import capture_launches
-from ._see_through import make_see_through
+from ._detect import find_kernels
+from ._see_through import check_report, make_see_through
 from ._torch_compat import wrap_triton_disabled
 
 
@@ -82,9 +83,11 @@ def _define(name: str, fn: Callable[..., Any], mutates_args: str | Iterable[str]
         with capture_launches(drop=True):
             return fn(*args, **kwargs)
 
+    found = find_kernels(fn)
+    check_report(found)
     mutated = mutates_args if isinstance(mutates_args, str) else tuple(mutates_args)
     text = schema if schema is not None else torch.library.infer_schema(fn, mutates_args=mutated)
     op: CustomOpDef = torch.library.custom_op(name, eager, mutates_args=mutated, schema=text)
     op.register_fake(fake)
-    make_see_through(op, fn)
+    make_see_through(op, fn, kernels=found)
     return op

@@ -13,7 +13,20 @@ import functools
 import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from types import FunctionType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    BuiltinMethodType,
+    ClassMethodDescriptorType,
+    FunctionType,
+    GetSetDescriptorType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+    WrapperDescriptorType,
+)
 from typing import Any
 
 import torch
@@ -30,7 +43,13 @@ from ._values import Binding, Group, Known, Launcher, Local, New, Partial, Scope
 _WRAPPERS = (torch.library.wrap_triton, capture_triton)
 _DECORATORS = (triton.jit, triton.autotune, triton.heuristics)
 _MAX_DEPTH = 40
+# Reading these runs no code of the user's.
+_HARMLESS_DESCRIPTORS = (
+    *(FunctionType, staticmethod, classmethod, BuiltinFunctionType, MethodDescriptorType, ClassMethodDescriptorType),
+    *(MemberDescriptorType, GetSetDescriptorType, WrapperDescriptorType, MethodWrapperType, type),
+)
 _MISSING = object()
+_TABLES = (dict, MappingProxyType, tuple, list)
 
 
 class Resolver:
@@ -129,9 +148,12 @@ class Resolver:
             return self.returned(Partial(Known(static.func, how), ((Known(obj, how),),)))
         if static is _MISSING and not (isinstance(obj, torch.nn.Module) or is_library_module(type(obj).__module__)):
             return (Unknown(f"{how} has no attribute '{name}' yet", unread=True),)
+        is_descriptor = static is not _MISSING and hasattr(type(static), "__get__")
+        if is_descriptor and not isinstance(static, _HARMLESS_DESCRIPTORS):
+            return (Unknown(f"{how}.{name} is computed by a {type(static).__qualname__}", unread=True),)
         try:
             found = getattr(obj, name)
-        except AttributeError:
+        except Exception:  # noqa: BLE001 - a module's or a class's own __getattr__ may raise anything
             return (Unknown(f"{how} has no attribute '{name}' yet", unread=True),)
         return (Known(found, f"{how}.{name}"),)
 
@@ -163,7 +185,7 @@ class Resolver:
                 return (Launcher(Known(kernel_in_wrapper(obj), how, wrapped=True)),)
             case Local() if self.is_kernel_definition(value):
                 return (Launcher(value),)
-            case Known() | Group() if isinstance(value, Group) or isinstance(value.obj, Mapping | tuple | list):
+            case Known() | Group() if isinstance(value, Group) or isinstance(value.obj, _TABLES):
                 return _chosen(value, [key for key in self.values(index, scope) if isinstance(key, Known)])
             case Known(obj=obj):
                 return self._python_item(type(obj), value, index, scope)
@@ -244,9 +266,10 @@ class Resolver:
             case Partial(function=inner, args=first, kwargs=given):
                 return self.enter(inner, ((*first, *args), {**given, **kwargs}))
             case Local(node=node, scope=parent):
-                return Scope(node, parent.file, parent.globals, _parameters(node, args, kwargs, {}), parent)
+                names = _parameters(node, args, kwargs, self._defaults(node, parent))
+                return Scope(node, parent.file, parent.globals, names, parent)
             case Known(obj=MethodType() as method, how=how):
-                this = (Known(method.__self__, how),)
+                this = (Known(method.__self__, how.rpartition(".")[0] or how),)
                 return self.enter(Known(method.__func__, how), ((this, *args), kwargs))
             case Known(obj=functools.partial() as partial, how=how):
                 first = tuple((Known(value, how),) for value in partial.args)
@@ -260,6 +283,17 @@ class Resolver:
                     return self.enter(Known(inner, how), bound)
                 return self._enter_instance(obj, how, bound)
         return None
+
+    def _defaults(self, node: FunctionNode, parent: Scope) -> dict[str, tuple[Value, ...]]:
+        """Defaults of a function that the body defines; their expressions belong to the body."""
+        arguments = node.args
+        positional = [*arguments.posonlyargs, *arguments.args]
+        with_default = positional[len(positional) - len(arguments.defaults) :]
+        pairs = [*zip(with_default, arguments.defaults, strict=True)]
+        pairs += [
+            (name, value) for name, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value
+        ]
+        return {argument.arg: self.values(value, parent) for argument, value in pairs}
 
     def _enter_instance(self, obj: Any, how: str, bound: Any) -> Scope | None:
         name = "forward" if isinstance(obj, torch.nn.Module) else "__call__"
@@ -362,10 +396,10 @@ def _items(value: Value) -> tuple[Value, ...]:
     match value:
         case Group(items=items):
             return tuple(item for _, values in items for item in values)
-        case Known(obj=Mapping() as mapping, how=how):
-            return tuple(Known(key, how) for key in mapping)
-        case Known(obj=tuple() | list() as items, how=how):
-            return tuple(Known(item, f"{how}[{at}]") for at, item in enumerate(items))
+        case Known(obj=obj, how=how) if isinstance(obj, dict | MappingProxyType):
+            return tuple(Known(key, how) for key, _ in _pairs(obj))
+        case Known(obj=obj, how=how) if isinstance(obj, tuple | list):
+            return tuple(Known(item, f"{how}[{at}]") for at, item in _pairs(obj))
     return (Unknown("an item is known at run time"),)
 
 
@@ -375,13 +409,25 @@ def _chosen(table: Value, keys: list[Known]) -> tuple[Value, ...]:
     match table:
         case Group(items=items):
             entries = list(items)
-        case Known(obj=Mapping() as mapping, how=how):
-            entries = [(key, (Known(value, f"{how}[{key!r}]"),)) for key, value in mapping.items()]
-        case Known(obj=tuple() | list() as items, how=how):
-            entries = [(at, (Known(item, f"{how}[{at}]"),)) for at, item in enumerate(items)]
+        case Known(obj=obj, how=how):
+            entries = [(key, (Known(value, f"{how}[{_key_text(key)}]"),)) for key, value in _pairs(obj)]
     wanted = [key.obj for key in keys]
     hits = [values for key, values in entries if any(type(key) is type(one) and key == one for one in wanted)]
     return tuple(value for values in (hits or [values for _, values in entries]) for value in values)
+
+
+def _pairs(table: Any) -> list[tuple[object, Any]]:
+    """Keys and items of a table, past any method that a subclass overrides."""
+    if isinstance(table, dict):
+        return list(dict.items(table))
+    if isinstance(table, MappingProxyType):
+        return list(table.items())
+    kind = tuple if isinstance(table, tuple) else list
+    return list(enumerate(kind.__iter__(table)))
+
+
+def _key_text(key: object) -> str:
+    return repr(key) if isinstance(key, str | int | bool | float | bytes | type(None)) else f"a {type(key).__name__}"
 
 
 def _constant(node: ast.expr | None) -> object:
@@ -407,4 +453,4 @@ def _as_wrapped(value: Value) -> Value:
 
 
 def _is_mapping_get(obj: Any) -> bool:
-    return getattr(obj, "__name__", "") == "get" and isinstance(getattr(obj, "__self__", None), Mapping)
+    return isinstance(obj, BuiltinMethodType) and obj.__name__ == "get" and isinstance(obj.__self__, dict)

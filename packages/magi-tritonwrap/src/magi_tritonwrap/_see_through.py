@@ -140,13 +140,9 @@ def make_see_through(
     overload = _as_overload(op)
     _check_callable(overload, fn)
     found = kernels if isinstance(kernels, KernelReport) else find_kernels(fn, extra=kernels or ())
-    interpreted = bool(triton.knobs.runtime.interpret)
-    for kernel in found.kernels:
-        if kernel.kernel is not None:
-            interpreted = interpreted or as_kernel(kernel.kernel).is_interpreted
-            check_supported(as_kernel(kernel.kernel))
-    if found.unsupported:
-        raise UnsupportedLaunchError("; ".join(str(launch) for launch in found.unsupported))
+    check_report(found)
+    made = [as_kernel(kernel.kernel) for kernel in found.kernels if kernel.kernel is not None]
+    interpreted = bool(triton.knobs.runtime.interpret) or any(kernel.is_interpreted for kernel in made)
     name = qualified_name(overload)
     key = CacheKeyEntry(name, fn, found)
     record = _SeeThroughOp(overload, fn, found, Bodies(overload), key, _INTERPRETED if interpreted else "")
@@ -157,6 +153,20 @@ def make_see_through(
             set_cache_key_entries(overload, [key])
             set_decomposition_rule(overload, _decompose)
     return record.report()
+
+
+def check_report(found: KernelReport) -> None:
+    """Refuse kernels and launches that no compiled graph can carry.
+
+    Raises:
+        UnsupportedKernelError: for the way a kernel is decorated.
+        UnsupportedLaunchError: for the way one is launched.
+    """
+    for kernel in found.kernels:
+        if kernel.kernel is not None:
+            check_supported(as_kernel(kernel.kernel))
+    if found.unsupported:
+        raise UnsupportedLaunchError("; ".join(str(launch) for launch in found.unsupported))
 
 
 def see_through_report(op: OpOverload | CustomOpDef | str) -> OpReport:

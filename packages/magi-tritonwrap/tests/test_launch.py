@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+"""A resolved launch is the launch that Triton's own `run` methods would make.
+
+Random decorator stacks over one kernel, launched with random arguments: what reaches `JITFunction.run` in eager is
+compared with what the graph would hold; what Triton refuses must be refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import triton
+import triton.language as tl
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from magi_tritonwrap import TritonWrapError, UnsupportedKernelError, UnsupportedLaunchError
+from magi_tritonwrap._hook import listening
+from magi_tritonwrap._launch import ResolvedLaunch, resolve
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.jit import JITFunction
+
+
+@triton.jit
+def kernel(x, n, A: tl.constexpr, B: tl.constexpr = 3, C: tl.constexpr = 7):
+    tl.store(x + tl.arange(0, A), n + B + C)
+
+
+@triton.jit
+def warps_kernel(x, n, A: tl.constexpr, num_warps: tl.constexpr, B: tl.constexpr = 3, C: tl.constexpr = 7):
+    tl.store(x + tl.arange(0, A), n + B + C + num_warps)
+
+
+Made = tuple[dict[str, Any], dict[str, Any]]
+NAMES = ("A", "B", "C")
+HEURISTICS = {
+    "constant": lambda args: 16,
+    "of an argument": lambda args: args["n"] * 2,
+    "of another constexpr": lambda args: args.get("A", 5) + 1,
+    "of the warps": lambda args: args.get("num_warps", 0) + 1,
+}
+
+
+@st.composite
+def layers(draw: st.DrawFn) -> Any:
+    if draw(st.booleans()):
+        names = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=2, unique=True))
+        return triton.heuristics({name: HEURISTICS[draw(st.sampled_from(sorted(HEURISTICS)))] for name in names})
+    values = draw(st.dictionaries(st.sampled_from(NAMES), st.sampled_from([8, 32]), max_size=2))
+    config = triton.Config(values, num_warps=draw(st.sampled_from([2, 4])))
+    return triton.autotune(configs=[config], key=[])
+
+
+@st.composite
+def launches(draw: st.DrawFn) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    outermost: Any = draw(st.sampled_from([kernel, warps_kernel]))
+    for layer in draw(st.lists(layers(), max_size=3)):
+        outermost = layer(outermost)
+    positional = draw(st.integers(1, 3))
+    args = (None, 5, 64)[:positional]
+    named: dict[str, Any] = {} if positional > 1 else {"n": 5}
+    named |= draw(st.dictionaries(st.sampled_from(NAMES), st.sampled_from([16, tl.constexpr(4)]), max_size=2))
+    named |= draw(st.dictionaries(st.sampled_from(["num_warps", "num_stages"]), st.sampled_from([1, 2]), max_size=2))
+    return outermost, args, named
+
+
+def made_by_triton(outermost: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Made:
+    """Parameters and options as they reach the kernel in eager; raises what Triton or Python raises."""
+    reached: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    original = JITFunction.run
+    JITFunction.run = lambda self, *given, **options: reached.append((given, options))
+    try:
+        outermost[(1,)](*args, **named)
+    finally:
+        JITFunction.run = original
+    ((given, options),) = reached
+    jit = outermost
+    while not isinstance(jit, JITFunction):
+        jit = jit.fn
+    parameters = {name: value for name, value in options.items() if name in jit.arg_names}
+    bound = inspect.signature(jit.fn).bind(*given, **parameters)
+    bound.apply_defaults()
+    chosen: dict[str, Any] = {name: options[name] for name in ("num_warps", "num_stages") if name in options}
+    return {name: plain(value) for name, value in bound.arguments.items()}, chosen
+
+
+def made_by_us(outermost: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Made:
+    class Resolving:
+        launch: ResolvedLaunch
+
+        def on_launch(self, launched: Any, _run: Any, given: tuple[Any, ...], options: dict[str, Any], /) -> None:
+            self.launch = resolve(launched, given, options)
+
+    resolving = Resolving()
+    with listening(resolving):
+        outermost[(1,)](*args, **named)
+    launch = resolving.launch
+    if not isinstance(launch.kernel, Autotuner):
+        return launch.arguments, {}
+    (config,) = launch.kernel.configs
+    assert not launch.arguments.keys() & config.kwargs.keys()
+    return {**launch.arguments, **config.kwargs}, {"num_warps": config.num_warps, "num_stages": config.num_stages}
+
+
+def plain(value: Any) -> Any:
+    return value.value if isinstance(value, tl.constexpr) else value
+
+
+@given(launches())
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+def test_a_resolved_launch_is_tritons_launch(launch: tuple[Any, tuple[Any, ...], dict[str, Any]]) -> None:
+    try:
+        expected = made_by_triton(*launch)
+    except (TypeError, ValueError, KeyError):
+        with pytest.raises((TritonWrapError, TypeError, KeyError)):
+            made_by_us(*launch)
+        return
+    try:
+        parameters, chosen = made_by_us(*launch)
+    except UnsupportedKernelError as error:
+        assert "@triton.autotune decorators, and torch supports one" in str(error)  # noqa: PT017 - only some launches
+        return
+    assert parameters == expected[0]
+    assert {name: chosen.get(name, value) for name, value in expected[1].items()} == expected[1]
+
+
+def test_several_configs_are_resolved_one_by_one() -> None:
+    tuned = triton.autotune(
+        configs=[triton.Config({"A": 8}, num_warps=2), triton.Config({"A": 32, "C": 1}, num_warps=8)], key=[]
+    )(triton.heuristics({"B": lambda args: args["A"] * args["num_warps"]})(kernel))
+
+    launch = resolve(tuned, (None, 5), {"grid": (1,)})
+
+    assert [config.kwargs for config in launch.kernel.configs] == [
+        {"A": 8, "B": 16, "C": 7},
+        {"A": 32, "B": 256, "C": 1},
+    ]
+    assert launch.arguments == {"x": None, "n": 5}
+
+
+def test_the_authors_autotuner_is_passed_on_where_nothing_changed() -> None:
+    tuned = triton.autotune(configs=[triton.Config({"A": 8, "B": 1, "C": 2})], key=["n"])(kernel)
+    assert resolve(tuned, (None, 5), {"grid": (1,)}).kernel is tuned
+
+
+def test_a_performance_model_prunes_as_in_eager() -> None:
+    tuned = triton.autotune(
+        configs=[triton.Config({"A": size}) for size in (8, 16, 32, 64)],
+        key=[],
+        prune_configs_by={"perf_model": lambda **arguments: -arguments["A"], "top_k": 2},
+    )(kernel)
+    launch = resolve(tuned, (None, 5), {"grid": (1,)})
+    assert [config.kwargs["A"] for config in launch.kernel.configs] == [64, 32]
+    assert not hasattr(tuned, "nargs"), "the author's autotuner is as it was"
+
+
+REFUSED_GRIDS = {"a number": 8, "no sizes": (), "four sizes": (1, 1, 1, 1), "text": "8", "nothing": None}
+
+
+@pytest.mark.parametrize("name", REFUSED_GRIDS)
+def test_grids_that_are_none(name: str) -> None:
+    with pytest.raises(UnsupportedLaunchError, match=r"a grid is a tuple of 1 to 3 sizes"):
+        resolve(kernel, (None, 5, 64), {"grid": REFUSED_GRIDS[name]})
+    launch = resolve(kernel, (None, 5, 64), {"grid": lambda meta: REFUSED_GRIDS[name]})
+    with pytest.raises(UnsupportedLaunchError, match=r"a grid is a tuple of 1 to 3 sizes"):
+        launch.grid({})
