@@ -74,7 +74,8 @@ class CheckedPiece:
         return self._compiled(*args)
 
     def _check(self, args: tuple[Any, ...]) -> None:
-        differences = differences_between(self._compiled, self._eager, args)
+        names = [str(node.target) for node in self._eager.graph.find_nodes(op="placeholder")]
+        differences = differences_between(self._compiled, self._eager, args, names)
         self._report(self._title, differences)
         wrong = next((difference for difference in differences if not difference.agrees), None)
         if wrong is not None:
@@ -87,8 +88,14 @@ class CheckedPiece:
             raise MismatchError(msg)
 
 
-def differences_between(compiled: Function, eager: Function, args: tuple[Any, ...]) -> tuple[Difference, ...]:
-    """Every output, written input and gradient of *compiled* against *eager*, each run on copies of *args*."""
+def differences_between(
+    compiled: Function, eager: Function, args: tuple[Any, ...], names: Sequence[str] = ()
+) -> tuple[Difference, ...]:
+    """Every output, written input and gradient of *compiled* against *eager*, each run on copies of *args*.
+
+    *names* are those of the inputs, where they have any.
+    """
+    names = names or [f"input {index}" for index in range(len(args))]
     with torch.random.fork_rng():
         state = torch.random.get_rng_state()
         expected = outcome(eager, args)
@@ -96,8 +103,8 @@ def differences_between(compiled: Function, eager: Function, args: tuple[Any, ..
         actual = outcome(compiled, args)
     size = max((magnitude(g) for g in expected.gradients if g is not None), default=1.0)
     gradients = (
-        compare(f"gradient of input {index}", ours, theirs, scale=min(1.0, size))
-        for index, (ours, theirs) in enumerate(zip(actual.gradients, expected.gradients, strict=True))
+        compare(f"gradient of {name}", ours, theirs, scale=min(1.0, size))
+        for name, ours, theirs in zip(names, actual.gradients, expected.gradients, strict=True)
         if theirs is not None or ours is not None
     )
     return (

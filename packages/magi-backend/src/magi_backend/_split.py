@@ -124,11 +124,17 @@ def _places(gm: GraphModule, boundaries: frozenset[Node]) -> dict[Node, int]:
 def _drop_results_of_writes(gm: GraphModule) -> None:
     """Let ``y = x.add_(1); f(y)`` read ``f(x)``: the same tensor under one name, after the write as before."""
     for node in list(gm.graph.nodes):
-        value = node.meta.get("example_value")
-        if node.op in _CALLS and isinstance(value, torch.Tensor):
-            written = next((n for n in node.all_input_nodes if n.meta.get("example_value") is value), None)
-            if written is not None:
-                node.replace_all_uses_with(written)
+        written = _written(node)
+        if written is not None:
+            node.replace_all_uses_with(written)
+
+
+def _written(node: Node) -> Node | None:
+    """The input that *node* returns itself, as ``x.add_(1)`` and ``x += 1`` do after they have written to it."""
+    value = node.meta.get("example_value")
+    if node.op not in _CALLS or not isinstance(value, torch.Tensor):
+        return None
+    return next((n for n in node.all_input_nodes if n.meta.get("example_value") is value), None)
 
 
 def _copy_to_users(gm: GraphModule, places: dict[Node, int]) -> None:
@@ -177,7 +183,7 @@ def _is_view(node: Node) -> bool:
     if node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node) and _is_view(node.args[0]):
         return True
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    if node.op not in _CALLS or name.endswith("_") or "out" in node.kwargs:
+    if node.op not in _CALLS or _written(node) is not None or name.endswith("_") or "out" in node.kwargs:
         return False
     results, inputs = _storages(node), {storage for n in node.all_input_nodes for storage in _storages(n)}
     return bool(results) and all(storage in inputs for storage in results)

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How often operators run in a training step: compute-sensitive ones once, whatever asks for them again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from magi_backend import explain, magi_register_custom_op
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+
+calls: list[str] = []
+
+
+def register(name: str, *, sensitive: bool):  # type: ignore[no-untyped-def]
+    @magi_register_custom_op(
+        f"magi_backend_recompute::{name}",
+        infer_output_meta_fn=["x"],
+        setup_context_fn=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),
+        backward_fn=lambda ctx, grad: grad * 2 * ctx.saved_tensors[0],
+        is_compute_sensitive=sensitive,
+    )
+    def square(x: Tensor) -> Tensor:
+        calls.append(name)
+        return x * x
+
+    return square
+
+
+OPS = {"sensitive": register("sensitive", sensitive=True), "cheap": register("cheap", sensitive=False)}
+WEIGHT = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))
+
+
+def runs(name: str, *, checkpointed: bool, budget: float | None) -> int:
+    """How often the body of the operator runs in one forward and backward of a compiled block."""
+
+    def block(x: Tensor) -> Tensor:
+        return torch.sin(OPS[name](torch.sin(x @ WEIGHT)).cos()).exp()
+
+    def fn(x: Tensor) -> Tensor:
+        y = checkpoint(block, x, use_reentrant=False) if checkpointed else block(x)
+        return y.sum()
+
+    options: dict[str, Any] = {} if budget is None else {"magi.memory_budget": budget}
+    compiled = torch.compile(fn, backend="magi", options=options or None)
+    x = torch.randn(8, 16, requires_grad=True)
+    compiled(x).backward()  # compiles, and checks the operator's fake
+    calls.clear()
+    compiled(x).backward()
+    return len(calls)
+
+
+@pytest.mark.parametrize(
+    ("checkpointed", "budget", "cheap_runs"), [(False, None, 1), (True, None, 2), (False, 0.5, 2), (True, 0.0, 2)]
+)
+def test_a_compute_sensitive_operator_runs_once(checkpointed: bool, budget: float | None, cheap_runs: int) -> None:
+    assert runs("cheap", checkpointed=checkpointed, budget=budget) == cheap_runs
+    assert runs("sensitive", checkpointed=checkpointed, budget=budget) == 1
+
+
+def saved(budget: float | None) -> tuple[set[str], int]:
+    """What the forward of a small stack gives to its backward: the operators, and the number of tensors."""
+    options = {"magi.progress": False} | ({} if budget is None else {"magi.memory_budget": budget})
+    weights = [WEIGHT.clone().requires_grad_() for _ in range(3)]
+
+    def fn(x: Tensor) -> Tensor:
+        for weight in weights:
+            x = torch.tanh(torch.sin(x @ weight).exp() + 1) * x
+        return x
+
+    found: list[set[str]] = []
+
+    class Spy(torch._inductor.custom_graph_pass.CustomGraphPass):
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            (output,) = graph.find_nodes(op="output")
+            found.append({str(node.target) for node in output.all_input_nodes if node.op == "call_function"})
+            found[-1].add(f"count {len(output.all_input_nodes)}")
+
+        def uuid(self) -> None:
+            return None
+
+    report = explain(fn, {**options, "post_grad_custom_pre_pass": Spy()})(torch.randn(8, 16, requires_grad=True))
+    assert report.agrees
+    names = found[0]
+    return names, int(next(name.split()[1] for name in names if name.startswith("count")))
+
+
+def test_with_a_budget_products_are_saved_and_the_rest_is_recomputed() -> None:
+    everything, many = saved(None)
+    least, few = saved(0.0)
+
+    assert many > 0
+    assert "aten.mm.default" in least
+    assert not least & {"aten.sin.default", "aten.exp.default"}
+    assert few <= many
+    assert everything
+
+
+def test_the_report_says_what_is_saved() -> None:
+    report = explain(lambda x: OPS["sensitive"](x.sin()).sum())(torch.randn(4, requires_grad=True))
+
+    reasons = [p.reason for g in report.compilations[0].graphs for p in g.passes if p.name == "SelectiveRecompute"]
+    assert reasons[0] == "1 compute-sensitive outputs and 0 products are saved"
+    assert report.compilations[0].ops[0].compute_sensitive

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs are split at boundary operators: same results and gradients, writes in order, nothing fused across."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from magi_backend import BoundaryOpError, Report, explain, magi_register_custom_op
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Scale:
+    factor: float = 2.0
+    steps: int = 3
+
+
+@magi_register_custom_op(
+    "magi_backend_split::scale",
+    infer_output_meta_fn=["x"],
+    setup_context_fn=lambda ctx, inputs, output: setattr(ctx, "scale", inputs[1]),
+    backward_fn=lambda ctx, grad: (grad * ctx.scale.factor, None),
+    is_subgraph_boundary=True,
+)
+def scale(x: Tensor, cfg: Scale) -> Tensor:
+    return x * cfg.factor
+
+
+@magi_register_custom_op("magi_backend_split::add_to", mutates_args=("x",), is_subgraph_boundary=True)
+def add_to(x: Tensor, value: float) -> None:
+    x.add_(value)
+
+
+@magi_register_custom_op("magi_backend_split::two", infer_output_meta_fn=["x", "x"], is_subgraph_boundary=True)
+def two(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x + 1, x + 2
+
+
+@magi_register_custom_op("magi_backend_split::plain", infer_output_meta_fn=["x"])
+def plain(x: Tensor) -> Tensor:
+    return x * 3
+
+
+def pieces(report: Report) -> tuple[str, ...]:
+    return report.compilations[-1].pieces
+
+
+SCALE = "magi_backend_split::scale"
+
+
+def test_training_with_dynamic_sizes_and_a_float_from_outside() -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(8, 8)
+
+    def fn(x: Tensor, cfg: Scale) -> Tensor:
+        first, second = linear(x).relu().split(4, -1)
+        middle = scale(first, cfg) * cfg.factor
+        return scale(middle + second, cfg).sin() * cfg.factor
+
+    explained = explain(fn, dynamic=True)
+    explained(torch.randn(5, 8, requires_grad=True), Scale())
+    report = explained(torch.randn(6, 8, requires_grad=True), Scale(2.5))
+
+    assert report.agrees
+    assert pieces(report) == ("piece 0", SCALE, "piece 1", SCALE, "piece 2")
+    kinds = [(graph.piece, graph.kind) for graph in report.compilations[-1].graphs]
+    assert set(kinds) == {(f"piece {n}", kind) for n in range(3) for kind in ("forward", "backward")}
+
+
+def test_writes_keep_their_order_and_views_see_them() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        doubled = x * 2
+        flat = doubled.view(-1)
+        add_to(doubled, 5.0)
+        flat.mul_(3)
+        after = doubled + 1
+        add_to(x, 1.0)
+        flat += 1
+        return after, x + doubled, flat
+
+    report = explain(fn, dynamic=True)(torch.randn(5, 8))
+
+    assert report.agrees
+    assert any("argument after the call" in difference.name for difference in report.calls[0].differences)
+    assert pieces(report) == (
+        *("piece 0", "magi_backend_split::add_to", "piece 1", "magi_backend_split::add_to", "piece 2"),
+    )
+
+
+def test_a_boundary_with_several_outputs() -> None:
+    def fn(x: Tensor) -> Tensor:
+        a, b = two(x.sin())
+        return a * b.cos()
+
+    report = explain(fn)(torch.randn(4))
+
+    assert report.agrees
+    assert pieces(report) == ("piece 0", "magi_backend_split::two", "piece 1")
+
+
+def test_boundaries_next_to_each_other_and_at_both_ends() -> None:
+    cfg = Scale()
+    report = explain(lambda x: scale(scale(x, cfg), cfg))(torch.randn(4))
+
+    assert report.agrees
+    assert pieces(report) == (SCALE, SCALE)
+    assert report.compilations[0].graphs == ()
+
+
+def test_nothing_is_fused_across_a_boundary() -> None:
+    cfg = Scale()
+    report = explain(lambda x: scale(x.sin() + 1, cfg).cos() * 2)(torch.randn(64))
+
+    assert [len(graph.kernels) for graph in report.compilations[0].graphs] == [1, 1]
+
+
+def test_boundaries_may_be_named() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return plain(x.sin()).cos()
+
+    whole = explain(fn)(torch.randn(4))
+    named = explain(fn, {"magi.boundary_ops": ["magi_backend_split::plain"]})(torch.randn(4))
+
+    assert pieces(whole) == ()
+    assert pieces(named) == ("piece 0", "magi_backend_split::plain", "piece 1")
+    assert named.agrees
+
+
+@pytest.mark.parametrize("name", ["magi_backend_split::plan", "nonsense", "no_such_namespace::op", "::"])
+def test_a_boundary_that_was_never_registered_is_named(name: str) -> None:
+    with pytest.raises(Exception, match=r"magi.boundary_ops names .*, but no such operator is registered") as caught:
+        explain(lambda x: x + 1, {"magi.boundary_ops": (name,)})(torch.ones(2))
+
+    assert BoundaryOpError.__name__ in str(caught.value)
+    if name.endswith("plan"):
+        assert "'magi_backend_split::plain'" in str(caught.value)
