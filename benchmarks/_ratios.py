@@ -7,7 +7,7 @@ A key that ends in `_speedup` is the other way round.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
@@ -19,6 +19,10 @@ RATIOS: dict[str, dict[str, tuple[Measured, Measured]]] = {
     "call_overhead": {
         **{case: (("magi", case), ("custom_op", case)) for case in _CALL_CASES},
         "flatten_cost": (("magi", "inference"), ("torch_op", "inference")),
+    },
+    "handles": {
+        "handle_int_vs_int": (("handle", "call"), ("int", "call")),
+        "handle_object_vs_int": (("object", "call"), ("int", "call")),
     },
     "see_through": {
         "launch_bound_vs_hand": (("see_through", "launch_bound"), ("hand", "launch_bound")),
@@ -33,9 +37,30 @@ RATIOS: dict[str, dict[str, tuple[Measured, Measured]]] = {
 }
 
 
+def _aten_surface(medians: Mapping[Measured, float]) -> dict[str, float]:
+    """The worse of the functional and the out form.
+
+    An active slot is charged what the surface adds to its kernel, the kernel called directly being taken off.
+    """
+    forms = ("functional", "out")
+    return {
+        "slot8_vs_overload": max(medians["slot8", form] / medians["overload", form] for form in forms),
+        "active_slot_vs_overload": max(
+            (medians["active", case] - medians["kernel", case]) / medians["overload", case]
+            for case in (f"{form} active" for form in forms)
+        ),
+    }
+
+
+DERIVED: dict[str, Callable[[Mapping[Measured, float]], dict[str, float]]] = {"aten_surface": _aten_surface}
+"""Benchmarks whose ratios are more than one median over another."""
+
+
 def ratios(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The ratios of benchmark *name* whose two sides are among *rows*."""
     medians = {(row["arm"], row["case"]): statistics.median(row["seconds"]) for row in rows}
+    if name in DERIVED:
+        return DERIVED[name](medians)
     return {
         key: medians[numerator] / medians[denominator]
         for key, (numerator, denominator) in RATIOS[name].items()

@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from . import errors as errors
     from ._decorator import magi_register_custom_op as magi_register_custom_op
+    from ._handle_registry import get_object as get_object
+    from ._handle_registry import register_object as register_object
+    from ._handle_registry import release_object as release_object
+    from ._handles import ObjectHandle as ObjectHandle
     from ._op_def import OpDef as OpDef
     from ._op_def import annotate as annotate
     from ._op_def import op_def as op_def
@@ -34,33 +38,41 @@ if TYPE_CHECKING:
     from .errors import OpSchemaError as OpSchemaError
 
 _HOMES = {
+    "ObjectHandle": "_handles",
     "OpDef": "_op_def",
     "OpSchemaError": "errors",
     "SignatureLowering": "_signature",
     "annotate": "_op_def",
+    "get_object": "_handle_registry",
     "lower_signature": "_signature",
     "magi_register_custom_op": "_decorator",
     "op_def": "_op_def",
     "opcheck": "_opcheck",
     "register_autocast": "_rules",
     "register_kernel": "_rules",
+    "register_object": "_handle_registry",
     "register_sharding": "_rules",
     "register_vmap": "_rules",
+    "release_object": "_handle_registry",
 }
 
 __all__ = [
+    "ObjectHandle",
     "OpDef",
     "OpSchemaError",
     "SignatureLowering",
     "annotate",
+    "get_object",
     "lower_signature",
     "magi_register_custom_op",
     "op_def",
     "opcheck",
     "register_autocast",
     "register_kernel",
+    "register_object",
     "register_sharding",
     "register_vmap",
+    "release_object",
 ]
 
 

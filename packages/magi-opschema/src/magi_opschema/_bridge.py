@@ -55,7 +55,8 @@ class Bridge:
         return compile_source(emit_flatten_output(self.lowering.returns, to, f"output {self.lowering.name}"))
 
     def _writer(self) -> Writer:
-        return Writer(self.lowering.prefix, rejections(self.lowering.name, self.lowering.location))
+        rejects = rejections(self.lowering.name, self.lowering.location)
+        return Writer(self.lowering.prefix, rejects, is_description=True)
 
     def per_parameter(self, per_leaf: Flat) -> Flat:
         """What is said of each flat argument, in the structure of the user's: for a record a dict by field."""

@@ -131,6 +131,7 @@ def optional(codec: Codec) -> Codec:
         refuse=f"{{value}} is not None and ({codec.refuse})" if codec.refuse else "",
         encode=codec.encode if codec.keeps_value else f"(None if {{value}} is None else {codec.encode})",
         decode=codec.decode if codec.decode == "{value}" else f"(None if {{value}} is None else {codec.decode})",
+        described=codec.described and f"(None if {{value}} is None else {codec.described})",
         expected=f"{codec.expected}, or None" if codec.expected else "",
     )
 
@@ -143,15 +144,22 @@ def listed(codec: Codec, *, as_tuple: bool) -> Codec:
     assert codec.refuse
     assert codec.expected
     refused, encode, decode = (text.replace("{value}", "item") for text in (codec.refuse, codec.encode, codec.decode))
-    items = "{value}" if decode == "item" else f"[{decode} for item in {{value}}]"
+    described = codec.described and _each(codec.described.replace("{value}", "item"), as_tuple=as_tuple)
     return replace(
         codec,
         refuse=f"not {{isinstance}}({{value}}, {{sequence}}) or {{any}}({refused} for item in {{value}})",
         encode="{value}" if encode == "item" else f"[{encode} for item in {{value}}]",
-        decode=f"{{tuple}}({items})" if as_tuple else items,
+        decode=_each(decode, as_tuple=as_tuple),
+        described=described,
         constants={**codec.constants, "any": any, "tuple": tuple, "isinstance": isinstance, "sequence": SEQUENCE},
         expected=f"a {'tuple' if as_tuple else 'list'} with each item {codec.expected}",
     )
+
+
+def _each(text: str, *, as_tuple: bool) -> str:
+    """*text*, an expression of `item`, for each item of the value."""
+    items = "{value}" if text == "item" else f"[{text} for item in {{value}}]"
+    return f"{{tuple}}({items})" if as_tuple else items
 
 
 def _show(value: object) -> str:

@@ -45,6 +45,8 @@ class Writer:
     reject: Reject
     is_traced: bool = False
     """True for code that Dynamo traces: it knows constructors, and no shorter way to an instance."""
+    is_description: bool = False
+    """True for code that describes the op instead of running it: there, a stand-in is built for an object."""
     lines: list[str] = field(default_factory=list)
     globals: dict[str, object] = field(default_factory=dict)
     locals: set[str] = field(default_factory=set)
@@ -86,6 +88,8 @@ class Writer:
             for name, constant in leaf.codec.constants.items()
             if f"{{{name}}}" in text
         }
+        if "{reject}" in text:
+            names["reject"] = self.bind(f"reject_{leaf.name}", self.reject(leaf))
         return text.format(value=value, **names)
 
     def local(self, name: str, value: str) -> str:
@@ -196,7 +200,8 @@ def rebuild(node: Node, to: Writer) -> str:
     """Write the lines that rebuild the value of *node* from its leaves' names; return an expression for it."""
     match node:
         case Leaf():
-            return to.expression(node, node.codec.decode, node.name)
+            text = (to.is_description and node.codec.described) or node.codec.decode
+            return to.expression(node, text, node.name)
         case Record():
             return _rebuild_record(node, to)
         case Sequence():

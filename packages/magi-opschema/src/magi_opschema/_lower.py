@@ -20,6 +20,7 @@ import torch
 
 from . import _codecs as codecs
 from ._annotations import Scope, evaluate, show_type, substitute, type_arguments, unwrap
+from ._handles import ObjectHandle, handle, unfit
 from ._tree import IDENTITY, Codec, Field, Leaf, MaskedList, Node, Optional, Path, Record, Sequence, dotted, flat_name
 from .errors import Problem
 
@@ -140,12 +141,12 @@ def _lower_unwrapped(annotation: object, place: Place) -> Node:
         raise place.refuse(annotation, "which is no type", "Write a type, such as list[int] for [int].")
     if origin is typing.Literal:
         return _lower_literal(arguments, place)
+    if ObjectHandle in {origin, annotation}:
+        return _lower_handle(annotation, arguments, place)
     if origin in _LISTS and arguments:
         return _lower_list(annotation, arguments[0], place, as_tuple=False)
     if origin is tuple and (arguments or isinstance(annotation, types.GenericAlias)):
-        if len(arguments) == 2 and arguments[1] is ...:
-            return _lower_list(annotation, arguments[0], place, as_tuple=True)
-        return _lower_fixed_tuple(annotation, arguments, place)
+        return _lower_tuple(annotation, arguments, place)
     cls = origin or annotation
     if annotation is torch.nn.Parameter:
         return place.leaf("Tensor")
@@ -198,6 +199,16 @@ def _lower_literal(values: tuple[object, ...], place: Place) -> Node:
     return place.leaf(schema_type, codec)
 
 
+def _lower_handle(annotation: object, arguments: tuple[object, ...], place: Place) -> Node:
+    if not arguments:
+        raise place.refuse(annotation, "which does not say of what", "Write ObjectHandle[T], T the object's class.")
+    if place.subject != "parameter":
+        raise place.refuse(annotation, "and an op returns no objects", "Return Tensors or numbers.")
+    if problem := unfit(arguments[0]):
+        raise place.refuse(annotation, *problem)
+    return place.leaf("SymInt", handle(arguments[0]))
+
+
 def _lower_list(annotation: object, element: object, place: Place, *, as_tuple: bool) -> Node:
     resolved, _ = unwrap(substitute(_evaluated(element, place), place.bound))
     if resolved in (torch.Tensor | None, typing.Optional[torch.Tensor]):  # noqa: UP045
@@ -234,7 +245,9 @@ def _list_advice(element: object) -> str:
     return "Use one list for each part, or a Tensor."
 
 
-def _lower_fixed_tuple(annotation: object, items: tuple[object, ...], place: Place) -> Node:
+def _lower_tuple(annotation: object, items: tuple[object, ...], place: Place) -> Node:
+    if len(items) == 2 and items[1] is ...:
+        return _lower_list(annotation, items[0], place, as_tuple=True)
     label = show_type(annotation)
     return Sequence(place.path, lower_each([(item, place.below(str(i))) for i, item in enumerate(items)]), label)
 

@@ -28,6 +28,7 @@ def compile_lowered(
     """The flat twin of *fn* for one *purpose*: `lowered`, `kernel` or `fake`."""
     to = Writer(lowering.prefix, rejections(lowering.name, lowering.location))
     reject_output = rejections(lowering.name, lowering.location, returned=ReturnValueError)
+    to.is_description = purpose == "fake"
     doc = _DOCS[purpose].format(name=lowering.name)
     title = f"{purpose} {fn.__module__}.{fn.__qualname__}"
     return compile_source(emit_lowered(lowering, fn, purpose, doc, to, title, reject_output, check))

@@ -24,8 +24,12 @@ def rejections(function: str, location: str, *, returned: type[OpSchemaError] | 
     def reject_for(node: Node | None) -> Callable[[object], None]:
         path, expected = ("output", "None") if node is None else (dotted(node.path), _expected(node))
         error = returned or (ArgumentValueError if isinstance(node, Leaf) else ArgumentError)
+        explain = node.codec.explain if isinstance(node, Leaf) else None
 
         def reject(value: object) -> None:
+            if explain is not None:
+                explained, text = explain(value, expected)
+                raise explained(f"{function}(): {of}'{path}' {text} ({location})")
             shown = f"{reprlib.repr(value)} ({type(value).__name__})"
             raise error(f"{function}(): {of}'{path}' is {shown}, expected {expected}. ({location})")
 

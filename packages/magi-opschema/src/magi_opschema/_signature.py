@@ -224,6 +224,8 @@ def _arguments(lowering: SignatureLowering, mutated: set[str]) -> tuple[Argument
             if default is not NO_DEFAULT and not takes(leaf.schema_type, default):
                 problems.append(_bad_default(leaf, default))
             holdable = default is not NO_DEFAULT and default_text(leaf.schema_type, default) is not None
+            if leaf.codec.is_process_bound and default is not None:
+                holdable = False
             arguments.append(
                 Argument(
                     leaf.name,

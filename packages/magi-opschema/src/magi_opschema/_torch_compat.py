@@ -14,6 +14,7 @@ import torch
 from torch._library.custom_ops import CustomOpDef as CustomOpDef
 from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
+from torch.fx.experimental.sym_node import DynamicInt
 
 
 below_autograd = torch._C._AutoDispatchBelowAutograd
@@ -61,6 +62,32 @@ def hide_from_dynamo(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     set_code_exec_strategy(fn.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
     return fn
+
+
+def symbolic_when_traced(value: int) -> int:
+    """An int that Dynamo makes an input of the graph wherever it finds it, so that its value is no constant there.
+
+    An int attribute of a module is a constant otherwise, and each value asks for another graph.
+    """
+    return DynamicInt(value)
+
+
+def run_at_trace_time(fn: Callable[[Any], None]) -> None:
+    """While Dynamo traces the call, run *fn* with its context; what it does leaves no trace in the graph."""
+    from torch._dynamo.comptime import comptime
+
+    comptime(fn)
+
+
+def traced_object(context: Any, name: str) -> Any:
+    """The object behind a local variable of the function that called `run_at_trace_time`.
+
+    None for one that comes into being in the traced code, because it does not exist yet.
+    """
+    variable = context.get_local(name, stacklevel=1)._ComptimeVar__variable.realize()
+    if variable.source is None:
+        return None
+    return variable.value if hasattr(variable, "value") else variable.as_python_constant()
 
 
 def run_on_fakes(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:

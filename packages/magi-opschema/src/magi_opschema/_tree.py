@@ -14,10 +14,12 @@ Plain data: nothing here knows torch, annotations or generated code.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal as TypingLiteral
 from typing import TypeAlias
+
+from .errors import OpSchemaError
 
 
 Path: TypeAlias = tuple[str, ...]
@@ -41,9 +43,16 @@ class Codec:
     """A condition under which the value is refused at the call; empty: none."""
     encode: str = "{value}"
     decode: str = "{value}"
+    """What the body gets. `{reject}` stands for the function that refuses a value."""
     constants: Mapping[str, object] = field(default_factory=dict, hash=False)
     expected: str = ""
     """What the refusal says was expected."""
+    described: str = ""
+    """What fakes, gradient functions and rules get, which describe the op and do not run it; empty: `decode`."""
+    explain: Callable[[object, str], tuple[type[OpSchemaError], str]] | None = field(default=None, compare=False)
+    """From a refused value and `expected` to the error class and what its sentence says after the parameter's name."""
+    is_process_bound: bool = False
+    """True if the schema argument means nothing in another process, so that it is no schema default."""
 
     @property
     def keeps_value(self) -> bool:

@@ -63,6 +63,10 @@ class ArgumentValueError(OpSchemaError, ValueError):
     """A value at a call is of the right class, but not among the values that the signature allows."""
 
 
+class HandleError(OpSchemaError, LookupError):
+    """A handle names no object of this process, or an object was asked for where there is none."""
+
+
 class ReturnValueError(OpSchemaError, TypeError):
     """A body or a fake returned something that the signature does not say."""
 
