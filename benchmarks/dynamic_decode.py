@@ -56,7 +56,8 @@ class RMSNorm(nn.Module):
         self.gamma = nn.Parameter(torch.ones(channels, 1, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.normalize(x, dim=1) * x.shape[1] ** 0.5 * self.gamma
+        out: Tensor = functional.normalize(x, dim=1) * x.shape[1] ** 0.5 * self.gamma
+        return out
 
 
 class CausalConv3d(nn.Conv3d):
@@ -97,7 +98,8 @@ class WanUpsample(nn.Module):
         images = x.permute(0, 2, 1, 3, 4).reshape(batch * frames, channels, height, width)
         images = functional.interpolate(images.float(), scale_factor=2.0, mode="nearest-exact").type_as(images)
         images = self.conv(images)
-        return images.reshape(batch, frames, channels // 2, 2 * height, 2 * width).permute(0, 2, 1, 3, 4)
+        video: Tensor = images.reshape(batch, frames, channels // 2, 2 * height, 2 * width).permute(0, 2, 1, 3, 4)
+        return video
 
 
 class Wan(nn.Module):
