@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every row of the type table: the body gets what the caller passed, in eager, compiled and exported form."""
 
 from __future__ import annotations

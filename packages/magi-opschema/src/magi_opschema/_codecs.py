@@ -132,7 +132,7 @@ def optional(codec: Codec) -> Codec:
         encode=codec.encode if codec.keeps_value else f"(None if {{value}} is None else {codec.encode})",
         decode=codec.decode if codec.decode == "{value}" else f"(None if {{value}} is None else {codec.decode})",
         described=codec.described and f"(None if {{value}} is None else {codec.described})",
-        expected=f"{codec.expected}, or None" if codec.expected else "",
+        expected=f"{codec.expected.removesuffix(', or None')}, or None" if codec.expected else "",
     )
 
 

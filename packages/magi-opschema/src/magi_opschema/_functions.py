@@ -84,11 +84,12 @@ def emit_lowered(
 
 
 def emit_inputs(lowering: SignatureLowering, to: Writer, title: str) -> Source:
-    """From the flat arguments to a tuple of the user's."""
+    """From the flat arguments, all by position, to a tuple of the user's."""
     values = _rebuild_parameters(lowering, to)
     to.line(f"return {_tuple_text(values)}")
     doc = f"Rebuild the arguments of {lowering.name}."
-    return _source(f"{lowering.name}_inputs", _flat_parameters(lowering.arguments, to), doc, to, title)
+    names = [argument.name for argument in lowering.arguments]
+    return _source(f"{lowering.name}_inputs", names, doc, to, title)
 
 
 def emit_flatten(

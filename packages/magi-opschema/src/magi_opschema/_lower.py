@@ -179,10 +179,10 @@ def _lower_union(annotation: object, members: tuple[object, ...], place: Place) 
         return lower(others[0], place).node
     inner = lower(others[0], place).node
     match inner:
-        case Leaf(schema_type=text) if text.endswith("?"):
-            return inner
         case Leaf():
-            return replace(inner, schema_type=f"{inner.schema_type}?", codec=codecs.optional(inner.codec))
+            # Below a record that may be None the schema type says so already, and the codec does not.
+            schema_type = inner.schema_type if inner.is_optional else f"{inner.schema_type}?"
+            return replace(inner, schema_type=schema_type, codec=codecs.optional(inner.codec))
         case Optional():
             return inner
     is_some = place.below("is_some").leaf("bool")

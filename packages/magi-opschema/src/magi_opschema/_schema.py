@@ -108,14 +108,14 @@ def takes(schema_type: str, value: object) -> bool:
 def default_text(schema_type: str, value: object) -> str | None:
     """*value* as the schema parser of torch 2.10 to 2.15 reads it back, or None if it would not.
 
-    The parser has no inf, nan, subnormal floats, non-empty lists of bools or strings, complex numbers with
-    a real part, or names for most layouts and memory formats (torch/csrc/jit/frontend/function_schema_parser.cpp).
+    The parser has no inf, nan, subnormal floats, lists of bools or strings, lists that may be None, complex numbers
+    with a real part, or names for most layouts and memory formats (torch/csrc/jit/frontend/function_schema_parser.cpp).
     """
     if value is None:
         return "None" if schema_type.endswith("?") else None
     kind = schema_type.removesuffix("?")
     if kind.endswith("[]"):
-        if kind not in {"SymInt[]", "float[]"} or not isinstance(value, (list, tuple)):
+        if schema_type not in {"SymInt[]", "float[]"} or not isinstance(value, (list, tuple)):
             return None
         items = [default_text(kind[:-2], item) for item in value]
         return None if None in items else f"[{', '.join(map(str, items))}]"

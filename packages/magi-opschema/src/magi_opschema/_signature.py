@@ -257,7 +257,7 @@ def _leaf_defaults(parameter: Parameter, lowering: SignatureLowering) -> list[ob
     if isinstance(parameter.node, Leaf) and parameter.node.codec.is_identity:
         return [parameter.default]
     source = emit_flatten(
-        (parameter,),
+        (replace(parameter, is_keyword_only=False),),
         Writer(lowering.prefix, rejections(lowering.name, lowering.location, of="the default of ")),
         f"default of {lowering.name}",
     )

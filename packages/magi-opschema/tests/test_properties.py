@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random signatures: whatever is nested in whatever, the body gets what the caller passed.
+
+A case is a list of parameters. Each has a random tree of records and leaves for its annotation, a value of it,
+and perhaps a default. Records are made anew for each case, as a user's classes are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+import io
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, make_dataclass
+from typing import Annotated, Any, Literal, NamedTuple, NewType, TypedDict
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from magi_opschema import SignatureLowering, lower_signature, magi_register_custom_op, op_def, opcheck
+from magi_opschema._bridge import Bridge
+from magi_opschema._tree import leaves
+from torch import Tensor
+from torch.types import Number
+
+
+class Mode(enum.Enum):
+    RMS = "rms"
+    LAYER = 'la"yer\n'
+
+
+class Level(enum.Enum):
+    LOW = 1
+    HIGH = 2.5
+    NONE = None
+
+
+class Access(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
+Meters = NewType("Meters", float)
+
+X = torch.arange(3.0)
+TORCH_CONSTANTS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+_numbers = itertools.count()
+
+
+def examples(count: int) -> settings:
+    """The same *count* cases in every run, however long each takes."""
+    slow_checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+    return settings(
+        max_examples=count, deadline=None, derandomize=True, database=None, suppress_health_check=slow_checks
+    )
+
+
+ints = st.integers(-(2**63), 2**63 - 1)
+floats = st.floats() | st.sampled_from([math.inf, -math.inf, math.nan, -0.0, 5e-324, 1.7976931348623157e308])
+texts = st.text() | st.sampled_from(
+    ["", '"', "'", "\\", "\n", "a\tb", "größe", "{x}", "%s", "None", "\N{SNOWMAN}", "x" * 300]
+)
+complexes = st.complex_numbers()
+tensors = st.builds(torch.full, st.sampled_from([(), (2,), (2, 0), (1, 3)]), st.floats(-2, 2))
+dtypes = st.sampled_from([torch.float32, torch.int8, torch.bool, torch.bfloat16, torch.complex64])
+devices = st.sampled_from([torch.device("cpu"), torch.device("cuda", 1), torch.device("meta")])
+layouts = st.sampled_from([torch.strided, torch.sparse_coo])
+memory_formats = st.sampled_from([torch.contiguous_format, torch.channels_last, torch.preserve_format])
+
+
+def lists(items: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
+    return st.lists(items, max_size=3)
+
+
+LEAVES: list[tuple[object, st.SearchStrategy[Any]]] = [
+    (Tensor, tensors),
+    (Tensor | None, tensors | st.none()),
+    (list[Tensor], lists(tensors)),
+    (list[Tensor] | None, lists(tensors) | st.none()),
+    (tuple[Tensor, ...], lists(tensors).map(tuple)),
+    (list[Tensor | None], lists(tensors | st.none())),
+    (list[Tensor | None] | None, lists(tensors | st.none()) | st.none()),
+    (int, ints),
+    (int | None, ints | st.none()),
+    (float, floats),
+    (float | None, floats | st.none()),
+    (bool, st.booleans()),
+    (str, texts),
+    (str | None, texts | st.none()),
+    (complex, complexes),
+    (Number, ints | floats | st.booleans()),
+    (int | float | None, ints | floats | st.none()),
+    (torch.dtype, dtypes),
+    (torch.dtype | None, dtypes | st.none()),
+    (torch.device, devices),
+    (torch.layout, layouts),
+    (torch.memory_format, memory_formats),
+    (list[int], lists(ints)),
+    (Sequence[float], lists(floats)),
+    (list[bool], lists(st.booleans())),
+    (list[str], lists(texts)),
+    (list[int] | None, lists(ints) | st.none()),
+    (tuple[int, ...], lists(ints).map(tuple)),
+    (tuple[str, ...] | None, lists(texts).map(tuple) | st.none()),
+    (list[complex], lists(complexes)),
+    (list[torch.dtype], lists(dtypes)),
+    (tuple[torch.device, ...], lists(devices).map(tuple)),
+    (Literal["rms", "layer"], st.sampled_from(["rms", "layer"])),
+    (Literal["rms", None], st.sampled_from(["rms", None])),
+    (Literal[1, 2], st.sampled_from([1, 2])),
+    (Literal["a", 1, True, b"b"], st.sampled_from(["a", 1, True, b"b"])),
+    (list[Literal["a", "b"]], lists(st.sampled_from(["a", "b"]))),
+    (Mode, st.sampled_from(Mode)),
+    (Mode | None, st.sampled_from(Mode) | st.none()),
+    (Level, st.sampled_from(Level)),
+    (Access, st.sampled_from([Access.READ, Access.READ | Access.WRITE, Access(0)])),
+    (list[Mode], lists(st.sampled_from(Mode))),
+    (tuple[Level, ...], lists(st.sampled_from(Level)).map(tuple)),
+    (Meters, floats),
+    (Annotated[int, "tokens"], ints),
+]
+# Names that are builtins, words of generated code, keywords to others, or hold the separator of flat names.
+FIELD_NAMES = [
+    "a",
+    "b",
+    "len",
+    "self",
+    "cls",
+    "item",
+    "key",
+    "x",
+    "value_",
+    "fn",
+    "output",
+    "match",
+    "größe",
+    "_m_a",
+    "c__d",
+]
+
+
+@dataclass(frozen=True)
+class Typed:
+    """An annotation and the strategy of its values."""
+
+    annotation: Any
+    values: st.SearchStrategy[Any]
+
+
+@dataclass(frozen=True)
+class Given:
+    """One parameter of a case."""
+
+    name: str
+    annotation: Any
+    value: Any
+    default: Any = inspect.Parameter.empty
+    is_keyword_only: bool = False
+
+
+@st.composite
+def typed(draw: st.DrawFn, depth: int) -> Typed:
+    """A leaf, or a record of random things."""
+    if depth == 0 or draw(st.integers(0, 2)) == 0:
+        return Typed(*draw(st.sampled_from(LEAVES)))
+    kind = draw(st.sampled_from(["dataclass", "slots", "namedtuple", "typeddict", "tuple", "optional"]))
+    if kind == "optional":
+        inner = draw(record(depth))
+        return Typed(inner.annotation | None, inner.values | st.none())
+    return draw(record(depth, kind))
+
+
+@st.composite
+def record(draw: st.DrawFn, depth: int, kind: str = "dataclass") -> Typed:
+    parts = draw(st.lists(typed(depth - 1), min_size=1 if kind == "tuple" else 0, max_size=4))
+    names = draw(st.permutations(FIELD_NAMES))[: len(parts)]
+    if kind == "tuple":
+        return Typed(tuple[tuple(part.annotation for part in parts)], st.tuples(*[part.values for part in parts]))  # type: ignore[misc]
+    hints = {name: part.annotation for name, part in zip(names, parts, strict=True)}
+    fields = {name: part.values for name, part in zip(names, parts, strict=True)}
+    if kind == "typeddict":
+        keys = {"class": "class ", **{name: name for name in names}}
+        keyed: Any = TypedDict("Keyed", {keys[name]: hint for name, hint in hints.items()})  # type: ignore[misc]
+        return Typed(keyed, st.fixed_dictionaries({keys[name]: values for name, values in fields.items()}))
+    if kind == "namedtuple":
+        renamed = {name: f"n{name}" if name.startswith("_") else name for name in names}
+        named: Any = NamedTuple("Named", [(renamed[name], hint) for name, hint in hints.items()])  # type: ignore[misc]
+        return Typed(named, st.tuples(*fields.values()).map(named._make))
+    cls: Any = make_dataclass("Data", list(hints.items()), frozen=True, slots=kind == "slots")
+    return Typed(cls, st.tuples(*fields.values()).map(lambda values: cls(*values)))
+
+
+@st.composite
+def cases(draw: st.DrawFn, depth: int = 2, parameters: int = 3) -> list[Given]:
+    """The parameters of one op, those without a default first."""
+    names = draw(st.permutations(["cfg", "v", "len", "größe", "self_", "_m_", "torch_op", "output"]))
+    found = []
+    for name in names[: draw(st.integers(1, parameters))]:
+        chosen = draw(typed(depth))
+        default = draw(st.just(inspect.Parameter.empty) | chosen.values)
+        found.append(Given(name, chosen.annotation, draw(chosen.values), default, draw(st.booleans())))
+    return sorted(found, key=lambda given: (given.is_keyword_only, given.default is not inspect.Parameter.empty))
+
+
+@st.composite
+def wide_cases(draw: st.DrawFn) -> list[Given]:
+    """More leaves than torch has arguments; few of them Tensors."""
+    kinds = [(annotation, values) for annotation, values in LEAVES if "Tensor" not in str(annotation)]
+    chosen = draw(st.lists(st.sampled_from(kinds), min_size=65, max_size=90))
+    cls = make_dataclass("Wide", [(f"f{i}", annotation) for i, (annotation, _) in enumerate(chosen)], frozen=True)
+    return [Given("cfg", cls, cls(*[draw(values) for _, values in chosen]))]
+
+
+def make_body(case: list[Given], seen: list[tuple[Any, ...]]) -> Callable[..., Tensor]:
+    """A function with the case's signature, which keeps what it is called with."""
+    kinds = [inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY]
+    parameters = [inspect.Parameter("x", kinds[0], annotation=Tensor)]
+    parameters += [
+        inspect.Parameter(given.name, kinds[given.is_keyword_only], annotation=given.annotation, default=given.default)
+        for given in case
+    ]
+
+    def body(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        bound = signature.bind(x, *args, **kwargs)
+        seen.append(tuple(bound.arguments.values())[1:])
+        return x * 2
+
+    signature = inspect.Signature(parameters, return_annotation=Tensor)
+    body.__signature__ = signature  # type: ignore[attr-defined]
+    return body
+
+
+def lower_case(case: list[Given]) -> SignatureLowering:
+    return lower_signature(make_body(case, []))
+
+
+def make_op(case: list[Given], seen: list[tuple[Any, ...]]) -> Callable[..., Any]:
+    name = f"opschema_properties::op{next(_numbers)}"
+    return magi_register_custom_op(name, infer_output_meta_fn=["x"])(make_body(case, seen))
+
+
+def passed(case: list[Given]) -> dict[str, Any]:
+    return {given.name: given.value for given in case}
+
+
+def values_of(case: list[Given]) -> tuple[Any, ...]:
+    return tuple(given.value for given in case)
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equal, of the same classes all the way down; nan is nan, and -0.0 is not 0.0."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, Tensor):
+        return torch.equal(left, right) and left.dtype == right.dtype
+    if isinstance(left, (float, complex)):
+        return repr(left) == repr(right)
+    if dataclasses.is_dataclass(left):
+        return all(same(getattr(left, part.name), getattr(right, part.name)) for part in dataclasses.fields(left))
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    return bool(left == right)
+
+
+def check_lowering(case: list[Given]) -> None:
+    lowering = lower_case(case)
+    bridge = Bridge(lowering)
+    flat = bridge.flatten(X, *[given.value for given in case if not given.is_keyword_only],
+                          **{given.name: given.value for given in case if given.is_keyword_only})  # fmt: skip
+    assert len(flat) == len(lowering.arguments) <= 64
+    assert sum(len(list(leaves(node))) for node in lowering.tree.values()) == len(lowering.leaves)
+    assert same(bridge.rebuild(*flat), (X, *values_of(case)))
+    schema = torch._C.parse_schema(f"ns::{lowering.schema}")
+    assert [argument.name for argument in schema.arguments] == [argument.name for argument in lowering.arguments]
+    for parsed, argument in zip(schema.arguments, lowering.arguments, strict=True):
+        assert parsed.has_default_value() == argument.has_default
+        # torch shows the default of a dtype or a device as its own number or text for it.
+        if argument.has_default and not isinstance(argument.default, TORCH_CONSTANTS):
+            default = list(argument.default) if isinstance(argument.default, tuple) else argument.default
+            assert parsed.default_value == default, (argument, parsed)
+    assert lower_case(case).schema == lowering.schema
+
+
+def check_eager(case: list[Given]) -> None:
+    seen: list[tuple[Any, ...]] = []
+    op = make_op(case, seen)
+    assert torch.equal(op(X, **passed(case)), X * 2)
+    assert same(seen.pop(), values_of(case))
+    without = {given.name: given.value for given in case if given.default is inspect.Parameter.empty}
+    op(X, **without)
+    expected = tuple(without.get(given.name, given.default) for given in case)
+    assert same(seen.pop(), expected)
+    positional = list(itertools.takewhile(lambda given: not given.is_keyword_only, case))
+    op(X, *[given.value for given in positional], **passed(case[len(positional) :]))
+    assert same(seen.pop(), values_of(case))
+
+
+def check_compiled(case: list[Given], backend: str) -> None:
+    torch.compiler.reset()
+    seen: list[tuple[Any, ...]] = []
+    op = make_op(case, seen)
+    compiled = torch.compile(lambda x, values: op(x, **values) + 1, fullgraph=True, backend=backend)
+    for _ in range(2):
+        assert torch.equal(compiled(X, passed(case)), X * 2 + 1)
+        assert same(seen.pop(), values_of(case))
+    assert not seen
+
+
+def check_exported(case: list[Given]) -> None:
+    seen: list[tuple[Any, ...]] = []
+    op = make_op(case, seen)
+    values = passed(case)
+
+    class Model(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return op(x, **values)  # type: ignore[no-any-return]
+
+    buffer = io.BytesIO()
+    torch.export.save(torch.export.export(Model(), (X,)), buffer)
+    buffer.seek(0)
+    loaded = torch.export.load(buffer).module()
+    assert torch.equal(loaded(X), X * 2)
+    assert same(seen[-1], values_of(case))
+
+
+@examples(120)
+@given(cases(depth=3))
+def test_flatten_and_rebuild_are_inverse(case: list[Given]) -> None:
+    check_lowering(case)
+
+
+@examples(8)
+@given(wide_cases())
+def test_wide_records(case: list[Given]) -> None:
+    check_lowering(case)
+    check_eager(case)
+
+
+@examples(60)
+@given(cases())
+def test_the_body_gets_the_value(case: list[Given]) -> None:
+    check_eager(case)
+
+
+@examples(12)
+@given(cases())
+def test_compiled_as_eager(case: list[Given]) -> None:
+    check_compiled(case, "eager")
+
+
+@examples(6)
+@given(cases(parameters=2))
+def test_exported_and_loaded(case: list[Given]) -> None:
+    check_exported(case)
+
+
+@pytest.mark.slow
+@examples(2000)
+@given(cases(depth=4))
+def test_many_lowerings(case: list[Given]) -> None:
+    check_lowering(case)
+    check_eager(case)
+
+
+@pytest.mark.slow
+@examples(60)
+@given(wide_cases())
+def test_many_wide_records(case: list[Given]) -> None:
+    check_lowering(case)
+    check_eager(case)
+    check_compiled(case, "aot_eager")
+
+
+@pytest.mark.slow
+@examples(150)
+@given(cases(depth=3))
+def test_many_compiled(case: list[Given]) -> None:
+    check_compiled(case, "aot_eager")
+
+
+@pytest.mark.slow
+@examples(60)
+@given(cases(depth=3))
+def test_many_exported(case: list[Given]) -> None:
+    check_exported(case)
+
+
+@pytest.mark.slow
+@examples(40)
+@given(cases(depth=2))
+def test_many_pass_opcheck(case: list[Given]) -> None:
+    op = make_op(case, [])
+    assert set(opcheck(op, (X,), passed(case)).values()) == {"SUCCESS"}
+    assert op_def(op).exposed_op is op
