@@ -173,6 +173,14 @@ def demo(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHON)
+def aten(session: nox.Session) -> None:
+    """Run every operator of the generated ATen surface in every active slot, and the tests of its generator."""
+    session.install(*_pins("magi-opschema"), "-e", "packages/magi-opschema[aten]", *_group("types"))
+    # One thread a process: the harness forks one per processor.
+    session.run("pytest", "packages/magi-opschema/tests/aten", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session(python=PYTHON)
 def bench(session: nox.Session) -> None:
     """Run benchmarks by name, for example `nox -s bench -- call_overhead`; all of them without a name."""
     _install_editable(session, *PACKAGES, groups=("bench", "models"))

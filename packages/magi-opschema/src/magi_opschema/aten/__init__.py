@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ._slots import use_slot as use_slot
     from ._stubs import *  # noqa: F403  # the names that mypy sees
 
+_MODULES = frozenset({"errors", "fft", "linalg", "special", "testing"})
+
 _HOMES = {
     "load": "_load",
     "pin": "_slots",
@@ -33,16 +35,19 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    if name in {"errors", "testing"}:
-        return importlib.import_module(f"{__name__}.{name}")
-    if name.startswith("_"):
-        # Python and its tools probe for these; no operator is called so, and none is worth generating a surface.
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
-    return importlib.import_module(f"{__name__}._load").attribute(name)
+if not TYPE_CHECKING:  # with it, a type checker would take any name
+
+    def __getattr__(name: str) -> Any:
+        if name in _HOMES:
+            return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        if name in _MODULES:
+            return importlib.import_module(f"{__name__}.{name}")
+        if name.startswith("_"):
+            # Python and its tools probe for these; no operator is called so, and none is worth generating a surface.
+            msg = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(msg)
+        value = globals()[name] = importlib.import_module(f"{__name__}._load").attribute(name)
+        return value
 
 
 def __dir__() -> list[str]:

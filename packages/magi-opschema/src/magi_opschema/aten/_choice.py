@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools as it
 from dataclasses import dataclass
 
+from ._python_text import default_of
 from ._schema import OPTIONS, Base, Parameter, Type, Variant
 
 
@@ -34,7 +35,7 @@ _TESTS = {
 
 @dataclass(frozen=True)
 class MergedParameter:
-    """One parameter of the merged signature: `default` is schema text, `UNSET`, or None for a required one."""
+    """One parameter of the merged signature: `default` is Python text, `UNSET`, or None for a required one."""
 
     name: str
     types: tuple[Type, ...]
@@ -216,7 +217,7 @@ def _merged_parameters(base: Base, positional: list[str], tested: set[str]) -> t
 
 
 def _default(params: list[Parameter], *, everywhere: bool) -> str | None:
-    defaults = {p.default for p in params if p.default is not None}
+    defaults = {default_of(p) for p in params if not p.required}
     if not everywhere or len(defaults) > 1:
         return UNSET
     return defaults.pop() if defaults else None

@@ -17,7 +17,7 @@ One function per base. Its first line picks where the calls go: to the dispatche
 from __future__ import annotations
 
 from ._choice import UNSET, Branch, Merged, MergedParameter, merge
-from ._python_text import default_of, default_text, out_text, returns_text, runtime_kind, union
+from ._python_text import default_of, out_text, returns_text, runtime_kind, union
 from ._schema import OPTIONS, Base, Overload, Parameter, Variant
 
 
@@ -64,7 +64,9 @@ def _emit_choice(base: Base) -> str:
 
 def _emit_variant(base: Base, variant: Variant, name: str) -> str:
     params = [p for p in variant.params if not p.kwarg_only or p.name != p.schema_name]
-    explicit = {p.name: MergedParameter(p.name, (p.type,), p.default, p.kwarg_only) for p in params}
+    explicit = {
+        p.name: MergedParameter(p.name, (p.type,), None if p.required else default_of(p), p.kwarg_only) for p in params
+    }
     takes_options = len(params) < len(variant.params)
     positional = [_merged_text(param) for param in explicit.values() if not param.kwarg_only]
     keyword = [_merged_text(param) for param in explicit.values() if param.kwarg_only]
@@ -103,7 +105,7 @@ def _merged_text(param: MergedParameter) -> str:
     text = f"{param.name}: {union(param.types)}"
     if param.default is None:
         return text
-    return f"{text} = {UNSET if param.default == UNSET else default_text(param.default)}"
+    return f"{text} = {param.default}"
 
 
 def _docstring(canonical: str, variants: tuple[Variant, ...]) -> list[str]:

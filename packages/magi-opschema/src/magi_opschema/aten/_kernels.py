@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import typing
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,6 +50,11 @@ class Kernel:
     supports: Callable[..., bool] | None
     backward: Callable[..., Any] | None
     setup_context: Callable[..., Any] | None
+
+    @cached_property
+    def unconditional(self) -> bool:
+        """Whether it serves every call of its overloads."""
+        return self.devices is None and self.dtypes is None and self.supports is None
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,9 @@ def served_variants(cell: Cell, fn: Callable[..., Any], only: str | None) -> tup
 
 def _signature_of(fn: Callable[..., Any], base: str) -> inspect.Signature:
     try:
-        return inspect.signature(fn)
+        return inspect.signature(fn, eval_str=True)
+    except NameError:
+        return inspect.signature(fn)  # an annotation names what only a type checker imports: it is not compared
     except (TypeError, ValueError) as error:
         msg = f"the kernel for aten::{base}, {fn!r}, has no signature that Python can read; wrap it in a function"
         raise KernelSignatureError(msg) from error

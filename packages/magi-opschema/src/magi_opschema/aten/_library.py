@@ -8,6 +8,7 @@ has that backward, otherwise ATen serves the call. Autocast and vmap are ATen's 
 from __future__ import annotations
 
 import functools as ft
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -171,7 +172,8 @@ def _schema_and_tags(aten: OpOverload, outs: tuple[str, ...]) -> tuple[str, tupl
     `Tag.out` tells AOTAutograd that the returns are the outs. Where torch does not know it, or it does not hold (a list
     of outs, or an input that is written as well), the operator returns nothing.
     """
-    schema = schema_text(aten)
+    # AOTAutograd warns about an argument called self, which it takes for a method's.
+    schema = re.sub(r"\bself\b", "input", schema_text(aten))
     tags = [getattr(torch.Tag, tag) for tag in _KEPT_TAGS if getattr(torch.Tag, tag) in aten.tags]
     if not outs:
         return schema, tuple(tags)

@@ -93,8 +93,15 @@ def default_text(default: str) -> str:
 
 
 def default_of(parameter: Parameter) -> str:
-    """The Python text of an optional parameter's own default."""
-    return default_text(str(parameter.default))
+    """The Python text of an optional parameter's own default.
+
+    The dispatcher spreads a single number over an `int[2]`, but not over a `SymInt[2]`: that default is spelt out.
+    """
+    text = default_text(str(parameter.default))
+    type_ = parameter.type
+    if type_.length and not type_.sized and re.fullmatch(r"-?\d+", text):
+        return repr((int(text),) * type_.length)
+    return text
 
 
 def returns_text(returns: tuple[Return, ...], out_count: int) -> str:

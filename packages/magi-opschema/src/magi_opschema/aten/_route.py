@@ -8,6 +8,7 @@ than an operator written in Python. Everything else, and all compiled code, goes
 
 from __future__ import annotations
 
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,19 +17,20 @@ from torch.nn import Parameter
 
 from ._cells import Namespace
 from ._kernels import Kernel, out_names
-from ._metadata import ATEN_SLOT
 from ._names import python_name
 from ._out import write_out
-from ._torch_compat import dispatcher_callable, is_traced_tensor, plain_dispatch
+from ._torch_compat import arguments, bump_version, dispatcher_callable, is_traced_tensor, plain_dispatch
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from ._cells import Cell, Pair
 
 
 _PLAIN = frozenset({Tensor, Parameter})
+_NO_TENSORS = frozenset({NoneType, bool, float, int, complex, str, torch.dtype, torch.device, torch.layout})
+_NONE_GIVEN: dict[str, Any] = {}
 
 
 def traced_namespace(cell: Cell, chosen: int | None) -> Namespace:
@@ -43,15 +45,21 @@ def traced_namespace(cell: Cell, chosen: int | None) -> Namespace:
     return Namespace(callables)
 
 
-def eager_namespace(cell: Cell, kernels: tuple[Kernel, ...]) -> Namespace:
-    """A router for each overload of the variants that have kernels, the dispatcher's callables for the others."""
+def eager_namespace(cell: Cell, kernels: tuple[Kernel, ...], chosen: Callable[[], int | None]) -> Namespace:
+    """A router for each overload of the variants that have kernels, the dispatcher's callables for the others.
+
+    Args:
+        cell: The base.
+        kernels: Its kernels, the lowest slot first.
+        chosen: The slot that a call prefers, asked at each call.
+    """
     callables = dict(vars(cell.aten_eager))
     for pair in _served_pairs(cell):
         serving = tuple(kernel for kernel in kernels if pair.leading in kernel.serves)
         if pair.functional is not None:
-            callables[python_name(pair.functional)] = _functional_router(cell, pair, serving)
+            callables[python_name(pair.functional)] = _functional_router(cell, pair, serving, chosen)
         if pair.out is not None:
-            callables[python_name(pair.out)] = _out_router(cell, pair, serving)
+            callables[python_name(pair.out)] = _out_router(cell, pair, serving, chosen)
     return Namespace(callables)
 
 
@@ -59,29 +67,25 @@ def select(
     kernels: tuple[Kernel, ...], chosen: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Kernel | None:
     """The kernel that serves a call in which no input needs a gradient; None for ATen."""
-    if chosen == ATEN_SLOT:
-        return None
-    first: Tensor | None = None
-    device_types: set[str] | None = None
     for kernel in kernels:
         if chosen is not None and kernel.slot != chosen:
             continue
-        if kernel.dtypes is not None or kernel.devices is not None:
-            if device_types is None:
-                tensors = list(tensors_in(args, kwargs))
-                first = tensors[0] if tensors else None
-                device_types = {t.device.type for t in tensors} or {_factory_device(kwargs)}
-            if kernel.devices is not None and not device_types <= kernel.devices:
-                continue
-            if (
-                kernel.dtypes is not None
-                and (first.dtype if first is not None else _factory_dtype(kwargs)) not in kernel.dtypes
-            ):
-                continue
-        if kernel.supports is not None and not kernel.supports(*args, **kwargs):
-            continue
-        return kernel
+        if kernel.unconditional or _supports(kernel, args, kwargs):
+            return kernel
     return None
+
+
+def _supports(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    tensors = tensors_in(args, kwargs)
+    if kernel.devices is not None:
+        devices = {t.device.type for t in tensors} or {_factory_device(kwargs)}
+        if not devices <= kernel.devices:
+            return False
+    if kernel.dtypes is not None:
+        dtype = tensors[0].dtype if tensors else _factory_dtype(kwargs)
+        if dtype not in kernel.dtypes:
+            return False
+    return kernel.supports is None or bool(kernel.supports(*args, **kwargs))
 
 
 def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
@@ -118,21 +122,28 @@ def _served_pairs(cell: Cell) -> list[Pair]:
     return [pair for pair in cell.pairs if pair.leading in served]
 
 
-def _is_plain(args: tuple[Any, ...]) -> bool | None:
-    """True for plain tensors of which none needs a gradient, None for one that does, False for anything else."""
-    grad = torch.is_grad_enabled()
-    needs_grad = False
-    for value in args:
-        if type(value) in _PLAIN:
-            needs_grad = needs_grad or (grad and value.requires_grad)
-        elif isinstance(value, Tensor):
-            return False
-        elif isinstance(value, (list, tuple)):
-            inner = _is_plain(tuple(value))
-            if inner is False:
+def _is_plain(values: Iterable[Any]) -> bool:
+    """Whether every tensor is torch's own class and needs no gradient, so that only a kernel is left to find.
+
+    Lists and parameters say no: the careful path looks into them.
+    """
+    for value in values:
+        type_ = type(value)
+        if type_ is Tensor:
+            if value.requires_grad:
                 return False
-            needs_grad = needs_grad or inner is None
-    return None if needs_grad else True
+        elif type_ not in _NO_TENSORS:
+            return False
+    return True
+
+
+def _needs_grad(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(args, kwargs))
+
+
+def has_traced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a tensor stands for another while a graph is made, which can happen without an active mode."""
+    return any(is_traced_tensor(type(t)) for t in tensors_in(args, kwargs) if type(t) not in _PLAIN)
 
 
 def _wraps_others(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -145,52 +156,87 @@ def _wraps_others(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     )
 
 
-def _functional_router(cell: Cell, pair: Pair, kernels: tuple[Kernel, ...]) -> Callable[..., Any]:
-    from ._slots import chosen_here
-
-    aten = dispatcher_callable(cell.overloads[str(pair.functional)])
+def _functional_router(
+    cell: Cell, pair: Pair, kernels: tuple[Kernel, ...], chosen: Callable[[], int | None]
+) -> Callable[..., Any]:
     name = str(pair.functional)
-    has_backward = any(kernel.backward is not None for kernel in kernels)
+    aten = dispatcher_callable(cell.overloads[name])
+    any_backward = any(kernel.backward is not None for kernel in kernels)
 
-    def route(*args: Any, **kwargs: Any) -> Any:
-        plain = _is_plain((*args, *kwargs.values())) if kwargs else _is_plain(args)
-        if plain and plain_dispatch():
-            kernel = select(kernels, chosen_here(cell), args, kwargs)
-            return kernel.fn(*args, **kwargs) if kernel is not None else aten(*args, **kwargs)
-        if (plain is None and not has_backward and plain_dispatch()) or _wraps_others(args, kwargs):
+    def careful(*args: Any, **kwargs: Any) -> Any:
+        if _wraps_others(args, kwargs):
             return aten(*args, **kwargs)
+        if plain_dispatch() and not has_traced(args, kwargs):
+            if not _needs_grad(args, kwargs):
+                kernel = select(kernels, chosen(), args, kwargs)
+                return aten(*args, **kwargs) if kernel is None else kernel.fn(*args, **python_names(kwargs))
+            if not any_backward:
+                return aten(*args, **kwargs)
         from ._library import library_op
 
-        return library_op(cell, pair, name, chosen_here(cell))(*args, **kwargs)
+        return library_op(cell, pair, name, chosen())(*args, **kwargs)
+
+    def route(*args: Any, **kwargs: Any) -> Any:
+        if not _is_plain(args) or (kwargs and not _is_plain(kwargs.values())) or not plain_dispatch():
+            return careful(*args, **kwargs)
+        kernel = select(kernels, chosen(), args, kwargs)
+        if kernel is None:
+            return aten(*args, **kwargs)
+        return kernel.fn(*args, **kwargs)
 
     return route
 
 
-def _out_router(cell: Cell, pair: Pair, kernels: tuple[Kernel, ...]) -> Callable[..., Any]:
-    from ._slots import chosen_here
-
-    aten = dispatcher_callable(cell.overloads[str(pair.out)])
+def _out_router(
+    cell: Cell, pair: Pair, kernels: tuple[Kernel, ...], chosen: Callable[[], int | None]
+) -> Callable[..., Any]:
     name = str(pair.out)
+    aten = dispatcher_callable(cell.overloads[name])
     names = out_names(cell, pair)
+    only = names[0] if len(names) == 1 and not _takes_list(cell, name) else None
 
-    def route(*args: Any, **kwargs: Any) -> Any:
-        plain = _is_plain((*args, *kwargs.values()))
-        if plain and plain_dispatch():
-            inputs = {key: value for key, value in kwargs.items() if key not in names}
-            kernel = select(kernels, chosen_here(cell), args, inputs)
-            if kernel is None:
-                return aten(*args, **kwargs)
+    def serve(kernel: Kernel, args: tuple[Any, ...], inputs: dict[str, Any], kwargs: dict[str, Any]) -> Any:
+        if not only:
             outs = tuple(kwargs[key] for key in names)
             written = run_kernel(kernel, args, inputs, outs)
             mark_written(outs)
             return written
-        if plain is None or _wraps_others(args, kwargs):
+        out = kwargs[only]
+        if not kernel.takes_out:
+            write_out(kernel.fn(*args, **inputs), out)
+        elif inputs:
+            kernel.fn(*args, **inputs, out=out)
+        else:
+            kernel.fn(*args, out=out)
+        bump_version(out)
+        return out
+
+    def careful(*args: Any, **kwargs: Any) -> Any:
+        # ATen's own error tells that out= and gradients do not go together.
+        if _wraps_others(args, kwargs) or _needs_grad(args, kwargs):
             return aten(*args, **kwargs)
+        if plain_dispatch() and not has_traced(args, kwargs):
+            inputs = python_names({key: value for key, value in kwargs.items() if key not in names})
+            kernel = select(kernels, chosen(), args, inputs)
+            return aten(*args, **kwargs) if kernel is None else serve(kernel, args, inputs, kwargs)
         from ._library import library_op
 
-        return library_op(cell, pair, name, chosen_here(cell))(*args, **kwargs)
+        return library_op(cell, pair, name, chosen())(*args, **kwargs)
+
+    def route(*args: Any, **kwargs: Any) -> Any:
+        if not _is_plain(args) or not _is_plain(kwargs.values()) or not plain_dispatch():
+            return careful(*args, **kwargs)
+        inputs = _NONE_GIVEN
+        if len(kwargs) > len(names):
+            inputs = {key: value for key, value in kwargs.items() if key not in names}
+        kernel = select(kernels, chosen(), args, inputs)
+        return aten(*args, **kwargs) if kernel is None else serve(kernel, args, inputs, kwargs)
 
     return route
+
+
+def _takes_list(cell: Cell, overload: str) -> bool:
+    return any(a.is_out and str(a.type) != "Tensor" for a in arguments(cell.overloads[overload]))
 
 
 def mark_written(outs: tuple[Any, ...]) -> None:
@@ -198,8 +244,8 @@ def mark_written(outs: tuple[Any, ...]) -> None:
     for out in outs:
         if isinstance(out, (list, tuple)):
             mark_written(tuple(out))
-        elif not out.is_inference():
-            torch.autograd.graph.increment_version(out)
+        else:
+            bump_version(out)
 
 
 def _factory_device(kwargs: dict[str, Any]) -> str:

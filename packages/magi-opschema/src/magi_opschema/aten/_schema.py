@@ -37,8 +37,14 @@ class Type:
 
     @cached_property
     def sized(self) -> bool:
-        """Whether a single element stands for the whole list, as `stride=1` does for `int[2] stride`."""
-        return re.search(r"\[\d+\]\??$", self.text) is not None
+        """Whether a single element stands for the whole list: `dim=1` for `int[1] dim`, but not for `SymInt[1]`."""
+        return re.fullmatch(r"int\[\d+\]\??", self.text) is not None
+
+    @cached_property
+    def length(self) -> int | None:
+        """The fixed length of a list type, 2 for `SymInt[2]`; None for any length."""
+        found = re.search(r"\[(\d+)\]\??$", self.text)
+        return int(found[1]) if found else None
 
     @cached_property
     def element(self) -> str:

@@ -10,6 +10,7 @@ when that changes.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import os
 import threading
@@ -245,6 +246,19 @@ def kernels_of(cell: Cell) -> list[Kernel]:
     return state.kernels if state is not None else []
 
 
+def active_cell(base: str, slot: int) -> Cell:
+    """The cell of *base*, whose *slot* has a kernel.
+
+    Raises:
+        UnknownOpError: The surface has no such operator.
+        SlotError: The slot has no kernel.
+    """
+    cell = _cell(base)
+    _check_number(slot, cell.base)
+    _check_active(slot, cell)
+    return cell
+
+
 def chosen_here(cell: Cell) -> int | None:
     """The slot that this thread's eager calls prefer."""
     stack = _thread.__dict__.get(cell.base)
@@ -289,7 +303,12 @@ def _refresh(cell: Cell) -> None:
     cell.traced = cell.aten_traced if aten_only else traced_namespace(cell, latest)
     if not state.environment_read:
         return  # the first eager call still has to read the environment
-    cell.eager = cell.aten_eager if not state.kernels else eager_namespace(cell, tuple(state.kernels))
+    if not state.kernels:
+        cell.eager = cell.aten_eager
+        return
+    for_all = _chosen_for_all(state)
+    chosen = functools.partial(chosen_here, cell) if state.used else lambda: for_all
+    cell.eager = eager_namespace(cell, tuple(state.kernels), chosen)
 
 
 def _cell(base: str) -> Cell:

@@ -42,18 +42,28 @@ def schema_text(overload: OpOverload) -> str:
     return text[text.index("(") :]
 
 
+_len_torch_dispatch_stack = torch._C._len_torch_dispatch_stack
+_len_torch_function_stack = torch._C._len_torch_function_stack
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+_peek_interpreter_stack = torch._C._functorch.peek_interpreter_stack
+
+
 def plain_dispatch() -> bool:
     """Whether a call goes straight to the kernel: no mode, no functorch transform, no autocast is active.
 
     torch 2.10 to 2.15; the same three stacks that `torch.overrides` and `torch._functorch` keep.
     """
-    c = torch._C
     return not (
-        c._len_torch_dispatch_stack()
-        or c._len_torch_function_stack()
-        or c._is_any_autocast_enabled()
-        or c._functorch.peek_interpreter_stack() is not None
+        _len_torch_dispatch_stack()
+        or _len_torch_function_stack()
+        or _is_any_autocast_enabled()
+        or _peek_interpreter_stack() is not None
     )
+
+
+def bump_version(tensor: torch.Tensor) -> None:
+    """`torch.autograd.graph.increment_version` without its look at the argument's kind (torch 2.10 to 2.15)."""
+    torch._C._increment_version((tensor,))
 
 
 @ft.cache
@@ -89,3 +99,33 @@ def is_traced_tensor(type_: type) -> bool:
     from torch._subclasses.functional_tensor import FunctionalTensor
 
     return issubclass(type_, (FakeTensor, FunctionalTensor))
+
+
+def resolve_overload(base: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """The overload that `torch.ops.aten.<base>` would call, `default` for the unnamed one (torch 2.10 to 2.15).
+
+    None where no overload takes these arguments: the resolution reports it by raising.
+    """
+    try:
+        name = torch._C._jit_resolve_packet(f"aten::{base}", *args, **kwargs)
+    except (RuntimeError, TypeError):
+        return None
+    return str(name) or "default"
+
+
+def default_tolerances(dtype: torch.dtype) -> tuple[float, float]:
+    """The relative and absolute tolerance of `torch.testing.assert_close` (torch 2.10 to 2.15)."""
+    rtol, atol = torch.testing._comparison.default_tolerances(dtype)
+    return rtol, atol
+
+
+def compile_whole(function: Callable[..., Any]) -> Callable[..., Any]:
+    """*function* compiled from scratch without graph breaks, where a size depends on data too (torch 2.10 to 2.15)."""
+    torch._dynamo.reset()
+
+    def call(*args: Any) -> Any:
+        with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True):
+            return compiled(*args)
+
+    compiled = torch.compile(function, fullgraph=True, backend="eager")
+    return call

@@ -8,6 +8,7 @@ import functools as ft
 import gc
 import importlib.metadata
 import importlib.util
+import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 _SCHEMA_FILE = "packaged/ATen/native/native_functions.yaml"
 _TAGS_FILE = "packaged/ATen/native/tags.yaml"
 
+
+_DEFAULT = re.compile(r"=(\[[^\]]*\]|[^,)]+)")
 
 _KINDS = frozenset({"functional", "mutable", "out"})
 """In-place overloads have no place on the surface: `out=` says the same with any target."""
@@ -137,7 +140,7 @@ def _overload(function: NativeFunction) -> Overload:
         tags=tuple(sorted(function.tags - {"generated"})),
         autogen="generated" in function.tags,
         module=function.python_module,
-        group=str(func.signature(strip_default=True)),
+        group=_DEFAULT.sub("", str(func.signature())),
     )
 
 

@@ -10,7 +10,10 @@ if TYPE_CHECKING:
     from ._stubs.fft import *  # noqa: F403  # the names that mypy sees
 
 
-def __getattr__(name: str) -> Any:
-    from ._load import submodule_attribute
+if not TYPE_CHECKING:  # with it, a type checker would take any name
 
-    return submodule_attribute("fft", name)
+    def __getattr__(name: str) -> Any:
+        from ._load import submodule_attribute
+
+        value = globals()[name] = submodule_attribute("fft", name)
+        return value

@@ -72,7 +72,7 @@ def convolution_backward(
     transposed: bool,
     output_padding: Sequence[int | SymInt],
     groups: int | SymInt,
-    output_mask: bool | Sequence[bool],
+    output_mask: Sequence[bool],
     *,
     out: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
@@ -86,7 +86,7 @@ def convolution_backward_overrideable(
     transposed: bool,
     output_padding: Sequence[int | SymInt],
     groups: int | SymInt,
-    output_mask: bool | Sequence[bool],
+    output_mask: Sequence[bool],
     *,
     out: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
@@ -167,7 +167,7 @@ def grid_sampler_2d_backward(
     interpolation_mode: int,
     padding_mode: int,
     align_corners: bool,
-    output_mask: bool | Sequence[bool],
+    output_mask: Sequence[bool],
     *,
     out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]: ...
@@ -178,7 +178,7 @@ def grid_sampler_3d_backward(
     interpolation_mode: int,
     padding_mode: int,
     align_corners: bool,
-    output_mask: bool | Sequence[bool],
+    output_mask: Sequence[bool],
     *,
     out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]: ...
@@ -230,7 +230,7 @@ def linear_backward(
     input: Tensor,
     grad_output: Tensor,
     weight: Tensor,
-    output_mask: bool | Sequence[bool],
+    output_mask: Sequence[bool],
     *,
     out: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
@@ -252,7 +252,7 @@ def matmul_backward(
     grad: Tensor,
     input: Tensor,
     other: Tensor,
-    mask: bool | Sequence[bool],
+    mask: Sequence[bool],
     *,
     out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]: ...
@@ -329,7 +329,7 @@ def native_batch_norm_backward(
     save_invstd: Tensor | None,
     train: bool,
     eps: float,
-    output_mask: bool | Sequence[bool],
+    output_mask: Sequence[bool],
     *,
     out: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
@@ -350,7 +350,7 @@ def native_group_norm_backward(
     C: int | SymInt,
     HxW: int | SymInt,
     group: int,
-    output_mask: bool | Sequence[bool],
+    output_mask: Sequence[bool],
     *,
     out: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
@@ -362,7 +362,7 @@ def native_layer_norm_backward(
     rstd: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    output_mask: bool | Sequence[bool],
+    output_mask: Sequence[bool],
     *,
     out: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
@@ -391,42 +391,42 @@ def nll_loss_backward(
 def reflection_pad1d_backward(
     grad_output: Tensor,
     input: Tensor,
-    padding: int | SymInt | Sequence[int | SymInt],
+    padding: Sequence[int | SymInt],
     *,
     out: Tensor | None = None,
 ) -> Tensor: ...
 def reflection_pad2d_backward(
     grad_output: Tensor,
     input: Tensor,
-    padding: int | SymInt | Sequence[int | SymInt],
+    padding: Sequence[int | SymInt],
     *,
     out: Tensor | None = None,
 ) -> Tensor: ...
 def reflection_pad3d_backward(
     grad_output: Tensor,
     input: Tensor,
-    padding: int | SymInt | Sequence[int | SymInt],
+    padding: Sequence[int | SymInt],
     *,
     out: Tensor | None = None,
 ) -> Tensor: ...
 def replication_pad1d_backward(
     grad_output: Tensor,
     input: Tensor,
-    padding: int | SymInt | Sequence[int | SymInt],
+    padding: Sequence[int | SymInt],
     *,
     out: Tensor | None = None,
 ) -> Tensor: ...
 def replication_pad2d_backward(
     grad_output: Tensor,
     input: Tensor,
-    padding: int | SymInt | Sequence[int | SymInt],
+    padding: Sequence[int | SymInt],
     *,
     out: Tensor | None = None,
 ) -> Tensor: ...
 def replication_pad3d_backward(
     grad_output: Tensor,
     input: Tensor,
-    padding: int | SymInt | Sequence[int | SymInt],
+    padding: Sequence[int | SymInt],
     *,
     out: Tensor | None = None,
 ) -> Tensor: ...
@@ -527,8 +527,8 @@ def unfold_backward(
 ) -> Tensor: ...
 def upsample_bicubic2d_backward(
     grad_output: Tensor,
-    output_size: int | SymInt | Sequence[int | SymInt],
-    input_size: int | SymInt | Sequence[int | SymInt],
+    output_size: Sequence[int | SymInt],
+    input_size: Sequence[int | SymInt],
     align_corners: bool,
     scales_h: float | None = None,
     scales_w: float | None = None,
@@ -537,8 +537,8 @@ def upsample_bicubic2d_backward(
 ) -> Tensor: ...
 def upsample_bilinear2d_backward(
     grad_output: Tensor,
-    output_size: int | SymInt | Sequence[int | SymInt],
-    input_size: int | SymInt | Sequence[int | SymInt],
+    output_size: Sequence[int | SymInt],
+    input_size: Sequence[int | SymInt],
     align_corners: bool,
     scales_h: float | None = None,
     scales_w: float | None = None,
@@ -547,8 +547,8 @@ def upsample_bilinear2d_backward(
 ) -> Tensor: ...
 def upsample_linear1d_backward(
     grad_output: Tensor,
-    output_size: int | SymInt | Sequence[int | SymInt],
-    input_size: int | SymInt | Sequence[int | SymInt],
+    output_size: Sequence[int | SymInt],
+    input_size: Sequence[int | SymInt],
     align_corners: bool,
     scales: float | None = None,
     *,
@@ -556,16 +556,16 @@ def upsample_linear1d_backward(
 ) -> Tensor: ...
 def upsample_nearest1d_backward(
     grad_output: Tensor,
-    output_size: int | SymInt | Sequence[int | SymInt],
-    input_size: int | SymInt | Sequence[int | SymInt],
+    output_size: Sequence[int | SymInt],
+    input_size: Sequence[int | SymInt],
     scales: float | None = None,
     *,
     out: Tensor | None = None,
 ) -> Tensor: ...
 def upsample_nearest2d_backward(
     grad_output: Tensor,
-    output_size: int | SymInt | Sequence[int | SymInt],
-    input_size: int | SymInt | Sequence[int | SymInt],
+    output_size: Sequence[int | SymInt],
+    input_size: Sequence[int | SymInt],
     scales_h: float | None = None,
     scales_w: float | None = None,
     *,
@@ -573,8 +573,8 @@ def upsample_nearest2d_backward(
 ) -> Tensor: ...
 def upsample_nearest3d_backward(
     grad_output: Tensor,
-    output_size: int | SymInt | Sequence[int | SymInt],
-    input_size: int | SymInt | Sequence[int | SymInt],
+    output_size: Sequence[int | SymInt],
+    input_size: Sequence[int | SymInt],
     scales_d: float | None = None,
     scales_h: float | None = None,
     scales_w: float | None = None,
@@ -583,8 +583,8 @@ def upsample_nearest3d_backward(
 ) -> Tensor: ...
 def upsample_trilinear3d_backward(
     grad_output: Tensor,
-    output_size: int | SymInt | Sequence[int | SymInt],
-    input_size: int | SymInt | Sequence[int | SymInt],
+    output_size: Sequence[int | SymInt],
+    input_size: Sequence[int | SymInt],
     align_corners: bool,
     scales_d: float | None = None,
     scales_h: float | None = None,

@@ -10,13 +10,13 @@ from magi_opschema.aten._types import Device, Scalar
 
 def adaptive_avg_pool2d(
     input: Tensor,
-    output_size: int | SymInt | Sequence[int | SymInt],
+    output_size: Sequence[int | SymInt],
     *,
     out: Tensor | None = None,
 ) -> Tensor: ...
 def adaptive_avg_pool3d(
     input: Tensor,
-    output_size: int | SymInt | Sequence[int | SymInt],
+    output_size: Sequence[int | SymInt],
     *,
     out: Tensor | None = None,
 ) -> Tensor: ...
@@ -64,7 +64,7 @@ def binary_cross_entropy(
 ) -> Tensor: ...
 def col2im(
     input: Tensor,
-    output_size: int | SymInt | Sequence[int | SymInt],
+    output_size: Sequence[int | SymInt],
     kernel_size: int | Sequence[int],
     dilation: int | Sequence[int],
     padding: int | Sequence[int],
@@ -75,11 +75,11 @@ def col2im(
 def conv_depthwise3d(
     input: Tensor,
     weight: Tensor,
-    kernel_size: int | SymInt | Sequence[int | SymInt],
+    kernel_size: Sequence[int | SymInt],
     bias: Tensor | None,
-    stride: int | SymInt | Sequence[int | SymInt],
-    padding: int | SymInt | Sequence[int | SymInt],
-    dilation: int | SymInt | Sequence[int | SymInt],
+    stride: Sequence[int | SymInt],
+    padding: Sequence[int | SymInt],
+    dilation: Sequence[int | SymInt],
     *,
     out: Tensor | None = None,
 ) -> Tensor: ...
@@ -175,14 +175,14 @@ def max_pool3d_with_indices(
 def max_unpool2d(
     input: Tensor,
     indices: Tensor,
-    output_size: int | SymInt | Sequence[int | SymInt],
+    output_size: Sequence[int | SymInt],
     *,
     out: Tensor | None = None,
 ) -> Tensor: ...
 def max_unpool3d(
     input: Tensor,
     indices: Tensor,
-    output_size: int | SymInt | Sequence[int | SymInt],
+    output_size: Sequence[int | SymInt],
     stride: int | Sequence[int],
     padding: int | Sequence[int],
     *,
@@ -257,103 +257,103 @@ def nll_loss_forward(
 ) -> tuple[Tensor, Tensor]: ...
 def reflection_pad1d(
     input: Tensor,
-    padding: int | SymInt | Sequence[int | SymInt],
+    padding: Sequence[int | SymInt],
     *,
     out: Tensor | None = None,
 ) -> Tensor: ...
 def reflection_pad2d(
     input: Tensor,
-    padding: int | SymInt | Sequence[int | SymInt],
+    padding: Sequence[int | SymInt],
     *,
     out: Tensor | None = None,
 ) -> Tensor: ...
 def reflection_pad3d(
     input: Tensor,
-    padding: int | SymInt | Sequence[int | SymInt],
+    padding: Sequence[int | SymInt],
     *,
     out: Tensor | None = None,
 ) -> Tensor: ...
 def replication_pad1d(
     input: Tensor,
-    padding: int | SymInt | Sequence[int | SymInt],
+    padding: Sequence[int | SymInt],
     *,
     out: Tensor | None = None,
 ) -> Tensor: ...
 def replication_pad2d(
     input: Tensor,
-    padding: int | SymInt | Sequence[int | SymInt],
+    padding: Sequence[int | SymInt],
     *,
     out: Tensor | None = None,
 ) -> Tensor: ...
 def replication_pad3d(
     input: Tensor,
-    padding: int | SymInt | Sequence[int | SymInt],
+    padding: Sequence[int | SymInt],
     *,
     out: Tensor | None = None,
 ) -> Tensor: ...
 def slow_conv3d(
     input: Tensor,
     weight: Tensor,
-    kernel_size: int | SymInt | Sequence[int | SymInt],
+    kernel_size: Sequence[int | SymInt],
     bias: Tensor | None = None,
-    stride: int | SymInt | Sequence[int | SymInt] = 1,
-    padding: int | SymInt | Sequence[int | SymInt] = 0,
+    stride: Sequence[int | SymInt] = (1, 1, 1),
+    padding: Sequence[int | SymInt] = (0, 0, 0),
     *,
     out: Tensor | None = None,
 ) -> Tensor: ...
 def slow_conv3d_forward(
     input: Tensor,
     weight: Tensor,
-    kernel_size: int | SymInt | Sequence[int | SymInt],
+    kernel_size: Sequence[int | SymInt],
     bias: Tensor | None,
-    stride: int | SymInt | Sequence[int | SymInt],
-    padding: int | SymInt | Sequence[int | SymInt],
+    stride: Sequence[int | SymInt],
+    padding: Sequence[int | SymInt],
     *,
     out: Tensor | None = None,
 ) -> Tensor: ...
 def slow_conv_dilated2d(
     input: Tensor,
     weight: Tensor,
-    kernel_size: int | SymInt | Sequence[int | SymInt],
+    kernel_size: Sequence[int | SymInt],
     bias: Tensor | None = None,
-    stride: int | SymInt | Sequence[int | SymInt] = 1,
-    padding: int | SymInt | Sequence[int | SymInt] = 0,
-    dilation: int | SymInt | Sequence[int | SymInt] = 1,
+    stride: Sequence[int | SymInt] = (1, 1),
+    padding: Sequence[int | SymInt] = (0, 0),
+    dilation: Sequence[int | SymInt] = (1, 1),
     *,
     out: Tensor | None = None,
 ) -> Tensor: ...
 def slow_conv_dilated3d(
     input: Tensor,
     weight: Tensor,
-    kernel_size: int | SymInt | Sequence[int | SymInt],
+    kernel_size: Sequence[int | SymInt],
     bias: Tensor | None = None,
-    stride: int | SymInt | Sequence[int | SymInt] = 1,
-    padding: int | SymInt | Sequence[int | SymInt] = 0,
-    dilation: int | SymInt | Sequence[int | SymInt] = 1,
+    stride: Sequence[int | SymInt] = (1, 1, 1),
+    padding: Sequence[int | SymInt] = (0, 0, 0),
+    dilation: Sequence[int | SymInt] = (1, 1, 1),
     *,
     out: Tensor | None = None,
 ) -> Tensor: ...
 def slow_conv_transpose2d(
     input: Tensor,
     weight: Tensor,
-    kernel_size: int | SymInt | Sequence[int | SymInt],
+    kernel_size: Sequence[int | SymInt],
     bias: Tensor | None = None,
-    stride: int | SymInt | Sequence[int | SymInt] = 1,
-    padding: int | SymInt | Sequence[int | SymInt] = 0,
-    output_padding: int | SymInt | Sequence[int | SymInt] = 0,
-    dilation: int | SymInt | Sequence[int | SymInt] = 1,
+    stride: Sequence[int | SymInt] = (1, 1),
+    padding: Sequence[int | SymInt] = (0, 0),
+    output_padding: Sequence[int | SymInt] = (0, 0),
+    dilation: Sequence[int | SymInt] = (1, 1),
     *,
     out: Tensor | None = None,
 ) -> Tensor: ...
 def slow_conv_transpose3d(
     input: Tensor,
     weight: Tensor,
-    kernel_size: int | SymInt | Sequence[int | SymInt],
+    kernel_size: Sequence[int | SymInt],
     bias: Tensor | None = None,
-    stride: int | SymInt | Sequence[int | SymInt] = 1,
-    padding: int | SymInt | Sequence[int | SymInt] = 0,
-    output_padding: int | SymInt | Sequence[int | SymInt] = 0,
-    dilation: int | SymInt | Sequence[int | SymInt] = 1,
+    stride: Sequence[int | SymInt] = (1, 1, 1),
+    padding: Sequence[int | SymInt] = (0, 0, 0),
+    output_padding: Sequence[int | SymInt] = (0, 0, 0),
+    dilation: Sequence[int | SymInt] = (1, 1, 1),
     *,
     out: Tensor | None = None,
 ) -> Tensor: ...
@@ -375,10 +375,10 @@ def soft_margin_loss(
 def thnn_conv2d(
     input: Tensor,
     weight: Tensor,
-    kernel_size: int | SymInt | Sequence[int | SymInt],
+    kernel_size: Sequence[int | SymInt],
     bias: Tensor | None = None,
-    stride: int | SymInt | Sequence[int | SymInt] = 1,
-    padding: int | SymInt | Sequence[int | SymInt] = 0,
+    stride: Sequence[int | SymInt] = (1, 1),
+    padding: Sequence[int | SymInt] = (0, 0),
     *,
     out: Tensor | None = None,
 ) -> Tensor: ...
@@ -394,7 +394,7 @@ def upsample_bicubic2d(
 @overload
 def upsample_bicubic2d(
     input: Tensor,
-    output_size: int | SymInt | Sequence[int | SymInt],
+    output_size: Sequence[int | SymInt],
     align_corners: bool,
     scales_h: float | None = None,
     scales_w: float | None = None,
@@ -413,7 +413,7 @@ def upsample_bilinear2d(
 @overload
 def upsample_bilinear2d(
     input: Tensor,
-    output_size: int | SymInt | Sequence[int | SymInt],
+    output_size: Sequence[int | SymInt],
     align_corners: bool,
     scales_h: float | None = None,
     scales_w: float | None = None,
@@ -432,7 +432,7 @@ def upsample_linear1d(
 @overload
 def upsample_linear1d(
     input: Tensor,
-    output_size: int | SymInt | Sequence[int | SymInt],
+    output_size: Sequence[int | SymInt],
     align_corners: bool,
     scales: float | None = None,
     *,
@@ -449,7 +449,7 @@ def upsample_nearest1d(
 @overload
 def upsample_nearest1d(
     input: Tensor,
-    output_size: int | SymInt | Sequence[int | SymInt],
+    output_size: Sequence[int | SymInt],
     scales: float | None = None,
     *,
     out: Tensor | None = None,
@@ -465,7 +465,7 @@ def upsample_nearest2d(
 @overload
 def upsample_nearest2d(
     input: Tensor,
-    output_size: int | SymInt | Sequence[int | SymInt],
+    output_size: Sequence[int | SymInt],
     scales_h: float | None = None,
     scales_w: float | None = None,
     *,
@@ -482,7 +482,7 @@ def upsample_nearest3d(
 @overload
 def upsample_nearest3d(
     input: Tensor,
-    output_size: int | SymInt | Sequence[int | SymInt],
+    output_size: Sequence[int | SymInt],
     scales_d: float | None = None,
     scales_h: float | None = None,
     scales_w: float | None = None,
@@ -501,7 +501,7 @@ def upsample_trilinear3d(
 @overload
 def upsample_trilinear3d(
     input: Tensor,
-    output_size: int | SymInt | Sequence[int | SymInt],
+    output_size: Sequence[int | SymInt],
     align_corners: bool,
     scales_d: float | None = None,
     scales_h: float | None = None,

@@ -18,14 +18,6 @@ def bernoulli(
 @overload
 def bernoulli(
     input: Tensor,
-    p: float,
-    *,
-    out: Tensor | None = None,
-    generator: Generator | None = None,
-) -> Tensor: ...
-@overload
-def bernoulli(
-    input: Tensor,
     p: Tensor,
     *,
     out: Tensor | None = None,
@@ -34,7 +26,7 @@ def bernoulli(
 @overload
 def bernoulli(
     input: Tensor,
-    p: float = 0.5,
+    p: float,
     *,
     out: Tensor | None = None,
     generator: Generator | None = None,

@@ -1121,7 +1121,7 @@ def repeat_interleave(
 ) -> Tensor: ...
 def roll(
     input: Tensor,
-    shifts: int | SymInt | Sequence[int | SymInt],
+    shifts: Sequence[int | SymInt],
     dims: int | Sequence[int] = (),
     *,
     out: Tensor | None = None,

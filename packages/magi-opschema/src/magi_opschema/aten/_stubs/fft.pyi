@@ -18,7 +18,7 @@ def fft(
 ) -> Tensor: ...
 def fft2(
     input: Tensor,
-    s: int | SymInt | Sequence[int | SymInt] | None = None,
+    s: Sequence[int | SymInt] | None = None,
     dim: int | Sequence[int] = (-2, -1),
     norm: str | None = None,
     *,
@@ -36,7 +36,7 @@ def fftfreq(
 ) -> Tensor: ...
 def fftn(
     input: Tensor,
-    s: int | SymInt | Sequence[int | SymInt] | None = None,
+    s: Sequence[int | SymInt] | None = None,
     dim: int | Sequence[int] | None = None,
     norm: str | None = None,
     *,
@@ -52,7 +52,7 @@ def hfft(
 ) -> Tensor: ...
 def hfft2(
     input: Tensor,
-    s: int | SymInt | Sequence[int | SymInt] | None = None,
+    s: Sequence[int | SymInt] | None = None,
     dim: int | Sequence[int] = (-2, -1),
     norm: str | None = None,
     *,
@@ -60,7 +60,7 @@ def hfft2(
 ) -> Tensor: ...
 def hfftn(
     input: Tensor,
-    s: int | SymInt | Sequence[int | SymInt] | None = None,
+    s: Sequence[int | SymInt] | None = None,
     dim: int | Sequence[int] | None = None,
     norm: str | None = None,
     *,
@@ -76,7 +76,7 @@ def ifft(
 ) -> Tensor: ...
 def ifft2(
     input: Tensor,
-    s: int | SymInt | Sequence[int | SymInt] | None = None,
+    s: Sequence[int | SymInt] | None = None,
     dim: int | Sequence[int] = (-2, -1),
     norm: str | None = None,
     *,
@@ -84,7 +84,7 @@ def ifft2(
 ) -> Tensor: ...
 def ifftn(
     input: Tensor,
-    s: int | SymInt | Sequence[int | SymInt] | None = None,
+    s: Sequence[int | SymInt] | None = None,
     dim: int | Sequence[int] | None = None,
     norm: str | None = None,
     *,
@@ -100,7 +100,7 @@ def ihfft(
 ) -> Tensor: ...
 def ihfft2(
     input: Tensor,
-    s: int | SymInt | Sequence[int | SymInt] | None = None,
+    s: Sequence[int | SymInt] | None = None,
     dim: int | Sequence[int] = (-2, -1),
     norm: str | None = None,
     *,
@@ -108,7 +108,7 @@ def ihfft2(
 ) -> Tensor: ...
 def ihfftn(
     input: Tensor,
-    s: int | SymInt | Sequence[int | SymInt] | None = None,
+    s: Sequence[int | SymInt] | None = None,
     dim: int | Sequence[int] | None = None,
     norm: str | None = None,
     *,
@@ -124,7 +124,7 @@ def irfft(
 ) -> Tensor: ...
 def irfft2(
     input: Tensor,
-    s: int | SymInt | Sequence[int | SymInt] | None = None,
+    s: Sequence[int | SymInt] | None = None,
     dim: int | Sequence[int] = (-2, -1),
     norm: str | None = None,
     *,
@@ -132,7 +132,7 @@ def irfft2(
 ) -> Tensor: ...
 def irfftn(
     input: Tensor,
-    s: int | SymInt | Sequence[int | SymInt] | None = None,
+    s: Sequence[int | SymInt] | None = None,
     dim: int | Sequence[int] | None = None,
     norm: str | None = None,
     *,
@@ -148,7 +148,7 @@ def rfft(
 ) -> Tensor: ...
 def rfft2(
     input: Tensor,
-    s: int | SymInt | Sequence[int | SymInt] | None = None,
+    s: Sequence[int | SymInt] | None = None,
     dim: int | Sequence[int] = (-2, -1),
     norm: str | None = None,
     *,
@@ -166,7 +166,7 @@ def rfftfreq(
 ) -> Tensor: ...
 def rfftn(
     input: Tensor,
-    s: int | SymInt | Sequence[int | SymInt] | None = None,
+    s: Sequence[int | SymInt] | None = None,
     dim: int | Sequence[int] | None = None,
     norm: str | None = None,
     *,

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`magi-opschema aten new`: a typed kernel to fill in, and its test."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ._names import base_name, canonical_name, nearest
+from ._python_text import annotation, default_of, out_text, returns_text
+from .errors import ScaffoldError, SlotError, UnknownOpError
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ._schema import Base, Variant
+    from ._torchgen import InstalledSchemas
+
+
+_KERNEL = '''\
+"""Kernels for aten::{base} in slot {slot}."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Generator, Tensor, dtype, layout, memory_format
+
+from magi_opschema import aten
+from magi_opschema.aten._types import Device, Scalar
+
+{functions}'''
+
+_FUNCTION = '''
+
+def {name}_supports({parameters}) -> bool:
+    """Whether the kernel serves this call; false leaves it to the next slot."""
+    return True
+
+
+@aten.register_slot("{overload}", {slot}, devices=("cpu", "cuda"), supports={name}_supports)
+def {name}({parameters_with_out}) -> {returns}:
+    """aten::{schema}."""
+    raise NotImplementedError
+'''
+
+_TEST = '''\
+"""The kernels for aten::{base} in slot {slot} against ATen, over shapes, dtypes, layouts and the contract of out=."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+from magi_opschema.aten import testing
+
+
+def test_{stem}() -> None:
+    runpy.run_path(str(Path(__file__).with_name("{stem}.py")))
+    report = testing.check([("{base}", {slot})])["{base}", {slot}]
+
+    assert [str(row) for row in report.failures] == []
+    assert any(row.outcome == "pass" for row in report.rows), report.skips
+'''
+
+
+def scaffold(op: str, slot: int, folder: Path, schemas: InstalledSchemas) -> list[Path]:
+    """Write a kernel file and a test file for *op* into *folder*.
+
+    Args:
+        op: A base (`softmax`, `linalg.norm`), for a kernel per overload, or one overload (`add.Tensor`).
+        slot: 0 to 7.
+        folder: Where; made if it is missing.
+        schemas: Those of the installed torch.
+
+    Returns:
+        The two files.
+
+    Raises:
+        UnknownOpError: torch has no such operator, or it has no overload that writes into out=.
+        SlotError: *slot* is not 0 to 7.
+        ScaffoldError: One of the files exists.
+    """
+    if not 0 <= slot <= 7:
+        msg = f"slot {slot}: kernels go into slots 0 to 7; 8 is ATen itself"
+        raise SlotError(msg)
+    base, only = _find(op, schemas)
+    variants = [v for v in base.variants if only is None or only in {o.name or "default" for o in v.overloads}]
+    if not variants:
+        names = sorted(overload.name or "default" for overload in base.overloads)
+        msg = f"aten::{base.name} has no overload {only!r}{nearest(only or '', names)}"
+        raise UnknownOpError(msg)
+    stem = f"{base.name}_slot{slot}"
+    functions = "".join(_function(base, variant, slot) for variant in variants)
+    files = {
+        folder / f"{stem}.py": _KERNEL.format(base=base.name, slot=slot, functions=functions.lstrip("\n")),
+        folder / f"test_{stem}.py": _TEST.format(base=base.name, slot=slot, stem=stem),
+    }
+    for path in files:
+        if path.exists():
+            msg = f"{path} exists; move it away, or name another folder with --out"
+            raise ScaffoldError(msg)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, text in files.items():
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        for path in files:
+            path.unlink(missing_ok=True)
+        msg = f"cannot write {folder}: {error.strerror}"
+        raise ScaffoldError(msg) from error
+    return list(files)
+
+
+def _find(op: str, schemas: InstalledSchemas) -> tuple[Base, str | None]:
+    for name, only in ((op, None), (base_name(op), None), tuple(op.rpartition(".")[::2])):
+        if name in schemas.out_counts:
+            return schemas.base(name), only
+    known = [*schemas.out_counts, *map(canonical_name, schemas.out_counts)]
+    msg = f"torch {schemas.torch_version} has no operator {op!r} that writes into out={nearest(op, known)}"
+    raise UnknownOpError(msg)
+
+
+def _function(base: Base, variant: Variant, slot: int) -> str:
+    leading = variant.leading
+    positional = [p for p in variant.params if not p.kwarg_only]
+    keyword = [p for p in variant.params if p.kwarg_only]
+    spelt = {
+        p: f"{p.name}: {annotation(p.type)}" + ("" if p.required else f" = {default_of(p)}") for p in variant.params
+    }
+    parameters = [spelt[p] for p in positional] + (["*", *(spelt[p] for p in keyword)] if keyword else [])
+    out = f"out: {out_text(variant.out_count)} | None = None"
+    with_out = [*(spelt[p] for p in positional), "*", *(spelt[p] for p in keyword), out]
+    return _FUNCTION.format(
+        name=f"{base.name}_{leading.attribute}",
+        overload=leading.qualified if leading.name else f"{base.name}.default",
+        slot=slot,
+        parameters=", ".join(parameters),
+        parameters_with_out=", ".join(with_out),
+        returns=returns_text(leading.returns, variant.out_count),
+        schema=leading.schema,
+    )
