@@ -18,8 +18,9 @@ kernels and the compiler, `torch.compile` with Inductor, no CUDA graphs; they di
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import magi_opschema
@@ -189,7 +190,6 @@ def stack(ops: Ops, case: Case, device: str, dtype: torch.dtype) -> nn.Module:
 
 def compiled(model: nn.Module, options: dict[str, bool]) -> Callable[[Tensor], Tensor]:
     """The model under plain `torch.compile`."""
-    torch.compiler.reset()
     return torch.compile(model, fullgraph=True, dynamic=False, options=dict(options) or None)
 
 
@@ -200,21 +200,41 @@ def has_epilogue_fusion() -> bool:
     return hasattr(config, "epilogue_fusion_user_defined_triton_kernel")
 
 
-def arms(case: Case, device: str, dtype: torch.dtype) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Every arm compiled, and checked against the first one in eager."""
-    ops = registered_once()
-    options: dict[str, dict[str, bool]] = {name: {} for name in ops}
+def options_of_arms(device: str) -> dict[str, dict[str, bool]]:
+    """The arms that this machine and this torch can run, and the compiler options of each."""
+    options: dict[str, dict[str, bool]] = {name: {} for name in registered_once()}
     if has_epilogue_fusion():
         options["epilogue"] = {"epilogue_fusion_user_defined_triton_kernel": True}
-    x = torch.randn(case.tokens, case.width, device=device, dtype=dtype)
     if device == "cpu":
         del options["hand"]  # torch's own triton_op cannot be traced under Triton's interpreter
+    return options
+
+
+def arms(case: Case, device: str, dtype: torch.dtype, only: str = "") -> dict[str, Callable[[Tensor], Tensor]]:
+    """Every arm compiled, or one of them, and checked against the opaque one in eager."""
+    torch.compiler.reset()
+    ops = registered_once()
+    options = {name: chosen for name, chosen in options_of_arms(device).items() if only in {"", name}}
+    x = torch.randn(case.tokens, case.width, device=device, dtype=dtype)
     expected = stack(ops["opaque"], case, device, dtype)(x)
     found: dict[str, Callable[[Tensor], Tensor]] = {}
     for name, chosen in options.items():
         found[name] = compiled(stack(ops["see_through" if name == "epilogue" else name], case, device, dtype), chosen)
-        torch.testing.assert_close(found[name](x), expected, rtol=3e-2, atol=3e-2)
+        error = ((found[name](x) - expected).float().norm() / expected.float().norm()).item()
+        # Rounding of bf16 over 32 layers; another function of x would be off by the size of x.
+        assert error < 2e-2, f"{case.name}, {name}: off by {error:.1e}"
     return found
+
+
+def compile_in_parallel(cases: Sequence[Case], device: str) -> None:
+    """Fill Inductor's cache, each arm of each case in a process of its own; nothing is measured here."""
+    commands = [
+        [sys.executable, __file__, "--compile", case.name, arm] for case in cases for arm in options_of_arms(device)
+    ]
+    processes = [subprocess.Popen(command) for command in commands]
+    for command, process in zip(commands, processes, strict=True):
+        if process.wait() != 0:
+            raise RuntimeError(f"{' '.join(command)} failed")
 
 
 _REGISTERED: dict[str, Ops] = {}
@@ -243,13 +263,22 @@ def main() -> int:
     """Measure, write, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--check", action="store_true", help="tiny sizes, no files: does every arm compute the same?")
-    check = parser.parse_args().check
+    parser.add_argument("--parallel-compile", action="store_true", help="compile all arms at once before measuring")
+    parser.add_argument("--compile", nargs=2, metavar=("CASE", "ARM"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    check = arguments.check
     if not torch.cuda.is_available() and not check:
         sys.stderr.write("see_through.py needs a CUDA GPU; TRITON_INTERPRET=1 with --check runs without one.\n")
         return 1
     device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
     rows = []
+    if arguments.parallel_compile:
+        compile_in_parallel(CASES, device)
     with torch.inference_mode(mode=False), torch.no_grad():
+        if arguments.compile:
+            name, arm = arguments.compile
+            arms(next(case for case in CASES if case.name == name), device, dtype, arm)
+            return 0
         for case in CHECK if check else CASES:
             x = torch.randn(case.tokens, case.width, device=device, dtype=dtype)
             calls = {name: timed(call, x, case.calls) for name, call in arms(case, device, dtype).items()}
