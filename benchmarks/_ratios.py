@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every published ratio, computed from rows alone.
 
 A ratio is the median of one (arm, case) over the median of another: below 1 is faster.
@@ -6,6 +7,7 @@ A key that ends in `_speedup` is the other way round.
 
 from __future__ import annotations
 
+import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -56,9 +58,37 @@ DERIVED: dict[str, Callable[[Mapping[Measured, float]], dict[str, float]]] = {"a
 """Benchmarks whose ratios are more than one median over another."""
 
 
+def _backend_parity(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """For each model, the lower end of the 95% interval of magi over stock Inductor, for a run and a compilation."""
+    seconds = {(row["arm"], row["case"]): row["seconds"] for row in rows}
+    cases = [case for arm, case in seconds if arm == "inductor"]
+    return {
+        f"{case.replace(' ', '_')}_vs_inductor": _interval(seconds["magi", case], seconds["inductor", case])[0]
+        for case in cases
+    }
+
+
+def _interval(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
+    """The 95% interval of the ratio of medians of paired repeats, by resampling the pairs."""
+    chance = random.Random(0)  # noqa: S311 - a seed for the resampling
+    pairs = list(zip(ours, theirs, strict=True))
+    found = []
+    for _ in range(2000):
+        drawn = chance.choices(pairs, k=len(pairs))
+        found.append(statistics.median(a for a, _ in drawn) / statistics.median(b for _, b in drawn))
+    found.sort()
+    return found[50], found[-51]
+
+
+FROM_ROWS: dict[str, Callable[[Sequence[Mapping[str, Any]]], dict[str, float]]] = {"backend_parity": _backend_parity}
+"""Benchmarks whose ratios are made of single repeats."""
+
+
 def ratios(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The ratios of benchmark *name* whose two sides are among *rows*."""
     medians = {(row["arm"], row["case"]): statistics.median(row["seconds"]) for row in rows}
+    if name in FROM_ROWS:
+        return FROM_ROWS[name](rows)
     if name in DERIVED:
         return DERIVED[name](medians)
     return {

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of a benchmark: how they are timed in pairs, and how they are written as JSON and Markdown."""
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
-
 from _ratios import ratios
 
 
@@ -36,7 +36,9 @@ class Row:
     commit: str
 
 
-def measure_paired(arms: Mapping[str, Callable[[], object]], *, number: int, repeats: int = 11) -> dict[str, tuple[float, ...]]:
+def measure_paired(
+    arms: Mapping[str, Callable[[], object]], *, number: int, repeats: int = 11
+) -> dict[str, tuple[float, ...]]:
     """Seconds a call for each arm, the arms in turn in each repeat, so that a slow moment of the machine hits all."""
     for call in arms.values():
         _time(call, max(number // 10, 1))
@@ -62,7 +64,8 @@ def _time(call: Callable[[], object], number: int) -> float:
 
 def rows_of(case: str, seconds: Mapping[str, Sequence[float]]) -> list[Row]:
     """The rows of one case measured now, on this machine."""
-    return [Row(arm, case, tuple(values), torch.__version__, _version("triton"), _device(), commit()) for arm, values in seconds.items()]
+    here = (torch.__version__, _version("triton"), _device(), commit())
+    return [Row(arm, case, tuple(values), *here) for arm, values in seconds.items()]
 
 
 def write(name: str, rows: Sequence[Row], *, note: str = "") -> dict[str, float]:
@@ -88,7 +91,8 @@ def commit() -> str:
     """The commit that the measured sources stand at; MAGI_BENCHMARK_COMMIT says it where there is no repository."""
     if told := os.environ.get("MAGI_BENCHMARK_COMMIT"):
         return told
-    return subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, cwd=RESULTS.parent).stdout.strip()
+    asked = ["git", "rev-parse", "HEAD"]
+    return subprocess.run(asked, capture_output=True, text=True, check=True, cwd=RESULTS.parent).stdout.strip()
 
 
 def _version(distribution: str) -> str:
@@ -101,8 +105,8 @@ def _version(distribution: str) -> str:
 def _device() -> str:
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    models = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    return models[0] if models else platform.machine()
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def _markdown(name: str, rows: Sequence[Row], computed: Mapping[str, float], note: str) -> str:
@@ -113,7 +117,8 @@ def _markdown(name: str, rows: Sequence[Row], computed: Mapping[str, float], not
     lines += [f"torch {first.torch}, triton {first.triton}, {first.device}, commit {first.commit[:12]}.", ""]
     lines += ["| case | arm | median | spread (min to max) |", "|---|---|---|---|"]
     for row in rows:
-        lines.append(f"| {row.case} | {row.arm} | {_show(statistics.median(row.seconds))} | {_show(min(row.seconds))} to {_show(max(row.seconds))} |")
+        spread = f"{_show(min(row.seconds))} to {_show(max(row.seconds))}"
+        lines.append(f"| {row.case} | {row.arm} | {_show(statistics.median(row.seconds))} | {spread} |")
     lines += ["", "| ratio | value |", "|---|---|"]
     lines += [f"| {key} | {value:.3f} |" for key, value in computed.items()]
     return "\n".join(lines) + "\n"

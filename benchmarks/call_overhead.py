@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What one eager call of an op costs, beside a torch.library.custom_op whose parameters were flattened by hand.
 
 Same body in both arms, float32[8] on the CPU, so that the body is a small part of the time.
@@ -12,9 +13,8 @@ from typing import Any, Literal
 
 import torch
 from _results import Row, measure_paired, rows_of, write
-from torch import Tensor
-
 from magi_opschema import magi_register_custom_op, op_def
+from torch import Tensor
 
 
 _names = itertools.count()
