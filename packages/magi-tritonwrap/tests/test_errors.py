@@ -124,17 +124,17 @@ def test_launch_is_refused_at_decoration(ops: Ops, body: Callable[..., Any]) -> 
     assert isinstance(caught.value, ValueError)
 
 
-def test_settings_that_inductor_was_told_to_overlook(ops: Ops, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_inductor_was_told_to_overlook(ops: Ops) -> None:
     from torch._inductor import config
 
-    monkeypatch.setattr(config, "unsafe_ignore_unsupported_triton_autotune_args", True)
     launched, _ = KERNELS["pre_hook"]
 
     def body(x: Tensor) -> Tensor:
         launched[(1,)](x, x, 4)
         return x
 
-    assert make_see_through(ops.define("op", body), body).see_through
+    with config.patch(unsafe_ignore_unsupported_triton_autotune_args=True):
+        assert make_see_through(ops.define("op", body), body).see_through
 
 
 def test_every_error_has_one_root_and_a_builtin_base() -> None:

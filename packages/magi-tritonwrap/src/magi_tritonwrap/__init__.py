@@ -8,7 +8,7 @@ from ._detect import find_kernels
 from ._op import triton_op
 from ._report import FoundKernel, KernelReport, OpReport, UnresolvedLaunch
 from ._see_through import make_see_through, see_through_report
-from ._wrap import wrap_kernels
+from ._wrap import launch_directly, wrap_kernels
 from .errors import (
     LostSettingWarning,
     NotAnOpError,
@@ -36,6 +36,7 @@ __all__ = [
     "UnsupportedLaunchError",
     "capture_launches",
     "find_kernels",
+    "launch_directly",
     "make_see_through",
     "see_through_report",
     "triton_op",

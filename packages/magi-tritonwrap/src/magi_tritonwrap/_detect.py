@@ -68,7 +68,8 @@ class _Found:
     file: str
     line: int
     launches: list[tuple[str, int]] = field(default_factory=list)
-    wrapped: list[bool] = field(default_factory=list)
+    wrapped: set[tuple[str, int]] = field(default_factory=set)
+    bare: set[tuple[str, int]] = field(default_factory=set)
 
 
 class _Walk:
@@ -88,10 +89,10 @@ class _Walk:
                 found.kernel,
                 found.name,
                 found.how,
-                bool(found.wrapped) and all(found.wrapped),
                 found.file,
                 found.line,
                 tuple(found.launches),
+                tuple(site for site in found.launches if site in found.wrapped and site not in found.bare),
             )
             for found in self._found.values()
         )
@@ -103,7 +104,7 @@ class _Walk:
         if launch is not None and launch not in entry.launches:
             entry.launches.append(launch)
         if launch is not None:
-            entry.wrapped.append(wrapped)
+            (entry.wrapped if wrapped else entry.bare).add(launch)
 
     def function(self, callee: Value, call: tuple[ast.Call, Scope] | None) -> None:
         """Visit what *callee* runs, with the arguments of *call* where there is one."""

@@ -12,7 +12,7 @@ import torch
 from ._capture import capture_launches
 from ._detect import find_kernels
 from ._see_through import check_report, make_see_through
-from ._torch_compat import wrap_triton_disabled
+from ._wrap import launch_directly
 
 
 if TYPE_CHECKING:
@@ -74,17 +74,13 @@ def triton_op(
 
 def _define(name: str, fn: Callable[..., Any], mutates_args: str | Iterable[str], schema: str | None) -> CustomOpDef:
     @functools.wraps(fn)
-    def eager(*args: Any, **kwargs: Any) -> Any:
-        with wrap_triton_disabled():
-            return fn(*args, **kwargs)
-
-    @functools.wraps(fn)
     def fake(*args: Any, **kwargs: Any) -> Any:
         with capture_launches(drop=True):
             return fn(*args, **kwargs)
 
     found = find_kernels(fn)
     check_report(found)
+    eager = launch_directly(fn) if found.may_wrap else fn
     mutated = mutates_args if isinstance(mutates_args, str) else tuple(mutates_args)
     text = schema if schema is not None else torch.library.infer_schema(fn, mutates_args=mutated)
     op: CustomOpDef = torch.library.custom_op(name, eager, mutates_args=mutated, schema=text)

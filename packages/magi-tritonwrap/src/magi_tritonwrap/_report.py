@@ -15,19 +15,24 @@ class FoundKernel:
         kernel: the kernel object; None where it exists only once a factory in the body has run.
         name: qualified name of the kernel's function.
         how: the way that leads to it, for example `global 'TABLE'['norm']`.
-        wrapped: whether every launch of it already goes through `wrap_triton`.
         file: file that defines the kernel.
         line: line of the kernel's first decorator.
         launches: `(file, line)` of each launch found.
+        wrapped_launches: those of them that go through `wrap_triton`.
     """
 
     kernel: Any
     name: str
     how: str
-    wrapped: bool
     file: str
     line: int
     launches: tuple[tuple[str, int], ...] = ()
+    wrapped_launches: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def wrapped(self) -> bool:
+        """Whether every launch of it already goes through `wrap_triton`."""
+        return bool(self.launches) and self.launches == self.wrapped_launches
 
     def __str__(self) -> str:
         wrapped = ", wrapped by hand" if self.wrapped else ""
@@ -92,6 +97,11 @@ class KernelReport:
     def may_launch(self) -> bool:
         """Whether there is anything to see through: a kernel, or a launch that could not be resolved."""
         return bool(self.kernels or self.unresolved)
+
+    @property
+    def may_wrap(self) -> bool:
+        """Whether a launch is, or may be, wrapped by hand: eager calls of such a body should use `launch_directly`."""
+        return bool(self.unresolved) or any(kernel.wrapped_launches for kernel in self.kernels)
 
     def __str__(self) -> str:
         lines = [f"kernel      {kernel}" for kernel in self.kernels]

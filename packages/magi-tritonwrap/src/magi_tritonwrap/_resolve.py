@@ -148,8 +148,7 @@ class Resolver:
             return self.returned(Partial(Known(static.func, how), ((Known(obj, how),),)))
         if static is _MISSING and not (isinstance(obj, torch.nn.Module) or is_library_module(type(obj).__module__)):
             return (Unknown(f"{how} has no attribute '{name}' yet", unread=True),)
-        is_descriptor = static is not _MISSING and hasattr(type(static), "__get__")
-        if is_descriptor and not isinstance(static, _HARMLESS_DESCRIPTORS):
+        if _runs_code_when_read(obj, name, static):
             return (Unknown(f"{how}.{name} is computed by a {type(static).__qualname__}", unread=True),)
         try:
             found = getattr(obj, name)
@@ -320,6 +319,23 @@ class Resolver:
         if decorator is None:
             return False
         return any(isinstance(value, Known) and value.obj in _DECORATORS for value in self.values(decorator, scope))
+
+
+def _own_attributes(obj: Any) -> Mapping[str, Any]:
+    try:
+        found: Mapping[str, Any] = object.__getattribute__(obj, "__dict__")
+    except AttributeError:
+        return {}
+    return found
+
+
+def _runs_code_when_read(obj: Any, name: str, static: Any) -> bool:
+    """Whether reading an attribute calls a descriptor of the user's."""
+    if static is _MISSING or isinstance(obj, ModuleType) or isinstance(static, _HARMLESS_DESCRIPTORS):
+        return False
+    if not isinstance(obj, type) and name in _own_attributes(obj):
+        return False
+    return hasattr(type(static), "__get__") and not is_library_module(type(static).__module__)
 
 
 def constructor(cls: type) -> Any:

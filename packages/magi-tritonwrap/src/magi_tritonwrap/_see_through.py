@@ -82,7 +82,6 @@ class _SeeThroughOp:
                 launch.kernel.outermost,
                 launch.name,
                 "captured at compilation",
-                False,
                 launch.kernel.file,
                 launch.kernel.line,
                 ((launch.file, launch.line),),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A function whose bare launches behave as if each were written with `wrap_triton`."""
+"""A function whose launches all behave as if wrapped by hand, or as if none were."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 import torch
 
 from ._capture import capture_launches
+from ._torch_compat import wrap_triton_disabled
 
 
 if TYPE_CHECKING:
@@ -44,3 +45,24 @@ def wrap_kernels(fn: Callable[P, R]) -> Callable[P, R]:
 
     setattr(wrapped, _MARK, True)
     return wrapped
+
+
+def launch_directly(fn: Callable[P, R]) -> Callable[P, R]:
+    """Return *fn* with launches that are wrapped by hand made bare, for eager calls on real tensors.
+
+    A wrapped launch passes through a higher-order op, which takes a millisecond in eager (torch 2.13). An op whose body
+    was written for `torch.library.triton_op` should register this as its implementation; `find_kernels(fn).may_wrap`
+    tells whether it makes a difference.
+
+    Example:
+        >>> def double(x): return x * 2
+        >>> launch_directly(double)(3)
+        6
+    """
+
+    @functools.wraps(fn)
+    def direct(*args: P.args, **kwargs: P.kwargs) -> R:
+        with wrap_triton_disabled():
+            return fn(*args, **kwargs)
+
+    return direct

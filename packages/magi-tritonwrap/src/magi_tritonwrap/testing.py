@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import builtins
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -82,9 +84,23 @@ def aot_graphs(
 
     with FakeTensorMode(allow_non_fake_inputs=True):
         fakes = [_fake(value, device) if isinstance(value, torch.Tensor) else value for value in inputs]
-        torch.compiler.reset()
-        torch.compile(fn, backend=aot_autograd(fw_compiler=keep), fullgraph=True, dynamic=dynamic)(*fakes)
+        torch.compile(_alone(fn), backend=aot_autograd(fw_compiler=keep), fullgraph=True, dynamic=dynamic)(*fakes)
     return graphs
+
+
+def _alone(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Call *fn* from code and globals of its own, so that compilations neither count nor clean up together."""
+
+    def program(*inputs: Any) -> Any:
+        return fn(*inputs)
+
+    return FunctionType(
+        program.__code__.replace(),
+        {"__name__": __name__, "__builtins__": builtins},
+        "program",
+        None,
+        program.__closure__,
+    )
 
 
 def _fake(value: torch.Tensor, device: str) -> torch.Tensor:
