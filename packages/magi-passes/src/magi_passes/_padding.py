@@ -40,8 +40,9 @@ def read_zero_pad(node: Node) -> ZeroPad | None:
 
 
 def flat_pads(pads: tuple[tuple[int, int], ...]) -> list[int]:
-    """*pads* as `aten.constant_pad_nd` wants them, last dimension first."""
-    return [n for pair in pads[::-1] for n in pair]
+    """*pads* as `aten.constant_pad_nd` wants them: last dimension first, up to the first one that is padded."""
+    first = next((dim for dim, pair in enumerate(pads) if any(pair)), len(pads))
+    return [n for pair in pads[first:][::-1] for n in pair]
 
 
 @dataclass(frozen=True)

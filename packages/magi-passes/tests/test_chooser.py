@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the chooser makes of a graph, by its cost model and by measuring."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from magi_passes import ConvChooser, PassContext, PassPipeline, TemporalConvPass, collect_records
+from torch.nn.functional import group_norm
+
+
+def _video(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.conv3d(torch.nn.functional.pad(x, (1, 1, 1, 1, 2, 0)), w)
+
+
+def _image(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.conv2d(group_norm(x, 2), w)
+
+
+VIDEO = torch.ones(1, 64, 3, 16, 16), torch.ones(128, 64, 3, 3, 3)
+IMAGE = torch.ones(1, 64, 16, 16), torch.ones(128, 64, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("fn", "tensors", "dims", "chooser", "plan"),
+    [
+        (_video, VIDEO, (3, 4), {}, "ConvPaddingPass + TemporalConvPass + ForceChannelsLastPass"),
+        (_video, VIDEO, (), {}, "ConvPaddingPass + TemporalConvPass + ForceChannelsLastPass"),
+        (_video, VIDEO, (3, 4), {"layout": False}, "ConvPaddingPass + TemporalConvPass"),
+        (_video, VIDEO, (3, 4), {"temporal": False}, "ConvPaddingPass + ConvLayoutPass"),
+        (_video, VIDEO, (3, 4), {"temporal": False, "layout": False}, "ConvPaddingPass"),
+        (_image, IMAGE, (2, 3), {}, "ConvLayoutPass"),
+        (_image, IMAGE, (), {}, None),
+        (_image, IMAGE, (2, 3), {"layout": False}, None),
+    ],
+)
+def test_the_cost_model(
+    fn: Any, tensors: Any, dims: Any, chooser: Any, plan: str | None, trace: Any, pretend_cuda: Any
+) -> None:
+    graph = pretend_cuda(trace(fn, tensors, dims)).graph
+    verdict = ConvChooser(**chooser).is_applicable(graph, PassContext(torch_version="2.13.0"))
+    assert verdict.text == f"100% of the arithmetic is in convolutions: {plan or 'nothing to gain'}"
+    assert verdict.applies is (plan is not None)
+
+
+def test_old_torch_gets_nd_tiling(trace: Any, pretend_cuda: Any) -> None:
+    graph = pretend_cuda(trace(_image, IMAGE, (2, 3))).graph
+    old = PassContext(torch_version="2.10.0")
+    assert "NDTilingWorkaroundPass" in ConvChooser().is_applicable(graph, old).text
+    assert "NDTilingWorkaroundPass" not in ConvChooser(nd_tiling=False).is_applicable(graph, old).text
+
+
+def test_a_graph_of_matrix_products_is_left_alone(trace: Any, pretend_cuda: Any) -> None:
+    def transformer(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = torch.conv2d(x, w).flatten(1)
+        return y @ y.T @ y @ y.T
+
+    graph = pretend_cuda(trace(transformer, (torch.ones(64, 1, 16, 16), torch.ones(1, 1, 3, 3)))).graph
+    verdict = ConvChooser().is_applicable(graph, PassContext())
+    assert not verdict
+    assert verdict.text == "4% of the arithmetic is in convolutions"
+
+
+def test_a_pass_that_the_environment_disables_is_not_chosen(
+    trace: Any, pretend_cuda: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAGI_PASSES_DISABLE", "TemporalConvPass,ForceChannelsLastPass")
+    graph = pretend_cuda(trace(_video, VIDEO, (3, 4))).graph
+    text = ConvChooser().is_applicable(graph, PassContext(torch_version="2.13.0")).text
+    assert text.endswith(": ConvPaddingPass")
+
+
+def test_the_chosen_passes_run(trace: Any, pretend_cuda: Any, inductor: Any) -> None:
+    gm = pretend_cuda(trace(_video, VIDEO, (3, 4)))
+    ConvChooser()(gm.graph)
+    convolutions = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
+    assert [node.meta["val"].dim() for node in convolutions] == [4, 4, 4]
+    assert inductor.force_layout_optimization is True
+    inductor.force_layout_optimization = False
+
+
+@pytest.mark.slow
+def test_tuning_measures_remembers_and_changes_nothing_else(inductor: Any, tmp_path: Path) -> None:
+    weight = torch.randn(16, 16, 3, 3, 3)
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return torch.conv3d(torch.nn.functional.pad(x, (1, 1, 1, 1, 2, 0)), weight)
+
+    x = torch.randn(1, 16, 3, 10, 12)
+    options = PassPipeline([ConvChooser(tune=True, cache_dir=str(tmp_path))]).inductor_options()
+    texts = []
+    for _ in range(2):
+        torch._dynamo.reset()
+        with collect_records() as records, inductor.patch({"force_disable_caches": True}), torch.no_grad():
+            compiled = torch.compile(model, dynamic=True, options=options)
+            torch.testing.assert_close(compiled(x), model(x))
+        texts.append([record.reason for record in records if record.pass_name == "ConvChooser"])
+    (remembered,) = tmp_path.glob("*.json")
+    assert texts[0] == texts[1]
+    assert "stock" in json.loads(remembered.read_text())
+    assert texts[0][0].startswith("tuned: ")
+
+
+def test_a_candidate_that_fails_is_left_out(inductor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from magi_passes import _tuning
+
+    def broken(graph: Any, context: Any, name: str, plan: Any) -> float | None:
+        return None if name == "stock" else 1.0
+
+    monkeypatch.setattr(_tuning, "_try", broken)
+    plans: list[Any] = [(), (TemporalConvPass(),)]
+    choice = _tuning.choose_fastest(torch.fx.Graph(), PassContext(), plans, str(tmp_path))
+    assert choice.passes == plans[1]
+    assert choice.text == "tuned: TemporalConv (TemporalConv 1000.000 ms)"

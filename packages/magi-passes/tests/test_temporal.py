@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""3D convolutions written as 2D ones give the same numbers, in float64, to the last bit on small integers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from magi_passes import ConvPaddingPass, PassContext, PassPipeline, TemporalConvPass, collect_records
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+aten = torch.ops.aten
+triples = st.tuples(*[st.integers(1, 2)] * 3)
+
+
+def _integers(*shape: int) -> torch.Tensor:
+    return torch.randint(-3, 4, shape).double()
+
+
+def _convolutions(gm: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    return gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
+
+
+def _rewritten(gm: torch.fx.GraphModule, min_skipped: float = 0.125) -> torch.fx.GraphModule:
+    ConvPaddingPass()(gm.graph)
+    TemporalConvPass(always=True, min_skipped=min_skipped)(gm.graph)
+    gm.graph.lint()
+    gm.recompile()
+    return gm
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    groups=st.sampled_from([1, 2, 4]),
+    kernel=st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3)),
+    stride=triples,
+    padding=st.tuples(*[st.integers(0, 2)] * 3),
+    dilation=triples,
+    size=st.tuples(st.integers(1, 2), st.integers(1, 7), st.integers(5, 8), st.integers(5, 8)),
+    explicit=st.sampled_from([None, (1, 1, 1, 1, 2, 0), (0, 1, 2, 0, 0, 3), (0, 0, 0, 0, 2, 2), (-1, 0, 0, 0, 1, 1)]),
+    bias=st.booleans(),
+    dynamic=st.sampled_from([(), (3, 4), (2, 3, 4), (0, 3, 4)]),
+    min_skipped=st.sampled_from([0.0, 0.125, 2.0]),
+)
+def test_exact_for_everything_it_accepts(
+    groups: int,
+    kernel: tuple[int, int, int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    size: tuple[int, int, int, int],
+    explicit: Any,
+    bias: bool,
+    dynamic: tuple[int, ...],
+    min_skipped: float,
+    trace: Any,
+) -> None:
+    def convolve(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        x = torch.nn.functional.pad(x, explicit) if explicit else x
+        lists = list(stride), list(padding), list(dilation)
+        return aten.convolution.default(x, w, b if bias else None, *lists, False, [0, 0, 0], groups)  # type: ignore[no-any-return]
+
+    batch, *space = size
+    x, w, b = _integers(batch, 4, *space), _integers(8, 4 // groups, *kernel), _integers(8)
+    try:
+        expected = convolve(x, w, b)
+    except RuntimeError:
+        assume(False)
+    gm = _rewritten(trace(convolve, (x, w, b), [d for d in dynamic if x.shape[d] > 1]), min_skipped)
+
+    assert all(node.meta["val"].dim() == 4 for node in _convolutions(gm))
+    assert torch.equal(gm(x, w, b), expected)
+
+
+def test_the_layout_operator_is_a_copy(trace: Any) -> None:
+    _rewritten(trace(torch.conv3d, (_integers(1, 2, 3, 5, 5), _integers(4, 2, 3, 3, 3))))
+    for shape in ((2, 3, 4, 5), (2, 3, 4, 5, 6)):
+        x = _integers(*shape)
+        torch.library.opcheck(torch.ops.magi_passes.channels_last.default, (x,), test_utils="test_schema")
+        assert torch.equal(torch.ops.magi_passes.channels_last(x), x)
+        assert torch.ops.magi_passes.channels_last(x).stride(1) == 1
+
+
+def test_taps_that_read_zeros_are_left_out(trace: Any) -> None:
+    """Two frames of padding before three frames: one tap, two taps, three taps."""
+
+    def causal(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.conv3d(torch.nn.functional.pad(x, (1, 1, 1, 1, 2, 0)), w)
+
+    x, w = _integers(1, 4, 3, 8, 8), _integers(4, 4, 3, 3, 3)
+    gm = _rewritten(trace(causal, (x, w), (3, 4)))
+    channels = [node.args[1].meta["val"].shape[1] for node in _convolutions(gm)]  # type: ignore[union-attr]
+    assert channels == [4, 8, 12]
+    assert [node.args[4] for node in _convolutions(gm)] == [[1, 1]] * 3
+    assert not gm.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)
+    assert torch.equal(gm(x, w), causal(x, w))
+
+
+def test_a_small_share_of_zeros_is_not_worth_more_convolutions(trace: Any) -> None:
+    x, w = _integers(1, 4, 16, 5, 5), _integers(4, 4, 3, 3, 3)
+    gm = _rewritten(trace(lambda x, w: torch.conv3d(x, w, padding=1), (x, w)))
+    assert len(_convolutions(gm)) == 1
+
+
+def test_chunked_decoding_has_one_convolution_and_no_padding(trace: Any) -> None:
+    """Two cached frames and a new one, three taps, one frame out."""
+
+    def chunk(new: torch.Tensor, cache: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.conv3d(torch.cat([cache, new], 2), w, padding=(0, 1, 1))
+
+    new, cache, w = _integers(1, 4, 1, 6, 6), _integers(1, 4, 2, 6, 6), _integers(8, 4, 3, 3, 3)
+    gm = _rewritten(trace(chunk, (new, cache, w), ()))
+    assert [node.meta["val"].shape for node in _convolutions(gm)] == [(1, 8, 6, 6)]
+    assert torch.equal(gm(new, cache, w), chunk(new, cache, w))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        torch.conv_transpose3d,
+        lambda x, w: torch.conv2d(x[:, :, 0], w[:, :, 0]),
+        lambda x, w: torch.conv1d(x[:, :, 0, 0], w[:, :, 0, 0]),
+    ],
+    ids=["transposed", "2D", "1D"],
+)
+def test_the_rest_is_left_alone(fn: Any, trace: Any) -> None:
+    gm = trace(fn, (_integers(1, 4, 3, 6, 6), _integers(4, 4, 3, 3, 3)))
+    before = str(gm.graph)
+    assert not TemporalConvPass(always=True).is_applicable(gm.graph, PassContext())
+    TemporalConvPass(always=True)(gm.graph)
+    assert str(gm.graph) == before
+
+
+@pytest.mark.parametrize(
+    ("cuda", "dtype", "groups", "taps", "pays"),
+    [
+        (True, torch.bfloat16, 1, 3, True),
+        (True, torch.float16, 1, 3, True),
+        (True, torch.float32, 1, 3, False),
+        (True, torch.bfloat16, 2, 3, False),
+        (True, torch.bfloat16, 1, 5, False),
+        (False, torch.bfloat16, 1, 3, False),
+    ],
+)
+def test_it_pays_in_half_precision_on_cuda(
+    cuda: bool, dtype: torch.dtype, groups: int, taps: int, pays: bool, trace: Any, pretend_cuda: Any
+) -> None:
+    gm = trace(
+        lambda x, w: torch.conv3d(x, w, groups=groups),
+        (torch.ones(1, 4, 6, 6, 6), torch.ones(4, 4 // groups, taps, 3, 3)),
+    )
+    if cuda:
+        pretend_cuda(gm, dtype)
+    assert TemporalConvPass().is_applicable(gm.graph, PassContext()).applies is pays
+
+
+@pytest.mark.slow
+def test_compiled_residual_blocks_agree_with_eager(inductor: Any) -> None:
+    """Dynamic height and width, residual sums, norms over channels: the layouts that the pass asks for are legal."""
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convs = torch.nn.ModuleList(torch.nn.Conv3d(8, 8, 3) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for conv in self.convs:
+                h = torch.nn.functional.silu(torch.nn.functional.normalize(x, dim=1))
+                x = x + conv(torch.nn.functional.pad(h, (1, 1, 1, 1, 2, 0)))
+            return x
+
+    block, x = Block().double(), torch.randn(1, 8, 3, 10, 12, dtype=torch.float64)
+    pipeline = PassPipeline([ConvPaddingPass(), TemporalConvPass(always=True)])
+    with torch.no_grad(), collect_records() as records:
+        compiled = torch.compile(block, dynamic=True, options=pipeline.inductor_options())
+        for shape in (x, torch.randn(1, 8, 3, 14, 9, dtype=torch.float64)):
+            torch.testing.assert_close(compiled(shape), block(shape), rtol=1e-10, atol=1e-10)
+    assert [record.ran for record in records][:2] == [True, True]

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tilings fit the grid, and the question that makes ND tiling slow to compile is asked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sympy  # type: ignore[import-untyped]
+import torch
+from magi_passes import MagiInductorPass, PassPipeline, _torch_compat
+from torch._inductor.codegen.block_analysis import BlockPatternMatcher
+from torch.utils._sympy.functions import FloorDiv
+
+
+if TYPE_CHECKING:
+    from torch.fx import Graph
+
+Z, Y, X, R = sympy.symbols("z y x r", integer=True, positive=True)
+THREE = {"z": Z, "y": Y, "x": X, "r0_": sympy.S.One}
+INDEX, SIZE = sympy.symbols("index size", integer=True, nonnegative=True)
+
+
+@pytest.mark.parametrize(
+    ("within", "reduction", "folded"),
+    [({Z, Y}, False, False), ({Z}, False, True), ({Y}, False, True), (set(), False, True), ({Z, Y}, True, True)],
+)
+def test_three_dimensions_only_where_they_fit_and_nothing_is_reduced(
+    monkeypatch: pytest.MonkeyPatch, within: set[Any], reduction: bool, folded: bool
+) -> None:
+    monkeypatch.setattr(_torch_compat, "_within_grid", lambda size: size in within)
+    tiling = _torch_compat.launchable_tiling(THREE, is_reduction=reduction)
+    assert tiling == ({"y": Z * Y, "x": X, "r0_": sympy.S.One} if folded else THREE)
+
+
+def test_two_dimensions_have_an_overflow_path_and_stay() -> None:
+    two = {"y": Y, "x": X}
+    assert _torch_compat.launchable_tiling(two, is_reduction=False) is two
+
+
+@dataclass(frozen=True)
+class Matches(MagiInductorPass):
+    """Asks the matcher inside of a compilation, where its answers are remembered."""
+
+    def __call__(self, graph: Graph) -> None:
+        no_block = FloorDiv(INDEX, 4) * FloorDiv(INDEX, 2)
+        for index in (no_block, no_block, 3 * INDEX):
+            assert BlockPatternMatcher.match_mod_div_block_expr(index, INDEX, sympy.Integer(16), 2) is None
+
+
+def test_the_matcher_searches_once_and_not_at_all_without_division(
+    inductor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    original = BlockPatternMatcher._preprocess
+
+    def counting(index: Any) -> Any:
+        asked.append(index)
+        return original(index)
+
+    monkeypatch.setattr(BlockPatternMatcher, "_preprocess", staticmethod(counting))
+    torch.compile(lambda x: x @ x, options=PassPipeline([Matches()]).inductor_options())(torch.ones(3, 3))
+    assert asked == [FloorDiv(INDEX, 4) * FloorDiv(INDEX, 2)]
+    BlockPatternMatcher.match_mod_div_block_expr(3 * INDEX, INDEX, sympy.Integer(16), 2)
+    assert asked[1:] == [3 * INDEX], "outside of a compilation the matcher is torch's own"
