@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two gloo ranks: DDP, FSDP2 and DTensor inputs, compiled with magi, give what one process gives."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+PROGRAM = """
+import sys
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from magi_backend import magi_register_custom_op
+from torch import nn
+
+kind, rank = sys.argv[1], int(sys.argv[2])
+
+
+@dataclass(frozen=True)
+class Settings:
+    factor: float = 2.0
+
+
+@magi_register_custom_op(
+    "magi_distributed::scale",
+    infer_output_meta_fn=["x"],
+    setup_context_fn=lambda ctx, inputs, output: setattr(ctx, "settings", inputs[1]),
+    backward_fn=lambda ctx, grad: (grad * ctx.settings.factor, None),
+)
+def scale(x: torch.Tensor, settings: Settings) -> torch.Tensor:
+    return x * settings.factor
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)
+        self.settings = Settings(0.5)
+
+    def forward(self, x):
+        return self.second(scale(self.first(x).relu(), self.settings)).sin()
+
+
+def reference(inputs):
+    torch.manual_seed(0)
+    model = Model()
+    model(inputs).square().mean().backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+dist.init_process_group("gloo", rank=rank, world_size=2)
+torch.manual_seed(0)
+model = Model()
+inputs = torch.randn(6, 8, generator=torch.Generator().manual_seed(1))
+mine = inputs.chunk(2)[rank]
+options = {"magi.progress": False}
+
+if kind == "ddp":
+    compiled = torch.compile(nn.parallel.DistributedDataParallel(model), backend="magi", options=options)
+    compiled(mine).square().mean().backward()
+    found = {name: p.grad for name, p in model.named_parameters()}
+elif kind == "fsdp":
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in (model.first, model.second):
+        fully_shard(layer)
+    fully_shard(model)
+    compiled = torch.compile(model, backend="magi", options=options)
+    compiled(mine).square().mean().backward()
+    found = {name: p.grad.full_tensor() for name, p in model.named_parameters()}
+else:
+    from magi_opschema import register_sharding
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    register_sharding(scale, lambda x, settings: [([p], [p, None]) for p in (Replicate(), Shard(0), Shard(1))])
+    mesh = init_device_mesh("cpu", (2,))
+    x = distribute_tensor(inputs, mesh, [Shard(0)])
+    fn = lambda x: scale(x.sin(), Settings(3.0)) + 1
+    out = torch.compile(fn, backend="magi", options=options, fullgraph=True)(x)
+    assert out.placements == (Shard(0),), out.placements
+    torch.testing.assert_close(out.full_tensor(), inputs.sin() * 3.0 + 1)
+    found = None
+
+if found is not None:
+    expected = reference(inputs)
+    assert found.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-5, msg=name)
+dist.barrier()
+dist.destroy_process_group()
+print("agrees")
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "dtensor"])
+def test_two_ranks_agree_with_one_process(kind: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    environment = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),  # both ranks share it
+        "OMP_NUM_THREADS": "1",
+    }
+
+    for _ in ("cold", "warm"):
+        environment["MASTER_PORT"] = str(free_port())
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, program, kind, str(rank)],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        results = [rank.communicate(timeout=500) for rank in ranks]
+
+        for rank, (out, err) in zip(ranks, results, strict=True):
+            assert rank.returncode == 0, err[-4000:]
+            assert out.splitlines()[-1] == "agrees"
