@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from magi_passes import ConvChooser, PassContext, PassPipeline, TemporalConvPass, collect_records
+from torch._inductor.utils import fresh_cache
 from torch.nn.functional import group_norm
 
 
@@ -90,13 +91,15 @@ def test_tuning_measures_remembers_and_changes_nothing_else(inductor: Any, tmp_p
     def model(x: torch.Tensor) -> torch.Tensor:
         return torch.conv3d(torch.nn.functional.pad(x, (1, 1, 1, 1, 2, 0)), weight)
 
+    # With dynamic=True the frames become a symbol too, on which torch 2.13 itself fails to lower the padding.
     x = torch.randn(1, 16, 3, 10, 12)
+    torch._dynamo.mark_dynamic(x, [3, 4])
     options = PassPipeline([ConvChooser(tune=True, cache_dir=str(tmp_path))]).inductor_options()
     texts = []
     for _ in range(2):
         torch._dynamo.reset()
-        with collect_records() as records, inductor.patch({"force_disable_caches": True}), torch.no_grad():
-            compiled = torch.compile(model, dynamic=True, options=options)
+        with collect_records() as records, fresh_cache(), torch.no_grad():
+            compiled = torch.compile(model, options=options)
             torch.testing.assert_close(compiled(x), model(x))
         texts.append([record.reason for record in records if record.pass_name == "ConvChooser"])
     (remembered,) = tmp_path.glob("*.json")

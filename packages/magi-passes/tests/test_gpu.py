@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""On a CUDA GPU: the passes are right where only a GPU can tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from magi_passes import (
+    ChannelMomentsPass,
+    ConvChooser,
+    ConvLayoutPass,
+    ConvPaddingPass,
+    MagiInductorPass,
+    NDTilingWorkaroundPass,
+    PassPipeline,
+    TemporalConvPass,
+    collect_records,
+)
+from torch import nn
+from torch.nn import functional
+
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+
+
+class Video(nn.Module):
+    """A causal block with a norm over channels and a group norm."""
+
+    def __init__(self, channels: int = 64) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv3d(channels, channels, 3) for _ in range(2))
+        self.norm = nn.GroupNorm(8, channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for conv in self.convs:
+            h = functional.silu(functional.normalize(x, dim=1))
+            x = x + conv(functional.pad(h, (1, 1, 1, 1, 2, 0)))
+        out: torch.Tensor = self.norm(x)
+        return out
+
+
+def _close(compiled: Any, model: Any, x: torch.Tensor) -> None:
+    """Within bf16 tolerance: not much further from a float32 reference than eager bf16 is."""
+    ours, eager = compiled(x).float(), model(x).float()
+    assert ((ours - eager).norm() / eager.norm()).item() < 2e-2
+
+
+@pytest.mark.parametrize("tiles", [2, 3])
+@pytest.mark.parametrize("passes", [(), (ConvLayoutPass(),)], ids=["contiguous", "channels-last"])
+def test_one_compiled_graph_below_and_above_the_limit_of_the_grid(
+    inductor: Any, tiles: int, passes: tuple[MagiInductorPass, ...]
+) -> None:
+    """z holds batch times channels: 64, then 80,000, past the 65,535 that CUDA allows; then a long y."""
+    weight = torch.randn(4, 4, 3, 3, device="cuda")
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        y = torch.conv2d(functional.silu(x.transpose(2, 3)), weight, padding=1)
+        return y + y.transpose(2, 3).flip(3).transpose(2, 3).contiguous()
+
+    options = PassPipeline([NDTilingWorkaroundPass(None, tiles), *passes]).inductor_options()
+    compiled = torch.compile(model, dynamic=True, options=options)
+    with torch.no_grad(), collect_records() as records:
+        for shape in ((16, 4, 6, 10), (20000, 4, 6, 10), (3, 4, 70000, 6), (3, 4, 6, 70000)):
+            x = torch.randn(shape, device="cuda")
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-3, atol=1e-3)
+    assert records[0].ran
+
+
+@pytest.mark.parametrize(
+    "passes",
+    [
+        (ConvPaddingPass(), TemporalConvPass()),
+        (ConvPaddingPass(), TemporalConvPass(min_skipped=2.0), ChannelMomentsPass()),
+        (ConvPaddingPass(), TemporalConvPass(), ChannelMomentsPass(), NDTilingWorkaroundPass(None, 2)),
+        (ConvPaddingPass(), TemporalConvPass(), ChannelMomentsPass(), NDTilingWorkaroundPass(None, 3)),
+        (ConvChooser(),),
+    ],
+    ids=["temporal", "all frames", "nd2", "nd3", "chooser"],
+)
+def test_a_video_block_in_bf16(inductor: Any, passes: tuple[MagiInductorPass, ...]) -> None:
+    model = Video().cuda().bfloat16()
+    compiled = torch.compile(model, options=PassPipeline(passes).inductor_options())
+    with torch.no_grad():
+        for frames, height, width in ((3, 20, 28), (3, 33, 17), (1, 20, 28)):
+            x = torch.randn(1, 64, frames, height, width, device="cuda").bfloat16()
+            torch._dynamo.mark_dynamic(x, [3, 4])
+            _close(compiled, model, x)
+
+
+def test_channels_last_is_turned_on_for_symbolic_sizes(inductor: Any) -> None:
+    model = (
+        nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.SiLU(), nn.Conv2d(64, 128, 3, padding=1)).cuda().bfloat16()
+    )
+    compiled = torch.compile(model, dynamic=True, options=PassPipeline([ConvLayoutPass()]).inductor_options())
+    with torch.no_grad(), collect_records() as records:
+        for size in (32, 48):
+            _close(compiled, model, torch.randn(2, 64, size, size + 8, device="cuda").bfloat16())
+    assert records[0].config_changes == {"force_layout_optimization": (False, True)}
+
+
+@pytest.mark.slow
+def test_tuning_is_right_and_remembered(inductor: Any, tmp_path: Any) -> None:
+    model = Video(32).cuda().bfloat16()
+    options = PassPipeline([ConvChooser(tune=True, cache_dir=str(tmp_path))]).inductor_options()
+    x = torch.randn(1, 32, 3, 24, 40, device="cuda").bfloat16()
+    torch._dynamo.mark_dynamic(x, [3, 4])
+    with torch.no_grad(), collect_records() as records:
+        _close(torch.compile(model, options=options), model, x)
+    assert next(record.reason for record in records if record.pass_name == "ConvChooser").startswith("tuned: ")
+    assert len(list(tmp_path.glob("*.json"))) == 1
