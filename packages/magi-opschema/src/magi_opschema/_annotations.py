@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 import linecache
 import sys
@@ -23,10 +24,18 @@ class Scope:
     locals: MutableMapping[str, Any]
 
     def of_class(self, cls: type) -> Scope:
-        """The scope of *cls*'s own annotations: its module, itself, then the names around the op."""
-        module = sys.modules.get(cls.__module__)
-        around = ChainMap(dict(vars(cls)), {cls.__name__: cls}, *_maps(self.locals), self.globals)
-        return Scope(vars(module) if module else {}, around)
+        """The scope of *cls*'s own annotations: its module, itself, then the names around the op.
+
+        The names around the op come first for a class that is local to a function there, and last for any other:
+        `Mode` in another module's class is that module's `Mode`, not the op's.
+        """
+        module: dict[str, Any] = vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
+        itself: dict[str, Any] = {cls.__name__: cls}
+        # Builtins come before what the class holds: in a class with slots, a field `float` is a descriptor.
+        own = [module, vars(builtins), dict(vars(cls))]
+        if "<locals>" in cls.__qualname__ and cls.__module__ == self.globals.get("__name__"):
+            return Scope(module, ChainMap(itself, *_maps(self.locals), *own, self.globals))
+        return Scope(module, ChainMap(*own, itself, *_maps(self.locals), self.globals))
 
 
 def _maps(names: MutableMapping[str, Any]) -> list[MutableMapping[str, Any]]:

@@ -49,16 +49,16 @@ def literal(values: tuple[object, ...]) -> tuple[str, Codec]:
     if kinds == {str}:
         return "str", Codec(note, "{value} not in {values}", constants={"values": values}, expected=expected)
     if len(kinds) == 1 and kinds <= {int, bool}:
-        constants = {"values": values, "kind": kinds.pop()}
-        refuse = "{value}.__class__ is not {kind} or {value} not in {values}"
+        constants = {"values": values, "kind": kinds.pop(), "type": type}
+        refuse = "{type}({value}) is not {kind} or {value} not in {values}"
         schema_type = "SymInt" if constants["kind"] is int else "bool"
         return schema_type, Codec(note, refuse, constants=constants, expected=expected)
     return "SymInt", Codec(
         f"{note}, by index",
-        "({value}.__class__, {value}) not in {pairs}",
-        "{pairs}.index(({value}.__class__, {value}))",
+        "({type}({value}), {value}) not in {pairs}",
+        "{pairs}.index(({type}({value}), {value}))",
         "{values}[{value}]",
-        {"values": values, "pairs": tuple((type(value), value) for value in values)},
+        {"values": values, "pairs": tuple((type(value), value) for value in values), "type": type},
         expected,
     )
 

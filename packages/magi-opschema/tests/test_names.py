@@ -1,0 +1,472 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nothing that a user names or passes changes what generated code does."""
+
+from __future__ import annotations
+
+import builtins
+import enum
+import keyword
+import sys
+import textwrap
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field, make_dataclass
+from typing import Any, Literal, NamedTuple, TypedDict
+
+import pytest
+import torch
+from magi_opschema import lower_signature, magi_register_custom_op, op_def
+from torch import Tensor
+
+
+X = torch.arange(3.0)
+
+RESERVED = [
+    "_m_", "_m_torch_op", "_m_output", "_m_dispatch", "_m_fn", "_m_check", "_m_new", "_m_type", "_m_default_cfg",
+    "__m_torch_op", "torch_op", "dispatch", "fn", "check", "output", "flatten", "rebuild_output", "item", "there",
+    "key", "part", "pair", "cfg", "args", "kwargs", "ctx", "self", "cls", "mode", "name", "default", "op",
+    "Ellipsis", "NoneType",
+]  # fmt: skip
+BUILTINS = [
+    "len", "isinstance", "tuple", "object", "type", "dict", "list", "zip", "iter", "next", "repr", "any", "all", "str",
+    "int", "float", "complex", "print", "super", "Exception", "NotImplemented",
+    "__import__", "__build_class__",
+]  # fmt: skip
+DUNDERS = ["__class__", "__dict__", "__doc__", "__module__", "__name__", "__call__", "__slots__x", "__getattr__"]
+SCHEMA_WORDS = ["Tensor", "Scalar", "SymInt", "Device", "Layout", "inf", "nan", "number", "t", "a0", "Future", "match"]
+UNICODE = ["größe", "ﬁ", "名前", "µ", "ñ_ñ"]
+PARAMETERS = [*RESERVED, *BUILTINS, *DUNDERS, *SCHEMA_WORDS, *UNICODE]
+ODD_KEYS = ["", "a b", "1", "a.b", "a-b", 'q"\n\\', "{x}", "'", "#", "x" * 300]
+KEYS = list(dict.fromkeys([*keyword.kwlist, *keyword.softkwlist, *PARAMETERS, *ODD_KEYS]))
+
+
+class Mode(enum.Enum):
+    RMS = "rms"
+    LAYER = "layer"
+
+
+class Sizes(TypedDict):
+    height: int
+    width: int
+
+
+@dataclass(frozen=True)
+class Inner:
+    scale: float = 1.0
+    mode: Mode = Mode.RMS
+
+
+def compiled(op: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(lambda **values: op(**values) + 1, fullgraph=True, backend="eager")
+
+
+def make_function(parameters: dict[str, Any], seen: list[Any], name: str = "body") -> Callable[..., Any]:
+    """A function whose parameters have these names and annotations; it keeps what it is called with."""
+    names = ", ".join(parameters)
+    namespace: dict[str, Any] = {"keep_seen": seen}
+    exec(f"def {name}({names}):\n    keep_seen.append(({names},))\n    return keep_seen[-1][0] * 2\n", namespace)
+    fn: Callable[..., Any] = namespace[name]
+    # Python itself writes a name in its NFKC form: µ as μ.
+    fn.__annotations__ = {**dict(zip(fn.__code__.co_varnames, parameters.values(), strict=False)), "return": Tensor}
+    return fn
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameter(ns: str, name: str) -> None:
+    """As a Tensor on the direct path, then as a record, a list with checks, and a dict on the flattened one."""
+    seen: list[Any] = []
+    direct = magi_register_custom_op(f"{ns}::direct")(make_function({name: Tensor, "other": int}, seen))
+    assert torch.equal(direct(X, 5), X * 2)
+    assert seen.pop()[1] == 5
+    cases: list[tuple[Any, Any]] = [(Inner, Inner(2.0)), (list[Mode], [Mode.LAYER]), (Sizes, {"height": 1, "width": 2}),
+                                    (Inner | None, Inner()), (list[Tensor | None] | None, None)]  # fmt: skip
+    for i, (annotation, value) in enumerate(cases):
+        fn = make_function({"x_": Tensor, name: annotation}, seen)
+        op = magi_register_custom_op(f"{ns}::op{i}")(fn)
+        assert torch.equal(op(X, value), X * 2)
+        assert seen.pop()[1] == value
+        assert torch.equal(op(x_=X, **{fn.__code__.co_varnames[1]: value}), X * 2)
+        assert seen.pop()[1] == value
+
+
+@pytest.mark.parametrize("name", ["_m_torch_op", "_m_output", "len", "key", "item", "output", "größe", "self"])
+def test_parameter_compiled(ns: str, name: str) -> None:
+    seen: list[Any] = []
+    op = magi_register_custom_op(f"{ns}::op")(make_function({"x_": Tensor, name: Inner, "other": list[Mode]}, seen))
+    values = {"x_": X, name: Inner(3.0, Mode.LAYER), "other": [Mode.RMS]}
+    assert torch.equal(compiled(op)(**values), X * 2 + 1)
+    assert seen[-1][1:] == tuple(values.values())[1:]
+
+
+@pytest.mark.parametrize("name", [*RESERVED, *BUILTINS, "body_kernel", "_m_body"])
+def test_function_name(ns: str, name: str) -> None:
+    seen: list[Any] = []
+    op = magi_register_custom_op(f"{ns}::op")(make_function({"x": Tensor, "cfg": Inner}, seen, name))
+    assert torch.equal(op(X, Inner(2.0)), X * 2)
+    assert torch.equal(op_def(op).lowered_fn(X, 2.0, "rms"), X * 2)
+    assert [values[1] for values in seen] == [Inner(2.0)] * 2
+
+
+@pytest.mark.parametrize("name", ["_m_torch_op", "_m_are_transforms_active", "len"])
+def test_function_name_compiled(ns: str, name: str) -> None:
+    op = magi_register_custom_op(f"{ns}::op")(make_function({"x": Tensor, "cfg": Inner}, [], name))
+    assert torch.equal(compiled(op)(x=X, cfg=Inner()), X * 2 + 1)
+
+
+@pytest.mark.parametrize("name", [*RESERVED, *BUILTINS, *SCHEMA_WORDS, *UNICODE])
+def test_class_name(ns: str, name: str) -> None:
+    cls: Any = make_dataclass(name, [("a", int), ("b", Inner), ("c", list[Tensor | None])], frozen=True)
+    out: Any = make_dataclass(name, [("y", Tensor), ("z", tuple[Tensor, Tensor])], frozen=True)
+
+    def body(x: Tensor, cfg: Any) -> Any:
+        assert type(cfg) is cls
+        return out(x * cfg.a, (x * cfg.b.scale, x * 4))
+
+    body.__annotations__ |= {"cfg": cls, "return": out}
+    op = magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=["x", "x", "x"])(body)
+    got = op(X, cls(2, Inner(3.0), [None, X]))
+    assert type(got) is out
+    assert torch.equal(got.y, X * 2)
+    assert torch.equal(got.z[0], X * 3)
+
+
+@pytest.mark.parametrize("name", [name for name in PARAMETERS if name not in {"ﬁ", "µ"} and not name.startswith("__")])
+def test_field_name(ns: str, name: str) -> None:
+    seen: list[Any] = []
+    fields = [(name, int), (f"{name}_list", list[Mode]), (f"{name}_record", Inner | None)]
+    cls: Any = make_dataclass("Cfg", fields, frozen=True)
+    slotted: Any = make_dataclass("Slotted", fields, frozen=True, slots=True)
+    for i, kind in enumerate((cls, slotted)):
+        value = kind(3, [Mode.RMS], Inner())
+        op = magi_register_custom_op(f"{ns}::op{i}")(make_function({"x": Tensor, "cfg": kind}, seen))
+        assert torch.equal(op(X, value), X * 2)
+        assert seen.pop()[1] == value
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_key_of_a_dict(ns: str, key: str) -> None:
+    seen: list[Any] = []
+    other = "other" if key != "other" else "another"
+    keyed: Any = TypedDict("Keyed", {key: int, other: Inner})  # type: ignore[misc]
+    value = {key: 7, other: Inner(2.0)}
+    op = magi_register_custom_op(f"{ns}::op")(make_function({"x": Tensor, "key": keyed}, seen))
+    assert torch.equal(op(X, value), X * 2)
+    assert seen.pop()[1] == value
+    with pytest.raises(TypeError, match="expected a dict with exactly the keys"):
+        op(X, {"wrong": 7, other: Inner()})
+
+
+def test_every_key_at_once_compiled(ns: str) -> None:
+    seen: list[Any] = []
+    keyed: Any = TypedDict("Keyed", dict.fromkeys(KEYS[:50], int))  # type: ignore[misc]
+    value = {key: i for i, key in enumerate(KEYS[:50])}
+    op = magi_register_custom_op(f"{ns}::op")(make_function({"x": Tensor, "key": keyed}, seen))
+    assert torch.equal(compiled(op)(x=X, key=value), X * 2 + 1)
+    assert seen[-1][1] == value
+
+
+def test_parameters_named_like_packed_arguments(ns: str) -> None:
+    seen: list[Any] = []
+    cls: Any = make_dataclass("Many", [(f"f{i}", float) for i in range(40)], frozen=True)
+    lists: Any = make_dataclass("Lists", [(f"f{i}", list[int]) for i in range(30)], frozen=True)
+    names = {"packed_float": Inner, "packed_SymInt_list": bool, "packed_SymInt_list_length": str}
+    fn = make_function({"x": Tensor, **names, "cfg": cls, "lists": lists}, seen)
+    op = magi_register_custom_op(f"{ns}::op")(fn)
+    values = (Inner(2.0), True, "text", cls(*range(40)), lists(*[[i] for i in range(30)]))
+    assert torch.equal(op(X, *values), X * 2)
+    assert seen.pop()[1:] == values
+
+
+def test_output_names_do_not_touch_the_arguments_that_are_checked(ns: str) -> None:
+    """The first call runs the fake on the flat arguments, after the body's output was taken apart."""
+
+    @dataclass(frozen=True)
+    class Below:
+        y: Tensor
+        z: Tensor
+
+    @dataclass(frozen=True)
+    class Out:
+        inner: Below
+
+    faked: list[int] = []
+
+    def body(x: Tensor, output__inner: int) -> Out:
+        return Out(Below(x * 2, x * 3))
+
+    def fake(x: Tensor, output__inner: int) -> Out:
+        faked.append(output__inner)
+        return Out(Below(torch.empty_like(x), torch.empty_like(x)))
+
+    op = magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=fake)(body)
+    assert torch.equal(op(X, 7).inner.z, X * 3)
+    assert faked == [7]
+
+
+def test_the_fake_gets_the_list_that_the_body_got(ns: str) -> None:
+    faked: list[Any] = []
+
+    def body(x: Tensor, masks: list[Tensor | None] | None) -> Tensor:
+        return x * 2
+
+    def fake(x: Tensor, masks: list[Tensor | None] | None) -> Tensor:
+        faked.append([mask is None for mask in masks or ()])
+        return torch.empty_like(x)
+
+    magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=fake)(body)(X, [None, X, None])
+    assert faked == [[True, False, True]]
+
+
+LONG = "é\"'\\\n\t\x00{x}%s" * 1000
+
+
+def test_a_long_text_default_is_no_text_of_the_generated_code(ns: str) -> None:
+    seen: list[Any] = []
+
+    def body(x: Tensor, cfg: Inner, text: str = LONG) -> Tensor:
+        seen.append(text)
+        return x * 2
+
+    op: Any = magi_register_custom_op(f"{ns}::op")(body)
+    op(X, Inner())
+    compiled(op)(x=X, cfg=Inner())
+    assert seen == [LONG, LONG]
+    assert len(op.__source__) < 2000
+    assert len(str(op_def(op))) < 2000
+
+
+class Hostile:
+    """Lies whenever it is asked anything."""
+
+    scale = 1.0
+    mode = Mode.RMS
+
+    def __repr__(self) -> str:
+        raise RuntimeError("asked for repr")
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return hash("rms")
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("asked for bool")
+
+    def __iter__(self) -> Any:
+        return iter((Mode.RMS,))
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, key: object) -> int:
+        return 1
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+
+class HostileText(str):
+    """A text that equals every other."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return hash("rms")
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [Inner, Inner | None, Mode, Mode | None, list[Mode], tuple[Mode, ...], Literal["a", 1], Sizes, tuple[int, int],
+     list[Tensor | None], list[complex], list[torch.dtype]],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("claimed", [None, Inner, Mode, int], ids=str)
+def test_a_hostile_value_is_refused(ns: str, annotation: Any, claimed: type | None) -> None:
+    cls = Hostile if claimed is None else type("Liar", (Hostile,), {"__class__": claimed})
+    seen: list[Any] = []
+    op = magi_register_custom_op(f"{ns}::op")(make_function({"x": Tensor, "value": annotation}, seen))
+    with pytest.raises((TypeError, ValueError, RuntimeError)) as caught:
+        op(X, cls())
+    assert "asked for" not in str(caught.value)
+    assert not seen
+
+
+@pytest.mark.parametrize(("annotation", "claimed"), [(tuple[int, int], tuple), (Sizes, dict), (list[Mode], list)])
+def test_the_body_gets_a_real_container_from_a_value_that_claims_to_be_one(
+    ns: str, annotation: Any, claimed: type
+) -> None:
+    seen: list[Any] = []
+    op = magi_register_custom_op(f"{ns}::op")(make_function({"x": Tensor, "value": annotation}, seen))
+    op(X, type("Liar", (Hostile,), {"__class__": claimed})())
+    assert type(seen[0][1]) is claimed
+
+
+def test_a_text_that_equals_all_others_is_no_member(ns: str) -> None:
+    seen: list[Any] = []
+    op = magi_register_custom_op(f"{ns}::op")(make_function({"x": Tensor, "value": Mode}, seen))
+    with pytest.raises(ValueError, match="expected one of"):
+        op(X, HostileText("evil"))
+    assert not seen
+
+
+def test_what_a_record_says_of_itself_is_not_asked(ns: str) -> None:
+    """Fields are read; comparing, hashing and printing the record are not part of a call."""
+
+    @dataclass(frozen=True, eq=False, repr=False)
+    class Quiet:
+        scale: float = 1.0
+
+        __repr__ = Hostile.__repr__
+        __eq__ = Hostile.__eq__
+        __bool__ = Hostile.__bool__
+
+        def __hash__(self) -> int:
+            raise RuntimeError("asked for hash")
+
+    seen: list[Any] = []
+    body = make_function({"x": Tensor, "cfg": Quiet}, seen)
+    body.__defaults__ = (Quiet(3.0),)
+    op = magi_register_custom_op(f"{ns}::op")(body)
+    op(X)
+    op(X, Quiet(2.0))
+    assert [values[1].scale for values in seen] == [3.0, 2.0]
+    assert "Quiet(scale=3.0)" in str(op_def(op))
+
+
+def test_defaults_reach_the_body_as_they_are(ns: str) -> None:
+    class Point(NamedTuple):
+        x: float
+        y: float
+
+    generator = torch.Generator()
+    seen: list[Any] = []
+
+    def body(
+        x: Tensor,
+        mode: Mode = Mode.LAYER,
+        dtype: torch.dtype = torch.int8,
+        generator: torch.Generator | None = generator,
+        pick: Literal["a", 1, True] = True,
+        point: Point = Point(float("inf"), -0.0),  # noqa: B008
+        inner: Inner = Inner(5e-324),
+        names: list[str] = ["a"],  # noqa: B006
+        none: Inner | None = None,
+    ) -> Tensor:
+        seen.append((mode, dtype, generator, pick, point, inner, names, none))
+        return x * 2
+
+    magi_register_custom_op(f"{ns}::op")(body)(X)
+    mode, dtype, passed, pick, point, inner, names, none = seen[0]
+    assert mode is Mode.LAYER
+    assert dtype is torch.int8
+    assert passed.initial_seed() == generator.initial_seed()
+    assert pick is True
+    assert type(point) is Point
+    assert repr(point) == repr(Point(float("inf"), -0.0))
+    assert inner == Inner(5e-324)
+    assert names == ["a"]
+    assert none is None
+
+
+@dataclass(frozen=True)
+class HasList:
+    sizes: list[int] = field(default_factory=lambda: [1, 2])
+
+
+def test_a_default_list_is_not_shared_between_calls(ns: str) -> None:
+    default = HasList()
+    seen: list[list[int]] = []
+
+    def direct(x: Tensor, sizes: list[int] = [1, 2]) -> Tensor:  # noqa: B006
+        seen.append(list(sizes))
+        sizes.append(3)
+        return x * 2
+
+    def flattened(x: Tensor, cfg: HasList = default) -> Tensor:
+        seen.append(list(cfg.sizes))
+        cfg.sizes.append(3)
+        return x * 2
+
+    for fn, path in ((direct, "direct"), (flattened, "flattened")):
+        op: Any = magi_register_custom_op(f"{ns}::{path}")(fn)
+        assert op_def(op).path == path
+        op(X)
+        op(X)
+        op(x=X)
+    assert seen == [[1, 2]] * 6
+    assert direct.__defaults__ == ([1, 2],)
+    assert default.sizes == [1, 2]
+
+
+def test_a_passed_list_is_not_changed(ns: str) -> None:
+    def body(x: Tensor, cfg: HasList) -> Tensor:
+        cfg.sizes.append(3)
+        return x * 2
+
+    passed = HasList()
+    magi_register_custom_op(f"{ns}::op")(body)(X, passed)
+    assert passed.sizes == [1, 2]
+
+
+def test_own_init_of_a_class_that_was_compiled_from_a_text(ns: str) -> None:
+    """As in a `python -c` program, where a hand-written `__init__` has the file name of a generated one."""
+    text = """
+        from dataclasses import dataclass
+        @dataclass(frozen=True)
+        class Own:
+            scale: float
+            def __init__(self, scale):
+                object.__setattr__(self, "scale", scale)
+                object.__setattr__(self, "twice", scale * 2)
+    """
+    namespace: dict[str, Any] = {"__name__": __name__}
+    exec(compile("if True:" + text, "<string>", "exec", dont_inherit=True), namespace)
+    seen: list[Any] = []
+    op = magi_register_custom_op(f"{ns}::op")(make_function({"x": Tensor, "cfg": namespace["Own"]}, seen))
+    op(X, namespace["Own"](3.0))
+    assert seen[0][1].twice == 6.0
+
+
+def test_annotations_of_another_module_are_evaluated_there(ns: str) -> None:
+    """The op's own module has another `Mode` and another `float`."""
+    other = types.ModuleType(f"{ns}_other")
+    text = """
+        from __future__ import annotations
+        import enum
+        from dataclasses import dataclass
+        class Mode(enum.Enum):
+            FAST = "fast"
+        @dataclass(frozen=True)
+        class Theirs:
+            mode: Mode
+            float: float = 1.0
+    """
+    sys.modules[other.__name__] = other
+    try:
+        exec(textwrap.dedent(text), other.__dict__)
+
+        def body(x: Tensor, cfg: other.Theirs, mode: Mode) -> Tensor:  # type: ignore[name-defined]
+            assert cfg.mode is other.Mode.FAST
+            return x * 2
+
+        float = str  # noqa: A001, F841
+        lowering = lower_signature(body)
+        assert [leaf.schema_type for leaf in lowering.leaves] == ["Tensor", "str", "float", "str"]
+        op = magi_register_custom_op(f"{ns}::op")(body)
+        assert torch.equal(op(X, other.Theirs(other.Mode.FAST), Mode.RMS), X * 2)
+    finally:
+        del sys.modules[other.__name__]
+
+
+def test_texts_hold_only_names_that_we_control() -> None:
+    """Every name in a flat schema is an ASCII identifier, and no builtin is shadowed by a reserved name."""
+    for name in PARAMETERS:
+        lowering = lower_signature(make_function({"x_": Tensor, name: Inner}, []))
+        assert all(argument.name.isascii() and argument.name.isidentifier() for argument in lowering.arguments)
+        assert torch._C.parse_schema(f"ns::{lowering.schema}").name == "ns::body"
+        assert not any(parameter.name.startswith(lowering.prefix) for parameter in lowering.parameters)
+        assert not hasattr(builtins, lowering.prefix)
