@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -50,6 +52,36 @@ def test_launches_outside_a_trace_go_to_the_device(monkeypatch: pytest.MonkeyPat
         patterns.PATTERNS["autotune_one_config"].body(torch.ones(300))
     assert ran == [patterns.one_config_kernel.fn]
     assert [launch.name for launch in log.launches] == ["one_config_kernel"]
+
+
+def test_the_hook_stands_only_while_a_scope_is_open() -> None:
+    original = JITFunction.run
+    with capture_launches(drop=True):
+        hooked = JITFunction.run
+        assert hooked is not original
+        with capture_launches(drop=True):
+            assert JITFunction.run is hooked
+        assert JITFunction.run is hooked
+    assert JITFunction.run is original
+
+
+def test_a_wrapper_put_around_the_hook_survives(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, seen = JITFunction.run, []
+    with capture_launches(drop=True):
+        hooked = JITFunction.run
+
+        @functools.wraps(hooked)
+        def profiled(self: Any, *args: Any, **kwargs: Any) -> Any:
+            seen.append(self)
+            return hooked(self, *args, **kwargs)
+
+        monkeypatch.setattr(JITFunction, "run", profiled)
+    assert JITFunction.run is profiled
+    with capture_launches(drop=True) as log:
+        patterns.module_level(torch.ones(4))
+    assert seen == [patterns.double_kernel]
+    assert len(log.launches) == 1
+    monkeypatch.setattr(JITFunction, "run", original)
 
 
 def test_scopes_end_when_the_body_raises() -> None:

@@ -592,6 +592,24 @@ def test_launch_that_no_graph_can_carry(ops: Ops) -> None:
         aot_graphs(op, torch.ones(300))
 
 
+@triton.jit
+def table_kernel(pointers, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    out = tl.load(pointers).to(tl.pointer_type(tl.float32))
+    tl.store(out + tl.arange(0, BLOCK), n)
+
+
+def test_launch_that_torch_would_drop(ops: Ops) -> None:
+    def body(x: Tensor) -> Tensor:
+        pointers = torch.zeros(1, dtype=torch.int64, device=x.device)
+        table_kernel[(1,)](pointers, x.numel(), BLOCK=128)
+        return x.clone()
+
+    op = ops.define("table", body)
+    make_see_through(op, body)
+    with refused(UnsupportedLaunchError, r"table_kernel' writes none of its tensors as far as torch can tell"):
+        aot_graphs(op, torch.ones(300))
+
+
 def test_errors_of_make_see_through(ops: Ops) -> None:
     with pytest.raises(NotAnOpError, match=r"is no registered operator.*Pass an OpOverload"):
         make_see_through("mylib::norm", patterns.helper)  # type: ignore[arg-type]

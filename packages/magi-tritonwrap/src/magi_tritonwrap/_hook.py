@@ -2,9 +2,10 @@
 """The one place that Triton launches pass through, and the scope that listens there.
 
 `kernel[grid](...)`, `kernel.run(..., grid=grid)`, a helper three modules away: each ends in the `run` method of one of
-three classes. So `run` is wrapped, once per process and on the first capture, rather than the names by which user code
-reaches a kernel: no module, closure or kernel object is ever changed, and what cannot be found by reading source is
-caught all the same. The price is one context-variable lookup a launch. Outside a scope the original method runs.
+three classes. So `run` is wrapped, rather than the names by which user code reaches a kernel: no module, closure or
+kernel object is ever changed, and what cannot be found by reading source is caught all the same. The wrapper stands
+there only while some thread has a scope open, which is while an op is traced; at any other time a launch costs what it
+did. Threads without a scope go on to the original method.
 
 `Heuristics.run` stays as it is: it computes its values and calls `run` of what it decorates, which is a hooked class.
 """
@@ -33,8 +34,9 @@ class Listener(Protocol):
 
 
 _LISTENER: contextvars.ContextVar[Listener | None] = contextvars.ContextVar("magi_tritonwrap_listener", default=None)
-_INSTALL_LOCK = threading.Lock()
+_LOCK = threading.Lock()
 _MARK = "_magi_tritonwrap_hooked"
+_open_scopes = 0
 
 
 @contextmanager
@@ -44,13 +46,14 @@ def listening(listener: Listener) -> Iterator[None]:
     Kernels that the user has wrapped are told to stand back meanwhile, so that a wrapped launch arrives here as well,
     and exactly once.
     """
-    _install()
+    _open_scope()
     token = _LISTENER.set(listener)
     try:
         with wrap_triton_disabled():
             yield
     finally:
         _LISTENER.reset(token)
+        _close_scope()
 
 
 @contextmanager
@@ -63,12 +66,27 @@ def not_listening() -> Iterator[None]:
         _LISTENER.reset(token)
 
 
-def _install() -> None:
-    with _INSTALL_LOCK:
+def _open_scope() -> None:
+    global _open_scopes  # noqa: PLW0603 - the classes are process-wide, and so is the count
+    with _LOCK:
+        _open_scopes += 1
         for cls in launch_classes():
             run = cls.__dict__["run"]
             if not hasattr(run, _MARK):
                 cls.run = _hooked(run)
+
+
+def _close_scope() -> None:
+    global _open_scopes  # noqa: PLW0603
+    with _LOCK:
+        _open_scopes -= 1
+        if _open_scopes:
+            return
+        for cls in launch_classes():
+            hook = getattr(cls.__dict__["run"], _MARK, None)
+            # Otherwise someone has wrapped the hook since, and what they wrap has to stay.
+            if hook is not None and hook is cls.__dict__["run"]:
+                cls.run = hook.__wrapped__
 
 
 def _hooked(run: Run) -> Run:
@@ -79,7 +97,7 @@ def _hooked(run: Run) -> Run:
             return run(self, *args, **kwargs)
         return listener.on_launch(self, run, args, kwargs)
 
-    setattr(hooked, _MARK, True)
+    setattr(hooked, _MARK, hooked)
     return hooked
 
 

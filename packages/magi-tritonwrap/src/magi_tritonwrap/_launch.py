@@ -28,7 +28,7 @@ from triton.runtime.jit import JITFunction
 from ._hook import launch_site, not_listening
 from ._kernels import Kernel, as_kernel, check_supported
 from ._self_contained import self_contained
-from ._torch_compat import wrap_triton_enabled
+from ._torch_compat import functional_values, wrap_triton_enabled
 from .errors import LostSettingWarning, UnsupportedLaunchError
 
 
@@ -76,7 +76,13 @@ def resolve(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Re
 
 
 def emit(launch: ResolvedLaunch) -> None:
-    """Record the launch in the graph being traced, through `torch.library.wrap_triton`."""
+    """Record the launch in the graph being traced, through `torch.library.wrap_triton`.
+
+    Raises:
+        UnsupportedLaunchError: torch finds no write in the kernel's Triton IR, and would drop the launch as dead code;
+            a kernel that writes through pointers which it loads from a table is one such.
+    """
+    before = functional_values(launch.arguments.values())
     positional: list[Any] = []
     named = dict(launch.arguments)
     for name in launch.kernel.arg_names:
@@ -85,6 +91,13 @@ def emit(launch: ResolvedLaunch) -> None:
         positional.append(named.pop(name))
     with not_listening(), wrap_triton_enabled():
         torch.library.wrap_triton(launch.kernel)[launch.grid](*positional, **named)
+    after = functional_values(launch.arguments.values())
+    if before and all(now is then for now, then in zip(after, before, strict=True)):
+        why = (
+            "writes none of its tensors as far as torch can tell from its Triton IR, and a compiled graph would leave "
+            "the launch out; register its op as an opaque custom op"
+        )
+        raise _unsupported(as_kernel(launch.kernel), why)
 
 
 def can_pass(kernel: Kernel, name: str) -> bool:

@@ -90,6 +90,11 @@ def unwrap_functional(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.from_functional() if isinstance(tensor, FunctionalTensor) else tensor
 
 
+def functional_values(values: Iterable[object]) -> list[torch.Tensor]:
+    """What the functional tensors among *values* hold now; a traced write replaces it by another tensor."""
+    return [torch._from_functional_tensor(value.elem) for value in values if isinstance(value, FunctionalTensor)]
+
+
 def proxy_tracing_disabled() -> AbstractContextManager[object]:
     """Run operators without recording them in the graph being traced."""
     return disable_proxy_modes_tracing()

@@ -7,9 +7,10 @@ import functools
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from ._capture import capture_launches
-from ._torch_compat import wrap_triton_disabled
+from ._torch_compat import tracing_is_active, wrap_triton_disabled
 
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ _MARK = "_magi_tritonwrap_wrapped"
 def wrap_kernels(fn: Callable[P, R]) -> Callable[P, R]:
     """Return *fn* with every launch made traceable, wherever in the functions it calls the launch stands.
 
-    Under `make_fx`, non-strict export or AOTAutograd each launch becomes a node. Outside a trace, and in code that
-    Dynamo traces by itself, *fn* runs as it is: no higher-order op, no copies. Nothing of *fn* is changed, neither its
+    Under `make_fx`, non-strict export or AOTAutograd each launch becomes a node. Outside a trace every launch is bare,
+    and code that Dynamo traces by itself is left to it. Nothing of *fn* is changed, neither its
     globals nor its closure nor the kernels, and wrapping twice is wrapping once.
 
     Example:
@@ -40,7 +41,7 @@ def wrap_kernels(fn: Callable[P, R]) -> Callable[P, R]:
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         if torch.compiler.is_dynamo_compiling():
             return fn(*args, **kwargs)
-        with capture_launches():
+        with capture_launches() if tracing_is_active(tree_leaves((args, kwargs))) else wrap_triton_disabled():
             return fn(*args, **kwargs)
 
     setattr(wrapped, _MARK, True)
