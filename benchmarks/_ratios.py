@@ -26,6 +26,12 @@ RATIOS: dict[str, dict[str, tuple[Measured, Measured]]] = {
         "handle_int_vs_int": (("handle", "call"), ("int", "call")),
         "handle_object_vs_int": (("object", "call"), ("int", "call")),
     },
+    "nvfp4_linear": {
+        "m1_8192_vs_bf16_speedup": (("bf16", "m1_8192"), ("nvfp4", "m1_8192")),
+        "m1_8192_without_graph_vs_bf16_speedup": (("bf16", "m1_8192 no graph"), ("nvfp4", "m1_8192 no graph")),
+        "m1_8192_vs_floor": (("nvfp4", "m1_8192"), ("nvfp4 floor", "m1_8192")),
+        "m1_8192_bf16_vs_floor": (("bf16", "m1_8192"), ("bf16 floor", "m1_8192")),
+    },
     "see_through": {
         "launch_bound_vs_hand": (("see_through", "launch_bound"), ("hand", "launch_bound")),
         "launch_bound_vs_opaque_speedup": (("opaque", "launch_bound"), ("see_through", "launch_bound")),

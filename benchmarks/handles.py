@@ -5,6 +5,8 @@ Same body in both, which does not touch the object: float32[8] on the CPU, under
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from _results import Row, measure_paired, rows_of, write
 from magi_opschema import ObjectHandle, magi_register_custom_op, op_def, register_object, release_object
@@ -37,7 +39,7 @@ def measure() -> list[Row]:
     """All cases."""
     assert op_def(by_int).path == "direct"
     x, runner = torch.randn(8), Runner()
-    handle = register_object(runner)
+    handle: Any = register_object(runner)
     plain = int(handle)
     arms = {
         "handle": lambda: by_object(x, handle),

@@ -318,7 +318,7 @@ def test_linear_on_the_gpu(rows: int, dtype: torch.dtype) -> None:
     x = torch.randn(rows, 2064, device="cuda", dtype=dtype)
     expected = nn.functional.linear(x.double(), nvfp4.dequantize_nvfp4(layer.runner.weight).double()) + layer.bias
     torch.testing.assert_close(layer(x).double(), expected, atol=3e-2, rtol=2e-2)
-    compiled = torch.compile(layer, fullgraph=True)
+    compiled: Any = torch.compile(layer, fullgraph=True)
     torch.testing.assert_close(compiled(x).double(), expected, atol=3e-2, rtol=2e-2)
 
 

@@ -545,7 +545,7 @@ def test_stale_in_a_compiled_graph(ns: str, x: Tensor) -> None:
         (lambda: register_object(7), "7 cannot have a handle: a schema takes an int or None as it is"),
         (lambda: register_object(None), "None cannot have a handle"),
         (lambda: register_object([1], weak=True), "a list takes no weak reference, so it must be held until"),
-        (lambda: ObjectHandle(3), "ObjectHandle\\[T\\] is an annotation"),
+        (lambda: _GENERIC(3), "ObjectHandle\\[T\\] is an annotation"),
     ],
 )
 def test_registry_errors(call: Callable[[], Any], sentence: str) -> None:

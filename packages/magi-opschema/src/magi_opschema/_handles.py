@@ -146,7 +146,8 @@ def handle_of(obj: Any) -> int:
     if known is not None:
         return known
     if isinstance(obj, StandIn):
-        return obj._handle  # noqa: SLF001
+        held: int = obj._handle  # noqa: SLF001
+        return held
     return REGISTRY.register(obj, weak=True)
 
 
