@@ -17,7 +17,8 @@ from ._launch import can_pass, cannot_pass
 from ._library import is_library_function
 from ._ops_table import body_of_op
 from ._report import FoundKernel, KernelReport, UnresolvedLaunch, UnsupportedLaunch
-from ._resolve import Resolver, constructor
+from ._resolve import Resolver
+from ._scopes import constructor
 from ._torch_compat import kernel_of_launcher
 from ._values import Group, Known, Launcher, Local, Partial, Scope, Unknown, Value, walk_own
 

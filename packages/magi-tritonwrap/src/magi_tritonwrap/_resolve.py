@@ -11,22 +11,8 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import sys
 from collections.abc import Iterable, Iterator, Mapping
-from types import (
-    BuiltinFunctionType,
-    BuiltinMethodType,
-    ClassMethodDescriptorType,
-    FunctionType,
-    GetSetDescriptorType,
-    MappingProxyType,
-    MemberDescriptorType,
-    MethodDescriptorType,
-    MethodType,
-    MethodWrapperType,
-    ModuleType,
-    WrapperDescriptorType,
-)
+from types import BuiltinMethodType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -35,7 +21,10 @@ from torch._library.triton import capture_triton
 
 from ._kernels import is_kernel
 from ._library import is_library_function, is_library_module
-from ._source import FunctionNode, function_node
+from ._reading import MISSING, runs_code_when_read
+from ._scopes import constructor, function_scope, imported, parameters
+from ._source import FunctionNode
+from ._tables import TABLES, chosen, items_of
 from ._torch_compat import kernel_in_wrapper
 from ._values import Binding, Group, Known, Launcher, Local, New, Partial, Scope, Unknown, Value
 
@@ -43,13 +32,6 @@ from ._values import Binding, Group, Known, Launcher, Local, New, Partial, Scope
 _WRAPPERS = (torch.library.wrap_triton, capture_triton)
 _DECORATORS = (triton.jit, triton.autotune, triton.heuristics)
 _MAX_DEPTH = 40
-# Reading these runs no code of the user's.
-_HARMLESS_DESCRIPTORS = (
-    *(FunctionType, staticmethod, classmethod, BuiltinFunctionType, MethodDescriptorType, ClassMethodDescriptorType),
-    *(MemberDescriptorType, GetSetDescriptorType, WrapperDescriptorType, MethodWrapperType, type),
-)
-_MISSING = object()
-_TABLES = (dict, MappingProxyType, tuple, list)
 
 
 class Resolver:
@@ -122,9 +104,9 @@ class Resolver:
         if binding.kind == "value" and isinstance(node, ast.expr):
             return self.values(node, scope)
         if binding.kind == "item" and isinstance(node, ast.expr):
-            return tuple(item for value in self.values(node, scope) for item in _items(value))
+            return tuple(item for value in self.values(node, scope) for item in items_of(value))
         if binding.kind == "import":
-            return _imported(node, binding.detail, scope)
+            return imported(node, binding.detail, scope)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             return (Local(node, scope, f"'{node.name}' defined in the body"),)
         return (Unknown(f"the value bound by `{type(node).__name__}` is known at run time"),)
@@ -141,14 +123,14 @@ class Resolver:
         return (Unknown(f"the attribute '{name}' is known at run time"),)
 
     def _attribute_of_object(self, obj: Any, how: str, name: str) -> tuple[Value, ...]:
-        static = inspect.getattr_static(obj, name, _MISSING)
+        static = inspect.getattr_static(obj, name, MISSING)
         if isinstance(static, property) and isinstance(static.fget, FunctionType):
             return self.returned(Partial(Known(static.fget, how), ((Known(obj, how),),)))
         if isinstance(static, functools.cached_property):
             return self.returned(Partial(Known(static.func, how), ((Known(obj, how),),)))
-        if static is _MISSING and not (isinstance(obj, torch.nn.Module) or is_library_module(type(obj).__module__)):
+        if static is MISSING and not (isinstance(obj, torch.nn.Module) or is_library_module(type(obj).__module__)):
             return (Unknown(f"{how} has no attribute '{name}' yet", unread=True),)
-        if _runs_code_when_read(obj, name, static):
+        if runs_code_when_read(obj, name, static):
             return (Unknown(f"{how}.{name} is computed by a {type(static).__qualname__}", unread=True),)
         try:
             found = getattr(obj, name)
@@ -158,10 +140,10 @@ class Resolver:
 
     def _attribute_of_new(self, cls: type, init: Scope | None, instance: Value, name: str) -> tuple[Value, ...]:
         assigned = () if init is None else tuple(self._assigned_to_self(init, name))
-        static = inspect.getattr_static(cls, name, _MISSING)
+        static = inspect.getattr_static(cls, name, MISSING)
         if isinstance(static, FunctionType):
             return (*assigned, Partial(Known(static, f"{cls.__qualname__}.{name}"), ((instance,),)))
-        if static is _MISSING:
+        if static is MISSING:
             return assigned or (Unknown(f"the attribute '{name}' of a new {cls.__qualname__} is known at run time"),)
         return (*assigned, *self._attribute_of_object(cls, cls.__qualname__, name))
 
@@ -184,8 +166,8 @@ class Resolver:
                 return (Launcher(Known(kernel_in_wrapper(obj), how, wrapped=True)),)
             case Local() if self.is_kernel_definition(value):
                 return (Launcher(value),)
-            case Known() | Group() if isinstance(value, Group) or isinstance(value.obj, _TABLES):
-                return _chosen(value, [key for key in self.values(index, scope) if isinstance(key, Known)])
+            case Known() | Group() if isinstance(value, Group) or isinstance(value.obj, TABLES):
+                return chosen(value, [key for key in self.values(index, scope) if isinstance(key, Known)])
             case Known(obj=obj):
                 return self._python_item(type(obj), value, index, scope)
             case New(cls=cls):
@@ -217,7 +199,7 @@ class Resolver:
             if callee.obj is getattr and len(call.args) >= 2:
                 return self._getattr(call, scope)
             if _is_mapping_get(callee.obj):
-                return _chosen(Known(callee.obj.__self__, callee.how), [])
+                return chosen(Known(callee.obj.__self__, callee.how), [])
             if isinstance(callee.obj, type) and not is_library_module(callee.obj.__module__):
                 return (
                     New(
@@ -265,7 +247,7 @@ class Resolver:
             case Partial(function=inner, args=first, kwargs=given):
                 return self.enter(inner, ((*first, *args), {**given, **kwargs}))
             case Local(node=node, scope=parent):
-                names = _parameters(node, args, kwargs, self._defaults(node, parent))
+                names = parameters(node, args, kwargs, self._defaults(node, parent))
                 return Scope(node, parent.file, parent.globals, names, parent)
             case Known(obj=MethodType() as method, how=how):
                 this = (Known(method.__self__, how.rpartition(".")[0] or how),)
@@ -275,7 +257,7 @@ class Resolver:
                 given = {name: (Known(value, how),) for name, value in partial.keywords.items()}
                 return self.enter(Known(partial.func, how), ((*first, *args), {**given, **kwargs}))
             case Known(obj=FunctionType() as code) if not is_library_function(code):
-                return _function_scope(code, args, kwargs)
+                return function_scope(code, args, kwargs)
             case Known(obj=obj, how=how):
                 inner = inspect.getattr_static(obj, "__wrapped__", None)
                 if callable(inner):
@@ -319,131 +301,6 @@ class Resolver:
         if decorator is None:
             return False
         return any(isinstance(value, Known) and value.obj in _DECORATORS for value in self.values(decorator, scope))
-
-
-def _own_attributes(obj: Any) -> Mapping[str, Any]:
-    try:
-        found: Mapping[str, Any] = object.__getattribute__(obj, "__dict__")
-    except AttributeError:
-        return {}
-    return found
-
-
-def _runs_code_when_read(obj: Any, name: str, static: Any) -> bool:
-    """Whether reading an attribute calls a descriptor of the user's."""
-    if static is _MISSING or isinstance(obj, ModuleType) or isinstance(static, _HARMLESS_DESCRIPTORS):
-        return False
-    if not isinstance(obj, type) and name in _own_attributes(obj):
-        return False
-    return hasattr(type(static), "__get__") and not is_library_module(type(static).__module__)
-
-
-def constructor(cls: type) -> Any:
-    """The `__init__` that making an instance of *cls* runs."""
-    return inspect.getattr_static(cls, "__init__")
-
-
-def _function_scope(
-    function: FunctionType, args: tuple[tuple[Value, ...], ...], kwargs: Mapping[str, tuple[Value, ...]]
-) -> Scope | None:
-    node = function_node(function)
-    if node is None:
-        return None
-    names: dict[str, tuple[Value, ...]] = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            names[name] = (Known(cell.cell_contents, f"closure variable '{name}'"),)
-        except ValueError:
-            names[name] = (Unknown(f"the closure variable '{name}' is not set yet", unread=True),)
-    defaults = {
-        parameter.name: (Known(parameter.default, f"default of '{parameter.name}'"),)
-        for parameter in inspect.signature(function, follow_wrapped=False).parameters.values()
-        if parameter.default is not parameter.empty
-    }
-    names.update(_parameters(node, args, kwargs, defaults))
-    return Scope(node, function.__code__.co_filename, function.__globals__, names)
-
-
-def _parameters(
-    node: FunctionNode,
-    args: tuple[tuple[Value, ...], ...],
-    kwargs: Mapping[str, tuple[Value, ...]],
-    defaults: Mapping[str, tuple[Value, ...]],
-) -> dict[str, tuple[Value, ...]]:
-    positional = [parameter.arg for parameter in (*node.args.posonlyargs, *node.args.args)]
-    named = [*positional, *(parameter.arg for parameter in node.args.kwonlyargs)]
-    values: dict[str, tuple[Value, ...]] = {
-        name: (Unknown(f"the parameter '{name}' is known at run time"),) for name in named
-    }
-    for variadic in (node.args.vararg, node.args.kwarg):
-        if variadic is not None:
-            values[variadic.arg] = (Unknown(f"the parameter '{variadic.arg}' is known at run time"),)
-    values.update({name: value for name, value in defaults.items() if name in values})
-    values.update(zip(positional, args, strict=False))
-    values.update({name: value for name, value in kwargs.items() if name in named})
-    return values
-
-
-def _imported(node: ast.AST, alias: ast.alias, scope: Scope) -> tuple[Value, ...]:
-    if isinstance(node, ast.Import):
-        name = alias.name if alias.asname else alias.name.split(".")[0]
-        return _module(name)
-    if not isinstance(node, ast.ImportFrom):
-        return ()
-    package = scope.globals.get("__package__") or scope.globals.get("__name__", "")
-    base = ".".join(str(package).split(".")[: len(str(package).split(".")) - node.level + 1]) if node.level else ""
-    name = ".".join(part for part in (base, node.module or "") if part)
-    found = sys.modules.get(name)
-    if found is None:
-        return (Unknown(f"the module '{name}' is imported by the body and not loaded yet", unread=True),)
-    if hasattr(found, alias.name):
-        return (Known(getattr(found, alias.name), f"{name}.{alias.name}"),)
-    return _module(f"{name}.{alias.name}")
-
-
-def _module(name: str) -> tuple[Value, ...]:
-    found = sys.modules.get(name)
-    if isinstance(found, ModuleType):
-        return (Known(found, f"module '{name}'"),)
-    return (Unknown(f"the module '{name}' is imported by the body and not loaded yet", unread=True),)
-
-
-def _items(value: Value) -> tuple[Value, ...]:
-    match value:
-        case Group(items=items):
-            return tuple(item for _, values in items for item in values)
-        case Known(obj=obj, how=how) if isinstance(obj, dict | MappingProxyType):
-            return tuple(Known(key, how) for key, _ in _pairs(obj))
-        case Known(obj=obj, how=how) if isinstance(obj, tuple | list):
-            return tuple(Known(item, f"{how}[{at}]") for at, item in _pairs(obj))
-    return (Unknown("an item is known at run time"),)
-
-
-def _chosen(table: Value, keys: list[Known]) -> tuple[Value, ...]:
-    """The entries of a table for the keys that are known, or all entries."""
-    entries: list[tuple[object, tuple[Value, ...]]] = []
-    match table:
-        case Group(items=items):
-            entries = list(items)
-        case Known(obj=obj, how=how):
-            entries = [(key, (Known(value, f"{how}[{_key_text(key)}]"),)) for key, value in _pairs(obj)]
-    wanted = [key.obj for key in keys]
-    hits = [values for key, values in entries if any(type(key) is type(one) and key == one for one in wanted)]
-    return tuple(value for values in (hits or [values for _, values in entries]) for value in values)
-
-
-def _pairs(table: Any) -> list[tuple[object, Any]]:
-    """Keys and items of a table, past any method that a subclass overrides."""
-    if isinstance(table, dict):
-        return list(dict.items(table))
-    if isinstance(table, MappingProxyType):
-        return list(table.items())
-    kind = tuple if isinstance(table, tuple) else list
-    return list(enumerate(kind.__iter__(table)))
-
-
-def _key_text(key: object) -> str:
-    return repr(key) if isinstance(key, str | int | bool | float | bytes | type(None)) else f"a {type(key).__name__}"
 
 
 def _constant(node: ast.expr | None) -> object:
