@@ -9,7 +9,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from magi_passes import ConvPaddingPass, PassContext, PassPipeline, TemporalConvPass, collect_records
+from magi_passes import (
+    ChannelMomentsPass,
+    ConvPaddingPass,
+    PassContext,
+    PassPipeline,
+    TemporalConvPass,
+    collect_records,
+)
 
 
 if TYPE_CHECKING:
@@ -183,3 +190,18 @@ def test_compiled_residual_blocks_agree_with_eager(inductor: Any) -> None:
         for shape in (x, torch.randn(1, 8, 3, 14, 9, dtype=torch.float64)):
             torch.testing.assert_close(compiled(shape), block(shape), rtol=1e-10, atol=1e-10)
     assert [record.ran for record in records][:2] == [True, True]
+
+
+@pytest.mark.slow
+def test_training_agrees_with_eager(inductor: Any) -> None:
+    model = torch.nn.Sequential(
+        *(torch.nn.Conv3d(4, 8, 3, padding=1), torch.nn.GroupNorm(2, 8), torch.nn.SiLU(), torch.nn.Conv3d(8, 4, 3))
+    ).double()
+    x = torch.randn(2, 4, 4, 6, 7, dtype=torch.float64)
+    pipeline = PassPipeline([ConvPaddingPass(), TemporalConvPass(always=True), ChannelMomentsPass(always=True)])
+    torch.autograd.backward(model(x).square().sum())
+    expected = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    torch.autograd.backward(torch.compile(model, options=pipeline.inductor_options())(x).square().sum())
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-9, atol=1e-9)

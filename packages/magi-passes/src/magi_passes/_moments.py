@@ -57,7 +57,7 @@ class ChannelMomentsPass(MagiInductorPass):
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:  # noqa: ARG002
         """Some group norm can be rewritten, and its size is symbolic or *always* is set."""
         count = sum(self._pays(node) for node in graph.nodes)
-        return Reason(count > 0, f"{count} group norms of symbolic size")
+        return Reason(count > 0, f"{count} group norms" if self.always else f"{count} group norms of symbolic size")
 
     def __call__(self, graph: Graph) -> None:
         """Rewrite them."""
