@@ -62,10 +62,11 @@ def softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor
     return result
 
 
-def same_and_dense(input: Tensor, other: Tensor, *, alpha: float = 1) -> bool:  # noqa: A002
+def same_and_dense(input: Tensor, other: Tensor, *, alpha: object = 1) -> bool:  # noqa: A002
     """No broadcasting, no promotion: two dense tensors of one shape and dtype."""
     return (
-        input.shape == other.shape
+        isinstance(alpha, (int, float))
+        and input.shape == other.shape
         and input.dtype == other.dtype
         and input.is_contiguous()
         and other.is_contiguous()

@@ -287,7 +287,7 @@ def test_a_backward_is_not_used_where_the_kernel_does_not_support_the_call(slot:
     assert x.grad.tolist() == [2, 4]
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_code_calls_the_kernel_and_recompiles_on_a_change(slot: Slot, backend: str) -> None:
     kernel = Counted(1.0)
     slot("softmax", 1, kernel)
@@ -343,12 +343,10 @@ def test_compiled_out_calls_reach_the_kernel(slot: Slot, tag_out: bool, monkeypa
     def run(x: Tensor, out: Tensor) -> Any:
         return surface(x, out=out) * 1
 
-    for backend in ("aot_eager", "inductor"):
-        torch._dynamo.reset()
-        x, out = torch.randn(3), torch.empty(3)
-        got = torch.compile(run, fullgraph=True, backend=backend)(x, out)
-        torch.testing.assert_close(got, function(x) + 1)
-        torch.testing.assert_close(out, function(x) + 1)
+    x, out = torch.randn(3), torch.empty(3)
+    got = torch.compile(run, fullgraph=True, backend="aot_eager")(x, out)
+    torch.testing.assert_close(got, function(x) + 1)
+    torch.testing.assert_close(out, function(x) + 1)
     op = library_ops()[f"{base}__out"]
     assert len(op._schema.returns) == (1 if tag_out else 0)
 

@@ -137,7 +137,7 @@ def test_gradients_flow_through_slot_8() -> None:
     assert torch.equal(x.grad, reference.grad)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_slot_8_is_inlined_by_the_compiler(backend: str) -> None:
     def model(x: torch.Tensor, o: torch.Tensor) -> Any:
         y = aten.softmax(aten.add(x, o * 0, alpha=2), -1)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from ._names import base_name, canonical_name, nearest
@@ -22,15 +23,15 @@ _KERNEL = '''\
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
-from torch import Generator, Tensor, dtype, layout, memory_format
-
-from magi_opschema import aten
-from magi_opschema.aten._types import Device, Scalar
-
+{imports}
 {functions}'''
+
+_IMPORTS = (
+    ("collections.abc", ("Sequence",)),
+    ("torch", ("Generator", "SymInt", "Tensor", "dtype", "layout", "memory_format")),
+    ("magi_opschema", ("aten",)),
+    ("magi_opschema.aten._types", ("Device", "Scalar")),
+)
 
 _FUNCTION = '''
 
@@ -94,7 +95,9 @@ def scaffold(op: str, slot: int, folder: Path, schemas: InstalledSchemas) -> lis
     stem = f"{base.name}_slot{slot}"
     functions = "".join(_function(base, variant, slot) for variant in variants)
     files = {
-        folder / f"{stem}.py": _KERNEL.format(base=base.name, slot=slot, functions=functions.lstrip("\n")),
+        folder / f"{stem}.py": _KERNEL.format(
+            base=base.name, slot=slot, imports=_imports(functions), functions=functions
+        ),
         folder / f"test_{stem}.py": _TEST.format(base=base.name, slot=slot, stem=stem),
     }
     for path in files:
@@ -111,6 +114,19 @@ def scaffold(op: str, slot: int, folder: Path, schemas: InstalledSchemas) -> lis
         msg = f"cannot write {folder}: {error.strerror}"
         raise ScaffoldError(msg) from error
     return list(files)
+
+
+def _imports(functions: str) -> str:
+    """Imports of the names that *functions* uses."""
+    groups: dict[bool, list[str]] = {True: [], False: []}
+    for module, names in _IMPORTS:
+        used = [name for name in names if re.search(rf"\b{name}\b", functions)]
+        if used:
+            groups[module == "collections.abc"].append(f"from {module} import {', '.join(used)}\n")
+    standard, others = "".join(groups[True]), groups[False]
+    torch_lines = "".join(line for line in others if line.startswith("from torch"))
+    own_lines = "".join(line for line in others if not line.startswith("from torch"))
+    return "\n".join(part for part in (standard, torch_lines, own_lines) if part)
 
 
 def _find(op: str, schemas: InstalledSchemas) -> tuple[Base, str | None]:
