@@ -200,8 +200,8 @@ def _finder(classes: tuple[type, ...]) -> Callable[[int, Callable[[object], None
 def _explain(value: object, name: str, expected: str) -> tuple[type[OpSchemaError], str]:
     """The error about a value that is no *name*: the class, and how the sentence goes on after the parameter."""
     if isinstance(value, torch.SymInt):
-        text = f"stands for any {name} while the op is traced, and its body was run. Keep the op opaque to the compiler"
-        return HandleError, f"{text}: a body that uses an object cannot be seen through."
+        text = f"stands for any {name} while the op is traced, and its body was run. A body that uses an object cannot"
+        return HandleError, f"{text} be seen through: register it with magi_opschema, which keeps the op opaque."
     if not isinstance(value, int):
         return ArgumentError, f"is a {type(value).__name__}, expected {expected}."
     if (found := REGISTRY.find(value)) is not None:
