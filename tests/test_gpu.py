@@ -97,7 +97,7 @@ def test_cuda_graphs_are_captured() -> None:
     with torch.no_grad():
         for _ in range(4):
             compiled(x)
-        with profile(activities=[ProfilerActivity.CPU]) as seen:
+        with profile(activities=[ProfilerActivity.CPU], acc_events=True) as seen:
             compiled(x)
 
     assert any("cudaGraphLaunch" in event.key for event in seen.key_averages())
