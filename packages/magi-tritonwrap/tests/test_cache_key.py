@@ -46,7 +46,10 @@ def launch(x, out):
     TABLE["kernel"][(1,)](x, out, x.numel())
     kernels.tuned[(1,)](x, out, x.numel())
 
+WORDS = {"red", "green", "blue", "yellow"}
+
 def shift(x, by=2):
+    assert "red" in WORDS and x.ndim in {1, 2, 3} and "a" in {"a", "b", "c", "d"}
     return x + by + OFFSET
 
 def make_shifter(amount):
@@ -150,16 +153,24 @@ def edited(*edits: tuple[str, str, str]) -> dict[str, str]:
 Answers = dict[str, dict[str, Any]]
 
 
-def run_steps(mode: str, folder: Path) -> Answers:
-    """What each step answered; every step differs from the unedited package by one edit, in a process of its own."""
-    (folder / "cached_package").mkdir()
-    steps = [{"name": "first", "files": FILES}, {"name": "unedited", "files": FILES}]
+Steps = list[dict[str, Any]]
+
+
+def all_steps() -> Steps:
+    """Every step differs from the unedited package by one edit."""
+    steps: Steps = [{"name": "first", "files": FILES}, {"name": "unedited", "files": FILES}]
     steps += [{"name": name, "files": edited(edit)} for name, edit in {**EDITS, **HARMLESS}.items()]
-    steps += [{"name": "unstable", "files": edited(*UNSTABLE)}, {"name": "unedited again", "files": FILES}]
+    return [*steps, {"name": "unstable", "files": edited(*UNSTABLE)}, {"name": "unedited again", "files": FILES}]
+
+
+def run_steps(mode: str, folder: Path, steps: Steps, hash_seed: str = "0") -> Answers:
+    """What each step answered, each in a process of its own."""
+    (folder / "cached_package").mkdir()
     environment = {
         **os.environ,
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"),
         "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": hash_seed,
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }
     program = [sys.executable, str(Path(__file__).with_name("cache_runs.py")), mode, str(folder)]
@@ -173,18 +184,24 @@ def run_steps(mode: str, folder: Path) -> Answers:
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    return run_steps("key", tmp_path_factory.mktemp("keys"))
+    return run_steps("key", tmp_path_factory.mktemp("keys"), all_steps())
 
 
 @pytest.fixture(scope="module")
 def compilations(tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    return run_steps("compile", tmp_path_factory.mktemp("compilations"))
+    return run_steps("compile", tmp_path_factory.mktemp("compilations"), all_steps())
 
 
 @pytest.mark.parametrize("name", ["unedited", "unedited again", *HARMLESS])
 def test_same_key_without_an_edit_that_counts(keys: Answers, name: str) -> None:
     assert keys[name]["key"] == keys["first"]["key"]
     assert keys[name]["cache"] == "keyed"
+
+
+def test_same_key_under_another_hash_seed(keys: Answers, tmp_path: Path) -> None:
+    """Sets of strings are in another order there."""
+    (answer,) = run_steps("key", tmp_path, [{"name": "first", "files": FILES}], hash_seed="12345").values()
+    assert answer["key"] == keys["first"]["key"]
 
 
 @pytest.mark.parametrize("name", EDITS)

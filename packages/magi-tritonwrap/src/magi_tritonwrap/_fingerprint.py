@@ -22,7 +22,7 @@ from typing import Any
 from torch._library.custom_ops import CustomOpDef
 from torch._ops import OpOverload, OpOverloadPacket
 
-from ._code import CodeNames, code_form, code_names
+from ._code import CodeNames, Import, code_form, code_names
 from ._library import is_library_function, is_library_module, is_library_object
 from ._ops_table import bodies_mentioned, body_of_op
 from ._torch_compat import overload_of
@@ -127,7 +127,8 @@ class _Walk:
         parts.append(self.form(function.__defaults__, f"defaults of {here}"))
         parts.append(self.form(function.__kwdefaults__, f"defaults of {here}"))
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            parts += [name, self._cell(cell, f"closure variable '{name}' of {here}")]
+            if not isinstance(_cell_contents(cell), types.ModuleType):
+                parts += [name, self._cell(cell, f"closure variable '{name}' of {here}")]
         if not is_library_function(function):
             parts += self._read_by(function, here)
         return digest("function", *parts)
@@ -145,32 +146,34 @@ class _Walk:
                 value = function.__globals__[name]
                 path = f"global '{name}' read by {here}"
                 yield name
-                yield (
-                    self._module(value, path, names) if isinstance(value, types.ModuleType) else self.form(value, path)
-                )
-        for cell in function.__closure__ or ():
+                yield self._variable(name, value, path, names)
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             value = _cell_contents(cell)
             if isinstance(value, types.ModuleType):
-                yield self._module(value, f"module in the closure of {here}", names)
-        for name in self._imported_by(function, names):
-            yield self._imported_module(name, here, names)
+                yield self._variable(name, value, f"closure variable '{name}' of {here}", names)
+        for one in names.imports:
+            yield self._imported(one, function, here, names)
         for op, body in bodies_mentioned(names.mentioned):
             yield op
             yield self.form(body, f"body of {op}")
 
-    def _imported_by(self, function: types.FunctionType, names: CodeNames) -> Iterator[str]:
-        package = function.__globals__.get("__package__") or ""
-        for one in names.imports:
-            name = "." * one.level + one.module
-            yield importlib.util.resolve_name(name, package) if one.level and package else one.module
+    def _variable(self, name: str, value: Any, path: str, names: CodeNames) -> str:
+        if not isinstance(value, types.ModuleType):
+            return self.form(value, path)
+        # What a module that is handed on is asked for cannot be told from the names mentioned here.
+        return self._module(value, path, None if name in names.whole else names)
 
-    def _imported_module(self, name: str, here: str, names: CodeNames) -> str:
+    def _imported(self, one: Import, function: types.FunctionType, here: str, names: CodeNames) -> str:
+        package = function.__globals__.get("__package__") or ""
+        relative = "." * one.level + one.module
+        name = importlib.util.resolve_name(relative, package) if one.level and package else one.module
         if is_library_module(name):
             return digest("library module", name)
+        path = f"module '{name}' imported by {here}"
         module = sys.modules.get(name)
         if module is None:
-            return self.unstable(name, f"module '{name}' imported by {here}", "is not loaded yet")
-        return self._module(module, f"module '{name}' imported by {here}", names)
+            return self.unstable(name, path, "is not loaded yet")
+        return self._variable(one.variable, module, path, names)
 
     def _module(self, module: types.ModuleType, path: str, names: CodeNames | None) -> str:
         if is_library_module(module.__name__):

@@ -48,14 +48,15 @@ class _SeeThroughOp:
     bodies: Bodies
     key: CacheKeyEntry
     opaque_because: str
-    captured: list[CapturedLaunch] = field(default_factory=list)
+    captured: dict[tuple[str, int], CapturedLaunch] = field(default_factory=dict)
     fallbacks: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def note(self, launches: Sequence[CapturedLaunch]) -> None:
-        """Remember launches that a trace has met."""
+        """Remember launches that a trace has met, one for each kernel definition: factories make new objects."""
         with self.lock:
-            self.captured += [launch for launch in launches if launch not in self.captured]
+            for launch in launches:
+                self.captured.setdefault((launch.kernel.file, launch.kernel.line), launch)
 
     def fall_back(self, reason: str) -> None:
         """Remember that the op stays opaque in one graph, and warn the first time that this reason comes up."""
@@ -72,11 +73,6 @@ class _SeeThroughOp:
     def report(self) -> OpReport:
         """The state now; a later compilation may know more."""
         known = {(kernel.file, kernel.line) for kernel in self.found.kernels}
-        first_seen = {
-            (launch.kernel.file, launch.kernel.line): launch
-            for launch in reversed(self.captured)
-            if (launch.kernel.file, launch.kernel.line) not in known
-        }
         captured = tuple(
             FoundKernel(
                 launch.kernel.outermost,
@@ -86,7 +82,8 @@ class _SeeThroughOp:
                 launch.kernel.line,
                 ((launch.file, launch.line),),
             )
-            for launch in reversed(first_seen.values())
+            for place, launch in list(self.captured.items())
+            if place not in known
         )
         return OpReport(
             op=qualified_name(self.op),
