@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The backend as one of torch's: threads, ahead-of-time compilation, failures, operators with a kernel."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from magi_backend import magi_register_custom_op
+from torch import Tensor
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Settings:
+    factor: float = 3.0
+
+
+def test_two_models_compiled_from_two_threads() -> None:
+    functions = {"sine": lambda x: (x.sin() + 1).relu(), "cosine": lambda x: (x.cos() * 2).tanh()}
+    found: dict[str, Any] = {}
+
+    def work(name: str) -> None:
+        x = torch.linspace(0, 3, 7)
+        try:
+            found[name] = torch.allclose(torch.compile(functions[name], backend="magi")(x), functions[name](x))
+        except Exception as error:  # noqa: BLE001 - the assertion below shows it
+            found[name] = error
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert found == {"sine": True, "cosine": True}
+
+
+def exponential(x: Tensor) -> Tensor:
+    return x.exp() + 1
+
+
+@pytest.mark.skipif(not hasattr(torch.compile(exponential, fullgraph=True), "aot_compile"), reason="torch has none")
+def test_aot_compile_and_load(tmp_path: Path) -> None:
+    compiled: Any = torch.compile(exponential, backend="magi", fullgraph=True)
+    ahead = compiled.aot_compile(((torch.randn(5),), {}))
+    file = tmp_path / "compiled"
+    ahead.save_compiled_function(str(file))
+
+    with file.open("rb") as stream:
+        loaded = torch.compiler.load_compiled_function(stream)
+
+    x = torch.ones(5)
+    torch.testing.assert_close(ahead(x), exponential(x))
+    torch.testing.assert_close(loaded(x), exponential(x))
+
+
+PROGRAM = """
+from dataclasses import dataclass
+import torch, triton, triton.language as tl
+from magi_backend import magi_register_custom_op
+from magi_opschema import op_def
+
+@dataclass(frozen=True)
+class Settings:
+    factor: float = 2.0
+
+@triton.jit
+def scale_kernel(x, out, n, factor, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, at < n) * factor, at < n)
+
+@magi_register_custom_op("magi_backend_kernel::scale")
+def scale(x: torch.Tensor, settings: Settings) -> torch.Tensor:
+    out = torch.empty_like(x)
+    scale_kernel[(triton.cdiv(x.numel(), 64),)](x, out, x.numel(), settings.factor, BLOCK=64)
+    return out
+"""
+
+
+def test_the_fake_of_a_launching_operator_is_its_body(ns: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        PROGRAM
+        + "with torch._subclasses.FakeTensorMode():\n"
+        + "    out = scale(torch.empty(5, 3, dtype=torch.float16), Settings())\n"
+        + "print(tuple(out.shape), out.dtype, '1 Triton kernel' in str(op_def(scale)))\n"
+    )
+
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+
+    assert done.stdout.split("\n")[0] == "(5, 3) torch.float16 True", done.stderr
+
+
+def test_an_operator_without_a_launch_stays_opaque(ns: str) -> None:
+    from magi_opschema import op_def
+    from magi_tritonwrap import UnknownOpError, see_through_report
+
+    @magi_register_custom_op(f"{ns}::scale", infer_output_meta_fn=["x"])
+    def scale(x: Tensor, settings: Settings) -> Tensor:
+        return x * settings.factor
+
+    with pytest.raises(UnknownOpError):
+        see_through_report(op_def(scale).torch_op)
+    assert "see-through" not in str(op_def(scale))
