@@ -101,8 +101,8 @@ def proxy_tracing_disabled() -> AbstractContextManager[object]:
 
 
 def decomposition_is_disabled() -> bool:
-    """Whether torch.export asked that Triton ops stay whole (torch 2.7 on; the flag is private)."""
-    return not functorch_config.decompose_custom_triton_ops
+    """Whether torch.export asked that Triton ops stay whole (the flag is private; seen on torch 2.13)."""
+    return not getattr(functorch_config, "decompose_custom_triton_ops", True)
 
 
 def has_unrecognized_type(types: Sequence[type]) -> bool:
