@@ -204,6 +204,8 @@ def test_32_layers_share_one_graph_and_one_model_has_no_break() -> None:
     compiled = torch.compile(lambda layer, x: layer(x).relu(), backend=backend, fullgraph=True)
     for layer in layers:
         torch.testing.assert_close(compiled(layer, x), layer(x).relu())
+    for copied in (copy.deepcopy(layer) for layer in layers):
+        torch.testing.assert_close(compiled(copied, x), copied(x).relu())
     assert len(graphs) == 1
     stack = nn.Sequential(*layers)
     torch.testing.assert_close(torch.compile(stack, backend=backend, fullgraph=True)(x), stack(x))
@@ -261,7 +263,7 @@ def test_triton_linear_under_the_interpreter() -> None:
             for rows in ((), (4,), (2, 19), (0,)):
                 x = torch.randn(*rows, in_features).to(dtype)
                 torch.testing.assert_close(runner.run_triton(x), runner.run(x), atol=2e-2, rtol=2e-2)
-            runner.gemv_tile = GemvTile(4, 64, 4)
+            runner.gemv_tile = GemvTile(4, 64, 4, 1)
             # The rows of the vector kernel may be bfloat16, apart from each other too.
             x = torch.randn(3, in_features * 2).bfloat16()[:, :in_features]
             torch.testing.assert_close(runner.run_triton(x), runner.run(x), atol=2e-2, rtol=2e-2)

@@ -17,8 +17,9 @@ import triton.language as tl
 
 @triton.jit
 def nvfp4_gemv_kernel(  # type: ignore[no-untyped-def]
-    x, packed, block_scale, tensor_scale, out, n, k, stride_x, BLOCK_N: tl.constexpr, BLOCK_WORDS: tl.constexpr
-):
+    x, packed, block_scale, tensor_scale, out, n, k, stride_x,
+    BLOCK_N: tl.constexpr, BLOCK_WORDS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """out[m, n] for one row m and BLOCK_N columns; a word is 8 codes in an int32."""
     row = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -27,7 +28,7 @@ def nvfp4_gemv_kernel(  # type: ignore[no-untyped-def]
     at_block = tl.arange(0, BLOCK_WORDS // 2)
     in_column = (column < n)[:, None]
     total = tl.zeros([BLOCK_N, BLOCK_WORDS // 2], tl.float32)
-    for first in range(0, words, BLOCK_WORDS):
+    for first in tl.range(0, words, BLOCK_WORDS, num_stages=STAGES):
         word = first + at_word
         inside = in_column & (word < words)[None, :]
         codes = tl.load(packed + column.to(tl.int64)[:, None] * words + word[None, :], inside, other=0)

@@ -46,6 +46,11 @@ class _Quantized(nn.Module):
             lambda module, _: cast("_Quantized", module).point_runner()
         )
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Copied or unpickled: the new runner needs a handle of its own."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        register_object(self.runner, weak=True)
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Quantized:
         scales = {name: buffer for name, buffer in self._buffers.items() if name.endswith("tensor_scale")}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]

@@ -22,8 +22,9 @@ class GemvTile:
     """Launch settings of the product with few rows."""
 
     block_n: int = 16
-    block_words: int = 256
-    warps: int = 4
+    block_words: int = 128
+    warps: int = 8
+    stages: int = 2
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,12 @@ class GemmTile:
     warps: int = 4
 
 
-GEMV_TILES = tuple(
-    GemvTile(block_n, block_words, warps)
-    for block_n in (4, 8, 16, 32)
-    for block_words in (64, 128, 256, 512, 1024)
-    for warps in (2, 4, 8)
-    if 2048 <= block_n * block_words <= 8192
+# A row of x with fewer elements than threads is loaded by each thread for itself, without a barrier.
+_SHAPES = (
+    *((16, 64, 4), (32, 64, 4), (64, 64, 4), (8, 128, 8), (16, 128, 8), (32, 128, 8)),
+    *((8, 256, 4), (16, 256, 4), (8, 512, 4), (4, 1024, 4), (8, 1024, 8)),
 )
+GEMV_TILES = tuple(GemvTile(*shape, stages) for shape in _SHAPES for stages in (1, 2, 4))
 """What `NVFP4LinearRunner.tune` tries."""
 
 GEMV_ROWS = 4
@@ -88,6 +88,7 @@ class NVFP4LinearRunner:
             *(self.weight.tensor_scale, out, n, k, x.stride(0)),
             BLOCK_N=tile.block_n,
             BLOCK_WORDS=tile.block_words,
+            STAGES=tile.stages,
             num_warps=tile.warps,
         )
 

@@ -320,6 +320,17 @@ def test_32_layers_share_one_graph(ns: str, x: Tensor, place: str, dynamic: bool
     assert len(graphs) == 1
 
 
+def test_handle_and_object_in_one_place(ns: str, x: Tensor) -> None:
+    compiled, graphs = count_graphs(make_op(ns))
+    first, second = Runner(2.0), Runner(3.0)
+    handles = [register_object(first), register_object(second)]
+    for passed, scale in ((handles[0], 2), (first, 2), (handles[1], 3), (second, 3), (int(handles[0]), 2)):
+        torch.testing.assert_close(compiled(x, passed), x * scale)
+    assert len(graphs) == 3
+    for handle in handles:
+        release_object(handle)
+
+
 def test_32_layers_in_one_model(ns: str, x: Tensor) -> None:
     run = make_op(ns)
     stack = nn.Sequential(*(Layer(run, 1.0 + i / 100, "object") for i in range(32)))
@@ -591,3 +602,39 @@ def test_lowering_registers_no_object() -> None:
     before = len(REGISTRY)
     lower_signature(run)
     assert len(REGISTRY) == before
+
+
+class Answering:
+    """Says yes to every attribute, as a proxy may."""
+
+    def __getattr__(self, name: str) -> str:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return name
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Answering,
+        pytest.param(lambda: nn.Linear(1, 1), id="module"),
+        pytest.param(lambda: lambda: None, id="function"),
+        pytest.param(lambda: Runner, id="class"),
+    ],
+)
+def test_objects_of_other_kinds(ns: str, x: Tensor, make: Callable[[], Any]) -> None:
+    obj = make()
+
+    @magi_register_custom_op(f"{ns}::run", infer_output_meta_fn=["x"])
+    def run(x: Tensor, anything: ObjectHandle[Any]) -> Tensor:
+        assert anything is obj
+        return x + 1
+
+    compiled, _ = count_graphs(run)
+    handle = register_object(obj)
+    torch.testing.assert_close(run(x, obj), x + 1)
+    torch.testing.assert_close(compiled(x, handle), x + 1)
+    if not isinstance(obj, type):
+        torch.testing.assert_close(compiled(x, obj), x + 1)
+    release_object(handle)
+    torch.testing.assert_close(run(x, obj), x + 1)

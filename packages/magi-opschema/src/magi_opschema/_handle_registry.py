@@ -123,8 +123,8 @@ class HandleRegistry:
             if obj is None:
                 return False
             self.by_address.pop(id(obj), None)
-        ticket = getattr(obj, ATTRIBUTE, None)
-        if isinstance(ticket, Ticket) and ticket.handle == handle:
+        ticket = ticket_of(obj)
+        if ticket is not None and ticket.handle == handle:
             ticket.owner = ticket.handle = None
         return True
 
@@ -183,6 +183,15 @@ class HandleRegistry:
         # May run in the midst of anything, so it takes no lock; each line is one step for every other thread.
         if self._weak.pop(reference.handle, None) is not None:
             self.by_address.pop(reference.address, None)
+
+
+def ticket_of(obj: object) -> Ticket | None:
+    """The ticket that *obj* carries; past its own `__getattr__`, which may answer anything."""
+    try:
+        ticket = object.__getattribute__(obj, ATTRIBUTE)
+    except AttributeError:
+        return None
+    return ticket if isinstance(ticket, Ticket) else None
 
 
 def attach(obj: object, handle: int) -> None:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, NoReturn, TypeVar
 import torch
 
 from ._annotations import show_type
-from ._handle_registry import ATTRIBUTE, REGISTRY, Ticket, attach, why_missing
-from ._torch_compat import is_dynamo_compiling, run_at_trace_time, traced_object
+from ._handle_registry import ATTRIBUTE, REGISTRY, attach, ticket_of, why_missing
+from ._torch_compat import guard_type, is_dynamo_compiling, run_at_trace_time, traced_object
 from ._tree import Codec
 from .errors import ArgumentError, HandleError, OpSchemaError
 
@@ -121,6 +121,7 @@ def handle(annotation: object) -> Codec:
         "accepted": (*_INTS, *classes, StandIn),
         "ints": _INTS,
         "handle_of": handle_of,
+        "is_dynamo_compiling": is_dynamo_compiling,
         "find": _finder(classes),
         "StandIn": StandIn,
         "type_name": name,
@@ -128,7 +129,7 @@ def handle(annotation: object) -> Codec:
     return Codec(
         note=f"handle of a {name}",
         refuse="not {isinstance}({value}, {accepted})",
-        encode="({value} if {isinstance}({value}, {ints}) else {handle_of}({value}))",
+        encode=("({value} if {isinstance}({value}, {ints}) and not {is_dynamo_compiling}() else {handle_of}({value}))"),
         decode="{find}({value}, {reject})",
         described="{StandIn}({value}, {type_name})",
         constants=constants,
@@ -139,7 +140,7 @@ def handle(annotation: object) -> Codec:
 
 
 def handle_of(obj: Any) -> int:
-    """The handle of an object that a caller passed; an object without one is registered weakly."""
+    """The handle of what a caller passed; an object without one is registered weakly."""
     if is_dynamo_compiling():
         return _traced_handle_of(obj)
     known = REGISTRY.by_address.get(id(obj))
@@ -154,13 +155,21 @@ def handle_of(obj: Any) -> int:
 def _traced_handle_of(obj: Any) -> Any:
     """The handle as Dynamo reads it.
 
-    The comparison becomes a guard, so that a shallow copy, which shares its original's ticket, is traced anew.
+    Graphs are guarded by the type of what was passed. The comparison becomes a guard, so that a shallow copy,
+    which shares its original's ticket, is traced anew.
     """
+    if isinstance(obj, _INTS):
+        run_at_trace_time(_guard_type)
+        return obj
     run_at_trace_time(_give_ticket)
     ticket = obj._magi_handle  # noqa: SLF001
     if ticket.owner() is not obj:
         raise HandleError("the attribute _magi_handle is not the object's own")
     return ticket.handle
+
+
+def _guard_type(context: Any) -> None:
+    guard_type(context, "obj")
 
 
 def _give_ticket(context: Any) -> None:
@@ -170,12 +179,12 @@ def _give_ticket(context: Any) -> None:
         text = "an object made inside a compiled function has no handle before the function runs."
         raise HandleError(f"{text} Make it outside, for example in __init__.")
     known = REGISTRY.by_address.get(id(obj))
-    ticket = getattr(obj, ATTRIBUTE, None)
+    ticket = ticket_of(obj)
     if known is None:
         REGISTRY.register(obj, weak=True)
-    elif not isinstance(ticket, Ticket) or ticket.handle != known:
+    elif ticket is None or ticket.handle != known:
         attach(obj, known)
-    if not isinstance(getattr(obj, ATTRIBUTE, None), Ticket):
+    if ticket_of(obj) is None:
         name = type(obj).__name__
         text = f"a {name} has no place for its handle, and torch.compile can read it nowhere else. "
         fix = f"Pass the handle that register_object() returns, or add '{ATTRIBUTE}' to the __slots__ of {name}."

@@ -90,6 +90,18 @@ def traced_object(context: Any, name: str) -> Any:
     return variable.value if hasattr(variable, "value") else variable.as_python_constant()
 
 
+def guard_type(context: Any, name: str) -> None:
+    """Guard the graph by the type of a local variable of the function that called `run_at_trace_time`.
+
+    Torch 2.13 guards a DynamicInt by nothing, so that a graph made for one is run on any value in its place.
+    """
+    from torch._dynamo.guards import GuardBuilder, install_guard
+
+    variable = context.get_local(name, stacklevel=1)._ComptimeVar__variable.realize()
+    if variable.source is not None:
+        install_guard(variable.source.make_guard(GuardBuilder.TYPE_MATCH))
+
+
 def run_on_fakes(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """*fn* on FakeTensors that look like the Tensors among the arguments."""
     from torch._subclasses.fake_tensor import DynamicOutputShapeException
