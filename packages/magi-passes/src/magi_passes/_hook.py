@@ -77,10 +77,9 @@ class PipelineHook(CustomGraphPass):
         uuids = [_uuid_of(part) for part in self.parts]
         if not all(uuids):
             return None
-        disabled = disabled_passes()
-        switched_off = sorted(type(p).__name__ for p in self.passes if is_disabled(p, disabled))
         kept_keys = sorted(self.user_keys & self.declared_keys)
-        return digest(self.name, *map(str, uuids), "|", *kept_keys, "|", *switched_off)
+        # Every name counts, also of passes that are not in the pipeline: a chooser asks too.
+        return digest(self.name, *map(str, uuids), "|", *kept_keys, "|", *sorted(disabled_passes()))
 
     def __deepcopy__(self, memo: dict[int, object]) -> PipelineHook:
         # Reading Inductor's whole configuration copies it deeply, hooks too; the copy must be recognised as this hook.
