@@ -174,10 +174,11 @@ def demo(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON)
 def aten(session: nox.Session) -> None:
-    """Run every operator of the generated ATen surface in every active slot, and the tests of its generator."""
+    """Run every operator of the generated ATen surface in every active slot."""
     session.install(*_pins("magi-opschema"), "-e", "packages/magi-opschema[aten]", *_group("types"))
     # One thread a process: the harness forks one per processor.
-    session.run("pytest", "packages/magi-opschema/tests/aten", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    tests = [f"packages/magi-opschema/tests/aten/{name}.py" for name in ("test_harness", "test_divergences")]
+    session.run("pytest", *(session.posargs or tests), env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session(python=PYTHON)

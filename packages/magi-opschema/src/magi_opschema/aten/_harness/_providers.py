@@ -95,22 +95,31 @@ def _cast(sample: Sample, dtype: torch.dtype) -> Sample:
 
 
 def _with_options(subject: Subject, samples: list[Sample]) -> list[Sample]:
-    """The first sample once more for each optional number or flag, with another value than its default."""
+    """One sample once more for each optional number or flag, with another value than its default.
+
+    The sample is the largest of the first dtype: in a small one, a value that nobody reads may make no difference.
+    """
     if not samples:
         return []
-    first = samples[0]
-    given = {a.name for a, _ in zip(arguments(subject.leading), first.args, strict=False)} | first.kwargs.keys()
+    first = max((s for s in samples if s.dtype == samples[0].dtype), key=_elements)
+    schema = arguments(subject.leading)
     varied = []
-    for argument in arguments(subject.leading):
-        if argument.name in given | set(OPTIONS) or argument.is_out or not argument.has_default_value():
+    for position, argument in enumerate(schema):
+        if argument.is_out or argument.name in OPTIONS or not argument.has_default_value():
             continue
         for value in _other_values(argument.default_value):
-            kwargs = {**first.kwargs, argument.name: value}
-            sample = Sample(first.args, kwargs, f"option {argument.name}", first.dtype)
+            args, kwargs = first.args, {**first.kwargs, argument.name: value}
+            if position < len(first.args) and not argument.kwarg_only:
+                args, kwargs = (*args[:position], value, *args[position + 1 :]), first.kwargs
+            sample = Sample(args, kwargs, f"option {argument.name}", first.dtype)
             if _accepted(subject, lambda sample=sample: sample) is not None:
                 varied.append(sample)
                 break
     return varied
+
+
+def _elements(sample: Sample) -> int:
+    return sum(t.numel() for t in sample.tensors())
 
 
 def _other_values(default: Any) -> Iterable[Any]:
