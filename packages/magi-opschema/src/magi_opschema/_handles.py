@@ -142,7 +142,8 @@ def handle(annotation: object) -> Codec:
 def handle_of(obj: Any) -> int:
     """The handle of what a caller passed; an object without one is registered weakly."""
     if is_dynamo_compiling():
-        return _traced_handle_of(obj)
+        traced: int = _traced_handle_of(obj)
+        return traced
     known = REGISTRY.by_address.get(id(obj))
     if known is not None:
         return known
