@@ -8,7 +8,7 @@
 Each (model, size, arm) is one process with caches of its own, measured alone. With ``--parallel-compile`` all arms are
 compiled at the same time first, and the processes that measure find warm caches; compile times are then not recorded.
 ``--merge`` joins the parts into results/dynamic_decode.json and .md. ``--smoke`` runs tiny models on the CPU.
-An arm ``passes:padding+temporal+channels_last+moments+nd2`` compiles with just those passes.
+An arm ``passes:padding+temporal+layout+moments+nd2`` compiles with just those passes.
 """
 
 from __future__ import annotations
@@ -232,7 +232,6 @@ def pass_options(arm: str) -> dict[str, Any] | None:
     if arm == "stock_no_coalesce":
         return {"triton.coalesce_tiling_analysis": False}
     import magi_passes as mp
-    from magi_passes._chooser import ForceChannelsLastPass
 
     if arm in ("magi", "magi_tuned"):
         return mp.PassPipeline([mp.ConvChooser(tune=arm == "magi_tuned")]).inductor_options()
@@ -240,7 +239,6 @@ def pass_options(arm: str) -> dict[str, Any] | None:
         "padding": mp.ConvPaddingPass,
         "temporal": mp.TemporalConvPass,
         "temporal_all_frames": lambda: mp.TemporalConvPass(min_skipped=2.0),
-        "channels_last": ForceChannelsLastPass,
         "layout": mp.ConvLayoutPass,
         "moments": mp.ChannelMomentsPass,
         "nd2": lambda: mp.NDTilingWorkaroundPass(None, 2),

@@ -64,7 +64,9 @@ def test_one_compiled_graph_below_and_above_the_limit_of_the_grid(
     with torch.no_grad(), collect_records() as records:
         for shape in ((16, 4, 6, 10), (20000, 4, 6, 10), (3, 4, 70000, 6), (3, 4, 6, 70000)):
             x = torch.randn(shape, device="cuda")
-            torch.testing.assert_close(compiled(x), model(x), rtol=1e-3, atol=1e-3)
+            # Without TF32: a convolution in channels-last order takes another algorithm, which rounds elsewhere.
+            with torch.backends.cudnn.flags(allow_tf32=False):
+                torch.testing.assert_close(compiled(x), model(x), rtol=1e-3, atol=1e-3)
     assert records[0].ran
 
 
