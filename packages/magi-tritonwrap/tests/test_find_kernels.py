@@ -148,6 +148,7 @@ CASES = {
 @pytest.mark.parametrize("body", CASES, ids=lambda body: body.__name__)
 def test_expression(body: Any) -> None:
     assert sorted(name for name, _ in found(body)) == CASES[body]
+    assert all(launch.in_key for launch in find_kernels(body).unresolved)
 
 
 def test_how_is_the_way_to_the_kernel() -> None:
@@ -208,6 +209,7 @@ def test_unresolved_launches_say_why(body: Any) -> None:
     (launch,) = report.unresolved
     assert launch.reason == UNRESOLVED[body]
     assert (launch.file, launch.line) == (__file__, body.__code__.co_firstlineno + 1)
+    assert launch.in_key == (body is undefined)
     assert report.may_launch
     assert str(report).startswith("unresolved  ")
 

@@ -15,7 +15,10 @@ import torch
 import tritonwrap_patterns as patterns
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from magi_tritonwrap import find_kernels
+from magi_tritonwrap._cache_key import CacheKeyEntry
 from magi_tritonwrap._fingerprint import fingerprint
+from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 
 
 @dataclasses.dataclass
@@ -189,6 +192,16 @@ def test_values_without_a_stable_form_are_named(name: str) -> None:
     found = fingerprint([Settings(UNSTABLE[name])], "body")
     assert found.unstable
     assert all(path.startswith(("body", "global", "module")) for path in found.unstable)
+
+
+def test_a_kernel_that_only_the_arguments_lead_to_bypasses_the_cache() -> None:
+    def body(x: torch.Tensor, runner: Any) -> None:
+        runner.kernel[(1,)](x, x, 4, BLOCK=4)
+
+    entry = CacheKeyEntry("mylib::run", body, find_kernels(body))
+    with pytest.raises(BypassAOTAutogradCache, match=r"the parameter 'runner' is known at run time"):
+        _ = entry.src
+    assert entry.state.startswith("bypassed: runner.kernel[")
 
 
 def test_small_tensors_count_by_content() -> None:

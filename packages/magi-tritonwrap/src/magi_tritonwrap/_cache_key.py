@@ -26,6 +26,7 @@ class CacheKeyEntry:
 
     def __init__(self, name: str, body: Callable[..., Any], found: KernelReport) -> None:
         self.__name__ = name
+        self._outside = [str(launch) for launch in found.unresolved if not launch.in_key]
         self._roots = (body, *(kernel.kernel for kernel in found.kernels))
         self.state = "not asked yet"
 
@@ -37,8 +38,9 @@ class CacheKeyEntry:
             BypassAOTAutogradCache: something that the body reads has no stable form; torch compiles without its cache.
         """
         found = fingerprint(self._roots, f"body of {self.__name__}")
-        if found.unstable:
-            self.state = "bypassed: " + "; ".join(found.unstable)
+        missing = [*found.unstable, *self._outside]
+        if missing:
+            self.state = "bypassed: " + "; ".join(missing)
             msg = f"{self.__name__}: {self.state}"
             raise cache_bypass(msg)
         self.state = "keyed"

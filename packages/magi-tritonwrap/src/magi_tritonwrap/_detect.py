@@ -126,15 +126,18 @@ class _Walk:
         self._visit(scope)
 
     def _visit(self, scope: Scope) -> None:
+        defined: list[Local] = []
         statements = [scope.node.body] if isinstance(scope.node, ast.Lambda) else scope.node.body
         for statement in statements:
             for node in walk_own(statement):
                 if isinstance(node, ast.Call):
                     self._visit_call(node, scope)
                 elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-                    local = Local(node, scope, "defined in the body")
-                    if not self._resolver.is_kernel_definition(local):
-                        self.function(local, None)
+                    defined.append(Local(node, scope, "defined in the body"))
+        for local in defined:
+            called = self._visits[(scope.file, local.node.lineno, local.node.col_offset)]
+            if not called and not self._resolver.is_kernel_definition(local):
+                self.function(local, None)
 
     def _visit_call(self, call: ast.Call, scope: Scope) -> None:
         callees = self._resolver.values(call.func, scope)
@@ -149,7 +152,7 @@ class _Walk:
         unknown = [callee for callee in callees if isinstance(callee, Unknown)]
         unread = [callee for callee in unknown if callee.unread]
         if unread or (unknown and len(unknown) == len(callees) and _looks_like_launch(call)):
-            self._note(call, scope, (unread or unknown)[0].reason)
+            self._note(call, scope, (unread or unknown)[0])
 
     def _visit_callee(self, callee: Value, call: ast.Call, scope: Scope) -> None:
         match callee:
@@ -189,8 +192,8 @@ class _Walk:
             found = _Found(None, name, "made by a factory at run time", kernel.scope.file, line)
             self.add(found, kernel.wrapped, site)
 
-    def _note(self, call: ast.Call, scope: Scope, reason: str) -> None:
-        launch = UnresolvedLaunch(ast.unparse(call.func), reason, scope.file, call.lineno)
+    def _note(self, call: ast.Call, scope: Scope, value: Unknown) -> None:
+        launch = UnresolvedLaunch(ast.unparse(call.func), value.reason, scope.file, call.lineno, in_key=value.unread)
         self._unresolved.setdefault((launch.file, launch.line), launch)
 
     def _note_missing_source(self, callee: Value) -> None:

@@ -48,12 +48,15 @@ class UnresolvedLaunch:
         reason: why it could not be resolved.
         file: file of the launch.
         line: its line.
+        in_key: whether the kernel can still be reached from the code, so that the cache key covers it; an object that
+            only the op's arguments lead to cannot.
     """
 
     text: str
     reason: str
     file: str
     line: int
+    in_key: bool = True
 
     def __str__(self) -> str:
         return f"{self.text} ({self.file}:{self.line}): {self.reason}"
