@@ -21,9 +21,9 @@ from _results import Row, measure_paired, rows_of, write
 from torch import Tensor, nn
 
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from tests import _models  # the models of the end-to-end tests
+import _models  # the models of the end-to-end tests
 
 
 Options = dict[str, str | int | bool | Callable[..., Any]]

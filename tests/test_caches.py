@@ -84,7 +84,9 @@ def run(tmp_path: Path, cache: str, *arguments: str) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("extra", [(), ("--boundary",)], ids=["whole", "split"])
+@pytest.mark.parametrize(
+    "extra", [pytest.param((), id="whole", marks=pytest.mark.slow), pytest.param(("--boundary",), id="split")]
+)
 def test_a_second_process_hits_both_caches(tmp_path: Path, extra: tuple[str, ...]) -> None:
     artifacts = str(tmp_path / "artifacts")
 

@@ -6,10 +6,14 @@ from __future__ import annotations
 import importlib
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pytest
 import torch
 from magi_opschema import op_def
+
+
+if TYPE_CHECKING:
+    import pytest
 
 
 PAGE = (Path(__file__).parent.parent / "docs" / "object-handles.md").read_text()

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import _models
 import pytest
 import torch
 from magi_backend import explain
 from torch import Tensor, nn
-
-from tests import _models
 
 
 if TYPE_CHECKING:

@@ -68,7 +68,7 @@ def agree(actual: list[Tensor], expected: list[Tensor]) -> bool:
 
 
 @concerned("keep_mutation_order")
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_gradients_through_upsampling(dynamic: bool, fresh_caches: Path) -> None:
     torch.manual_seed(0)
     model, x = Upsampling(), torch.randn(1, 8, 16, 16)
