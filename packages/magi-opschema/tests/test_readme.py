@@ -10,9 +10,8 @@ import io
 import re
 from pathlib import Path
 
-import pytest
-
 import magi_opschema
+import pytest
 
 
 README = Path(__file__).parents[1] / "README.md"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ._handle_registry import register_object as register_object
     from ._handle_registry import release_object as release_object
     from ._handles import ObjectHandle as ObjectHandle
+    from ._lowering import SignatureLowering as SignatureLowering
     from ._op_def import OpDef as OpDef
     from ._op_def import annotate as annotate
     from ._op_def import op_def as op_def
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from ._rules import (
         register_vmap as register_vmap,
     )
-    from ._signature import SignatureLowering as SignatureLowering
     from ._signature import lower_signature as lower_signature
     from .errors import OpSchemaError as OpSchemaError
 
@@ -41,7 +41,7 @@ _HOMES = {
     "ObjectHandle": "_handles",
     "OpDef": "_op_def",
     "OpSchemaError": "errors",
-    "SignatureLowering": "_signature",
+    "SignatureLowering": "_lowering",
     "annotate": "_op_def",
     "get_object": "_handle_registry",
     "lower_signature": "_signature",

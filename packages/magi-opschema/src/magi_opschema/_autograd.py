@@ -20,7 +20,7 @@ import torch
 from ._bridge import Bridge
 from ._flat import Flat, FlatLayout, as_output, as_tuple
 from ._gradients import FieldDict, lower_gradients, shape_of
-from ._signature import SignatureLowering
+from ._lowering import SignatureLowering
 from ._torch_compat import any_requires_grad, apply_in_eager, below_autograd
 from ._tree import Leaf, MaskedList, Node, Record, Sequence, dotted, leaves, nodes
 from ._vmap import VmapRule, vmap_by_loop

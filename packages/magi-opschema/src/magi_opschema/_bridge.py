@@ -15,8 +15,8 @@ from ._emit import Writer
 from ._flat import Flat, FlatLayout
 from ._functions import emit_flatten, emit_flatten_output, emit_inputs
 from ._gradients import FieldDict
+from ._lowering import SignatureLowering
 from ._reject import rejections
-from ._signature import SignatureLowering
 from ._source import compile_source
 from ._tree import Leaf, MaskedList, Node, Optional, Record, Sequence, dotted, leaves
 from .errors import ReturnValueError, RuleError

@@ -12,7 +12,7 @@ from .errors import OptionError
 
 
 if TYPE_CHECKING:
-    from ._signature import SignatureLowering
+    from ._lowering import SignatureLowering
 
 
 def check_callable(

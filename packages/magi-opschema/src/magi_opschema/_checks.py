@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ._flat import Flat, FlatLayout, as_tuple
-from ._signature import SignatureLowering
+from ._lowering import SignatureLowering
 from ._torch_compat import run_on_fakes
 from ._tree import dotted
 from .errors import AliasingError, FakeMismatchError

@@ -16,10 +16,11 @@ from ._callables import check_callable
 from ._emit import Writer
 from ._fake import FakeSpec, make_fake
 from ._functions import emit_exposed
+from ._lowering import SignatureLowering
 from ._op_def import TORCH_OP_ATTRIBUTE, OpDef, is_known, op_def, remember
 from ._registration import register, unregister
 from ._reject import rejections
-from ._signature import SignatureLowering, lower_signature_in
+from ._signature import lower_signature_in
 from ._source import compile_source
 from ._torch_compat import (
     CustomOpDef,

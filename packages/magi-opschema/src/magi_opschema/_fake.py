@@ -12,8 +12,8 @@ import torch
 from ._callables import check_callable
 from ._flat import FlatLayout, as_output
 from ._lowered import compile_lowered
+from ._lowering import SignatureLowering
 from ._mutates import nearest
-from ._signature import SignatureLowering
 from ._tree import Leaf, dotted
 from .errors import OptionError
 

@@ -21,8 +21,8 @@ from ._tree import Node, flat_name, leaves
 
 if TYPE_CHECKING:
     from ._checks import CallCheck
+    from ._lowering import Parameter, SignatureLowering
     from ._schema import Argument
-    from ._signature import Parameter, SignatureLowering
 
 
 def emit_exposed(

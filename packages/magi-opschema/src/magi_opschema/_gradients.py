@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 
 import torch
 
+from ._lowering import SignatureLowering
 from ._mutates import nearest
-from ._signature import SignatureLowering
 from ._tree import Leaf, MaskedList, Node, Optional, Record, Sequence, dotted, leaves
 from .errors import GradientError
 

@@ -9,8 +9,8 @@ from typing import Any
 from ._checks import CallCheck
 from ._emit import Writer
 from ._functions import emit_lowered
+from ._lowering import SignatureLowering
 from ._reject import rejections
-from ._signature import SignatureLowering
 from ._source import compile_source
 from .errors import ReturnValueError
 

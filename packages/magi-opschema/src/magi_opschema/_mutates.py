@@ -12,7 +12,7 @@ from .errors import OptionError
 
 
 if TYPE_CHECKING:
-    from ._signature import SignatureLowering
+    from ._lowering import SignatureLowering
 
 
 def mutated_leaves(lowering: SignatureLowering, mutates_args: object) -> set[str]:

@@ -12,15 +12,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ._lowered import compile_lowered
-from ._show import show_lowering
+from ._show import entry
 from .errors import UnknownOpError
 
 
 if TYPE_CHECKING:
     import torch
 
+    from ._lowering import LoweringPath, SignatureLowering
     from ._registration import Registration
-    from ._signature import LoweringPath, SignatureLowering
 
 TORCH_OP_ATTRIBUTE = "_magi_torch_registered_op"
 
@@ -67,10 +67,11 @@ class OpDef:
         return MappingProxyType(self._notes)
 
     def __str__(self) -> str:
-        lines = [show_lowering(self.lowering, self.name)]
+        lines = [self.lowering.describe(self.name)]
         if self.traits:
-            lines.append(f"{'traits':<11}{', '.join(sorted(self.traits))}")
-        lines += [f"{key:<11} {text}" if len(key) >= 11 else f"{key:<11}{text}" for key, text in self._notes.items()]
+            lines.append(entry("traits", ", ".join(sorted(self.traits))))
+        # A key may be as wide as the column: `see-through`.
+        lines += [entry(f"{key} ", text) for key, text in self._notes.items()]
         return "\n".join(lines)
 
 

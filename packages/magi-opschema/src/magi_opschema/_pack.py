@@ -25,7 +25,7 @@ from .errors import Problem, SignatureError
 
 
 if TYPE_CHECKING:
-    from ._signature import SignatureLowering
+    from ._lowering import SignatureLowering
 
 _FILLERS = {"SymInt": "0", "float": "0.0", "bool": "False", "str": '""'}
 _TEXTS: dict[str, Codec] = {

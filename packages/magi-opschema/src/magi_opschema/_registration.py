@@ -14,7 +14,7 @@ from ._autograd import AutogradBridge, Formula, autograd_kernel, mutation_kernel
 from ._checks import CallCheck
 from ._flat import FlatLayout, as_output
 from ._lowered import compile_lowered
-from ._signature import SignatureLowering
+from ._lowering import SignatureLowering
 from ._torch_compat import below_adinplaceorview, destroy, hide_from_dynamo, increment_version
 from ._tree import dotted
 from ._vmap import VmapRule, vmap_by_loop

@@ -7,45 +7,35 @@ import dataclasses
 import enum
 import inspect
 import reprlib
-from typing import TYPE_CHECKING
 
 from ._annotations import show_type
 from ._tree import Field, Leaf, MaskedList, Node, Optional, Record, Sequence, leaves
 
 
-if TYPE_CHECKING:
-    from ._signature import SignatureLowering
-
 _COLUMN = 11
 
 
-def show_lowering(lowering: SignatureLowering, op_name: str = "") -> str:
-    """Signature, schema, tree and path of *lowering*, a line each; the tree a line for each leaf."""
-    schema = lowering.schema if not op_name else lowering.schema.replace(lowering.name, op_name, 1)
-    lines = [
-        _entry("signature", show_signature(lowering)),
-        _entry("schema", schema),
-    ]
-    tree = [line for parameter in lowering.parameters for line in _show_parameter(parameter.name, parameter.node)]
-    lines += [_entry("tree" if i == 0 else "", line) for i, line in enumerate(tree or ["no parameters"])]
-    lines.append(_entry("path", lowering.path))
-    return "\n".join(lines)
-
-
-def show_signature(lowering: SignatureLowering) -> str:
+def show_signature(name: str, signature: inspect.Signature) -> str:
     """The rich signature, with defaults as constructor calls: `norm(x: Tensor, cfg: NormCfg = NormCfg()) -> Tensor`."""
     texts: list[str] = []
-    for parameter in lowering.signature.parameters.values():
+    for parameter in signature.parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY and "*" not in texts:
             texts.append("*")
         default = "" if parameter.default is parameter.empty else f" = {_show_value(parameter.default)}"
         texts.append(f"{parameter.name}: {show_type(parameter.annotation)}{default}")
-    returned = lowering.signature.return_annotation
+    returned = signature.return_annotation
     arrow = "" if returned is inspect.Signature.empty else f" -> {show_type(returned)}"
-    return f"{lowering.name}({', '.join(texts)}){arrow}"
+    return f"{name}({', '.join(texts)}){arrow}"
 
 
-def _entry(title: str, text: str) -> str:
+def show_trees(parameters: list[tuple[str, Node]]) -> list[str]:
+    """The lines of the mapping tree, one for each leaf."""
+    lines = [line for name, node in parameters for line in _show_parameter(name, node)]
+    return [entry("tree" if i == 0 else "", line) for i, line in enumerate(lines or ["no parameters"])]
+
+
+def entry(title: str, text: str) -> str:
+    """One titled line, or the rest of one: `path       flattened`."""
     return f"{title:<{_COLUMN}}{text}".rstrip()
 
 

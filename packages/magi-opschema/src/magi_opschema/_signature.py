@@ -7,98 +7,26 @@ import inspect
 import keyword
 import reprlib
 import sys
-import types
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
 
 from ._annotations import Scope, location, scope_of
 from ._emit import Writer
 from ._functions import emit_flatten
 from ._lower import Place, Refused, lower
+from ._lowering import LoweringPath, Parameter, SignatureLowering, is_flat_return
 from ._mutates import mutated_leaves
 from ._pack import pack
 from ._reject import rejections
 from ._returns import lower_returns
-from ._schema import MAX_ARGUMENTS, NO_DEFAULT, Argument, default_text, schema_text, takes
+from ._schema import MAX_ARGUMENTS, NO_DEFAULT, Argument, default_text, takes
 from ._source import compile_source
-from ._tree import Leaf, Node, Sequence, dotted, flat_name, leaves, nodes
+from ._tree import Leaf, Node, dotted, flat_name, leaves, nodes
 from .errors import Problem, SignatureError
 
 
-LoweringPath = Literal["direct", "lowered", "flattened"]
 PREFIX = "_m_"
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """One parameter of the user's function."""
-
-    name: str
-    node: Node
-    default: object = NO_DEFAULT
-    is_keyword_only: bool = False
-    is_plain: bool = True
-    """True if torch would take the annotation as it is written."""
-
-    @property
-    def has_default(self) -> bool:
-        """True if the caller may leave it out."""
-        return self.default is not NO_DEFAULT
-
-
-@dataclass(frozen=True)
-class SignatureLowering:
-    """What a signature became. `lower_signature` makes it; nothing in it changes afterwards."""
-
-    name: str
-    signature: inspect.Signature
-    parameters: tuple[Parameter, ...]
-    returns: Node | None
-    arguments: tuple[Argument, ...]
-    path: LoweringPath
-    prefix: str
-    """What every reserved name in generated code begins with; no name of the user's does."""
-    location: str
-
-    @property
-    def schema(self) -> str:
-        """The flat schema, without namespace: `norm(Tensor x, float cfg__eps=1e-06) -> Tensor`."""
-        return schema_text(self.name, self.arguments, tuple(leaf.schema_type for leaf in self.return_leaves))
-
-    @property
-    def tree(self) -> Mapping[str, Node]:
-        """The tree of each parameter, by its name."""
-        return types.MappingProxyType({parameter.name: parameter.node for parameter in self.parameters})
-
-    @property
-    def leaves(self) -> tuple[Leaf, ...]:
-        """All leaves of the parameters, in order."""
-        return tuple(leaf for parameter in self.parameters for leaf in leaves(parameter.node))
-
-    @property
-    def return_leaves(self) -> tuple[Leaf, ...]:
-        """The leaves of the return value, in order; none for `-> None`."""
-        return () if self.returns is None else tuple(leaves(self.returns))
-
-    @property
-    def mutated(self) -> tuple[Argument, ...]:
-        """The arguments that the op writes into."""
-        return tuple(argument for argument in self.arguments if argument.alias)
-
-    def sentence(self, text: str) -> str:
-        """An error message about this op: its name, *text*, and where it is defined."""
-        return f"{self.name}(): {text} ({self.location})"
-
-    @property
-    def rebuilds_returns(self) -> bool:
-        """True if the flat outputs are not what the user's function returns."""
-        return self.returns is not None and not _is_flat_return(self.returns)
-
-    def __str__(self) -> str:
-        from ._show import show_lowering
-
-        return show_lowering(self)
 
 
 def lower_signature(fn: Callable[..., Any], *, mutates_args: Iterable[str] = ()) -> SignatureLowering:
@@ -275,15 +203,9 @@ def _choose_path(
         return "flattened"
     if any(p.has_default and not a.has_default for p, a in zip(parameters, arguments, strict=True)):
         return "flattened"
-    if returns is not None and not _is_flat_return(returns):
+    if returns is not None and not is_flat_return(returns):
         return "flattened"
     return "direct" if all(parameter.is_plain for parameter in parameters) else "lowered"
-
-
-def _is_flat_return(node: Node) -> bool:
-    if isinstance(node, Sequence):
-        return len(node.items) > 1 and all(isinstance(item, Leaf) and item.codec.is_identity for item in node.items)
-    return isinstance(node, Leaf) and node.codec.is_identity
 
 
 def _positional_with_trailing_defaults(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
