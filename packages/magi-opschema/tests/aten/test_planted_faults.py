@@ -176,7 +176,7 @@ def test_right_kernels_pass() -> None:
             aten.unregister_slot(base, 3)
 
     assert [str(row) for report in reports.values() for row in report.failures] == []
-    assert all(len(report.rows) > 100 for report in reports.values())
+    assert all(len(report.rows) > 50 for report in reports.values())
 
 
 def _swap(named: tuple[str, Callable[..., Any]]) -> tuple[str, int, Callable[..., Any]]:
