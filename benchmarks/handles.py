@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What one eager call of an op with an object handle costs, beside an op with an int in the handle's place.
 
 Same body in both, which does not touch the object: float32[8] on the CPU, under no_grad.
