@@ -90,8 +90,34 @@ FROM_ROWS: dict[str, Callable[[Sequence[Mapping[str, Any]]], dict[str, float]]] 
 """Benchmarks whose ratios are made of single repeats."""
 
 
+def _dynamic_decode(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Every arm of magi over stock. Rows of other torch releases than 2.11 give keys that end in `_torch213`."""
+    medians: dict[tuple[str, str, str], float] = {}
+    for row in rows:
+        if row["seconds"]:
+            release = "".join(row["torch"].split(".")[:2])
+            suffix = "" if release == "211" else f"_torch{release}"
+            medians[row["case"], row["arm"], suffix] = statistics.median(row["seconds"])
+    found: dict[str, float] = {}
+    for (case, arm, suffix), mine in sorted(medians.items()):
+        if arm not in {"magi", "magi_tuned"}:
+            continue
+        name = case.removesuffix("_compile") + "_tuned" * (arm == "magi_tuned")
+        for stock in ("stock_dynamic", "stock_static"):
+            theirs = medians.get((case, stock, suffix))
+            if theirs is None:
+                continue
+            if not case.endswith("_compile"):
+                found[f"{name}_vs_{stock}_speedup{suffix}"] = theirs / mine
+            elif stock == "stock_dynamic":
+                found[f"{name}_compile_vs_stock{suffix}"] = mine / theirs
+    return found
+
+
 def ratios(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The ratios of benchmark *name* whose two sides are among *rows*."""
+    if name == "dynamic_decode":
+        return _dynamic_decode(rows)
     medians = {(row["arm"], row["case"]): statistics.median(row["seconds"]) for row in rows}
     if name in FROM_ROWS:
         return FROM_ROWS[name](rows)

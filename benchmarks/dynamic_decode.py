@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from _ratios import ratios
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -43,7 +44,6 @@ ARMS = ("eager", "stock_static", "stock_dynamic", "stock_no_coalesce", "magi", "
 # Latent height and width: an eighth of the image.
 SIZES = {"480p": (60, 104), "540p": (68, 120), "720p": (90, 160), "1080p": (136, 240)}
 SMOKE_SIZE = (6, 8)
-PRIMARY_TORCH = "2.11"
 WARM_UPS, REPEATS = 3, 15
 Row = dict[str, Any]
 
@@ -468,7 +468,7 @@ def run_all(arguments: argparse.Namespace) -> None:
         part = Path(arguments.out) / f"{'_'.join(case)}.json".replace(":", "_")
         part.write_text(json.dumps([row | {"commit": commit} for row in found], indent=1))
         print(*(line for line in table(found)), sep="\n", flush=True)
-    print("", *table(rows), "", json.dumps(ratios(rows), indent=1), sep="\n")
+    print("", *table(rows), "", json.dumps(ratios(NAME, rows), indent=1), sep="\n")
 
 
 def head() -> str:
@@ -476,31 +476,6 @@ def head() -> str:
     command = ["git", "rev-parse", "HEAD"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=RESULTS.parent)
     return done.stdout.strip() or "unknown"
-
-
-def ratios(rows: Iterable[Row]) -> dict[str, float]:
-    """Every ratio that the rows allow, by key. Rows of other torch releases give keys that end in ``_torch213``."""
-    medians: dict[tuple[str, str, str], list[float]] = {}
-    for row in rows:
-        release = "".join(row["torch"].split(".")[:2])
-        suffix = "" if row["torch"].startswith(PRIMARY_TORCH + ".") else f"_torch{release}"
-        medians.setdefault((row["case"], row["arm"], suffix), []).extend(row["seconds"])
-    median = {key: statistics.median(seconds) for key, seconds in medians.items() if seconds}
-    found = {}
-    for case, arm, suffix in sorted(median):
-        if arm not in ("magi", "magi_tuned"):
-            continue
-        tuned = "_tuned" * (arm == "magi_tuned")
-        mine, name = median[case, arm, suffix], case.removesuffix("_compile")
-        for stock in ("stock_dynamic", "stock_static"):
-            theirs = median.get((case, stock, suffix))
-            if theirs is None:
-                continue
-            if not case.endswith("_compile"):
-                found[f"{name}{tuned}_vs_{stock}_speedup{suffix}"] = theirs / mine
-            elif stock == "stock_dynamic":
-                found[f"{name}{tuned}_compile_vs_stock{suffix}"] = mine / theirs
-    return found
 
 
 def table(rows: Iterable[Row]) -> list[str]:
@@ -547,7 +522,7 @@ def merge(folder: Path) -> None:
         "versions": {"torch": sorted({row["torch"] for row in merged})},
         "machine": sorted({row["device"] for row in merged if "device" in row}),
         "rows": merged,
-        "ratios": ratios(merged),
+        "ratios": ratios(NAME, merged),
     }
     RESULTS.mkdir(exist_ok=True)
     target.write_text(json.dumps(result, indent=1) + "\n")

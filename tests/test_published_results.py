@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is published is what was measured: ratios follow from rows, and documents quote them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+ROOT = Path(__file__).parents[1]
+RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+
+
+def load(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())  # type: ignore[no-any-return]
+
+
+def recomputed(result: dict[str, Any]) -> dict[str, float]:
+    spec = importlib.util.spec_from_file_location("benchmark_ratios", ROOT / "benchmarks" / "_ratios.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.ratios(result["name"], result["rows"])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_ratios_follow_from_rows(path: Path) -> None:
+    result = load(path)
+    assert result["name"] == path.stem
+    assert result["ratios"] == pytest.approx(recomputed(result))
+    assert result["ratios"]
+    for row in result["rows"]:
+        assert {"arm", "case", "seconds", "torch", "triton", "device", "commit"} <= row.keys()
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_rows_name_a_commit_of_this_history(path: Path) -> None:
+    shallow = ["git", "rev-parse", "--is-shallow-repository"]
+    if subprocess.run(shallow, cwd=ROOT, check=False, capture_output=True, text=True).stdout.strip() != "false":
+        pytest.skip("no history here: an unpacked archive, or a shallow clone")
+    for commit in {row["commit"] for row in load(path)["rows"]}:
+        asked = ["git", "merge-base", "--is-ancestor", commit, "HEAD"]
+        assert subprocess.run(asked, cwd=ROOT, check=False).returncode == 0, commit
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_table_beside_the_result_shows_its_ratios(path: Path) -> None:
+    table = path.with_suffix(".md").read_text()
+    for key, value in load(path)["ratios"].items():
+        assert f"| {key} | {value:.3f} |" in table
+
+
+def test_performance_page_quotes_only_measured_ratios() -> None:
+    page = (ROOT / "docs" / "performance.md").read_text()
+    measured = {f"{value:.3f}" for path in RESULTS for value in load(path)["ratios"].values()}
+    quoted = set(re.findall(r"\b\d+\.\d{3}\b", page))
+    assert quoted
+    assert quoted <= measured
