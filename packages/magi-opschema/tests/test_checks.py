@@ -105,6 +105,26 @@ def test_first_call_on_a_tensor_inside_a_graph(ns: str) -> None:
     torch.testing.assert_close(x.grad, x.detach().cos())
 
 
+@dataclass(frozen=True)
+class Doubling:
+    x: float
+    y: float = float("nan")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "x", self.x * 2)
+
+
+def test_record_that_changes_when_it_is_rebuilt(ns: str) -> None:
+    @magi_register_custom_op(f"{ns}::scale", infer_output_meta_fn=["x"])
+    def scale(x: Tensor, *, cfg: Doubling) -> Tensor:
+        return x * cfg.x
+
+    sentence = r"scale\(\): 'cfg.x' was 2.0 and is 4.0 after the op rebuilt its record .*\(test_checks.py:\d+\)"
+    with pytest.raises(errors.RoundTripError, match=sentence):
+        scale(torch.ones(2), cfg=Doubling(1.0))
+    assert scale(torch.ones(2), cfg=Doubling(0.0)).tolist() == [0.0, 0.0]
+
+
 def test_body_that_returns_something_else(ns: str) -> None:
     @magi_register_custom_op(f"{ns}::pair", infer_output_meta_fn=lambda x: (x, x))
     def pair(x: Tensor) -> tuple[tuple[Tensor, Tensor]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is verified on an op's first real call: no aliasing, and a fake that tells the truth.
+"""What is verified on an op's first real call: no aliasing, a fake that tells the truth, records rebuilt as they were.
 
 The check is repeated until a call passes it. With `MAGI_OPSCHEMA_CHECK=1` in the environment when the op is
 decorated, every call is checked.
@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
+from ._bridge import Bridge
 from ._flat import Flat, FlatLayout, as_tuple
 from ._lowering import SignatureLowering
 from ._torch_compat import run_on_fakes
-from ._tree import dotted
-from .errors import AliasingError, FakeMismatchError
+from ._tree import Leaf, Node, Record, dotted, leaves, nodes
+from .errors import AliasingError, FakeMismatchError, RoundTripError
 
 
 CHECK_VARIABLE = "MAGI_OPSCHEMA_CHECK"
@@ -38,11 +39,28 @@ class CallCheck:
         Raises:
             AliasingError: an output shares memory with an input or another output.
             FakeMismatchError: the fake fails, or says another shape, dtype, device or strides.
+            RoundTripError: a record of the user's is not what it was after the op rebuilt it from its fields.
         """
+        self._check_records(flat)
         outputs = as_tuple(output, len(self._lowering.return_leaves))
         self._check_aliasing(flat, outputs)
         self._check_fake(flat, outputs)
         self.pending = self._always
+
+    def _check_records(self, flat: Flat) -> None:
+        """A hand-written `__init__` or `__post_init__` may change what it stores, for example double a field again."""
+        unsure = {leaf.name for parameter in self._lowering.parameters for leaf in _leaves_of_custom(parameter.node)}
+        if not unsure:
+            return
+        bridge = Bridge(self._lowering)
+        names = [parameter.name for parameter in self._lowering.parameters]
+        again = bridge.flatten(**dict(zip(names, bridge.rebuild(*flat), strict=True)))
+        for argument, before, after in zip(self._lowering.arguments, flat, again, strict=True):
+            if argument.name in unsure and not _is_same(before, after):
+                path = dotted(argument.leaves[0].path)
+                text = f"'{path}' was {before!r} and is {after!r} after the op rebuilt its record from the fields."
+                fix = "Let __init__ and __post_init__ keep the fields as they are given."
+                raise RoundTripError(self._lowering.sentence(f"{text} {fix}"))
 
     def _check_aliasing(self, inputs: Flat, outputs: Flat) -> None:
         seen = {_memory(tensor): "an input" for tensor in _tensors(inputs)}
@@ -71,6 +89,21 @@ class CallCheck:
         except Exception as error:
             text = f"the fake failed on the arguments of a real call: {type(error).__name__}: {error}."
             raise FakeMismatchError(self._lowering.sentence(f"{text} Mend infer_output_meta_fn.")) from error
+
+
+def _leaves_of_custom(node: Node) -> Iterator[Leaf]:
+    """The leaves below dataclasses that run code of the user's when one is made."""
+    for part in nodes(node):
+        if isinstance(part, Record) and part.kind == "dataclass" and not part.is_plain:
+            yield from leaves(part)
+
+
+def _is_same(before: Any, after: Any) -> bool:
+    if isinstance(before, (list, tuple)) and isinstance(after, (list, tuple)):
+        return len(before) == len(after) and all(map(_is_same, before, after))
+    if isinstance(before, torch.Tensor) or isinstance(after, torch.Tensor):
+        return before is after
+    return bool(before == after) or (before != before and after != after)  # noqa: PLR0124  (nan)
 
 
 def _tensors(values: Flat) -> Iterator[torch.Tensor]:

@@ -20,7 +20,6 @@ from ._tree import Node, flat_name, leaves
 
 
 if TYPE_CHECKING:
-    from ._checks import CallCheck
     from ._lowering import Parameter, SignatureLowering
     from ._schema import Argument
 
@@ -57,7 +56,7 @@ def emit_lowered(
     to: Writer,
     title: str,
     reject_output: Reject,
-    check: CallCheck | None = None,
+    check: object | None = None,
 ) -> Source:
     """The flat twin of *fn*, which has the user's signature: its body, checked where *check* is given, or its fake."""
     call = to.bind("fn", fn)

@@ -71,6 +71,10 @@ class ReturnValueError(OpSchemaError, TypeError):
     """A body or a fake returned something that the signature does not say."""
 
 
+class RoundTripError(OpSchemaError, ValueError):
+    """A record is another one after it was taken apart and rebuilt."""
+
+
 class FakeMismatchError(OpSchemaError, RuntimeError):
     """The fake describes other outputs than the body returned."""
 
