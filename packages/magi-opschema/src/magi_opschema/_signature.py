@@ -17,7 +17,6 @@ from ._functions import emit_flatten
 from ._lower import Place, Refused, lower
 from ._lowering import LoweringPath, Parameter, SignatureLowering, is_flat_return
 from ._mutates import mutated_leaves
-from ._pack import pack
 from ._reject import rejections
 from ._returns import lower_returns
 from ._schema import MAX_ARGUMENTS, NO_DEFAULT, Argument, default_text, takes
@@ -167,6 +166,8 @@ def _arguments(lowering: SignatureLowering, mutated: set[str]) -> tuple[Argument
     if problems:
         raise SignatureError(lowering.name, lowering.location, tuple(problems))
     if len(arguments) > MAX_ARGUMENTS:
+        from ._pack import pack  # few ops need it, and its classes take a fifth of the package's import time
+
         return pack(tuple(arguments), lowering)
     return tuple(arguments)
 
