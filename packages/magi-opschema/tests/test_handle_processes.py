@@ -134,6 +134,7 @@ def test_an_exported_program_runs_here_and_says_elsewhere_why_not(tmp_path: Path
     assert execute(script, tmp_path) == ["True"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("passed", ["self.runner", "self.handle"])
 def test_compile_caches_serve_other_objects(tmp_path: Path, passed: str) -> None:
     script = f"""
