@@ -31,7 +31,6 @@ class Registration:
     library: torch.library.Library
     torch_op: Any
     check: CallCheck
-    fake: Callable[..., Any]
     vmap_rule: VmapRule | None = None
     device_keys: set[str] = field(default_factory=set)
     """Dispatch keys of the device types that have a body of their own."""
@@ -61,7 +60,7 @@ def register(
         schema = lowering.schema.replace(lowering.name, op_name, 1)
         library.define(schema, tags=tuple({torch.Tag.pt2_compliant_tag, *tags}))
         torch_op = getattr(getattr(torch.ops, namespace), op_name).default
-        registration = Registration(library, torch_op, CallCheck(lowering, torch_op), fake)
+        registration = Registration(library, torch_op, CallCheck(lowering, torch_op))
         library.impl(op_name, body_kernel(lowering, fn, registration.check), "CompositeExplicitAutograd")
         torch.library.register_fake(name, fake, lib=library)
         if lowering.mutated:

@@ -112,9 +112,7 @@ def register_vmap(op: object, rule: F | None = None) -> Any:
     bridge = Bridge(definition.lowering)
 
     def flat_rule(info: Any, in_dims: Any, *flat: Any) -> tuple[Any, Any]:
-        filled = bridge.layout.fill(flat, {})
-        dims = (*in_dims, *(None for _ in range(len(filled) - len(in_dims))))
-        output, out_dims = rule(info, bridge.per_parameter(dims), *bridge.rebuild(*filled))
+        output, out_dims = rule(info, bridge.per_parameter(in_dims), *bridge.rebuild(*flat))
         return bridge.flatten_output(output), tuple(bridge.per_output(out_dims, "the vmap rule's out_dims"))
 
     definition.registration.vmap_rule = flat_rule
