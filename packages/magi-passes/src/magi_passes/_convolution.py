@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._dispatch.python import enable_python_dispatcher
+
+from ._torch_compat import symbolic_dispatch
 
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class Writer:
         if mode is None:
             node.meta["val"] = target(*values, **kwargs)
         else:
-            with mode, enable_python_dispatcher():
+            with mode, symbolic_dispatch():
                 node.meta["val"] = target(*values, **kwargs)
         for key in ("stack_trace", "nn_module_stack", "original_aten", "from_node"):
             if key in self._before.meta:

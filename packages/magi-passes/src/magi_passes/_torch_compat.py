@@ -270,6 +270,13 @@ def size_hint(size: torch.SymInt) -> int:
     return int(size.node.hint) if size.node.has_hint() else 1
 
 
+def symbolic_dispatch() -> AbstractContextManager[object]:
+    """Within it operators decompose in Python, where C++ would ask a symbolic size for its number. All releases."""
+    from torch._dispatch.python import enable_python_dispatcher
+
+    return enable_python_dispatcher()
+
+
 def current_compile_id() -> str | None:
     """Dynamo's id of the compilation under way, such as ``0/1``."""
     from torch._guards import CompileContext

@@ -14,14 +14,13 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch._guards import detect_fake_mode
 from torch.utils._pytree import tree_map_only
 
 from ._hook import Run, listening
 from ._kernels import as_kernel
 from ._launch import resolve
 from ._library import in_library_folder
-from ._torch_compat import proxy_tracing_disabled, unwrap_functional
+from ._torch_compat import fake_mode_of, proxy_tracing_disabled, unwrap_functional
 from .errors import TritonWrapError
 
 
@@ -40,7 +39,7 @@ def why_untraceable(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
         TritonWrapError: a launch is one that no graph can carry, which is an error rather than a reason.
     """
     inner = tree_map_only(torch.Tensor, unwrap_functional, (args, kwargs))
-    fake_mode = detect_fake_mode(inner)
+    fake_mode = fake_mode_of(inner)
     if fake_mode is None:
         return ""
     with ExitStack() as stack:

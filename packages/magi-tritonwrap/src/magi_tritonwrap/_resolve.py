@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 import triton
-from torch._library.triton import capture_triton
 
 from ._kernels import is_kernel
 from ._library import is_library_function, is_library_module
@@ -25,11 +24,11 @@ from ._reading import MISSING, runs_code_when_read
 from ._scopes import constructor, function_scope, imported, parameters
 from ._source import FunctionNode
 from ._tables import TABLES, chosen, items_of
-from ._torch_compat import kernel_in_wrapper
+from ._torch_compat import kernel_in_wrapper, triton_wrappers
 from ._values import Binding, Group, Known, Launcher, Local, New, Partial, Scope, Unknown, Value
 
 
-_WRAPPERS = (torch.library.wrap_triton, capture_triton)
+_WRAPPERS = triton_wrappers()
 _DECORATORS = (triton.jit, triton.autotune, triton.heuristics)
 _MAX_DEPTH = 40
 

@@ -10,10 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._functorch import config as functorch_config
-from torch._higher_order_ops.triton_kernel_wrap import TraceableTritonKernelWrapper
+from torch._guards import detect_fake_mode
+from torch._higher_order_ops.triton_kernel_wrap import (
+    TraceableTritonKernelWrapper,
+    kernel_side_table,
+    triton_kernel_wrapper_functional,
+    triton_kernel_wrapper_mutation,
+)
 from torch._library import triton as torch_triton
 from torch._library.custom_ops import OPDEFS
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from triton.runtime.autotuner import Autotuner, Heuristics
@@ -46,6 +52,11 @@ def launch_classes() -> tuple[type[Any], ...]:
 def kernel_classes() -> tuple[type[Any], ...]:
     """Everything that `triton.jit`, `triton.autotune` and `triton.heuristics` return."""
     return (JITFunction, Autotuner, Heuristics, InterpretedFunction)
+
+
+def triton_wrappers() -> tuple[object, ...]:
+    """The functions that put a kernel into a graph: `wrap_triton`, and the older name that some code imports."""
+    return (torch.library.wrap_triton, torch_triton.capture_triton)
 
 
 def kernel_in_wrapper(value: object) -> Any:
@@ -93,6 +104,44 @@ def unwrap_functional(tensor: torch.Tensor) -> torch.Tensor:
 def functional_values(values: Iterable[object]) -> list[torch.Tensor]:
     """What the functional tensors among *values* hold now; a traced write replaces it by another tensor."""
     return [torch._from_functional_tensor(value.elem) for value in values if isinstance(value, FunctionalTensor)]
+
+
+def fake_mode_of(values: object) -> FakeTensorMode | None:
+    """The mode that the fake tensors among *values* belong to; None when there are none."""
+    mode: FakeTensorMode | None = detect_fake_mode(values)
+    return mode
+
+
+def fake_tensors() -> FakeTensorMode:
+    """A mode in which factories make fake tensors, which meet real ones without an error."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def keeping_graphs(graphs: list[torch.fx.GraphModule]) -> Any:
+    """A backend of `torch.compile` that runs AOTAutograd, and appends each graph that Inductor would be given."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch._aot_autograd.utils import make_boxed_func
+
+    def keep(graph: torch.fx.GraphModule, _: object) -> Any:
+        graphs.append(graph)
+        return make_boxed_func(graph.forward)
+
+    return aot_autograd(fw_compiler=keep)
+
+
+def is_launch(target: object) -> bool:
+    """Whether the target of a graph node is a Triton launch, functional or mutating."""
+    return target in (triton_kernel_wrapper_functional, triton_kernel_wrapper_mutation)
+
+
+def launched_kernel(index: int) -> Any:
+    """The kernel that the node of a launch has by number, because a graph cannot hold it."""
+    return kernel_side_table.get_kernel(index)
+
+
+def launch_constants(index: int) -> dict[str, Any]:
+    """The arguments that the node of a launch has by number."""
+    return dict(kernel_side_table.get_constant_args(index))
 
 
 def proxy_tracing_disabled() -> AbstractContextManager[object]:

@@ -11,13 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
-from torch._higher_order_ops.triton_kernel_wrap import (
-    kernel_side_table,
-    triton_kernel_wrapper_functional,
-    triton_kernel_wrapper_mutation,
-)
-from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
+
+from ._torch_compat import fake_tensors, is_launch, keeping_graphs, launch_constants, launched_kernel
 
 
 if TYPE_CHECKING:
@@ -73,18 +69,10 @@ def aot_graphs(
         >>> [str(node.target) for node in graphs[0].graph.nodes if node.op == "call_function"]
         ['aten.add.Tensor']
     """
-    from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch._aot_autograd.utils import make_boxed_func
-
     graphs: list[torch.fx.GraphModule] = []
-
-    def keep(graph: torch.fx.GraphModule, _: Any) -> Any:
-        graphs.append(graph)
-        return make_boxed_func(graph.forward)
-
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with fake_tensors():
         fakes = [_fake(value, device) if isinstance(value, torch.Tensor) else value for value in inputs]
-        torch.compile(_alone(fn), backend=aot_autograd(fw_compiler=keep), fullgraph=True, dynamic=dynamic)(*fakes)
+        torch.compile(_alone(fn), backend=keeping_graphs(graphs), fullgraph=True, dynamic=dynamic)(*fakes)
     return graphs
 
 
@@ -131,15 +119,15 @@ def launches_of(graph: torch.fx.GraphModule) -> list[GraphLaunch]:
     """The launches in a graph, in order, functional or mutating."""
     launches = []
     for node in graph.graph.nodes:
-        if node.target not in (triton_kernel_wrapper_functional, triton_kernel_wrapper_mutation):
+        if not is_launch(node.target):
             continue
         launches.append(
             GraphLaunch(
-                kernel_side_table.get_kernel(node.kwargs["kernel_idx"]),
+                launched_kernel(node.kwargs["kernel_idx"]),
                 list(node.kwargs["grid"]),
                 list(node.kwargs.get("tensors_to_clone", ())),
                 dict(node.kwargs["kwargs"]),
-                dict(kernel_side_table.get_constant_args(node.kwargs["constant_args_idx"])),
+                launch_constants(node.kwargs["constant_args_idx"]),
             )
         )
     return launches

@@ -17,6 +17,7 @@ from ._kernels import Kernel, out_names
 from ._names import python_name
 from ._route import mark_written, python_names, run_kernel, select, tensors_in
 from ._torch_compat import (
+    DispatchKeySet,
     OpOverload,
     after_autograd,
     after_inplace_or_view,
@@ -87,7 +88,7 @@ def _define(cell: Cell, pair: Pair, overload: str, chosen: int | None, name: str
     def fake(*args: Any, **kwargs: Any) -> Any:
         return returned(aten(*args, **kwargs))
 
-    def autograd(keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+    def autograd(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(args, kwargs)):
             kernel = None if outs else select(_with_backward(cell, pair), chosen, args, python_names(kwargs))
             if kernel is None:
@@ -110,7 +111,7 @@ def _version_bump(op: OpOverload) -> Callable[..., Any]:
     written = [a.name for a in arguments(op) if a.alias_info is not None and a.alias_info.is_write]
     positions = {a.name: position for position, a in enumerate(arguments(op)) if not a.kwarg_only}
 
-    def bump(keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+    def bump(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         with below_inplace_or_view():
             result = op.redispatch(after_inplace_or_view(keyset), *args, **kwargs)
         values = [kwargs[n] if n in kwargs else args[positions[n]] for n in written]

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 OpOverload = torch._ops.OpOverload
 
+DispatchKeySet = torch._C.DispatchKeySet
+"""What an implementation `with_keyset=True` gets first (torch 2.10 to 2.15)."""
+
 
 def dispatcher_callable(overload: OpOverload) -> Callable[..., Any]:
     """The builtin behind an overload, which `OpOverload.__call__` only forwards to (torch 2.10 to 2.15).
@@ -34,6 +37,27 @@ def find_overload(base: str, name: str) -> OpOverload | None:
 def arguments(overload: OpOverload) -> list[torch._C.Argument]:
     """The arguments of an overload's schema, out arguments among them (torch 2.10 to 2.15)."""
     return list(overload._schema.arguments)
+
+
+def dispatcher_schemas() -> list[torch._C.FunctionSchema]:
+    """The schema of every registered overload, ATen's and others' (torch 2.10 to 2.15)."""
+    return list(torch._C._jit_get_all_schemas())
+
+
+def parsed_schema(text: str) -> torch._C.FunctionSchema:
+    """The schema that `aten::add.Tensor(Tensor self, ...) -> Tensor` spells (torch 2.10 to 2.15)."""
+    return torch._C.parse_schema(text)
+
+
+def op_database() -> list[Any]:
+    """The entries of torch's test database, each with the samples of one operator (torch 2.10 to 2.15).
+
+    Raises:
+        ImportError: numpy or expecttest, which it needs, is missing.
+    """
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return list(op_db)
 
 
 def schema_text(overload: OpOverload) -> str:
@@ -78,12 +102,12 @@ def below_autograd() -> Any:
     return torch._C._AutoDispatchBelowAutograd()
 
 
-def after_autograd(keyset: torch._C.DispatchKeySet) -> torch._C.DispatchKeySet:
+def after_autograd(keyset: DispatchKeySet) -> DispatchKeySet:
     """*keyset* without autograd (torch 2.10 to 2.15, as torch/_library/autograd.py)."""
     return keyset & torch._C._after_autograd_keyset
 
 
-def after_inplace_or_view(keyset: torch._C.DispatchKeySet) -> torch._C.DispatchKeySet:
+def after_inplace_or_view(keyset: DispatchKeySet) -> DispatchKeySet:
     """*keyset* without ADInplaceOrView (torch 2.10 to 2.15, as torch/_library/custom_ops.py)."""
     return keyset & torch._C._after_ADInplaceOrView_keyset
 

@@ -18,11 +18,11 @@ def verify(bases: list[Base]) -> int:
     Raises:
         VerificationError: One or more differ, or are not registered; all of them in one error.
     """
-    import torch
+    from ._torch_compat import dispatcher_schemas, parsed_schema
 
     registered = {
         (schema.name, schema.overload_name): schema
-        for schema in torch._C._jit_get_all_schemas()  # noqa: SLF001  # the dispatcher's list; torch 2.10 and later
+        for schema in dispatcher_schemas()
         if schema.name.startswith("aten::")
     }
     overloads = [overload for base in bases for overload in base.overloads]
@@ -31,7 +31,7 @@ def verify(bases: list[Base]) -> int:
         schema = registered.get((f"aten::{overload.base}", overload.name))
         if schema is None:
             problems.append(f"aten::{overload.qualified} is not registered")
-        elif str(schema) != str(torch._C.parse_schema(f"aten::{overload.schema}")):  # noqa: SLF001
+        elif str(schema) != str(parsed_schema(f"aten::{overload.schema}")):
             problems.append(f"torchgen reads aten::{overload.schema}, the dispatcher has {schema}")
     if problems:
         listed = "\n  ".join(problems)

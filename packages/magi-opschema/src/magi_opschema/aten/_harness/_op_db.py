@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from magi_opschema.aten._torch_compat import arguments, find_overload, resolve_overload
+from magi_opschema.aten._torch_compat import arguments, find_overload, op_database, resolve_overload
 from magi_opschema.aten.errors import MissingExtraError
 
 from ._samples import Sample
@@ -37,12 +37,12 @@ def op_infos() -> dict[str, list[Any]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            from torch.testing._internal.common_methods_invocations import op_db
+            entries = op_database()
         except ImportError as error:
             msg = f"torch's test database cannot be imported ({error}): pip install 'magi-opschema[aten]'."
             raise MissingExtraError(msg) from error
     found: dict[str, list[Any]] = defaultdict(list)
-    for info in op_db:
+    for info in entries:
         aliases = [alias.name for alias in info.aliases]
         names = {name.replace(".", "_") for name in (info.name, *aliases)} | {info.aten_name}
         names |= {name.removeprefix("nn_functional_") for name in names}
