@@ -27,6 +27,10 @@ ROOT = Path(__file__).parent
 GROUPS = nox.project.load_toml("pyproject.toml")
 PYTHON = "3.11"
 
+# One test process a processor, so one thread in each: two that share a core for OpenMP slow each other down.
+PARALLEL = ("-n", "auto", "--dist", "worksteal")
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
 # torch release -> the interpreter its suites run under.
 # torch 2.10 to 2.12 crash in torch.compile under Python 3.11.7 (create_cache_entry), and work under 3.12.
 COMPAT = {"2.10.0": "3.12", "2.11.0": "3.12", "2.12.1": "3.12", "2.13.0": "3.11", "2.15.0": "3.11"}
@@ -101,6 +105,10 @@ def _inductor_cache(session: nox.Session, torch: str) -> dict[str, str]:
     return {"TORCHINDUCTOR_CACHE_DIR": str(Path(session.create_tmp()) / f"inductor-{torch}")}
 
 
+def _run_tests(session: nox.Session, *places: str, marker: str = "not slow and not gpu") -> None:
+    session.run("pytest", *places, "-m", marker, *PARALLEL, *session.posargs, env=ONE_THREAD)
+
+
 @nox.session(python=PYTHON)
 def lint(session: nox.Session) -> None:
     """Check style and formatting."""
@@ -125,17 +133,17 @@ def unit(session: nox.Session, package: str) -> None:
     _install_editable(session, package, groups=("test",))
     folders = [f"packages/{package}/tests/{extra}" for extra in _extras(package)]
     ignored = [f"--ignore={folder}" for folder in folders]
-    session.run("pytest", f"packages/{package}", *ignored, "-m", "not slow and not gpu", *session.posargs)
+    _run_tests(session, f"packages/{package}", *ignored)
     if folders:
         _install_editable(session, package, with_extras=True)
-        session.run("pytest", *folders, "-m", "not slow and not gpu", *session.posargs)
+        _run_tests(session, *folders)
 
 
 @nox.session(python=PYTHON)
 def e2e(session: nox.Session) -> None:
     """Run the end-to-end tests with all four packages installed."""
     _install_editable(session, *PACKAGES, groups=("test", "models"))
-    session.run("pytest", "tests", "-m", "not slow and not gpu", *session.posargs)
+    _run_tests(session, "tests")
 
 
 @nox.session(python=PYTHON)
@@ -143,8 +151,8 @@ def full(session: nox.Session) -> None:
     """Run every test that needs no GPU, the slow ones too."""
     _install_editable(session, *PACKAGES, groups=("test", "models"), with_extras=True)
     for package in PACKAGES:
-        session.run("pytest", f"packages/{package}", "-m", "not gpu", *session.posargs)
-    session.run("pytest", "tests", "-m", "not gpu", *session.posargs)
+        _run_tests(session, f"packages/{package}", marker="not gpu")
+    _run_tests(session, "tests", marker="not gpu")
 
 
 @nox.session(python=PYTHON)
