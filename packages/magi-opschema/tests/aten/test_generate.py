@@ -89,6 +89,26 @@ def test_allowlist_serves_every_supported_torch() -> None:
     assert len(shipped_bases()) >= 525
 
 
+@pytest.mark.parametrize(
+    ("running", "names"),
+    [
+        ("2.10.0", ["add", "old"]),
+        ("2.12.1+cu130", ["add", "old", "between"]),
+        ("2.13.0a0+git1234", ["add", "old", "new", "between"]),
+        ("2.14.1", ["add", "new"]),
+        ("3.0.0", ["add", "new"]),
+    ],
+)
+def test_an_entry_may_say_which_releases_have_it(
+    running: str, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowlist = tmp_path / "ops.yaml"
+    allowlist.write_text('- add\n- old: "<2.14"\n- new: ">=2.13"\n- between: ">=2.12, <2.14"\n')
+    monkeypatch.setattr("importlib.metadata.version", lambda _: running)
+
+    assert read_allowlist(allowlist) == names
+
+
 def test_every_schema_agrees_with_the_dispatcher() -> None:
     schemas = installed_schemas()
 
@@ -211,6 +231,11 @@ BAD_ALLOWLISTS = [
     ("- on\n", "entry 1 is True, not a name"),
     ("- [add\n", "is not YAML"),
     (b"\xff\xfe\x00", "is not YAML"),
+    ('- add: "~2.13"\n', "entry 1, 'add', has the releases '~2.13'; write them as '<2.14', '>=2.12' or '>=2.12,<2.14'"),
+    ("- add: 2.13\n", "entry 1, 'add', has the releases 2.13; write them"),
+    ("- add\n- on: '<2.14'\n", "entry 2 is True, not a name"),
+    ("- add\n- {sub: '<2.14', mul: '<2.14'}\n", "entry 2 is {'sub': '<2.14', 'mul': '<2.14'}, not a name"),
+    ("- add: '<2.14'\n- add: '>=2.14'\n", "names add more than once"),
     (None, "cannot be read: No such file or directory"),
 ]
 
