@@ -2,7 +2,7 @@
 """Every published ratio, computed from rows alone.
 
 A ratio is the median of one (arm, case) over the median of another: below 1 is faster.
-A key that ends in `_speedup` is the other way round.
+A key that ends in `_speedup` is the other way round; one that ends in `_ms` is no ratio but milliseconds.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ RATIOS: dict[str, dict[str, tuple[Measured, Measured]]] = {
         "epilogue_vs_see_through": (("epilogue", "modulated"), ("see_through", "modulated")),
     },
 }
+
+MILLISECONDS: dict[str, dict[str, Measured]] = {"call_overhead": {"import_ms": ("magi", "import")}}
+"""Medians that are published as they are."""
 
 
 def _aten_surface(medians: Mapping[Measured, float]) -> dict[str, float]:
@@ -123,8 +126,10 @@ def ratios(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         return FROM_ROWS[name](rows)
     if name in DERIVED:
         return DERIVED[name](medians)
-    return {
+    found = {
         key: medians[numerator] / medians[denominator]
         for key, (numerator, denominator) in RATIOS[name].items()
         if numerator in medians and denominator in medians
     }
+    times = MILLISECONDS.get(name, {})
+    return found | {key: medians[measured] * 1e3 for key, measured in times.items() if measured in medians}

@@ -7,6 +7,10 @@ Same body in both arms, float32[8] on the CPU, so that the body is a small part 
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,7 +21,30 @@ from magi_opschema import magi_register_custom_op, op_def
 from torch import Tensor
 
 
+_NOTE = (
+    "One eager call of an op; `decorate` is one decoration. `import` is what the first access of every public name "
+    "adds to `import torch` in a fresh process, `first op` the first decoration after it."
+)
 _names = itertools.count()
+
+# What the first access of every public name adds to `import torch`, and then the first op of the process.
+_IMPORT = """
+import time
+import torch
+from torch import Tensor
+
+start = time.perf_counter()
+import magi_opschema
+for name in magi_opschema.__all__:
+    getattr(magi_opschema, name)
+imported = time.perf_counter()
+
+@magi_opschema.magi_register_custom_op("bench_import::copy")
+def copy(x: Tensor, factor: float = 2.0) -> Tensor:
+    return x.clone()
+
+print(imported - start, time.perf_counter() - imported)
+"""
 
 
 @dataclass(frozen=True)
@@ -180,7 +207,24 @@ def measure() -> list[Row]:
     keywords: dict[str, Any] = _flat_fields(many)
     pair("leaves20", {"magi": lambda: leaves20(x=x, cfg=many), "custom_op": lambda: leaves20_hand(x=x, **keywords)})
     pair("decorate", {"magi": _decorate_rich, "custom_op": _decorate_hand}, number=40)
+    for case, seconds in zip(("import", "first op"), _import_seconds(), strict=True):
+        rows.extend(rows_of(case, {"magi": seconds}))
     return rows
+
+
+def _import_seconds(repeats: int = 11) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The import and the first op, each in fresh processes that find bytecode, as those of an installed package do."""
+    with tempfile.TemporaryDirectory() as bytecode:
+        environment = {**os.environ, "PYTHONPYCACHEPREFIX": bytecode, "OMP_NUM_THREADS": "1"}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        command = [sys.executable, "-c", _IMPORT]
+        printed = [
+            subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
+            for _ in range(repeats + 1)
+        ]
+    # The first process wrote the bytecode.
+    imports, first_ops = zip(*printed[1:], strict=True)
+    return tuple(map(float, imports)), tuple(map(float, first_ops))
 
 
 def _flat_fields(record: Any) -> dict[str, Any]:
@@ -194,7 +238,7 @@ def _flat_fields(record: Any) -> dict[str, Any]:
 def main() -> None:
     """Measure and write."""
     torch.set_num_threads(1)
-    write("call_overhead", measure(), note="One eager call of an op; `decorate` is one decoration.")
+    write("call_overhead", measure(), note=_NOTE)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import secrets
 import threading
 import weakref
 from collections.abc import Iterator
@@ -152,6 +151,8 @@ class HandleRegistry:
         """Draw an epoch: for the first object, in a forked child, and after 2**32 objects."""
         if not self._epochs:
             os.register_at_fork(after_in_child=self._after_fork)
+        import secrets  # it loads hashes and more, for the one number of a process
+
         while (epoch := secrets.randbits(_EPOCH_BITS)) in {0, *self._epochs}:
             pass
         self._epochs.add(epoch)

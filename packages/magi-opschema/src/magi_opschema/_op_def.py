@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ._lowered import compile_lowered
-from ._show import entry
 from .errors import UnknownOpError
 
 
@@ -28,7 +26,7 @@ _ops: dict[str, OpDef] = {}
 _lock = threading.Lock()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OpDef:
     """A registered op and its four slots: `fn` → `lowered_fn` → `torch_op` → `exposed_op`.
 
@@ -54,6 +52,8 @@ class OpDef:
     @functools.cached_property
     def lowered_fn(self) -> Callable[..., Any]:
         """The flat twin of `fn`."""
+        from ._lowered import compile_lowered
+
         return self.fn if self.path == "direct" else compile_lowered(self.lowering, self.fn, "lowered")
 
     @property
@@ -67,6 +67,8 @@ class OpDef:
         return MappingProxyType(self._notes)
 
     def __str__(self) -> str:
+        from ._show import entry
+
         lines = [self.lowering.describe(self.name)]
         if self.traits:
             lines.append(entry("traits", ", ".join(sorted(self.traits))))

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from ._bridge import Bridge
 from ._op_def import op_def
 
 
@@ -39,6 +38,8 @@ def opcheck(op: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None = 
     definition = op_def(op)
     if definition.path != "flattened":
         return _opcheck(definition.torch_op, tuple(args), dict(kwargs or {}), options)
+    from ._bridge import Bridge
+
     return _opcheck(definition.torch_op, Bridge(definition.lowering).flatten(*args, **(kwargs or {})), {}, options)
 
 

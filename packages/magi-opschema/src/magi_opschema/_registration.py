@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -15,25 +16,41 @@ from ._checks import CallCheck
 from ._flat import FlatLayout, as_output
 from ._lowered import compile_lowered
 from ._lowering import SignatureLowering
-from ._torch_compat import below_adinplaceorview, destroy, hide_from_dynamo, increment_version
+from ._torch_compat import (
+    below_adinplaceorview,
+    destroy,
+    hide_from_dynamo,
+    increment_version,
+    keep_entry,
+    restore_packet,
+)
 from ._tree import dotted
 from ._vmap import VmapRule, vmap_by_loop
 from .errors import RuleError
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()
+Step: TypeAlias = Callable[[torch.library.Library], None]
 
 
-@dataclass
+@dataclass(eq=False)
 class Registration:
     """What an op holds in torch; the library's end would be the op's end."""
 
+    name: str
     library: torch.library.Library
     torch_op: Any
     check: CallCheck
+    steps: list[Step]
+    """What was registered, so that it can be registered again."""
     vmap_rule: VmapRule | None = None
     device_keys: set[str] = field(default_factory=set)
     """Dispatch keys of the device types that have a body of their own."""
+
+    def add(self, step: Step) -> None:
+        """Register something more."""
+        step(self.library)
+        self.steps.append(step)
 
 
 def register(
@@ -53,31 +70,76 @@ def register(
     | Autograd | the bridge; of a mutating op, the error where a gradient would be wrong |
     | FuncTorchDynamicLayerFrontMode | the bridge, for torch.func transforms |
     | ADInplaceOrView | of a mutating op, the bump of version counters |
+
+    If one of these fails, nothing stays registered.
     """
     namespace, op_name = name.split("::")
+    schema = lowering.schema.replace(lowering.name, op_name, 1)
+    all_tags = tuple({torch.Tag.pt2_compliant_tag, *tags})
+
+    def define(library: torch.library.Library) -> None:
+        library.define(schema, tags=all_tags)
+
     with _lock:
         library = torch.library.Library(namespace, "FRAGMENT")
-        schema = lowering.schema.replace(lowering.name, op_name, 1)
-        library.define(schema, tags=tuple({torch.Tag.pt2_compliant_tag, *tags}))
-        torch_op = getattr(getattr(torch.ops, namespace), op_name).default
-        registration = Registration(library, torch_op, CallCheck(lowering, torch_op))
-        library.impl(op_name, body_kernel(lowering, fn, registration.check), "CompositeExplicitAutograd")
-        torch.library.register_fake(name, fake, lib=library)
-        if lowering.mutated:
-            library.impl(op_name, mutation_kernel(lowering, torch_op), "Autograd")
-            library.impl(op_name, _version_kernel(lowering, torch_op), "ADInplaceOrView")
-            torch.library.register_vmap(name, _batched_mutation(lowering, registration), lib=library)
-        else:
-            bridge = AutogradBridge(lowering, torch_op, formula, lambda: registration.vmap_rule)
-            library.impl(op_name, autograd_kernel(bridge), "Autograd")
-            library.impl(op_name, transforms_kernel(bridge), "FuncTorchDynamicLayerFrontMode")
+        try:
+            define(library)
+            torch_op = getattr(getattr(torch.ops, namespace), op_name).default
+            registration = Registration(name, library, torch_op, CallCheck(lowering, torch_op), [define])
+            registration.add(_impl(op_name, body_kernel(lowering, fn, registration.check), "CompositeExplicitAutograd"))
+            registration.add(lambda library: torch.library.register_fake(name, fake, lib=library))
+            if lowering.mutated:
+                registration.add(_impl(op_name, mutation_kernel(lowering, torch_op), "Autograd"))
+                registration.add(_impl(op_name, _version_kernel(lowering, torch_op), "ADInplaceOrView"))
+                batched = _batched_mutation(lowering, registration)
+                registration.add(lambda library: torch.library.register_vmap(name, batched, lib=library))
+            else:
+                bridge = AutogradBridge(lowering, torch_op, formula, lambda: registration.vmap_rule)
+                registration.add(_impl(op_name, autograd_kernel(bridge), "Autograd"))
+                registration.add(_impl(op_name, transforms_kernel(bridge), "FuncTorchDynamicLayerFrontMode"))
+        except BaseException:
+            destroy(library)
+            raise
     return registration
 
 
+def _impl(op_name: str, kernel: Callable[..., Any], key: str) -> Step:
+    return lambda library: library.impl(op_name, kernel, key)
+
+
 def unregister(registration: Registration) -> None:
-    """Take an op out of torch, so that its name is free again."""
+    """Take an op out of torch, so that its name is free again. Its OpOverload stays safe to call."""
     with _lock:
+        keep_entry(registration.torch_op)
         destroy(registration.library)
+
+
+@contextlib.contextmanager
+def replacing(earlier: Registration | None) -> Iterator[None]:
+    """Take *earlier* out of torch, and put it back if what is done inside fails."""
+    if earlier is None:
+        yield
+        return
+    with _lock:
+        unregister(earlier)
+        try:
+            yield
+        except BaseException:
+            _register_again(earlier)
+            raise
+
+
+def _register_again(registration: Registration) -> None:
+    registration.library = torch.library.Library(registration.name.split("::")[0], "FRAGMENT")
+    for step in registration.steps:
+        step(registration.library)
+    restore_packet(registration.torch_op)
+
+
+def register_body(registration: Registration, lowering: SignatureLowering, fn: Callable[..., Any], key: str) -> None:
+    """Register *fn*, which has the user's signature, as the body for the devices of one dispatch key."""
+    registration.add(_impl(registration.name.split("::")[1], body_kernel(lowering, fn, registration.check), key))
+    registration.device_keys.add(key)
 
 
 def body_kernel(lowering: SignatureLowering, fn: Callable[..., Any], check: CallCheck) -> Callable[..., Any]:

@@ -10,9 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from ._annotations import location
-from ._bridge import Bridge
 from ._op_def import OpDef, op_def
-from ._registration import body_kernel
 from ._torch_compat import dispatch_key_of
 from ._tree import Leaf
 from .errors import RuleError
@@ -50,14 +48,14 @@ def register_kernel(op: object, device_type: str, fn: F | None = None) -> Any:
     if fn is None:
         return lambda decorated: register_kernel(op, device_type, decorated)
     definition = op_def(op)
+    from ._registration import register_body
+
     _check_parameters(definition, fn)
     registration, key = definition.registration, _dispatch_key(definition, device_type)
     if key in registration.device_keys:
         text = f"it has a body for '{device_type}' already; {fn.__name__} ({location(fn)}) would be a second."
         raise RuleError(definition.lowering.sentence(text))
-    kernel = body_kernel(definition.lowering, fn, registration.check)
-    registration.library.impl(definition.name.split("::")[1], kernel, key)
-    registration.device_keys.add(key)
+    register_body(registration, definition.lowering, fn, key)
     return fn
 
 
@@ -108,6 +106,8 @@ def register_vmap(op: object, rule: F | None = None) -> Any:
     """
     if rule is None:
         return lambda decorated: register_vmap(op, decorated)
+    from ._bridge import Bridge
+
     definition = op_def(op)
     bridge = Bridge(definition.lowering)
 
@@ -126,7 +126,8 @@ def register_autocast(op: object, device_type: str, dtype: torch.dtype) -> None:
         UnknownOpError: magi-opschema registered no such op.
     """
     definition = op_def(op)
-    torch.library.register_autocast(definition.name, device_type, dtype, lib=definition.registration.library)
+    name = definition.name
+    definition.registration.add(lambda library: torch.library.register_autocast(name, device_type, dtype, lib=library))
 
 
 def register_sharding(op: object, rule: F | None = None) -> Any:
@@ -149,6 +150,8 @@ def register_sharding(op: object, rule: F | None = None) -> Any:
     if rule is None:
         return lambda decorated: register_sharding(op, decorated)
     from torch.distributed.tensor.experimental import register_sharding as register_with_dtensor
+
+    from ._bridge import Bridge
 
     definition = op_def(op)
     bridge = Bridge(definition.lowering)

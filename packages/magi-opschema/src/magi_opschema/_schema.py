@@ -7,12 +7,15 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from ._emit import Writer
 from ._tree import Leaf
+
+
+if TYPE_CHECKING:
+    from ._emit import Writer
 
 
 MAX_ARGUMENTS = 64

@@ -6,12 +6,11 @@ from __future__ import annotations
 import inspect
 import keyword
 import reprlib
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from ._annotations import Scope, location, scope_of
+from ._annotations import Scope, location
 from ._emit import Writer
 from ._functions import emit_flatten
 from ._lower import Place, Refused, lower
@@ -28,29 +27,8 @@ from .errors import Problem, SignatureError
 PREFIX = "_m_"
 
 
-def lower_signature(fn: Callable[..., Any], *, mutates_args: Iterable[str] = ()) -> SignatureLowering:
-    """Lower the signature of *fn* to a flat schema. Nothing is registered.
-
-    Args:
-        fn: a function with an annotation for each parameter and for the return value.
-        mutates_args: what the op writes into: parameter names (a record means all its Tensor leaves),
-            dotted leaf paths (`"cfg.out"`) or flat names (`"cfg__out"`).
-
-    Raises:
-        SignatureError: a parameter or the return value has no flat form; all such places are in the message.
-        OptionError: *mutates_args* names nothing, or nothing that can be written into.
-
-    Example:
-        >>> from torch import Tensor
-        >>> def scale(x: Tensor, factor: float = 2.0) -> Tensor: ...
-        >>> lower_signature(scale).schema
-        'scale(Tensor x, float factor=2.0) -> Tensor'
-    """
-    return lower_signature_in(fn, scope_of(fn, sys._getframe(1)), mutates_args)  # noqa: SLF001
-
-
 def lower_signature_in(fn: Callable[..., Any], scope: Scope, mutates_args: Iterable[str]) -> SignatureLowering:
-    """`lower_signature` with the scope in which string annotations are evaluated."""
+    """`lower_signature`, string annotations being evaluated in *scope*."""
     signature = inspect.signature(fn)
     name = _identifier(fn.__name__)
     parameters, returns = _lower_all(fn, name, signature, scope)

@@ -124,9 +124,45 @@ def _run_on_fakes(fn: Callable[..., Any], args: tuple[Any, ...], shape_env: Any)
         return fn(*tree_map_only(torch.Tensor, lambda tensor: mode.from_tensor(tensor.detach()), args))
 
 
+_kept: dict[str, torch.library.Library] = {}
+
+
 def destroy(library: torch.library.Library) -> None:
-    """Unregister everything that *library* holds; there is no public way to do it before the library is collected."""
+    """Unregister everything that *library* holds; there is no public way to do it before the library is collected.
+
+    The library's finalizer would clear `torch.ops` once more whenever it runs, and so part the next op of the name
+    from its OpOverload: it is left nothing to do, and the cache of signatures, which only it clears, is cleared here
+    (torch/library.py, `_del_library`).
+    """
+    from torch.fx.operator_schemas import _SCHEMA_TO_SIGNATURE_CACHE
+
     library._destroy()
+    for name in library._op_defs:
+        _SCHEMA_TO_SIGNATURE_CACHE.pop((name, ""), None)
+    library._op_defs.clear()
+    library._op_impls.clear()
+
+
+def keep_entry(op: OpOverload) -> None:
+    """Keep the dispatcher's entry of *op* alive when all its registrations go.
+
+    An OpOverload points to the entry, and calling it after the entry was freed is a crash
+    (aten/src/ATen/core/dispatch/Dispatcher.cpp, `cleanup`). One registration at a key that no call reaches is enough.
+    """
+    name = str(op._schema.name)
+    if name not in _kept:
+        namespace, op_name = name.split("::")
+        _kept[name] = torch.library.Library(namespace, "IMPL")
+        _kept[name].impl(op_name, torch.library.fallthrough_kernel, "TESTING_ONLY_GenericMode")
+
+
+def restore_packet(op: OpOverload) -> None:
+    """Make `torch.ops.namespace.op.default` be *op* again, after its definition was destroyed and made again."""
+    packet = op._overloadpacket
+    namespace = getattr(torch.ops, op.namespace)
+    setattr(namespace, packet.__name__, packet)
+    if packet.__name__ not in namespace._dir:
+        namespace._dir.append(packet.__name__)
 
 
 def is_registered(name: str) -> bool:
