@@ -23,7 +23,7 @@ import torch
 from . import _torch_compat
 from ._context import PassContext, current_context
 from ._convolution import Convolution, read_convolution
-from ._hook import disabled_passes, is_disabled
+from ._disable import disabled_passes, is_disabled
 from ._layout import ConvLayoutPass, kind_of
 from ._moments import ChannelMomentsPass, GroupMoments
 from ._nd_tiling import NDTilingWorkaroundPass

@@ -3,28 +3,23 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
+from . import _torch_compat
+from ._compilation import Compilation, current_compilation
+from ._context import PassContext
+from ._disable import disabled_passes
 from ._identity import digest
 from ._pass import MagiInductorPass
+from ._records import PassRecord, active_collectors
+from ._run import run_parts
 
 
 if TYPE_CHECKING:
     from torch.fx import Graph
-
-    from ._records import PassRecord
-
-
-DISABLE_VARIABLE = "MAGI_PASSES_DISABLE"
-
-
-def disabled_passes() -> frozenset[str]:
-    """The class names in the environment variable MAGI_PASSES_DISABLE, separated by commas; ``all`` is every pass."""
-    return frozenset(name.strip() for name in os.environ.get(DISABLE_VARIABLE, "").split(",") if name.strip())
 
 
 @dataclass(frozen=True)
@@ -64,9 +59,35 @@ class PipelineHook(CustomGraphPass):
 
     def __call__(self, graph: Graph) -> None:
         """Run the parts on *graph*, in the compilation that is under way."""
-        from ._run import run_hook
+        compilation = current_compilation()
+        context = self._context(graph, compilation)
+        if compilation is not None:
+            compilation.asked.append(self.name)
+        if self.binding is not None:
+            self.binding.asked.append(context.graph)
+        run_parts(self.parts, graph, context, self.collectors)
 
-        run_hook(self, graph)
+    @property
+    def collectors(self) -> tuple[list[PassRecord], ...]:
+        """Who wants the records of the passes: those that were there when the call of `compile_fx` began."""
+        return active_collectors() if self.binding is None else self.binding.collectors
+
+    def _context(self, graph: Graph, compilation: Compilation | None) -> PassContext:
+        if compilation is None:
+            return PassContext(hook=self.name, user_keys=self.user_keys, compile_id=_torch_compat.current_compile_id())
+        config = compilation.config
+        chosen = frozenset(key for key in self.declared_keys if config[key] != _torch_compat.default_of(key))
+        return PassContext(
+            graph=compilation.graph,
+            compile_id=compilation.compile_id,
+            is_backward=compilation.is_backward,
+            is_inference=compilation.is_inference,
+            is_subgraph=graph is not compilation.gm.graph,
+            hook=self.name,
+            example_inputs=compilation.example_inputs,
+            user_keys=self.user_keys | chosen,
+            config=config,
+        )
 
     def uuid(self) -> str | None:
         """One uuid over all parts; None, which turns Inductor's caches off, when a foreign part has none.
@@ -90,11 +111,6 @@ class PipelineHook(CustomGraphPass):
         parts = parts_of(installed)
         keys = installed.user_keys if isinstance(installed, PipelineHook) else frozenset()
         return replace(self, parts=(*parts, *self.parts), user_keys=self.user_keys | keys)
-
-
-def is_disabled(graph_pass: MagiInductorPass, disabled: frozenset[str]) -> bool:
-    """Whether MAGI_PASSES_DISABLE names the class of *graph_pass*, or all."""
-    return "all" in disabled or type(graph_pass).__name__ in disabled
 
 
 def parts_of(value: object) -> tuple[Any, ...]:

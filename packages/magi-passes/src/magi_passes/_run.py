@@ -9,16 +9,18 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from . import _torch_compat
-from ._compilation import Compilation, current_compilation
+from ._compilation import current_compilation
 from ._context import PassContext, enter_context, leave_context
-from ._hook import DISABLE_VARIABLE, PipelineHook, disabled_passes, is_disabled
+from ._disable import DISABLE_VARIABLE, disabled_passes, is_disabled
 from ._pass import MagiInductorPass
 from ._reason import Reason
-from ._records import PassRecord, active_collectors, logger, publish, trace
+from ._records import PassRecord, logger, publish, trace
 from .errors import PassDefinitionError, UndeclaredConfigMutationError
 
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch.fx import Graph
 
 
@@ -33,19 +35,15 @@ class _Outcome:
     changes: dict[str, tuple[Any, Any]] = field(default_factory=dict)
 
 
-def run_hook(hook: PipelineHook, graph: Graph) -> None:
-    """Run every part of *hook* on *graph*, in the compilation under way."""
-    compilation = current_compilation()
-    context = _context(hook, graph, compilation)
-    if compilation is not None:
-        compilation.asked.append(hook.name)
-    if hook.binding is not None:
-        hook.binding.asked.append(context.graph)
+def run_parts(
+    parts: Sequence[Any], graph: Graph, context: PassContext, collectors: tuple[list[PassRecord], ...]
+) -> None:
+    """Run the passes and foreign hooks *parts* on *graph*, in order; publish a record of each pass to *collectors*."""
     records: list[PassRecord] = []
     try:
-        for part in hook.parts:
+        for part in parts:
             if isinstance(part, MagiInductorPass):
-                records.append(_ask_and_record(part, graph, context, hook))
+                records.append(_ask_and_record(part, graph, context, collectors))
             elif _torch_compat.is_inference_aware(part):
                 part(graph, is_inference=context.is_inference)
             else:
@@ -54,27 +52,12 @@ def run_hook(hook: PipelineHook, graph: Graph) -> None:
         trace(records)
 
 
-def _context(hook: PipelineHook, graph: Graph, compilation: Compilation | None) -> PassContext:
-    if compilation is None:
-        return PassContext(hook=hook.name, user_keys=hook.user_keys, compile_id=_torch_compat.current_compile_id())
-    chosen = frozenset(key for key in hook.declared_keys if compilation.config[key] != _torch_compat.default_of(key))
-    return PassContext(
-        graph=compilation.graph,
-        compile_id=compilation.compile_id,
-        is_backward=compilation.is_backward,
-        is_inference=compilation.is_inference,
-        is_subgraph=graph is not compilation.gm.graph,
-        hook=hook.name,
-        example_inputs=compilation.example_inputs,
-        user_keys=hook.user_keys | chosen,
-        config=compilation.config,
-    )
-
-
-def _ask_and_record(part: MagiInductorPass, graph: Graph, context: PassContext, hook: PipelineHook) -> PassRecord:
+def _ask_and_record(
+    part: MagiInductorPass, graph: Graph, context: PassContext, collectors: tuple[list[PassRecord], ...]
+) -> PassRecord:
     start = perf_counter()
     record = PassRecord(
-        type(part).__name__, context.graph, ran=False, reason="", compile_id=context.compile_id, hook=hook.name
+        type(part).__name__, context.graph, ran=False, reason="", compile_id=context.compile_id, hook=context.hook
     )
     token = enter_context(context)
     try:
@@ -91,7 +74,7 @@ def _ask_and_record(part: MagiInductorPass, graph: Graph, context: PassContext, 
             config_changes=outcome.changes,
             seconds=perf_counter() - start,
         )
-        publish(record, hook.binding.collectors if hook.binding else active_collectors())
+        publish(record, collectors)
     return record
 
 

@@ -235,9 +235,7 @@ def compile_graph(
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.utils import BoxedBool
 
-    from ._compilation import outside_of_current
-
-    with outside_of_current(), _config().patch(dict(options)):
+    with _config().patch(dict(options)):
         compiled: Any = compile_fx_inner(
             module,
             list(example_inputs),

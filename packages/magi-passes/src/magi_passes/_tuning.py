@@ -16,6 +16,7 @@ import torch
 from . import _torch_compat
 from ._identity import digest
 from ._records import logger
+from ._scope import outside_of_current
 from ._work import hinted
 
 
@@ -106,7 +107,8 @@ def _try(graph: Graph, context: PassContext, name: str, plan: Plan) -> float | N
     module = copy.deepcopy(graph.owning_module)
     options = PassPipeline(plan).inductor_options()
     try:
-        compiled = _torch_compat.compile_graph(module, context.example_inputs, options, context.is_backward)
+        with outside_of_current():
+            compiled = _torch_compat.compile_graph(module, context.example_inputs, options, context.is_backward)
         return _median_seconds(compiled, lambda: [_real(x) for x in context.example_inputs])
     except Exception as error:  # noqa: BLE001 (a candidate that torch cannot compile is one to leave out)
         logger.warning("tuning: %s failed with %s: %s", name, type(error).__name__, error)
