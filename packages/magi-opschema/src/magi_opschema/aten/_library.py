@@ -25,7 +25,7 @@ from ._torch_compat import (
     below_autograd,
     below_inplace_or_view,
     schema_text,
-    supports_tag_out,
+    tag_out,
 )
 
 
@@ -179,6 +179,7 @@ def _schema_and_tags(aten: OpOverload, outs: tuple[str, ...]) -> tuple[str, tupl
     if not outs:
         return schema, tuple(tags)
     written = [a for a in arguments(aten) if a.alias_info is not None and a.alias_info.is_write]
-    if supports_tag_out() and all(a.name in outs and str(a.type) == "Tensor" for a in written):
-        return schema, (*tags, torch.Tag.out)
+    out = tag_out()
+    if out is not None and all(a.name in outs and str(a.type) == "Tensor" for a in written):
+        return schema, (*tags, out)
     return schema[: schema.rindex("->")] + "-> ()", tuple(tags)

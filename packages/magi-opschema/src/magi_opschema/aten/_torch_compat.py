@@ -91,10 +91,11 @@ def bump_version(tensor: torch.Tensor) -> None:
 
 
 @ft.cache
-def supports_tag_out() -> bool:
-    """Whether `torch.Tag.out` serves custom operators; before torch 2.13 AOTAutograd refuses an aliased return."""
+def tag_out() -> torch.Tag | None:
+    """`torch.Tag.out`, where it serves custom operators; before torch 2.13 AOTAutograd refuses an aliased return."""
     release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    return release >= (2, 13) and hasattr(torch.Tag, "out")
+    tag: torch.Tag | None = getattr(torch.Tag, "out", None)
+    return tag if release >= (2, 13) else None
 
 
 def below_autograd() -> Any:
