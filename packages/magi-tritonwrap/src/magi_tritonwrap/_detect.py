@@ -19,7 +19,7 @@ from ._ops_table import body_of_op
 from ._report import FoundKernel, KernelReport, UnresolvedLaunch, UnsupportedLaunch
 from ._resolve import Resolver
 from ._scopes import constructor
-from ._torch_compat import kernel_of_launcher
+from ._torch_compat import autograd_function_of, kernel_of_launcher
 from ._values import Group, Known, Launcher, Local, Partial, Scope, Unknown, Value, walk_own
 
 
@@ -166,8 +166,8 @@ class _Walk:
                 pass
             case Known(obj=type() as cls, how=how):
                 self.function(Known(constructor(cls), how), None)
-            case Known(obj=obj) if _autograd_function(obj) is not None:
-                self.function(Known(_autograd_function(obj), callee.how), None)
+            case Known(obj=obj) if autograd_function_of(obj) is not None:
+                self.function(Known(autograd_function_of(obj).forward, callee.how), None)
             case Known() | Local() | Partial():
                 self.function(callee, (call, scope))
 
@@ -224,14 +224,6 @@ def _is_kernel_value(value: Value, resolver: Resolver) -> bool:
     if isinstance(value, Known):
         return is_kernel(value.obj)
     return isinstance(value, Local) and resolver.is_kernel_definition(value)
-
-
-def _autograd_function(obj: Any) -> Any:
-    """The `forward` behind `MyFunction.apply`."""
-    if not isinstance(obj, MethodType) or obj.__name__ != "apply":
-        return None
-    owner = obj.__self__
-    return owner.forward if isinstance(owner, type) and issubclass(owner, torch.autograd.Function) else None
 
 
 def _looks_like_launch(call: ast.Call) -> bool:

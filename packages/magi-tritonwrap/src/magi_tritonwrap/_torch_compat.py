@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from types import FrameType, FunctionType
+from types import BuiltinMethodType, FrameType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,6 +57,17 @@ def kernel_classes() -> tuple[type[Any], ...]:
 def triton_wrappers() -> tuple[object, ...]:
     """The functions that put a kernel into a graph: `wrap_triton`, and the older name that some code imports."""
     return (torch.library.wrap_triton, torch_triton.capture_triton)
+
+
+def autograd_function_of(apply: object) -> Any:
+    """`MyFunction` for `MyFunction.apply`; None for anything else.
+
+    A method of Python until torch 2.13, a builtin in 2.15 (`torch/autograd/function.py`).
+    """
+    if not isinstance(apply, MethodType | BuiltinMethodType) or apply.__name__ != "apply":
+        return None
+    owner = apply.__self__
+    return owner if isinstance(owner, type) and issubclass(owner, torch.autograd.Function) else None
 
 
 def kernel_in_wrapper(value: object) -> Any:
