@@ -24,6 +24,11 @@ nox.options.error_on_missing_interpreters = True
 nox.options.sessions = ["lint", "types", "unit", "e2e", "wheels"]
 
 ROOT = Path(__file__).parent
+# pyenv puts a shim for every interpreter on the path, and those that are not selected fail: select all of them.
+PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+if PYENV.is_dir():
+    os.environ.setdefault("PYENV_VERSION", ":".join(sorted(path.name for path in PYENV.glob("3.*"))[::-1]))
+
 GROUPS = nox.project.load_toml("pyproject.toml")
 PYTHON = "3.11"
 
@@ -31,9 +36,16 @@ PYTHON = "3.11"
 PARALLEL = ("-n", "auto", "--dist", "worksteal")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
-# torch release -> the interpreter its suites run under.
+# torch release, with a suffix where it stands twice -> the interpreter its suites run under.
 # torch 2.10 to 2.12 crash in torch.compile under Python 3.11.7 (create_cache_entry), and work under 3.12.
-COMPAT = {"2.10.0": "3.12", "2.11.0": "3.12", "2.12.1": "3.12", "2.13.0": "3.11", "2.15.0": "3.11"}
+COMPAT = {
+    "2.10.0": "3.12",
+    "2.11.0": "3.12",
+    "2.12.1": "3.12",
+    "2.13.0": "3.11",
+    "2.13.0-py3.13": "3.13",
+    "2.15.0": "3.11",
+}
 
 
 def _project(package: str) -> dict[str, Any]:
@@ -100,9 +112,9 @@ def _install_editable(
     session.install(*_pins(*packages, torch=torch), *_editables(*packages, with_extras=with_extras), *_group(*groups))
 
 
-def _inductor_cache(session: nox.Session, torch: str) -> dict[str, str]:
-    """A cache directory for each torch release: compiled kernels of two releases must not meet in one."""
-    return {"TORCHINDUCTOR_CACHE_DIR": str(Path(session.create_tmp()) / f"inductor-{torch}")}
+def _inductor_cache(session: nox.Session) -> dict[str, str]:
+    """A cache directory for each session: compiled kernels of two torch releases must not meet in one."""
+    return {"TORCHINDUCTOR_CACHE_DIR": str(Path(session.create_tmp()).absolute() / "inductor")}
 
 
 def _run_tests(session: nox.Session, *places: str, marker: str = "not slow and not gpu") -> None:
@@ -202,14 +214,25 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
-@nox.parametrize(("python", "torch"), [nox.param(python, torch, id=torch) for torch, python in COMPAT.items()])
-def compat(session: nox.Session, torch: str) -> None:
-    """Run the unit suites on one torch release; releases other than the pinned one bring CUDA packages."""
-    pinned = torch in _group("torch")[0]
-    _install_editable(session, *PACKAGES, groups=("test",), torch=None if pinned else torch, with_extras=True)
-    for package in PACKAGES:
-        tests = ("pytest", f"packages/{package}", "-m", "not slow and not gpu", *session.posargs)
-        session.run(*tests, env=_inductor_cache(session, torch))
+@nox.parametrize(("python", "release"), [nox.param(python, name, id=name) for name, python in COMPAT.items()])
+def compat(session: nox.Session, release: str) -> None:
+    """Run every fast test on one torch release, `nox -s "compat(2.15.0)"`, and note the counts in the documents.
+
+    Only the pinned release has a CPU build here; the others bring their CUDA packages, several GB each.
+    """
+    torch = release.partition("-")[0]
+    pinned = session.python == PYTHON and torch in _group("torch")[0]
+    pins = None if pinned else torch
+    _install_editable(session, *PACKAGES, groups=("test", "models"), torch=pins, with_extras=True)
+    places = {package: f"packages/{package}" for package in PACKAGES} | {"end-to-end": "tests"}
+    reports = [Path(session.create_tmp()).absolute() / f"{suite}.xml" for suite in places]
+    # A red suite stops neither the next one nor the count, unless something was asked for by posargs.
+    success = [0, 5] if session.posargs else [0, 1]
+    for place, report in zip(places.values(), reports, strict=True):
+        tests = ("pytest", place, "-m", "not slow and not gpu", *PARALLEL, f"--junitxml={report}", *session.posargs)
+        session.run(*tests, env=ONE_THREAD | _inductor_cache(session), success_codes=success)
+    if not session.posargs:
+        session.run("python", "docs/_compatibility.py", release, *map(str, reports))
 
 
 @nox.session(python=PYTHON)

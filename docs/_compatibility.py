@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keep docs/compatibility.json and the table of docs/compatibility.md: what each suite gave on each torch release.
+
+`nox -s compat` runs it in the environment that the suites ran in, with one JUnit report a suite:
+`python docs/_compatibility.py 2.15.0 magi-opschema.xml magi-passes.xml …`.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections import Counter
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+
+HERE = Path(__file__).parent
+RECORD = HERE / "compatibility.json"
+PAGE = HERE / "compatibility.md"
+BEGIN, END = "<!-- counts: begin -->\n", "<!-- counts: end -->\n"
+OUTCOMES = ("passed", "skipped", "xfailed", "failed")
+
+
+def counts(report: Path) -> dict[str, int]:
+    """How many tests of a JUnit report had each outcome; an error in a fixture or at collection is a failure."""
+    found: Counter[str] = Counter(outcome(case) for case in ET.parse(report).iter("testcase"))
+    return {name: found[name] for name in OUTCOMES}
+
+
+def outcome(case: ET.Element) -> str:
+    """What became of one test."""
+    if case.find("failure") is not None or case.find("error") is not None:
+        return "failed"
+    skipped = case.find("skipped")
+    if skipped is None:
+        return "passed"
+    return "xfailed" if skipped.get("type") == "pytest.xfail" else "skipped"
+
+
+def table(record: dict[str, Any]) -> str:
+    """The record as a Markdown table, a row for each torch release and Python."""
+    suites = list(dict.fromkeys(suite for row in record.values() for suite in row["suites"]))
+    lines = [f"| torch | triton | Python | {' | '.join(suites)} |", f"|{'---|' * (3 + len(suites))}"]
+    for row in record.values():
+        cells = [_cell(row["suites"].get(suite)) for suite in suites]
+        lines.append(f"| {row['torch']} | {row['triton']} | {row['python']} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(suite: dict[str, int] | None) -> str:
+    if suite is None:
+        return "not run"
+    return ", ".join(f"{suite[name]} {name}" for name in OUTCOMES if suite[name] or name == "passed")
+
+
+def with_table(page: str, record: dict[str, Any]) -> str:
+    """*page* with the table of *record* in its place."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}{table(record)}{END}{after}"
+
+
+def _release(name: str) -> tuple[tuple[int, ...], str]:
+    return tuple(map(int, name.partition("-")[0].split("."))), name
+
+
+def main(name: str, *reports: str) -> int:
+    """Note the reports under *name*, the session's name for a torch release and an interpreter.
+
+    Returns:
+        How many tests failed.
+    """
+    record: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.is_file() else {}
+    asked = ["git", "rev-parse", "--short=12", "HEAD"]
+    record[name] = {
+        "torch": metadata.version("torch").partition("+")[0],
+        "triton": metadata.version("triton"),
+        "python": platform.python_version(),
+        "commit": subprocess.run(asked, cwd=HERE, capture_output=True, text=True, check=True).stdout.strip(),
+        "suites": {Path(report).stem: counts(Path(report)) for report in reports},
+    }
+    record = dict(sorted(record.items(), key=lambda item: _release(item[0])))
+    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    PAGE.write_text(with_table(PAGE.read_text(), record))
+    return sum(suite["failed"] for suite in record[name]["suites"].values())
+
+
+if __name__ == "__main__":
+    failed = main(*sys.argv[1:])
+    sys.exit(f"{failed} tests failed" if failed else 0)
