@@ -68,6 +68,13 @@ def rows_of(case: str, seconds: Mapping[str, Sequence[float]]) -> list[Row]:
     return [Row(arm, case, tuple(values), *here) for arm, values in seconds.items()]
 
 
+def rows_written(name: str) -> list[Row]:
+    """The rows that are published of benchmark *name*; none if there are none."""
+    path = RESULTS / f"{name}.json"
+    published = json.loads(path.read_text())["rows"] if path.exists() else []
+    return [Row(**{**row, "seconds": tuple(row["seconds"])}) for row in published]
+
+
 def write(name: str, rows: Sequence[Row], *, note: str = "") -> dict[str, float]:
     """Write results/NAME.json and results/NAME.md; return the ratios."""
     computed = ratios(name, [asdict(row) for row in rows])

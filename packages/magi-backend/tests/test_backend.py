@@ -111,3 +111,63 @@ def test_an_operator_without_a_launch_stays_opaque(ns: str) -> None:
     with pytest.raises(UnknownOpError):
         see_through_report(op_def(scale).torch_op)
     assert "see-through" not in str(op_def(scale))
+
+
+WRAPPED = """
+from __future__ import annotations
+import sys
+from dataclasses import dataclass
+import torch, triton, triton.language as tl
+from torch.library import wrap_triton
+from magi_backend import magi_register_custom_op
+from magi_opschema import op_def
+from magi_tritonwrap import capture_launches
+from magi_tritonwrap.testing import aot_graphs, launches_of, stub_driver
+
+@triton.jit
+def scale_kernel(x, out, n, factor, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, at < n) * factor, at < n)
+
+@dataclass(frozen=True)
+class Settings:
+    factor: float = 2.0
+
+@magi_register_custom_op("magi_backend_wrapped::scale")
+def scale(x: torch.Tensor, settings: Settings = Settings()) -> torch.Tensor:
+    out = torch.empty_like(x)
+    wrap_triton(scale_kernel)[(triton.cdiv(x.numel(), 64),)](x, out, x.numel(), settings.factor, BLOCK=64)
+    return out
+
+with stub_driver():
+    (graph,) = aot_graphs(lambda x: scale(x), torch.randn(128))
+(launch,) = launches_of(graph)
+assert launch.cloned == ["out"], launch
+
+def refuse(*args, **kwargs):
+    raise AssertionError("an eager call went through the higher-order op")
+
+torch._higher_order_ops.triton_kernel_wrap.tracing_triton_hopifier_singleton.run_triton_hopifier = refuse
+torch._higher_order_ops.triton_kernel_wrap.triton_kernel_wrapper_mutation.__class__.__call__ = refuse
+with capture_launches(drop=True) as log:
+    scale(torch.randn(128))
+assert [launch.name for launch in log.launches] == ["scale_kernel"], log.launches
+
+try:
+    @magi_register_custom_op("magi_backend_wrapped::bad")
+    def bad(x, n: set[int]) -> torch.Tensor:
+        wrap_triton(scale_kernel)[(1,)](x, x, 1, 2.0, BLOCK=64)
+        return x
+except Exception as error:
+    assert "program.py:" in str(error), error
+    print("named")
+"""
+
+
+def test_a_body_that_wraps_its_launches_is_launched_directly_by_eager_calls(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(WRAPPED)
+
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+
+    assert done.stdout == "named\n", done.stderr

@@ -58,9 +58,31 @@ def test_bad_input_is_named(arguments: dict[str, object], sentence: str) -> None
     assert isinstance(caught.value, BackendError | ValueError)
 
 
-def test_torch_compile_passes_the_error_on() -> None:
-    with pytest.raises(Exception, match=r"OptionError: 'magi.chek' is no setting .* Did you mean 'magi.check'\?"):
-        torch.compile(add_one, backend="magi", options={"magi.chek": True})(torch.ones(2))
+def test_torch_compile_raises_the_error_itself() -> None:
+    compiled = torch.compile(add_one, backend="magi", options={"magi.chek": True})
+
+    with pytest.raises(OptionError, match=r"^'magi.chek' is no setting .* Did you mean 'magi.check'\?") as caught:
+        compiled(torch.ones(2))
+
+    assert isinstance(caught.value, torch._dynamo.exc.BackendCompilerFailed)  # for code that expects what torch raises
+    assert type(caught.value.inner_exception) is OptionError
+    assert len(caught.traceback) < 8, "Dynamo's own frames are left out"
+
+
+def test_an_error_inside_inductor_comes_out_as_itself() -> None:
+    from dataclasses import dataclass
+
+    from magi_passes import MagiInductorPass, PassPipeline, UndeclaredConfigMutationError
+
+    @dataclass(frozen=True)
+    class Meddling(MagiInductorPass):
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            torch._inductor.config.triton.max_tiles = 3
+
+    options = PassPipeline([Meddling()]).inductor_options()
+
+    with pytest.raises(UndeclaredConfigMutationError, match=r"^\S+Meddling changed"):
+        torch.compile(add_one, backend="magi", options=options)(torch.ones(5))
 
 
 def test_the_backend_is_found_by_name() -> None:

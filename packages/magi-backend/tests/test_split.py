@@ -130,9 +130,8 @@ def test_boundaries_may_be_named() -> None:
 
 @pytest.mark.parametrize("name", ["magi_backend_split::plan", "nonsense", "no_such_namespace::op", "::"])
 def test_a_boundary_that_was_never_registered_is_named(name: str) -> None:
-    with pytest.raises(Exception, match=r"magi.boundary_ops names .*, but no such operator is registered") as caught:
+    with pytest.raises(BoundaryOpError, match=r"magi.boundary_ops names .*, but no such operator is reg") as caught:
         explain(lambda x: x + 1, {"magi.boundary_ops": (name,)})(torch.ones(2))
 
-    assert BoundaryOpError.__name__ in str(caught.value)
     if name.endswith("plan"):
         assert "'magi_backend_split::plain'" in str(caught.value)

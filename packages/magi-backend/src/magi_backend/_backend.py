@@ -32,10 +32,7 @@ def magi(
         OptionError: An unknown option, one of the wrong type, or two modes.
         ConfigError: A malformed ``MAGI_COMPILE_*`` variable.
     """
-    from ._compose import compile_request
-    from ._options import read_request
-
-    return compile_request(gm, example_inputs, read_request(mode=mode, options=options))
+    return _compiled(gm, example_inputs, mode=mode, options=options)
 
 
 class PatchedBackend:
@@ -49,10 +46,7 @@ class PatchedBackend:
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile *gm*, as :func:`magi` does."""
-        from ._compose import compile_request
-        from ._options import read_request
-
-        return compile_request(gm, example_inputs, read_request(config_patch=self.config_patch, label=self.label))
+        return _compiled(gm, example_inputs, config_patch=self.config_patch, label=self.label)
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -61,3 +55,18 @@ class PatchedBackend:
 
     def __hash__(self) -> int:
         return hash((PatchedBackend, self.label))
+
+
+def _compiled(gm: GraphModule, example_inputs: Sequence[Any], **asked: Any) -> Callable[..., Any]:
+    from . import _torch_compat
+    from ._compose import compile_request
+    from ._options import read_request
+    from .errors import family
+
+    try:
+        return compile_request(gm, example_inputs, read_request(**asked))
+    except Exception as error:
+        itself = _torch_compat.as_itself(error, family())
+        if itself is error:
+            raise
+        raise itself from itself.__cause__

@@ -63,6 +63,15 @@ DEFECTS: tuple[Defect, ...] = (
         fixed=None,
         guard="the old value is read before the write",
     ),
+    Defect(
+        name="exact_epilogues",
+        effect="pointwise work fused into a user's Triton kernel starts from a value that was not rounded to the "
+        "tensor's dtype, does not compile on 16-bit values, and overwrites variables of the kernel named tmp0",
+        severity="wrong code",
+        since=(2, 12, 0),
+        fixed=None,
+        guard="the value is cast as the store casts it, and the names are new",
+    ),
 )
 
 

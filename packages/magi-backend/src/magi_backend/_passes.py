@@ -10,6 +10,7 @@ import magi_passes
 from magi_passes import ConvChooser, MagiInductorPass, NDTilingWorkaroundPass, Reason
 
 from . import _torch_compat
+from ._epilogue import EpilogueFusion
 from ._recompute import SelectiveRecompute
 
 
@@ -63,6 +64,8 @@ def chosen_passes(
     )
     if tiling and not config.tune:
         passes.append(NDTilingWorkaroundPass(max_tiles=wanted.max_tiles))
+    if _torch_compat.epilogue_keys():
+        passes.append(EpilogueFusion())
     return tuple(passes)
 
 

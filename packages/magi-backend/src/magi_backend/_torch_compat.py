@@ -7,9 +7,11 @@ import contextlib
 import copy
 import functools
 import inspect
+import operator
 import re
 import threading
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +20,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from torch.fx import GraphModule
+    from torch.fx import Graph, GraphModule, Node
 
 
 _repairs: ContextVar[tuple[frozenset[str], Callable[[str], None]] | None] = ContextVar("magi_repairs", default=None)
@@ -143,11 +145,144 @@ def realize_readers_first() -> None:
     FallbackKernel.__init__ = __init__  # type: ignore[method-assign, assignment]
 
 
+def exact_epilogues() -> None:
+    """A fused epilogue computes from what the kernel stores, under names that the kernel does not use (torch >= 2.12).
+
+    ``FusedUserDefinedTritonKernel`` puts ``tmp0 = <the stored expression>`` and the operators on ``tmp0`` before the
+    store. The expression has the kernel's own dtype: an int tensor of floats loses its rounding, a bfloat16 value meets
+    ``tl.sigmoid``, which takes float32 alone. And a kernel with a variable ``tmp0`` finds it overwritten.
+    """
+    from torch._inductor.codegen import triton
+    from torch._inductor.virtualized import V
+
+    fused: Any = getattr(triton, "FusedUserDefinedTritonKernel", None)
+    if fused is None or hasattr(fused.load, "_magi_original"):
+        return
+    original = fused.load
+
+    def as_stored(expression: str, dtype: torch.dtype) -> str:
+        stored = f"tl.cast({expression}, {triton.triton_store_type(dtype)})"
+        return f"{stored}.to({triton.triton_compute_type(dtype)})"
+
+    @functools.wraps(original)
+    def load(self: Any, name: str, index: Any) -> Any:
+        report = _active("exact_epilogues")
+        if report is None or name != self.ir_node.mutable_args[0].get_name():
+            return original(self, name, index)
+        report("exact_epilogues")
+        while self.cse.name_prefix in self.ir_node.kernel_src:
+            self.cse.name_prefix = f"epilogue_{self.cse.name_prefix}"
+        dtype, expression = V.graph.get_dtype(name), self.original_stored_expr
+        self.original_stored_expr = as_stored(expression, dtype)
+        try:
+            value = original(self, name, index)
+        finally:
+            self.original_stored_expr = expression
+        if dtype in {torch.float16, torch.bfloat16}:
+            value.dtype = torch.float32
+        return value
+
+    load._magi_original = original  # type: ignore[attr-defined]
+    fused.load = load
+
+
 REPAIRS: dict[str, Callable[[], None]] = {
     "realize_readers_first": realize_readers_first,
     "keep_mutation_order": keep_mutation_order,
     "order_symbolic_strides": order_symbolic_strides,
+    "exact_epilogues": exact_epilogues,
 }
+
+
+_EPILOGUES = "epilogue_fusion_user_defined_triton_kernel"
+
+
+def epilogue_keys() -> tuple[str, ...]:
+    """The key that lets Inductor fuse pointwise work into user kernels; none before torch 2.12."""
+    from torch._inductor import config
+
+    return (_EPILOGUES,) if hasattr(config, _EPILOGUES) else ()
+
+
+def fuse_epilogues() -> None:
+    """Turn that key on."""
+    from torch._inductor import config
+
+    setattr(config, _EPILOGUES, True)
+
+
+@dataclass(frozen=True)
+class TritonLaunch:
+    """A launch in a graph: the kernel's name, the tensors that it writes to by parameter, and what comes of them."""
+
+    kernel: str
+    written: dict[str, Node]
+    results: tuple[Node, ...]
+
+
+def triton_launches(graph: Graph) -> list[TritonLaunch]:
+    """The launches in *graph* after functionalisation: a node for each, and an item taken of it for each tensor."""
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_functional
+
+    found = []
+    for node in graph.find_nodes(op="call_function", target=triton_kernel_wrapper_functional):
+        kernel: Any = kernel_side_table.get_kernel(node.kwargs["kernel_idx"])  # type: ignore[arg-type]
+        while not hasattr(kernel, "__name__"):
+            kernel = kernel.fn  # an autotuner
+        arguments: Any = node.kwargs["kwargs"]
+        names: Any = node.kwargs["tensors_to_clone"]
+        written = {name: arguments[name] for name in names}
+        found.append(TritonLaunch(kernel.__name__, written, tuple(node.users)))
+    return found
+
+
+def is_item_or_view(node: Node) -> bool:
+    """Whether *node* is an element of its first argument, or looks at its memory."""
+    if node.target is operator.getitem:
+        return True
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+
+
+def is_empty(node: Node) -> bool:
+    """Whether *node* makes a tensor without contents."""
+    return operator_name(node.target) in {"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty"}
+
+
+def is_write(node: Node) -> bool:
+    """Whether *node* is a write that functionalisation has made a function: of a kernel or of an operator."""
+    from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
+    from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_functional
+
+    return node.target in (auto_functionalized, auto_functionalized_v2, triton_kernel_wrapper_functional)
+
+
+def is_pointwise(target: object) -> bool:
+    """Whether the target of a node computes each element from the elements in its place."""
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags
+
+
+def as_itself(error: Exception, own: tuple[type[Exception], ...]) -> Exception:
+    """*error* such that it leaves a backend as itself, where it is of the classes *own*; any other one unchanged.
+
+    Dynamo and Inductor put what a backend raises inside a ``BackendCompilerFailed``, unless it is one already
+    (``OutputGraph._call_user_compiler``; all supported releases). So the result is of a class with both bases: the same
+    name, the same sentence, the same attributes. Inductor's own wrapper is taken off.
+    """
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    inner: Any = error
+    while isinstance(inner, BackendCompilerFailed) and not isinstance(inner, own):
+        inner = inner.inner_exception
+    if not isinstance(inner, own) or isinstance(inner, BackendCompilerFailed):
+        return error
+    kind = type(inner)
+    both = type(kind.__name__, (kind, BackendCompilerFailed), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    result: Any = both.__new__(both, *inner.args)
+    # Dynamo shortens the traceback to what is inside this frame, the one that caught the error.
+    frame = error.__traceback__.tb_frame if error.__traceback__ is not None else None
+    vars(result).update(vars(inner) | {"backend_name": "magi", "inner_exception": inner, "first_useful_frame": frame})
+    result.__cause__ = inner.__cause__
+    return result.with_traceback(error.__traceback__)  # type: ignore[no-any-return]
 
 
 def compile_fx(

@@ -41,3 +41,12 @@ class BoundaryOpError(BackendError, LookupError):
 
 class MismatchError(BackendError, ArithmeticError):
     """A compiled piece and eager PyTorch disagree beyond the tolerance of their dtype."""
+
+
+def family() -> tuple[type[Exception], ...]:
+    """The root errors of the packages that this one composes, and its own: what a user is to meet as it is."""
+    from magi_opschema import OpSchemaError
+    from magi_passes import MagiPassesError
+    from magi_tritonwrap import TritonWrapError
+
+    return BackendError, OpSchemaError, MagiPassesError, TritonWrapError

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pointwise work behind a user's Triton kernel, done by that kernel before it stores.
+
+Inductor can put ``relu`` into the store of the kernel in front of it, which saves a launch and a trip through memory,
+but leaves that off by default (torch >= 2.12). It sees by itself whether the kernel has one store, and whether what it
+writes to was empty. It does not see that another launch wrote to the same tensor before:
+
+    out = empty(n); first_half[...](x, out); second_half[...](x, out); return out.relu()
+
+It would put the relu into the second launch, and fails there (2.13). So the graph as a whole is left alone then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from magi_passes import MagiInductorPass, Reason
+
+from . import _torch_compat
+
+
+if TYPE_CHECKING:
+    from magi_passes import PassContext
+    from torch.fx import Graph, Node
+
+
+def _is_shared(tensor: Node) -> bool:
+    """Whether something else than the launch that writes to *tensor* may have written to its memory, or reads it."""
+    source, crossed = tensor, False
+    while _torch_compat.is_item_or_view(source):
+        source, crossed = source.args[0], True  # type: ignore[assignment]
+    if not _torch_compat.is_empty(source):
+        # A tensor with contents of its own is never fused into, unless it came out of a write to an empty one.
+        return _torch_compat.is_write(source)
+    return crossed or len(source.users) > 1
+
+
+def _has_epilogue(result: Node) -> bool:
+    return any(_torch_compat.is_pointwise(user.target) for user in result.users)
+
+
+@dataclass(frozen=True)
+class EpilogueFusion(MagiInductorPass):
+    """Let Inductor fuse pointwise operators into the Triton launches of a graph, where each writes a tensor alone."""
+
+    inductor_config_keys_potentially_mutated_by_this_pass = _torch_compat.epilogue_keys()
+    uuid_helpers = (
+        *(_is_shared, _has_epilogue),
+        *(_torch_compat.is_item_or_view, _torch_compat.is_empty, _torch_compat.is_write, _torch_compat.is_pointwise),
+        _torch_compat.triton_launches,
+    )
+
+    def is_applicable(self, graph: Graph, context: PassContext) -> Reason:
+        """Whether a pointwise operator reads what a launch wrote, and no tensor is written by two of them."""
+        del context
+        launches = _torch_compat.triton_launches(graph)
+        if not launches:
+            return Reason(False, "no Triton launch")
+        for launch in launches:
+            for parameter, tensor in launch.written.items():
+                if _is_shared(tensor):
+                    return Reason(False, f"{parameter!r} of {launch.kernel} is not written by that launch alone")
+        count = sum(any(map(_has_epilogue, launch.results)) for launch in launches)
+        if not count:
+            return Reason(False, "no pointwise operator reads what a Triton kernel wrote")
+        return Reason(True, f"a pointwise operator reads what {count} of {len(launches)} Triton launches wrote")
+
+    def __call__(self, graph: Graph) -> None:
+        """Turn it on for this graph."""
+        del graph
+        _torch_compat.fuse_epilogues()

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pointwise work goes into the user's kernel in front of it, where that is right, and computes what it did apart.
+
+There is no GPU here: Inductor generates code for fake CUDA tensors, and Triton compiles it to its IR.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import types
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from magi_backend import magi_register_custom_op
+from magi_backend._collect import Collector, collecting
+from magi_backend._torch_compat import epilogue_keys
+from magi_tritonwrap.testing import stub_driver
+from torch import Tensor
+from torch._dynamo.device_interface import CudaInterface
+from torch._higher_order_ops.triton_kernel_wrap import generate_ttir
+from torch._inductor.graph import GraphLowering
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.skipif(not epilogue_keys(), reason="torch has had epilogues of user kernels since 2.12")
+
+H200 = types.SimpleNamespace(
+    major=9,
+    minor=0,
+    name="no GPU",
+    multi_processor_count=132,
+    regs_per_multiprocessor=65536,
+    max_threads_per_multi_processor=2048,
+    max_threads_per_block=1024,
+    warp_size=32,
+    total_memory=1 << 36,
+    L2_cache_size=50 << 20,
+    shared_memory_per_block=49152,
+    shared_memory_per_block_optin=232448,
+)
+
+
+@triton.jit
+def double_kernel(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tmp0 = tl.load(x + at, at < n)
+    tl.store(out + at, tmp0 * 2, at < n)
+
+
+def double(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    out = torch.empty_like(x, dtype=dtype)
+    double_kernel[(triton.cdiv(x.numel(), 64),)](x, out, x.numel(), BLOCK=64)
+    return out
+
+
+class Generated(Exception):
+    """Carries the code that Inductor has written."""
+
+
+@contextlib.contextmanager
+def pretended_gpu() -> Iterator[None]:
+    """Inductor writes code for a GPU that is not there, up to where it would load it."""
+
+    def stop(graph: GraphLowering) -> None:
+        code = graph.codegen()[0]
+        raise Generated(getattr(code, "value", code))
+
+    worker = CudaInterface.Worker
+    with contextlib.ExitStack() as stack:
+        for patch in (
+            mock.patch.object(GraphLowering, "compile_to_module", stop),
+            # They trace patterns on the GPU.
+            mock.patch("torch._inductor.fx_passes.joint_graph.lazy_init", return_value=None),
+            mock.patch("torch._inductor.fx_passes.post_grad.lazy_init", return_value=None),
+            mock.patch("torch._inductor.scheduler.has_triton", return_value=True),
+            mock.patch.object(worker, "get_device_properties", staticmethod(lambda device=None: H200)),
+            mock.patch.object(CudaInterface, "get_device_properties", staticmethod(lambda device=None: H200)),
+            mock.patch.object(CudaInterface, "get_compute_capability", staticmethod(lambda device=None: 90)),
+            mock.patch.object(CudaInterface, "is_bf16_supported", staticmethod(lambda *args, **kwargs: True)),
+            mock.patch("torch.cuda.get_device_properties", return_value=H200),
+            mock.patch("torch.cuda.get_device_capability", return_value=(9, 0)),
+            mock.patch("torch.cuda.current_device", return_value=0),
+            torch._inductor.config.patch(fx_graph_cache=False, pattern_matcher=False),
+            stub_driver(),
+        ):
+            stack.enter_context(patch)
+        yield
+
+
+def generated(fn: Callable[[Tensor], Any], *, dtype: torch.dtype = torch.float32, **how: Any) -> str:
+    """The code that Inductor writes for *fn* of a tensor on a GPU."""
+    with pretended_gpu(), FakeTensorMode(allow_non_fake_inputs=True):
+        x = torch.empty(256, device="cuda", dtype=dtype)
+        with pytest.raises(Exception, match="Generated") as caught:
+            torch.compile(fn, fullgraph=True, **how)(x)
+    return str(caught.value)
+
+
+def stock(fn: Callable[[Tensor], Any], **how: Any) -> str:
+    return generated(fn, options={epilogue_keys()[0]: True}, **how)
+
+
+def magi(fn: Callable[[Tensor], Any], **how: Any) -> tuple[str, str]:
+    """The code with the backend, and why the pass did what it did."""
+    collector = Collector(fresh=False)
+    with collecting(collector):
+        code = generated(fn, backend="magi", **how)
+    (compilation,) = collector.compilations()
+    (reason,) = (p.reason for graph in compilation.graphs for p in graph.passes if p.name == "EpilogueFusion")
+    return code, reason
+
+
+def body(code: str) -> str:
+    """The lines of the user's kernel in *code*."""
+    lines = code.split("def double_kernel", 1)[1].splitlines()
+    return "\n".join(line.strip() for line in lines[1 : lines.index("''', device_str='cuda')")])
+
+
+def compiles(code: str, tmp_path: Path, dtype: torch.dtype) -> None:
+    """Let Triton compile the kernel in *code*."""
+    lines = code.split("@triton.jit\ndef double_kernel", 1)[1].split("''', device_str='cuda')", 1)[0]
+    file = tmp_path / "kernel.py"
+    header = "import triton\nimport triton.language as tl\n"
+    file.write_text(f"{header}\n@triton.jit\ndef double_kernel{lines}")
+    spec = importlib.util.spec_from_file_location("generated_kernel", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with stub_driver(), FakeTensorMode():
+        x = torch.empty(256, device="cuda", dtype=dtype)
+        generate_ttir(module.double_kernel, {"x": x, "out": x, "n": 256, "BLOCK": 64}, {})
+
+
+def in_halves(x: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    half = x.numel() // 2
+    double_kernel[(2,)](x, out, half, BLOCK=64)
+    double_kernel[(4,)](x, out, half, BLOCK=64)
+    return out
+
+
+def as_integers(x: Tensor) -> Tensor:
+    return double(x, torch.int32)
+
+
+double_op, in_halves_op, as_integers_op = (
+    magi_register_custom_op(f"magi_backend_epilogue::{fn.__name__}")(fn) for fn in (double, in_halves, as_integers)
+)
+
+
+def test_an_epilogue_is_fused_by_magi_and_not_by_default() -> None:
+    apart = generated(lambda x: double_op(x).relu())
+    together, reason = magi(lambda x: double_op(x).relu())
+
+    assert apart.count("async_compile.triton(") == 2
+    assert together.count("async_compile.triton(") == 1
+    assert reason == "a pointwise operator reads what 1 of 1 Triton launches wrote"
+    assert not torch._inductor.config.epilogue_fusion_user_defined_triton_kernel
+
+
+def test_the_user_has_the_last_word() -> None:
+    code = generated(lambda x: double_op(x).relu(), backend="magi", options={epilogue_keys()[0]: False})
+
+    assert code.count("async_compile.triton(") == 2
+
+
+def test_stock_overwrites_a_variable_and_does_not_compile_on_16_bits(tmp_path: Path) -> None:
+    fn = lambda x: double_op(x).sigmoid()  # noqa: E731
+    wrong, (right, _) = stock(fn, dtype=torch.bfloat16), magi(fn, dtype=torch.bfloat16)
+
+    assert body(wrong).splitlines()[2:4] == ["tmp0 = tmp0 * 2", "tmp1 = tl.sigmoid(tmp0)"]
+    assert body(right).splitlines()[1:] == [
+        "tmp0 = tl.load(x + at, at < n)",
+        "epilogue_tmp0 = tl.cast(tmp0 * 2, tl.bfloat16).to(tl.float32)",
+        "epilogue_tmp1 = tl.sigmoid(epilogue_tmp0)",
+        "epilogue_tmp2 = epilogue_tmp1.to(tl.bfloat16)",
+        "tl.store(out + at, epilogue_tmp2, at < n)",
+    ]
+    with pytest.raises(Exception, match=r"tl\.sigmoid\(tmp0\)"):
+        compiles(wrong, tmp_path, torch.bfloat16)
+    compiles(right, tmp_path, torch.bfloat16)
+
+
+def test_what_the_store_rounds_is_rounded() -> None:
+    fn = lambda x: as_integers_op(x) * 3  # noqa: E731
+
+    assert "tmp0 = tmp0 * 2\n" in body(stock(fn))
+    assert "= tl.cast(tmp0 * 2, tl.int32).to(tl.int32)\n" in body(magi(fn)[0])
+
+
+def test_a_tensor_that_two_launches_write_is_left_alone() -> None:
+    fn = lambda x: in_halves_op(x).relu()  # noqa: E731
+    code, reason = magi(fn)
+
+    with pytest.raises(AssertionError, match=r"list\.remove"):
+        stock(fn)
+    assert code.count(".run(") == 3, "two launches and the relu"
+    assert reason == "'out' of double_kernel is not written by that launch alone"
+
+
+@pytest.mark.parametrize(
+    ("fn", "sentence"),
+    [
+        (lambda x: x.relu(), "no Triton launch"),
+        (double_op, "no pointwise operator reads what a Triton kernel wrote"),
+    ],
+)
+def test_where_there_is_nothing_to_fuse(fn: Callable[[Tensor], Tensor], sentence: str) -> None:
+    assert magi(fn)[1] == sentence
