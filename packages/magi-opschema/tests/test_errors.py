@@ -32,6 +32,7 @@ from magi_opschema.errors import (
     UnknownOpError,
 )
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.types import Number
 
 
@@ -403,10 +404,10 @@ def default_in_record(x: Tensor, cfg: Inner = Inner(scale="big")) -> Tensor:  # 
     return x
 
 
-MANY_TENSORS = make_dataclass("MANY_TENSORS", [(f"t{i}", Tensor) for i in range(65)], frozen=True)
+MANY_LISTS = make_dataclass("MANY_LISTS", [(f"t{i}", list[Tensor]) for i in range(64)], frozen=True)
 
 
-def many_tensors(cfg: MANY_TENSORS) -> Tensor:  # type: ignore[valid-type]
+def many_lists(cfg: MANY_LISTS, generator: torch.Generator) -> Tensor:  # type: ignore[valid-type]
     return torch.ones(1)
 
 
@@ -431,8 +432,8 @@ SIGNATURES: list[tuple[Callable[..., Any], str]] = [
                    "Annotate it T | None.")),
     (default_list_item, "the default of 'sizes' is (1, 2.5) (tuple), which the schema type SymInt[] does not take."),
     (default_in_record, "the default of 'cfg.scale' is 'big' (str), which the schema type float does not take."),
-    (many_tensors, ("the signature has 65 Tensors, and torch registers no schema of more than 64 arguments. "
-                   "Pass some of them as one list[Tensor], or stacked.")),
+    (many_lists, ("the signature has 64 lists of Tensors and 1 other values that cannot share an argument, and torch "
+                 "registers no schema of more than 64 arguments. Pass some as one list.")),
 ]  # fmt: skip
 
 
@@ -769,10 +770,153 @@ def test_output_is_refused(ns: str, annotation: object, value: Any, sentence: st
     assert str(caught.value).endswith(located(body))
 
 
-def test_a_leaf_of_another_type_is_refused_by_its_name(ns: str) -> None:
-    op = magi_register_custom_op(f"{ns}::op")(scaled)
-    with pytest.raises(RuntimeError, match=rf"{ns}::op\(\) Expected a value of type 'float' for argument 'cfg__scale'"):
-        op(X, Inner(scale="big"))  # type: ignore[arg-type]
+# annotation, bad value, what the sentence says of it; the dispatcher alone looks at these
+PLAIN: list[tuple[object, Any, str]] = [
+    (Tensor, 3, "'value' is 3 (int), expected a Tensor."),
+    (Tensor | None, "x", "'value' is 'x' (str), expected a Tensor, or None."),
+    (list[Tensor], X, "'value' is tensor([0., 1., 2.]) (Tensor), expected a list with each item a Tensor."),
+    (list[Tensor], [X, None], "'value' is [tensor([0., 1., 2.]), None] (list), expected a list with each item"),
+    (int, "q", "'value' is 'q' (str), expected an int of 64 bits."),
+    (int, 1.5, "'value' is 1.5 (float), expected an int of 64 bits."),
+    (int, 2**70, "'value' is 1180591620717411303424 (int), expected an int of 64 bits."),
+    (int, None, "'value' is None (NoneType), expected an int of 64 bits."),
+    (int | None, "q", "'value' is 'q' (str), expected an int of 64 bits, or None."),
+    (float, "big", "'value' is 'big' (str), expected a float."),
+    (float, 1j, "'value' is 1j (complex), expected a float."),
+    (bool, "yes", "'value' is 'yes' (str), expected a bool."),
+    (str, 3, "'value' is 3 (int), expected a str."),
+    (str, Mode.RMS, "'value' is <Mode.RMS: 'rms'> (Mode), expected a str."),
+    (complex, "i", "'value' is 'i' (str), expected a complex."),
+    (Number, "1", "'value' is '1' (str), expected a number."),
+    (torch.dtype, "float32", "'value' is 'float32' (str), expected a torch.dtype."),
+    (torch.device, 1.5, "'value' is 1.5 (float), expected a torch.device."),
+    (torch.layout, "strided", "'value' is 'strided' (str), expected a torch.layout."),
+    (list[int], 3, "'value' is 3 (int), expected a list with each item an int of 64 bits."),
+    (list[int], [1.5], "'value' is [1.5] (list), expected a list with each item an int of 64 bits."),
+    (list[float] | None, ["x"], "'value' is ['x'] (list), expected a list with each item a float, or None."),
+    (list[str], 3, "'value' is 3 (int), expected a list with each item a str."),
+    (NewType("Meters", float), "x", "'value' is 'x' (str), expected a float."),
+    (tuple[int, ...], ["x"], "'value' is ['x'] (list), expected a list with each item an int of 64 bits."),
+    (Literal[1, 2], "x", "'value' is 'x' (str), expected one of 1, 2."),
+]
+
+
+@pytest.mark.parametrize("form", ["alone", "in a record", "packed"])
+@pytest.mark.parametrize(("annotation", "value", "sentence"), PLAIN, ids=shown)
+def test_a_leaf_of_another_class(ns: str, annotation: object, value: Any, sentence: str, form: str) -> None:
+    def body(x: Tensor, value: Any) -> Tensor:
+        raise AssertionError("the body runs")
+
+    if form == "packed" and annotation == list[Tensor]:
+        pytest.skip("lists of Tensors share no argument")
+    many = [(f"f{i}", annotation) for i in range(65 if form == "packed" else 1)]
+    record = make_dataclass("Holds", [*many, ("value", annotation)], frozen=True)
+    body.__annotations__["value"] = annotation if form == "alone" else record
+    op = magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=["x"])(body)
+    good = {Tensor: X, int: 1, float: 1.0, bool: True, str: "", complex: 1j, Number: 1, torch.dtype: torch.int8,
+            torch.device: torch.device("cpu"), torch.layout: torch.strided, Literal[1, 2]: 1}  # fmt: skip
+    others = good.get(annotation, () if typing.get_origin(annotation) in {list, tuple} else None)
+    if isinstance(annotation, NewType):
+        others = 1.0
+    passed = value if form == "alone" else record(*[others for _ in many], value)
+    path = sentence if form == "alone" else sentence.replace("'value'", "'value.value'", 1)
+    for x in (X, X.clone().requires_grad_()):
+        for args, kwargs in (((x, passed), {}), ((), {"value": passed, "x": x})):
+            with pytest.raises((ArgumentError, ArgumentValueError), match=re.escape(path)) as caught:
+                op(*args, **kwargs)
+            assert str(caught.value).startswith("body(): ")
+            assert str(caught.value).endswith(located(body))
+
+
+@pytest.mark.parametrize("form", ["direct", "lowered", "flattened"])
+def test_a_leaf_of_another_class_in_compiled_code(ns: str, form: str) -> None:
+    annotation = {"direct": float, "lowered": Annotated[float, "m"], "flattened": Box[float]}[form]
+    op = magi_register_custom_op(f"{ns}::op")(with_annotation(annotation))
+    assert op_def(op).path == form
+    value, path = (Box("big"), "value.value") if form == "flattened" else ("big", "value")
+    with pytest.raises(Exception, match=rf"body\(\): '{path}' is 'big' \(str\), expected a float\. \(test_errors"):
+        torch.compile(op, fullgraph=True, backend="eager")(X, value)
+
+
+@pytest.mark.parametrize("form", ["direct", "lowered"])
+def test_a_call_that_does_not_fit_the_signature(ns: str, form: str) -> None:
+    annotation = {"direct": float, "lowered": Annotated[float, "m"]}[form]
+    op = magi_register_custom_op(f"{ns}::op")(with_annotation(annotation))
+    calls: list[tuple[Op, str]] = [
+        (lambda: op(X), "missing a required argument: 'value'."),
+        (lambda: op(X, 1.0, 2), "too many positional arguments."),
+        (lambda: op(X, 1.0, zz=3), "got an unexpected keyword argument 'zz'."),
+        (lambda: op(X, 1.0, x=X), "multiple values for argument 'x'."),
+    ]
+    for call, sentence in calls:
+        with pytest.raises(TypeError, match=re.escape(f"body(): {sentence} (test_errors.py")):
+            call()
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_wrong_class_where_the_op_writes(ns: str, grad: bool) -> None:
+    cls = make_dataclass("Written", [("out", Tensor), ("outs", list[Tensor])], frozen=True)
+
+    def body(x: Tensor, value: Any) -> None:
+        raise AssertionError("the body runs")
+
+    body.__annotations__["value"] = cls
+    op = magi_register_custom_op(f"{ns}::op", mutates_args=["value"])(body)
+    cases: list[tuple[Any, Any, str]] = [
+        ("x", [], "'value.out' is 'x' (str), expected a Tensor."),
+        (X, 3, "'value.outs' is 3 (int), expected a list with each item a Tensor."),
+        (X, [X, None], "'value.outs' is [tensor([0., 1., 2.]), None] (list), expected a list with each item a Tensor."),
+        (X, X, "'value.outs' is tensor([0., 1., 2.]) (Tensor), expected a list with each item a Tensor."),
+    ]
+    for out, outs, sentence in cases:
+        with torch.set_grad_enabled(grad), pytest.raises(ArgumentError, match=re.escape(sentence)):
+            op(X, cls(out, outs))
+
+
+def test_an_error_of_the_body_is_left_alone(ns: str) -> None:
+    texts = ["planted", f"{ns}::op() Expected", "Unknown keyword argument 'a' for operator 'b'."]
+
+    def body(x: Tensor, value: Box[int]) -> Tensor:
+        raise RuntimeError(texts[value.value])
+
+    op = magi_register_custom_op(f"{ns}::op")(body)
+    for i, text in enumerate(texts):
+        for x in (X, X.clone().requires_grad_()):
+            with pytest.raises(RuntimeError, match=re.escape(text)):
+                op(x, Box(i))
+            with pytest.raises(RuntimeError, match=re.escape(text)):
+                op_def(op).torch_op(x, i)
+
+
+LITERALS: list[tuple[object, Any, str]] = [
+    (Literal[1, 2], 3, "'value' is 3 (int), expected one of 1, 2."),
+    (Literal[1, 2] | None, 3, "'value' is 3 (int), expected one of 1, 2, or None."),
+    (Literal[True], False, "'value' is False (bool), expected one of True."),
+    (list[Literal[3, 4]], [3, 5], "'value' is [3, 5] (list), expected a list with each item one of 3, 4."),
+    (Literal["a", "b"], "c", "'value' is 'c' (str), expected one of 'a', 'b'."),
+]
+
+
+@pytest.mark.parametrize("fake", ["by name", "a function"])
+@pytest.mark.parametrize(("annotation", "value", "sentence"), LITERALS, ids=shown)
+def test_a_wrong_literal_is_found_while_tracing(
+    ns: str, annotation: object, value: Any, sentence: str, fake: str
+) -> None:
+    infer: Any = ["x"] if fake == "by name" else lambda x, value: torch.empty_like(x)
+    op = magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=infer)(with_annotation(annotation))
+    assert op_def(op).path == "lowered"
+    with FakeTensorMode(), pytest.raises(ArgumentValueError, match=re.escape(sentence)):
+        op(torch.empty(2), value)
+    with pytest.raises(Exception, match=re.escape(sentence)):
+        torch.compile(lambda x: op(x, value), fullgraph=True, backend="aot_eager")(X)
+
+
+def test_a_symbolic_literal_is_checked_when_it_has_a_value(ns: str) -> None:
+    op = magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=["x"])(with_annotation(Literal[2, 3]))
+    compiled = torch.compile(lambda x: op(x, x.shape[0]), fullgraph=True, backend="aot_eager", dynamic=True)
+    assert compiled(torch.ones(2)).shape == (2,)
+    with pytest.raises(ArgumentValueError, match=re.escape("'value' is 4 (int), expected one of 2, 3.")):
+        compiled(torch.ones(4))
 
 
 def test_unknown_op() -> None:

@@ -63,7 +63,7 @@ class AutogradBridge:
 
     @functools.cached_property
     def inputs(self) -> FlatLayout:
-        """The layout of the flat arguments."""
+        """The layout of the slots."""
         return FlatLayout.of_arguments(self.lowering.arguments)
 
     @functools.cached_property

@@ -17,6 +17,7 @@ from ._functions import emit_flatten, emit_flatten_output, emit_inputs
 from ._gradients import FieldDict
 from ._lowering import SignatureLowering
 from ._reject import rejections
+from ._schema import Argument
 from ._source import compile_source
 from ._tree import Leaf, MaskedList, Node, Optional, Record, Sequence, dotted, leaves
 from .errors import ReturnValueError, RuleError
@@ -30,12 +31,12 @@ class Bridge:
 
     @functools.cached_property
     def layout(self) -> FlatLayout:
-        """The layout of the flat arguments."""
+        """The layout of the slots."""
         return FlatLayout.of_arguments(self.lowering.arguments)
 
     @functools.cached_property
     def rebuild(self) -> Callable[..., Flat]:
-        """From the flat arguments to a tuple of the user's."""
+        """From the slots to a tuple of the user's arguments."""
         return compile_source(emit_inputs(self.lowering, self._writer(), f"inputs {self.lowering.name}"))
 
     @functools.cached_property
@@ -44,6 +45,11 @@ class Bridge:
         lowering = self.lowering
         title = f"flatten {lowering.name}"
         return compile_source(emit_flatten(lowering.parameters, self._writer(), title, lowering.arguments))
+
+    @functools.cached_property
+    def leaves(self) -> Callable[..., Flat]:
+        """From the user's arguments to a tuple of the leaves, before any of them share an argument."""
+        return compile_source(emit_flatten(self.lowering.parameters, self._writer(), f"leaves {self.lowering.name}"))
 
     @functools.cached_property
     def flatten_output(self) -> Callable[[Any], Flat]:
@@ -59,10 +65,10 @@ class Bridge:
         return Writer(self.lowering.prefix, rejects, is_description=True)
 
     def per_parameter(self, per_leaf: Flat) -> Flat:
-        """What is said of each flat argument, in the structure of the user's: for a record a dict by field."""
+        """What is said of each slot, in the structure of the user's: for a record a dict by field."""
         said = {
             leaf.name: value if argument.packing is None else None
-            for argument, value in zip(self.lowering.arguments, per_leaf, strict=True)
+            for argument, value in zip(self.lowering.slots, per_leaf, strict=True)
             for leaf in argument.leaves
         }
         return tuple(_structure(parameter.node, said) for parameter in self.lowering.parameters)
@@ -80,7 +86,7 @@ class Bridge:
         said: dict[str, Any] = {}
         for parameter, value in zip(parameters, per_parameter, strict=True):
             said |= self._take_apart(parameter.node, value, what)
-        return [None if argument.packing else said.get(argument.name) for argument in self.lowering.arguments]
+        return [_said_of(argument, said) for argument in self.lowering.arguments]
 
     def per_output(self, structured: Any, what: str) -> list[Any]:
         """For each flat output what is said of it; one value that is no structure holds for all."""
@@ -120,6 +126,12 @@ class Bridge:
     def fail(self, text: str) -> NoReturn:
         """Raise a RuleError about this op."""
         raise RuleError(self.lowering.sentence(f"{text}."))
+
+
+def _said_of(argument: Argument, said: Mapping[str, Any]) -> Any:
+    if argument.is_bundle and argument.schema_type == "Tensor[]":
+        return [said.get(leaf.name) for leaf in argument.leaves]
+    return None if argument.packing else said.get(argument.name)
 
 
 def _structure(node: Node, said: Mapping[str, Any]) -> Any:

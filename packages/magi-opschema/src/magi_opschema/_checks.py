@@ -16,6 +16,7 @@ import torch
 from ._bridge import Bridge
 from ._flat import Flat, FlatLayout, as_tuple
 from ._lowering import SignatureLowering
+from ._schema import Argument
 from ._torch_compat import run_on_fakes
 from ._tree import Leaf, Node, Record, dotted, leaves, nodes
 from .errors import AliasingError, FakeMismatchError, RoundTripError
@@ -54,11 +55,12 @@ class CallCheck:
             return
         bridge = Bridge(self._lowering)
         names = [parameter.name for parameter in self._lowering.parameters]
-        again = bridge.flatten(**dict(zip(names, bridge.rebuild(*flat), strict=True)))
+        rebuilt = bridge.rebuild(*bridge.layout.open(flat))
+        again = bridge.flatten(**dict(zip(names, rebuilt, strict=True)))
         for argument, before, after in zip(self._lowering.arguments, flat, again, strict=True):
-            if argument.name in unsure and not _is_same(before, after):
-                path = dotted(argument.leaves[0].path)
-                text = f"'{path}' was {before!r} and is {after!r} after the op rebuilt its record from the fields."
+            if any(leaf.name in unsure for leaf in argument.leaves) and not _is_same(before, after):
+                path, was, found = _difference(argument, before, after)
+                text = f"'{path}' was {was!r} and is {found!r} after the op rebuilt its record from the fields."
                 fix = "Let __init__ and __post_init__ keep the fields as they are given."
                 raise RoundTripError(self._lowering.sentence(f"{text} {fix}"))
 
@@ -85,7 +87,7 @@ class CallCheck:
         layout = FlatLayout.of_arguments(self._lowering.arguments)
         try:
             # Through the op, so that the fake has its torch.library.get_ctx().
-            return run_on_fakes(lambda *values: layout.call(self._torch_op, values), flat)
+            return run_on_fakes(lambda *values: layout.call(self._torch_op, values), layout.open(flat))
         except Exception as error:
             text = f"the fake failed on the arguments of a real call: {type(error).__name__}: {error}."
             raise FakeMismatchError(self._lowering.sentence(f"{text} Mend infer_output_meta_fn.")) from error
@@ -96,6 +98,14 @@ def _leaves_of_custom(node: Node) -> Iterator[Leaf]:
     for part in nodes(node):
         if isinstance(part, Record) and part.kind == "dataclass" and not part.is_plain:
             yield from leaves(part)
+
+
+def _difference(argument: Argument, before: Any, after: Any) -> tuple[str, object, object]:
+    """The path of the first leaf of *argument* that changed, and both its values."""
+    paths = [dotted(leaf.path) for leaf in argument.leaves]
+    if argument.packing is None or len(paths) != len(before):
+        return " or ".join(paths), before, after
+    return next(found for found in zip(paths, before, after, strict=True) if not _is_same(found[1], found[2]))
 
 
 def _is_same(before: Any, after: Any) -> bool:

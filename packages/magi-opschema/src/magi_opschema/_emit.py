@@ -139,10 +139,11 @@ def _encode(leaf: Leaf, value: str, to: Writer) -> str:
     return to.expression(leaf, codec.encode, value)
 
 
-def refuse_value(leaf: Leaf, value: str, to: Writer) -> None:
-    """Write the check of *value*, if the leaf has one."""
+def refuse_value(leaf: Leaf, value: str, to: Writer, *, only_if: str = "") -> None:
+    """Write the check of *value*, if the leaf has one; it is made where *only_if* is true."""
     if leaf.codec.refuse:
-        _refuse(to.expression(leaf, leaf.codec.refuse, value), leaf, value, to)
+        condition = to.expression(leaf, leaf.codec.refuse, value)
+        _refuse(f"{only_if} and ({condition})" if only_if else condition, leaf, value, to)
 
 
 def _flatten_optional(node: Optional, value: str, to: Writer) -> list[str]:

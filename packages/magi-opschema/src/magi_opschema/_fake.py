@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ._callables import check_callable
-from ._flat import FlatLayout, as_output
-from ._lowered import compile_lowered
+from ._flat import Flat, FlatLayout, as_output
+from ._lowered import compile_lowered, compile_refusals
 from ._lowering import SignatureLowering
 from ._mutates import nearest
 from ._tree import Leaf, dotted
@@ -91,13 +91,24 @@ def _wrong(lowering: SignatureLowering, text: str) -> OptionError:
     return OptionError(lowering.sentence(f"infer_output_meta_fn: {text}."))
 
 
+def _refusals(lowering: SignatureLowering) -> Callable[[Flat], None]:
+    """The check of values that a traced call must not get away with; only on the lowered path has the fake to ask."""
+    if lowering.path != "lowered" or not any(leaf.codec.refuse for leaf in lowering.leaves):
+        return lambda _: None
+    compiled = functools.cache(lambda: compile_refusals(lowering))
+    layout = FlatLayout.of_arguments(lowering.arguments)
+    return lambda flat: layout.call(compiled(), flat)
+
+
 def _like_inputs(lowering: SignatureLowering, sources: list[Leaf]) -> Callable[..., Any]:
     layout = FlatLayout.of_arguments(lowering.arguments)
+    refuse = _refusals(lowering)
     positions = [layout.names.index(leaf.name) for leaf in sources]
     optional = [leaf.is_optional for leaf in lowering.return_leaves]
 
     def fake(*args: Any, **kwargs: Any) -> Any:
         flat = layout.fill(args, kwargs)
+        refuse(flat)
         return as_output(tuple(_like(flat[i], may_be_none) for i, may_be_none in zip(positions, optional, strict=True)))
 
     def _like(value: Any, may_be_none: bool) -> Any:

@@ -5,7 +5,7 @@
 |---|---|---|
 | exposed | the user's arguments | flattens them, calls the op, rebuilds the output |
 | lowered | the flat arguments | rebuilds the user's, calls a function of the user's, flattens its output |
-| inputs | the flat arguments | rebuilds the user's, as a tuple |
+| inputs | the slots | rebuilds the user's arguments, as a tuple |
 | flatten | the user's arguments | returns the flat ones, as a tuple |
 """
 
@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ._emit import INDENT, Reject, Writer, flatten, rebuild, refuse_value
+from ._reject import rejections
 from ._source import Source
-from ._tree import Node, flat_name, leaves
+from ._tree import Leaf, Node, flat_name, leaves
 
 
 if TYPE_CHECKING:
@@ -39,10 +40,17 @@ def emit_exposed(
     to.line(f"if {_needs_dispatch(lowering, exprs, names)}:")
     to.line(f"{INDENT}{output} = {names['torch_op']}({arguments})")
     to.line("else:")
+    to.line(f"{INDENT}try:")
     if lowering.mutated:
-        to.line(f"{INDENT}{names['increment_version']}({_mutated_text(lowering, exprs)})")
-    to.line(f"{INDENT}with {names['below_autograd']}():")
-    to.line(f"{INDENT}{INDENT}{output} = {names['dispatch']}({arguments})")
+        to.line(f"{INDENT}{INDENT}{names['increment_version']}({_mutated_text(lowering, exprs)})")
+    to.line(f"{INDENT}{INDENT}with {names['below_autograd']}():")
+    to.line(f"{INDENT}{INDENT}{INDENT}{output} = {names['dispatch']}({arguments})")
+    error = to.temporary("error")
+    refusals = to.bind("refusals", (RuntimeError, TypeError)) if lowering.mutated else to.builtin("RuntimeError")
+    to.line(f"{INDENT}except {refusals} as {error}:")
+    values = ", ".join([error, *(parameter.name for parameter in lowering.parameters)])
+    to.line(f"{INDENT}{INDENT}{names['explain']}({values})")
+    to.line(f"{INDENT}{INDENT}raise")
     to.line(f"return {_rebuild_output(lowering.returns, output, to) if lowering.rebuilds_returns else output}")
     doc = f"Flatten the arguments and call {op_name}."
     return _source(lowering.name, _user_parameters(lowering.parameters, to), doc, to, title)
@@ -62,7 +70,7 @@ def emit_lowered(
     call = to.bind("fn", fn)
     if lowering.path == "lowered":
         _refuse_values(lowering, to, are_real=check is not None)
-    values = _rebuild_parameters(lowering, to)
+    values = _rebuild_parameters(lowering, lowering.arguments, to)
     passed = [
         f"{parameter.name}={value}" if parameter.is_keyword_only else value
         for parameter, value in zip(lowering.parameters, values, strict=True)
@@ -82,13 +90,29 @@ def emit_lowered(
     return _source(f"{lowering.name}_{suffix}", _flat_parameters(lowering.arguments, to), doc, to, title)
 
 
+def emit_refusals(lowering: SignatureLowering, to: Writer, title: str) -> Source:
+    """From the flat arguments to the error about the first value that the signature refuses, on the lowered path."""
+    _refuse_values(lowering, to, are_real=False)
+    to.line("return None")
+    return _source("refuse_values", _flat_parameters(lowering.arguments, to), "Check the values.", to, title)
+
+
 def emit_inputs(lowering: SignatureLowering, to: Writer, title: str) -> Source:
-    """From the flat arguments, all by position, to a tuple of the user's."""
-    values = _rebuild_parameters(lowering, to)
+    """From the slots, all by position, to a tuple of the user's arguments."""
+    values = _rebuild_parameters(lowering, lowering.slots, to)
     to.line(f"return {_tuple_text(values)}")
     doc = f"Rebuild the arguments of {lowering.name}."
-    names = [argument.name for argument in lowering.arguments]
+    names = [slot.name for slot in lowering.slots]
     return _source(f"{lowering.name}_inputs", names, doc, to, title)
+
+
+def emit_unpack(lowering: SignatureLowering, argument: Argument) -> Source:
+    """From the flat arguments, all by name, to a tuple of the leaves that one of them holds."""
+    to = Writer(lowering.prefix, rejections(lowering.name, lowering.location))
+    argument.unpack(to)
+    to.line(f"return {_tuple_text(leaf.name for leaf in argument.leaves)}")
+    names = [known.name for known in lowering.arguments]
+    return _source("unpack", names, f"Unpack {argument.name}.", to, f"unpack {lowering.name}")
 
 
 def emit_flatten(
@@ -164,16 +188,23 @@ def _refuse_values(lowering: SignatureLowering, to: Writer, *, are_real: bool) -
     A number may be symbolic unless the call is a real one, and a symbol is not of the class that it stands for.
     """
     for leaf in lowering.leaves:
-        if are_real or leaf.schema_type.startswith("str"):
-            refuse_value(leaf, leaf.name, to)
+        is_surely_real = are_real or leaf.schema_type.startswith("str")
+        refuse_value(leaf, leaf.name, to, only_if="" if is_surely_real else _is_no_symbol(leaf, to))
+
+
+def _is_no_symbol(leaf: Leaf, to: Writer) -> str:
+    type_, numbers = to.builtin("type"), to.bind("numbers", (int, bool))
+    if leaf.is_list:
+        return f"{to.builtin('all')}([{type_}(item) in {numbers} for item in {leaf.name} or ()])"
+    return f"{type_}({leaf.name}) in {numbers}"
 
 
 def _argument_texts(arguments: tuple[Argument, ...], exprs: Mapping[str, str], to: Writer) -> list[str]:
     return [argument.pack([exprs[leaf.name] for leaf in argument.leaves], to) for argument in arguments]
 
 
-def _rebuild_parameters(lowering: SignatureLowering, to: Writer) -> list[str]:
-    for argument in lowering.arguments:
+def _rebuild_parameters(lowering: SignatureLowering, arguments: Iterable[Argument], to: Writer) -> list[str]:
+    for argument in arguments:
         if isinstance(argument.default, list):
             # The body may write into its list; the next call must not see that.
             default = _default_name(argument, to)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ._checks import CallCheck
 from ._emit import Writer
-from ._functions import emit_lowered
+from ._functions import emit_lowered, emit_refusals
 from ._lowering import SignatureLowering
 from ._reject import rejections
 from ._source import compile_source
@@ -32,3 +32,9 @@ def compile_lowered(
     doc = _DOCS[purpose].format(name=lowering.name)
     title = f"{purpose} {fn.__module__}.{fn.__qualname__}"
     return compile_source(emit_lowered(lowering, fn, purpose, doc, to, title, reject_output, check))
+
+
+def compile_refusals(lowering: SignatureLowering) -> Callable[..., None]:
+    """The check of values that a function at the flat signature makes, on its own."""
+    to = Writer(lowering.prefix, rejections(lowering.name, lowering.location))
+    return compile_source(emit_refusals(lowering, to, f"values {lowering.name}"))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ._schema import NO_DEFAULT, Argument, schema_text
+from ._schema import NO_DEFAULT, Argument, schema_text, slots_of
 from ._tree import Leaf, Node, Sequence, leaves
 
 
@@ -69,9 +69,14 @@ class SignatureLowering:
         return () if self.returns is None else tuple(leaves(self.returns))
 
     @property
+    def slots(self) -> tuple[Argument, ...]:
+        """The arguments, each Tensor one of its own, also where more than 64 leaves made some share a list."""
+        return slots_of(self.arguments)
+
+    @property
     def mutated(self) -> tuple[Argument, ...]:
-        """The arguments that the op writes into."""
-        return tuple(argument for argument in self.arguments if argument.alias)
+        """The slots that the op writes into."""
+        return tuple(slot for slot in self.slots if slot.alias)
 
     def sentence(self, text: str) -> str:
         """An error message about this op: its name, *text*, and where it is defined."""

@@ -13,12 +13,14 @@ import torch
 
 from ._autograd import AutogradBridge, Formula, autograd_kernel, mutation_kernel, transforms_kernel
 from ._checks import CallCheck
+from ._explain import Explanation
 from ._flat import FlatLayout, as_output
 from ._lowered import compile_lowered
 from ._lowering import SignatureLowering
 from ._torch_compat import (
     below_adinplaceorview,
     destroy,
+    explain_errors,
     hide_from_dynamo,
     increment_version,
     keep_entry,
@@ -85,6 +87,7 @@ def register(
         try:
             define(library)
             torch_op = getattr(getattr(torch.ops, namespace), op_name).default
+            explain_errors(torch_op, Explanation(name, lowering).of_flat)
             registration = Registration(name, library, torch_op, CallCheck(lowering, torch_op), [define])
             registration.add(_impl(op_name, body_kernel(lowering, fn, registration.check), "CompositeExplicitAutograd"))
             registration.add(lambda library: torch.library.register_fake(name, fake, lib=library))
@@ -154,6 +157,7 @@ def _batched_mutation(lowering: SignatureLowering, registration: Registration) -
 
     def batched(info: Any, in_dims: Any, *args: Any) -> tuple[Any, Any]:
         flat = layout.fill(args, {})
+        in_dims = layout.open(in_dims, masks=args)
         dims = (*in_dims, *(None for _ in range(len(flat) - len(in_dims))))
         if registration.vmap_rule is not None:
             output, out_dims = registration.vmap_rule(info, dims, *flat)

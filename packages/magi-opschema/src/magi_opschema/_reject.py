@@ -23,7 +23,8 @@ def rejections(function: str, location: str, *, returned: type[OpSchemaError] | 
 
     def reject_for(node: Node | None) -> Callable[[object], None]:
         path, expected = ("output", "None") if node is None else (dotted(node.path), _expected(node))
-        error = returned or (ArgumentValueError if isinstance(node, Leaf) else ArgumentError)
+        is_value = isinstance(node, Leaf) and bool(node.codec.expected)
+        error = returned or (ArgumentValueError if is_value else ArgumentError)
         explain = node.codec.explain if isinstance(node, Leaf) else None
 
         def reject(value: object) -> None:
@@ -38,10 +39,34 @@ def rejections(function: str, location: str, *, returned: type[OpSchemaError] | 
     return reject_for
 
 
+_CLASSES = {
+    "Tensor": "a Tensor",
+    "SymInt": "an int of 64 bits",
+    "float": "a float",
+    "bool": "a bool",
+    "str": "a str",
+    "complex": "a complex",
+    "Scalar": "a number",
+    "ScalarType": "a torch.dtype",
+    "Device": "a torch.device",
+    "Layout": "a torch.layout",
+    "MemoryFormat": "a torch.memory_format",
+    "Generator": "a torch.Generator",
+}
+
+
+def _class_of(schema_type: str) -> str:
+    """What a caller passes for *schema_type*: `a list with each item a float, or None` for `float[]?`."""
+    base = schema_type.removesuffix("?")
+    kind = base.removesuffix("[]")
+    text = _CLASSES[kind] if kind == base else f"a list with each item {_CLASSES[kind]}"
+    return text if base == schema_type else f"{text}, or None"
+
+
 def _expected(node: Node) -> str:
     match node:
         case Leaf():
-            return node.codec.expected
+            return node.codec.expected or _class_of(node.schema_type)
         case Sequence():
             return f"a tuple of {len(node.items)}, {node.label}"
         case Optional():

@@ -45,7 +45,11 @@ _MEMORY_FORMATS = {torch.contiguous_format: "contiguous_format"}
 class Packing(Protocol):
     """How an argument holds several leaves, as texts of generated code."""
 
-    def pack(self, exprs: Sequence[str], to: Writer) -> str:
+    @property
+    def holds_values(self) -> bool:
+        """True if the leaves are in it; False if it only says how to read the argument that holds them."""
+
+    def pack(self, argument: Argument, exprs: Sequence[str], to: Writer) -> str:
         """An expression of the argument, from one for each leaf."""
 
     def unpack(self, argument: Argument, to: Writer) -> None:
@@ -71,12 +75,17 @@ class Argument:
 
     def pack(self, exprs: Sequence[str], to: Writer) -> str:
         """The argument as an expression of its leaves' expressions."""
-        return exprs[0] if self.packing is None else self.packing.pack(exprs, to)
+        return exprs[0] if self.packing is None else self.packing.pack(self, exprs, to)
 
     def unpack(self, to: Writer) -> None:
         """Write the lines that give each leaf its name again."""
         if self.packing is not None:
             self.packing.unpack(self, to)
+
+    @property
+    def is_bundle(self) -> bool:
+        """True for several Tensors in one list, and for the argument that says which of them are there."""
+        return self.packing is not None and self.leaves[0].is_tensor
 
     @property
     def text(self) -> str:
@@ -85,6 +94,17 @@ class Argument:
         if not self.has_default:
             return f"{spelled} {self.name}"
         return f"{spelled} {self.name}={default_text(self.schema_type, self.default)}"
+
+
+def slots_of(arguments: Sequence[Argument]) -> tuple[Argument, ...]:
+    """*arguments* with each Tensor of a bundle as one of its own, which is how autograd and the rules look at them."""
+    slots: list[Argument] = []
+    for argument in arguments:
+        if not argument.is_bundle:
+            slots.append(argument)
+        elif argument.schema_type == "Tensor[]":
+            slots += [Argument(leaf.name, leaf.schema_type, (leaf,), alias=argument.alias) for leaf in argument.leaves]
+    return tuple(slots)
 
 
 def schema_text(name: str, arguments: tuple[Argument, ...], return_types: tuple[str, ...]) -> str:
@@ -105,7 +125,7 @@ def takes(schema_type: str, value: object) -> bool:
         return kind != schema_type
     if kind.endswith("[]"):
         return isinstance(value, (list, tuple)) and all(takes(kind[:-2], item) for item in value)
-    return isinstance(value, _VALUES[kind])
+    return isinstance(value, _VALUES[kind]) and not (kind == "SymInt" and type(value) is int and value not in _INT64)
 
 
 def default_text(schema_type: str, value: object) -> str | None:

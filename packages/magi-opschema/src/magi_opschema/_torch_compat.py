@@ -124,6 +124,34 @@ def _run_on_fakes(fn: Callable[..., Any], args: tuple[Any, ...], shape_env: Any)
         return fn(*tree_map_only(torch.Tensor, lambda tensor: mode.from_tensor(tensor.detach()), args))
 
 
+class ExplainedOverload(OpOverload):
+    """An OpOverload whose call hands the dispatcher's error to a function that may raise a better one.
+
+    A wrapper would cost each call, and would not be the OpOverload that graphs hold. The call is that of
+    torch/_ops.py, `OpOverload.__call__`.
+    """
+
+    _magi_explain: Callable[..., None]
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the op; a RuntimeError is explained, or raised as it is."""
+        try:
+            return self._op(*args, **kwargs)
+        except RuntimeError as error:
+            self._magi_explain(error, args, kwargs)
+            raise
+
+
+def explain_errors(op: OpOverload, explain: Callable[..., None]) -> None:
+    """Have `explain(error, args, kwargs)` called when a call of *op* raises a RuntimeError.
+
+    Where a release of torch does more in the call than this package knows, its errors stay as they are.
+    """
+    if type(op) is OpOverload and OpOverload.__call__.__code__.co_names == ("_op",):
+        op.__class__ = ExplainedOverload
+        vars(op)["_magi_explain"] = explain
+
+
 _kept: dict[str, torch.library.Library] = {}
 
 
