@@ -22,19 +22,24 @@ _PAGE = """<!doctype html>
 <title>{title}</title>
 <style>
 :root {{ color-scheme: light dark; --line: #8884; --bar: #4c78a8; --bad: #c0392b; --good: #2e7d32; }}
+@media (prefers-color-scheme: dark) {{ :root {{ --bar: #7fa8d6; --bad: #ff8a80; --good: #81c784; }} }}
 body {{ font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }}
+h1, h2, p, li, td {{ overflow-wrap: anywhere; }}
 h1 {{ font-size: 1.4rem; }} h2 {{ font-size: 1.1rem; margin-top: 2.2rem; border-bottom: 1px solid var(--line); }}
-h3 {{ font-size: .95rem; margin-bottom: .3rem; }}
-table {{ border-collapse: collapse; width: 100%; }}
-th, td {{ text-align: left; vertical-align: top; padding: .25rem .7rem .25rem 0; }}
+h3 {{ font-size: .95rem; margin: 1.2rem 0 .3rem; }}
+.wide {{ overflow-x: auto; }}
+table {{ border-collapse: collapse; width: 100%; min-width: 46rem; }}
+th, td {{ text-align: left; vertical-align: top; padding: .25rem .9rem .25rem 0; }}
+td {{ min-width: 5.5rem; }}
 tr {{ border-bottom: 1px solid var(--line); }}
-th {{ font-weight: 600; white-space: nowrap; }}
+th, .time {{ white-space: nowrap; }} th {{ font-weight: 600; }}
 pre {{ overflow-x: auto; border: 1px solid var(--line); border-radius: 4px; padding: .6rem; line-height: 1.3; }}
 ol.pieces {{ display: flex; flex-wrap: wrap; gap: .4rem; list-style: none; padding: 0; }}
-ol.pieces li {{ border: 1px solid var(--line); border-radius: 4px; padding: .15rem .5rem; }}
+ol.pieces li {{ border: 1px solid var(--line); border-radius: 4px; padding: .15rem .5rem; max-width: 100%; }}
 .bar {{ display: inline-block; height: .8em; min-width: 1px; background: var(--bar); border-radius: 2px; }}
 .bad {{ color: var(--bad); font-weight: 600; }} .good {{ color: var(--good); }}
-details > summary {{ cursor: pointer; }}
+details > summary {{ cursor: pointer; overflow-wrap: anywhere; }} summary > h3 {{ display: inline; }}
+details {{ margin: .4rem 0; }}
 </style>
 </head>
 <body>
@@ -58,7 +63,7 @@ def _calls(calls: tuple[CallRecord, ...]) -> str:
     longest = max((max(call.first_seconds, call.eager_seconds) for call in calls), default=0.0)
     rows = [
         (
-            escape(", ".join(call.inputs)),
+            _inputs(call.inputs),
             f"<span id='call-{index}-graphs'>{call.compilations}</span>",
             _bar(call.first_seconds, longest),
             _bar(call.next_seconds, longest),
@@ -71,6 +76,12 @@ def _calls(calls: tuple[CallRecord, ...]) -> str:
     columns = ("inputs", "graphs compiled", "first call", "next call", "eager", "outputs", "gradients")
     breaks = [f"<p class='bad'>Graph break: {escape(reason)}</p>" for call in calls for reason in call.graph_breaks]
     return "<h2>Calls</h2>" + _table(columns, rows) + "".join(breaks)
+
+
+def _inputs(inputs: tuple[str, ...], shown: int = 3) -> str:
+    """The first inputs, and the others behind a click; parameters make the list long."""
+    first, more = escape(", ".join(inputs[:shown])), escape(", ".join(inputs[shown:]))
+    return f"{first}<details><summary>and {len(inputs) - shown} more</summary>{more}</details>" if more else first
 
 
 def _verdict(call: CallRecord, *, gradients: bool) -> str:
@@ -152,13 +163,14 @@ def _ops(compilation: Compilation) -> str:
 
 
 def _generated(graphs: tuple[GraphRecord, ...]) -> str:
-    return "".join(
+    blocks = [
         _details(
             f"{_name(graph)}: {len(graph.kernels)} generated kernels, {len(graph.externs)} library calls",
             "\n".join((*graph.kernels, *graph.externs)),
         )
         for graph in graphs
-    )
+    ]
+    return "<h3>Kernels</h3>" + "".join(blocks) if any(blocks) else ""
 
 
 def _name(graph: GraphRecord) -> str:
@@ -167,15 +179,18 @@ def _name(graph: GraphRecord) -> str:
 
 def _bar(seconds: float, longest: float) -> str:
     width = 8 * seconds / longest if longest else 0.0
-    return f"<span class='bar' style='width:{width:.2f}rem'></span> {seconds:.3g} s"
+    return f"<span class='time'><span class='bar' style='width:{width:.2f}rem'></span> {seconds:.3g} s</span>"
 
 
 def _details(summary: str, text: str) -> str:
     return f"<details><summary>{summary}</summary><pre>{escape(text)}</pre></details>" if text else ""
 
 
-def _titled(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+def _titled(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]], shown: int = 12) -> str:
+    """A table under its title; a long one behind a click on it."""
     rows = list(rows)
+    if len(rows) > shown:
+        return f"<details><summary><h3>{title} ({len(rows)})</h3></summary>{_table(columns, rows)}</details>"
     return f"<h3>{title}</h3>{_table(columns, rows)}" if rows else ""
 
 
@@ -183,4 +198,4 @@ def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     """A table of cells that are HTML already."""
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<div class='wide'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"

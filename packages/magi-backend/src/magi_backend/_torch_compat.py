@@ -226,7 +226,7 @@ def triton_launches(graph: Graph) -> list[TritonLaunch]:
 
     found = []
     for node in graph.find_nodes(op="call_function", target=triton_kernel_wrapper_functional):
-        kernel: Any = kernel_side_table.get_kernel(node.kwargs["kernel_idx"])  # type: ignore[arg-type]
+        kernel: Any = kernel_side_table.get_kernel(node.kwargs["kernel_idx"])
         while not hasattr(kernel, "__name__"):
             kernel = kernel.fn  # an autotuner
         arguments: Any = node.kwargs["kwargs"]

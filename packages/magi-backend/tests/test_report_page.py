@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The HTML report in a browser: nothing is run, nothing is loaded, nothing sticks out, whatever the names are."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from magi_backend import CallRecord, Compilation, Difference, GraphRecord, GuardOutcome, OpUse, PassOutcome, Report
+from magi_backend._compare import Tolerance
+from magi_backend._records import CacheUse, CheckOutcome, ConfigChange
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+HOSTILE = "</style></pre><script>console.error('run')</script><img src=http://example.invalid/x onerror=alert(1)>&\"'"
+LONG = "a_namespace_of_many_words::" + "an_operator_whose_name_goes_on_" * 6
+TOLERANCE = Tolerance(1e-4, 1e-4)
+
+
+def graph(kind: str, piece: str, seconds: float) -> GraphRecord:
+    change = ConfigChange("triton.prefer_nd_tiling", "False", "True")
+    return GraphRecord(
+        kind=kind,
+        nodes=312,
+        symbols=("s27", "s53", "s77"),
+        passes=(
+            PassOutcome("NDTilingWorkaroundPass", True, "sizes are symbolic, 31 convolutions", (change,), 0.0021),
+            PassOutcome("EpilogueFusion", False, "no Triton launch"),
+        ),
+        guards=(GuardOutcome("keep_mutation_order", "wrong code", f"gradients are zero {HOSTILE}", "waits", 3),),
+        kernels=tuple(f"triton_poi_fused_{index}_{LONG}" for index in range(12)),
+        externs=("convolution", "mm"),
+        seconds=seconds,
+        piece=piece,
+    )
+
+
+def crowded() -> Report:
+    """Many graphs, long names, and every text as hostile as it can be."""
+    pieces = tuple(name for index in range(20) for name in (f"piece {index}", LONG))
+    description = f"signature  norm(x: Tensor, cfg: {HOSTILE})\nschema     {LONG}(Tensor x, float cfg__eps=1e-06)"
+    compilation = Compilation(
+        index=0,
+        label=HOSTILE,
+        nodes=4000,
+        inputs=tuple(f"float32[s{index}, 4, 64, 64]" for index in range(200)),
+        ops=(OpUse(LONG, "flattened", 31, description), OpUse(HOSTILE, "direct", 1, "plain")),
+        graphs=tuple(
+            graph(kind, f"piece {index}", 0.5 + index) for index in range(20) for kind in ("forward", "backward")
+        ),
+        checks=(CheckOutcome("piece 0", 12, 3e-6, True), CheckOutcome(LONG, 3, 0.5, False)),
+        pieces=pieces,
+        settings=(("mode", repr(HOSTILE), "options"), ("boundary_ops", repr((LONG,) * 4), "config_patch")),
+        cache=CacheUse(1, 2, 3),
+        seconds=93.2,
+        error=f"InductorError: {HOSTILE} {LONG}",
+    )
+    differences = (
+        Difference("output", 1e-6, TOLERANCE, True),
+        Difference(f"gradient of {LONG}", 0.3, TOLERANCE, False, HOSTILE),
+    )
+    call = CallRecord(("float32[1, 4, 64, 64]",) * 40, 93.2, 0.01, 0.02, 2, (f"break {HOSTILE} {LONG}",), differences)
+    return Report(HOSTILE, "2.13.0+cpu", (call, call), (compilation, Compilation(1, LONG, 0, (), ())))
+
+
+REPORTS = {"crowded": crowded(), "empty": Report("nothing", "2.13.0+cpu", (), ())}
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions"),
+    *("--disable-default-apps", "--hide-scrollbars", "--enable-logging=stderr"),
+    "--host-resolver-rules=MAP * ~NOTFOUND",  # a request is on record, and goes nowhere
+)
+# Only in the test's copy: the page itself has no script, so it cannot say how wide it is.
+RULER = "<script>console.log('wide', document.documentElement.scrollWidth, innerWidth)</script>"
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_the_page_has_no_script_and_no_address(name: str) -> None:
+    page = REPORTS[name].to_html()
+
+    assert not re.search(r"<(script|img|link|iframe|object|embed|a)\b", page)
+    assert "url(" not in page
+    assert page.count("</style>") == 1
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What a browser did with a page: lines on its console, addresses that the page asked for, and a picture."""
+
+    console: list[str]
+    requests: list[str]
+    picture: Path
+
+
+def opened(page: str, folder: Path, *, width: int) -> Opened:
+    if CHROMIUM is None:
+        pytest.skip("no chromium here: apt-get install chromium")
+    file, network, picture = folder / "report.html", folder / "network.json", folder / "page.png"
+    file.write_text(page.replace("</body>", f"{RULER}</body>"))
+    profile = folder / f"profile-{width}"
+    own = (f"--user-data-dir={profile}", f"--log-net-log={network}", f"--screenshot={picture}")
+    command = [CHROMIUM, *FLAGS, *own, f"--window-size={width},2000", file.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    log: dict[str, Any] = json.loads(network.read_text())
+    kind = log["constants"]["logEventTypes"]["URL_REQUEST_START_JOB"]
+    started = [event["params"] for event in log["events"] if event["type"] == kind and "params" in event]
+    return Opened(
+        re.findall(r'CONSOLE[^"]*"(.*)", source', done.stderr),
+        # What the browser asks for by itself has no origin.
+        [params["url"] for params in started if params.get("initiator", "not an origin") != "not an origin"],
+        picture,
+    )
+
+
+@pytest.mark.parametrize(("name", "width"), [("crowded", 1200), ("crowded", 500), ("empty", 500)])
+def test_a_browser_shows_it_and_loads_nothing(name: str, width: int, tmp_path: Path) -> None:
+    seen = opened(REPORTS[name].to_html(), tmp_path, width=width)
+
+    ((_, content, window),) = [line.split() for line in seen.console]  # the ruler's line, and no other
+    assert int(content) <= int(window) == width, "the page is wider than the window"
+    assert seen.requests == []
+    assert seen.picture.stat().st_size > 5000
+
+
+def test_a_browser_tells_on_a_page_that_does(tmp_path: Path) -> None:
+    page = "<body><img src='http://example.invalid/x.png'><script>console.error('run')</script></body>"
+
+    seen = opened(page, tmp_path, width=500)
+
+    assert seen.requests == ["http://example.invalid/x.png"]
+    assert "run" in seen.console
