@@ -14,7 +14,7 @@ from ._annotations import location, scope_of
 from ._autograd import Formula, gradient_names
 from ._callables import check_callable
 from ._emit import Writer
-from ._explain import Explanation
+from ._explain import explain
 from ._fake import FakeSpec, make_fake
 from ._functions import emit_exposed
 from ._lowering import SignatureLowering
@@ -162,7 +162,7 @@ def _expose(lowering: SignatureLowering, fn: Callable[..., Any], name: str, torc
         return cast("Callable[..., Any]", torch_op)
     calls: dict[str, Callable[..., Any]] = {
         "torch_op": torch_op,
-        "explain": Explanation(name, lowering).of_values,
+        "explain": explain,
         "dispatch": dispatch(torch_op),
         "is_dynamo_compiling": is_dynamo_compiling,
         "are_transforms_active": are_transforms_active,

@@ -16,6 +16,7 @@ from typing import Any
 from ._bridge import Bridge
 from ._functions import emit_unpack
 from ._lowering import SignatureLowering
+from ._op_def import op_def
 from ._reject import rejections
 from ._schema import Argument, takes
 from ._source import compile_source
@@ -107,3 +108,12 @@ class Explanation:
     @functools.cached_property
     def _take_apart(self) -> Callable[..., tuple[Any, ...]]:
         return Bridge(self.lowering).leaves
+
+
+def explain(error: RuntimeError | TypeError, torch_op: object, *values: Any) -> None:
+    """Raise what *error* means for a call of an op's exposed function with the user's arguments *values*.
+
+    Generated code calls this one function for every op: compile caches take its name for all of it.
+    """
+    definition = op_def(torch_op)
+    Explanation(definition.name, definition.lowering).of_values(error, *values)

@@ -48,7 +48,7 @@ def emit_exposed(
     error = to.temporary("error")
     refusals = to.bind("refusals", (RuntimeError, TypeError)) if lowering.mutated else to.builtin("RuntimeError")
     to.line(f"{INDENT}except {refusals} as {error}:")
-    values = ", ".join([error, *(parameter.name for parameter in lowering.parameters)])
+    values = ", ".join([error, names["torch_op"], *(parameter.name for parameter in lowering.parameters)])
     to.line(f"{INDENT}{INDENT}{names['explain']}({values})")
     to.line(f"{INDENT}{INDENT}raise")
     to.line(f"return {_rebuild_output(lowering.returns, output, to) if lowering.rebuilds_returns else output}")

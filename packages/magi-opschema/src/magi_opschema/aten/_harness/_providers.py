@@ -126,7 +126,8 @@ def _other_values(default: Any) -> Iterable[Any]:
     if isinstance(default, bool):
         return (not default,)
     if isinstance(default, (int, float)):
-        return (default + 2, default + 0.5, default - 1)
+        # The next number first: an int may stand for an enumeration, as `reduction` does.
+        return (default + 1, default + 0.5, default - 1)
     return ()
 
 
