@@ -37,7 +37,7 @@ def _add_coverage(parser: argparse.ArgumentParser) -> None:
     _add_allowlist(parser)
     _add_kernels(parser)
     parser.add_argument("--run", dest="run_all", action="store_true", help="run every active slot of every operator")
-    parser.add_argument("--jobs", type=_positive, metavar="N", help="processes at a time")
+    parser.add_argument("--jobs", type=int, metavar="N", help="processes at a time")
     parser.set_defaults(run=_coverage)
 
 
@@ -72,16 +72,6 @@ def _add_allowlist(parser: argparse.ArgumentParser) -> None:
 
 def _add_kernels(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kernels", type=Path, metavar="FILE", help="a Python file that registers kernels; run first")
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
-
-
-_positive.__name__ = "positive number"  # what argparse calls it
 
 
 def _gen(options: argparse.Namespace) -> int:
@@ -176,14 +166,14 @@ def _run_kernels(path: Path | None) -> None:
     """Run the file that registers the user's kernels, as itself and not as `__main__`."""
     if path is None:
         return
+    import runpy
+
     from .errors import SurfaceError
 
     if not path.is_file():
         msg = f"--kernels {path}: no such file"
         raise SurfaceError(msg)
-    from ._script import run_script
-
-    run_script(path)
+    runpy.run_path(str(path))
 
 
 def _say(line: str) -> None:

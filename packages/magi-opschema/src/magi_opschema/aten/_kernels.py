@@ -89,10 +89,10 @@ def served_variants(cell: Cell, fn: Callable[..., Any], only: str | None) -> tup
             raise KernelSignatureError(msg)
         parameters.remove(out)
     forms = [_form(cell, pair) for pair in cell.pairs if only is None or only in {pair.functional, pair.out}]
-    reasons = [(form, _mismatch(parameters, form.parameters)) for form in forms]
-    serves = frozenset(form.leading for form, reason in reasons if reason is None)
+    reasons = {form: _mismatch(parameters, form.parameters) for form in forms}
+    serves = frozenset(form.leading for form, reason in reasons.items() if reason is None)
     if not serves:
-        listed = "".join(f"\n  {_dotted(cell, form.leading)}{form}: {reason}" for form, reason in reasons)
+        listed = "".join(f"\n  {_dotted(cell, form.leading)}{form}: {reason}" for form, reason in reasons.items())
         msg = f"{_where(fn)} has the signature {signature}, which is that of no overload of aten::{cell.base}:{listed}"
         raise KernelSignatureError(msg)
     return serves, takes_out

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from typing import TYPE_CHECKING
 
@@ -111,8 +110,7 @@ def scaffold(op: str, slot: int, folder: Path, schemas: InstalledSchemas) -> lis
             path.write_text(text, encoding="utf-8")
     except OSError as error:
         for path in files:
-            with contextlib.suppress(OSError):  # what could not be written may not be there to remove
-                path.unlink()
+            path.unlink(missing_ok=True)
         msg = f"cannot write {folder}: {error.strerror}"
         raise ScaffoldError(msg) from error
     return list(files)

@@ -18,7 +18,6 @@ from magi_opschema.aten._torch_compat import compile_whole
 
 from . import _reasons
 from ._compare import close, differing_elements, flat, same_bits, same_strides
-from ._library_checks import library_operators, opcheck
 from ._rows import Row
 
 
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
 
 _KERNEL_TOLERANCE = 2.0
 """Times `torch.testing`'s tolerance: a kernel may sum in another order than ATen."""
-
-LIBRARY_CHECK = "opcheck"
-"""What rows about a library operator are called, with its name behind."""
 
 _WIDER = {
     torch.float16: torch.float64,
@@ -89,22 +85,6 @@ class Checker:
             self._add(rows, call, "fullgraph", lambda: _fullgraph(call))
         for mode in _out_modes(call, expected, edges=edges):
             self._add(rows, call, mode, lambda mode=mode: _out(call, expected, mode), out=True)  # type: ignore[misc]
-        return rows
-
-    def check_library(self, call: Call, *, plain_numbers: bool) -> list[Row]:
-        """`opcheck` on every library operator that the call can become.
-
-        Nothing where the kernel does not serve the call; with *plain_numbers*, nothing where ATen's result has a NaN.
-        """
-        expected = self._guarded(call, "reference", lambda: _outcome(lambda: call.subject.straight(_own(call))))
-        if expected is None or isinstance(expected, Exception) or call.subject.kernel_for(call.sample) is None:
-            return []
-        if plain_numbers and any(isinstance(e, Tensor) and bool(e.isnan().any()) for e in flat(expected)):
-            return []
-        rows: list[Row] = []
-        for op in library_operators(call.subject):
-            name = f"{LIBRARY_CHECK} {op.name().partition('::')[2]}"
-            self._add(rows, call, name, lambda op=op: opcheck(call.subject, call.sample, expected, op))  # type: ignore[misc]
         return rows
 
     def _refusal(self, call: Call, expected: Exception) -> list[Row]:

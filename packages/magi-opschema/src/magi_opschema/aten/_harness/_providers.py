@@ -126,8 +126,7 @@ def _other_values(default: Any) -> Iterable[Any]:
     if isinstance(default, bool):
         return (not default,)
     if isinstance(default, (int, float)):
-        # The next number first: an int may stand for an enumeration, as `reduction` does.
-        return (default + 1, default + 0.5, default - 1)
+        return (default + 2, default + 0.5, default - 1)
     return ()
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools as ft
 import os
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -28,7 +27,7 @@ from ._workers import Note, run_tasks
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from ._samples import Sample
     from ._workers import Death
@@ -41,13 +40,12 @@ _KERNEL_SAMPLES = 2
 _LARGE = {"large": 1e4, "huge": 1e30}
 
 
-def run(tasks: Iterable[Task], *, jobs: int | None = None, library_only: bool = False) -> Iterator[tuple[Task, Report]]:
-    """Check bases in slots, kernels each in a process of their own, and yield each one's rows as it ends.
+def run(tasks: Iterable[Task], *, jobs: int | None = None) -> Iterator[tuple[Task, Report]]:
+    """Check bases in slots, each in a process of its own, and yield each one's rows as it ends.
 
     Args:
         tasks: Pairs of an ATen base and a slot.
         jobs: How many processes work at a time; as many as there are processors without it.
-        library_only: Check the library operators of lower slots, and nothing else.
     """
     listed = list(tasks)
     # Here, so that the forked processes inherit what takes seconds: the database, its calls, the compiler.
@@ -55,9 +53,7 @@ def run(tasks: Iterable[Task], *, jobs: int | None = None, library_only: bool = 
     captured_samples()
     compile_whole(torch.neg)(torch.ones(1))
     jobs = jobs or len(os.sched_getaffinity(0))
-    work = ft.partial(_work, check=_check_library if library_only else _check_all)
-    alone = ft.partial(_alone, library_only=library_only)
-    for task, rows, deaths in run_tasks(listed, work, jobs=jobs, seconds=SECONDS_PER_CHECK, alone=alone):
+    for task, rows, deaths in run_tasks(listed, _work, jobs=jobs, seconds=SECONDS_PER_CHECK):
         found = [*(rows or ()), *(_death_row(task, death) for death in deaths)]
         yield task, Report([_expected(row) for row in found])
 
@@ -71,16 +67,7 @@ def active_tasks(bases: Iterable[str]) -> list[Task]:
     return tasks
 
 
-def _alone(task: Task, *, library_only: bool) -> bool:
-    """Whether a task gets a process of its own: a user's kernel, and what is known to write where it must not."""
-    base, slot = task
-    crashes = any(d.crashes and d.overload.partition(".")[0] == base for d in DIVERGENCES)
-    return crashes or not (library_only or slot == ATEN_SLOT)
-
-
-def _work(
-    task: Task, note: Note, left_out: frozenset[str], check: Callable[[Checker, Subject, list[Sample]], list[Row]]
-) -> list[Row]:
+def _work(task: Task, note: Note, left_out: frozenset[str]) -> list[Row]:
     base, slot = task
     note.write(f"{base}|{slot}|inputs")
     cell = cell_of(base)
@@ -89,20 +76,15 @@ def _work(
     checker = Checker(note, left_out)
     rows: list[Row] = []
     for subject, samples in samples_for(subjects).items():
-        if subject.label in EXCLUDED:
-            rows.append(_row(subject, "skip", EXCLUDED[subject.label]))
-        elif not samples:
-            rows.append(_row(subject, "fail", "no provider has inputs for it"))
-        else:
-            rows += check(checker, subject, samples)
+        rows += _check_subject(checker, subject, samples)
     return rows
 
 
-def _row(subject: Subject, outcome: str, detail: str) -> Row:
-    return Row(subject.label, subject.slot, "functional", "", "", "", outcome, detail)
-
-
-def _check_all(checker: Checker, subject: Subject, samples: list[Sample]) -> list[Row]:
+def _check_subject(checker: Checker, subject: Subject, samples: list[Sample]) -> list[Row]:
+    if subject.label in EXCLUDED:
+        return [Row(subject.label, subject.slot, "functional", "", "", "", "skip", EXCLUDED[subject.label])]
+    if not samples:
+        return [Row(subject.label, subject.slot, "functional", "", "", "", "fail", "no provider has inputs for it")]
     rows: list[Row] = []
     dtypes: Counter[torch.dtype] = Counter()
     elementwise = _is_elementwise(subject)
@@ -118,25 +100,8 @@ def _check_all(checker: Checker, subject: Subject, samples: list[Sample]) -> lis
             fullgraph = number == 0 and layout == "dense" and subject.pair is subject.cell.pairs[0]
             rows += checker.check(call, edges=edges, fullgraph=fullgraph)
     if not any(row.ran for row in rows):
-        rows.append(_row(subject, "fail", "ATen refuses every input" if subject.aten else "the kernel serves no input"))
-    return rows if subject.aten else rows + _check_library(checker, subject, samples)
-
-
-def _check_library(checker: Checker, subject: Subject, samples: list[Sample]) -> list[Row]:
-    """The library operators on the first input that the kernel serves; none where it serves none of these."""
-    calls = [Call(subject, sample, "dense", f"{sample.origin} {number}") for number, sample in enumerate(samples)]
-    # opcheck takes NaN for a difference: inputs that make none come first, positive ones if all others do.
-    calls += [Call(subject, c.sample.map_tensors(_positive), "positive", c.label) for c in calls]
-    for plain_numbers in (True, False):
-        for call in calls:
-            rows = checker.check_library(call, plain_numbers=plain_numbers)
-            if rows:
-                return rows
-    return []
-
-
-def _positive(t: torch.Tensor) -> torch.Tensor:
-    return t.abs() if t.dtype.is_floating_point and t.layout is torch.strided else t
+        rows.append(Row(subject.label, subject.slot, "functional", "", "", "", "fail", "ATen refuses every input"))
+    return rows
 
 
 def _layouts(subject: Subject, sample: Sample, *, elementwise: bool, wide: bool) -> Iterator[tuple[str, Sample]]:
