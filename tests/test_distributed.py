@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two gloo ranks: DDP, FSDP2 and DTensor inputs, compiled with magi, give what one process gives."""
+"""Two ranks: DDP, FSDP2 and DTensor inputs, compiled with magi, give what one process gives. gloo, or NCCL on GPUs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ import torch.distributed as dist
 from magi_backend import magi_register_custom_op
 from torch import nn
 
-kind, rank = sys.argv[1], int(sys.argv[2])
+kind, kind_of_device, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
+device = torch.device(kind_of_device, rank if kind_of_device == "cuda" else None)
 
 
 @dataclass(frozen=True)
@@ -55,15 +57,19 @@ class Model(nn.Module):
 
 def reference(inputs):
     torch.manual_seed(0)
-    model = Model()
+    model = Model().to(device)
     model(inputs).square().mean().backward()
     return {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
-dist.init_process_group("gloo", rank=rank, world_size=2)
+if kind_of_device == "cuda":
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", rank=rank, world_size=2, device_id=device)
+else:
+    dist.init_process_group("gloo", rank=rank, world_size=2)
 torch.manual_seed(0)
-model = Model()
-inputs = torch.randn(6, 8, generator=torch.Generator().manual_seed(1))
+model = Model().to(device)
+inputs = torch.randn(6, 8, generator=torch.Generator().manual_seed(1)).to(device)
 mine = inputs.chunk(2)[rank]
 options = {"magi.progress": False}
 
@@ -86,7 +92,7 @@ else:
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     register_sharding(scale, lambda x, settings: [([p], [p, None]) for p in (Replicate(), Shard(0), Shard(1))])
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh(kind_of_device, (2,))
     x = distribute_tensor(inputs, mesh, [Shard(0)])
     fn = lambda x: scale(x.sin(), Settings(3.0)) + 1
     out = torch.compile(fn, backend="magi", options=options, fullgraph=True)(x)
@@ -112,9 +118,17 @@ def free_port() -> int:
     return port
 
 
-@pytest.mark.slow
+TWO_GPUS = pytest.mark.skipif(
+    torch.cuda.device_count() < 2, reason=f"needs 2 GPUs of one host; here: {torch.cuda.device_count()}"
+)
+
+
+@pytest.mark.parametrize(
+    "device",
+    [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=[pytest.mark.gpu, TWO_GPUS])],
+)
 @pytest.mark.parametrize("kind", ["ddp", "fsdp", "dtensor"])
-def test_two_ranks_agree_with_one_process(kind: str, tmp_path: Path) -> None:
+def test_two_ranks_agree_with_one_process(kind: str, device: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     environment = {
@@ -129,7 +143,7 @@ def test_two_ranks_agree_with_one_process(kind: str, tmp_path: Path) -> None:
         environment["MASTER_PORT"] = str(free_port())
         ranks = [
             subprocess.Popen(
-                [sys.executable, program, kind, str(rank)],
+                [sys.executable, program, kind, device, str(rank)],
                 env=environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

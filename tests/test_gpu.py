@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On a GPU: Triton kernels seen through, CUDA graphs with and without splits, and the VAE example."""
+"""On a GPU: kernels forward and backward in float64's sight, splits, streams, CUDA graphs, and the VAE."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import _models
 import pytest
 import torch
 import triton
@@ -26,57 +28,103 @@ class Affine:
 
 
 @triton.jit
-def affine_kernel(x, out, n, scale, shift, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def sine_kernel(x, out, n, scale, shift, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, tl.load(x + at, at < n) * scale + shift, at < n)
+    tl.store(out + at, tl.sin(tl.load(x + at, at < n) * scale + shift), at < n)
 
 
-def _launch(x: Tensor, cfg: Affine) -> Tensor:
-    out = torch.empty_like(x)
-    affine_kernel[(triton.cdiv(x.numel(), 256),)](x, out, x.numel(), cfg.scale, cfg.shift, BLOCK=256)
+@triton.jit
+def sine_backward_kernel(x, grad, out, n, scale, shift, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    slope = tl.cos(tl.load(x + at, at < n) * scale + shift) * scale
+    tl.store(out + at, tl.load(grad + at, at < n) * slope, at < n)
+
+
+def _launch(kernel: Any, cfg: Affine, *inputs: Tensor) -> Tensor:
+    out = torch.empty_like(inputs[0])
+    grid = (triton.cdiv(out.numel(), 256),)
+    kernel[grid](*(x.contiguous() for x in inputs), out, out.numel(), cfg.scale, cfg.shift, BLOCK=256)
     return out
 
 
-def _save(ctx: object, inputs: tuple[object, ...], output: Tensor) -> None:
-    ctx.cfg = inputs[1]  # type: ignore[attr-defined]
+@magi_register_custom_op("magi_gpu::sine_backward")
+def sine_backward(x: Tensor, grad: Tensor, cfg: Affine) -> Tensor:
+    return _launch(sine_backward_kernel, cfg, x, grad)
 
 
-@magi_register_custom_op(
-    "magi_gpu::affine", setup_context_fn=_save, backward_fn=lambda ctx, grad: (grad * ctx.cfg.scale, None)
-)
-def affine(x: Tensor, cfg: Affine) -> Tensor:
-    """A dataclass operator that launches a kernel, takes its fake from its body, and has a backward."""
-    return _launch(x, cfg)
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, ctx.cfg = inputs
+    ctx.save_for_backward(x)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    return sine_backward(ctx.saved_tensors[0], grad, ctx.cfg), None
+
+
+@magi_register_custom_op("magi_gpu::sine", setup_context_fn=_save, backward_fn=_backward)
+def sine(x: Tensor, cfg: Affine) -> Tensor:
+    """A dataclass operator that launches a kernel, takes its fake from its body, and has a kernel for its backward."""
+    return _launch(sine_kernel, cfg, x)
 
 
 @magi_register_custom_op("magi_gpu::boundary", is_subgraph_boundary=True)
 def boundary(x: Tensor, cfg: Affine) -> Tensor:
-    return _launch(x, cfg)
+    return _launch(sine_kernel, cfg, x)
 
 
 CFG = Affine(3.0, -1.0)
 
 
+def sine_reference(x: Tensor) -> Tensor:
+    """What both operators compute with `CFG`, without a kernel."""
+    return (x * 3.0 - 1.0).sin()
+
+
+@pytest.mark.parametrize("how", ["eager", "inductor", "magi"])
+def test_kernels_forward_and_backward_against_float64(how: str) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return sine(x.exp(), CFG) * 2
+
+    run = fn if how == "eager" else torch.compile(fn, backend=how, fullgraph=True, dynamic=True)
+    for shape in ((100, 7), (33, 5)):
+        x = torch.randn(shape, device="cuda", generator=torch.Generator("cuda").manual_seed(0)).requires_grad_()
+        exact = x.detach().double().requires_grad_()
+        expected = sine_reference(exact.exp()) * 2
+
+        out = run(x)
+
+        torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-4)
+        (grad,) = torch.autograd.grad(out.square().sum(), x)
+        (expected_grad,) = torch.autograd.grad(expected.square().sum(), exact)
+        torch.testing.assert_close(grad.double(), expected_grad, rtol=1e-3, atol=1e-3)
+
+
 def test_a_dataclass_operator_with_a_kernel_and_a_backward_is_seen_through() -> None:
     def fn(x: Tensor) -> Tensor:
-        return affine(x.sin(), CFG).cos()
+        return sine(x.sin(), CFG).cos()
 
     explained = explain(fn, dynamic=True)
     explained(torch.randn(100, 7, device="cuda", requires_grad=True))
     report = explained(torch.randn(33, 5, device="cuda", requires_grad=True))
 
     assert report.agrees, report
-    (op,) = report.compilations[0].ops
-    assert "1 Triton kernel" in op.description
-    forward = next(graph for graph in report.compilations[0].graphs if graph.kind == "forward")
-    assert "magi_gpu.affine" not in forward.externs
-    assert any("affine_kernel" in kernel for kernel in forward.kernels)
+    described = {op.name: op.description for op in report.compilations[0].ops}
+    assert "1 Triton kernel" in described["magi_gpu::sine"]
+    forward, backward = (
+        next(graph for graph in report.compilations[0].graphs if graph.kind == kind) for kind in ("forward", "backward")
+    )
+    assert "magi_gpu.sine" not in forward.externs
+    assert any("sine_kernel" in kernel for kernel in forward.kernels)
+    assert any("sine_backward_kernel" in kernel for kernel in backward.kernels)
 
 
-@pytest.mark.parametrize("operator", [affine, boundary], ids=["whole", "split"])
+@pytest.mark.parametrize("operator", [sine, boundary], ids=["whole", "split"])
 def test_cuda_graphs(operator: object) -> None:
-    def fn(x: Tensor, weight: Tensor) -> Tensor:
-        return operator(x @ weight, CFG).relu() @ weight  # type: ignore[operator, no-any-return]
+    def fn(x: Tensor, weight: Tensor, op: Any) -> Tensor:
+        return op(x @ weight, CFG).relu() @ weight  # type: ignore[no-any-return]
+
+    def op_without_kernel(x: Tensor, cfg: Affine) -> Tensor:
+        return sine_reference(x)
 
     compiled = torch.compile(fn, backend="magi", mode="reduce-overhead")
     weight = torch.randn(64, 64, device="cuda")
@@ -84,14 +132,64 @@ def test_cuda_graphs(operator: object) -> None:
         for seed in range(5):
             x = torch.randn(16, 64, device="cuda", generator=torch.Generator("cuda").manual_seed(seed))
             torch.compiler.cudagraph_mark_step_begin()
-            torch.testing.assert_close(compiled(x, weight), fn(x, weight), rtol=1e-4, atol=1e-3)
+            torch.testing.assert_close(
+                compiled(x, weight, operator), fn(x, weight, op_without_kernel), rtol=1e-3, atol=2e-3
+            )
+
+
+def test_pieces_between_boundary_operators() -> None:
+    def fn(x: Tensor, weight: Tensor) -> Tensor:
+        for _ in range(3):
+            x = boundary(x @ weight, CFG) + x
+        return x
+
+    compiled = torch.compile(fn, backend="magi", fullgraph=True, dynamic=True)
+    weight = torch.randn(32, 32, device="cuda") / 8
+    for rows in (16, 9):
+        x = expected = torch.randn(rows, 32, device="cuda")
+        for _ in range(3):
+            expected = sine_reference(expected @ weight) + expected
+
+        torch.testing.assert_close(compiled(x, weight), expected, rtol=1e-3, atol=2e-3)
+
+
+def test_two_streams() -> None:
+    compiled = torch.compile(lambda x: sine(x.exp(), CFG) + 1, backend="magi", fullgraph=True)
+    inputs = [torch.randn(1 << 16, device="cuda") for _ in range(8)]
+    compiled(inputs[0])
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+
+    results = []
+    for index, x in enumerate(inputs):
+        with torch.cuda.stream(streams[index % 2]):
+            results.append(compiled(x))
+    torch.cuda.synchronize()
+
+    for x, result in zip(inputs, results, strict=True):
+        torch.testing.assert_close(result, sine_reference(x.exp()) + 1, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("backend", ["inductor", "magi"])
+def test_vae_decode_at_several_sizes(backend: str) -> None:
+    pytest.importorskip("diffusers")
+    model = _models.vae().eval().requires_grad_(False)
+    exact = _models.vae().eval().requires_grad_(False).double().cuda()
+    compiled = torch.compile(model.cuda(), backend=backend, dynamic=True)
+
+    with torch.no_grad():
+        for size in ((1, 4, 8, 8), (2, 4, 12, 8), (1, 4, 16, 24)):
+            latents = torch.randn(size, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
+            with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+                result = compiled(latents)
+            torch.testing.assert_close(result.double(), exact(latents.double()), rtol=1e-3, atol=1e-3)
 
 
 def test_cuda_graphs_are_captured() -> None:
     from torch.profiler import ProfilerActivity, profile
 
     compiled = torch.compile(
-        lambda x: (affine(x, CFG) @ x).relu(), backend="magi", options={"magi.mode": "reduce-overhead"}
+        lambda x: (sine(x, CFG) @ x).relu(), backend="magi", options={"magi.mode": "reduce-overhead"}
     )
     x = torch.randn(64, 64, device="cuda")
     with torch.no_grad():

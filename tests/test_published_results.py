@@ -14,7 +14,9 @@ import pytest
 
 
 ROOT = Path(__file__).parents[1]
-RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+RUNS_OF_TESTS = {"gpu_e2e", "compat"}
+ALL = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+RESULTS = [path for path in ALL if path.stem not in RUNS_OF_TESTS]
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -63,3 +65,18 @@ def test_performance_page_quotes_only_measured_ratios() -> None:
     quoted = set(re.findall(r"\b\d+\.\d{3}\b", page))
     assert quoted
     assert quoted <= measured
+
+
+def test_the_run_on_a_gpu_was_green_and_noticed_broken_kernels() -> None:
+    path = ROOT / "benchmarks" / "results" / "gpu_e2e.json"
+    if not path.exists():
+        pytest.skip("no run of `nox -s gpu_e2e` is published yet")
+    record = load(path)
+    assert record["name"] == "gpu_e2e"
+    assert record["commit"]
+    for run in record["runs"]:
+        assert run["failed"] == 0
+        assert run["passed"] == len(run["tests"]) > 0
+        assert all(reason and count > 0 for reason, count in run["skipped"].items())
+        assert len(run["mutation"]) >= 5
+        assert run["mutation"].keys() <= set(run["tests"])
