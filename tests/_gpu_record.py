@@ -86,11 +86,10 @@ class Recorder:
             self.skips[report.nodeid] = reason.removeprefix("Skipped: ")
         elif report.failed:
             crash = getattr(report.longrepr, "reprcrash", None)
+            said = "" if crash is None else crash.message
             # A test that breaks for another reason than its numbers has not noticed anything.
-            noticed = not self.is_mutated or (
-                crash is not None and crash.message.startswith(("AssertionError", "assert "))
-            )
-            self.outcomes[report.nodeid] = "failed" if noticed else f"broke: {crash.message if crash else 'no reason'}"
+            noticed = not self.is_mutated or said.startswith(("AssertionError", "assert "))
+            self.outcomes[report.nodeid] = "failed" if noticed else f"broke: {said}"
         elif report.when == "call":
             self.outcomes.setdefault(report.nodeid, "passed")
 
