@@ -59,6 +59,13 @@ def test_table_beside_the_result_shows_its_ratios(path: Path) -> None:
         assert f"| {key} | {value:.3f} |" in table
 
 
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_the_picture_is_of_this_result(path: Path) -> None:
+    picture = (ROOT / "docs" / "plots" / f"{path.stem}.svg").read_text()
+    assert f"commit {load(path)['commit']}" in picture
+    assert f"plots/{path.stem}.svg" in (ROOT / "docs" / "performance.md").read_text()
+
+
 def test_performance_page_quotes_only_measured_ratios() -> None:
     page = (ROOT / "docs" / "performance.md").read_text()
     measured = {f"{value:.3f}" for path in RESULTS for value in load(path)["ratios"].values()}
