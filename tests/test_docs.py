@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each page of the documents is a program that runs and prints what the page shows; its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import _run_page
+import pytest
+from _pages import PageError, read_page
+
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+RUNNER = Path(__file__).parent / "_run_page.py"
+PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+# The fast suite of each package runs its own README already.
+READMES = sorted((ROOT / "packages").glob("*/README.md"))
+# Blocks that are shown and never run: each says why above it. Raise this only with such a block.
+NOT_RUN = 25
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def run(page: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(RUNNER), str(page), *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=500)
+
+
+def programs(pages: list[Path], word: str | None = None) -> list[Path]:
+    """The pages with blocks, of which one has that word above it."""
+    return [page for page in pages if any(word in {None, block.word} for block in read_page(page).blocks)]
+
+
+@pytest.mark.parametrize("page", programs(PAGES), ids=name)
+def test_page(page: Path) -> None:
+    done = run(page)
+
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", READMES, ids=name)
+def test_readme_of_a_package(page: Path) -> None:
+    done = run(page)
+
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page", programs([*PAGES, *READMES], word="gpu"), ids=name)
+def test_page_on_a_gpu(page: Path) -> None:
+    done = run(page, "--gpu")
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_is_not_run_is_counted() -> None:
+    not_run = [
+        f"{name(page)}:{block.line}: {block.reason}" for page in [*PAGES, *READMES] for block in read_page(page).not_run
+    ]
+
+    assert len(not_run) <= NOT_RUN, "\n".join(not_run)
+
+
+PAGE = """
+<!-- setup
+x = 2
+-->
+```python
+print(x)  # {promise}
+print(x + 1)
+```
+{between}
+```text
+{shown}
+```
+"""
+
+
+@pytest.mark.parametrize(
+    ("page", "sentence"),
+    [
+        (PAGE.format(promise="2", between="", shown="2\n3"), None),
+        (PAGE.format(promise="2", between="", shown="...\n3"), None),
+        (PAGE.format(promise="3", between="", shown="2\n3"), ":6: prints"),
+        (PAGE.format(promise="2", between="", shown="2\n4"), ":11: the page shows"),
+        (PAGE.format(promise="2", between="<!-- not run: no reason at all -->", shown=""), None),
+        (PAGE.format(promise="2", between="<!-- not run: -->", shown=""), "needs a reason"),
+        ("```python\n1 / 0\n```\n", ":2: .*ZeroDivisionError"),
+        ("<!-- raises -->\n```python\n1 / 0\n```\n```text\nZeroDivisionError: division by zero\n```\n", None),
+        ("<!-- raises -->\n```python\n1 / 1\n```\n", "raises nothing"),
+        ("<!-- gpu -->\n```python\n1 / 0\n```\n", None),
+        ("<!-- gpu -->\n```python\n1 /\n```\n", "SyntaxError"),
+        ("<!-- output -->\n```python\nx\n```\n", "output of nothing"),
+        ("```python\nprint('x=1')\n```\n<!-- output -->\n```python\nx = 1\n```\n", None),
+        ("```console\n$ rm x\n```\n", "no command of ours"),
+        ("```console\n$ magi-opschema nonsense\n```\n", "ended with 2"),
+        ("```\nanything\n```\n", "plain block that nothing checks"),
+        ("```toml\na =\n```\n", "TOMLDecodeError"),
+        ("    indented\n", "put it between fences"),
+        ("<!-- gpu -->\nprose\n", "belongs to no block"),
+        ("<!-- environment: MAGI_TEST=1 -->\n```python\nimport os\nprint(os.environ['MAGI_TEST'])  # 1\n```\n", None),
+    ],
+)
+def test_the_runner_believes_nothing(
+    page: str,
+    sentence: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "page", sys)  # put back afterwards, as the next line is
+    monkeypatch.setenv("MAGI_TEST", "0")
+    file = tmp_path / "page.md"
+    file.write_text(page)
+
+    status = _run_page.main([str(file)])
+
+    said = capsys.readouterr().err
+    assert status == (0 if sentence is None else 1), said
+    assert sentence is None or re.search(sentence, said, re.DOTALL), said
+
+
+def test_a_setup_block_is_a_block(tmp_path: Path) -> None:
+    file = tmp_path / "page.md"
+    file.write_text(PAGE.format(promise="2", between="", shown="2"))
+
+    assert [(block.line, block.language) for block in read_page(file).blocks] == [
+        (3, "setup"),
+        (6, "python"),
+        (11, "text"),
+    ]
+
+
+def test_a_comment_without_a_block_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "page.md"
+    file.write_text("<!-- raises -->\n\nprose\n")
+
+    with pytest.raises(PageError, match="right above one"):
+        read_page(file)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of the headings of *page*, as GitHub and the site make them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    words = [re.sub(r"[^\w\- ]", "", heading.lower()).strip() for heading in headings]
+    return {re.sub(r"[ ]", "-", word) for word in words}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *READMES], ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    prose = re.sub(r"^```.*?^```$|`[^`\n]+`", "`", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    lost = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        if "://" in target:
+            continue
+        if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file)):
+            lost.append(target)
+        elif DOCS in page.parents and DOCS not in file.parents and file != DOCS:
+            lost.append(f"{target}: not on the site; link to a page of it")
+
+    assert lost == []
