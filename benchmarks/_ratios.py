@@ -32,6 +32,7 @@ RATIOS: dict[str, dict[str, tuple[Measured, Measured]]] = {
         "m1_8192_vs_floor": (("nvfp4", "m1_8192"), ("nvfp4 floor", "m1_8192")),
         "m1_8192_bf16_vs_floor": (("bf16", "m1_8192"), ("bf16 floor", "m1_8192")),
     },
+    "pass_overhead": {"pipeline_vs_compile": (("pipeline", "graph_of_1000"), ("compile", "graph_of_1000"))},
     "see_through": {
         "launch_bound_vs_hand": (("see_through", "launch_bound"), ("hand", "launch_bound")),
         "launch_bound_vs_opaque_speedup": (("opaque", "launch_bound"), ("see_through", "launch_bound")),
@@ -89,7 +90,20 @@ def _interval(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, fl
     return found[50], found[-51]
 
 
-FROM_ROWS: dict[str, Callable[[Sequence[Mapping[str, Any]]], dict[str, float]]] = {"backend_parity": _backend_parity}
+def _recompute(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Time and peak memory of a step of each arm over those of stock, and of the two arms with a budget."""
+    found: dict[str, float] = {}
+    for what, field in (("step", "seconds"), ("peak", "bytes")):
+        median = {row["arm"]: statistics.median(row[field]) for row in rows}
+        for arm, other in (("magi", "stock"), ("magi_budget", "stock"), ("magi_budget", "stock_budget")):
+            found[f"{arm}_{what}_vs_{other}"] = median[arm] / median[other]
+    return found
+
+
+FROM_ROWS: dict[str, Callable[[Sequence[Mapping[str, Any]]], dict[str, float]]] = {
+    "backend_parity": _backend_parity,
+    "recompute": _recompute,
+}
 """Benchmarks whose ratios are made of single repeats."""
 
 

@@ -25,7 +25,7 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(frozen=True)
 class Row:
-    """All repeats of one arm in one case, in seconds a call."""
+    """All repeats of one arm in one case, in seconds a call; and the peak of its memory, where that is measured."""
 
     arm: str
     case: str
@@ -34,6 +34,7 @@ class Row:
     triton: str
     device: str
     commit: str
+    bytes: tuple[int, ...] = ()
 
 
 def measure_paired(
@@ -126,6 +127,9 @@ def _markdown(name: str, rows: Sequence[Row], computed: Mapping[str, float], not
     for row in rows:
         spread = f"{_show(min(row.seconds))} to {_show(max(row.seconds))}"
         lines.append(f"| {row.case} | {row.arm} | {_show(statistics.median(row.seconds))} | {spread} |")
+    for row in rows:
+        if row.bytes:
+            lines.append(f"| {row.case}, peak memory | {row.arm} | {statistics.median(row.bytes) / 2**20:.1f} MiB | |")
     lines += ["", "| ratio | value |", "|---|---|"]
     lines += [f"| {key} | {value:.3f} |" for key, value in computed.items()]
     return "\n".join(lines) + "\n"
