@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -182,20 +183,62 @@ def full(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON)
 def wheels(session: nox.Session) -> None:
-    """Build the wheels, install them into a fresh environment, run the smoke tests on them."""
-    dist = Path(session.create_tmp()) / "dist"
-    shutil.rmtree(dist, ignore_errors=True)
+    """Build wheels and sdists, check them, and use them in a fresh environment: each alone, then all together."""
+    work = Path(session.create_tmp())
+    dist, rebuilt, fresh = work / "dist", work / "rebuilt", work / "fresh"
+    for folder in (dist, rebuilt):
+        shutil.rmtree(folder, ignore_errors=True)
     session.install(*_group("build"))
     for package in PACKAGES:
-        session.run("python", "-m", "build", "--outdir", str(dist), f"packages/{package}", silent=True)
-    fresh = Path(session.create_tmp()) / "fresh"
+        with session.chdir(ROOT / "packages" / package):
+            session.run("hatch", "build", str(dist), silent=True)
+    session.run("twine", "check", "--strict", *(str(file) for file in sorted(dist.iterdir())))
+    sdists = [str(file) for file in sorted(dist.glob("*.tar.gz"))]
+    session.run("python", "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", str(rebuilt), *sdists)
+    for wheel in sorted(dist.glob("*.whl")):
+        if _contents(wheel) != _contents(rebuilt / wheel.name):
+            session.error(f"the sdist of {wheel.name} builds another wheel than the checkout")
+
     session.run("python", "-m", "venv", "--clear", str(fresh))
     python = str(fresh / "bin" / "python")
-    built = [str(wheel) for wheel in sorted(dist.glob("*.whl"))]
-    session.run(
-        *(python, "-m", "pip", "install", "-q", *built, *_pins(*PACKAGES), *_group("test", "models")), external=True
-    )
-    session.run(python, "-m", "pytest", "tests", "-m", "smoke and not gpu", *session.posargs, external=True)
+    foreign = [str(requirement) for package in PACKAGES for requirement in _foreign_requirements(package)]
+    session.run(*(python, "-m", "pip", "install", "-q", *_pins(*PACKAGES), *foreign, *_group("test")), external=True)
+    # Without an index nothing but these wheels can satisfy a requirement on one of ours.
+    ours = (python, "-m", "pip", "install", "-q", "--no-index", "--find-links", str(dist))
+    for package in PACKAGES:
+        session.run(*ours, package, external=True)
+        session.run(python, "-c", _ARE_INSTALLED, *_closure(package), external=True)
+        session.run(python, "tests/_run_page.py", f"packages/{package}/README.md", external=True)
+        if package != PACKAGES[-1]:
+            session.run(python, "-m", "pip", "uninstall", "-q", "-y", *_closure(package), external=True)
+    session.run(python, "tests/_run_page.py", "README.md", external=True)
+    session.run(python, "-m", "pytest", "tests/test_smoke.py", "-m", "not gpu", *session.posargs, external=True)
+
+
+_ARE_INSTALLED = """
+import sys
+from importlib.metadata import distributions
+installed = {d.name for d in distributions() if d.name.startswith("magi-")}
+assert installed == set(sys.argv[1:]), installed
+"""
+
+
+def _foreign_requirements(package: str) -> list[str]:
+    return [text for text in _project(package)["dependencies"] if not text.startswith(tuple(GRAPH))]
+
+
+def _contents(wheel: Path) -> dict[str, bytes]:
+    """The files of *wheel*; without RECORD, which only counts them."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/RECORD")}
+
+
+@nox.session(python=PYTHON)
+def docs(session: nox.Session) -> None:
+    """Build the documents as a site in out/site; a warning is an error. `-- serve` shows them while they change."""
+    session.install(*_group("docs"))
+    command = session.posargs or ["build", "--strict"]
+    session.run("mkdocs", *command, env={"NO_MKDOCS_2_WARNING": "1"})
 
 
 @nox.session(python=PYTHON)
