@@ -184,7 +184,7 @@ def full(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def wheels(session: nox.Session) -> None:
     """Build wheels and sdists, check them, and use them in a fresh environment: each alone, then all together."""
-    work = Path(session.create_tmp())
+    work = Path(session.create_tmp()).resolve()
     dist, rebuilt, fresh = work / "dist", work / "rebuilt", work / "fresh"
     for folder in (dist, rebuilt):
         shutil.rmtree(folder, ignore_errors=True)
@@ -253,7 +253,8 @@ def aten(session: nox.Session) -> None:
     """Run every operator of the generated ATen surface in every active slot."""
     session.install(*_pins("magi-opschema"), "-e", "packages/magi-opschema[aten]", *_group("types"))
     # One thread a process: the harness forks one per processor.
-    tests = [f"packages/magi-opschema/tests/aten/{name}.py" for name in ("test_harness", "test_divergences")]
+    names = ("test_harness", "test_divergences", "test_library_ops")
+    tests = [f"packages/magi-opschema/tests/aten/{name}.py" for name in names]
     session.run("pytest", *(session.posargs or tests), env={"OMP_NUM_THREADS": "1"})
 
 

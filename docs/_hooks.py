@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the site promises beyond what MkDocs checks: viewing a page asks no other host for anything."""
+"""What the site has beyond what MkDocs does: pages that ask no other host for anything, and news not released yet."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 from mkdocs.exceptions import PluginError
@@ -12,6 +15,24 @@ from mkdocs.exceptions import PluginError
 _FETCHED = re.compile(
     r"""<(?:script|link|img|iframe)\b[^>]*?\b(?:src|href)=["']?(?P<url>(?:https?:)?//[^"'\s>]+)[^>]*>"""
 )
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """The two files of the repository's root that are pages too: their links, and what is not released yet."""
+    del files
+    root = Path(config.config_file_path).parent
+    if page.file.src_uri == "contributing.md":
+        return (root / "CONTRIBUTING.md").read_text().replace("](docs/", "](")
+    if page.file.src_uri == "changelog.md":
+        return f"{(root / 'CHANGELOG.md').read_text()}\n{_unreleased(root)}"
+    return markdown
+
+
+def _unreleased(root: Path) -> str:
+    """The fragments of the changelog, as a release would write them."""
+    version = (root / "VERSION").read_text().strip()
+    draft = ("towncrier", "build", "--draft", "--version", version, "--date", "not released yet")
+    return subprocess.run([sys.executable, "-m", *draft], cwd=root, capture_output=True, text=True, check=True).stdout
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
