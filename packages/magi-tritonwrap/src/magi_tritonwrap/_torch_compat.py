@@ -129,15 +129,27 @@ def fake_tensors() -> FakeTensorMode:
 
 
 def keeping_graphs(graphs: list[torch.fx.GraphModule]) -> Any:
-    """A backend of `torch.compile` that runs AOTAutograd, and appends each graph that Inductor would be given."""
+    """A backend of `torch.compile` that runs AOTAutograd, and appends each graph that Inductor would be given.
+
+    Inputs that are fake come from another mode than the one that Dynamo made for AOTAutograd. From torch 2.11 on
+    AOTAutograd takes them over into it; 2.10 refuses them (`detect_fake_mode` in `torch/_guards.py`).
+    """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch._aot_autograd.utils import make_boxed_func
+    from torch._guards import TracingContext
 
     def keep(graph: torch.fx.GraphModule, _: object) -> Any:
         graphs.append(graph)
         return make_boxed_func(graph.forward)
 
-    return aot_autograd(fw_compiler=keep)
+    compile_graph = aot_autograd(fw_compiler=keep)
+
+    def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        mode = TracingContext.get().fake_mode
+        assert mode is not None, "Dynamo makes one before it calls a backend"
+        return compile_graph(graph, [mode.from_tensor(x) if isinstance(x, FakeTensor) else x for x in inputs])
+
+    return backend
 
 
 def is_launch(target: object) -> bool:
