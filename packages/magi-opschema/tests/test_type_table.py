@@ -8,11 +8,13 @@ import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Generic, Literal, NamedTuple, NewType, Optional, TypedDict, TypeVar
 
 import pytest
 import torch
 from magi_opschema import lower_signature, magi_register_custom_op, op_def, opcheck
+from magi_opschema._annotations import show_type
 from torch import Tensor
 from torch.types import Number
 
@@ -258,6 +260,22 @@ def test_row_is_exported_saved_and_loaded(
 def test_row_passes_opcheck(ns: str, annotation: Any, value: Any, schema_types: list[str], path: str) -> None:
     op = make_op(ns, annotation, [])
     assert set(opcheck(op, (torch.arange(3.0), value)).values()) == {"SUCCESS"}
+
+
+def test_golden_of_each_row(ns: str, request: pytest.FixtureRequest) -> None:
+    """Schema and generated code of every row in one file; `pytest --accept` writes it, and the diff is the review."""
+    sections = []
+    for index, (annotation, *_) in enumerate(ROWS):
+        definition = op_def(make_op(f"{ns}_{index}", annotation, []))
+        texts = [getattr(fn, "__source__", "") for fn in (definition.exposed_op, definition.lowered_fn)]
+        sections.append(
+            "\n".join([f"=== {show_type(annotation)}", f"{definition.lowering.schema}\n", *filter(None, texts)])
+        )
+    text = "\n".join(sections)
+    path = Path(__file__).parent / "golden" / "rows.txt"
+    if request.config.getoption("--accept"):
+        path.write_text(text, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == text
 
 
 def test_generator_argument_works_in_eager(ns: str) -> None:

@@ -73,7 +73,7 @@ class OpDef:
         if self.traits:
             lines.append(entry("traits", ", ".join(sorted(self.traits))))
         # A key may be as wide as the column: `see-through`.
-        lines += [entry(f"{key} ", text) for key, text in self._notes.items()]
+        lines += [entry(f"{key}  ", text) for key, text in self._notes.items()]
         return "\n".join(lines)
 
 

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One op with everything in it: as its plain body in every form of compilation, and with every guarantee of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import pytest
+import torch
+from magi_opschema import errors, magi_register_custom_op, op_def
+from torch import Tensor
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Crop(NamedTuple):
+    start: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Affine:
+    weight: Tensor
+    bias: Tensor | None = None
+    mode: Literal["mul", "add"] = "mul"
+
+
+@dataclass(frozen=True)
+class Plan:
+    affine: Affine
+    crop: Crop
+    scale: float = 2.0
+    terms: tuple[Tensor, ...] = ()
+
+
+def plain(x: Tensor, plan: Plan) -> Tensor:
+    """What the op does, in operators that autograd knows."""
+    x = x[plan.crop.start : plan.crop.start + plan.crop.size]
+    y = x * plan.affine.weight if plan.affine.mode == "mul" else x + plan.affine.weight
+    y = y * plan.scale
+    if plan.affine.bias is not None:
+        y = y + plan.affine.bias
+    for term in plan.terms:
+        y = y + term
+    return y
+
+
+def fake(x: Tensor, plan: Plan) -> Tensor:
+    return x.new_empty(plan.crop.size, x.shape[1])
+
+
+def save(ctx: Any, inputs: Any, output: Any) -> None:
+    x, plan = inputs
+    ctx.save_for_backward(x, plan.affine.weight)
+    ctx.plan = (plan.crop, plan.affine.mode, plan.scale, plan.affine.bias is not None, len(plan.terms))
+
+
+def backward(ctx: Any, grad: Tensor) -> Any:
+    x, weight = ctx.saved_tensors
+    crop, mode, scale, has_bias, terms = ctx.plan
+    piece = x[crop.start : crop.start + crop.size]
+    inner = grad * scale
+    grad_piece, grad_weight = (inner * weight, inner * piece) if mode == "mul" else (inner, inner)
+    below = x.new_zeros(x.shape[0] - crop.start - crop.size, x.shape[1])
+    grad_x = torch.cat([x.new_zeros(crop.start, x.shape[1]), grad_piece, below])
+    affine = {"weight": grad_weight.sum(0), "bias": grad.sum(0) if has_bias else None}
+    return grad_x, {"affine": affine, "terms": [grad] * terms}
+
+
+def make_op(ns: str) -> Callable[[Tensor, Plan], Tensor]:
+    options: Any = {"infer_output_meta_fn": fake, "setup_context_fn": save, "backward_fn": backward}
+
+    @magi_register_custom_op(f"{ns}::apply", **options)
+    def apply(x: Tensor, plan: Plan) -> Tensor:
+        return plain(x, plan).clone()
+
+    return apply
+
+
+def inputs(rows: int, requires_grad: bool) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(rows)
+    shapes = [(rows, 3), (3,), (3,), (rows - 1, 3)]
+    return [torch.randn(shape, generator=generator, requires_grad=requires_grad) for shape in shapes]
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("mode", ["training", "no_grad", "inference"])
+def test_as_the_plain_body(ns: str, mode: str, backend: str, dynamic: bool) -> None:
+    """The sizes of a record are symbols of the graph when shapes are dynamic."""
+    apply = make_op(ns)
+
+    def call(fn: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor, term: Tensor) -> Tensor:
+        plan = Plan(Affine(weight, bias), Crop(1, x.shape[0] - 1), 3.0, (term,))
+        return fn(x.sin(), plan).relu() + fn(x, Plan(Affine(weight, mode="add"), Crop(0, x.shape[0] - 1)))
+
+    graphs = []
+
+    def counting(graph: Any, example_inputs: Any) -> Any:
+        graphs.append(graph)
+        return torch._dynamo.lookup_backend(backend)(graph, example_inputs)
+
+    compiled = torch.compile(lambda *tensors: call(apply, *tensors), fullgraph=True, backend=counting, dynamic=dynamic)
+    guard = {"training": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}[mode]
+    for rows in (6, 9, 7):  # no two sizes are equal, which would make them one symbol
+        with guard():
+            tensors = inputs(rows, mode == "training")
+            expected, found, eager = call(plain, *tensors), compiled(*tensors), call(apply, *tensors)
+            torch.testing.assert_close(found, expected)
+            torch.testing.assert_close(eager, expected)
+        if mode == "training":
+            for output in (found, eager):
+                torch.testing.assert_close(
+                    torch.autograd.grad(output.square().sum(), tensors),
+                    torch.autograd.grad(expected.square().sum(), tensors, retain_graph=True),
+                )
+    assert len(graphs) == (1 if dynamic else 3)
+    targets = [node.target for node in graphs[0].graph.nodes]
+    assert targets.count(op_def(apply).torch_op) == 2
+
+
+def compiled_and_eager(fn: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    return {
+        "eager": fn,
+        "aot_eager": torch.compile(fn, fullgraph=True, backend="aot_eager"),
+        "inductor": torch.compile(fn, fullgraph=True, backend="inductor"),
+    }
+
+
+FORMS = ["eager", "aot_eager", "inductor"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_output_that_aliases_is_refused(ns: str, form: str) -> None:
+    @magi_register_custom_op(f"{ns}::same")
+    def same(x: Tensor, crop: Crop) -> Tensor:
+        return x
+
+    with pytest.raises(errors.AliasingError, match=r"same\(\): 'output' shares its memory with an input"):
+        compiled_and_eager(lambda x: same(x, Crop(0, 1)) + 1)[form](torch.ones(3))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_fake_that_says_another_shape_is_found(ns: str, form: str) -> None:
+    @magi_register_custom_op(f"{ns}::first")
+    def first(x: Tensor, crop: Crop) -> Tensor:
+        return x[: crop.size].clone()
+
+    with pytest.raises(
+        errors.FakeMismatchError, match=r"first\(\): 'output' has shape \(1,\), and the fake says \(3,\)"
+    ):
+        compiled_and_eager(lambda x: first(x, Crop(0, 1)))[form](torch.ones(3))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_backward_that_is_missing_is_an_error(ns: str, form: str) -> None:
+    @magi_register_custom_op(f"{ns}::double")
+    def double(x: Tensor, crop: Crop) -> Tensor:
+        return x * 2
+
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(Exception, match=r"double\(\): a gradient was asked of this op, which has no backward_fn"):
+        compiled_and_eager(lambda x: double(x, Crop(0, 1)))[form](x).sum().backward()
+    assert x.grad is None
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_versions_are_bumped(ns: str, form: str) -> None:
+    @magi_register_custom_op(f"{ns}::fill", mutates_args=["plan"])
+    def fill(x: Tensor, plan: Affine) -> None:
+        plan.weight.copy_(x)
+
+    buffer = torch.zeros(3)
+    compiled_and_eager(lambda x, out: fill(x, Affine(out)))[form](torch.ones(3), buffer)
+    assert (buffer.tolist(), buffer._version > 0) == ([1.0] * 3, True)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_tensor_subclass(ns: str, form: str, grad: bool) -> None:
+    """A subclass gets the op once for each of its parts, also under autograd."""
+    apply = make_op(ns)
+    parts = torch.randn(2, 4, 3)
+    call = compiled_and_eager(lambda x, w: apply(x, Plan(Affine(w), Crop(1, 3))))[form]
+    x = TwoTensor(parts[0].clone(), parts[1].clone()).requires_grad_(grad)
+    weight = torch.arange(3.0)
+    found = call(x, weight)
+    assert isinstance(found, TwoTensor)
+    torch.testing.assert_close(found.a, parts[0][1:] * weight * 2)
+    torch.testing.assert_close(found.b, parts[1][1:] * weight * 2)
+    if grad:
+        (gradient,) = torch.autograd.grad(found.sum(), x)
+        assert isinstance(gradient, TwoTensor)
+        torch.testing.assert_close(gradient.b[1:], weight.expand(3, 3) * 2)
+
+
+class Recorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("form", ["eager", "compiled"])
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_dispatch_mode(ns: str, form: str, grad: bool) -> None:
+    """torch runs compiled functions in eager mode under a dispatch mode of the user's."""
+    apply = make_op(ns)
+
+    def call(x: Tensor) -> Tensor:
+        return apply(x, Plan(Affine(torch.ones(3)), Crop(0, 2)))
+
+    if form == "compiled":
+        call = torch.compile(call, backend="aot_eager")
+    x = torch.ones(4, 3, requires_grad=grad)
+    with Recorder() as mode:
+        found = call(x)
+    assert found.tolist() == [[2.0] * 3] * 2
+    assert op_def(apply).torch_op in mode.seen
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_autocast(ns: str, form: str) -> None:
+    from magi_opschema import register_autocast
+
+    apply = make_op(ns)
+    register_autocast(apply, "cpu", torch.bfloat16)
+    call = compiled_and_eager(lambda x: apply(x, Plan(Affine(torch.ones(3)), Crop(0, 2))))[form]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert call(torch.ones(4, 3)).dtype == torch.bfloat16
