@@ -15,6 +15,7 @@ from mkdocs.exceptions import PluginError
 _FETCHED = re.compile(
     r"""<(?:script|link|img|iframe)\b[^>]*?\b(?:src|href)=["']?(?P<url>(?:https?:)?//[^"'\s>]+)[^>]*>"""
 )
+_CODE = re.compile(r"`[^`\n]+`")
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
@@ -25,7 +26,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         return (root / "CONTRIBUTING.md").read_text().replace("](docs/", "](")
     if page.file.src_uri == "changelog.md":
         return f"{(root / 'CHANGELOG.md').read_text()}\n{_unreleased(root)}"
-    return markdown
+    # In a table GitHub needs a backslash before a bar, also in code; Python-Markdown would show it.
+    return _CODE.sub(lambda code: code[0].replace(r"\|", "|"), markdown)
 
 
 def _unreleased(root: Path) -> str:
