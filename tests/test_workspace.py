@@ -66,6 +66,21 @@ def test_ranges_of_siblings_admit_the_version(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
+def test_metadata_is_complete(package: str) -> None:
+    described = project(package)["project"]
+    pythons = {text.split(" :: ")[-1] for text in described["classifiers"] if " :: 3." in text}
+
+    assert described["license"] == "Apache-2.0"
+    assert described["license-files"] == ["LICENSE"]
+    assert described["readme"] == "README.md"
+    assert described["requires-python"] == ">=3.11"
+    assert {"description", "authors", "keywords"} <= described.keys()
+    assert "Typing :: Typed" in described["classifiers"]
+    assert pythons == {"3.11", "3.12", "3.13"}
+    assert described.get("urls") == project(PACKAGES[0])["project"].get("urls"), "the packages share one repository"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
 def test_siblings_are_imported_through_public_names_only(package: str) -> None:
     own, others = IMPORT_NAMES[package], set(IMPORT_NAMES.values()) - {IMPORT_NAMES[package]}
     trespasses = []
