@@ -88,6 +88,25 @@ def test_second_process_hits_the_compile_caches(tmp_path: Path) -> None:
     assert run(script, tmp_path, TORCHINDUCTOR_CACHE_DIR=cache).split() == ["1", "0"]
 
 
+def test_an_exported_program_is_loaded_in_another_process(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt2"
+    export = f"""
+    class Model(torch.nn.Module):
+        def forward(self, x, w):
+            return apply(x, Config(w, 3.0)) + apply(x, Config(w, mode="add"))
+
+    rows = torch.export.Dim("rows")
+    program = torch.export.export(Model(), (torch.ones(4, 2), torch.ones(2)), dynamic_shapes=({{0: rows}}, None))
+    torch.export.save(program, {str(path)!r})
+    """
+    load = f"""
+    model = torch.export.load({str(path)!r}).module()
+    print(model(torch.ones(3, 2), torch.tensor([1.0, 2.0])).tolist())
+    """
+    run(export, tmp_path)
+    assert run(load, tmp_path).strip() == "[[5.0, 10.0], [5.0, 10.0], [5.0, 10.0]]"
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_worker_process(tmp_path: Path, method: str) -> None:
     script = f"""
