@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
-from magi_backend import OptionError, Report, explain
+from magi_backend import OptionError, Report, TargetTypeError, explain
 from magi_backend._compare import compare, compare_trees
 from magi_backend._records import external_calls, generated_kernels
 from torch import Tensor, nn
@@ -165,6 +165,11 @@ def test_what_is_compiled_already_is_run_as_it_is() -> None:
     assert "compiled before" in later.to_text()
     with pytest.raises(OptionError, match=r"is compiled already, so dynamic would have no effect"):
         explain(compiled, dynamic=True)
+
+
+def test_what_cannot_be_called_is_refused() -> None:
+    with pytest.raises(TargetTypeError, match=r"explain takes a module or a function, and got 3 \(a int\)"):
+        explain(3)  # type: ignore[arg-type]
 
 
 def test_a_graph_break_is_reported() -> None:

@@ -42,6 +42,12 @@ def test_a_mode_stands_for_inductor_keys_and_the_user_wins_over_it() -> None:
         ),
         ({"options": {"check": True}}, "Did you mean 'magi.check'"),
         ({"options": {"frobnicate": 1}}, "Its own options are magi.mode, magi.check, magi.tune"),
+        (
+            {"options": {"max_autotune": "yes"}},
+            "The option max_autotune = 'yes' is a str; torch._inductor.config.max_autotune takes True or False.",
+        ),
+        ({"options": {"triton.max_block": 3}}, "Unknown option 'triton.max_block'"),
+        ({"options": {3: True}}, "The option 3 is a int; options have names"),
         ({"options": {"magi.chek": True}}, "'magi.chek' is no setting of the magi backend. Did you mean 'magi.check'?"),
         ({"mode": "fast"}, "mode='fast' is no mode of the magi backend. There are: default, reduce-overhead"),
         (
@@ -67,6 +73,13 @@ def test_torch_compile_raises_the_error_itself() -> None:
     assert isinstance(caught.value, torch._dynamo.exc.BackendCompilerFailed)  # for code that expects what torch raises
     assert type(caught.value.inner_exception) is OptionError
     assert len(caught.traceback) < 8, "Dynamo's own frames are left out"
+
+
+def test_torch_may_swallow_the_error_and_run_eager() -> None:
+    compiled = torch.compile(lambda x: x + 1, backend="magi", options={"magi.chek": True})
+
+    with torch._dynamo.config.patch(suppress_errors=True):
+        torch.testing.assert_close(compiled(torch.ones(2)), torch.full((2,), 2.0))
 
 
 def test_an_error_inside_inductor_comes_out_as_itself() -> None:

@@ -18,7 +18,7 @@ from ._compare import Difference, compare, compare_trees, magnitude
 from ._copies import InputCopies, copy_inputs
 from ._records import describe_input
 from ._report import CallRecord, Report
-from .errors import OptionError
+from .errors import OptionError, TargetTypeError
 
 
 if TYPE_CHECKING:
@@ -51,12 +51,16 @@ def explain(
 
     Raises:
         OptionError: *options* for a function that is compiled already, or any error that the backend raises.
+        TargetTypeError: *fn* cannot be called.
 
     Example:
         >>> report = explain(lambda x: (x.sin() + 1).sum())(torch.ones(8))
         >>> report.agrees
         True
     """
+    if not callable(fn):
+        msg = f"explain takes a module or a function, and got {fn!r} (a {type(fn).__name__})."
+        raise TargetTypeError(msg)
     eager, compiled = _eager_and_compiled(fn, options, mode=mode, dynamic=dynamic, fullgraph=fullgraph)
     collector = Collector(fresh=True)
     calls: list[CallRecord] = []

@@ -58,11 +58,15 @@ def read_request(
     ours: dict[str, object] = {}
     inductor: dict[str, Any] = {}
     for key, value in (options or {}).items():
+        if not isinstance(key, str):
+            msg = f"The option {key!r} is a {type(key).__name__}; options have names, such as 'magi.check'."
+            raise OptionError(msg)
         if key.startswith(_PREFIX):
             ours[key.removeprefix(_PREFIX)] = value
         else:
             inductor[key.replace("-", "_")] = value  # torch.compile accepts dashes too
     _check_inductor_keys(inductor)
+    _check_inductor_values(inductor)
     if mode is not None:
         _check_mode(mode, ours.get("mode", mode))
         ours["mode"] = mode
@@ -101,5 +105,16 @@ def _check_inductor_keys(keys: Iterable[str]) -> None:
             msg = (
                 f"Unknown option {key!r} for the magi backend.{hint} Its own options are {', '.join(ours)}; "
                 "every key of torch._inductor.config is accepted too (torch._inductor.list_options() lists them)."
+            )
+            raise OptionError(msg)
+
+
+def _check_inductor_values(values: Mapping[str, object]) -> None:
+    for key, value in values.items():
+        kind = _torch_compat.inductor_type(key)
+        if kind is not None and not isinstance(value, (int, float) if kind is float else kind):
+            msg = (
+                f"The option {key} = {value!r} is a {type(value).__name__}; torch._inductor.config.{key} takes "
+                f"{'True or False' if kind is bool else f'a value of type {kind.__name__}'}."
             )
             raise OptionError(msg)

@@ -10,6 +10,8 @@ import inspect
 import operator
 import re
 import threading
+import types
+import typing
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -277,10 +279,11 @@ def as_itself(error: Exception, own: tuple[type[Exception], ...]) -> Exception:
         return error
     kind = type(inner)
     both = type(kind.__name__, (kind, BackendCompilerFailed), {"__module__": kind.__module__, "__doc__": kind.__doc__})
-    result: Any = both.__new__(both, *inner.args)
     # Dynamo shortens the traceback to what is inside this frame, the one that caught the error.
     frame = error.__traceback__.tb_frame if error.__traceback__ is not None else None
-    vars(result).update(vars(inner) | {"backend_name": "magi", "inner_exception": inner, "first_useful_frame": frame})
+    as_torch_would = BackendCompilerFailed(types.SimpleNamespace(__name__="magi"), inner, frame)
+    result: Any = both.__new__(both, *inner.args)
+    vars(result).update(vars(as_torch_would) | vars(inner))
     result.__cause__ = inner.__cause__
     return result.with_traceback(error.__traceback__)  # type: ignore[no-any-return]
 
@@ -369,6 +372,16 @@ def inductor_keys() -> list[str]:
     from torch._inductor import config
 
     return sorted({*torch._inductor.list_options(), *config._config})  # type: ignore[attr-defined]
+
+
+def inductor_type(key: str) -> type | None:
+    """What a value of an Inductor key has to be, as ``torch.compile(options=...)`` checks it; None for anything."""
+    from torch._inductor import config
+
+    kind = config.get_type(key) if key in config._config else None  # type: ignore[attr-defined]
+    if not isinstance(kind, type) or typing.get_origin(kind) is not None or kind is type(None):
+        return None
+    return kind
 
 
 def mode_options(mode: str) -> dict[str, Any]:
