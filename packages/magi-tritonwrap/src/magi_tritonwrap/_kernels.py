@@ -9,9 +9,8 @@ from functools import cached_property
 from typing import Any
 
 from triton.runtime.autotuner import Autotuner, Heuristics
-from triton.runtime.interpreter import InterpretedFunction
 
-from ._torch_compat import kernel_classes, unsupported_autotune_arguments_are_ignored
+from ._torch_compat import interpreted_classes, kernel_classes, unsupported_autotune_arguments_are_ignored
 from .errors import UnsupportedKernelError
 
 
@@ -49,7 +48,7 @@ class Kernel:
     @property
     def is_interpreted(self) -> bool:
         """Whether the kernel was made under TRITON_INTERPRET=1, so that there is nothing to compile."""
-        return isinstance(self.jit, InterpretedFunction)
+        return isinstance(self.jit, interpreted_classes())
 
     @property
     def autotuners(self) -> tuple[Any, ...]:

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import sys
 from types import BuiltinMethodType, FrameType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
+import triton
 from torch._functorch import config as functorch_config
 from torch._guards import detect_fake_mode
 from torch._higher_order_ops.triton_kernel_wrap import (
@@ -23,7 +25,6 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from triton.runtime.autotuner import Autotuner, Heuristics
-from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from torch._library.custom_ops import CustomOpDef
     from torch._ops import OpOverload
 
+
+_INTERPRETER = "triton.runtime.interpreter"
 
 DISPATCH_MODE = FunctionalTensorMode
 """The mode under which AOTAutograd traces, and for which a decomposition is registered (torch 2.6 on)."""
@@ -46,12 +49,22 @@ def calling_frame() -> FrameType:
 
 def launch_classes() -> tuple[type[Any], ...]:
     """Classes whose `run` a launch ends in (Triton 3.2 on: `kernel[grid](...)` calls `self.run`)."""
-    return (JITFunction, Autotuner, InterpretedFunction)
+    return (JITFunction, Autotuner, *interpreted_classes())
 
 
 def kernel_classes() -> tuple[type[Any], ...]:
     """Everything that `triton.jit`, `triton.autotune` and `triton.heuristics` return."""
-    return (JITFunction, Autotuner, Heuristics, InterpretedFunction)
+    return (JITFunction, Autotuner, Heuristics, *interpreted_classes())
+
+
+def interpreted_classes() -> tuple[type[Any], ...]:
+    """The class of kernels made under TRITON_INTERPRET=1; none where there can be no such kernel yet.
+
+    Its module imports numpy, which Triton does not declare (3.6 to 3.9); without the interpreter nobody needs it.
+    """
+    if _INTERPRETER not in sys.modules and not triton.knobs.runtime.interpret:
+        return ()
+    return (importlib.import_module(_INTERPRETER).InterpretedFunction,)
 
 
 def triton_wrappers() -> tuple[object, ...]:

@@ -17,11 +17,10 @@ from typing import Any, Protocol
 import torch
 import triton
 from triton.runtime.autotuner import Autotuner, Config, Heuristics
-from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 from ._library import is_library_object
-from ._torch_compat import kernel_in_wrapper
+from ._torch_compat import interpreted_classes, kernel_in_wrapper
 
 
 _TORCH_ATOMS = (torch.dtype, torch.device, torch.layout, torch.memory_format, triton.language.dtype)
@@ -94,7 +93,7 @@ def kernel_form(walk: Walk, value: Any, path: str) -> str | None:
         settings = (value.do_not_specialize, value.do_not_specialize_on_alignment, value.noinline, value.debug)
         parts = (value.src, walk.form(settings, path), walk.form(value.fn, path), walk.form(value.version, path))
         return digest("kernel", *parts)
-    if isinstance(value, InterpretedFunction):
+    if isinstance(value, interpreted_classes()):
         return digest("interpreted kernel", walk.form(value.fn, path))
     if isinstance(value, Config):
         return digest("config", walk.form(value.all_kwargs(), path), walk.form(value.pre_hook, path))

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The package needs nothing that it does not declare."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+# Triton's interpreter imports numpy, which neither Triton nor torch declares.
+WITHOUT_NUMPY = """
+import sys
+sys.modules["numpy"] = None
+import warnings
+warnings.filterwarnings("ignore", message=".*NumPy.*")
+import torch, triton
+from magi_tritonwrap import capture_launches, find_kernels
+
+@triton.jit
+def kernel(x): ...
+
+def body(x):
+    kernel[(1,)](x)
+
+with capture_launches(drop=True) as log:
+    body(torch.ones(1))
+print(len(log.launches), find_kernels(body).kernels[0].name)
+"""
+
+
+def test_numpy_is_not_needed(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(WITHOUT_NUMPY)
+
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "1 kernel\n"
