@@ -174,7 +174,11 @@ def _refuse_unless(leaf: Leaf, kinds: tuple[type, ...], value: str, to: Writer) 
     Returns:
         The value's local name.
     """
-    value = to.local(leaf.name, value)
+    if not value.isidentifier():
+        # Not under the leaf's own name: the value may be made of that, and is made once more for its length.
+        name = to.temporary(f"{leaf.name}_packed")
+        to.line(f"{name} = {value}")
+        value = name
     accepted = to.bind(f"kinds_of_{leaf.name}", (*kinds, *((type(None),) if leaf.is_optional else ())))
     to.line(f"if not {to.builtin('isinstance')}({value}, {accepted}):")
     to.line(f"{INDENT}{to.bind(f'reject_{leaf.name}', to.reject(leaf))}({value})")
