@@ -58,9 +58,7 @@ def explain(
         >>> report.agrees
         True
     """
-    if not callable(fn):
-        msg = f"explain takes a module or a function, and got {fn!r} (a {type(fn).__name__})."
-        raise TargetTypeError(msg)
+    _refuse_what_cannot_be_called(fn)
     eager, compiled = _eager_and_compiled(fn, options, mode=mode, dynamic=dynamic, fullgraph=fullgraph)
     collector = Collector(fresh=True)
     calls: list[CallRecord] = []
@@ -100,6 +98,12 @@ def explain(
         return Report(_name(eager), _torch_compat.torch_text(), tuple(calls), collector.compilations())
 
     return explained
+
+
+def _refuse_what_cannot_be_called(fn: object) -> None:
+    if not callable(fn):
+        msg = f"explain takes a module or a function, and got {fn!r} (a {type(fn).__name__})."
+        raise TargetTypeError(msg)
 
 
 @dataclass(frozen=True)

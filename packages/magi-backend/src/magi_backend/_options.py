@@ -57,7 +57,8 @@ def read_request(
     """
     ours: dict[str, object] = {}
     inductor: dict[str, Any] = {}
-    for key, value in (options or {}).items():
+    given: Mapping[Any, Any] = options or {}
+    for key, value in given.items():
         if not isinstance(key, str):
             msg = f"The option {key!r} is a {type(key).__name__}; options have names, such as 'magi.check'."
             raise OptionError(msg)
