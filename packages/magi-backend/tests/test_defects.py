@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import types
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -12,13 +13,22 @@ import torch.nn.functional as F
 from magi_backend import Report, explain
 from magi_backend._collect import Collector, collecting
 from magi_backend._defects import DEFECTS, active_defects
-from magi_backend._torch_compat import REPAIRS, torch_release
+from magi_backend._torch_compat import REPAIRS, repaired_functions, torch_release
 from torch import Tensor, nn
+from torch._inductor import ir
+from torch._inductor.virtualized import V
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+
+DYNAMIC: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(
+    dynamic_sizes=[DimDynamic.STATIC, DimDynamic.STATIC, DimDynamic.DYNAMIC, DimDynamic.DYNAMIC]
+)
 
 
 def concerned(name: str) -> pytest.MarkDecorator:
@@ -129,6 +139,39 @@ def test_the_report_names_the_guard(upsampling: Compiled) -> None:
 
     assert [(guard.name, guard.severity) for guard in backward.guards] == [("keep_mutation_order", "wrong code")]
     assert "silently zero" in " ".join(upsampling.report.to_text().split())
+
+
+@concerned("order_symbolic_strides")
+def test_symbolic_strides_are_put_in_order() -> None:
+    environment = ShapeEnv()
+    fake = FakeTensorMode(shape_env=environment).from_tensor(torch.empty(1, 8, 4, 6), symbolic_context=DYNAMIC)
+    height, width = (size.node.expr for size in fake.shape[2:])  # type: ignore[attr-defined]
+    channels_last = [8 * height * width, 1, 8 * width, 8]
+    known: Any = types.SimpleNamespace(sizevars=types.SimpleNamespace(shape_env=environment))
+    reported: list[str] = []
+    stock = getattr(ir.get_stride_order, "_magi_original", ir.get_stride_order)
+
+    with pytest.raises(TypeError, match="cannot determine truth value of Relational"):
+        stock(channels_last)
+    with repaired_functions(frozenset({"order_symbolic_strides"}), reported.append), V.set_graph_handler(known):
+        ours = ir.get_stride_order(channels_last)
+
+    assert list(ours) == list(stock([8 * 4 * 6, 1, 8 * 6, 8]))
+    assert reported == ["order_symbolic_strides"]
+
+
+@pytest.mark.slow
+@concerned("order_symbolic_strides")
+def test_attention_trains_at_dynamic_sizes() -> None:
+    torch.manual_seed(0)
+    model, x = Attention(), torch.randn(1, 8, 4, 6)
+    collector = Collector(fresh=False)
+    with collecting(collector):
+        ours = gradients(model, torch.compile(model, backend="magi", dynamic=True), x)
+
+    assert agree(ours, gradients(model, model, x))
+    guards = {g.name for c in collector.compilations() for graph in c.graphs for g in graph.guards}
+    assert "order_symbolic_strides" in guards
 
 
 @concerned("keep_mutation_order")

@@ -36,6 +36,7 @@ def reasons(compilations: tuple[Compilation, ...]) -> list[str]:
     return [outcome.reason for outcome in passes]
 
 
+@pytest.mark.slow
 def test_candidates_are_measured_once_and_a_pass_that_is_off_is_none_of_them(fresh_caches: Path) -> None:
     first, second = tuned(), tuned()
     without = tuned(**{"magi.pass_config.enable_conv_layout": False})
