@@ -612,6 +612,14 @@ def test_what_is_no_function(ns: str, thing: Any) -> None:
         magi_register_custom_op(f"{ns}::op")(thing)
 
 
+def test_a_static_or_class_method(ns: str) -> None:
+    sentence = f"plain is a staticmethod already. Put it above this decorator. {located(plain)}"
+    with pytest.raises(OptionError, match=re.escape(sentence)):
+        magi_register_custom_op(f"{ns}::op")(staticmethod(plain))
+    with pytest.raises(OptionError, match="plain is a classmethod already. Use a static method: an op has no class."):
+        magi_register_custom_op(f"{ns}::op")(classmethod(plain))  # type: ignore[arg-type]
+
+
 def test_all_bad_places_are_in_one_error(ns: str) -> None:
     @dataclass(frozen=True)
     class Bad:
@@ -752,6 +760,11 @@ class TwoTensors:
 # return annotation, what the body returns, sentence
 OUTPUTS: list[tuple[object, Any, str]] = [
     (None, X, "'output' is tensor([0., 1., 2.]) (Tensor), expected None."),
+    (Tensor, None, "'output' is None (NoneType), expected a Tensor."),
+    (Tensor, (X + 1, X + 2), "expected a Tensor."),
+    (int, "three", "'output' is 'three' (str), expected an int of 64 bits."),
+    (list[Tensor], [X + 1, 3], "(list), expected a list with each item a Tensor."),
+    (tuple[Tensor, float], (X + 1, "x"), "'output.1' is 'x' (str), expected a float."),
     (TwoTensors, (X + 1, X + 2), "expected a TwoTensors, not a subclass or a look-alike"),
     (tuple[Tensor, tuple[Tensor, Tensor]], (X + 1, (X + 2,)),
      "'output.1' is (tensor([2., 3., 4.]),) (tuple), expected a tuple of 2"),

@@ -16,10 +16,11 @@ import torch
 from ._bridge import Bridge
 from ._flat import Flat, FlatLayout, as_tuple
 from ._lowering import SignatureLowering
-from ._schema import Argument
+from ._reject import rejections
+from ._schema import Argument, takes
 from ._torch_compat import run_on_fakes
 from ._tree import Leaf, Node, Record, dotted, leaves, nodes
-from .errors import AliasingError, FakeMismatchError, RoundTripError
+from .errors import AliasingError, FakeMismatchError, ReturnValueError, RoundTripError
 
 
 CHECK_VARIABLE = "MAGI_OPSCHEMA_CHECK"
@@ -38,12 +39,14 @@ class CallCheck:
         """Check one call, its flat arguments all by position.
 
         Raises:
+            ReturnValueError: an output is of another class than the signature says.
             AliasingError: an output shares memory with an input or another output.
             FakeMismatchError: the fake fails, or says another shape, dtype, device or strides.
             RoundTripError: a record of the user's is not what it was after the op rebuilt it from its fields.
         """
         self._check_records(flat)
         outputs = as_tuple(output, len(self._lowering.return_leaves))
+        self._check_classes(outputs)
         self._check_aliasing(flat, outputs)
         self._check_fake(flat, outputs)
         self.pending = self._always
@@ -63,6 +66,12 @@ class CallCheck:
                 text = f"'{path}' was {was!r} and is {found!r} after the op rebuilt its record from the fields."
                 fix = "Let __init__ and __post_init__ keep the fields as they are given."
                 raise RoundTripError(self._lowering.sentence(f"{text} {fix}"))
+
+    def _check_classes(self, outputs: Flat) -> None:
+        reject_for = rejections(self._lowering.name, self._lowering.location, returned=ReturnValueError)
+        for leaf, output in zip(self._lowering.return_leaves, outputs, strict=True):
+            if not takes(leaf.schema_type, output):
+                reject_for(leaf)(output)
 
     def _check_aliasing(self, inputs: Flat, outputs: Flat) -> None:
         seen = {_memory(tensor): "an input" for tensor in _tensors(inputs)}

@@ -96,6 +96,10 @@ def _refuse_ops(fn: object) -> None:
         )
     if isinstance(fn, CustomOpDef):
         raise DuplicateOpError(f"{fn} was registered by torch.library.custom_op. Take that decorator off.")
+    if isinstance(fn, (staticmethod, classmethod)):
+        kind = type(fn).__name__
+        fix = "Put it above this decorator." if kind == "staticmethod" else "Use a static method: an op has no class."
+        raise OptionError(f"{fn.__func__.__qualname__} is a {kind} already. {fix} ({location(fn.__func__)})")
     if not hasattr(fn, "__code__"):
         raise OptionError(f"{fn!r} is no Python function. Wrap it in one whose parameters have annotations.")
 
