@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from magi_passes import ConvChooser, PassContext, PassPipeline, TemporalConvPass, collect_records
+from magi_passes import ConvChooser, PassContext, PassPipeline, TemporalConvPass, _torch_compat, collect_records
 from torch._inductor.utils import fresh_cache
 from torch.nn.functional import group_norm
 
@@ -77,11 +77,13 @@ def test_a_pass_that_the_environment_disables_is_not_chosen(
 
 def test_the_chosen_passes_run(trace: Any, pretend_cuda: Any, inductor: Any) -> None:
     gm = pretend_cuda(trace(_video, VIDEO, (3, 4)))
+    before = _torch_compat.read_overrides()
     ConvChooser()(gm.graph)
     convolutions = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
     assert [node.meta["val"].dim() for node in convolutions] == [4, 4, 4]
     assert inductor.force_layout_optimization is True
-    inductor.force_layout_optimization = False
+    assert inductor.triton.prefer_nd_tiling is (_torch_compat.release(torch.__version__) < (2, 11))
+    _torch_compat.restore_overrides(before)  # outside of a pipeline nobody else does
 
 
 @pytest.mark.slow

@@ -116,4 +116,6 @@ def explain(error: RuntimeError | TypeError, torch_op: object, *values: Any) -> 
     Generated code calls this one function for every op: compile caches take its name for all of it.
     """
     definition = op_def(torch_op)
+    if definition.torch_op is not torch_op:
+        return  # replaced under its name, and the dispatcher spoke of the other one's arguments
     Explanation(definition.name, definition.lowering).of_values(error, *values)

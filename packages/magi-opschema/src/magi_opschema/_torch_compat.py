@@ -128,7 +128,7 @@ class ExplainedOverload(OpOverload):
     """An OpOverload whose call hands the dispatcher's error to a function that may raise a better one.
 
     A wrapper would cost each call, and would not be the OpOverload that graphs hold. The call is that of
-    torch/_ops.py, `OpOverload.__call__`.
+    torch/_ops.py, `OpOverload.__call__`, from torch 2.10 to 2.13.
     """
 
     _magi_explain: Callable[..., None]
@@ -142,13 +142,26 @@ class ExplainedOverload(OpOverload):
             raise
 
 
-def explain_errors(op: OpOverload, explain: Callable[..., None]) -> None:
-    """Have `explain(error, args, kwargs)` called when a call of *op* raises a RuntimeError.
+class ExplainedCall(ExplainedOverload):
+    """An ExplainedOverload where torch's own call does more than ask the dispatcher, as in torch 2.15.
 
-    Where a release of torch does more in the call than this package knows, its errors stay as they are.
+    There it has a table of Python implementations beside the dispatcher's. One more Python frame a call.
     """
-    if type(op) is OpOverload and OpOverload.__call__.__code__.co_names == ("_op",):
-        op.__class__ = ExplainedOverload
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the op; a RuntimeError is explained, or raised as it is."""
+        try:
+            return OpOverload.__call__(self, *args, **kwargs)
+        except RuntimeError as error:
+            self._magi_explain(error, args, kwargs)
+            raise
+
+
+def explain_errors(op: OpOverload, explain: Callable[..., None]) -> None:
+    """Have `explain(error, args, kwargs)` called when a call of *op* raises a RuntimeError."""
+    if type(op) is OpOverload:
+        is_plain = OpOverload.__call__.__code__.co_names == ("_op",)
+        op.__class__ = ExplainedOverload if is_plain else ExplainedCall
         vars(op)["_magi_explain"] = explain
 
 
