@@ -2,8 +2,9 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -42,6 +43,59 @@ def slot() -> Iterator[Callable[..., None]]:
                 cleanup.callback(aten.unregister_slot, name, number)
 
         yield register
+
+
+def _delegate(
+    base: str, leading: str, change: Callable[..., Any] | None = None, *, takes_out: bool = False
+) -> Callable[..., Any]:
+    """A kernel with the exact signature of one variant, which hands every call to ATen.
+
+    Args:
+        base: The ATen base.
+        leading: The overload that names the variant.
+        change: Called as `change(reference, args, kwargs)` in ATen's place.
+        takes_out: Whether the kernel has an `out`.
+    """
+    from magi_opschema.aten._cells import cell_of
+    from magi_opschema.aten._kernels import _form, out_names
+    from magi_opschema.aten._route import python_names
+
+    cell = cell_of(base)
+    pair = next(pair for pair in cell.pairs if pair.leading == leading)
+    overload = cell.overloads[leading]
+    names = [argument.name for argument in overload._schema.arguments]
+    in_schema = {next(iter(python_names({name: None}))): name for name in names}
+
+    def reference(*args: Any, **kwargs: Any) -> Any:
+        if pair.functional is None:
+            kwargs |= {name: args[0].new_empty(0) for name in out_names(cell, pair)}
+        return _own(overload(*args, **kwargs), args)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        kwargs = {in_schema[name]: value for name, value in kwargs.items()}
+        return reference(*args, **kwargs) if change is None else change(overload, args, kwargs)
+
+    parameters = [p.replace(annotation=inspect.Parameter.empty) for p in _form(cell, pair).parameters]
+    if takes_out:
+        parameters.append(inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=None))
+    kernel.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return kernel
+
+
+def _own(result: Any, args: tuple[Any, ...]) -> Any:
+    """The result, copied where it shares memory with an argument: ATen may (`conj_physical`), a kernel must not."""
+    if isinstance(result, (list, tuple)):
+        return type(result)(_own(part, args) for part in result)
+    tensors = [t for t in (result, *args) if isinstance(t, torch.Tensor) and t.layout is torch.strided and t.numel()]
+    places = [t.untyped_storage().data_ptr() for t in tensors]
+    shared = bool(tensors) and tensors[0] is result and places[0] in places[1:]
+    return result.clone() if shared else result
+
+
+@pytest.fixture(scope="session")
+def delegate() -> Callable[..., Callable[..., Any]]:
+    """Make kernels that are ATen under another name, or change its calls: `delegate("add", "Tensor", change)`."""
+    return _delegate
 
 
 @pytest.fixture

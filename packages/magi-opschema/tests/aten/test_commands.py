@@ -48,6 +48,22 @@ def test_new_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert list(tmp_path.iterdir()) == []
 
 
+def test_new_names_a_place_that_it_cannot_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("mine")
+
+    assert main(["aten", "new", "add", "--slot", "3", "--out", str(tmp_path / "file")]) == 2
+    assert f"cannot write {tmp_path / 'file'}" in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_jobs_are_at_least_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for jobs in ("0", "-1", "many"):
+        with pytest.raises(SystemExit) as end:
+            main(["aten", "coverage", "--run", "--jobs", jobs])
+        assert end.value.code == 2
+        assert f"invalid positive number value: '{jobs}'" in capsys.readouterr().err
+
+
 def test_coverage_prints_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["aten", "coverage"]) == 0
     assert "# Coverage of the ATen surface" in capsys.readouterr().out
@@ -80,8 +96,10 @@ def test_a_new_kernel_goes_from_stub_to_tested(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_gap_lists_what_only_aten_covers(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("import torch\n")
     (tmp_path / "program.py").write_text(
-        "import sys, torch\n"
+        "import sys\n"
+        "from beside import torch\n"
         "assert sys.argv[1:] == ['--steps', '2']\n"
         "x = torch.randn(3, 4, requires_grad=True)\n"
         "torch.relu(x @ x.T).sum().backward()\n"

@@ -353,6 +353,35 @@ def test_a_failed_swap_puts_the_old_folder_back(tmp_path: Path, monkeypatch: pyt
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def test_an_interrupt_in_the_swap_keeps_the_old_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    old = {FILE_NAME: "{}"}
+    write_folder(old, out)
+    real = Path.rename
+
+    def interrupted(self: Path, target: Any) -> Path:
+        if self.name == "fresh":
+            raise KeyboardInterrupt
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_folder({FILE_NAME: "new"}, out)
+    monkeypatch.undo()
+
+    assert drift(old, out) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    write_folder({FILE_NAME: "{}"}, tmp_path / "link")
+
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real" / FILE_NAME).read_text() == "{}"
+
+
 def test_names_go_both_ways() -> None:
     schemas = installed_schemas()
     names = {name: canonical_name(name) for name in schemas.out_counts}

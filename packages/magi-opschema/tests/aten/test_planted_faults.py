@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import signal
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,6 @@ import torch
 from magi_opschema import aten
 from magi_opschema.aten import testing
 from magi_opschema.aten._cells import cell_of
-from magi_opschema.aten._kernels import _form
 from torch import Tensor
 
 
@@ -44,23 +42,10 @@ OPTIONS |= {"addcmul": "value", "addcdiv": "value", "cumsum": "dtype"}
 TWENTY = UNARY + BINARY
 
 
-def _kernel(base: str, wrong: Callable[..., Any], *, takes_out: bool = False) -> tuple[str, Callable[..., Any]]:
-    """A kernel with the signature of *base*'s tensor form; `wrong(reference, args, kwargs)` makes its result."""
-    cell = cell_of(base)
-    names = [pair.leading for pair in cell.pairs]
-    leading = next((name for name in ("Tensor", "Tensor_Tensor", "default") if name in names), names[0])
-    form = _form(cell, next(pair for pair in cell.pairs if pair.leading == leading))
-    reference = cell.overloads[leading]
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        return wrong(reference, args, kwargs)
-
-    parameters = list(form.parameters)
-    parameters = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
-    if takes_out:
-        parameters.append(inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=None))
-    kernel.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return f"{base}.{leading}" if leading != "default" else base, kernel
+def _variant(base: str) -> str:
+    """The tensor form of *base*."""
+    names = [pair.leading for pair in cell_of(base).pairs]
+    return next((name for name in ("Tensor", "Tensor_Tensor", "default") if name in names), names[0])
 
 
 def _off(reference: Any, args: Any, kwargs: Any) -> Any:
@@ -143,13 +128,13 @@ FAULTS: dict[str, tuple[list[str], Callable[[str], Callable[..., Any]], bool]] =
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_planted_fault_is_caught(fault: str) -> None:
+def test_every_planted_fault_is_caught(fault: str, delegate: Callable[..., Any]) -> None:
     bases, wrong, takes_out = FAULTS[fault]
     assert len(set(bases)) == 20
     for base in bases:
         aten.slots(base)  # the surface is loaded
-        name, kernel = _kernel(base, wrong(base), takes_out=takes_out)
-        aten.register_slot(name, 3, kernel)
+        variant = _variant(base)
+        aten.register_slot(f"{base}.{variant}", 3, delegate(base, variant, wrong(base), takes_out=takes_out))
     try:
         reports = testing.check([(base, 3) for base in bases])
     finally:
@@ -161,14 +146,35 @@ def test_every_planted_fault_is_caught(fault: str) -> None:
         assert all(any("SIGSEGV" in row.detail for row in report.failures) for report in reports.values())
 
 
-@pytest.mark.slow
-def test_right_kernels_pass() -> None:
-    def right(reference: Any, args: Any, kwargs: Any) -> Any:
-        return reference(*args, **kwargs)
+def test_a_wrong_backward_is_caught() -> None:
+    def square(input: Tensor) -> Tensor:  # noqa: A002  # ATen's name
+        return input * input
 
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[0])
+
+    def backward(factor: float) -> Callable[..., Any]:
+        return lambda ctx, grad: factor * ctx.saved_tensors[0] * grad
+
+    failures = {}
+    for factor in (2, 3):
+        only = (torch.float32,)
+        aten.register_slot("square", 3, square, dtypes=only, backward=backward(factor), setup_context=setup_context)
+        try:
+            report = testing.check([("square", 3)])["square", 3]
+        finally:
+            aten.unregister_slot("square", 3)
+        assert any(row.check == "backward" for row in report.rows)
+        failures[factor] = {row.check for row in report.failures}
+
+    assert failures == {2: set(), 3: {"backward"}}
+
+
+@pytest.mark.slow
+def test_right_kernels_pass(delegate: Callable[..., Any]) -> None:
     for base in TWENTY:
         aten.slots(base)
-        aten.register_slot(*_swap(_kernel(base, right)))
+        aten.register_slot(f"{base}.{_variant(base)}", 3, delegate(base, _variant(base)))
     try:
         reports = testing.check([(base, 3) for base in TWENTY])
     finally:
@@ -179,12 +185,8 @@ def test_right_kernels_pass() -> None:
     assert all(len(report.rows) > 50 for report in reports.values())
 
 
-def _swap(named: tuple[str, Callable[..., Any]]) -> tuple[str, int, Callable[..., Any]]:
-    return named[0], 3, named[1]
-
-
 @pytest.mark.slow
-def test_a_hanging_kernel_is_a_failed_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_kernel_is_a_failed_row(monkeypatch: pytest.MonkeyPatch, delegate: Callable[..., Any]) -> None:
     from magi_opschema.aten._harness import _run
 
     monkeypatch.setattr(_run, "SECONDS_PER_CHECK", 2.0)
@@ -194,7 +196,7 @@ def test_a_hanging_kernel_is_a_failed_row(monkeypatch: pytest.MonkeyPatch) -> No
             pass
 
     aten.slots("neg")
-    aten.register_slot("neg", 3, _kernel("neg", hangs)[1])
+    aten.register_slot("neg", 3, delegate("neg", "default", hangs))
     try:
         report = testing.check([("neg", 3)])["neg", 3]
     finally:

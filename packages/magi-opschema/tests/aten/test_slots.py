@@ -131,6 +131,20 @@ def test_use_slot_is_seen_by_its_own_thread_only(slot: Slot) -> None:
     thread.join()
 
 
+def test_contexts_may_close_in_any_order(slot: Slot) -> None:
+    slot("softmax", 1, Counted(1.0))
+    slot("softmax", 2, Counted(2.0))
+    x = torch.randn(3)
+    first, second = aten.use_slot("softmax", 1), aten.use_slot("softmax", 2)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    torch.testing.assert_close(aten.softmax(x, 0), x.softmax(0) + 2)
+    torch.testing.assert_close(torch.compile(aten.softmax, backend="eager")(x, 0), x.softmax(0) + 2)
+    second.__exit__(None, None, None)
+    torch.testing.assert_close(aten.softmax(x, 0), x.softmax(0) + 1)
+
+
 def test_register_slot_is_a_decorator(slot: Slot) -> None:
     @aten.register_slot("softmax", 4)
     def kernel(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -174,6 +188,58 @@ def test_annotations_and_overload_names_narrow_a_kernel(slot: Slot) -> None:
     aten.mul(x, x)
     aten.mul(x, 2.0)
     assert calls == ["annotated", "named"]
+
+
+def test_an_overload_of_a_submodule_is_named_with_it(slot: Slot) -> None:
+    def norm(input, ord=None, dim=None, keepdim=False, *, dtype=None):  # type: ignore[no-untyped-def]
+        return torch.zeros(())
+
+    aten.register_slot("linalg.norm.default", 1, norm)
+    try:
+        assert aten.linalg.norm(torch.ones(3)) == 0
+        assert aten.linalg.norm(torch.ones(3, 3), "fro") == 3  # another overload
+    finally:
+        aten.unregister_slot("linalg.norm", 1)
+
+
+def test_a_kernel_may_have_defaults_that_are_lists(slot: Slot) -> None:
+    calls = []
+
+    def pool(input, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=False):  # type: ignore[no-untyped-def]
+        calls.append(stride)
+        return torch.ops.aten.max_pool2d_with_indices(input, kernel_size, stride, padding, dilation, ceil_mode)
+
+    slot("max_pool2d_with_indices", 1, pool)
+    assert aten.max_pool2d_with_indices(torch.ones(1, 1, 4, 4), 2)[0].shape == (1, 1, 2, 2)
+    assert calls == [()]
+
+
+def test_a_factorys_kernel_takes_its_options_from_out(slot: Slot) -> None:
+    given = []
+
+    def full(size, fill_value, *, dtype=None, layout=None, device=None, pin_memory=None):  # type: ignore[no-untyped-def]
+        given.append((dtype, layout, device))
+        return torch.full(size, fill_value, dtype=dtype, device=device)
+
+    slot("full", 1, full)
+    out = torch.empty(2, dtype=torch.int32)
+    assert aten.full([2], 3, out=out) is out
+    assert out.tolist() == [3, 3]
+    assert given == [(torch.int32, torch.strided, torch.device("cpu"))]
+
+
+def test_an_out_that_a_result_does_not_fit_is_atens(slot: Slot) -> None:
+    def total(input, dim, keepdim=False, *, dtype=None):  # type: ignore[no-untyped-def]
+        return torch.sum(input, dim, keepdim, dtype=dtype) + 1
+
+    slot("sum.dim_IntList", 1, total)
+    slot("exp", 1, lambda input: torch.exp(input) + 1)
+    x = torch.ones(2, 3)
+    out = torch.empty(2, dtype=torch.int64)
+    assert aten.sum(x, 1, out=out) is out
+    assert out.tolist() == [3, 3]  # ATen sums in the dtype of out
+    with pytest.raises(RuntimeError, match="can't be cast"):
+        aten.exp(x, out=torch.empty(2, 3, dtype=torch.int64))
 
 
 def test_a_kernel_without_out_serves_out_calls(slot: Slot) -> None:
@@ -350,6 +416,19 @@ def test_compiled_out_calls_reach_the_kernel(slot: Slot, tag_out: bool, monkeypa
     torch.testing.assert_close(out, function(x) + 1)
     op = library_ops()[f"{base}__out"]
     assert len(op._schema.returns) == (1 if tag_out else 0)
+
+
+def test_an_out_operator_takes_symbolic_shapes_where_atens_own_fake_does_not(slot: Slot) -> None:
+    slot("angle", 1, lambda input: torch.angle(input) + 1)
+
+    def run(x: Tensor, out: Tensor) -> Tensor:
+        return aten.angle(x, out=out) * 1
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager", dynamic=True)
+    for size in (3, 5):
+        x, out = torch.randn(size), torch.zeros(size)
+        torch.testing.assert_close(compiled(x, out), torch.angle(x) + 1)
+        torch.testing.assert_close(out, torch.angle(x) + 1)
 
 
 def test_exported_programs_hold_the_library_operator(slot: Slot) -> None:
@@ -533,6 +612,31 @@ aten.softmax(torch.ones(2), 0)
 
     assert error in done.stderr
     assert done.stdout == output, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("value", "error", "used"), [("8", "", "0"), ("2", "", "2"), ("7", "slot 7 of aten", "")])
+def test_the_environment_is_read_by_a_first_call_that_is_compiled(value: str, error: str, used: str) -> None:
+    code = f"""
+import os, torch
+from magi_opschema import aten
+used = [0]
+def kernel(number):
+    def softmax(input, dim, dtype=None):
+        used.append(number)
+        return torch.softmax(input, dim, dtype=dtype)
+    return softmax
+aten.register_slot("softmax", 1, kernel(1))
+aten.register_slot("softmax", 2, kernel(2))
+os.environ["MAGI_SLOT_softmax"] = {value!r}
+call = torch.compile(lambda x: aten.softmax(x, 0), fullgraph=True, backend="aot_eager")
+call(torch.ones(2))
+print(used[-1])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert error in done.stderr
+    assert done.stdout.strip() == used, done.stderr
 
 
 def _softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:

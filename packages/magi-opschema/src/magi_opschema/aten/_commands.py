@@ -37,7 +37,7 @@ def _add_coverage(parser: argparse.ArgumentParser) -> None:
     _add_allowlist(parser)
     _add_kernels(parser)
     parser.add_argument("--run", dest="run_all", action="store_true", help="run every active slot of every operator")
-    parser.add_argument("--jobs", type=int, metavar="N", help="processes at a time")
+    parser.add_argument("--jobs", type=_positive, metavar="N", help="processes at a time")
     parser.set_defaults(run=_coverage)
 
 
@@ -46,6 +46,7 @@ def _add_test(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("op", metavar="OP", help="softmax, linalg.norm")
     parser.add_argument("--slot", type=int, default=8, metavar="N", help="0 to 7 for a kernel, 8 for ATen (default)")
     _add_kernels(parser)
+    parser.add_argument("--device", metavar="DEVICE", help="where the inputs are (default: where the kernel serves)")
     parser.add_argument("--verbose", action="store_true", help="print every row")
     parser.set_defaults(run=_test)
 
@@ -72,6 +73,16 @@ def _add_allowlist(parser: argparse.ArgumentParser) -> None:
 
 def _add_kernels(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kernels", type=Path, metavar="FILE", help="a Python file that registers kernels; run first")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+_positive.__name__ = "positive number"  # what argparse calls it
 
 
 def _gen(options: argparse.Namespace) -> int:
@@ -123,7 +134,7 @@ def _test(options: argparse.Namespace) -> int:
     _run_kernels(options.kernels)
     from .testing import check
 
-    report = check([(options.op, options.slot)])[options.op, options.slot]
+    report = check([(options.op, options.slot)], device=options.device)[options.op, options.slot]
     for row in report.rows if options.verbose else report.failures:
         _say(str(row))
     _say(f"{options.op} slot {options.slot}: {report.summary()}")
@@ -166,14 +177,14 @@ def _run_kernels(path: Path | None) -> None:
     """Run the file that registers the user's kernels, as itself and not as `__main__`."""
     if path is None:
         return
-    import runpy
-
     from .errors import SurfaceError
 
     if not path.is_file():
         msg = f"--kernels {path}: no such file"
         raise SurfaceError(msg)
-    runpy.run_path(str(path))
+    from ._script import run_script
+
+    run_script(path)
 
 
 def _say(line: str) -> None:

@@ -20,7 +20,7 @@ def write_folder(files: dict[str, str], folder: Path) -> None:
     Raises:
         OutputError: The folder cannot be written, or holds files that this function did not write.
     """
-    folder = folder.absolute()
+    folder = folder.resolve()  # a link to a folder stays a link
     _refuse_foreign_files(files, folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def _swap(fresh: Path, folder: Path, old: Path) -> None:
     folder.rename(old)
     try:
         fresh.rename(folder)
-    except OSError:
+    except BaseException:  # an interrupt too must not leave the old files in a place that is about to be removed
         old.rename(folder)
         raise
 

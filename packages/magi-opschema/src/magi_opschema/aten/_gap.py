@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import runpy
-import sys
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ._cells import loaded_cells
 from ._load import default_surface
+from ._script import run_script
 from ._slots import slots
 
 
@@ -40,16 +39,12 @@ def find_gap(script: Path, arguments: Sequence[str]) -> Gap:
     """Run *script* as `__main__` and sort what it dispatched, gradients included."""
     default_surface()
     counts: Counter[str] = Counter()
-    before = sys.argv
-    sys.argv = [str(script), *arguments]
     try:
         with _Count(counts):
-            runpy.run_path(str(script), run_name="__main__")
+            run_script(script, name="__main__", arguments=arguments)
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
-    finally:
-        sys.argv = before
     return _sorted(counts)
 
 

@@ -89,10 +89,10 @@ def served_variants(cell: Cell, fn: Callable[..., Any], only: str | None) -> tup
             raise KernelSignatureError(msg)
         parameters.remove(out)
     forms = [_form(cell, pair) for pair in cell.pairs if only is None or only in {pair.functional, pair.out}]
-    reasons = {form: _mismatch(parameters, form.parameters) for form in forms}
-    serves = frozenset(form.leading for form, reason in reasons.items() if reason is None)
+    reasons = [(form, _mismatch(parameters, form.parameters)) for form in forms]
+    serves = frozenset(form.leading for form, reason in reasons if reason is None)
     if not serves:
-        listed = "".join(f"\n  {_dotted(cell, form.leading)}{form}: {reason}" for form, reason in reasons.items())
+        listed = "".join(f"\n  {_dotted(cell, form.leading)}{form}: {reason}" for form, reason in reasons)
         msg = f"{_where(fn)} has the signature {signature}, which is that of no overload of aten::{cell.base}:{listed}"
         raise KernelSignatureError(msg)
     return serves, takes_out
@@ -170,6 +170,9 @@ def _same_default(mine: Any, theirs: Any) -> bool:
         return mine is theirs
     if isinstance(theirs, (list, tuple)) and isinstance(mine, (list, tuple)):
         return list(mine) == list(theirs)
+    if isinstance(theirs, (list, tuple)) and theirs and _is_number(mine):
+        # `int[2] padding=0` is [0, 0] for the dispatcher.
+        return all(_is_number(value) and value == mine for value in theirs)
     alike = type(mine) is type(theirs) or _is_number(mine, theirs)
     return alike and bool(mine == theirs)
 

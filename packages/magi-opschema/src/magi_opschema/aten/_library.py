@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools as ft
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ._kernels import Kernel, out_names
 from ._names import python_name
-from ._route import mark_written, python_names, run_kernel, select, tensors_in
+from ._route import mark_written, options_of_out, python_names, run_kernel, select, tensors_in
 from ._torch_compat import (
     DispatchKeySet,
     OpOverload,
@@ -42,6 +43,9 @@ _ATEN_SERVES = ("AutocastCPU", "AutocastCUDA", "AutocastXPU", "AutocastMPS", "Fu
 
 _KEPT_TAGS = ("nondeterministic_seeded", "dynamic_output_shape", "needs_exact_strides", "pt2_compliant_tag")
 
+_MAY_ALIAS = frozenset({"conj_physical", "unsafe_split", "unsafe_split_with_sizes"})
+"""Bases whose schema promises new tensors, and whose results can be their input or views of it."""
+
 _defined: dict[str, OpOverload] = {}
 
 
@@ -64,47 +68,106 @@ def library_op(cell: Cell, pair: Pair, overload: str, chosen: int | None) -> OpO
     return _defined[name]
 
 
+@dataclass(frozen=True)
+class _Form:
+    """What an operator is made of: ATen's overload, its out arguments (none for a functional one), and the choice."""
+
+    cell: Cell
+    pair: Pair
+    aten: OpOverload
+    outs: tuple[str, ...]
+    chosen: int | None
+
+
 def _define(cell: Cell, pair: Pair, overload: str, chosen: int | None, name: str) -> OpOverload:
-    aten = cell.overloads[overload]
     outs = out_names(cell, pair) if overload == pair.out else ()
-    schema, tags = _schema_and_tags(aten, outs)
+    form = _Form(cell, pair, cell.overloads[overload], outs, chosen)
+    schema, tags = _schema_and_tags(form.aten, outs)
     library = _library()
     library.define(name + schema, tags=tags)
     op: OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
-    returns_nothing = schema.endswith("-> ()")
-
-    def returned(values: Any) -> Any:
-        return None if returns_nothing else values
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        inputs = {key: value for key, value in kwargs.items() if key not in outs}
-        kernel = select(_serving(cell, pair), chosen, args, python_names(inputs))
-        if kernel is None:
-            return returned(aten(*args, **kwargs))
-        if not outs:
-            return run_kernel(kernel, args, python_names(inputs), None)
-        return returned(run_kernel(kernel, args, python_names(inputs), tuple(kwargs[key] for key in outs)))
-
-    def fake(*args: Any, **kwargs: Any) -> Any:
-        return returned(aten(*args, **kwargs))
-
-    def autograd(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(args, kwargs)):
-            kernel = None if outs else select(_with_backward(cell, pair), chosen, args, python_names(kwargs))
-            if kernel is None:
-                return returned(aten(*args, **kwargs))
-            return _kernel_op(cell, pair, kernel)(*args, **kwargs)
-        with below_autograd():
-            return op.redispatch(after_autograd(keyset), *args, **kwargs)
-
-    library.impl(name, run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
-    library.impl(name, autograd, "Autograd", with_keyset=True)
+    returning = _nothing if schema.endswith("-> ()") else _the_result
+    library.impl(name, returning(_run(form)), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", returning(_fake(form)), lib=library)
+    library.impl(name, returning(_autograd(form, op)), "Autograd", with_keyset=True)
     for key in _ATEN_SERVES:
-        library.impl(name, fake, key)
+        library.impl(name, returning(form.aten), key)
     if any(a.alias_info is not None and a.alias_info.is_write for a in arguments(op)):
         library.impl(name, _version_bump(op), "ADInplaceOrView", with_keyset=True)
     return op
+
+
+def _the_result(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
+def _nothing(function: Callable[..., Any]) -> Callable[..., None]:
+    def call(*args: Any, **kwargs: Any) -> None:
+        function(*args, **kwargs)
+
+    return call
+
+
+def _run(form: _Form) -> Callable[..., Any]:
+    from ._slots import chosen_in_graph
+
+    options = options_of_out(form.cell, form.pair)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        inputs = python_names({key: value for key, value in kwargs.items() if key not in form.outs})
+        kernel = select(_serving(form.cell, form.pair), chosen_in_graph(form.cell, form.chosen), args, inputs)
+        if kernel is None:
+            return _no_alias(form, form.aten(*args, **kwargs))
+        outs = tuple(kwargs[key] for key in form.outs) if form.outs else None
+        return run_kernel(kernel, args, inputs, outs, options, otherwise=lambda: form.aten(*args, **kwargs))
+
+    return run
+
+
+def _no_alias(form: _Form, result: Any) -> Any:
+    """A copy where ATen may give back what it got, which an operator of the library must not."""
+    if form.cell.base not in _MAY_ALIAS or form.outs:
+        return result
+    return [t.clone() for t in result] if isinstance(result, (list, tuple)) else result.clone()
+
+
+def _autograd(form: _Form, op: OpOverload) -> Callable[..., Any]:
+    from ._slots import chosen_in_graph
+
+    def autograd(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        if not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(args, kwargs))):
+            with below_autograd():
+                return op.redispatch(after_autograd(keyset), *args, **kwargs)
+        if form.outs:
+            return form.aten(*args, **kwargs)  # whose error tells that out= and gradients do not go together
+        chosen = chosen_in_graph(form.cell, form.chosen)
+        kernel = select(_with_backward(form.cell, form.pair), chosen, args, python_names(kwargs))
+        if kernel is None:
+            return form.aten(*args, **kwargs)
+        return kernel_op(form.cell, form.pair, kernel)(*args, **kwargs)
+
+    return autograd
+
+
+def _fake(form: _Form) -> Callable[..., Any]:
+    """The functional overload's fake, its shapes given to the outs.
+
+    ATen's fakes of many out overloads read symbolic sizes as plain numbers, and so fail (`angle.out`, torch 2.13).
+    """
+    if not form.outs or form.pair.functional is None:
+        return lambda *args, **kwargs: _no_alias(form, form.aten(*args, **kwargs))
+    functional = form.cell.overloads[form.pair.functional]
+
+    def fake(*args: Any, **kwargs: Any) -> Any:
+        results = functional(*args, **{key: value for key, value in kwargs.items() if key not in form.outs})
+        outs = tuple(kwargs[key] for key in form.outs)
+        targets = outs[0] if isinstance(outs[0], (list, tuple)) else outs
+        for out, result in zip(targets, results if isinstance(results, (list, tuple)) else [results], strict=True):
+            if out.shape != result.shape:
+                out.resize_(result.shape)
+        return outs if len(outs) > 1 else outs[0]
+
+    return fake
 
 
 def _version_bump(op: OpOverload) -> Callable[..., Any]:
@@ -121,7 +184,7 @@ def _version_bump(op: OpOverload) -> Callable[..., Any]:
     return bump
 
 
-def _kernel_op(cell: Cell, pair: Pair, kernel: Kernel) -> OpOverload:
+def kernel_op(cell: Cell, pair: Pair, kernel: Kernel) -> OpOverload:
     """The operator that is one kernel, with its backward."""
     name = f"{cell.base}__{python_name(pair.leading)}__slot{kernel.slot}"
     if name in _defined:
@@ -136,15 +199,16 @@ def _kernel_op(cell: Cell, pair: Pair, kernel: Kernel) -> OpOverload:
         return next(k for k in _with_backward(cell, pair) if k.slot == slot)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        return run_kernel(current(), args, python_names(kwargs), None)
+        return current().fn(*args, **python_names(kwargs))
 
     def backward(ctx: Any, *grads: Any) -> Any:
         return ctx.magi_kernel.backward(ctx, *grads)
 
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    def setup_context(ctx: Any, **given: Any) -> None:
+        # `inputs` and `output`, and `keyword_only_inputs` where the schema has such arguments.
         ctx.magi_kernel = current()
         if ctx.magi_kernel.setup_context is not None:
-            ctx.magi_kernel.setup_context(ctx, inputs, output)
+            ctx.magi_kernel.setup_context(ctx, **given)
 
     qualified = f"{NAMESPACE}::{name}"
     library.impl(name, run, "CompositeExplicitAutograd")
@@ -173,8 +237,9 @@ def _schema_and_tags(aten: OpOverload, outs: tuple[str, ...]) -> tuple[str, tupl
     `Tag.out` tells AOTAutograd that the returns are the outs. Where torch does not know it, or it does not hold (a list
     of outs, or an input that is written as well), the operator returns nothing.
     """
-    # AOTAutograd warns about an argument called self, which it takes for a method's.
-    schema = re.sub(r"\bself\b", "input", schema_text(aten))
+    schema = schema_text(aten)
+    for name, python in _python_arguments(aten).items():
+        schema = re.sub(rf"\b{name}\b(?=[,=)])", python, schema)
     tags = [getattr(torch.Tag, tag) for tag in _KEPT_TAGS if getattr(torch.Tag, tag) in aten.tags]
     if not outs:
         return schema, tuple(tags)
@@ -183,3 +248,13 @@ def _schema_and_tags(aten: OpOverload, outs: tuple[str, ...]) -> tuple[str, tupl
     if out is not None and all(a.name in outs and str(a.type) == "Tensor" for a in written):
         return schema, (*tags, out)
     return schema[: schema.rindex("->")] + "-> ()", tuple(tags)
+
+
+def _python_arguments(aten: OpOverload) -> dict[str, str]:
+    """Arguments that get another name: `self` is a method's for AOTAutograd, `mode` its own, `from` is Python's.
+
+    Positional ones alone, so that a call needs no translation.
+    """
+    names = [argument.name for argument in arguments(aten) if not argument.kwarg_only]
+    renamed = {name: "mode_" if name == "mode" else next(iter(python_names({name: None}))) for name in names}
+    return {name: python for name, python in renamed.items() if name != python}

@@ -76,6 +76,14 @@ def write_out(result: Any, out: Any) -> Any:
     return out
 
 
+def fits(result: Any, out: Any) -> bool:
+    """Whether `write_out` would take *out* for *result*."""
+    if isinstance(result, Tensor):
+        same_device = isinstance(out, Tensor) and out.device == result.device
+        return same_device and (out.dtype == result.dtype or torch.can_cast(result.dtype, out.dtype))
+    return not isinstance(out, Tensor) and len(result) == len(out) and all(map(fits, result, out))
+
+
 def out_options(out: Tensor, options: dict[str, Any]) -> dict[str, Any]:
     """A factory's keywords beside `out=`: those that *out* decides must agree with it, the others are returned.
 

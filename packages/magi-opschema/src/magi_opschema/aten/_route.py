@@ -18,7 +18,7 @@ from torch.nn import Parameter
 from ._cells import Namespace
 from ._kernels import Kernel, out_names
 from ._names import python_name
-from ._out import write_out
+from ._out import fits, write_out
 from ._torch_compat import arguments, bump_version, dispatcher_callable, is_traced_tensor, plain_dispatch
 
 
@@ -104,13 +104,34 @@ def python_names(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {"input" if name == "self" else python_name(name): value for name, value in kwargs.items()}
 
 
-def run_kernel(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[Tensor, ...] | None) -> Any:
-    """Call a kernel; with *outs*, let its results end up there."""
+def options_of_out(cell: Cell, pair: Pair) -> tuple[str, ...]:
+    """What a factory's functional form asks for and `out=` already has."""
+    if pair.functional is None or pair.out is None:
+        return ()
+    known = {argument.name for argument in arguments(cell.overloads[pair.out])}
+    asked = {argument.name for argument in arguments(cell.overloads[pair.functional])}
+    return tuple(name for name in ("dtype", "layout", "device") if name in asked - known)
+
+
+def run_kernel(
+    kernel: Kernel,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    outs: tuple[Tensor, ...] | None,
+    options: tuple[str, ...] = (),
+    *,
+    otherwise: Callable[[], Any],
+) -> Any:
+    """Call a kernel; with *outs*, let its results end up there, made with the *options* of the first out.
+
+    A result that does not fit an out is ATen's to refuse, or to compute in the dtype of the out: `otherwise` calls it.
+    """
     if outs is None:
         return kernel.fn(*args, **kwargs)
     out: Any = outs[0] if len(outs) == 1 else outs
     if not kernel.takes_out:
-        return write_out(kernel.fn(*args, **kwargs), out)
+        result = kernel.fn(*args, **kwargs, **{name: getattr(outs[0], name) for name in options})
+        return write_out(result, out) if fits(result, out) else otherwise()
     kernel.fn(*args, **kwargs, out=out)
     return out
 
@@ -193,17 +214,21 @@ def _out_router(
     name = str(pair.out)
     aten = dispatcher_callable(cell.overloads[name])
     names = out_names(cell, pair)
-    only = names[0] if len(names) == 1 and not _takes_list(cell, name) else None
+    options = options_of_out(cell, pair)
+    only = names[0] if len(names) == 1 and not options and not _takes_list(cell, name) else None
 
     def serve(kernel: Kernel, args: tuple[Any, ...], inputs: dict[str, Any], kwargs: dict[str, Any]) -> Any:
         if not only:
             outs = tuple(kwargs[key] for key in names)
-            written = run_kernel(kernel, args, inputs, outs)
+            written = run_kernel(kernel, args, inputs, outs, options, otherwise=lambda: aten(*args, **kwargs))
             mark_written(outs)
             return written
         out = kwargs[only]
         if not kernel.takes_out:
-            write_out(kernel.fn(*args, **inputs), out)
+            result = kernel.fn(*args, **inputs)
+            if not fits(result, out):
+                return aten(*args, **kwargs)
+            write_out(result, out)
         elif inputs:
             kernel.fn(*args, **inputs, out=out)
         else:

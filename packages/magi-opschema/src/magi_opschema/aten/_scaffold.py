@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import TYPE_CHECKING
 
@@ -110,7 +111,8 @@ def scaffold(op: str, slot: int, folder: Path, schemas: InstalledSchemas) -> lis
             path.write_text(text, encoding="utf-8")
     except OSError as error:
         for path in files:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # what could not be written may not be there to remove
+                path.unlink()
         msg = f"cannot write {folder}: {error.strerror}"
         raise ScaffoldError(msg) from error
     return list(files)

@@ -126,7 +126,8 @@ def register_slot(
         supports: Called with the operator's arguments; false sends the call to the next slot. A predicate whose only
             parameter is called `args` gets the positional arguments as one tuple.
         backward: `backward(ctx, *grads)`, one gradient per parameter, as for `torch.library.register_autograd`.
-        setup_context: `setup_context(ctx, inputs, output)`, as there.
+        setup_context: `setup_context(ctx, inputs, output)`, as there; `setup_context(ctx, inputs, keyword_only_inputs,
+            output)` for an operator with keyword-only arguments such as `alpha`.
 
     Returns:
         *fn*, or the decorator.
@@ -147,7 +148,7 @@ def register_slot(
             backward=backward,
             setup_context=setup_context,
         )
-    name, _, only = base.partition(".") if _is_overload(base) else (base, "", "")
+    name, only = _split_overload(base)
     cell = _cell(name)
     _check_number(slot, cell.base, lowest_only=True)
     serves, takes_out = served_variants(cell, fn, only or None)
@@ -229,11 +230,12 @@ def use_slot(base: str, slot: int) -> Iterator[None]:
         _state(cell).used.append((token, slot))
         _refresh(cell)
     stack = _thread.__dict__.setdefault(cell.base, [])
-    stack.append(slot)
+    stack.append((token, slot))
     try:
         yield
     finally:
-        stack.pop()
+        # Not simply the last one: generators close their contexts in any order, and in any thread.
+        stack[:] = [entry for entry in stack if entry[0] is not token]
         with _lock:
             state = _state(cell)
             state.used = [entry for entry in state.used if entry[0] is not token]
@@ -263,30 +265,49 @@ def chosen_here(cell: Cell) -> int | None:
     """The slot that this thread's eager calls prefer."""
     stack = _thread.__dict__.get(cell.base)
     if stack:
-        return int(stack[-1])
+        return int(stack[-1][1])
     return _chosen_for_all(_state(cell))
 
 
+def chosen_in_graph(cell: Cell, chosen: int | None) -> int | None:
+    """The slot that a library operator prefers: its own, else that of the environment.
+
+    Every other choice is an operator of its own. The environment may have been unread when the graph was made.
+
+    Raises:
+        SlotError: The environment holds no number of an active slot.
+    """
+    _read_environment(cell)
+    return chosen if chosen is not None else _state(cell).from_environment
+
+
 def settle(cell: Cell) -> None:
-    """Read `MAGI_SLOT_<base>`, once, at the first call of *cell*.
+    """Read `MAGI_SLOT_<base>` at the first eager call of *cell*, and point the cell at what serves it.
 
     Raises:
         SlotError: It holds no number of an active slot.
     """
+    _read_environment(cell)
     with _lock:
-        state = _state(cell)
-        if not state.environment_read:
-            variable = f"MAGI_SLOT_{cell.base}"
-            text = os.environ.get(variable)
-            if text is not None:
-                if not text.isdecimal():
-                    msg = f"{variable}={text!r} is no slot; give a number from 0 to {ATEN_SLOT}"
-                    raise SlotError(msg)
-                _check_number(int(text), cell.base, source=variable)
-                _check_active(int(text), cell, source=variable)
-                state.from_environment = int(text)
-            state.environment_read = True
         _refresh(cell)
+
+
+def _read_environment(cell: Cell) -> None:
+    """Read `MAGI_SLOT_<base>`, once."""
+    state = _state(cell)
+    if state.environment_read:
+        return
+    variable = f"MAGI_SLOT_{cell.base}"
+    text = os.environ.get(variable)
+    with _lock:
+        if text is not None:
+            if not text.isdecimal():
+                msg = f"{variable}={text!r} is no slot; give a number from 0 to {ATEN_SLOT}"
+                raise SlotError(msg)
+            _check_number(int(text), cell.base, source=variable)
+            _check_active(int(text), cell, source=variable)
+            state.from_environment = int(text)
+        state.environment_read = True
 
 
 def _chosen_for_all(state: _State) -> int | None:
@@ -322,10 +343,13 @@ def _cell(base: str) -> Cell:
     return cell_of(base)
 
 
-def _is_overload(base: str) -> bool:
+def _split_overload(name: str) -> tuple[str, str]:
+    """`mul.Tensor` is `("mul", "Tensor")`, `linalg.norm.out` is `("linalg.norm", "out")`, `linalg.norm` has none."""
     from ._names import SUBMODULES
 
-    return "." in base and base.partition(".")[0] not in SUBMODULES
+    dots = 1 + (name.partition(".")[0] in SUBMODULES)
+    parts = name.split(".", dots)
+    return ".".join(parts[:dots]), parts[dots] if len(parts) > dots else ""
 
 
 def _state(cell: Cell) -> _State:

@@ -18,12 +18,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-def check(tasks: Iterable[tuple[str, int]], *, jobs: int | None = None) -> dict[tuple[str, int], Report]:
+def check(
+    tasks: Iterable[tuple[str, int]], *, jobs: int | None = None, device: str | None = None
+) -> dict[tuple[str, int], Report]:
     """Check bases in slots.
 
     Args:
         tasks: Pairs of an operator and a slot; 8 checks that the surface is ATen bit for bit.
         jobs: How many processes work at a time; as many as there are processors without it.
+        device: Where the inputs are, for example `"cuda"`. Without it, the CPU where one of the slot's kernels serves
+            it, else one of their devices.
 
     Returns:
         A report for each pair: `.rows`, `.failures`, `.summary()`.
@@ -41,7 +45,7 @@ def check(tasks: Iterable[tuple[str, int]], *, jobs: int | None = None) -> dict[
     from ._slots import active_cell
 
     asked = {(active_cell(base, slot).base, slot): (base, slot) for base, slot in tasks}
-    return {asked[task]: report for task, report in run(asked, jobs=jobs)}
+    return {asked[task]: report for task, report in run(asked, jobs=jobs, device=device)}
 
 
 __all__ = ["Report", "Row", "check"]

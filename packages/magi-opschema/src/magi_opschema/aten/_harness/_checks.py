@@ -18,6 +18,8 @@ from magi_opschema.aten._torch_compat import compile_whole
 
 from . import _reasons
 from ._compare import close, differing_elements, flat, same_bits, same_strides
+from ._gradients import Gradients, differing_gradient, expected_gradients
+from ._library_checks import library_operators, opcheck
 from ._rows import Row
 
 
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 
 _KERNEL_TOLERANCE = 2.0
 """Times `torch.testing`'s tolerance: a kernel may sum in another order than ATen."""
+
+LIBRARY_CHECK = "opcheck"
+"""What rows about a library operator are called, with its name behind."""
 
 _WIDER = {
     torch.float16: torch.float64,
@@ -83,8 +88,28 @@ class Checker:
             self._add(rows, call, "by name", lambda: _functional(call, expected, by_name=True))
         if fullgraph:
             self._add(rows, call, "fullgraph", lambda: _fullgraph(call))
+        if call.subject.differentiates(call.sample):
+            gradients = self._guarded(call, "reference", lambda: expected_gradients(call.subject, call.sample))
+            if gradients is not None:
+                self._add(rows, call, "backward", lambda: _backward(call, gradients))
         for mode in _out_modes(call, expected, edges=edges):
             self._add(rows, call, mode, lambda mode=mode: _out(call, expected, mode), out=True)  # type: ignore[misc]
+        return rows
+
+    def check_library(self, call: Call, forms: frozenset[str], *, plain_numbers: bool) -> list[Row]:
+        """`opcheck` on every library operator that the call can become.
+
+        Nothing where the kernel does not serve the call; with *plain_numbers*, nothing where ATen's result has a NaN.
+        """
+        expected = self._guarded(call, "reference", lambda: _outcome(lambda: call.subject.straight(_own(call))))
+        if expected is None or isinstance(expected, Exception) or call.subject.kernel_for(call.sample) is None:
+            return []
+        if plain_numbers and any(isinstance(e, Tensor) and bool(e.isnan().any()) for e in flat(expected)):
+            return []
+        rows: list[Row] = []
+        for op in library_operators(call.subject, forms):
+            name = f"{LIBRARY_CHECK} {op.name().partition('::')[2]}"
+            self._add(rows, call, name, lambda op=op: opcheck(call.subject, call.sample, expected, op))  # type: ignore[misc]
         return rows
 
     def _refusal(self, call: Call, expected: Exception) -> list[Row]:
@@ -139,6 +164,10 @@ def _functional(call: Call, expected: Any, *, by_name: bool = False) -> str | No
     if not call.subject.aten and _aliases(got, sample):
         return "a result shares memory with an input"
     return None if call.subject.written else _changed(sample, before)
+
+
+def _backward(call: Call, expected: Gradients) -> str | None:
+    return differing_gradient(call.subject, call.sample, expected, scale=_KERNEL_TOLERANCE)
 
 
 def _fullgraph(call: Call) -> str | None:
@@ -244,12 +273,12 @@ def _outs(sample: Sample, expected: Any, mode: str, subject: Subject) -> Any:
 
 def _one_out(expected: Tensor, mode: str) -> Tensor:
     if mode == "out empty":
-        return torch.empty(0, dtype=expected.dtype)
+        return expected.new_empty(0)
     if mode == "out strided":
-        buffer = torch.empty((*expected.shape, 2), dtype=expected.dtype)
+        buffer = expected.new_empty((*expected.shape, 2))
         return _sentinel(buffer)[..., 0]
     if mode == "out dtype":
-        return _sentinel(torch.empty(expected.shape, dtype=_other_dtype(expected.dtype)))
+        return _sentinel(expected.new_empty(expected.shape, dtype=_other_dtype(expected.dtype)))
     return _sentinel(torch.empty_like(expected))
 
 

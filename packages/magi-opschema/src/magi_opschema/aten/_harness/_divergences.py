@@ -81,3 +81,55 @@ DIVERGENCES: tuple[Divergence, ...] = (
     Divergence("native_batch_norm_backward", ("reference",), "torch divides by zero on an empty input", crashes=True),
     Divergence("rrelu_with_noise", ("out empty",), "torch writes past an empty out", crashes=True),
 )
+
+
+_NO_FAKE = "torch has no fake for it"
+_NO_SYMBOLS = "torch's fake of it takes no symbolic shapes"
+_DATA_SHAPED = "the shape of its result depends on data, which torch does not trace into out"
+_SPARSE = "opcheck takes no sparse tensors"
+_STRICTER = "torch's fake of it refuses inputs that the operator takes"
+_MODE = "AOTAutograd cannot pass a keyword called mode"
+
+_LIBRARY = {
+    _NO_FAKE: (
+        "adaptive_avg_pool3d_backward.grad_input",
+        "binomial",
+        "fractional_max_pool3d_backward",
+        "geqrf",
+        "glu_backward_jvp",
+        "glu_jvp",
+        "histogram.bins_tensor",
+        "slow_conv3d",
+        "slow_conv3d_forward",
+        "slow_conv_dilated2d",
+        "slow_conv_dilated3d",
+        "slow_conv_transpose3d",
+        "thnn_conv2d",
+    ),
+    _NO_SYMBOLS: ("hardshrink_backward", "linalg_cond.p_str", "slow_conv_transpose2d", "softshrink_backward"),
+    _DATA_SHAPED: (
+        "bincount",
+        "linalg_lstsq",
+        "masked_select",
+        "nonzero",
+        "repeat_interleave.Tensor",
+        "unique_dim",
+        "unique_dim_consecutive",
+        "where",
+    ),
+    _SPARSE: (
+        "ccol_indices_copy",
+        "col_indices_copy",
+        "crow_indices_copy",
+        "native_norm",
+        "native_norm.ScalarOpt_dim_dtype",
+        "row_indices_copy",
+        "values_copy",
+    ),
+    _STRICTER: ("normal.out", "randint_like.Tensor_generator"),
+    _MODE: ("hash_tensor",),
+    "torch writes its running statistics although the schema says it does not": ("native_batch_norm",),
+}
+
+LIBRARY_DIVERGENCES = {label: reason for reason, labels in _LIBRARY.items() for label in labels}
+"""By variant: why `opcheck` cannot pass on its library operators, whose fake is ATen's, whatever the kernel."""

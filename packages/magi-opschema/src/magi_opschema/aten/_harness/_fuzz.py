@@ -24,10 +24,16 @@ _WANTED = 2
 _SECONDS = 4.0
 
 
-def fuzzed_samples(overload: OpOverload, dtype: torch.dtype) -> list[Sample]:
+def fuzzed_samples(overload: OpOverload, dtypes: tuple[torch.dtype, ...]) -> list[Sample]:
     """Calls of *overload* that ATen accepts; none where no guess fits, or where guessing crashes or hangs."""
-    found = isolated(lambda: _accepted(overload, dtype), seconds=_SECONDS)
-    return [Sample(tuple(args), kwargs, "schema", dtype) for args, kwargs in found or ()]
+    calls = isolated(lambda: [_accepted(overload, dtype) for dtype in dtypes], seconds=_SECONDS)
+    if calls is None:  # a dtype that crashes must not cost the others
+        calls = [isolated(lambda d=dtype: _accepted(overload, d), seconds=_SECONDS) or [] for dtype in dtypes]  # type: ignore[misc]
+    return [
+        Sample(tuple(args), kwargs, "schema", dtype)
+        for dtype, found in zip(dtypes, calls, strict=True)
+        for args, kwargs in found
+    ]
 
 
 def _accepted(overload: OpOverload, dtype: torch.dtype) -> list[tuple[list[Any], dict[str, Any]]]:

@@ -39,7 +39,7 @@ def samples_for(subjects: list[Subject]) -> dict[Subject, list[Sample]]:
         if not found[subject]:
             found[subject] = _captured(subject)
         if not found[subject]:
-            found[subject] = _fuzzed(subject)
+            found[subject] = fuzzed_samples(subject.leading, _FUZZED_DTYPES)
     return {subject: [*samples, *_with_options(subject, samples)] for subject, samples in found.items()}
 
 
@@ -82,13 +82,6 @@ def _captured(subject: Subject) -> list[Sample]:
     return samples + [sample for sample in halved if sample is not None]
 
 
-def _fuzzed(subject: Subject) -> list[Sample]:
-    samples: list[Sample] = []
-    for dtype in _FUZZED_DTYPES:
-        samples += fuzzed_samples(subject.leading, dtype)
-    return samples
-
-
 def _cast(sample: Sample, dtype: torch.dtype) -> Sample:
     changed = sample.map_tensors(lambda t: t.to(dtype) if t.dtype is torch.float32 else t)
     return Sample(changed.args, changed.kwargs, sample.origin, dtype)
@@ -126,7 +119,8 @@ def _other_values(default: Any) -> Iterable[Any]:
     if isinstance(default, bool):
         return (not default,)
     if isinstance(default, (int, float)):
-        return (default + 2, default + 0.5, default - 1)
+        # The next number first: an int may stand for an enumeration, as `reduction` does.
+        return (default + 1, default + 0.5, default - 1)
     return ()
 
 

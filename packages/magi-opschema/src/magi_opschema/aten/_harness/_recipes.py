@@ -196,6 +196,7 @@ RECIPES: dict[str, tuple[Callable[[Make], Call], ...]] = {
     "slow_conv_dilated3d": (lambda m: (*_convolution_3d(m), [1] * 3, [1] * 3, [2] * 3),),
     "slow_conv_transpose2d": (lambda m: (*_image(m), m(3, 4, 2, 2), [2, 2], m(4), [2, 2]),),
     "slow_conv_transpose3d": (lambda m: (m(1, 2, 3, 4, 4), m(2, 3, 2, 2, 2), [2, 2, 2], m(3)),),
+    "special_zeta.other_scalar": (lambda m: (m.unit(3, 4) + 2, 3),),
     "split_copy.Tensor": (lambda m: (m(5, 4), 2), lambda m: (m(5, 4), 3, 1)),
     "squeeze_copy.dims": (lambda m: (m(1, 3, 1, 4), [0, 2]),),
     "std": (_unary, lambda m: (m(3, 4), False)),

@@ -111,6 +111,11 @@ class Subject:
         serving = tuple(k for k in kernels_of(self.cell) if self.pair.leading in k.serves)
         return select(serving, self.slot, sample.args, python_names(sample.kwargs))
 
+    def differentiates(self, sample: Sample) -> bool:
+        """Whether a kernel of this slot with a backward serves a call."""
+        serving = tuple(k for k in kernels_of(self.cell) if self.pair.leading in k.serves and k.backward is not None)
+        return select(serving, self.slot, sample.args, python_names(sample.kwargs)) is not None
+
     def surface(self, sample: Sample, *, out: Any = None, by_name: bool = False) -> Any:
         """Call the generated function in this slot."""
         kwargs = python_names(self._out_options(sample.kwargs) if out is not None else sample.kwargs)

@@ -32,6 +32,8 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 _NOTE_SIZE = 2048
+_TASKS_PER_CHILD = 32
+"""After which a new child starts: what a task leaves behind, memory above all, does not add up."""
 
 
 class Note:
@@ -59,14 +61,40 @@ class Death:
 
 
 @dataclass
+class _Job(Generic[Task]):
+    task: Task
+    alone: bool
+    deaths: list[Death] = field(default_factory=list)
+
+
+@dataclass
 class _Worker(Generic[Task]):
     process: ForkProcess
     pipe: mpc.Connection
     note: Note
-    task: Task
-    dead: list[str] = field(default_factory=list)
+    job: _Job[Task]
+    begun: int = 0
     last_note: str = ""
     since: float = 0.0
+
+    def begin(self, job: _Job[Task]) -> None:
+        """Send the child its next task."""
+        self.job = job
+        self.begun += 1
+        self.since = time.monotonic()
+        self.pipe.send((job.task, frozenset(death.doing for death in job.deaths)))
+
+    def dismiss(self) -> None:
+        """Let the child end."""
+        self.pipe.send(None)
+        self.process.join()
+
+    def hangs(self, seconds: float) -> bool:
+        """Whether the child has been doing one thing for longer than *seconds*."""
+        note = self.note.read()
+        if note != self.last_note:
+            self.last_note, self.since = note, time.monotonic()
+        return time.monotonic() - self.since > seconds
 
 
 def run_tasks(
@@ -75,49 +103,58 @@ def run_tasks(
     *,
     jobs: int,
     seconds: float,
+    alone: Callable[[Task], bool],
     retries: int = 12,
 ) -> Iterator[tuple[Task, Result | None, list[Death]]]:
     """Do *work* on every task in forked children, and yield each result with the deaths that it cost.
 
-    A child that dies is replaced by one that starts the task again, told to leave out what the dead ones were doing.
+    A child does several tasks, since forking costs more than most of them. A child that dies at a task that was not its
+    first says little about that task, which starts again in one of its own. There a death counts, and the task starts
+    once more, told to leave out what the dead ones were doing.
 
     Args:
         tasks: What to do.
         work: Called in a child with the task, the note to write, and the notes at which earlier children died.
         jobs: How many children work at a time.
         seconds: How long a note may stand unchanged before its child counts as hanging.
+        alone: Whether a task gets a child of its own.
         retries: After how many deaths a task is given up; its result is None then.
 
     Yields:
         The task, its result, and its deaths, in the order in which tasks end.
     """
-    waiting = deque((task, list[Death]()) for task in tasks)
-    running: dict[mpc.Connection, tuple[_Worker[Task], list[Death]]] = {}
+    waiting = deque(_Job(task, alone(task)) for task in tasks)
+    running: dict[mpc.Connection, _Worker[Task]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                task, deaths = waiting.popleft()
-                worker = _start(task, work, frozenset(death.doing for death in deaths))
-                running[worker.pipe] = (worker, deaths)
+                worker = _start(waiting.popleft(), work)
+                running[worker.pipe] = worker
             ready = mpc.wait(list(running), timeout=0.5)
             for pipe in [pipe for pipe in running if pipe in ready]:
-                worker, deaths = running.pop(pipe)
+                worker = running[pipe]
+                job = worker.job
                 try:
-                    yield worker.task, pipe.recv(), deaths
-                    worker.process.join()
+                    result = pipe.recv()
                 except EOFError:
+                    del running[pipe]
                     worker.process.join()
-                    deaths.append(Death(worker.note.read(), _ending(worker.process.exitcode)))
-                    yield from _again(worker.task, deaths, waiting, retries)
-            for pipe, (worker, deaths) in list(running.items()):
-                if _hangs(worker, seconds) and not pipe.poll():
+                    yield from _again(worker, _ending(worker.process.exitcode), waiting, retries)
+                    continue
+                if waiting and not (job.alone or waiting[0].alone) and worker.begun < _TASKS_PER_CHILD:
+                    worker.begin(waiting.popleft())
+                else:
+                    del running[pipe]
+                    worker.dismiss()
+                yield job.task, result, job.deaths
+            for pipe, worker in list(running.items()):
+                if worker.hangs(seconds) and not pipe.poll():
                     del running[pipe]
                     worker.process.kill()
                     worker.process.join()
-                    deaths.append(Death(worker.note.read(), f"hung for {seconds:.0f} s"))
-                    yield from _again(worker.task, deaths, waiting, retries)
+                    yield from _again(worker, f"hung for {seconds:.0f} s", waiting, retries)
     finally:
-        for worker, _ in running.values():
+        for worker in running.values():
             worker.process.kill()
             worker.process.join()
 
@@ -125,6 +162,7 @@ def run_tasks(
 def isolated(work: Callable[[], Result], *, seconds: float) -> Result | None:
     """The result of *work* in a child; None where the child crashes, or takes longer than *seconds*."""
     ours, theirs = _fork.Pipe(duplex=False)
+    # Tensors travel as bytes: pickling would hand over a file descriptor that dies with this process.
     process = _fork.Process(target=_answer, args=(theirs, lambda: _saved(work())), daemon=False)
     process.start()
     theirs.close()
@@ -140,27 +178,47 @@ def isolated(work: Callable[[], Result], *, seconds: float) -> Result | None:
     return None
 
 
-def _start(task: Task, work: Callable[[Task, Note, frozenset[str]], Any], left_out: frozenset[str]) -> _Worker[Task]:
-    ours, theirs = _fork.Pipe(duplex=False)
+def _start(job: _Job[Task], work: Callable[[Task, Note, frozenset[str]], Any]) -> _Worker[Task]:
+    ours, theirs = _fork.Pipe()
     note = Note()
-    process = _fork.Process(target=_answer, args=(theirs, lambda: work(task, note, left_out)))
+    process = _fork.Process(target=_serve, args=(theirs, work, note, os.getpid()))
     process.start()
     theirs.close()
-    return _Worker(process, ours, note, task, since=time.monotonic())
+    worker = _Worker(process, ours, note, job)
+    worker.begin(job)
+    return worker
 
 
-def _answer(pipe: mpc.Connection, work: Callable[[], Any]) -> None:
+def _serve(pipe: mpc.Connection, work: Callable[[Any, Note, frozenset[str]], Any], note: Note, parent: int) -> None:
+    _settle_in()
+    while (message := _received(pipe, parent)) is not None:
+        task, left_out = message
+        pipe.send(work(task, note, left_out))
+    os._exit(0)
+
+
+def _received(pipe: mpc.Connection, parent: int) -> Any:
+    # Later children hold the other end of this pipe too, so a parent that was killed shows in another way.
+    while not pipe.poll(5.0):
+        if os.getppid() != parent:
+            return None
+    return pipe.recv()
+
+
+def _answer(pipe: mpc.Connection, work: Callable[[], bytes]) -> None:
+    _settle_in()
+    pipe.send_bytes(work())
+    pipe.close()
+    os._exit(0)
+
+
+def _settle_in() -> None:
+    """Make a forked child quiet and single-threaded; it leaves by `os._exit`, past the exit handlers of its parent."""
     torch.set_num_threads(1)
     # C++ warns on descriptor 2 about inputs that are meant to be odd; Python's own stderr stays.
     sys.stderr = os.fdopen(os.dup(2), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    result = work()
-    # Tensors travel as bytes: pickling would hand over a file descriptor that dies with this process.
-    pipe.send_bytes(result) if isinstance(result, bytes) else pipe.send(result)
-    pipe.close()
-    # No interpreter shutdown: the parent's exit handlers are not the child's to run.
-    os._exit(0)
 
 
 def _saved(value: Any) -> bytes:
@@ -170,19 +228,17 @@ def _saved(value: Any) -> bytes:
 
 
 def _again(
-    task: Task, deaths: list[Death], waiting: deque[tuple[Task, list[Death]]], retries: int
+    worker: _Worker[Task], how: str, waiting: deque[_Job[Task]], retries: int
 ) -> Iterator[tuple[Task, None, list[Death]]]:
-    if len(deaths) >= retries:
-        yield task, None, deaths
+    job = worker.job
+    if worker.begun > 1:
+        waiting.appendleft(_Job(job.task, True, job.deaths))
+        return
+    job.deaths.append(Death(worker.note.read(), how))
+    if len(job.deaths) >= retries:
+        yield job.task, None, job.deaths
     else:
-        waiting.appendleft((task, deaths))
-
-
-def _hangs(worker: _Worker[Any], seconds: float) -> bool:
-    note = worker.note.read()
-    if note != worker.last_note:
-        worker.last_note, worker.since = note, time.monotonic()
-    return time.monotonic() - worker.since > seconds
+        waiting.appendleft(job)
 
 
 def _ending(code: int | None) -> str:
