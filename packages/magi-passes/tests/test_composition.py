@@ -223,6 +223,10 @@ def test_compiling_where_passes_would_be_lost_is_refused(inductor: Any, monkeypa
     assert ran == []
 
 
+@pytest.mark.skipif(
+    _torch_compat.release(torch.__version__) < (2, 12),
+    reason="torch.compile itself fails in threads: a RuntimeError about metrics on torch 2.10, a crash on 2.11",
+)
 @pytest.mark.parametrize("version", [torch.__version__, "2.11.0"], ids=["context-local", "global"])
 def test_eight_threads_compile_at_once(inductor: Any, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     """Under an old torch's rules too, where a lock keeps one compilation's configuration from the others."""
