@@ -9,6 +9,8 @@ import _models
 import pytest
 import torch
 from magi_backend import explain
+from magi_backend._defects import active_defects
+from magi_backend._torch_compat import torch_release
 from torch import Tensor, nn
 
 
@@ -50,3 +52,21 @@ def test_inference_at_several_sizes_and_a_training_step(
     gradients = [d for d in step.calls[0].differences if d.name.startswith("gradient")]
     assert len(gradients) == sum(p.requires_grad for p in model.parameters())
     assert not step.calls[0].graph_breaks
+
+
+@pytest.mark.slow
+def test_a_vae_at_several_sizes_and_a_training_step() -> None:
+    model, inputs = _models.vae(), torch.randn(1, 4, 4, 6, generator=torch.Generator().manual_seed(0))
+
+    explained = explain(model, dynamic=True)
+    report = explained(inputs)
+    with torch.no_grad():
+        explained(torch.randn(1, 4, 5, 7, generator=torch.Generator().manual_seed(1)))
+        report = explained(torch.randn(2, 4, 6, 5, generator=torch.Generator().manual_seed(2)))
+
+    assert report.agrees
+    gradients = [d for d in report.calls[0].differences if d.name.startswith("gradient")]
+    assert len(gradients) == sum(p.requires_grad for p in model.parameters())
+    guards = {guard.name for c in report.compilations for graph in c.graphs for guard in graph.guards}
+    expected = {d.name for d in active_defects(torch_release())} & {"order_symbolic_strides", "keep_mutation_order"}
+    assert guards >= expected
