@@ -113,6 +113,7 @@ _LIBRARY = {
         "masked_select",
         "nonzero",
         "repeat_interleave.Tensor",
+        "unique_consecutive",
         "unique_dim",
         "unique_dim_consecutive",
         "where",
