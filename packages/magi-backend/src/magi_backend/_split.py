@@ -180,8 +180,10 @@ def _is_number(node: Node, movable: set[Node]) -> bool:
 
 def _is_view(node: Node) -> bool:
     """Whether *node* does nothing but look at memory of its inputs: a view, or a tuple of views."""
-    if node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node) and _is_view(node.args[0]):
-        return True
+    if node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node):
+        source = node.args[0]
+        if not isinstance(source.meta.get("example_value"), torch.Tensor):
+            return _is_view(source)  # an item of what an operator made shares its memory, and is no view
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     if node.op not in _CALLS or _written(node) is not None or name.endswith("_") or "out" in node.kwargs:
         return False
@@ -217,6 +219,6 @@ def compile_pieces(
             part = split.module.get_submodule(piece.attribute)
             assert isinstance(part, torch.fx.GraphModule)
             inputs = [node.meta["example_value"] for node in part.graph.find_nodes(op="placeholder")]
-            compiled = compile_piece(part, inputs, piece.title)
+            compiled = compile_piece(part, _torch_compat.backend_fakes(inputs), piece.title)
             _torch_compat.replace_submodule(split.module, piece.attribute, compiled)
     return split.module

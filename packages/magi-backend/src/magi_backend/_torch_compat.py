@@ -300,6 +300,22 @@ def compile_fx(
     return inductor(gm, example_inputs, inner_compile=inner_compile, config_patches=config_patches)  # type: ignore[return-value]
 
 
+def backend_fakes(values: Sequence[Any]) -> list[Any]:
+    """The fake tensors that Dynamo traced with, as AOTAutograd takes them.
+
+    Dynamo makes another fake mode for the backend. From torch 2.11 on AOTAutograd takes tensors of the first one over
+    by itself; 2.10 refuses them (`detect_fake_mode` in `torch/_guards.py`).
+    """
+    if torch_release() >= (2, 11):
+        return list(values)
+    from torch._guards import TracingContext
+    from torch.utils._pytree import tree_map_only
+
+    mode = TracingContext.get().fake_mode
+    assert mode is not None, "Dynamo makes one before it calls a backend"
+    return tree_map_only(torch.Tensor, mode.from_tensor, list(values))  # type: ignore[no-any-return]
+
+
 def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
     """Compile one forward or backward graph of ATen operators, as Inductor does by itself."""
     from torch._inductor.compile_fx import compile_fx_inner
