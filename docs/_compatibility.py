@@ -43,6 +43,8 @@ def outcome(case: ET.Element) -> str:
 
 def table(record: dict[str, Any]) -> str:
     """The record as a Markdown table, a row for each torch release and Python."""
+    if not record:
+        return "No run is on record yet.\n"
     suites = list(dict.fromkeys(suite for row in record.values() for suite in row["suites"]))
     lines = [f"| torch | triton | Python | {' | '.join(suites)} |", f"|{'---|' * (3 + len(suites))}"]
     for row in record.values():

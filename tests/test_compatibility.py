@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compatibility page shows what `nox -s compat` counted."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "compatibility.md"
+RECORD: dict[str, Any] = json.loads((ROOT / "docs" / "compatibility.json").read_text())
+
+EXAMPLE = {"torch": "2.13.0", "triton": "3.7.1", "python": "3.11.7", "commit": "0", "suites": {}}
+
+REPORT = """<?xml version="1.0" encoding="utf-8"?>
+<testsuites><testsuite name="pytest">
+<testcase classname="a" name="test_good" />
+<testcase classname="a" name="test_good_too"><properties /></testcase>
+<testcase classname="a" name="test_bad"><failure message="assert 1 == 2">...</failure></testcase>
+<testcase classname="a" name="test_fixture"><error message="failed on setup">...</error></testcase>
+<testcase classname="a" name="test_not_here"><skipped type="pytest.skip" message="no GPU">...</skipped></testcase>
+<testcase classname="a" name="test_broken_torch"><skipped type="pytest.xfail" message="torch">...</skipped></testcase>
+</testsuite></testsuites>
+"""
+
+
+@pytest.fixture(scope="module")
+def compatibility() -> Any:
+    spec = importlib.util.spec_from_file_location("compatibility", ROOT / "docs" / "_compatibility.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def sessions() -> dict[str, str]:
+    """The sessions of `nox -s compat`, read from the noxfile without nox."""
+    for node in ast.parse((ROOT / "noxfile.py").read_text()).body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id="COMPAT")], value=value):
+                return ast.literal_eval(value)  # type: ignore[no-any-return]
+    pytest.fail("noxfile.py has no COMPAT")
+
+
+def test_reports_are_counted_by_outcome(compatibility: Any, tmp_path: Path) -> None:
+    report = tmp_path / "magi-passes.xml"
+    report.write_text(REPORT)
+
+    assert compatibility.counts(report) == {"passed": 2, "skipped": 1, "xfailed": 1, "failed": 2}
+
+
+def test_a_report_is_noted_in_the_record_and_on_the_page(
+    compatibility: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report, record, page = tmp_path / "magi-passes.xml", tmp_path / "record.json", tmp_path / "page.md"
+    report.write_text(REPORT)
+    page.write_text(f"before\n{compatibility.BEGIN}old\n{compatibility.END}after\n")
+    monkeypatch.setattr(compatibility, "RECORD", record)
+    monkeypatch.setattr(compatibility, "PAGE", page)
+    for name in ("2.13.0-py3.13", "2.9.0", "2.13.0"):
+        assert compatibility.main(name, str(report)) == 2
+
+    noted = json.loads(record.read_text())
+    assert list(noted) == ["2.9.0", "2.13.0", "2.13.0-py3.13"]
+    assert noted["2.9.0"]["suites"] == {"magi-passes": {"passed": 2, "skipped": 1, "xfailed": 1, "failed": 2}}
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    assert text.count("2 passed, 1 skipped, 1 xfailed, 2 failed") == 3
+
+
+def test_what_is_on_record_is_whole_and_green() -> None:
+    assert list(RECORD) == [name for name in sessions() if name in RECORD]
+    for name, row in RECORD.items():
+        assert row["torch"] == name.partition("-")[0]
+        assert row["python"].startswith(f"{sessions()[name]}.")
+        assert set(row["suites"]) == {path.name for path in (ROOT / "packages").iterdir()} | {"end-to-end"}
+        for suite in row["suites"].values():
+            assert suite["failed"] == 0
+            assert suite["passed"] > 0
+
+
+def test_the_page_shows_the_record(compatibility: Any) -> None:
+    page = PAGE.read_text()
+
+    assert compatibility.with_table(page, RECORD) == page
+    assert compatibility.table({}) not in compatibility.with_table(page, {"2.13.0": EXAMPLE})
+    assert compatibility.table(RECORD) in page
