@@ -81,7 +81,8 @@ def emit_lowered(
     flat_output = _flat_output(lowering.returns, output, to)
     if check is not None:
         checking = to.bind("check", check)
-        to.line(f"{output} = {flat_output}")
+        if flat_output != output:
+            to.line(f"{output} = {flat_output}")
         to.line(f"if {checking}.pending:")
         arguments = _tuple_text(argument.name for argument in lowering.arguments)
         to.line(f"{INDENT}{checking}.run({arguments}, {output})")

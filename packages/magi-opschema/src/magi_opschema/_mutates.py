@@ -27,17 +27,23 @@ def mutated_leaves(lowering: SignatureLowering, mutates_args: object) -> set[str
     if not isinstance(mutates_args, Iterable):
         text = f"mutates_args={mutates_args!r} is no tuple of names. Leave it out where nothing is written into."
         raise OptionError(lowering.sentence(text))
-    tensors_by_name: dict[str, list[Leaf]] = {}
-    for parameter in lowering.parameters:
-        for node in nodes(parameter.node):
-            tensors = [leaf for leaf in leaves(node) if leaf.is_tensor]
-            tensors_by_name[dotted(node.path)] = tensors_by_name[flat_name(node.path)] = tensors
     mutated: set[str] = set()
-    for name in mutates_args:
+    names = list(mutates_args)
+    tensors_by_name = _tensors_by_name(lowering) if names else {}
+    for name in names:
         for leaf in _meant(name, tensors_by_name, lowering):
             _refuse_optional_list(leaf, lowering)
             mutated.add(leaf.name)
     return mutated
+
+
+def _tensors_by_name(lowering: SignatureLowering) -> dict[str, list[Leaf]]:
+    """The Tensors of each node, by its dotted path and by its flat name."""
+    found: dict[str, list[Leaf]] = {}
+    for parameter in lowering.parameters:
+        for node in nodes(parameter.node):
+            found[dotted(node.path)] = found[flat_name(node.path)] = [leaf for leaf in leaves(node) if leaf.is_tensor]
+    return found
 
 
 def _meant(name: str, tensors_by_name: dict[str, list[Leaf]], lowering: SignatureLowering) -> Sequence[Leaf]:

@@ -195,5 +195,7 @@ def _positional_with_trailing_defaults(arguments: tuple[Argument, ...]) -> tuple
     last_without = max((i for i, argument in enumerate(arguments) if not argument.has_default), default=-1)
     return tuple(
         replace(argument, is_keyword_only=False, default=NO_DEFAULT if i <= last_without else argument.default)
+        if argument.is_keyword_only or (argument.has_default and i < last_without)
+        else argument
         for i, argument in enumerate(arguments)
     )

@@ -14,6 +14,7 @@ Plain data: nothing here knows torch, annotations or generated code.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal as TypingLiteral
@@ -193,6 +194,7 @@ def dotted(path: Path) -> str:
     return ".".join(path)
 
 
+@functools.lru_cache(maxsize=4096)
 def flat_name(path: Path) -> str:
     """The ASCII identifier of a node: `("cfg", "inner", "scale")` as `cfg__inner__scale`.
 
