@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ._backend import magi
+    from ._calls import CallRecord
     from ._compare import Difference
     from ._config import CompileConfig, PassConfig
     from ._explain import explain
     from ._magi_compile import magi_compile
     from ._records import Compilation, GraphRecord, GuardOutcome, OpUse, PassOutcome
     from ._register import magi_register_custom_op
-    from ._report import CallRecord, Report
+    from ._report import Report
     from .errors import (
         BackendError,
         BoundaryOpError,
@@ -62,7 +63,8 @@ _HOMES = {
     "_magi_compile": ("magi_compile",),
     "_records": ("Compilation", "GraphRecord", "GuardOutcome", "OpUse", "PassOutcome"),
     "_register": ("magi_register_custom_op",),
-    "_report": ("CallRecord", "Report"),
+    "_calls": ("CallRecord",),
+    "_report": ("Report",),
     "errors": tuple(name for name in __all__ if name.endswith("Error")),
 }
 

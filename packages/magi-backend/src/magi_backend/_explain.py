@@ -13,11 +13,12 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from . import _torch_compat
+from ._calls import CallRecord
 from ._collect import Collector, collecting
 from ._compare import Difference, compare, compare_trees, magnitude
 from ._copies import InputCopies, copy_inputs
 from ._records import describe_input
-from ._report import CallRecord, Report
+from ._report import Report
 from .errors import OptionError, TargetTypeError
 
 

@@ -13,36 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ._compare import Difference
+    from ._calls import CallRecord
     from ._records import Compilation
-
-
-@dataclass(frozen=True)
-class CallRecord:
-    """One explained call.
-
-    Attributes:
-        inputs: Shape and dtype of each tensor argument.
-        first_seconds: The compiled call, with the compilations that it caused, forward and backward.
-        next_seconds: The same call again, the faster of two.
-        eager_seconds: The same call without the compiler, the faster of two.
-        compilations: How many graphs the call made the backend compile.
-        graph_breaks: Why Dynamo gave up tracing, and continued after it, during the first call.
-        differences: Every output, and every gradient where there are any, against eager.
-    """
-
-    inputs: tuple[str, ...]
-    first_seconds: float
-    next_seconds: float
-    eager_seconds: float
-    compilations: int
-    graph_breaks: tuple[str, ...]
-    differences: tuple[Difference, ...]
-
-    def largest(self, *, gradients: bool) -> Difference | None:
-        """The output, or the gradient, that is furthest from eager; None when there is none."""
-        chosen = [d for d in self.differences if d.name.startswith("gradient") == gradients]
-        return max(chosen, key=lambda d: (not d.agrees, d.largest), default=None)
 
 
 @dataclass(frozen=True)
@@ -62,6 +34,11 @@ class Report:
     compilations: tuple[Compilation, ...]
 
     @property
+    def title(self) -> str:
+        """What the report is about, in one line."""
+        return f"{self.target}, compiled by magi"
+
+    @property
     def agrees(self) -> bool:
         """Whether every output and gradient of every call agrees with eager."""
         return all(difference.agrees for call in self.calls for difference in call.differences)
@@ -70,7 +47,7 @@ class Report:
         """The report as plain text, at most *width* columns wide."""
         from ._report_text import as_text
 
-        return as_text(self, width)
+        return as_text(self.__rich__(), width)
 
     def to_json(self, indent: int | None = 2) -> str:
         """The report as JSON; infinite differences become the string "inf"."""
@@ -80,7 +57,7 @@ class Report:
         """The report as one HTML page that needs no other file."""
         from ._report_html import as_html
 
-        return as_html(self)
+        return as_html(self.title, self.torch, self.calls, self.compilations)
 
     def __str__(self) -> str:
         return self.to_text()
@@ -88,7 +65,7 @@ class Report:
     def __rich__(self) -> RenderableType:
         from ._report_text import as_renderable
 
-        return as_renderable(self)
+        return as_renderable(self.title, self.torch, self.calls, self.compilations)
 
 
 def _plain(value: Any) -> Any:

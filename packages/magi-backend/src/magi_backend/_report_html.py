@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from ._calls import CallRecord
     from ._records import Compilation, GraphRecord
-    from ._report import CallRecord, Report
 
 
 _PAGE = """<!doctype html>
@@ -51,15 +51,13 @@ details {{ margin: .4rem 0; }}
 """
 
 
-def as_html(report: Report) -> str:
-    """The page of *report*."""
-    body = [_calls(report.calls), *(_compilation(compilation) for compilation in report.compilations)]
-    return _PAGE.format(
-        title=escape(f"{report.target}, compiled by magi"), torch=escape(report.torch), body="\n".join(body)
-    )
+def as_html(title: str, torch: str, calls: Sequence[CallRecord], compilations: Sequence[Compilation]) -> str:
+    """The page of a report."""
+    body = [_calls(calls), *map(_compilation, compilations)]
+    return _PAGE.format(title=escape(title), torch=escape(torch), body="\n".join(body))
 
 
-def _calls(calls: tuple[CallRecord, ...]) -> str:
+def _calls(calls: Sequence[CallRecord]) -> str:
     longest = max((max(call.first_seconds, call.eager_seconds) for call in calls), default=0.0)
     rows = [
         (

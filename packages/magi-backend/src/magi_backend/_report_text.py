@@ -15,40 +15,44 @@ from rich.text import Text
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from ._calls import CallRecord
     from ._compare import Difference
     from ._records import Compilation, GraphRecord, PassOutcome
-    from ._report import CallRecord, Report
 
 
-def as_text(report: Report, width: int) -> str:
+def as_text(report: RenderableType, width: int) -> str:
     """*report* without colours, at most *width* columns wide."""
     text = io.StringIO()
-    Console(file=text, width=width, color_system=None, legacy_windows=False).print(as_renderable(report))
+    Console(file=text, width=width, color_system=None, legacy_windows=False).print(report)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
 
 
-def as_renderable(report: Report) -> RenderableType:
-    """*report* for ``rich.print``."""
-    return Group(*_parts(report))
+def as_renderable(
+    title: str, torch: str, calls: Sequence[CallRecord], compilations: Sequence[Compilation]
+) -> RenderableType:
+    """A report for ``rich.print``."""
+    return Group(*_parts(title, torch, calls, compilations))
 
 
-def _parts(report: Report) -> Iterator[RenderableType]:
-    yield Text(f"{report.target}, compiled by magi with torch {report.torch}", style="bold")
-    for compilation in report.compilations:
+def _parts(
+    title: str, torch: str, calls: Sequence[CallRecord], compilations: Sequence[Compilation]
+) -> Iterator[RenderableType]:
+    yield Text(f"{title} with torch {torch}", style="bold")
+    for compilation in compilations:
         yield Text()
         yield from _compilation(compilation)
     yield Text()
     yield from _table(
         "Calls",
         ("inputs", "graphs", "first call", "next call", "eager", "outputs", "gradients"),
-        map(_call, report.calls),
+        map(_call, calls),
     )
-    for call in report.calls:
+    for call in calls:
         for reason in call.graph_breaks:
             yield Text(f"Graph break with {_summary(call.inputs)}: {reason}", style="yellow")
-    if not report.compilations:
+    if not compilations:
         yield Text("No graph was compiled in these calls: the function had been compiled before.")
 
 

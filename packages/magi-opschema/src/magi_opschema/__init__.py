@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from ._handle_registry import register_object as register_object
     from ._handle_registry import release_object as release_object
     from ._handles import ObjectHandle as ObjectHandle
+    from ._lower_signature import lower_signature as lower_signature
     from ._lowering import SignatureLowering as SignatureLowering
-    from ._lowering import lower_signature as lower_signature
     from ._op_def import OpDef as OpDef
     from ._op_def import annotate as annotate
     from ._op_def import op_def as op_def
@@ -44,7 +44,7 @@ _HOMES = {
     "SignatureLowering": "_lowering",
     "annotate": "_op_def",
     "get_object": "_handle_registry",
-    "lower_signature": "_lowering",
+    "lower_signature": "_lower_signature",
     "magi_register_custom_op": "_decorator",
     "op_def": "_op_def",
     "opcheck": "_opcheck",

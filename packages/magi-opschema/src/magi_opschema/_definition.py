@@ -14,7 +14,7 @@ from ._annotations import location, scope_of
 from ._autograd import Formula, gradient_names
 from ._callables import check_callable
 from ._emit import Writer
-from ._explain import explain
+from ._explain_call import explain
 from ._fake import FakeSpec, make_fake
 from ._functions import emit_exposed
 from ._lowering import SignatureLowering

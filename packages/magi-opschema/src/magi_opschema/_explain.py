@@ -16,7 +16,6 @@ from typing import Any
 from ._bridge import Bridge
 from ._functions import emit_unpack
 from ._lowering import SignatureLowering
-from ._op_def import op_def
 from ._reject import rejections
 from ._schema import Argument, takes
 from ._source import compile_source
@@ -108,14 +107,3 @@ class Explanation:
     @functools.cached_property
     def _take_apart(self) -> Callable[..., tuple[Any, ...]]:
         return Bridge(self.lowering).leaves
-
-
-def explain(error: RuntimeError | TypeError, torch_op: object, *values: Any) -> None:
-    """Raise what *error* means for a call of an op's exposed function with the user's arguments *values*.
-
-    Generated code calls this one function for every op: compile caches take its name for all of it.
-    """
-    definition = op_def(torch_op)
-    if definition.torch_op is not torch_op:
-        return  # replaced under its name, and the dispatcher spoke of the other one's arguments
-    Explanation(definition.name, definition.lowering).of_values(error, *values)

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`lower_signature`, and what it makes: a signature and its flat schema as plain data."""
+"""A signature and its flat schema as plain data."""
 
 from __future__ import annotations
 
 import inspect
-import sys
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from ._schema import NO_DEFAULT, Argument, schema_text, slots_of
 from ._tree import Leaf, Node, Sequence, leaves
@@ -103,30 +102,6 @@ class SignatureLowering:
 
     def __str__(self) -> str:
         return self.describe()
-
-
-def lower_signature(fn: Callable[..., Any], *, mutates_args: Iterable[str] = ()) -> SignatureLowering:
-    """Lower the signature of *fn* to a flat schema. Nothing is registered.
-
-    Args:
-        fn: a function with an annotation for each parameter and for the return value.
-        mutates_args: what the op writes into: parameter names (a record means all its Tensor leaves),
-            dotted leaf paths (`"cfg.out"`) or flat names (`"cfg__out"`).
-
-    Raises:
-        SignatureError: a parameter or the return value has no flat form; all such places are in the message.
-        OptionError: *mutates_args* names nothing, or nothing that can be written into.
-
-    Example:
-        >>> from torch import Tensor
-        >>> def scale(x: Tensor, factor: float = 2.0) -> Tensor: ...
-        >>> lower_signature(scale).schema
-        'scale(Tensor x, float factor=2.0) -> Tensor'
-    """
-    from ._annotations import scope_of
-    from ._signature import lower_signature_in
-
-    return lower_signature_in(fn, scope_of(fn, sys._getframe(1)), mutates_args)  # noqa: SLF001
 
 
 def is_flat_return(node: Node) -> bool:
