@@ -146,7 +146,7 @@ def lint(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def types(session: nox.Session) -> None:
     """Check the types of each package and its tests, then of everything outside the packages."""
-    _install_editable(session, *PACKAGES, groups=("types", "models"), with_extras=True)
+    _install_editable(session, *PACKAGES, groups=("types", "models", "bench"), with_extras=True)
     for package in PACKAGES:
         session.run("mypy", f"packages/{package}/src", f"packages/{package}/tests")
     session.run("mypy", "tests", "examples", "benchmarks")
