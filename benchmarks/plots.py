@@ -56,15 +56,16 @@ def unit_for(seconds: float) -> tuple[float, str]:
 def draw_panel(axes: Axes, case: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """The arms of one case, the first on top, each with its median written beside the bar."""
     medians = [statistics.median(row["seconds"]) for row in rows]
-    factor, unit = unit_for(min(medians))
+    factor, _ = unit_for(min(medians))
     for place, (row, median) in enumerate(zip(rows, medians, strict=True)):
         # A single repeat has no quartiles.
         low, _, high = statistics.quantiles(row["seconds"], n=4) if len(row["seconds"]) > 1 else [median] * 3
         whisker = [[factor * max(median - low, 0)], [factor * max(high - median, 0)]]
         color = OURS if row["arm"].startswith(OUR_ARMS) else THEIRS
         axes.barh(place, factor * median, xerr=whisker, color=color, ecolor="#555555", height=0.7)
+        of_label, unit = unit_for(median)
         axes.annotate(
-            f"{factor * median:.3g} {unit}",
+            f"{of_label * median:.3g} {unit}",
             (factor * max(median, high), place),
             xytext=(4, 0),
             textcoords="offset points",
