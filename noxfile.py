@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,8 +132,15 @@ def _inductor_cache(session: nox.Session) -> dict[str, str]:
     return {"TORCHINDUCTOR_CACHE_DIR": str(Path(session.create_tmp()).absolute() / "inductor")}
 
 
-def _run_tests(session: nox.Session, *places: str, marker: str = "not slow and not gpu") -> None:
-    session.run("pytest", *places, "-m", marker, *PARALLEL, *session.posargs, env=ONE_THREAD)
+def _run_tests(
+    session: nox.Session,
+    *arguments: str,
+    marker: str = "not slow and not gpu",
+    env: Mapping[str, str] = ONE_THREAD,
+    success_codes: Sequence[int] = (0,),
+) -> None:
+    command = ("pytest", *arguments, "-m", marker, *PARALLEL, *session.posargs)
+    session.run(*command, env=env, success_codes=success_codes)
 
 
 @nox.session(python=PYTHON)
@@ -291,8 +299,8 @@ def compat(session: nox.Session, release: str) -> None:
     # A red suite stops neither the next one nor the count, unless something was asked for by posargs.
     success = [0, 5] if session.posargs else [0, 1]
     for place, report in zip(places.values(), reports, strict=True):
-        tests = ("pytest", place, "-m", "not slow and not gpu", *PARALLEL, f"--junitxml={report}", *session.posargs)
-        session.run(*tests, env=ONE_THREAD | _inductor_cache(session), success_codes=success)
+        environment = ONE_THREAD | _inductor_cache(session)
+        _run_tests(session, place, f"--junitxml={report}", env=environment, success_codes=success)
     if not session.posargs:
         session.run("python", "docs/_compatibility.py", release, *map(str, reports))
 

@@ -100,13 +100,6 @@ def _recompute(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return found
 
 
-FROM_ROWS: dict[str, Callable[[Sequence[Mapping[str, Any]]], dict[str, float]]] = {
-    "backend_parity": _backend_parity,
-    "recompute": _recompute,
-}
-"""Benchmarks whose ratios are made of single repeats."""
-
-
 def _dynamic_decode(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Every arm of magi over stock. Rows of other torch releases than 2.11 give keys that end in `_torch213`."""
     medians: dict[tuple[str, str, str], float] = {}
@@ -131,13 +124,19 @@ def _dynamic_decode(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return found
 
 
+FROM_ROWS: dict[str, Callable[[Sequence[Mapping[str, Any]]], dict[str, float]]] = {
+    "backend_parity": _backend_parity,
+    "dynamic_decode": _dynamic_decode,
+    "recompute": _recompute,
+}
+"""Benchmarks whose ratios are made of whole rows."""
+
+
 def ratios(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The ratios of benchmark *name* whose two sides are among *rows*."""
-    if name == "dynamic_decode":
-        return _dynamic_decode(rows)
-    medians = {(row["arm"], row["case"]): statistics.median(row["seconds"]) for row in rows}
     if name in FROM_ROWS:
         return FROM_ROWS[name](rows)
+    medians = {(row["arm"], row["case"]): statistics.median(row["seconds"]) for row in rows}
     if name in DERIVED:
         return DERIVED[name](medians)
     found = {

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 _numbers = itertools.count()
@@ -24,6 +26,24 @@ def fresh_compiler() -> Iterator[None]:
     """No test sees what another compiled."""
     yield
     torch.compiler.reset()
+
+
+class Recorder(TorchDispatchMode):
+    """Keeps every op that is dispatched under it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    """A dispatch mode of the user's."""
+    return Recorder()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -12,7 +12,6 @@ import torch
 from magi_opschema import errors, magi_register_custom_op, op_def
 from torch import Tensor
 from torch.testing._internal.two_tensor import TwoTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Crop(NamedTuple):
@@ -196,19 +195,9 @@ def test_a_tensor_subclass(ns: str, form: str, grad: bool) -> None:
         torch.testing.assert_close(gradient.b[1:], weight.expand(3, 3) * 2)
 
 
-class Recorder(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: list[Any] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(func)
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("form", ["eager", "compiled"])
 @pytest.mark.parametrize("grad", [False, True])
-def test_a_dispatch_mode(ns: str, form: str, grad: bool) -> None:
+def test_a_dispatch_mode(ns: str, recorder: Any, form: str, grad: bool) -> None:
     """torch runs compiled functions in eager mode under a dispatch mode of the user's."""
     apply = make_op(ns)
 
@@ -218,10 +207,10 @@ def test_a_dispatch_mode(ns: str, form: str, grad: bool) -> None:
     if form == "compiled":
         call = torch.compile(call, backend="aot_eager")
     x = torch.ones(4, 3, requires_grad=grad)
-    with Recorder() as mode:
+    with recorder:
         found = call(x)
     assert found.tolist() == [[2.0] * 3] * 2
-    assert op_def(apply).torch_op in mode.seen
+    assert op_def(apply).torch_op in recorder.seen
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -14,7 +14,6 @@ from magi_opschema import errors, magi_register_custom_op, op_def, register_auto
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
 
 @dataclass(frozen=True)
@@ -40,16 +39,6 @@ def make_op(ns: str, calls: list[Any] | None = None) -> Op:
     return apply
 
 
-class Recorder(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: list[Any] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(func)
-        return func(*args, **(kwargs or {}))
-
-
 class Wrapped(torch.Tensor):
     """A wrapper subclass that counts the ops it is asked for."""
 
@@ -70,11 +59,11 @@ class Wrapped(torch.Tensor):
 
 
 @pytest.mark.parametrize("grad", [False, True])
-def test_dispatch_mode_sees_the_op(ns: str, grad: bool) -> None:
+def test_dispatch_mode_sees_the_op(ns: str, recorder: Any, grad: bool) -> None:
     apply = make_op(ns)
-    with Recorder() as mode:
+    with recorder:
         apply(torch.ones(2, requires_grad=grad), Config(torch.ones(2)))
-    assert op_def(apply).torch_op in mode.seen
+    assert op_def(apply).torch_op in recorder.seen
 
 
 def test_tensor_subclass_sees_the_op(ns: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -84,7 +83,8 @@ def magi_register_custom_op(
             is_subgraph_boundary=is_subgraph_boundary,
             tags=tags,
             override=override,
-        )(_launching_directly(fn) if kernels.may_wrap else fn)
+            # In eager calls a launch that is wrapped by hand would pay for the higher-order op.
+        )(magi_tritonwrap.launch_directly(fn) if kernels.may_wrap else fn)
         if kernels.may_launch:
             definition = magi_opschema.op_def(exposed)
             report = magi_tritonwrap.make_see_through(definition.torch_op, definition.lowered_fn, kernels=kernels)
@@ -92,22 +92,6 @@ def magi_register_custom_op(
         return cast("F", exposed)
 
     return register
-
-
-def _launching_directly(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """*fn* for eager calls, where a launch that is wrapped by hand would pay for the higher-order op.
-
-    Annotations are strings that are looked up in the globals of a function, so it has those of *fn*; and the place of
-    its code, which errors name.
-    """
-    direct = magi_tritonwrap.launch_directly(fn)
-
-    def body(*args: Any, **kwargs: Any) -> Any:
-        return direct(*args, **kwargs)
-
-    place = fn.__code__
-    code = body.__code__.replace(co_filename=place.co_filename, co_firstlineno=place.co_firstlineno)
-    return functools.update_wrapper(types.FunctionType(code, fn.__globals__, fn.__name__, None, body.__closure__), fn)
 
 
 def _fake_from_body(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import inspect
 import linecache
 import sys
 import types
@@ -47,7 +48,9 @@ def scope_of(fn: Callable[..., Any], frame: types.FrameType | None) -> Scope:
 
     *frame* is where the decorator stands. The locals of it and of the functions around it are searched,
     so that `from __future__ import annotations` works with classes that are local to a function.
+    Of a wrapper, the function inside is meant, as `inspect.signature` means it.
     """
+    fn = inspect.unwrap(fn)
     closure = {}
     code = getattr(fn, "__code__", None)
     for name, cell in zip(code.co_freevars if code else (), getattr(fn, "__closure__", None) or (), strict=False):
@@ -173,7 +176,8 @@ def _show_literal(value: object) -> str:
 
 
 def location(fn: Callable[..., Any]) -> str:
-    """File and line of the `def` of *fn*: `ops.py:41`."""
+    """File and line of the `def` of *fn*, of a wrapper that of the function inside: `ops.py:41`."""
+    fn = inspect.unwrap(fn)
     code = getattr(fn, "__code__", None)
     if code is None:
         return f"{getattr(fn, '__module__', '?')}.{getattr(fn, '__qualname__', repr(fn))}"

@@ -7,9 +7,8 @@ values looked at again, so a call that succeeds pays nothing.
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +68,7 @@ class Explanation:
         else:
             return
         names = [parameter.name for parameter in self.lowering.parameters]
-        taken_apart = self._take_apart(**dict(zip(names, values, strict=True)))
+        taken_apart = Bridge(self.lowering).leaves(**dict(zip(names, values, strict=True)))
         by_name = dict(zip((leaf.name for leaf in self.lowering.leaves), taken_apart, strict=True))
         if is_certain:
             self._refuse(suspects[0], by_name[suspects[0].name], error)
@@ -103,7 +102,3 @@ class Explanation:
             rejections(self.lowering.name, self.lowering.location)(leaf)(value)
         except OpSchemaError as refusal:
             raise refusal from error
-
-    @functools.cached_property
-    def _take_apart(self) -> Callable[..., tuple[Any, ...]]:
-        return Bridge(self.lowering).leaves

@@ -193,9 +193,11 @@ def _positional_with_trailing_defaults(arguments: tuple[Argument, ...]) -> tuple
     A schema default before an argument without one is an internal assert of torch's parser, so only the last ones stay.
     """
     last_without = max((i for i, argument in enumerate(arguments) if not argument.has_default), default=-1)
-    return tuple(
-        replace(argument, is_keyword_only=False, default=NO_DEFAULT if i <= last_without else argument.default)
-        if argument.is_keyword_only or (argument.has_default and i < last_without)
-        else argument
-        for i, argument in enumerate(arguments)
-    )
+    return tuple(_positional(argument, keeps_default=i > last_without) for i, argument in enumerate(arguments))
+
+
+def _positional(argument: Argument, *, keeps_default: bool) -> Argument:
+    default = argument.default if keeps_default else NO_DEFAULT
+    if default is argument.default and not argument.is_keyword_only:
+        return argument
+    return replace(argument, is_keyword_only=False, default=default)

@@ -333,39 +333,29 @@ def test_a_failed_write_leaves_the_old_files(tmp_path: Path, monkeypatch: pytest
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_failed_swap_puts_the_old_folder_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (OSError(18, "Invalid cross-device link"), pytest.raises(OutputError, match="Invalid cross-device link")),
+        (KeyboardInterrupt(), pytest.raises(KeyboardInterrupt)),
+    ],
+    ids=["error", "interrupt"],
+)
+def test_a_failed_swap_puts_the_old_folder_back(
+    failure: BaseException, told: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "out"
     old = {FILE_NAME: "{}"}
     write_folder(old, out)
     real = Path.rename
 
-    def no_rename(self: Path, target: Any) -> Path:
+    def rename(self: Path, target: Any) -> Path:
         if self.name == "fresh":
-            raise OSError(18, "Invalid cross-device link")
+            raise failure
         return real(self, target)
 
-    monkeypatch.setattr(Path, "rename", no_rename)
-    with pytest.raises(OutputError, match="Invalid cross-device link"):
-        write_folder({FILE_NAME: "new"}, out)
-    monkeypatch.undo()
-
-    assert drift(old, out) == []
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-def test_an_interrupt_in_the_swap_keeps_the_old_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = tmp_path / "out"
-    old = {FILE_NAME: "{}"}
-    write_folder(old, out)
-    real = Path.rename
-
-    def interrupted(self: Path, target: Any) -> Path:
-        if self.name == "fresh":
-            raise KeyboardInterrupt
-        return real(self, target)
-
-    monkeypatch.setattr(Path, "rename", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(Path, "rename", rename)
+    with told:
         write_folder({FILE_NAME: "new"}, out)
     monkeypatch.undo()
 
