@@ -37,6 +37,8 @@ PYTHON = "3.11"
 # One test process a processor, so one thread in each: two that share a core for OpenMP slow each other down.
 PARALLEL = ("-n", "auto", "--dist", "worksteal")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+# On a GPU every process has a context there, so their number does not follow the processors.
+PARALLEL_ON_GPU = ("-n", "8", "--dist", "worksteal")
 
 # torch release, with a suffix where it stands twice -> the interpreter its suites run under.
 # torch 2.10 to 2.12 crash in torch.compile under Python 3.11.7 (create_cache_entry), and work under 3.12.
@@ -327,7 +329,7 @@ def _run_on_gpu(session: nox.Session, *arguments: str) -> None:
     record = ("-p", "_gpu_record", "--gpu-record", "benchmarks/results/gpu_e2e.json")
     path = os.pathsep.join(filter(None, (str(ROOT / "tests"), os.environ.get("PYTHONPATH"))))
     session.run(
-        *(python, "-m", "pytest", *record, *arguments),
+        *(python, "-m", "pytest", *record, *PARALLEL_ON_GPU, *arguments),
         external=not session.virtualenv.is_sandboxed,
         env={"PYTHONPATH": path},
     )
