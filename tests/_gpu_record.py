@@ -35,6 +35,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--zero-kernels"):
         store_zeros()
+        # Dynamo says that its profile is off with the other caches.
+        config.addinivalue_line("filterwarnings", "ignore:dynamo_pgo force disabled:UserWarning")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Recorder(config), "gpu-recorder")
 

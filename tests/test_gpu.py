@@ -118,6 +118,17 @@ def test_a_dataclass_operator_with_a_kernel_and_a_backward_is_seen_through() -> 
     assert any("sine_backward_kernel" in kernel for kernel in backward.kernels)
 
 
+def test_explaining_replays_the_random_numbers_of_the_gpu() -> None:
+    dropout = torch.nn.Dropout()
+    state = torch.cuda.get_rng_state()
+
+    # Inductor draws as eager does when it is told to.
+    report = explain(dropout, {"fallback_random": True})(torch.randn(64, 64, device="cuda"))
+
+    assert report.agrees, report
+    assert torch.equal(torch.cuda.get_rng_state(), state)
+
+
 @pytest.mark.parametrize("operator", [sine, boundary], ids=["whole", "split"])
 def test_cuda_graphs(operator: object) -> None:
     def fn(x: Tensor, weight: Tensor, op: Any) -> Tensor:

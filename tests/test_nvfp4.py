@@ -350,6 +350,7 @@ def test_moe_on_the_gpu(name: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:\\s*Online softmax is disabled:UserWarning")  # Inductor, about the router
 def test_cuda_graphs_capture_the_ops() -> None:
     torch.manual_seed(0)
     _, quantised, _ = make_moe()

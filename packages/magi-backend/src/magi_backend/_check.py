@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from ._compare import Difference, compare, compare_trees, magnitude
 from ._copies import copy_inputs
+from ._random import replayed_random_numbers
 from .errors import MismatchError
 
 
@@ -96,10 +97,9 @@ def differences_between(
     *names* are those of the inputs, where they have any.
     """
     names = names or [f"input {index}" for index in range(len(args))]
-    with torch.random.fork_rng():
-        state = torch.random.get_rng_state()
+    with replayed_random_numbers() as rewind:
         expected = outcome(eager, args)
-        torch.random.set_rng_state(state)
+        rewind()
         actual = outcome(compiled, args)
     size = max((magnitude(g) for g in expected.gradients if g is not None), default=1.0)
     gradients = (

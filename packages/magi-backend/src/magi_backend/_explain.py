@@ -17,6 +17,7 @@ from ._calls import CallRecord
 from ._collect import Collector, collecting
 from ._compare import Difference, compare, compare_trees, magnitude
 from ._copies import InputCopies, copy_inputs
+from ._random import replayed_random_numbers
 from ._records import describe_input
 from ._report import Report
 from .errors import OptionError, TargetTypeError
@@ -66,11 +67,10 @@ def explain(
     modules = _modules(eager)
 
     def explained(*args: Any, **kwargs: Any) -> Report:
-        with torch.random.fork_rng():
-            random = torch.random.get_rng_state()
+        with replayed_random_numbers() as rewind:
 
             def run(target: Callable[..., Any]) -> _Run:
-                torch.random.set_rng_state(random)
+                rewind()
                 return _run(target, args, kwargs, modules)
 
             reference = run(eager)
