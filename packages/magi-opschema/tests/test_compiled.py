@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -222,3 +223,28 @@ def test_autocast(ns: str, form: str) -> None:
     call = compiled_and_eager(lambda x: apply(x, Plan(Affine(torch.ones(3)), Crop(0, 2))))[form]
     with torch.autocast("cpu", torch.bfloat16):
         assert call(torch.ones(4, 3)).dtype == torch.bfloat16
+
+
+@pytest.mark.xfail(
+    torch.__version__ < (2, 15), strict=True, reason="FX writes complex constants by their repr until torch 2.13"
+)
+@pytest.mark.parametrize("value", [complex(1, math.inf), complex(0, math.nan), complex(-0.0, 1), complex(1, -0.0)])
+def test_complex_constants(value: complex) -> None:
+    """torch's own: `infj` is no name, and `1-0j` is read as a subtraction. It limits ops with complex arguments."""
+    graph = torch.fx.Graph()
+    graph.output(value)
+    assert repr(torch.fx.GraphModule({}, graph)()) == repr(value)
+
+
+@pytest.mark.xfail(strict=True, reason="Inductor writes complex constants by their repr, torch 2.15 too")
+def test_complex_constants_in_inductor(ns: str) -> None:
+    seen: list[complex] = []
+
+    @torch.library.custom_op(f"{ns}::twice", mutates_args=(), schema="(Tensor x, complex c) -> Tensor")
+    def twice(x: Tensor, c: complex) -> Tensor:
+        seen.append(c)
+        return x * 2
+
+    twice.register_fake(lambda x, c: torch.empty_like(x))  # type: ignore[call-arg]
+    torch.compile(lambda x: twice(x, complex(1, -0.0)), fullgraph=True)(torch.ones(2))
+    assert repr(seen.pop()) == "(1-0j)"

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple, NewType, TypedDict
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from magi_opschema import SignatureLowering, lower_signature, magi_register_custom_op, op_def, opcheck
 from magi_opschema._bridge import Bridge
@@ -268,11 +268,15 @@ def same(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
+def flat_arguments(case: list[Given], bridge: Bridge) -> tuple[Any, ...]:
+    return bridge.flatten(X, *[given.value for given in case if not given.is_keyword_only],
+                          **{given.name: given.value for given in case if given.is_keyword_only})  # fmt: skip
+
+
 def check_lowering(case: list[Given]) -> None:
     lowering = lower_case(case)
     bridge = Bridge(lowering)
-    flat = bridge.flatten(X, *[given.value for given in case if not given.is_keyword_only],
-                          **{given.name: given.value for given in case if given.is_keyword_only})  # fmt: skip
+    flat = flat_arguments(case, bridge)
     assert len(flat) == len(lowering.arguments) <= 64
     assert sum(len(list(leaves(node))) for node in lowering.tree.values()) == len(lowering.leaves)
     assert same(bridge.rebuild(*flat), (X, *values_of(case)))
@@ -301,7 +305,15 @@ def check_eager(case: list[Given]) -> None:
     assert same(seen.pop(), values_of(case))
 
 
+def survives_in_a_graph(value: Any) -> bool:
+    """False for the complex constants that FX of torch 2.10 to 2.13 writes wrongly, see test_complex_constants."""
+    if not isinstance(value, complex):
+        return True
+    return all(math.isfinite(part) and repr(part) != "-0.0" for part in (value.real, value.imag))
+
+
 def check_compiled(case: list[Given], backend: str) -> None:
+    assume(all(map(survives_in_a_graph, flat_arguments(case, Bridge(lower_case(case))))))
     torch.compiler.reset()
     seen: list[tuple[Any, ...]] = []
     op = make_op(case, seen)
@@ -316,6 +328,7 @@ def check_exported(case: list[Given]) -> None:
     seen: list[tuple[Any, ...]] = []
     op = make_op(case, seen)
     values = passed(case)
+    assume(all(map(survives_in_a_graph, flat_arguments(case, Bridge(lower_case(case))))))
 
     class Model(torch.nn.Module):
         def forward(self, x: Tensor) -> Tensor:
