@@ -113,6 +113,18 @@ def test_an_operator_without_a_launch_stays_opaque(ns: str) -> None:
     assert "see-through" not in str(op_def(scale))
 
 
+def test_annotations_that_are_local_to_a_function(ns: str) -> None:
+    @dataclass(frozen=True)
+    class Local:
+        factor: float
+
+    @magi_register_custom_op(f"{ns}::scale", infer_output_meta_fn=["x"])
+    def scale(x: Tensor, settings: Local) -> Tensor:
+        return x * settings.factor
+
+    assert scale(torch.ones(2), Local(3.0)).tolist() == [3.0, 3.0]
+
+
 WRAPPED = """
 from __future__ import annotations
 import sys
@@ -129,16 +141,20 @@ def scale_kernel(x, out, n, factor, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + at, tl.load(x + at, at < n) * factor, at < n)
 
-@dataclass(frozen=True)
-class Settings:
-    factor: float = 2.0
+def make():
+    @dataclass(frozen=True)
+    class Settings:
+        factor: float = 2.0
 
-@magi_register_custom_op("magi_backend_wrapped::scale")
-def scale(x: torch.Tensor, settings: Settings = Settings()) -> torch.Tensor:
-    out = torch.empty_like(x)
-    wrap_triton(scale_kernel)[(triton.cdiv(x.numel(), 64),)](x, out, x.numel(), settings.factor, BLOCK=64)
-    return out
+    @magi_register_custom_op("magi_backend_wrapped::scale")
+    def scale(x: torch.Tensor, settings: Settings = Settings()) -> torch.Tensor:
+        out = torch.empty_like(x)
+        wrap_triton(scale_kernel)[(triton.cdiv(x.numel(), 64),)](x, out, x.numel(), settings.factor, BLOCK=64)
+        return out
 
+    return scale
+
+scale = make()
 with stub_driver():
     (graph,) = aot_graphs(lambda x: scale(x), torch.randn(128))
 (launch,) = launches_of(graph)

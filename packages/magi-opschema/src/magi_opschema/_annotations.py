@@ -11,7 +11,7 @@ import sys
 import types
 import typing
 from collections import ChainMap
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -46,25 +46,38 @@ def _maps(names: MutableMapping[str, Any]) -> list[MutableMapping[str, Any]]:
 def scope_of(fn: Callable[..., Any], frame: types.FrameType | None) -> Scope:
     """The scope of *fn*'s annotations.
 
-    *frame* is where the decorator stands. The locals of it and of the functions around it are searched,
-    so that `from __future__ import annotations` works with classes that are local to a function.
+    *frame* is where the decorator stands, or a function that it called. The locals of the functions around *fn* are
+    searched, so that `from __future__ import annotations` works with classes that are local to a function.
     Of a wrapper, the function inside is meant, as `inspect.signature` means it.
     """
     fn = inspect.unwrap(fn)
-    closure = {}
     code = getattr(fn, "__code__", None)
-    for name, cell in zip(code.co_freevars if code else (), getattr(fn, "__closure__", None) or (), strict=False):
+    if code is None:
+        return Scope({}, {})
+    closure = {}
+    for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True):
         try:
             closure[name] = cell.cell_contents
         except ValueError:  # a variable that has no value yet
             continue
-    around: list[dict[str, Any]] = []
-    module = getattr(fn, "__module__", None)
-    while frame is not None and frame.f_globals.get("__name__") == module:
-        if frame.f_locals is not frame.f_globals:
-            around.append(dict(frame.f_locals))
+    return Scope(fn.__globals__, ChainMap(closure, *_locals_around(code, fn.__module__, frame)))
+
+
+def _locals_around(code: types.CodeType, module: str, frame: types.FrameType | None) -> Iterator[dict[str, Any]]:
+    """The locals of the functions and classes that *code* was defined in, innermost first, of those that still run.
+
+    They need not be next to each other on the stack: a helper, or another package, may have called the decorator.
+    """
+    name = code.co_qualname
+    while frame is not None:
+        outer = frame.f_code.co_qualname
+        if (name.startswith(f"{outer}.") or outer == "<module>") and frame.f_globals.get("__name__") == module:
+            if frame.f_locals is not frame.f_globals:
+                yield dict(frame.f_locals)
+            if "." not in outer:
+                return
+            name = outer
         frame = frame.f_back
-    return Scope(getattr(fn, "__globals__", {}), ChainMap(closure, *around))
 
 
 def evaluate(annotation: object, scope: Scope) -> object:

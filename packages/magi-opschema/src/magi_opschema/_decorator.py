@@ -70,13 +70,12 @@ def magi_register_custom_op(
     from ._definition import define, refuse_other_than_name
 
     refuse_other_than_name(name)
-    frame = sys._getframe(1)  # noqa: SLF001
 
     def decorate(fn: Callable[P, R]) -> Callable[P, R]:
         exposed = define(
             fn,
             name,
-            frame,
+            sys._getframe(1),  # noqa: SLF001
             mutates_args=mutates_args,
             infer_output_meta_fn=infer_output_meta_fn,
             setup_context_fn=setup_context_fn,

@@ -58,7 +58,7 @@ def define(
 ) -> Callable[..., Any]:
     """Register *fn* as an op and return what its users call; the options are those of `magi_register_custom_op`.
 
-    *frame* is where the decorator stands. Everything that can be wrong is found before torch is told anything.
+    *frame* called the decorator. Everything that can be wrong is found before torch is told anything.
     """
     _refuse_ops(fn)
     op_name = _op_name(fn, name)
