@@ -11,7 +11,7 @@ import pytest
 import torch
 from magi_opschema import errors, magi_register_custom_op, op_def
 from torch import Tensor
-from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 
 @dataclass(frozen=True)
@@ -278,3 +278,66 @@ def test_tuple_from_a_backward_of_one_parameter_has_one_entry(ns: str) -> None:
 
     with pytest.raises(errors.GradientError, match=r"returned 2 gradients, expected 1, one for each of \(x\)"):
         one(torch.ones(2, requires_grad=True)).sum().backward()
+
+
+def jvp(f: Callable[[Tensor], Tensor], x: Tensor) -> Any:
+    return torch.func.jvp(f, (x,), (torch.ones_like(x),))
+
+
+def dual(f: Callable[[Tensor], Tensor], x: Tensor) -> Any:
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(f(forward_ad.make_dual(x, torch.ones_like(x))))
+
+
+FORWARD_MODES: dict[str, Callable[..., Any]] = {
+    "jvp": jvp,
+    "compiled jvp": lambda f, x: torch.compile(lambda x: jvp(f, x), backend="aot_eager")(x),
+    "jacfwd": lambda f, x: torch.func.jacfwd(f)(x),
+    "hessian": lambda f, x: torch.func.hessian(lambda x: f(x).sum())(x),
+    "dual numbers": dual,
+    "dual numbers, no_grad": torch.no_grad()(dual),
+}
+
+
+def in_forward_mode(ns: str, kind: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """One op of each kind, as a function of the Tensor that has a derivative, or may have one, and of another."""
+    if kind == "mutating":
+
+        @magi_register_custom_op(f"{ns}::fill", mutates_args=["out"])
+        def fill(x: Tensor, out: Tensor) -> None:
+            out.copy_(x * 2)
+
+        def filled(x: Tensor, other: Tensor) -> Tensor:
+            out = torch.zeros(3)
+            fill(x, out)
+            return out * other
+
+        return filled
+    if kind == "direct":
+
+        @magi_register_custom_op(f"{ns}::direct", infer_output_meta_fn=["x"], backward_fn=lambda ctx, g: (g, None))
+        def direct(x: Tensor, other: Tensor) -> Tensor:
+            return x * other
+
+        return direct
+    affine = make_affine(ns, as_dict)
+    return lambda x, other: affine(x, Params(other))
+
+
+@pytest.mark.parametrize("mode", FORWARD_MODES)
+@pytest.mark.parametrize("kind", ["flattened", "direct", "mutating"])
+def test_forward_mode_is_refused_by_name(ns: str, mode: str, kind: str) -> None:
+    """Of torch.library.custom_op the derivative is zero, without a word."""
+    op, other = in_forward_mode(ns, kind), torch.ones(3)
+    sentence = "a forward-mode derivative .* was asked of this op, and it has none"
+    error = Exception if mode.startswith("compiled") else errors.ForwardModeError
+    with pytest.raises(error, match=rf"{sentence}\. .*\(test_autograd.py:\d+\)"):
+        FORWARD_MODES[mode](lambda x: op(x, other), torch.ones(3))
+
+
+@pytest.mark.parametrize("kind", ["flattened", "direct", "mutating"])
+def test_forward_mode_around_an_op_without_a_derivative(ns: str, kind: str) -> None:
+    op, other, x = in_forward_mode(ns, kind), torch.ones(3), torch.full((3,), 2.0)
+    expected = op(x, other)
+    for found, tangent in (jvp(lambda x: x * op(x.detach(), other), x), dual(lambda x: x * op(x.detach(), other), x)):
+        torch.testing.assert_close((found, tangent), (x * expected, expected))

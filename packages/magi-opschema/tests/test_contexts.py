@@ -179,6 +179,44 @@ def test_body_runs_without_the_compiler(ns: str) -> None:
     assert traced == [False]
 
 
+@torch.compiler.disable(recursive=False)
+def between_regions(call: Callable[..., Any], *args: Any) -> Any:
+    """*call* as it is made in eager mode by a function of which parts are compiled."""
+    return call(*args)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("mutates", [False, True])
+def test_nothing_of_this_package_is_compiled_between_two_regions(ns: str, mutates: bool, grad: bool) -> None:
+    if mutates:
+
+        @magi_register_custom_op(f"{ns}::op", mutates_args=["out"])
+        def op(x: Tensor, out: Tensor) -> None:
+            out.copy_(x)
+
+    else:
+
+        @magi_register_custom_op(f"{ns}::op", backward_fn=lambda ctx, grad: (grad, grad))
+        def op(x: Tensor, out: Tensor) -> Tensor:  # type: ignore[misc]
+            return x + out
+
+    x, out = torch.ones(2, requires_grad=grad), torch.ones(2)
+
+    def frames(call: Callable[..., Any]) -> int:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+
+        def region(x: Tensor) -> Tensor:
+            between_regions(call, x * 2, out)
+            return x * 3
+
+        torch.compile(region, backend="eager")(x)
+        return int(torch._dynamo.utils.counters["frames"]["total"])
+
+    packet = getattr(torch.ops, ns).op
+    assert frames(op) == frames(packet) == frames(torch.add)
+
+
 def test_threads_register_and_call(ns: str) -> None:
     failures: list[BaseException] = []
 

@@ -46,7 +46,7 @@ def _maps(names: MutableMapping[str, Any]) -> list[MutableMapping[str, Any]]:
 def scope_of(fn: Callable[..., Any], frame: types.FrameType | None) -> Scope:
     """The scope of *fn*'s annotations.
 
-    *frame* is where the decorator stands, or a function that it called. The locals of the functions around *fn* are
+    *frame* is where the decorator stands, or a function that it called. The locals of functions around *fn* are
     searched, so that `from __future__ import annotations` works with classes that are local to a function.
     Of a wrapper, the function inside is meant, as `inspect.signature` means it.
     """
@@ -64,19 +64,18 @@ def scope_of(fn: Callable[..., Any], frame: types.FrameType | None) -> Scope:
 
 
 def _locals_around(code: types.CodeType, module: str, frame: types.FrameType | None) -> Iterator[dict[str, Any]]:
-    """The locals of the functions and classes that *code* was defined in, innermost first, of those that still run.
+    """The locals of what runs of the outermost function or class that *code* is written in, innermost first.
 
     They need not be next to each other on the stack: a helper, or another package, may have called the decorator.
     """
-    name = code.co_qualname
+    outermost = code.co_qualname.partition(".")[0]
     while frame is not None:
-        outer = frame.f_code.co_qualname
-        if (name.startswith(f"{outer}.") or outer == "<module>") and frame.f_globals.get("__name__") == module:
+        name = frame.f_code.co_qualname
+        if name.partition(".")[0] in {outermost, "<module>"} and frame.f_globals.get("__name__") == module:
             if frame.f_locals is not frame.f_globals:
                 yield dict(frame.f_locals)
-            if "." not in outer:
+            if "." not in name:
                 return
-            name = outer
         frame = frame.f_back
 
 

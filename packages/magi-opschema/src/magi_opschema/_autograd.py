@@ -11,9 +11,10 @@ but torch binds the arguments of a Function with `setup_context` by inspect.sign
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 
@@ -21,10 +22,17 @@ from ._bridge import Bridge
 from ._flat import Flat, FlatLayout, as_output, as_tuple
 from ._gradients import FieldDict, lower_gradients, shape_of
 from ._lowering import SignatureLowering
-from ._torch_compat import any_requires_grad, apply_in_eager, below_autograd
+from ._torch_compat import (
+    any_requires_grad,
+    apply_in_eager,
+    below_autograd,
+    forward_ad,
+    hide_from_dynamo,
+    is_forward_ad_active,
+)
 from ._tree import Leaf, MaskedList, Node, Record, Sequence, dotted, leaves, nodes
 from ._vmap import VmapRule, vmap_by_loop
-from .errors import MissingBackwardError, MutationError
+from .errors import ForwardModeError, MissingBackwardError, MutationError
 
 
 @dataclass(frozen=True)
@@ -109,8 +117,9 @@ class AutogradBridge:
         return self._gather_output(apply(*self.inputs.spread(self.inputs.fill(args, kwargs))))
 
     def _function(self, **methods: Callable[..., Any]) -> type:
-        backward = self._missing_backward if self.formula is None else self._backward
-        namespace = {name: staticmethod(method) for name, method in {**methods, "backward": backward}.items()}
+        methods["backward"] = self._missing_backward if self.formula is None else self._backward
+        methods["jvp"] = functools.partial(refuse_forward_mode, self.lowering)
+        namespace = {name: staticmethod(method) for name, method in methods.items()}
         return type(f"{self.lowering.name}_function", (torch.autograd.Function,), namespace)
 
     def _run(self, spread: Flat) -> tuple[Flat, Any]:
@@ -250,17 +259,30 @@ def gradient_names(node: Node | None) -> tuple[str, ...]:
     return ("grad",)
 
 
+def refuse_forward_mode(lowering: SignatureLowering, *_: Any) -> NoReturn:
+    """Raise the error about a forward-mode derivative; torch.library.custom_op says that it is zero."""
+    text = "a forward-mode derivative (torch.func.jvp, jacfwd, dual numbers) was asked of this op, and it has none. "
+    fix = "Use reverse mode (torch.func.vjp, jacrev, grad), or detach what the op takes."
+    raise ForwardModeError(lowering.sentence(f"{text}{fix}"))
+
+
+def _has_tangent(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_tangent, value))
+    return isinstance(value, torch.Tensor) and forward_ad.unpack_dual(value).tangent is not None
+
+
 def autograd_kernel(bridge: AutogradBridge) -> Callable[..., Any]:
-    """The kernel at the Autograd key: through the bridge where a gradient is wanted, else straight on."""
+    """The kernel at the Autograd key: through the bridge where a derivative may be wanted, else straight on."""
     is_grad_enabled, op = torch.is_grad_enabled, bridge.op
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        if is_grad_enabled() and any_requires_grad(*args, **kwargs):
+        if (is_grad_enabled() and any_requires_grad(*args, **kwargs)) or is_forward_ad_active():
             return bridge.call(bridge.eager, args, kwargs)
         with below_autograd():
             return op(*args, **kwargs)
 
-    return kernel
+    return hide_from_dynamo(kernel)
 
 
 def transforms_kernel(bridge: AutogradBridge) -> Callable[..., Any]:
@@ -269,7 +291,7 @@ def transforms_kernel(bridge: AutogradBridge) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         return bridge.call(bridge.transforms, args, kwargs)
 
-    return kernel
+    return hide_from_dynamo(kernel)
 
 
 def mutation_kernel(lowering: SignatureLowering, op: Any) -> Callable[..., Any]:
@@ -278,6 +300,8 @@ def mutation_kernel(lowering: SignatureLowering, op: Any) -> Callable[..., Any]:
     mutated = [(layout.names.index(argument.name), dotted(argument.leaves[0].path)) for argument in lowering.mutated]
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        if is_forward_ad_active() and any(map(_has_tangent, itertools.chain(args, kwargs.values()))):
+            refuse_forward_mode(lowering)
         if torch.is_grad_enabled():
             flat = layout.fill(args, kwargs)
             for position, path in mutated:
@@ -291,4 +315,4 @@ def mutation_kernel(lowering: SignatureLowering, op: Any) -> Callable[..., Any]:
         with below_autograd():
             return op(*args, **kwargs)
 
-    return kernel
+    return hide_from_dynamo(kernel)

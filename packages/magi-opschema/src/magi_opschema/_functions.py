@@ -165,6 +165,8 @@ def _needs_dispatch(lowering: SignatureLowering, exprs: dict[str, str], names: M
     watched = lowering.mutated or lowering.arguments
     tensors = [exprs[leaf.name] for argument in watched for leaf in argument.leaves if leaf.is_tensor]
     conditions = [f"{names['is_dynamo_compiling']}()", f"{names['are_transforms_active']}()"]
+    # Not a call: it would take as long as both of those above.
+    conditions.append(f"{names['forward_ad']}._current_level >= 0")
     if tensors:
         conditions.append(f"{names['is_grad_enabled']}() and {names['any_requires_grad']}({', '.join(tensors)})")
     return " or ".join(conditions)

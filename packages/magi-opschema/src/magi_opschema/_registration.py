@@ -183,4 +183,4 @@ def _version_kernel(lowering: SignatureLowering, op: Any) -> Callable[..., Any]:
         with below_adinplaceorview():
             return op(*args, **kwargs)
 
-    return kernel
+    return hide_from_dynamo(kernel)

@@ -29,11 +29,19 @@ any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
 are_transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 """True inside torch.func transforms, whose levels need every key of the dispatcher."""
 
+forward_ad: Any = torch.autograd.forward_ad
+"""The module whose `_current_level` is -1 outside of forward-mode AD; torch.func.jvp and dual numbers enter a level."""
+
 is_dynamo_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 """Public; Dynamo folds it to True. `torch.compiler.is_compiling` takes twice as long."""
 
 increment_version: Callable[[Iterable[torch.Tensor]], None] = torch._C._increment_version
 """Bump version counters; a no-op for inference tensors. The public torch.autograd.graph.increment_version is slower."""
+
+
+def is_forward_ad_active() -> bool:
+    """True inside of torch.func.jvp, jacfwd, linearize and `dual_level`; there is no public way to ask."""
+    return forward_ad._current_level >= 0  # type: ignore[no-any-return]
 
 
 def dispatch(op: Any) -> Callable[..., Any]:
@@ -163,6 +171,7 @@ def explain_errors(op: OpOverload, explain: Callable[..., None]) -> None:
         is_plain = OpOverload.__call__.__code__.co_names == ("_op",)
         op.__class__ = ExplainedOverload if is_plain else ExplainedCall
         vars(op)["_magi_explain"] = explain
+        hide_from_dynamo(op.__class__.__call__)
 
 
 _kept: dict[str, torch.library.Library] = {}

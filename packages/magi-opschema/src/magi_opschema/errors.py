@@ -87,6 +87,10 @@ class MissingBackwardError(OpSchemaError, NotImplementedError):
     """A gradient was asked of an op that has no `backward_fn`."""
 
 
+class ForwardModeError(OpSchemaError, NotImplementedError):
+    """A forward-mode derivative was asked of an op."""
+
+
 class MutationError(OpSchemaError, RuntimeError):
     """A mutated tensor requires a gradient, which would be wrong afterwards."""
 
