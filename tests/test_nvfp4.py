@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import os
 import subprocess
@@ -333,7 +334,37 @@ def test_every_code_is_exact_on_the_gpu() -> None:
     runner = nvfp4.NVFP4LinearRunner(nvfp4.NVFP4Tensor(*(part.cuda() for part in weight)))
     exact, unit = nvfp4.dequantize_nvfp4(weight).T, torch.eye(16, device="cuda")
     assert torch.equal(runner.run_triton(unit).cpu(), exact)
-    assert torch.equal(torch.cat([runner.run_triton(row[None]) for row in unit]).cpu(), exact)
+    for dtype in (torch.float32, torch.bfloat16):
+        rows = torch.cat([runner.run_triton(row[None].to(dtype)) for row in unit])
+        assert torch.equal(rows.cpu(), exact.to(dtype))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [1e-30, 1e-8, 1.0, 1e4, 1e30])
+def test_one_row_of_any_size_on_the_gpu(size: float) -> None:
+    """The kernel for bfloat16 brings blocks of x into the range of float16 first."""
+    torch.manual_seed(0)
+    weight = nvfp4.quantize_nvfp4(torch.randn(520, 2064))
+    runner = nvfp4.NVFP4LinearRunner(nvfp4.NVFP4Tensor(*(part.cuda() for part in weight)))
+    spread = torch.logspace(-6, 0, 2064)[torch.randperm(2064)]
+    x = (torch.randn(1, 2064) * spread * size).bfloat16()
+    x[0, :32] = 0
+    expected = x.double() @ nvfp4.dequantize_nvfp4(weight).double().T
+    bound = 2e-3 * (x.double().abs() @ nvfp4.dequantize_nvfp4(weight).double().abs().T)
+    for stages in (1, 2):
+        runner.gemv_tile = dataclasses.replace(runner.gemv_tile, stages=stages)
+        off = (runner.run_triton(x.cuda()).double().cpu() - expected).abs()
+        assert (off <= bound + 2**-8 * expected.abs()).all()
+
+
+@pytest.mark.gpu
+def test_one_row_at_an_odd_place_on_the_gpu() -> None:
+    torch.manual_seed(0)
+    weight = nvfp4.quantize_nvfp4(torch.randn(64, 128))
+    runner = nvfp4.NVFP4LinearRunner(nvfp4.NVFP4Tensor(*(part.cuda() for part in weight)))
+    x = torch.randn(3, 131, device="cuda", dtype=torch.bfloat16)[:, 1:129]
+    expected = x.double() @ nvfp4.dequantize_nvfp4(weight).double().cuda().T
+    torch.testing.assert_close(runner.run_triton(x).double(), expected, atol=3e-2, rtol=2e-2)
 
 
 @pytest.mark.gpu

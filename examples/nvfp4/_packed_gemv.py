@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One row in bfloat16 times NVFP4 weights, two products an instruction.
+
+Shifts and masks that put one code into a float32 take longer than reading the weights. Here two codes of a word, j and
+j + 4, become two float16 at once, and a packed multiply-add takes both:
+
+    word       … 7 6 5 4 | 3 2 1 0        codes of 4 bits, s e e m
+    float16    s 0 0 0 e e m 0 …          2**-14 times the E2M1 value, subnormals too
+
+Sixteen elements of x, what one E4M3 scale belongs to, are multiplied by the power of two that brings the largest to the
+top of float16's range. A product has 2 + 8 significant bits of float16's 11, so it is exact, or off by 2**-29 of the
+largest; sixteen of them are summed in float16, eight in each half, and all else in float32.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+def _decode_and_multiply(index: int) -> str:
+    """PTX for the codes *index* % 4 and that + 4 of word *index* // 4."""
+    word, code = f"word{index // 4}", index % 4
+    to_exponent = 9 - 4 * code
+    shift = f"shl.b32 value, {word}, {to_exponent}" if to_exponent > 0 else f"shr.u32 value, {word}, {-to_exponent}"
+    product = f"fma.rn.f16x2 sum, value, ${2 + index}, sum" if index else f"mul.rn.f16x2 sum, value, ${2 + index}"
+    # lop3 with 0xEA: (sign & 0x80008000) | value.
+    return f"""
+        shl.b32 sign, {word}, {12 - 4 * code}; {shift};
+        and.b32 value, value, 0x0E000E00; lop3.b32 value, sign, 0x80008000, value, 0xEA;
+        {product};"""
+
+
+def _unpack(index: int) -> str:
+    """PTX for elements 2 * *index* and the next, bfloat16, to float32."""
+    return f"""
+        shl.b32 bits, ${9 + index}, 16; mov.b32 x{2 * index}, bits;
+        and.b32 bits, ${9 + index}, 0xFFFF0000; mov.b32 x{2 * index + 1}, bits;"""
+
+
+def _pack(index: int) -> str:
+    """PTX for the elements that `_decode_and_multiply` wants at *index*."""
+    low = index // 4 * 8 + index % 4
+    return f"""
+        mul.f32 x{low}, x{low}, factor; mul.f32 x{low + 4}, x{low + 4}, factor;
+        cvt.rn.f16x2.f32 ${index}, x{low + 4}, x{low};"""
+
+
+# $0 float32: the sum; $1 int64: the codes of a block; $2 to $9 int32: its elements of x, two float16 each.
+DOT_OF_A_BLOCK = tl.constexpr(
+    "{ .reg .b32 word<2>, sign, value, sum; .reg .b16 low, high; .reg .f32 first, second; mov.b64 {word0, word1}, $1;"
+    + "".join(map(_decode_and_multiply, range(8)))
+    + "mov.b32 {low, high}, sum; cvt.f32.f16 first, low; cvt.f32.f16 second, high; add.f32 $0, first, second; }"
+)
+
+# $0 to $7 int32: the elements of a block, two float16 each; $8 float32: what to multiply the dot product by;
+# $9 to $16 int32: the elements as they lie in memory. The exponent of the largest becomes that of 2**15.
+HALVES_OF_A_BLOCK = tl.constexpr(
+    "{ .reg .f32 x<16>, largest, factor; .reg .b32 exponent, bits;"
+    + "".join(map(_unpack, range(8)))
+    + "abs.f32 largest, x0;"
+    + "".join(f"abs.f32 factor, x{i}; max.f32 largest, largest, factor;" for i in range(1, 16))
+    + "mov.b32 exponent, largest; shr.u32 exponent, exponent, 23; max.u32 exponent, exponent, 16;"
+    + "sub.u32 bits, 269, exponent; shl.b32 bits, bits, 23; mov.b32 factor, bits;"
+    + "".join(map(_pack, range(8)))
+    + "sub.u32 bits, exponent, 1; shl.b32 bits, bits, 23; mov.b32 $8, bits; }"
+)
+
+
+@triton.jit
+def nvfp4_packed_gemv_kernel(  # type: ignore[no-untyped-def]
+    x, packed, block_scale, tensor_scale, out, n, k, stride_x,
+    BLOCK_N: tl.constexpr, BLOCKS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """out[m, n] for one row m and BLOCK_N columns; x in int32, two elements each, packed in int64, 16 codes each."""
+    row = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    in_column = (column < n)[:, None]
+    blocks = k // 16
+    line = column.to(tl.int64)[:, None] * blocks
+    total = tl.zeros([BLOCK_N, BLOCKS], tl.float32)
+    for first in tl.range(0, blocks, BLOCKS, num_stages=STAGES):
+        block = first + tl.arange(0, BLOCKS)
+        here = block < blocks
+        at = x + row * stride_x + block * 8
+        x0, x1 = tl.load(at, here, other=0), tl.load(at + 1, here, other=0)
+        x2, x3 = tl.load(at + 2, here, other=0), tl.load(at + 3, here, other=0)
+        x4, x5 = tl.load(at + 4, here, other=0), tl.load(at + 5, here, other=0)
+        x6, x7 = tl.load(at + 6, here, other=0), tl.load(at + 7, here, other=0)
+        x0, x1, x2, x3, x4, x5, x6, x7, unit = tl.inline_asm_elementwise(
+            HALVES_OF_A_BLOCK,
+            "=r,=r,=r,=r,=r,=r,=r,=r,=f,r,r,r,r,r,r,r,r",
+            [x0, x1, x2, x3, x4, x5, x6, x7],
+            dtype=(tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.float32),
+            is_pure=True,
+            pack=1,
+        )
+        inside = in_column & here[None, :]
+        codes = tl.load(packed + line + block[None, :], inside, other=0)
+        scale = tl.load(block_scale + line + block[None, :], inside, other=0)
+        dots = tl.inline_asm_elementwise(
+            DOT_OF_A_BLOCK,
+            "=f,l,r,r,r,r,r,r,r,r",
+            [codes, x0[None], x1[None], x2[None], x3[None], x4[None], x5[None], x6[None], x7[None]],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
+        scale = (scale.to(tl.int32) << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2**120
+        total += dots * (scale * unit[None])
+    result = tl.sum(total, 1) * tl.load(tensor_scale)
+    tl.store(out + row * n + column, result.to(out.dtype.element_ty), column < n)
