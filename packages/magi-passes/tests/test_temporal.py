@@ -110,6 +110,21 @@ def test_taps_that_read_zeros_are_left_out(trace: Any) -> None:
     assert torch.equal(gm(x, w), causal(x, w))
 
 
+def test_small_weights_are_written_together(trace: Any) -> None:
+    x, weights = _integers(1, 2, 3, 6, 7), [_integers(2, 2, 3, 3, 3) for _ in range(3)]
+
+    def convolutions(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            x = torch.nn.functional.conv3d(x, weight, padding=(1, 0, 0)).sign()
+            x = torch.nn.functional.pad(x, (1, 1, 1, 1))
+        return x
+
+    gm = _rewritten(trace(convolutions, (x, *weights), (3, 4)), min_skipped=2.0)
+    (written,) = gm.graph.find_nodes(op="call_function", target=aten._foreach_mul.Scalar)
+    assert len(written.args[0]) == 3
+    assert torch.equal(gm(x, *weights), convolutions(x, *weights))
+
+
 def test_a_small_share_of_zeros_is_not_worth_more_convolutions(trace: Any) -> None:
     x, w = _integers(1, 4, 16, 5, 5), _integers(4, 4, 3, 3, 3)
     gm = _rewritten(trace(lambda x, w: torch.conv3d(x, w, padding=1), (x, w)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The statistics of a group norm channel by channel, rather than over an arbitrary cut of channels and pixels.
+"""Group norms channel by channel and on the image, rather than over an arbitrary cut of channels and pixels.
 
 A group norm flattens channels and pixels and takes one mean and variance over both. Inductor cuts that long reduction
 into equal chunks. With constant sizes the compiler turns the place of a chunk into shifts and multiplications; with
@@ -9,16 +9,20 @@ other work of the kernel. The pixels of one channel lie evenly spaced in memory,
     mean of group = mean of channel means,    variance of group = mean of channel variances + variance of channel means
 
 which is exact, because all channels have equally many pixels (Chan, Golub and LeVeque, 1979).
+
+The normalisation reads the same flattened view, and asks every element for its row and frame again
+(``(x + w * y + h * w * t) // (h * w) % frames``). It only needs the two numbers of the element's group, so it moves to
+the image, with the numbers repeated for each channel.
 """
 
 from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch.fx.experimental.symbolic_shapes import has_free_symbols
+from torch.fx.experimental.symbolic_shapes import has_free_symbols, statically_known_true
 
 from ._convolution import Writer, aten, replace_by
 from ._pass import MagiInductorPass
@@ -33,9 +37,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GroupMoments:
-    """A `var_mean` over channels and pixels: *node* reads *image*, (batch, channels, *space), in *groups* groups."""
+    """A `var_mean` over channels and pixels: *node* reads *image*, (batch, channels, *space), in *groups* groups.
+
+    *grouped* is what it reads of it: (batch, groups, channels / groups, pixels).
+    """
 
     node: Node
+    grouped: Node
     image: Node
     groups: int
     dtype: torch.dtype
@@ -43,7 +51,7 @@ class GroupMoments:
 
 @dataclass(frozen=True)
 class ChannelMomentsPass(MagiInductorPass):
-    """Take the mean and variance of dynamic group norms by channel first, then over the channels of a group.
+    """Take the mean and variance of dynamic group norms by channel first, and normalise the image as it lies.
 
     Attributes:
         always: Rewrite static group norms and those on the CPU as well.
@@ -98,7 +106,7 @@ def _read(node: Node) -> GroupMoments | None:
         and shape[1] == seen[1] * seen[2]
     )
     assert converted or dtype == image.meta["val"].dtype or not fits
-    return GroupMoments(node, image, seen[1], dtype) if fits else None
+    return GroupMoments(node, grouped, image, seen[1], dtype) if fits else None
 
 
 def _rewrite(graph: Graph, moments: GroupMoments) -> None:
@@ -115,6 +123,43 @@ def _rewrite(graph: Graph, moments: GroupMoments) -> None:
     results = [write(aten.unsqueeze.default, value, -1) for value in (variance, mean)]
     for user in list(moments.node.users):
         replace_by(user, results[user.args[1]])  # type: ignore[index]
+    for normalised, *of_groups in _normalised(moments.grouped, image):
+        write = Writer(graph, normalised)
+        mean, factor = (_for_each_channel(write, x, image) for x in of_groups)
+        replace_by(normalised, write(aten.mul.Tensor, write(aten.sub.Tensor, image, mean), factor))
+
+
+def _normalised(grouped: Node, image: Node) -> list[tuple[Node, Node, Node]]:
+    """Each ``((grouped - mean) * factor).view(image.shape)``, with the two numbers of each group that it takes."""
+    return [
+        (back, centred.args[1], factor)  # type: ignore[misc]
+        for centred in grouped.users
+        if centred.target is aten.sub.Tensor and centred.args[0] is grouped and _is_of_groups(centred.args[1])
+        for scaled in centred.users
+        if scaled.target is aten.mul.Tensor
+        for factor in scaled.args
+        if factor is not centred and _is_of_groups(factor)
+        for back in scaled.users
+        if back.target in (aten.view.default, aten.reshape.default) and _same_shape(back, image)
+    ]
+
+
+def _is_of_groups(x: Any) -> bool:
+    """Whether *x* is one number for each group: (batch, groups, 1, 1)."""
+    return isinstance(x, torch.fx.Node) and tuple(x.meta["val"].shape[2:]) == (1, 1)
+
+
+def _same_shape(x: Node, y: Node) -> bool:
+    shapes = x.meta["val"].shape, y.meta["val"].shape
+    return len(shapes[0]) == len(shapes[1]) and all(statically_known_true(a == b) for a, b in zip(*shapes, strict=True))
+
+
+def _for_each_channel(write: Writer, of_groups: Node, image: Node) -> Node:
+    """(batch, groups, 1, 1) as (batch, channels, 1, …), to be broadcast over *image*."""
+    batch, groups = of_groups.meta["val"].shape[:2]
+    channels = image.meta["val"].shape[1]
+    repeated = write(aten.expand.default, of_groups, [batch, groups, channels // groups, 1])
+    return write(aten.reshape.default, repeated, [batch, channels, *[1] * (image.meta["val"].dim() - 2)])
 
 
 def _var_mean(write: Writer, x: Node, dims: list[int], *, keepdim: bool) -> tuple[Node, Node]:

@@ -13,6 +13,7 @@ With two frames of padding before three frames (a causal decoder), that is a thi
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,6 +25,7 @@ from ._padding import ZeroPad, flat_pads, read_zero_pad
 from ._pass import MagiInductorPass
 from ._reason import Reason
 from ._storage import store_sums, stored_channels_last
+from ._work import hinted
 
 
 if TYPE_CHECKING:
@@ -92,7 +94,7 @@ class TemporalConvPass(MagiInductorPass):
     hook: ClassVar[str] = "post_grad_custom_pre_pass"
     uuid_helpers: ClassVar = (
         *(Convolution, Writer, read_convolution, replace_by, Frames, Source, source_of, split_frames),
-        *(ZeroPad, flat_pads, read_zero_pad, store_sums, stored_channels_last),
+        *(ZeroPad, flat_pads, read_zero_pad, store_sums, stored_channels_last, hinted),
     )
 
     always: bool = False
@@ -115,6 +117,7 @@ class TemporalConvPass(MagiInductorPass):
                 replace_by(node, video)
                 videos.append(video)
         store_sums(graph, videos)
+        _write_together(graph, [node for node in graph.nodes if _is_small_weight_of_taps(node)])
 
     def _pays(self, conv: Convolution) -> bool:
         x = conv.x.meta["val"]
@@ -162,10 +165,36 @@ def _frames_first(write: Writer, video: Node) -> Node:
 def _convolve(write: Writer, conv: Convolution, source: Source, frames: Frames) -> Node:
     """The 2D convolution of *frames*: shape (frames · batch, out channels, height, width), frames outermost."""
     images = [_tap_images(write, conv, source, frames, tap) for tap in frames.taps]
-    planes = [write(aten.select.int, conv.weight, 2, tap) for tap in frames.taps]
-    weight = planes[0] if len(planes) == 1 else write(aten.cat.default, planes, 1)
+    at_weight = write.after(conv.weight)
+    planes = [at_weight(aten.select.int, conv.weight, 2, tap) for tap in frames.taps]
+    weight = planes[0] if len(planes) == 1 else at_weight(aten.cat.default, planes, 1)
     args = (conv.bias, list(conv.stride[1:]), list(conv.padding[1:]), list(conv.dilation[1:]), False, [0, 0])
     return write(aten.convolution.default, _side_by_side(write, conv, images), weight, *args, conv.groups)
+
+
+# Writing so many elements takes a GPU about as long as launching a kernel: a few microseconds.
+_SMALL_WEIGHT = 2**20
+
+
+def _is_small_weight_of_taps(node: Node) -> bool:
+    """Whether *node* is planes of a parameter side by side, as `_convolve` writes them, and small."""
+    if node.target is not aten.cat.default:
+        return False
+    planes: Any = node.args[0]
+    are_planes = all(plane.target is aten.select.int and plane.args[0].op == "placeholder" for plane in planes)
+    return are_planes and hinted(node.meta["val"].numel()) <= _SMALL_WEIGHT
+
+
+def _write_together(graph: Graph, weights: list[Node]) -> None:
+    """Have one kernel write all *weights*, rather than launch one for each."""
+    if len(weights) < 2:
+        return
+    # Times one is the identity that Inductor makes one kernel of for a whole list.
+    written = Writer(graph, weights[-1].next)(aten._foreach_mul.Scalar, weights, 1.0)  # noqa: SLF001
+    write = Writer(graph, written.next)
+    for index, weight in enumerate(weights):
+        copy = write(operator.getitem, written, index)
+        weight.replace_all_uses_with(copy, lambda user: user is not written)
 
 
 def _tap_images(write: Writer, conv: Convolution, source: Source, frames: Frames, tap: int) -> Node:
