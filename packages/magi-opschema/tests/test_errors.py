@@ -851,6 +851,35 @@ def test_a_leaf_of_another_class_in_compiled_code(ns: str, form: str) -> None:
         torch.compile(op, fullgraph=True, backend="eager")(X, value)
 
 
+LOOK_ALIKES: list[Any] = [
+    make_dataclass("Box", ["value"], frozen=True)(1),
+    [1],
+    {"value": 1},
+    (1,),
+    X,
+    object(),
+    None,
+    3,
+    "text",
+    Box,
+]
+
+
+@pytest.mark.parametrize("is_argument", [False, True])
+@pytest.mark.parametrize("value", LOOK_ALIKES, ids=lambda value: type(value).__name__)
+def test_a_look_alike_in_compiled_code(ns: str, value: Any, is_argument: bool) -> None:
+    """Dynamo traces the refusal too, and has no repr of most objects."""
+    op: Any = magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=["x"])(with_annotation(Box[int]))
+    plain = value is None or isinstance(value, (int, str))
+    shown = f"{value!r} ({type(value).__name__})" if plain else f"of class {type(value).__name__}"
+    sentence = rf"body\(\): 'value' is {re.escape(shown)}, expected a Box, .*\(test_errors.py:\d+\)"
+    with pytest.raises(Exception, match=sentence):
+        if is_argument:
+            torch.compile(lambda x, value: op(x, value), fullgraph=True, backend="eager")(X, value)
+        else:
+            torch.compile(lambda x: op(x, value), fullgraph=True, backend="eager")(X)
+
+
 @pytest.mark.parametrize("form", ["direct", "lowered"])
 def test_a_call_that_does_not_fit_the_signature(ns: str, form: str) -> None:
     annotation = {"direct": float, "lowered": Annotated[float, "m"]}[form]

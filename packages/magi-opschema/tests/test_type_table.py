@@ -134,6 +134,7 @@ ROWS: list[tuple[Any, Any, list[str], str]] = [
     (list[complex], [1j, 2.0 + 1j], ["float[]"], "flattened"),
     (list[torch.dtype], [torch.float32, torch.int8], ["str[]"], "flattened"),
     (list[torch.device], [torch.device("cpu")], ["str[]"], "flattened"),
+    (tuple[torch.device, ...] | None, None, ["str[]?"], "flattened"),
     (Literal["rms", "layer"], "layer", ["str"], "lowered"),
     (Literal["rms", "layer"] | None, None, ["str?"], "lowered"),
     (Literal["rms", None], None, ["str?"], "lowered"),
@@ -342,3 +343,14 @@ def make_body(annotation: Any) -> Callable[..., Any]:
 
     body.__annotations__["value"] = annotation
     return body
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_the_text_of_a_device_will_do(ns: str, backend: str | None) -> None:
+    """The dispatcher takes it for one device, so a list does."""
+    for annotation, value in ((torch.device, "cpu"), (list[torch.device], ["cpu", torch.device("cpu")])):
+        seen: list[Any] = []
+        op = make_op(f"{ns}_{len(str(annotation))}", annotation, seen)
+        call = op if backend is None else torch.compile(op, fullgraph=True, backend=backend)
+        call(W, value)
+        assert seen[0] == (torch.device("cpu") if annotation is torch.device else [torch.device("cpu")] * 2)

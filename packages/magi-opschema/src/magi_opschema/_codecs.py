@@ -95,8 +95,10 @@ def torch_constant_text(kind: type) -> Codec:
 
     `ScalarType[]`, `Device[]` and `Layout[]` arguments fail torch.export.save on torch 2.13; `str[]` does not.
     """
-    note, refuse = show_type(kind), "not {isinstance}({value}, {kind})"
-    constants: dict[str, object] = {"str": str, "kind": kind, "isinstance": isinstance}
+    note, refuse = show_type(kind), "not {isinstance}({value}, {kinds})"
+    # The dispatcher takes a text for one device; so a list of them does.
+    kinds = (kind, str) if kind is torch.device else (kind,)
+    constants: dict[str, object] = {"str": str, "kind": kind, "kinds": kinds, "isinstance": isinstance}
     if kind is torch.device:
         return Codec(note, refuse, "{str}({value})", "{kind}({value})", constants, "a torch.device")
     constants["named"] = {str(value): value for value in vars(torch).values() if type(value) is kind}

@@ -7,6 +7,7 @@ import reprlib
 from collections.abc import Callable
 
 from ._emit import Reject
+from ._torch_compat import is_dynamo_compiling
 from ._tree import Leaf, MaskedList, Node, Optional, Sequence, dotted
 from .errors import ArgumentError, ArgumentValueError, OpSchemaError
 
@@ -31,12 +32,18 @@ def rejections(function: str, location: str, *, returned: type[OpSchemaError] | 
             if explain is not None:
                 explained, text = explain(value, expected)
                 raise explained(f"{function}(): {of}'{path}' {text} ({location})")
-            shown = f"{reprlib.repr(value)} ({type(value).__name__})"
-            raise error(f"{function}(): {of}'{path}' is {shown}, expected {expected}. ({location})")
+            raise error(f"{function}(): {of}'{path}' is {_shown(value)}, expected {expected}. ({location})")
 
         return reject
 
     return reject_for
+
+
+def _shown(value: object) -> str:
+    name = type(value).__name__
+    if is_dynamo_compiling() and not isinstance(value, (str, int, float, type(None))):
+        return f"of class {name}"  # Dynamo traces this as well, and has no repr of most objects.
+    return f"{reprlib.repr(value)} ({name})"
 
 
 _CLASSES = {
