@@ -179,6 +179,35 @@ def test_body_runs_without_the_compiler(ns: str) -> None:
     assert traced == [False]
 
 
+@pytest.mark.parametrize("with_backward", [False, True])
+def test_functionalize(ns: str, with_backward: bool) -> None:
+    """As make_fx is often asked for it; torch has no rule for the autograd.Function that other transforms see."""
+
+    @magi_register_custom_op(
+        f"{ns}::op",
+        infer_output_meta_fn=["x"],
+        backward_fn=(lambda ctx, grad: (grad * 2, None)) if with_backward else None,
+    )
+    def op(x: Tensor, cfg: Config) -> Tensor:
+        return x * 2 + cfg.weight
+
+    def f(x: Tensor, weight: Tensor) -> Tensor:
+        y = op(x.view(4), Config(weight))
+        y.view(2, 2).add_(1)
+        return y
+
+    x, weight = torch.ones(2, 2), torch.ones(4)
+    functional = torch.func.functionalize(f)
+    assert functional(x, weight).tolist() == f(x, weight).tolist()
+    code = make_fx(functional)(x, weight).code
+    assert f"{ns}.op" in code
+    assert "add_" not in code
+    batched = torch.vmap(functional, in_dims=(0, None))(torch.ones(3, 2, 2), weight)
+    assert batched.tolist() == [f(x, weight).tolist()] * 3
+    if with_backward:
+        assert torch.func.grad(lambda x: functional(x, weight).sum())(x).tolist() == [[2.0] * 2] * 2
+
+
 @torch.compiler.disable(recursive=False)
 def between_regions(call: Callable[..., Any], *args: Any) -> Any:
     """*call* as it is made in eager mode by a function of which parts are compiled."""

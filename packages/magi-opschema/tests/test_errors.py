@@ -873,11 +873,9 @@ def test_a_look_alike_in_compiled_code(ns: str, value: Any, is_argument: bool) -
     plain = value is None or isinstance(value, (int, str))
     shown = f"{value!r} ({type(value).__name__})" if plain else f"of class {type(value).__name__}"
     sentence = rf"body\(\): 'value' is {re.escape(shown)}, expected a Box, .*\(test_errors.py:\d+\)"
+    call: Any = op if is_argument else lambda x, _: op(x, value)
     with pytest.raises(Exception, match=sentence):
-        if is_argument:
-            torch.compile(lambda x, value: op(x, value), fullgraph=True, backend="eager")(X, value)
-        else:
-            torch.compile(lambda x: op(x, value), fullgraph=True, backend="eager")(X)
+        torch.compile(call, fullgraph=True, backend="eager")(X, value)
 
 
 @pytest.mark.parametrize("form", ["direct", "lowered"])

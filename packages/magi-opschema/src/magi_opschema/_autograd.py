@@ -29,6 +29,8 @@ from ._torch_compat import (
     forward_ad,
     hide_from_dynamo,
     is_forward_ad_active,
+    is_functionalizing,
+    run_functionalized,
 )
 from ._tree import Leaf, MaskedList, Node, Record, Sequence, dotted, leaves, nodes
 from ._vmap import VmapRule, vmap_by_loop
@@ -289,6 +291,8 @@ def transforms_kernel(bridge: AutogradBridge) -> Callable[..., Any]:
     """The kernel in front of torch.func transforms."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        if is_functionalizing():
+            return run_functionalized(bridge.op, args, kwargs)
         return bridge.call(bridge.transforms, args, kwargs)
 
     return hide_from_dynamo(kernel)

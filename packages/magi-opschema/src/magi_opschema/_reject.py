@@ -41,8 +41,8 @@ def rejections(function: str, location: str, *, returned: type[OpSchemaError] | 
 
 def _shown(value: object) -> str:
     name = type(value).__name__
-    if is_dynamo_compiling() and not isinstance(value, (str, int, float, type(None))):
-        return f"of class {name}"  # Dynamo traces this as well, and has no repr of most objects.
+    if is_dynamo_compiling():  # It traces this as well, and knows the repr of constants only.
+        return f"{value!r} ({name})" if isinstance(value, (str, int, float, type(None))) else f"of class {name}"
     return f"{reprlib.repr(value)} ({name})"
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+import types
 
 from ._annotations import Scope
 from ._lower import Place, Refused, lower
@@ -23,7 +24,7 @@ def lower_returns(annotation: object, scope: Scope) -> Node | None:
     if annotation is inspect.Signature.empty:
         fix = "Annotate it, for example -> Tensor, or -> None for an op that only writes into its arguments."
         raise Refused(Problem("", f"the return value has no annotation, and the schema needs its type. {fix}"))
-    if annotation is None or annotation == "None":
+    if annotation is None or annotation is types.NoneType or annotation == "None":
         return None
     place = Place((), scope, "the return value")
     node = lower(annotation, place.below("output"))

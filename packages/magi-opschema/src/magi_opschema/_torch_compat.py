@@ -44,6 +44,30 @@ def is_forward_ad_active() -> bool:
     return forward_ad._current_level >= 0  # type: ignore[no-any-return]
 
 
+def is_functionalizing() -> bool:
+    """True where torch.func.functionalize is the innermost transform."""
+    from torch._C._functorch import TransformType, peek_interpreter_stack
+
+    return bool(peek_interpreter_stack().key() == TransformType.Functionalize)
+
+
+def run_functionalized(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call *op*, which writes into nothing, below the innermost transform, a torch.func.functionalize.
+
+    No autograd.Function can be applied there (torch/_functorch/autograd_function.py has no rule for it).
+    """
+    from torch._functorch.pyfunctorch import FunctionalizeInterpreter, retrieve_current_functorch_interpreter
+    from torch._subclasses.functional_tensor import FunctorchFunctionalizeAPI
+
+    interpreter = retrieve_current_functorch_interpreter()
+    assert isinstance(interpreter, FunctionalizeInterpreter)
+    functional = FunctorchFunctionalizeAPI(interpreter)
+    args, kwargs = functional.unwrap_tensors((args, kwargs))
+    with functional.redispatch_to_next():
+        output = op(*args, **kwargs)
+    return functional.wrap_tensors(output)
+
+
 def dispatch(op: Any) -> Callable[..., Any]:
     """The C function behind an OpOverload: the call without one Python frame (torch/_ops.py, `OpOverload.__call__`)."""
     return op._op  # type: ignore[no-any-return]

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an op may return: each row the same in eager mode, compiled, and exported, saved and loaded.
+
+A few rows fail in torch itself. They are strict expectations, so that the release that mends one is noticed.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from magi_opschema import magi_register_custom_op
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Found:
+    y: Tensor
+    parts: tuple[Tensor, ...]
+    missing: Tensor | None
+    count: int
+
+
+class Pair(NamedTuple):
+    y: Tensor
+    z: Tensor
+
+
+@dataclass(frozen=True)
+class Nested:
+    pair: Pair
+    both: tuple[Tensor, Tensor | None]
+
+
+Body = Callable[[Tensor, int], Any]
+
+# annotation, what the body returns for x and its number of rows
+ROWS: dict[str, tuple[Any, Body]] = {
+    "Tensor": (Tensor, lambda x, n: x * 2),
+    "Tensor | None, there": (Tensor | None, lambda x, n: x * 2),
+    "tuple of one": (tuple[Tensor], lambda x, n: (x * 2,)),
+    "tuple": (tuple[Tensor, Tensor], lambda x, n: (x * 2, x[0] + 1)),
+    "list": (list[Tensor], lambda x, n: [x * 2, x + 1]),
+    "tuple of any length": (tuple[Tensor, ...], lambda x, n: (x * 2, x + 1)),
+    "list beside Tensors": (tuple[Tensor, list[Tensor]], lambda x, n: (x * 2, [x + 1, x + 2])),
+    "None beside Tensors": (tuple[Tensor, Tensor | None], lambda x, n: (x * 2, None)),
+    "float": (float, lambda x, n: 1.5),
+    "int": (int, lambda x, n: n),
+    "bool": (bool, lambda x, n: True),
+    "int beside Tensors": (tuple[Tensor, int], lambda x, n: (x * 2, 7)),
+    "symbolic int beside Tensors": (tuple[Tensor, int], lambda x, n: (x * 2, n)),
+    "bool beside Tensors": (tuple[Tensor, bool], lambda x, n: (x * 2, True)),
+    "float beside Tensors": (tuple[Tensor, float], lambda x, n: (x * 2, 1.5)),
+    "NamedTuple": (Pair, lambda x, n: Pair(x * 2, x + 1)),
+    "dataclass": (Found, lambda x, n: Found(x * 2, (x + 1, x + 2), None, 7)),
+    "nested": (Nested, lambda x, n: Nested(Pair(x * 2, x + 1), (x + 2, None))),
+}
+X = torch.arange(6.0).reshape(3, 2)
+
+
+def make_op(ns: str, row: str) -> Callable[..., Any]:
+    annotation, returned = ROWS[row]
+
+    def body(x: Tensor, n: int) -> Any:
+        return returned(x, n)
+
+    body.__annotations__["return"] = annotation
+    return magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=returned)(body)
+
+
+def same(left: Any, right: Any) -> bool:
+    if isinstance(left, Tensor):
+        return isinstance(right, Tensor) and torch.equal(left, right)
+    if isinstance(left, (list, tuple)):
+        return type(left) is type(right) and len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, (Found, Nested)):
+        return type(left) is type(right) and all(same(vars(left)[name], vars(right)[name]) for name in vars(left))
+    return type(left) is type(right) and bool(left == right)
+
+
+def compiled(backend: str, *, dynamic: bool) -> Callable[[Callable[..., Any]], Any]:
+    def run(op: Callable[..., Any]) -> Any:
+        call = torch.compile(lambda x: op(x, x.shape[0]), fullgraph=True, backend=backend, dynamic=dynamic)
+        call(X[:2])
+        return call(X)
+
+    return run
+
+
+def flat(value: Any) -> list[Any]:
+    """The Tensors, numbers and None in *value*, which an exported model can return."""
+    if isinstance(value, (Found, Nested)):
+        return flat(tuple(vars(value).values()))
+    return [item for part in value for item in flat(part)] if isinstance(value, (list, tuple)) else [value]
+
+
+def exported(op: Callable[..., Any]) -> Any:
+    class Model(torch.nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return flat(op(x, x.shape[0]))
+
+    rows = torch.export.Dim("rows", min=2)
+    buffer = io.BytesIO()
+    torch.export.save(torch.export.export(Model(), (X[:2],), dynamic_shapes={"x": {0: rows}}), buffer)
+    buffer.seek(0)
+    return torch.export.load(buffer).module()(X)
+
+
+WAYS: dict[str, Callable[[Callable[..., Any]], Any]] = {
+    "eager": lambda op: op(X, 3),
+    "aot_eager": compiled("aot_eager", dynamic=False),
+    "aot_eager, dynamic": compiled("aot_eager", dynamic=True),
+    "inductor": compiled("inductor", dynamic=False),
+    "inductor, dynamic": compiled("inductor", dynamic=True),
+    "exported": exported,
+}
+STATIC, DYNAMIC = {"aot_eager", "inductor"}, {"aot_eager, dynamic", "inductor, dynamic"}
+# row, ways, what torch 2.13 says
+LIMITS: dict[str, tuple[set[str], str]] = {
+    "int": (STATIC, "torch.* op returned non-Tensor"),
+    "bool": (STATIC | DYNAMIC, "torch.* op returned non-Tensor"),
+    "float beside Tensors": ({"inductor", "inductor, dynamic"}, "FallbackKernel output type <class 'float'>"),
+    "symbolic int beside Tensors": ({"exported"}, "Unhandled output type <class 'torch.SymInt'>"),
+    "bool beside Tensors": ({"exported"}, "error when deserializing the saved file"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("row", ROWS)
+def test_row(ns: str, row: str, way: str, request: pytest.FixtureRequest) -> None:
+    ways, reason = LIMITS.get(row, (set(), ""))
+    if way in ways:
+        request.applymarker(pytest.mark.xfail(strict=True, reason=f"torch: {reason}"))
+    op = make_op(ns, row)
+    expected = ROWS[row][1](X, 3)
+    assert same(WAYS[way](op), flat(expected) if way == "exported" else expected)
+
+
+@pytest.mark.parametrize("annotation", [None, type(None), "None"], ids=repr)
+def test_nothing(ns: str, annotation: Any) -> None:
+    def body(out: Tensor) -> Any:
+        out.add_(1)
+
+    body.__annotations__["return"] = annotation
+    op = magi_register_custom_op(f"{ns}::op", mutates_args=["out"])(body)
+    out = torch.zeros(2)
+    assert op(out) is None
+    torch.compile(op, fullgraph=True, backend="aot_eager")(out)
+    assert out.tolist() == [2.0, 2.0]
