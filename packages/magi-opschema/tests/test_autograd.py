@@ -11,7 +11,9 @@ import pytest
 import torch
 from magi_opschema import errors, magi_register_custom_op, op_def
 from torch import Tensor
+from torch._dynamo import compiled_autograd
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
+from torch.torch_version import TorchVersion
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,33 @@ def test_compiled_gradients(ns: str, backend: str) -> None:
     expected = torch.autograd.grad(affine(x, Params(weight, Inner(shift))).sum(), (x, weight, shift))
     found = torch.autograd.grad(compiled(x, weight, shift).sum(), (x, weight, shift))
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.skipif(TorchVersion(torch.__version__) < "2.11.0", reason="Dynamo of torch 2.10 traces no match statement")
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_compiled_autograd(ns: str, form: Callable[..., Any], is_compiled: bool) -> None:
+    """Dynamo traces the backward too, with symbolic sizes."""
+    affine = make_affine(ns, form)
+
+    def backward(ctx: Any, grads: list[Tensor]) -> list[Tensor]:
+        return [grad * 2 for grad in grads]
+
+    @magi_register_custom_op(
+        f"{ns}::double", infer_output_meta_fn=lambda xs: [torch.empty_like(x) for x in xs], backward_fn=backward
+    )
+    def double(xs: list[Tensor]) -> list[Tensor]:
+        return [x * 2 for x in xs]
+
+    def loss(x: Tensor, weight: Tensor, shift: Tensor) -> Tensor:
+        return affine(sum(double([x, x + 1])), Params(weight, Inner(shift))).sum()
+
+    inputs = doubles(3)
+    expected = torch.autograd.grad(loss(*inputs), inputs)
+    forward = torch.compile(loss, fullgraph=True, backend="aot_eager") if is_compiled else loss
+    with compiled_autograd._enable(torch.compile(fullgraph=True, backend="aot_eager")):
+        forward(*inputs).backward()
+    torch.testing.assert_close(tuple(tensor.grad for tensor in inputs), expected)
 
 
 def test_transforms(ns: str) -> None:

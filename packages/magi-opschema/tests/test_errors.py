@@ -873,9 +873,9 @@ def test_a_look_alike_in_compiled_code(ns: str, value: Any, is_argument: bool) -
     plain = value is None or isinstance(value, (int, str))
     shown = f"{value!r} ({type(value).__name__})" if plain else f"of class {type(value).__name__}"
     sentence = rf"body\(\): 'value' is {re.escape(shown)}, expected a Box, .*\(test_errors.py:\d+\)"
-    call: Any = op if is_argument else lambda x, _: op(x, value)
+    compiled: Any = torch.compile(op if is_argument else lambda x, _: op(x, value), fullgraph=True, backend="eager")
     with pytest.raises(Exception, match=sentence):
-        torch.compile(call, fullgraph=True, backend="eager")(X, value)
+        compiled(X, value)
 
 
 @pytest.mark.parametrize("form", ["direct", "lowered"])

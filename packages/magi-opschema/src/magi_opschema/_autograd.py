@@ -119,7 +119,12 @@ class AutogradBridge:
         return self._gather_output(apply(*self.inputs.spread(self.inputs.fill(args, kwargs))))
 
     def _function(self, **methods: Callable[..., Any]) -> type:
-        methods["backward"] = self._missing_backward if self.formula is None else self._backward
+        run_backward = self._missing_backward if self.formula is None else self._backward
+
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return run_backward(ctx, *grads)
+
+        methods["backward"] = backward
         methods["jvp"] = functools.partial(refuse_forward_mode, self.lowering)
         namespace = {name: staticmethod(method) for name, method in methods.items()}
         return type(f"{self.lowering.name}_function", (torch.autograd.Function,), namespace)

@@ -12,6 +12,7 @@ import torch
 
 from ._lowering import SignatureLowering
 from ._mutates import nearest
+from ._torch_compat import is_dynamo_compiling
 from ._tree import Leaf, MaskedList, Node, Optional, Record, Sequence, dotted, leaves
 from .errors import GradientError
 
@@ -108,6 +109,8 @@ class _Bridge:
     def _check_tensor(self, path: str, gradient: Any, shape: torch.Size) -> None:
         if not isinstance(gradient, torch.Tensor):
             self.fail(path, f"returned {_kind(gradient)}, expected None or a Tensor of shape {tuple(shape)}")
+        if is_dynamo_compiling():  # Compiled autograd; to Dynamo a symbolic size is an int.
+            return
         sizes = (*gradient.shape, *shape)
         # A symbolic size is compared by the compiler, which would else guard on it here.
         if all(type(size) is int for size in sizes) and not _sums_to(gradient.shape, shape):

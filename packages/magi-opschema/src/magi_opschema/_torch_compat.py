@@ -61,7 +61,7 @@ def run_functionalized(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
     interpreter = retrieve_current_functorch_interpreter()
     assert isinstance(interpreter, FunctionalizeInterpreter)
-    functional = FunctorchFunctionalizeAPI(interpreter)
+    functional: Any = FunctorchFunctionalizeAPI(interpreter)
     args, kwargs = functional.unwrap_tensors((args, kwargs))
     with functional.redispatch_to_next():
         output = op(*args, **kwargs)
