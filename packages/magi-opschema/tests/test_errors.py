@@ -138,6 +138,11 @@ class Box(Generic[T]):
 
 
 @dataclass(frozen=True)
+class Growing(Generic[T]):
+    rest: Growing[list[T]] | None
+
+
+@dataclass(frozen=True)
 class Unresolved:
     value: NotThere  # type: ignore[name-defined]  # noqa: F821
 
@@ -229,6 +234,8 @@ ANNOTATIONS: list[tuple[object, str]] = [
               "Let the dataclass write __init__, or give it the fields as parameters.")),
     (NarrowInit, "'value' has type NarrowInit, whose __init__ takes (x) where its fields are (x, y)."),
     (Partial, "'value' has type Partial, a TypedDict whose key 'height' may be missing."),
+    (OneMissing, "'value' has type OneMissing, a TypedDict whose key 'width' may be missing."),
+    (Growing[int], "has type Growing[list[list[list["),
     (Untyped, "'value' has type Untyped, a namedtuple whose field 'a' has no annotation. Use typing.NamedTuple."),
     (BadPoint, f"'value.x' has type bytes, {NO_FORM}."),
     (T, f"'value' has type T, {NO_FORM}. Give the type variable a type, as in Cfg[int] for a class Cfg(Generic[T])."),

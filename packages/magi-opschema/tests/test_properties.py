@@ -84,6 +84,7 @@ LEAVES: list[tuple[object, st.SearchStrategy[Any]]] = [
     (tuple[Tensor, ...], lists(tensors).map(tuple)),
     (list[Tensor | None], lists(tensors | st.none())),
     (list[Tensor | None] | None, lists(tensors | st.none()) | st.none()),
+    (tuple[Tensor | None, ...], lists(tensors | st.none()).map(tuple)),
     (int, ints),
     (int | None, ints | st.none()),
     (float, floats),

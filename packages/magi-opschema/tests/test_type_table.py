@@ -10,7 +10,20 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Generic, Literal, NamedTuple, NewType, Optional, TypedDict, TypeVar
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    Generic,
+    Literal,
+    NamedTuple,
+    NewType,
+    Optional,
+    Required,
+    TypedDict,
+    TypeVar,
+)
 
 import pytest
 import torch
@@ -78,6 +91,11 @@ class Box(Generic[T]):
 
 
 @dataclass(frozen=True)
+class Twice(Generic[T]):
+    value: T
+
+
+@dataclass(frozen=True)
 class Computed:
     x: float
     doubled: float = field(init=False)
@@ -94,6 +112,10 @@ class Point(NamedTuple):
 class Sizes(TypedDict):
     height: int
     width: int
+
+
+class AllRequired(TypedDict, total=False):
+    height: Required[int]
 
 
 @dataclass(frozen=True)
@@ -168,11 +190,15 @@ ROWS: list[tuple[Any, Any, list[str], str]] = [
     (Computed, Computed(1.5), ["float"], "flattened"),
     (Point, Point(1.0, 2.0), ["float", "float"], "flattened"),
     (Sizes, {"height": 2, "width": 3}, ["SymInt", "SymInt"], "flattened"),
+    (AllRequired, {"height": 2}, ["SymInt"], "flattened"),
     (Inner | None, None, ["bool", "float?", "SymInt?"], "flattened"),
     (Inner | None, Inner(), ["bool", "float?", "SymInt?"], "flattened"),
     (WithOptional, WithOptional(Inner(4.0), W), ["bool", "float?", "SymInt?", "Tensor?"], "flattened"),
     (WithOptional | None, WithOptional(), ["bool", "bool?", "float?", "SymInt?", "Tensor?"], "flattened"),
     (tuple[int, int] | None, (1, 2), ["bool", "SymInt?", "SymInt?"], "flattened"),
+    (tuple[Tensor | None, ...], (W, None, W), ["Tensor[]", "bool[]"], "flattened"),
+    (tuple[Tensor | None, ...] | None, (None,), ["bool", "Tensor[]?", "bool[]?"], "flattened"),
+    (Twice[Twice[Inner]], Twice(Twice(Inner())), ["float", "SymInt"], "flattened"),
     (list[Tensor | None] | None, [None, W], ["bool", "Tensor[]?", "bool[]?"], "flattened"),
 ]
 IDS = [f"{index}-{annotation}" for index, (annotation, *_) in enumerate(ROWS)]

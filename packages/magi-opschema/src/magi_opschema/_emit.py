@@ -227,7 +227,8 @@ def rebuild(node: Node, to: Writer) -> str:
             values = to.temporary(f"{name}_values")
             to.line(f"{values} = {rest}({node.values.name})")
             next_ = to.bind("next", next)
-            return f"[{next_}({values}) if there else None for there in {node.present.name}]"
+            listed = f"[{next_}({values}) if there else None for there in {node.present.name}]"
+            return f"{to.builtin('tuple')}({listed})" if node.is_tuple else listed
 
 
 def _rebuild_record(node: Record, to: Writer) -> str:

@@ -39,6 +39,8 @@ _SCHEMA_TYPES: dict[object, str] = {
     torch.Generator: "Generator",
 }
 _NUMBERS = {int, float, bool, complex}
+_MAX_OF_ONE_CLASS = 8
+"""`class Chain(Generic[T])` with a field `rest: Chain[list[T]]` contains itself with ever another argument."""
 _LISTS = {list, collections.abc.Sequence}
 _LIST_ELEMENTS = {"Tensor", "SymInt", "float", "bool", "str"}
 _WRITTEN_AS_TEXT = {torch.dtype, torch.device, torch.layout, torch.memory_format}
@@ -84,8 +86,8 @@ class Place:
     """Below a `Record | None`, where every leaf may be None."""
     bound: typing.Mapping[object, object] = field(default_factory=dict)
     """What type variables stand for here."""
-    outer: tuple[type, ...] = ()
-    """The records around it, which it must not contain again."""
+    outer: tuple[object, ...] = ()
+    """The records around it, which it must not contain again; a generic class may, with another argument."""
 
     def below(self, name: str, **changes: Any) -> Place:
         return replace(self, path=(*self.path, name), **changes)
@@ -213,7 +215,7 @@ def _lower_list(annotation: object, element: object, place: Place, *, as_tuple: 
     resolved, _ = unwrap(substitute(_evaluated(element, place), place.bound))
     if resolved in (torch.Tensor | None, typing.Optional[torch.Tensor]):  # noqa: UP045
         values = place.leaf("Tensor[]")
-        return MaskedList(place.path, values, place.below("present").leaf("bool[]"), show_type(annotation))
+        return MaskedList(place.path, values, place.below("present").leaf("bool[]"), show_type(annotation), as_tuple)
     if resolved is complex:
         return place.leaf("float[]", _tupled(codecs.COMPLEX_PAIRS, as_tuple=as_tuple))
     inner = lower(element, replace(place, is_optional=False)).node
@@ -261,20 +263,21 @@ def _is_namedtuple(cls: type) -> bool:
 
 
 def _lower_record(annotation: object, cls: type, place: Place) -> Node:
-    if cls in place.outer:
+    around = [outer for outer in place.outer if (typing.get_origin(outer) or outer) is cls]
+    if annotation in around or len(around) > _MAX_OF_ONE_CLASS:
         raise place.refuse(
             annotation, "a record that contains itself, so it has no fixed number of leaves", "Use a Tensor or lists."
         )
-    inside = replace(place, outer=(*place.outer, cls), bound=type_arguments(annotation))
+    inside = replace(place, outer=(*place.outer, annotation), bound=type_arguments(annotation))
     if dataclasses.is_dataclass(cls):
         kind: typing.Literal["dataclass", "namedtuple", "typeddict"] = "dataclass"
         annotated = _dataclass_fields(annotation, cls, place)
     elif typing.is_typeddict(cls):
         kind = "typeddict"
-        if missing := sorted(getattr(cls, "__optional_keys__", ())):
+        annotated = [(name, hint, cls) for name, hint in cls.__annotations__.items()]
+        if missing := sorted(name for name, hint, _ in annotated if _may_be_missing(cls, name, hint, inside)):
             why = f"a TypedDict whose key {missing[0]!r} may be missing"
             raise place.refuse(annotation, why, "Make it total, with T | None where there may be no value.")
-        annotated = [(name, hint, cls) for name, hint in cls.__annotations__.items()]
     else:
         kind = "namedtuple"
         hints = {
@@ -308,6 +311,14 @@ def lower_each(annotations: list[tuple[object, Place]]) -> tuple[Node, ...]:
     if problems:
         raise Refused(*problems)
     return tuple(parts)
+
+
+def _may_be_missing(cls: Any, name: str, hint: object, inside: Place) -> bool:
+    """True for a key that is not required; in a string, TypedDict itself does not see what marks it."""
+    mark = getattr(
+        typing.get_origin(_evaluated(hint, inside.below(name, scope=inside.scope.of_class(cls)))), "_name", ""
+    )
+    return mark == "NotRequired" or (name in cls.__optional_keys__ and mark != "Required")
 
 
 def _dataclass_fields(annotation: object, cls: type, place: Place) -> list[tuple[str, object, type]]:

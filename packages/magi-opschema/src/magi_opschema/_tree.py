@@ -145,6 +145,8 @@ class MaskedList:
     values: Leaf
     present: Leaf
     label: str
+    is_tuple: bool = False
+    """True for `tuple[Tensor | None, ...]`: the body gets a tuple."""
 
 
 Node: TypeAlias = Leaf | Record | Sequence | Optional | MaskedList
