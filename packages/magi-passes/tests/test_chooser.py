@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +122,75 @@ def test_a_candidate_that_fails_is_left_out(inductor: Any, tmp_path: Path, monke
     choice = _tuning.choose_fastest(torch.fx.Graph(), PassContext(), plans, str(tmp_path))
     assert choice.passes == plans[1]
     assert choice.text == "tuned: TemporalConv (TemporalConv 1000.000 ms)"
+
+
+def _measured_once(monkeypatch: pytest.MonkeyPatch, cache_dir: Path) -> tuple[str, int]:
+    """What is chosen when stock takes one second, and how many plans had to be measured for that."""
+    from magi_passes import _tuning
+
+    measured: list[str] = []
+
+    def took(graph: Any, context: Any, name: str, plan: Any) -> float:
+        measured.append(name)
+        return 1.0 if name == "stock" else 2.0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_tuning, "_try", took)
+        plans: list[Any] = [(TemporalConvPass(),), ()]
+        choice = _tuning.choose_fastest(torch.fx.Graph(), PassContext(), plans, str(cache_dir))
+    assert choice.passes == ()
+    return choice.text, len(measured)
+
+
+def test_a_choice_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "tuned: stock (TemporalConv 2000.000 ms, stock 1000.000 ms)"
+    assert _measured_once(monkeypatch, tmp_path / "new" / "folder") == (text, 2)
+    assert _measured_once(monkeypatch, tmp_path / "new" / "folder") == (text, 0)
+
+
+@pytest.mark.parametrize("broken", ["", "{", "[1, 2]", '{"stock": "fast"}', '{"stock": null}', "7", "\0", "folder"])
+def test_a_file_that_cannot_be_read_is_measured_again(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    text, _ = _measured_once(monkeypatch, tmp_path)
+    (path,) = tmp_path.iterdir()
+    if broken == "folder":
+        path.unlink()
+        path.mkdir()
+    else:
+        path.write_text(broken)
+    with caplog.at_level(logging.WARNING, "magi_passes"):
+        assert _measured_once(monkeypatch, tmp_path) == (text, 2)
+    assert f"{path} cannot be read, and the plans are measured again" in caplog.text
+    if broken != "folder":
+        assert _measured_once(monkeypatch, tmp_path) == (text, 0)
+
+
+def test_a_folder_that_cannot_be_written_only_costs_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Not even root may make a folder in /proc, nor one below a file.
+    (tmp_path / "file").write_text("")
+    for folder in (Path("/proc/magi"), tmp_path / "file" / "below"):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "magi_passes"):
+            assert _measured_once(monkeypatch, folder)[1] == 2
+            assert _measured_once(monkeypatch, folder)[1] == 2
+        assert caplog.text.count("the choice is not remembered, and the next process measures again") == 2
+
+
+def test_a_full_disk_leaves_no_half_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = Path.write_text
+
+    def half(self: Path, text: str, *args: Any, **kwargs: Any) -> int:
+        real(self, text[: len(text) // 2])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "magi_passes"):
+        patch.setattr(Path, "write_text", half)
+        assert _measured_once(monkeypatch, tmp_path)[1] == 2
+    assert "No space left on device" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+    assert [_measured_once(monkeypatch, tmp_path)[1] for _ in range(2)] == [2, 0]

@@ -45,7 +45,8 @@ class Choice:
 def choose_fastest(graph: Graph, context: PassContext, plans: Sequence[Plan], cache_dir: str | None) -> Choice:
     """The fastest of *plans* on inputs like those that *graph* is compiled for, from disk where it was measured before.
 
-    A plan that fails to compile or to run is out, with a warning. The first plan is the fall-back when all fail.
+    A plan that fails to compile or to run is out, with a warning. The first plan is the fall-back when all fail. Where
+    the folder cannot be read or written, a warning says so, and the next process measures again.
 
     Args:
         graph: The graph, before any of the passes ran. It is not changed.
@@ -55,14 +56,13 @@ def choose_fastest(graph: Graph, context: PassContext, plans: Sequence[Plan], ca
     """
     names = [plan_name(plan) for plan in plans]
     path = _folder(cache_dir) / f"{_key(graph, context, plans)}.json"
-    seconds: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
+    seconds = _recall(path)
     if not seconds:
         for name, plan in zip(names, plans, strict=True):
             measured = _try(graph, context, name, plan)
             if measured is not None:
                 seconds[name] = measured
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write_at_once(path, json.dumps(seconds, indent=1))
+        _remember(path, seconds)
     best = min(names, key=lambda name: seconds.get(name, float("inf")))
     times = ", ".join(f"{name} {1e3 * seconds[name]:.3f} ms" for name in names if name in seconds)
     return Choice(plans[names.index(best)], f"tuned: {best} ({times})")
@@ -93,11 +93,29 @@ def _key(graph: Graph, context: PassContext, plans: Sequence[Plan]) -> str:
     return digest("\n".join(lines), *devices, context.torch_version, str(context.is_backward), *uuids)
 
 
-def _write_at_once(path: Path, text: str) -> None:
+def _recall(path: Path) -> dict[str, float]:
+    """The times in the file at *path*; none where there is no file, or it cannot be read."""
+    try:
+        return {str(name): float(seconds) for name, seconds in json.loads(path.read_text()).items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        logger.warning("tuning: %s cannot be read, and the plans are measured again: %s", path, error)
+        return {}
+
+
+def _remember(path: Path, seconds: dict[str, float]) -> None:
     # Several processes may tune the same graph; a reader must never see half a file.
     scratch = path.with_name(f"{path.name}.{_torch_compat.unique_suffix()}")
-    scratch.write_text(text)
-    scratch.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            scratch.write_text(json.dumps(seconds, indent=1))
+            scratch.replace(path)
+        finally:
+            scratch.unlink(missing_ok=True)
+    except OSError as error:
+        logger.warning("tuning: the choice is not remembered, and the next process measures again: %s", error)
 
 
 def _try(graph: Graph, context: PassContext, name: str, plan: Plan) -> float | None:
