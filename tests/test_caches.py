@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A second process finds what the first one compiled, also when the cache travels as a file."""
+"""What one process compiled, others find: in a folder, shared, read-only or full, and in a file that travels."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -74,20 +77,39 @@ print(json.dumps({
 
 
 def run(tmp_path: Path, cache: str, *arguments: str, program: str = PROGRAM) -> dict[str, Any]:
-    file = tmp_path / "program.py"
-    file.write_text(program)
+    """What *program* prints at its end."""
+    done = start(tmp_path, cache, *arguments, program=program)
+    assert done.returncode == 0, done.stderr
+    return last_line(done)
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def start(
+    tmp_path: Path, cache: str, *arguments: str, program: str = PROGRAM, inside: Callable[[], None] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run *program* in a process with this cache folder; *inside* is called in the process first."""
+    paths = [str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {
         **os.environ,
-        "PYTHONPATH": str(ROOT / "tests"),
+        "PYTHONPATH": os.pathsep.join(paths),
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / cache),
         "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
     }
-    done = subprocess.run(
-        [sys.executable, file, *arguments], env=environment, capture_output=True, text=True, check=False, timeout=900
+    file = tmp_path / "program.py"
+    file.write_text(program)
+    return subprocess.run(
+        [sys.executable, file, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+        preexec_fn=inside,
     )
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
 
 
 @pytest.mark.parametrize(
@@ -116,6 +138,87 @@ def test_what_stock_inductor_left_is_not_taken_for_ours(tmp_path: Path) -> None:
 
     assert ours["hits"] == 0
     assert ours["fx_hits"] == 0
+
+
+WAIT = """
+import pathlib, time
+pathlib.Path(sys.argv[3]).touch()
+while not pathlib.Path(sys.argv[4]).exists():
+    time.sleep(0.01)
+compiled = """
+
+
+def test_two_processes_write_one_cache(tmp_path: Path) -> None:
+    """They begin to compile at the same moment, with nothing in the cache."""
+    program = PROGRAM.replace("\ncompiled = ", WAIT)
+    assert program != PROGRAM
+    folders = [tmp_path / "one", tmp_path / "two"]
+    ready = [str(folder / "ready") for folder in folders]
+
+    def work(folder: Path, mine: str, other: str) -> dict[str, Any]:
+        folder.mkdir()
+        return run(folder, "../shared", "run", "-", mine, other, "--boundary", program=program)
+
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(work, folders, ready, reversed(ready)))
+    third = run(tmp_path, "shared", "run", "-", "--boundary")
+
+    assert sum(each["misses"] for each in both) > 0
+    assert (third["misses"], third["fx_misses"], third["bypasses"]) == (0, 0, 0)
+    assert third["hits"] > 0
+
+
+def heed_modes_of_files() -> None:
+    """Make root, which may write wherever it wants, obey the modes of files from the next program on."""
+    drop, override, search = 24, 1, 2  # PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    if os.geteuid() == 0 and (prctl(drop, override, 0, 0, 0) or prctl(drop, search, 0, 0, 0)):
+        raise OSError(ctypes.get_errno(), "root cannot give up its right to write everywhere")
+
+
+def test_a_read_only_cache_is_read(tmp_path: Path) -> None:
+    """As one that is part of a container. What is not in it cannot be compiled, and torch says which folder it is."""
+    first = run(tmp_path, "warm", "run", "-", "--boundary")
+    (tmp_path / "cold").mkdir()
+    folders = [tmp_path / "cold", tmp_path / "warm", *filter(Path.is_dir, (tmp_path / "warm").rglob("*"))]
+    try:
+        for folder in folders:
+            folder.chmod(0o555)
+        warm, cold = (
+            start(tmp_path, name, "run", "-", "--boundary", inside=heed_modes_of_files) for name in ("warm", "cold")
+        )
+    finally:
+        for folder in folders:
+            folder.chmod(0o755)
+
+    assert first["misses"] > 0
+    assert warm.returncode == 0, warm.stderr
+    found = last_line(warm)
+    assert (found["misses"], found["fx_misses"], found["bypasses"]) == (0, 0, 0)
+    assert cold.returncode == 1
+    assert f"PermissionError: [Errno 13] Permission denied: '{tmp_path / 'cold'}" in cold.stderr
+
+
+FULL = """
+import resource, tempfile
+tempfile.gettempdir()
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+compiled = """
+
+
+def test_a_full_disk_lets_a_warm_cache_be_read(tmp_path: Path) -> None:
+    """No file can take a byte. What is not in the cache fails with the system's reason."""
+    program = PROGRAM.replace("\ncompiled = ", FULL)
+    assert program != PROGRAM
+    run(tmp_path, "warm", "run", "-", "--boundary")
+
+    warm, cold = (start(tmp_path, name, "run", "-", "--boundary", program=program) for name in ("warm", "cold"))
+
+    assert warm.returncode == 0, warm.stderr
+    found = last_line(warm)
+    assert (found["misses"], found["fx_misses"], found["bypasses"]) == (0, 0, 0)
+    assert cold.returncode == 1
+    assert "OSError: [Errno 27] File too large" in cold.stderr
 
 
 MODELS = """
