@@ -23,7 +23,15 @@ def outcome() -> dict[str, str]:
     return found
 
 
+NOT_WRAPPED = pytest.mark.xfail(
+    not patterns.WRAPS_ANY, reason="wrap_triton of torch 2.10 to 2.12 refuses interpreted kernels", strict=True
+)
+
+
 @pytest.mark.interpreter
-@pytest.mark.parametrize("name", patterns.PATTERNS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=NOT_WRAPPED if name in patterns.WRAPPED_BY_HAND else ()) for name in patterns.PATTERNS],
+)
 def test_pattern_under_the_interpreter(outcome: dict[str, str], name: str) -> None:
     assert outcome[name] == "ok"

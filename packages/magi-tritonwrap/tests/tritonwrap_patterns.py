@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.library import wrap_triton
+from triton.runtime.jit import JITFunction
 
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ class Pattern:
 
 
 PATTERNS: dict[str, Pattern] = {}
+
+# torch.library.wrap_triton lets kernels of Triton's interpreter pass from torch 2.13 on; before, it raises.
+WRAPS_ANY = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+WRAPPED_BY_HAND = ("bare_and_wrapped", "wrapped_in_all_spellings", "wrapped_outside")
 
 
 def pattern(
@@ -183,7 +188,8 @@ def wrapped_in_all_spellings(x: Tensor) -> Tensor:
     return out
 
 
-wrapped_at_import = wrap_triton(double_kernel)
+# Up to torch 2.12 this raises for a kernel of the interpreter, and none of the other patterns could be imported.
+wrapped_at_import: Any = wrap_triton(double_kernel) if isinstance(double_kernel, JITFunction) or WRAPS_ANY else None
 
 
 @pattern(twice)
