@@ -154,3 +154,43 @@ def test_a_replacement_may_have_another_signature(ns: str) -> None:
     assert torch.compile(scale, fullgraph=True, backend="aot_eager")(torch.ones(1)).tolist() == [10.0]
     with pytest.raises(RuntimeError, match=f"{ns}::scale"):
         earlier(torch.ones(1))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_compiled_code_of_before_takes_the_new_defaults(ns: str, backend: str) -> None:
+    """A default equals what the call passes, so torch leaves it out of the graph, and asks a schema for it later."""
+
+    def define(factor: float) -> None:
+        @magi_register_custom_op(f"{ns}::scale", override=True)
+        def scale(x: Tensor, cfg: Config = Config(factor)) -> Tensor:
+            return x * cfg.factor
+
+        current.append(scale)
+
+    current: list[Any] = []
+    x = torch.arange(3.0)
+    with torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False):
+        # What is in torch's caches is another matter: their keys do not know the schema.
+        compiled = torch.compile(lambda x: current[-1](x) + 1, backend=backend)
+        for factor in (2.0, 5.0, 7.0):
+            define(factor)
+            assert compiled(x).tolist() == (x * factor + 1).tolist()
+
+
+def test_dispatch_modes_see_the_new_schema(ns: str) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            schemas.append(str(func._schema))
+            return func(*args, **(kwargs or {}))
+
+    schemas: list[str] = []
+    for more in ("", ", int more = 1"):
+        namespace: dict[str, Any] = {"Tensor": Tensor}
+        exec(f"def scale(x: Tensor{more.replace('int more', 'more: int')}) -> Tensor:\n    return x * 2\n", namespace)
+        op = magi_register_custom_op(f"{ns}::scale", override=True)(namespace["scale"])
+        with Seen():  # type: ignore[no-untyped-call]
+            op(torch.ones(2))
+    assert f"{ns}::scale(Tensor x) -> Tensor" in schemas
+    assert f"{ns}::scale(Tensor x, SymInt more=1) -> Tensor" in schemas

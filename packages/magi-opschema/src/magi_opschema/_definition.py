@@ -37,6 +37,7 @@ from ._torch_compat import (
     is_dynamo_compiling,
     is_registered,
     reserved_part,
+    speak_for_earlier,
 )
 from .errors import DuplicateOpError, OpNameError, OptionError
 
@@ -74,6 +75,7 @@ def define(
         except BaseException:
             unregister(registration)
             raise
+    speak_for_earlier(registration.torch_op)
     marks = frozenset(trait for trait, is_set in traits.items() if is_set)
     remember(OpDef(op_name, fn, registration.torch_op, exposed, lowering, marks, registration))
     return exposed

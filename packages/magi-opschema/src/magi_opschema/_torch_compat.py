@@ -7,6 +7,7 @@ Unless it says otherwise, a name serves torch 2.10 to 2.15.
 from __future__ import annotations
 
 import keyword
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -199,6 +200,7 @@ def explain_errors(op: OpOverload, explain: Callable[..., None]) -> None:
 
 
 _kept: dict[str, torch.library.Library] = {}
+_replaced: dict[str, list[weakref.ref[OpOverload]]] = {}
 
 
 def destroy(library: torch.library.Library) -> None:
@@ -228,6 +230,20 @@ def keep_entry(op: OpOverload) -> None:
         namespace, op_name = name.split("::")
         _kept[name] = torch.library.Library(namespace, "IMPL")
         _kept[name].impl(op_name, torch.library.fallthrough_kernel, "TESTING_ONLY_GenericMode")
+    alive = [earlier for earlier in _replaced.get(name, []) if earlier() is not None]
+    _replaced[name] = [*alive, weakref.ref(op)]
+
+
+def speak_for_earlier(op: OpOverload) -> None:
+    """Make *op* and the OpOverloads that had its name before one in everything that they say.
+
+    An entry that is kept keeps the OpOverload that it met first, too, and hands that one to tracers and dispatch modes
+    (aten/src/ATen/core/dispatch/OperatorEntry.h, `getPythonOp`). Inductor would take a default from its old schema.
+    """
+    for reference in _replaced.get(str(op._schema.name), []):
+        earlier = reference()
+        if earlier is not None:
+            earlier.__dict__ = op.__dict__
 
 
 def restore_packet(op: OpOverload) -> None:
