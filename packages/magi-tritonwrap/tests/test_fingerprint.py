@@ -147,6 +147,18 @@ def test_a_constant_that_changes_while_the_process_runs(monkeypatch: pytest.Monk
     assert digest(body) != before
 
 
+def test_an_edited_default_of_an_operator() -> None:
+    found = []
+    for default in ("2.0", "2.0", "5.0"):
+        with torch.library._scoped_library("tritonwrap_fingerprint", "FRAGMENT") as library:
+            library.define(f"op(Tensor x, float factor={default}) -> Tensor")
+            packet = torch.ops.tritonwrap_fingerprint.op
+            found.append((digest(packet), digest(packet.default)))
+    assert found[0] == found[1]
+    assert found[2][0] != found[0][0]
+    assert found[2][1] != found[0][1]
+
+
 def test_circles_end() -> None:
     circle: list[Any] = [1]
     circle.append(circle)

@@ -96,7 +96,8 @@ def _compile_checked(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, 
 
 
 def _compile_piece(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, piece: str = "") -> Callable[..., Any]:
-    passes = chosen_passes(job.request.config, tuple(defect.name for defect in job.defects), job.sensitive)
+    defects, schemas = tuple(defect.name for defect in job.defects), _torch_compat.operator_schemas(gm)
+    passes = chosen_passes(job.request.config, defects, job.sensitive, schemas)
     base = dict(job.request.inductor)
     if job.log.fresh:
         base.setdefault("force_disable_caches", True)

@@ -25,11 +25,16 @@ class DefectGuards(MagiInductorPass):
     """Says in reports and in cache keys which repairs of torch are active; the repairs themselves are scoped functions.
 
     Without it a graph that stock Inductor compiled wrong and put into the cache would be found there by this backend.
+
+    The *schemas* of the operators in the graph are here for the key alone: torch leaves out of a graph the arguments
+    that equal their defaults, puts the defaults into the generated code, and has neither of them in its keys. An edited
+    default would get the code of the earlier one (torch 2.10 to 2.15).
     """
 
     uuid_helpers = tuple(_torch_compat.REPAIRS.values())
 
     names: tuple[str, ...] = ()
+    schemas: tuple[str, ...] = ()
 
     def is_applicable(self, graph: Graph, context: object) -> Reason:
         """Never: there is nothing to do on the graph."""
@@ -41,13 +46,14 @@ class DefectGuards(MagiInductorPass):
 
 
 def chosen_passes(
-    config: CompileConfig, defects: tuple[str, ...], sensitive: tuple[str, ...]
+    config: CompileConfig, defects: tuple[str, ...], sensitive: tuple[str, ...], schemas: tuple[str, ...]
 ) -> tuple[MagiInductorPass, ...]:
     """The passes that the settings allow, in the order in which they run.
 
-    *sensitive* are the names of the compute-sensitive operators in the graph.
+    *sensitive* are the names of the compute-sensitive operators in the graph, *schemas* those of all its operators
+    that are not torch's own.
     """
-    passes: list[MagiInductorPass] = [DefectGuards(defects)]
+    passes: list[MagiInductorPass] = [DefectGuards(defects, schemas)]
     if sensitive or config.memory_budget is not None:
         passes.append(SelectiveRecompute(sensitive, products=config.memory_budget is not None))
     wanted = config.pass_config

@@ -417,6 +417,21 @@ def is_operator(target: object) -> bool:
     return isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
 
 
+def operator_schemas(gm: torch.fx.GraphModule) -> tuple[str, ...]:
+    """The schemas of the operators that *gm* calls, also in nested graphs, without those of torch itself."""
+    targets = {
+        node.target
+        for module in gm.modules()
+        if isinstance(module, torch.fx.GraphModule)
+        for node in module.graph.nodes
+    }
+    overloads = {target for target in targets if isinstance(target, torch._ops.OpOverload)}
+    for target in targets:
+        if isinstance(target, torch._ops.OpOverloadPacket):
+            overloads |= {getattr(target, name) for name in target.overloads()}
+    return tuple(sorted(str(op._schema) for op in overloads if op.namespace not in {"aten", "prim", "prims"}))
+
+
 def plain_call(module: torch.nn.Module) -> Callable[..., Any]:
     """The call of *module* with its hooks, never the compiled one."""
     return module._call_impl

@@ -25,7 +25,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from ._code import CodeNames, Import, code_form, code_names
 from ._library import is_library_function, is_library_module, is_library_object
 from ._ops_table import bodies_mentioned, body_of_op
-from ._torch_compat import overload_of
+from ._torch_compat import overload_of, schemas_of
 from ._value_forms import container_form, digest, instance_form, kernel_form, plain_form, type_name
 
 
@@ -226,8 +226,8 @@ class _Walk:
 
     def _op(self, value: Any) -> str:
         body = body_of_op(value)
-        name = str(overload_of(value) if isinstance(value, CustomOpDef) else value)
-        return digest("op", name, "" if body is None else self.form(body, f"body of {name}"))
+        op = overload_of(value) if isinstance(value, CustomOpDef) else value
+        return digest("op", str(op), *schemas_of(op), "" if body is None else self.form(body, f"body of {op}"))
 
     def _class(self, cls: type, path: str) -> str:
         if is_library_object(cls):

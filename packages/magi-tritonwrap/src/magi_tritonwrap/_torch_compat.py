@@ -226,6 +226,12 @@ def overload_of(definition: CustomOpDef) -> OpOverload:
     return definition._opoverload
 
 
+def schemas_of(op: Any) -> list[str]:
+    """The schemas of *op*, with the defaults that torch puts into generated code but not into its cache keys."""
+    overloads = [getattr(op, name) for name in op.overloads()] if hasattr(op, "overloads") else [op]
+    return [str(overload._schema) for overload in overloads]
+
+
 def torch_triton_ops() -> tuple[str, ...]:
     """Names of the operators that AOTAutograd decomposes into Triton launches (torch 2.7 on)."""
     return tuple(torch_triton.triton_ops_to_kernels)
