@@ -50,6 +50,8 @@ COMPAT = {
     "2.13.0-py3.13": "3.13",
     "2.15.0": "3.11",
 }
+# The interpreter of Triton 3.6, which torch 2.10 and 2.11 name, takes an array of one element for a number.
+OLD_NUMPY = {"2.10.0": "numpy<2.5", "2.11.0": "numpy<2.5"}
 
 _PATTERN = "packages/magi-tritonwrap/tests/test_gpu.py::test_pattern_under_inductor"
 _PATTERNS = ("module_level", "helper_of_helper", "autotune_two_configs", "heuristics_alone", "run_method")
@@ -296,6 +298,8 @@ def compat(session: nox.Session, release: str) -> None:
     pinned = session.python == PYTHON and torch in _group("torch")[0]
     pins = None if pinned else torch
     _install_editable(session, *PACKAGES, groups=("test", "models"), torch=pins, with_extras=True)
+    if torch in OLD_NUMPY:
+        session.install(OLD_NUMPY[torch])
     places = {package: f"packages/{package}" for package in PACKAGES} | {"end-to-end": "tests"}
     reports = [Path(session.create_tmp()).absolute() / f"{suite}.xml" for suite in places]
     # A red suite stops neither the next one nor the count, unless something was asked for by posargs.

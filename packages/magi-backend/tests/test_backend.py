@@ -24,6 +24,11 @@ class Settings:
     factor: float = 3.0
 
 
+@pytest.mark.xfail(
+    torch.__version__.startswith(("2.10.", "2.11.")),
+    reason="torch.compile itself fails in several threads, at times with a crash: Metric(s) {'is_forward'} have ...",
+    run=False,
+)
 def test_two_models_compiled_from_two_threads() -> None:
     functions = {"sine": lambda x: (x.sin() + 1).relu(), "cosine": lambda x: (x.cos() * 2).tanh()}
     found: dict[str, Any] = {}

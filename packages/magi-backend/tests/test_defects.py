@@ -198,7 +198,7 @@ def test_what_was_read_before_a_write_keeps_its_value(ns: str) -> None:
     report = explain(chain)(torch.ones(3), torch.zeros(3))
 
     broken = any(defect.name == "realize_readers_first" for defect in active_defects(torch_release()))
-    if torch_release()[:2] == (2, 13):  # whether later releases have it is not known
+    if torch_release() < (2, 14):  # whether later releases have it is not known
         assert not torch.equal(stock, expected)
     assert report.agrees
     guards = [guard.name for graph in report.compilations[0].graphs for guard in graph.guards]

@@ -51,7 +51,7 @@ DEFECTS: tuple[Defect, ...] = (
         effect="attention in a training graph with dynamic sizes does not compile: "
         "'cannot determine truth value of Relational'",
         severity="no code",
-        since=(2, 13, 0),
+        since=(2, 10, 0),
         fixed=(2, 14, 1),
         guard="symbolic strides are compared by what is known of the sizes",
     ),
@@ -59,7 +59,7 @@ DEFECTS: tuple[Defect, ...] = (
         name="realize_readers_first",
         effect="what was computed from a buffer before a custom operator writes to it is computed from the new value",
         severity="wrong code",
-        since=(2, 13, 0),
+        since=(2, 10, 0),
         fixed=None,
         guard="the old value is read before the write",
     ),
