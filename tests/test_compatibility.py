@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "compatibility.md"
+FUZZ: dict[str, Any] = json.loads((ROOT / "packages" / "magi-opschema" / "tests" / "fuzz.json").read_text())
 RECORD: dict[str, Any] = json.loads((ROOT / "docs" / "compatibility.json").read_text())
 
 EXAMPLE = {"torch": "2.13.0", "triton": "3.7.1", "python": "3.11.7", "commit": "0", "suites": {}}
@@ -94,3 +95,13 @@ def test_the_page_shows_the_record(compatibility: Any) -> None:
     assert compatibility.with_table(page, RECORD) == page
     assert compatibility.table({}) not in compatibility.with_table(page, {"2.13.0": EXAMPLE})
     assert compatibility.table(RECORD) in page
+
+
+def test_the_page_shows_the_fuzz_report() -> None:
+    """The report itself is checked against the cases by magi-opschema's test_robustness.py."""
+    text = " ".join(PAGE.read_text().split())
+
+    assert (
+        f"{FUZZ['cases']} cases, {FUZZ['right']} right, {FUZZ['refused']} refused at decoration because two names make "
+        f"one flat name, {len(FUZZ['failures'])} failures"
+    ) in text

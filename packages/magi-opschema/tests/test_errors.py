@@ -391,6 +391,20 @@ def is_some_field(x: Tensor, cfg: HasIsSome | None) -> Tensor:
     return x
 
 
+@dataclass(frozen=True)
+class Nothing:
+    pass
+
+
+@dataclass(frozen=True)
+class HasIsSomeRecord:
+    is_some: Nothing = Nothing()
+
+
+def is_some_record(x: Tensor, cfg: HasIsSomeRecord | None) -> Tensor:
+    return x
+
+
 def clashing_unicode(x: Tensor, größe: int, gru00f6u00dfe: int) -> Tensor:  # noqa: PLC2401
     return x
 
@@ -432,6 +446,7 @@ SIGNATURES: list[tuple[Callable[..., Any], str]] = [
     (clashing, "'cfg.scale' and 'cfg__scale' have the same flat name 'cfg__scale'. Rename one."),
     (clashing_some, "'cfg.is_some' and 'cfg__is_some' have the same flat name 'cfg__is_some'. Rename one."),
     (is_some_field, "'cfg.is_some' and 'cfg.is_some' have the same flat name 'cfg__is_some'."),
+    (is_some_record, "'cfg.is_some' and 'cfg.is_some' have the same flat name 'cfg__is_some'."),
     (clashing_unicode, "'größe' and 'gru00f6u00dfe' have the same flat name 'gru00f6u00dfe'. Rename one."),
     (default_of_other_type, ("the default of 'n' is 'three' (str), which the schema type SymInt does not take. "
                             "Change the default or the annotation.")),

@@ -20,7 +20,7 @@ from ._reject import rejections
 from ._returns import lower_returns
 from ._schema import MAX_ARGUMENTS, NO_DEFAULT, Argument, default_text, takes
 from ._source import compile_source
-from ._tree import Leaf, Node, dotted, flat_name, leaves, nodes
+from ._tree import Leaf, MaskedList, Node, Optional, dotted, flat_name, leaves, nodes
 from .errors import Problem, SignatureError
 
 
@@ -101,12 +101,21 @@ def _clashes(trees: list[Node]) -> list[Problem]:
     for node in (node for tree in trees for node in nodes(tree)):
         name = flat_name(node.path)
         other = seen.setdefault(name, node)
-        # A list of optional Tensors and its values are two nodes of one path.
-        if other is node or (type(other) is not type(node) and other.path == node.path):
+        if other is node or _is_inside(node, other):
             continue
         sentence = f"'{dotted(other.path)}' and '{dotted(node.path)}' have the same flat name '{name}'. Rename one."
         problems.append(Problem(dotted(node.path), sentence))
     return problems
+
+
+def _is_inside(node: Node, outer: Node) -> bool:
+    """True if the two have one path by right: an Optional and its value, a list of optional Tensors and its values."""
+    match outer:
+        case Optional():
+            return outer.inner is node or _is_inside(node, outer.inner)
+        case MaskedList():
+            return outer.values is node
+    return False
 
 
 def _identifier(name: str) -> str:
