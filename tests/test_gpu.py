@@ -119,11 +119,11 @@ def test_a_dataclass_operator_with_a_kernel_and_a_backward_is_seen_through() -> 
 
 
 def test_explaining_replays_the_random_numbers_of_the_gpu() -> None:
-    dropout = torch.nn.Dropout()
+    dropout, x = torch.nn.Dropout(), torch.randn(64, 64, device="cuda")
     state = torch.cuda.get_rng_state()
 
     # Inductor draws as eager does when it is told to.
-    report = explain(dropout, {"fallback_random": True})(torch.randn(64, 64, device="cuda"))
+    report = explain(dropout, {"fallback_random": True})(x)
 
     assert report.agrees, report
     assert torch.equal(torch.cuda.get_rng_state(), state)
@@ -206,7 +206,7 @@ def test_cuda_graphs_are_captured() -> None:
     with torch.no_grad():
         for _ in range(4):
             compiled(x)
-        with profile(activities=[ProfilerActivity.CPU], acc_events=True) as seen:
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as seen:
             compiled(x)
 
     assert any("cudaGraphLaunch" in event.key for event in seen.key_averages())

@@ -208,6 +208,19 @@ def test_a_tensor_that_two_launches_write_is_left_alone() -> None:
     assert reason == "'out' of double_kernel is not written by that launch alone"
 
 
+@pytest.mark.parametrize("also", [lambda y: y, lambda y: y.view(16, 16)], ids=["itself", "a view"])
+def test_a_tensor_that_the_graph_returns_is_left_alone(also: Callable[[Tensor], Tensor]) -> None:
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = double_op(x)
+        return y.relu(), also(y)
+
+    wrong, (right, reason) = stock(fn), magi(fn)
+
+    assert wrong.count(".run(") == 1, "one launch, which writes one of two tensors"
+    assert right.count(".run(") == 2
+    assert reason == "the graph returns what double_kernel wrote as well"
+
+
 @pytest.mark.parametrize(
     ("fn", "sentence"),
     [

@@ -4,13 +4,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import sympy  # type: ignore[import-untyped]
 import torch
 from magi_passes import MagiInductorPass, PassPipeline, _torch_compat
+from torch._dynamo.source import ConstantSource
 from torch._inductor.codegen.block_analysis import BlockPatternMatcher
+from torch._inductor.sizevars import SizeVarAllocator
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils._sympy.functions import FloorDiv
 
 
@@ -64,3 +70,17 @@ def test_the_matcher_searches_once_and_not_at_all_without_division(
     assert asked == [FloorDiv(INDEX, 4) * FloorDiv(INDEX, 2)]
     BlockPatternMatcher.match_mod_div_block_expr(3 * INDEX, INDEX, sympy.Integer(16), 2)
     assert asked[1:] == [3 * INDEX], "outside of a compilation the matcher is torch's own"
+
+
+@pytest.mark.parametrize(("size", "fits"), [(100, True), (70_000, False)])
+def test_a_size_within_the_grid_now_is_guarded(size: int, fits: bool) -> None:
+    shape_env = ShapeEnv()
+    context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
+    mode, source = FakeTensorMode(shape_env=shape_env), ConstantSource("x")
+    x: Any = mode.from_tensor(torch.empty(size), symbolic_context=context, source=source)
+    graph: Any = SimpleNamespace(sizevars=SizeVarAllocator(shape_env))
+
+    with V.set_graph_handler(graph):
+        assert _torch_compat._within_grid(x.shape[0].node.expr) is fits
+
+    assert bool(shape_env.guards) is fits

@@ -7,7 +7,10 @@ writes to was empty. It does not see that another launch wrote to the same tenso
 
     out = empty(n); first_half[...](x, out); second_half[...](x, out); return out.relu()
 
-It would put the relu into the second launch, and fails there (2.13). So the graph as a whole is left alone then.
+It would put the relu into the second launch, and fails there (2.13). Nor does it see that the graph returns what the
+kernel wrote, as a backward needs it, beside what the pointwise work makes of it: that tensor is then never written, and
+the call ends in a NameError (2.13, ``can_fuse`` in torch/_inductor/scheduler.py asks nodes only). So the graph as a
+whole is left alone in either case.
 """
 
 from __future__ import annotations
@@ -40,13 +43,22 @@ def _has_epilogue(result: Node) -> bool:
     return any(_torch_compat.is_pointwise(user.target) for user in result.users)
 
 
+def _is_returned(result: Node) -> bool:
+    """Whether the graph returns *result*, or a view of it."""
+    return any(user.op == "output" or (_is_view(user) and _is_returned(user)) for user in result.users)
+
+
+def _is_view(node: Node) -> bool:
+    return node.op == "call_function" and _torch_compat.is_item_or_view(node)
+
+
 @dataclass(frozen=True)
 class EpilogueFusion(MagiInductorPass):
     """Let Inductor fuse pointwise operators into the Triton launches of a graph, where each writes a tensor alone."""
 
     inductor_config_keys_potentially_mutated_by_this_pass = _torch_compat.epilogue_keys()
     uuid_helpers = (
-        *(_is_shared, _has_epilogue),
+        *(_is_shared, _has_epilogue, _is_returned, _is_view),
         *(_torch_compat.is_item_or_view, _torch_compat.is_empty, _torch_compat.is_write, _torch_compat.is_pointwise),
         _torch_compat.triton_launches,
     )
@@ -61,6 +73,8 @@ class EpilogueFusion(MagiInductorPass):
             for parameter, tensor in launch.written.items():
                 if _is_shared(tensor):
                     return Reason(False, f"{parameter!r} of {launch.kernel} is not written by that launch alone")
+            if any(_has_epilogue(result) and _is_returned(result) for result in launch.results):
+                return Reason(False, f"the graph returns what {launch.kernel} wrote as well")
         count = sum(any(map(_has_epilogue, launch.results)) for launch in launches)
         if not count:
             return Reason(False, "no pointwise operator reads what a Triton kernel wrote")

@@ -366,7 +366,10 @@ def _within_grid(size: Any) -> bool:
     sizevars = V.graph.sizevars
     if sizevars.statically_known_leq(size, MAX_GRID_YZ):
         return True
-    if free_unbacked_symbols(size) or sizevars.shape_env.size_hint(size) > MAX_GRID_YZ:
+    # torch 2.12 has the first name; the second warns there from 2.13 on.
+    shape_env = sizevars.shape_env
+    hint = getattr(shape_env, "guarding_hint_or_throw", None) or shape_env.size_hint
+    if free_unbacked_symbols(size) or hint(size) > MAX_GRID_YZ:
         return False
     sizevars.check_leq(size, MAX_GRID_YZ)
     return True
