@@ -18,7 +18,18 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from magi_opschema import annotate, errors, lower_signature, magi_register_custom_op, op_def, register_vmap
+from magi_opschema import (
+    annotate,
+    errors,
+    lower_signature,
+    magi_register_custom_op,
+    op_def,
+    opcheck,
+    register_autocast,
+    register_kernel,
+    register_sharding,
+    register_vmap,
+)
 from magi_opschema.errors import (
     ArgumentError,
     ArgumentValueError,
@@ -562,6 +573,7 @@ NAMES = [
     ("opschema_names::__init__", f"torch keeps '__init__' {KEPT}"),
     ("opschema_names::__origin__", f"torch keeps '__origin__' {KEPT}"),
     ("prim::op", f"torch keeps 'prim' {KEPT}"),
+    ("_::op", f"torch keeps '_' {KEPT}"),
     ("load_library::op", f"torch keeps 'load_library' {KEPT}"),
     ("higher_order::op", f"torch keeps 'higher_order' {KEPT}"),
 ]
@@ -991,6 +1003,67 @@ def test_unknown_op() -> None:
         annotate(plain, "key", "text")
     with pytest.raises(LookupError, match="is no op that magi-opschema registered."):
         register_vmap(len, lambda *args: args)
+
+
+NO_FUNCTION: Any = 3
+AFTERWARDS: dict[str, tuple[Callable[[Any], Any], type[OpSchemaError], str]] = {
+    "vmap, no function": (
+        lambda op: register_vmap(op, NO_FUNCTION),
+        RuleError,
+        "rule is 3 (int), expected a function.",
+    ),
+    "vmap, other arguments": (
+        lambda op: register_vmap(op, lambda x: x),
+        RuleError,
+        "rule is called as rule(info, in_dims, x), which test_errors.py",
+    ),
+    "sharding, no function": (
+        lambda op: register_sharding(op, NO_FUNCTION),
+        RuleError,
+        "rule is 3 (int), expected a function.",
+    ),
+    "kernel, no function": (
+        lambda op: register_kernel(op, "cpu", NO_FUNCTION),
+        RuleError,
+        "the body is 3 (int), expected a function.",
+    ),
+    "kernel, no device": (
+        lambda op: register_kernel(op, "zpu", plain),
+        RuleError,
+        "'zpu' is no device type of torch. Use 'cpu', 'cuda' or another.",
+    ),
+    "autocast, no device": (
+        lambda op: register_autocast(op, "zpu", torch.float16),
+        RuleError,
+        "'zpu' is no device type of torch. Use 'cpu', 'cuda' or another.",
+    ),
+    "autocast, a text": (
+        lambda op: register_autocast(op, "cpu", "float16"),  # type: ignore[arg-type]
+        RuleError,
+        "autocast casts to 'float16', expected a dtype of floating-point numbers, such as torch.bfloat16.",
+    ),
+    "autocast, ints": (
+        lambda op: register_autocast(op, "cpu", torch.int8),
+        RuleError,
+        "autocast casts to torch.int8, expected a dtype of floating-point numbers",
+    ),
+    "opcheck, a Tensor": (
+        lambda op: opcheck(op, X),  # type: ignore[arg-type]
+        ArgumentError,
+        "opcheck takes the arguments as a tuple, and got a Tensor. Write opcheck(op, (x,)).",
+    ),
+    "opcheck, too many": (lambda op: opcheck(op, (X, X, X)), ArgumentError, "too many positional arguments."),
+    "lower_signature of an op": (lower_signature, errors.DuplicateOpError, "is an op already."),
+    "lower_signature of a class": (lambda op: lower_signature(Inner), errors.OptionError, "is no Python function."),
+}
+
+
+@pytest.mark.parametrize("case", AFTERWARDS)
+def test_what_is_asked_of_an_op_afterwards(ns: str, case: str) -> None:
+    op = magi_register_custom_op(f"{ns}::plain")(plain)
+    ask, error, sentence = AFTERWARDS[case]
+    with pytest.raises(error, match=re.escape(sentence)):
+        ask(op)
 
 
 def test_rule_for_a_batch_is_told_what_is_wrong(ns: str) -> None:

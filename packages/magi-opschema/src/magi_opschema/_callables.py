@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ._annotations import location
-from .errors import OptionError
+from .errors import OpSchemaError, OptionError
 
 
 if TYPE_CHECKING:
@@ -16,16 +16,21 @@ if TYPE_CHECKING:
 
 
 def check_callable(
-    lowering: SignatureLowering, option: str, fn: object, positional: Iterable[str], keywords: Iterable[str] = ()
+    lowering: SignatureLowering,
+    option: str,
+    fn: object,
+    positional: Iterable[str],
+    keywords: Iterable[str] = (),
+    error: type[OpSchemaError] = OptionError,
 ) -> None:
     """Refuse *fn*, the value of *option*, if it is no function, or none that takes these arguments.
 
     Raises:
-        OptionError: it is not.
+        OptionError: it is not; or another *error*.
     """
     if not callable(fn):
         text = f"{option} is {fn!r} ({type(fn).__name__}), expected a function."
-        raise OptionError(lowering.sentence(text))
+        raise error(lowering.sentence(text))
     names, by_name = list(positional), list(keywords)
     try:
         signature = inspect.signature(fn)
@@ -33,7 +38,7 @@ def check_callable(
         return
     try:
         signature.bind(*names, **dict.fromkeys(by_name))
-    except TypeError as error:
+    except TypeError as unfit:
         called = ", ".join([*names, *(f"{name}={name}" for name in by_name)])
-        text = f"{option} is called as {option}({called}), which {location(fn)} does not take: {error}."
-        raise OptionError(lowering.sentence(text)) from None
+        text = f"{option} is called as {option}({called}), which {location(fn)} does not take: {unfit}."
+        raise error(lowering.sentence(text)) from None

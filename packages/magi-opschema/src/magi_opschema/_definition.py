@@ -62,7 +62,7 @@ def define(
 
     *frame* called the decorator. Everything that can be wrong is found before torch is told anything.
     """
-    _refuse_ops(fn)
+    refuse_other_than_functions(fn)
     op_name = _op_name(fn, name)
     lowering = lower_signature_in(fn, scope_of(fn, frame), mutates_args)
     formula = _formula(lowering, setup_context_fn, backward_fn)
@@ -91,7 +91,8 @@ def refuse_other_than_name(name: object) -> None:
     raise OpNameError(f"the op name {name!r} ({type(name).__name__}) is no string. Write 'namespace::op'.")
 
 
-def _refuse_ops(fn: object) -> None:
+def refuse_other_than_functions(fn: object) -> None:
+    """Refuse what cannot become an op, because it is one already or because it has no signature of its own."""
     if hasattr(fn, TORCH_OP_ATTRIBUTE) or isinstance(fn, (OpOverload, OpOverloadPacket)):
         described = getattr(fn, "__qualname__", None) or str(fn)
         raise DuplicateOpError(

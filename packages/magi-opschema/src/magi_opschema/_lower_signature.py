@@ -20,7 +20,8 @@ def lower_signature(fn: Callable[..., Any], *, mutates_args: Iterable[str] = ())
 
     Raises:
         SignatureError: a parameter or the return value has no flat form; all such places are in the message.
-        OptionError: *mutates_args* names nothing, or nothing that can be written into.
+        OptionError: *mutates_args* names nothing, or nothing that can be written into; or *fn* is no function.
+        DuplicateOpError: *fn* is an op already.
 
     Example:
         >>> from torch import Tensor
@@ -29,6 +30,8 @@ def lower_signature(fn: Callable[..., Any], *, mutates_args: Iterable[str] = ())
         'scale(Tensor x, float factor=2.0) -> Tensor'
     """
     from ._annotations import scope_of
+    from ._definition import refuse_other_than_functions
     from ._signature import lower_signature_in
 
+    refuse_other_than_functions(fn)
     return lower_signature_in(fn, scope_of(fn, sys._getframe(1)), mutates_args)  # noqa: SLF001

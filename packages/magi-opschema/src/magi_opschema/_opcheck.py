@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ._op_def import op_def
+from .errors import ArgumentError
 
 
 def opcheck(op: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, **options: Any) -> dict[str, str]:
@@ -26,6 +27,7 @@ def opcheck(op: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None = 
     Raises:
         torch.testing._internal.optests.OpCheckError: a test failed.
         UnknownOpError: magi-opschema registered no such op.
+        ArgumentError: the op cannot be called with these arguments.
 
     Example:
         >>> from torch import Tensor
@@ -36,11 +38,19 @@ def opcheck(op: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None = 
         ['SUCCESS']
     """
     definition = op_def(op)
+    lowering, kwargs = definition.lowering, dict(kwargs or {})
+    if not isinstance(args, (tuple, list)):
+        text = f"opcheck takes the arguments as a tuple, and got a {type(args).__name__}. Write opcheck(op, (x,))."
+        raise ArgumentError(lowering.sentence(text))
+    try:
+        lowering.signature.bind(*args, **kwargs)
+    except TypeError as unfit:
+        raise ArgumentError(lowering.sentence(f"{unfit}.")) from None
     if definition.path != "flattened":
-        return _opcheck(definition.torch_op, tuple(args), dict(kwargs or {}), options)
+        return _opcheck(definition.torch_op, tuple(args), kwargs, options)
     from ._bridge import Bridge
 
-    return _opcheck(definition.torch_op, Bridge(definition.lowering).flatten(*args, **(kwargs or {})), {}, options)
+    return _opcheck(definition.torch_op, Bridge(lowering).flatten(*args, **kwargs), {}, options)
 
 
 def _opcheck(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from ._annotations import location
+from ._callables import check_callable
 from ._op_def import OpDef, op_def
 from ._torch_compat import dispatch_key_of
 from ._tree import Leaf
@@ -60,6 +61,8 @@ def register_kernel(op: object, device_type: str, fn: F | None = None) -> Any:
 
 
 def _check_parameters(definition: OpDef, fn: Callable[..., Any]) -> None:
+    if not callable(fn):
+        raise RuleError(definition.lowering.sentence(f"the body is {fn!r} ({type(fn).__name__}), expected a function."))
     expected, given = list(definition.lowering.signature.parameters), list(inspect.signature(fn).parameters)
     if expected != given:
         raise RuleError(
@@ -91,7 +94,7 @@ def register_vmap(op: object, rule: F | None = None) -> Any:
 
     Raises:
         UnknownOpError: magi-opschema registered no such op.
-        RuleError: at a call, if the rule's *out_dims* do not fit the output.
+        RuleError: *rule* does not take these arguments; at a call, if its *out_dims* do not fit the output.
 
     Example:
         >>> from torch import Tensor
@@ -109,6 +112,8 @@ def register_vmap(op: object, rule: F | None = None) -> Any:
     from ._bridge import Bridge
 
     definition = op_def(op)
+    called_with = ("info", "in_dims", *definition.lowering.signature.parameters)
+    check_callable(definition.lowering, "rule", rule, called_with, error=RuleError)
     bridge = Bridge(definition.lowering)
 
     def flat_rule(info: Any, in_dims: Any, *flat: Any) -> tuple[Any, Any]:
@@ -124,9 +129,15 @@ def register_autocast(op: object, device_type: str, dtype: torch.dtype) -> None:
 
     Raises:
         UnknownOpError: magi-opschema registered no such op.
+        RuleError: torch has no such device type, or *dtype* is none of floating-point numbers.
     """
     definition = op_def(op)
     name = definition.name
+    _dispatch_key(definition, device_type)
+    wanted: object = dtype
+    if not (isinstance(wanted, torch.dtype) and wanted.is_floating_point):
+        text = f"autocast casts to {wanted!r}, expected a dtype of floating-point numbers, such as torch.bfloat16."
+        raise RuleError(definition.lowering.sentence(text))
     definition.registration.add(lambda library: torch.library.register_autocast(name, device_type, dtype, lib=library))
 
 
@@ -145,7 +156,7 @@ def register_sharding(op: object, rule: F | None = None) -> Any:
 
     Raises:
         UnknownOpError: magi-opschema registered no such op.
-        RuleError: at a call, if placements do not fit the signature.
+        RuleError: *rule* does not take these arguments; at a call, if placements do not fit the signature.
     """
     if rule is None:
         return lambda decorated: register_sharding(op, decorated)
@@ -154,6 +165,7 @@ def register_sharding(op: object, rule: F | None = None) -> Any:
     from ._bridge import Bridge
 
     definition = op_def(op)
+    check_callable(definition.lowering, "rule", rule, definition.lowering.signature.parameters, error=RuleError)
     bridge = Bridge(definition.lowering)
     is_single = isinstance(definition.lowering.returns, Leaf)
 

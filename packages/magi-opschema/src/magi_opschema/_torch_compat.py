@@ -267,7 +267,7 @@ def reserved_part(namespace: str, op: str) -> str:
     refuses or that are attributes of torch.ops, and attributes that every torch.ops.namespace has.
     """
     words = {*keyword.kwlist, "Ellipsis", "NoneType"}
-    if namespace in {*words, "prim"} or type(getattr(torch.ops, namespace)) is not torch._ops._OpNamespace:
+    if namespace in {*words, "prim", "_"} or type(getattr(torch.ops, namespace)) is not torch._ops._OpNamespace:
         return namespace
     if op in {*words, "__origin__"} or hasattr(torch._ops._OpNamespace, op):
         return op
