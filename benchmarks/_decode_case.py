@@ -16,13 +16,13 @@ from torch import Tensor
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 ARMS = ("eager", "stock_static", "stock_dynamic", "stock_no_coalesce", "magi", "magi_tuned")
 WARM_UPS, REPEATS = 2, 9
 QUEUED_SECONDS, MOST_QUEUED = 0.25, 20
-COMPILED = "COMPILED"
+READY, REPEAT = "READY", "repeat"
 Row = dict[str, Any]
 
 
@@ -93,11 +93,9 @@ class Case:
         self.wait()
         return (time.perf_counter() - start) / calls
 
-    def timed(self, run: Callable[[Tensor], Tensor]) -> tuple[list[float], list[float]]:
-        """The times of calls alone, and of calls in a queue."""
-        alone = [self.seconds(run) for _ in range(WARM_UPS + REPEATS)][WARM_UPS:]
-        calls = min(MOST_QUEUED, max(1, round(QUEUED_SECONDS / statistics.median(alone))))
-        return alone, [self.seconds(run, calls) for _ in range(1 + REPEATS)][1:]
+    def calls_in_a_queue(self, seconds_alone: float) -> int:
+        """Enough calls that waiting for the first launch does not count."""
+        return min(MOST_QUEUED, max(1, round(QUEUED_SECONDS / seconds_alone)))
 
 
 def kind_of_kernel(name: str) -> str:
@@ -195,14 +193,17 @@ def measure(model: str, size: str, arm: str, *, smoke: bool, beside: int) -> lis
             rows.append(row)
         case.make_room()
         # Nothing else may compile or run while this process measures: the parent says when.
-        print(COMPILED, flush=True)
-        sys.stdin.readline()
+        commands = ready_for_commands()
+        next(commands)
         out = run(case.x)
         reference = case.model(case.x)
         error = ((out.float() - reference.float()).norm() / reference.float().norm()).item()
         del out, reference
         case.make_room()
-        alone, seconds = case.timed(run)
+        alone = [case.seconds(run) for _ in range(WARM_UPS + REPEATS)][WARM_UPS:]
+        calls = case.calls_in_a_queue(statistics.median(alone))
+        case.seconds(run, calls)
+        seconds = [case.seconds(run, calls) for _ in commands]
         peak = torch.cuda.max_memory_allocated() if case.device == "cuda" else None
         by_kind, launches = profile(case, run)
         row = {**base, "case": name, "seconds": seconds, "alone_seconds": alone}
@@ -212,6 +213,16 @@ def measure(model: str, size: str, arm: str, *, smoke: bool, beside: int) -> lis
             done, ceiling = work(case), ceilings(case.device)
             row |= {"work": done, "ceilings": ceiling, "floor_seconds": floor_seconds(done, ceiling)}
     return [row, *rows]
+
+
+def ready_for_commands() -> Iterator[str]:
+    """The parent's commands to repeat; before each this process says that it waits."""
+    print(READY, flush=True)
+    for line in sys.stdin:
+        if line.strip() != REPEAT:
+            break
+        yield line
+        print(READY, flush=True)
 
 
 def pass_lines() -> list[str]:

@@ -4,10 +4,10 @@
     python benchmarks/dynamic_decode.py --model wan --size 540p --arms stock_dynamic,magi --out DIR
     python benchmarks/dynamic_decode.py --merge DIR
 
-Each (model, size, arm) is one process with caches of its own. They compile and measure one after the other; with
-``--together`` they compile at the same time, then measure one after the other, and the rows of compile times say beside
-how many others. ``--merge`` joins the parts into results/dynamic_decode.json and .md. ``--smoke`` runs tiny models on
-the CPU.
+Each (model, size, arm) is one process with caches of its own. They compile and measure one after the other. With
+``--together`` they compile at the same time, and the rows of compile times say beside how many others; then the arms of
+each case measure in turn, once each a round. ``--merge`` joins the parts into results/dynamic_decode.json and .md.
+``--smoke`` runs tiny models on the CPU.
 A time is that of a call among enough queued ones to fill a quarter of a second, at most 20, as a decoder of many chunks
 runs them: the device waits for no launch. The time of a call on an idle device stands beside it as ``alone_seconds``.
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import os
 import statistics
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from _decode_case import ARMS, COMPILED, Row, measure
+from _decode_case import ARMS, READY, REPEAT, REPEATS, Row, measure
 from _decoders import MODELS
 from _ratios import ratios
 
@@ -60,21 +61,32 @@ def file_name(case: Sequence[str]) -> str:
     return "_".join(case).replace(":", "_")
 
 
-def until_compiled(process: subprocess.Popen[str]) -> str:
+def until_ready(process: subprocess.Popen[str]) -> str:
     """What the process says until it waits, or ends."""
     assert process.stdout is not None
     said = []
     for line in process.stdout:
-        if line.strip() == COMPILED:
+        if line.strip() == READY:
             break
         said.append(line)
     return "".join(said)
 
 
+def repeat(process: subprocess.Popen[str]) -> str:
+    """Have the process measure once more, and return what it says meanwhile; nothing when it has ended."""
+    assert process.stdin is not None
+    try:
+        process.stdin.write(f"{REPEAT}\n")
+        process.stdin.flush()
+    except BrokenPipeError:
+        return ""
+    return until_ready(process)
+
+
 def finish(process: subprocess.Popen[str], said: str, case: Sequence[str]) -> list[Row]:
-    """The rows that a process measures now; a row with the reason when it failed, for example for want of memory."""
+    """The rows of a process; a row with the reason when it failed, for example for want of memory."""
     model, size, arm = case
-    said += process.communicate("measure\n" if process.poll() is None else None)[0]
+    said += process.communicate("report\n")[0]
     lines = [line for line in said.splitlines() if line.startswith("ROWS ")]
     if process.returncode == 0 and lines:
         return list(json.loads(lines[-1].removeprefix("ROWS ")))
@@ -92,13 +104,18 @@ def run_all(arguments: argparse.Namespace) -> None:
     commit = arguments.commit or head()
     rows: list[Row] = []
     for batch in [cases] if arguments.together else [[case] for case in cases]:
-        processes = [start(case, arguments, len(batch) - 1) for case in batch]
-        said = [until_compiled(process) for process in processes]
-        for case, process, text in zip(batch, processes, said, strict=True):
-            found = [row | {"commit": commit} for row in finish(process, text, case)]
-            (Path(arguments.out) / f"{file_name(case)}.json").write_text(json.dumps(found, indent=1))
-            print(*table(found)[2:], sep="\n", flush=True)
-            rows += found
+        started = [(case, start(case, arguments, len(batch) - 1)) for case in batch]
+        said = {case: until_ready(process) for case, process in started}
+        for _, arms in itertools.groupby(started, key=lambda pair: pair[0][:2]):
+            in_turn = list(arms)
+            # The first command makes a process ready to measure.
+            for _, (case, process) in itertools.product(range(1 + REPEATS), in_turn):
+                said[case] += repeat(process)
+            for case, process in in_turn:
+                found = [row | {"commit": commit} for row in finish(process, said[case], case)]
+                (Path(arguments.out) / f"{file_name(case)}.json").write_text(json.dumps(found, indent=1))
+                print(*table(found)[2:], sep="\n", flush=True)
+                rows += found
     print("", *table(rows), "", json.dumps(ratios(NAME, rows), indent=1), sep="\n")
 
 
