@@ -76,8 +76,8 @@ def repeat(process: subprocess.Popen[str]) -> str:
     """Have the process measure once more, and return what it says meanwhile; nothing when it has ended."""
     assert process.stdin is not None
     try:
-        process.stdin.write(f"{REPEAT}\n")
-        process.stdin.flush()
+        # Past Python's buffer, which would complain again when it is closed.
+        os.write(process.stdin.fileno(), f"{REPEAT}\n".encode())
     except BrokenPipeError:
         return ""
     return until_ready(process)
