@@ -2,7 +2,8 @@
 """Keep docs/compatibility.json and the table of docs/compatibility.md: what each suite gave on each torch release.
 
 `nox -s compat` runs it in the environment that the suites ran in, with one JUnit report a suite:
-`python docs/_compatibility.py 2.15.0 magi-opschema.xml magi-passes.xml …`.
+`python docs/_compatibility.py 2.15.0 magi-opschema.xml magi-passes.xml …`. Each suite has the commit that it ran on; a
+suite that is run again alone replaces its own counts, as long as torch, Triton and Python are what they were.
 """
 
 from __future__ import annotations
@@ -70,6 +71,10 @@ def _release(name: str) -> tuple[tuple[int, ...], str]:
     return tuple(map(int, name.partition("-")[0].split("."))), name
 
 
+def _packages_first(suite: tuple[str, Any]) -> tuple[bool, str]:
+    return not suite[0].startswith("magi-"), suite[0]
+
+
 def main(name: str, *reports: str) -> int:
     """Note the reports under *name*, the session's name for a torch release and an interpreter.
 
@@ -78,13 +83,16 @@ def main(name: str, *reports: str) -> int:
     """
     record: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.is_file() else {}
     asked = ["git", "rev-parse", "--short=12", "HEAD"]
-    record[name] = {
+    commit = subprocess.run(asked, cwd=HERE, capture_output=True, text=True, check=True).stdout.strip()
+    versions = {
         "torch": metadata.version("torch").partition("+")[0],
         "triton": metadata.version("triton"),
         "python": platform.python_version(),
-        "commit": subprocess.run(asked, cwd=HERE, capture_output=True, text=True, check=True).stdout.strip(),
-        "suites": {Path(report).stem: counts(Path(report)) for report in reports},
     }
+    earlier = record.get(name, {})
+    kept = earlier["suites"] if versions.items() <= earlier.items() else {}
+    found = {Path(report).stem: {**counts(Path(report)), "commit": commit} for report in reports}
+    record[name] = {**versions, "suites": dict(sorted((kept | found).items(), key=_packages_first))}
     record = dict(sorted(record.items(), key=lambda item: _release(item[0])))
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
     PAGE.write_text(with_table(PAGE.read_text(), record))

@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "compatibility.md"
 FUZZ: dict[str, Any] = json.loads((ROOT / "packages" / "magi-opschema" / "tests" / "fuzz.json").read_text())
 RECORD: dict[str, Any] = json.loads((ROOT / "docs" / "compatibility.json").read_text())
 
-EXAMPLE = {"torch": "2.13.0", "triton": "3.7.1", "python": "3.11.7", "commit": "0", "suites": {}}
+EXAMPLE = {"torch": "2.13.0", "triton": "3.7.1", "python": "3.11.7", "suites": {}}
 
 REPORT = """<?xml version="1.0" encoding="utf-8"?>
 <testsuites><testsuite name="pytest">
@@ -70,12 +70,39 @@ def test_a_report_is_noted_in_the_record_and_on_the_page(
 
     noted = json.loads(record.read_text())
     assert list(noted) == ["2.9.0", "2.13.0", "2.13.0-py3.13"]
-    assert noted["2.9.0"]["suites"] == {"magi-passes": {"passed": 2, "skipped": 1, "xfailed": 1, "failed": 2}}
+    (suite,) = noted["2.9.0"]["suites"].items()
+    assert suite[0] == "magi-passes"
+    assert len(suite[1].pop("commit")) == 12
+    assert suite[1] == {"passed": 2, "skipped": 1, "xfailed": 1, "failed": 2}
     text = page.read_text()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "old" not in text
     assert text.count("2 passed, 1 skipped, 1 xfailed, 2 failed") == 3
+
+
+def test_a_suite_that_is_run_again_replaces_its_own_counts(
+    compatibility: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"{compatibility.BEGIN}{compatibility.END}")
+    monkeypatch.setattr(compatibility, "RECORD", tmp_path / "record.json")
+    monkeypatch.setattr(compatibility, "PAGE", page)
+    reports = [tmp_path / "end-to-end.xml", tmp_path / "magi-passes.xml"]
+    for report in reports:
+        report.write_text(REPORT)
+    assert compatibility.main("2.9.0", *map(str, reports)) == 4
+    reports[1].write_text(REPORT.replace("<failure", "<system-out").replace("</failure", "</system-out"))
+    assert compatibility.main("2.9.0", str(reports[1])) == 3
+
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert [(name, suite["failed"]) for name, suite in record["2.9.0"]["suites"].items()] == [
+        ("magi-passes", 1),
+        ("end-to-end", 2),
+    ]
+    record["2.9.0"]["python"] = "3.10.0"
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    assert compatibility.main("2.9.0", str(reports[1])) == 1, "of another environment nothing is kept"
 
 
 def test_what_is_on_record_is_whole_and_green() -> None:
@@ -87,6 +114,7 @@ def test_what_is_on_record_is_whole_and_green() -> None:
         for suite in row["suites"].values():
             assert suite["failed"] == 0
             assert suite["passed"] > 0
+            assert len(suite["commit"]) == 12
 
 
 def test_the_page_shows_the_record(compatibility: Any) -> None:

@@ -117,8 +117,10 @@ def test_as_the_plain_body(ns: str, mode: str, backend: str, dynamic: bool) -> N
                     torch.autograd.grad(output.square().sum(), tensors),
                     torch.autograd.grad(expected.square().sum(), tensors, retain_graph=True),
                 )
-    assert len(graphs) == (1 if dynamic else 3)
-    targets = [node.target for node in graphs[0].graph.nodes]
+    # Up to torch 2.11 the float of the record is a symbol first, which AOTAutograd gives up, and Dynamo starts anew.
+    attempts = int(dynamic and backend != "eager" and torch.__version__.startswith(("2.10.", "2.11.")))
+    assert len(graphs) == attempts + (1 if dynamic else 3)
+    targets = [node.target for node in graphs[-1].graph.nodes]
     assert targets.count(op_def(apply).torch_op) == 2
 
 

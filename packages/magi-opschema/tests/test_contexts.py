@@ -148,6 +148,7 @@ def lambda_named_other(x: Tensor) -> Tensor:
 lambda_named_other.__name__ = "other"
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events at the end of each cycle")  # torch 2.10
 def test_profiler_sees_the_op(ns: str) -> None:
     apply = make_op(ns)
     with torch.profiler.profile() as profile:

@@ -19,7 +19,7 @@ from ._fake import FakeSpec, make_fake
 from ._functions import emit_exposed
 from ._lowering import SignatureLowering
 from ._op_def import TORCH_OP_ATTRIBUTE, OpDef, is_known, op_def, remember
-from ._registration import Registration, register, replacing, unregister
+from ._registration import Registration, register, registering, replacing, unregister
 from ._reject import rejections
 from ._signature import lower_signature_in
 from ._source import compile_source
@@ -68,16 +68,17 @@ def define(
     formula = _formula(lowering, setup_context_fn, backward_fn)
     _check_tags(lowering, tags)
     fake = make_fake(lowering, infer_output_meta_fn)
-    with replacing(_replaced(op_name, lowering, override=override)):
-        registration = register(op_name, lowering, fn, fake, formula, tags)
-        try:
-            exposed = _expose(lowering, fn, op_name, registration.torch_op)
-        except BaseException:
-            unregister(registration)
-            raise
-    speak_for_earlier(registration.torch_op)
     marks = frozenset(trait for trait, is_set in traits.items() if is_set)
-    remember(OpDef(op_name, fn, registration.torch_op, exposed, lowering, marks, registration))
+    with registering:
+        with replacing(_replaced(op_name, lowering, override=override)):
+            registration = register(op_name, lowering, fn, fake, formula, tags)
+            try:
+                exposed = _expose(lowering, fn, op_name, registration.torch_op)
+            except BaseException:
+                unregister(registration)
+                raise
+        speak_for_earlier(registration.torch_op)
+        remember(OpDef(op_name, fn, registration.torch_op, exposed, lowering, marks, registration))
     return exposed
 
 

@@ -31,7 +31,8 @@ from ._vmap import VmapRule, vmap_by_loop
 from .errors import RuleError
 
 
-_lock = threading.RLock()
+registering = threading.RLock()
+"""Held from the question whether a name is free until its op is known."""
 Step: TypeAlias = Callable[[torch.library.Library], None]
 
 
@@ -82,7 +83,7 @@ def register(
     def define(library: torch.library.Library) -> None:
         library.define(schema, tags=all_tags)
 
-    with _lock:
+    with registering:
         library = torch.library.Library(namespace, "FRAGMENT")
         try:
             define(library)
@@ -112,7 +113,7 @@ def _impl(op_name: str, kernel: Callable[..., Any], key: str) -> Step:
 
 def unregister(registration: Registration) -> None:
     """Take an op out of torch, so that its name is free again. Its OpOverload stays safe to call."""
-    with _lock:
+    with registering:
         keep_entry(registration.torch_op)
         destroy(registration.library)
 
@@ -123,7 +124,7 @@ def replacing(earlier: Registration | None) -> Iterator[None]:
     if earlier is None:
         yield
         return
-    with _lock:
+    with registering:
         unregister(earlier)
         try:
             yield

@@ -115,8 +115,8 @@ def test_factories_take_their_options_from_out() -> None:
 def test_arguments_that_fit_nothing_are_told() -> None:
     x = torch.ones(2)
 
-    with pytest.raises(TypeError, match=r"no form of max takes \(Tensor, str\); there are max\(input, dim, keepdim="):
-        aten.max(x, "a")  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"no form of max takes \(Tensor, float\); there are max\(input, dim, keepdim="):
+        aten.max(x, 1.5)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match=r"aten::linalg_pinv takes no atol"):
         aten.linalg.pinv(torch.eye(2), 0.1, atol=0.1)  # type: ignore[call-overload]
     with pytest.raises(UnknownOpError, match=r"has no operator 'sofmax'; did you mean 'softmax'\?"):

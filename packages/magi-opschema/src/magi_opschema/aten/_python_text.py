@@ -30,6 +30,7 @@ _ANNOTATIONS = {
 }
 
 _RUNTIME_KINDS = {
+    "Dimname": "STR",  # up to torch 2.12
     "Scalar": "NUMBER",
     "ScalarType": "DTYPE",
     "SymInt": "INT",
