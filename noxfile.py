@@ -51,7 +51,7 @@ COMPAT = {
     "2.15.0": "3.11",
 }
 # The interpreter of Triton 3.6, which torch 2.10 and 2.11 name, takes an array of one element for a number.
-OLD_NUMPY = {"2.10.0": "numpy<2.5", "2.11.0": "numpy<2.5"}
+OLD_NUMPY = {"2.10.0": "numpy<2.4", "2.11.0": "numpy<2.4"}
 
 _PATTERN = "packages/magi-tritonwrap/tests/test_gpu.py::test_pattern_under_inductor"
 _PATTERNS = ("module_level", "helper_of_helper", "autotune_two_configs", "heuristics_alone", "run_method")
