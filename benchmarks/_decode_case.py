@@ -189,7 +189,8 @@ def measure(model: str, size: str, arm: str, *, smoke: bool, beside: int) -> lis
         if arm != "eager":
             # The first compilation of a process also starts the compiler's workers.
             torch.compile(lambda x: x + 1)(torch.ones(8, device=case.device))
-            row: Row = {**base, "case": f"{name}_compile", "seconds": [case.seconds(run)], "compiled_beside": beside}
+            compile_case = f"{name}_compile_together" if beside else f"{name}_compile"
+            row: Row = {**base, "case": compile_case, "seconds": [case.seconds(run)], "compiled_beside": beside}
             rows.append(row)
         case.make_room()
         # Nothing else may compile or run while this process measures: the parent says when.

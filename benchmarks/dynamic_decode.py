@@ -27,11 +27,11 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from _decode_case import ARMS, READY, REPEAT, REPEATS, Row, measure
-from _decoders import MODELS
+from _decoders import MODELS, SIZES
 from _ratios import ratios
 
 
@@ -130,22 +130,20 @@ def table(rows: Iterable[Row]) -> list[str]:
     """A Markdown table, one line per row."""
     lines = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
     rows = list(rows)
-    compiled = {
-        (row["case"].removesuffix("_compile"), row["arm"], row["torch"]): row["seconds"][0]
-        for row in rows
-        if row["case"].endswith("_compile")
-    }
+    # A compilation alone says more than one beside others, so it comes last and wins.
+    compilations = sorted((row for row in rows if "_compile" in row["case"]), key=lambda row: -row["compiled_beside"])
+    compiled = {(row["case"].partition("_compile")[0], row["arm"], row["torch"]): row for row in compilations}
     floors = {row["case"]: row["floor_seconds"] for row in rows if row.get("floor_seconds")}
     for row in rows:
-        if not row["case"].endswith("_compile"):
-            compile_seconds = compiled.get((row["case"], row["arm"], row["torch"]))
-            cells = [row["case"], row["arm"], row["torch"], *_measured(row, floors.get(row["case"]), compile_seconds)]
+        if "_compile" not in row["case"]:
+            key = row["case"], row["arm"], row["torch"]
+            cells = [*key, *_measured(row, floors.get(row["case"]), compiled.get(key))]
             lines.append("| " + " | ".join(cells) + " |")
             lines += [f"|  | {line} |" + " |" * 9 for line in row.get("passes", ()) if row["arm"].startswith("magi")]
     return lines
 
 
-def _measured(row: Row, floor: float | None, compile_seconds: float | None) -> list[str]:
+def _measured(row: Row, floor: float | None, compilation: Row | None) -> list[str]:
     if not row["seconds"]:
         return [row["reason"], *[""] * 7]
     median = statistics.median(row["seconds"])
@@ -155,7 +153,7 @@ def _measured(row: Row, floor: float | None, compile_seconds: float | None) -> l
         f"{1e3 * median:.3f}",
         f"{1e3 * statistics.median(alone):.3f}" if alone else "",
         f"{median / floor:.2f}" if floor else "",
-        f"{compile_seconds:.1f}" if compile_seconds else "",
+        f"{compilation['seconds'][0]:.1f}{' together' * bool(compilation['compiled_beside'])}" if compilation else "",
         " / ".join(f"{ms:.2f}" for ms in kinds) if row["seconds_by_kind"] else "",
         str(sum(row["launches"].values())) if row["launches"] else "",
         f"{row['peak_bytes'] / 2**30:.2f}" if row["peak_bytes"] else "",
@@ -170,11 +168,8 @@ def merge(folder: Path) -> None:
     earlier = json.loads(target.read_text())["rows"] if target.exists() else []
     parts = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     for row in (*earlier, *(row for part in parts for row in part)):
-        key = row["case"], row["arm"], row["torch"]
-        # A compilation alone says more than one beside others.
-        if row.get("compiled_beside", 0) <= rows.get(key, row).get("compiled_beside", 0):
-            rows[key] = row
-    merged = list(rows.values())
+        rows[row["case"], row["arm"], row["torch"]] = row
+    merged = sorted(rows.values(), key=_place)
     result = {
         "name": NAME,
         "commit": Counter(row["commit"] for row in merged).most_common(1)[0][0],
@@ -189,6 +184,12 @@ def merge(folder: Path) -> None:
     lines += [f"| {key} | {value:.3f} |" for key, value in result["ratios"].items()]
     (RESULTS / f"{NAME}.md").write_text("\n".join(lines) + "\n")
     print(*lines, sep="\n")
+
+
+def _place(row: Row) -> tuple[Any, ...]:
+    """Where a row stands in the results: by model, size, what is measured, release and arm."""
+    model, size, *compiled = row["case"].split("_")
+    return MODELS.index(model), list(SIZES).index(size), compiled, row["torch"], ARMS.index(row["arm"])
 
 
 def main(argv: Sequence[str] | None = None) -> None:

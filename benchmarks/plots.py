@@ -40,10 +40,10 @@ def names() -> list[str]:
 
 
 def panels(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """The rows of each case that was measured, in the order of the file."""
+    """The rows of each case that was measured, in the order of the file; not compilations beside many others."""
     cases: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
-        if row["seconds"]:
+        if row["seconds"] and not row.get("compiled_beside"):
             cases.setdefault(row["case"], []).append(row)
     return {case: found for case, found in cases.items() if len(found) > 1}
 
@@ -51,6 +51,12 @@ def panels(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any
 def unit_for(seconds: float) -> tuple[float, str]:
     """The factor and the name of the largest unit in which *seconds* is at least one."""
     return next((unit for unit in UNITS if seconds * unit[0] >= 1), UNITS[-1])
+
+
+def labels(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The arms, with the release of torch where there are several."""
+    releases = {row["torch"] for row in rows}
+    return [row["arm"] if len(releases) == 1 else f"{row['arm']}, {row['torch'].partition('+')[0]}" for row in rows]
 
 
 def draw_panel(axes: Axes, case: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -72,7 +78,7 @@ def draw_panel(axes: Axes, case: str, rows: Sequence[Mapping[str, Any]]) -> None
             va="center",
             fontsize=8,
         )
-    axes.set_yticks(range(len(rows)), [row["arm"] for row in rows], fontsize=8)
+    axes.set_yticks(range(len(rows)), labels(rows), fontsize=8)
     axes.invert_yaxis()
     axes.margins(x=0.28)
     axes.set_xticks([])
