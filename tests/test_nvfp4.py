@@ -13,6 +13,8 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import _ptx
+import numpy as np
 import pytest
 import torch
 from magi_opschema import opcheck, register_object
@@ -295,6 +297,28 @@ def test_triton_moe_under_the_interpreter() -> None:
     print("equal")
     """
     assert interpret(script).strip() == "equal"
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-8, 1.0, 1e4, 1e30])
+def test_the_packed_arithmetic_of_a_block(size: float) -> None:
+    """The assembly of the kernel for one row in bfloat16, by another program than a GPU."""
+    import nvfp4._packed_gemv as kernels
+
+    torch.manual_seed(0)
+    for _ in range(40):
+        x = (torch.randn(16) * torch.logspace(-4, 0, 16)[torch.randperm(16)] * size).bfloat16()
+        codes = torch.randint(16, (16,))
+        pairs = [
+            np.uint32(low & 0xFFFF | (high & 0xFFFF) << 16) for low, high in x.view(torch.int16).view(8, 2).tolist()
+        ]
+        word = np.uint64(sum(code << 4 * place for place, code in enumerate(codes.tolist())))
+
+        *halves, unit = _ptx.run(kernels.HALVES_OF_A_BLOCK.value, outputs=9, inputs=pairs)
+        (dot,) = _ptx.run(kernels.DOT_OF_A_BLOCK.value, outputs=1, inputs=[word, *halves])
+
+        found = float(dot.view(np.float32)) * float(unit.view(np.float32))
+        products = x.double() * torch.tensor(VALUES, dtype=torch.float64)[codes]
+        assert abs(found - float(products.sum())) <= 2e-3 * float(products.abs().sum())
 
 
 @pytest.mark.slow
