@@ -8,9 +8,11 @@ import statistics
 import sys
 import time
 from collections import Counter
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
+from _ceilings import measure_ceilings
 from _decoders import build, input_shape
 from torch import Tensor
 
@@ -152,32 +154,6 @@ def work(case: Case) -> dict[str, float]:
     return {"flops": float(counter.get_total_flops()), "bytes": float(traffic[0])}
 
 
-def ceilings(device: str) -> dict[str, float]:
-    """What the device reaches: FLOP/s of a large bf16 product, bytes/s of a large copy."""
-    if device != "cuda":
-        return {}
-    a, big = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16), torch.empty(2**30, device=device)
-
-    def best(run: Callable[[], object]) -> float:
-        times = []
-        for _ in range(8):
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            run()
-            torch.cuda.synchronize()
-            times.append(time.perf_counter() - start)
-        return min(times)
-
-    return {"flops_per_second": 2 * 8192**3 / best(lambda: a @ a), "bytes_per_second": 2**33 / best(big.clone)}
-
-
-def floor_seconds(done: dict[str, float], ceiling: dict[str, float]) -> float | None:
-    """What no version can beat: the arithmetic at the ceiling, or the bytes at the ceiling, whichever is more."""
-    if not ceiling:
-        return None
-    return max(done["flops"] / ceiling["flops_per_second"], done["bytes"] / ceiling["bytes_per_second"])
-
-
 def measure(model: str, size: str, arm: str, *, smoke: bool, beside: int) -> list[Row]:
     """Run one case in this process. Rows: one for the run time, one for the compile time of compiled arms."""
     case = Case(model, size, arm, smoke=smoke)
@@ -211,8 +187,13 @@ def measure(model: str, size: str, arm: str, *, smoke: bool, beside: int) -> lis
         row |= {"relative_error": error, "peak_bytes": peak}
         row |= {"seconds_by_kind": by_kind, "launches": launches, "passes": pass_lines()}
         if arm == "eager":
-            done, ceiling = work(case), ceilings(case.device)
-            row |= {"work": done, "ceilings": ceiling, "floor_seconds": floor_seconds(done, ceiling)}
+            row["work"] = done = work(case)
+            if case.device == "cuda":
+                ceilings = measure_ceilings()
+                row |= {
+                    "ceilings": asdict(ceilings),
+                    "floor_seconds": ceilings.floor_seconds(done["flops"], done["bytes"]),
+                }
     return [row, *rows]
 
 

@@ -42,6 +42,8 @@ RATIOS: dict[str, dict[str, tuple[Measured, Measured]]] = {
         ),
         "large_vs_opaque": (("see_through", "large"), ("opaque", "large")),
         "epilogue_vs_see_through": (("epilogue", "modulated"), ("see_through", "modulated")),
+        "launch_bound_vs_floor": (("see_through", "launch_bound"), ("floor", "launch_bound")),
+        "large_vs_floor": (("see_through", "large"), ("floor", "large")),
     },
 }
 
@@ -101,28 +103,23 @@ def _recompute(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _dynamic_decode(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Every arm of magi over stock. Rows of other torch releases than 2.11 give keys that end in `_torch213`."""
-    medians: dict[tuple[str, str, str], float] = {}
-    for row in rows:
-        if row["seconds"]:
-            release = "".join(row["torch"].split(".")[:2])
-            suffix = "" if release == "211" else f"_torch{release}"
-            medians[row["case"], row["arm"], suffix] = statistics.median(row["seconds"])
+    """Every arm of magi over stock."""
+    medians = {(row["case"], row["arm"]): statistics.median(row["seconds"]) for row in rows if row["seconds"]}
     found: dict[str, float] = {}
-    for (case, arm, suffix), mine in sorted(medians.items()):
+    for (case, arm), mine in sorted(medians.items()):
         if arm not in {"magi", "magi_tuned"}:
             continue
         model_and_size, compiled, _ = case.partition("_compile")
         name = model_and_size + "_tuned" * (arm == "magi_tuned")
         for stock in ("stock_dynamic", "stock_static"):
-            theirs = medians.get((case, stock, suffix))
+            theirs = medians.get((case, stock))
             if theirs is None:
                 continue
             if not compiled:
-                found[f"{name}_vs_{stock}_speedup{suffix}"] = theirs / mine
+                found[f"{name}_vs_{stock}_speedup"] = theirs / mine
             elif stock == "stock_dynamic":
                 # Compilations alone sort before those of all arms together, and stay.
-                found.setdefault(f"{name}_compile_vs_stock{suffix}", mine / theirs)
+                found.setdefault(f"{name}_compile_vs_stock", mine / theirs)
     return found
 
 
@@ -135,7 +132,21 @@ FROM_ROWS: dict[str, Callable[[Sequence[Mapping[str, Any]]], dict[str, float]]] 
 
 
 def ratios(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The ratios of benchmark *name* whose two sides are among *rows*."""
+    """The ratios of benchmark *name* whose two sides are among *rows*, within each release of torch.
+
+    The keys of every release but the oldest end in it: ``large_vs_opaque_torch213``.
+    """
+    by_release: dict[tuple[int, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        by_release.setdefault(tuple(map(int, row["torch"].split(".")[:2])), []).append(row)
+    found: dict[str, float] = {}
+    for place, (release, those) in enumerate(sorted(by_release.items())):
+        suffix = f"_torch{''.join(map(str, release))}" if place else ""
+        found |= {f"{key}{suffix}": value for key, value in _of_a_release(name, those).items()}
+    return found
+
+
+def _of_a_release(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     if name in FROM_ROWS:
         return FROM_ROWS[name](rows)
     medians = {(row["arm"], row["case"]): statistics.median(row["seconds"]) for row in rows}

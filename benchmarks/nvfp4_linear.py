@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from _ceilings import measure_ceilings
 from _results import Row, rows_of, write
 from torch import Tensor
 from torch.nn import functional
@@ -95,18 +96,10 @@ def seconds(run: Callable[[], object], arm: Arm) -> float:
     return milliseconds / 1e3 / REPLAYS / arm.weights
 
 
-def bytes_a_second() -> float:
-    """What this device reads and writes when it copies one gibibyte; the best of several."""
-    source = torch.empty(2**30, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    copy = Arm(list, 1, 0)
-    return 2 * source.nbytes / min(seconds(lambda: target.copy_(source), copy) for _ in range(5))
-
-
 def measure() -> list[Row]:
     """Both arms in turn, with and without the graph, and the floors."""
     x = torch.randn(1, SIZE, device="cuda", dtype=torch.bfloat16)
-    speed = bytes_a_second()
+    speed = measure_ceilings().bytes_per_second
     arms = {"bf16": bf16_arm(x), "nvfp4": nvfp4_arm(x)}
     rows: list[Row] = []
     for case, runs in (

@@ -28,7 +28,8 @@ import magi_tritonwrap
 import torch
 import triton
 import triton.language as tl
-from _results import measure_paired, rows_of, write
+from _ceilings import measure_ceilings
+from _results import measure_paired, rows_of, rows_written, write
 from torch import Tensor, nn
 from torch.library import wrap_triton
 
@@ -150,6 +151,16 @@ class Case:
     modulated: bool
     calls: int
     repeats: int
+
+    @property
+    def flops(self) -> int:
+        """Of the linears, up to twice the width and down again."""
+        return 6 * self.layers * self.tokens * self.width**2
+
+    @property
+    def bytes(self) -> int:
+        """What the linears read and write, weights once a call, in bfloat16."""
+        return 2 * self.layers * (3 * self.width**2 + 5 * self.tokens * self.width)
 
 
 CASES = (
@@ -288,6 +299,11 @@ def main() -> int:
     if check:
         sys.stdout.write("every arm computes the same\n")
         return 0
+    ceilings = measure_ceilings()
+    for case in CASES:
+        rows += rows_of(case.name, {"floor": [ceilings.floor_seconds(case.flops, case.bytes)]})
+    others = [row for row in rows_written("see_through") if row.torch != torch.__version__]
+    rows = sorted([*others, *rows], key=lambda row: row.torch)
     write("see_through", rows, note="Seconds for one call of the 32-layer stack, compiled, bf16, no CUDA graphs.")
     return 0
 
