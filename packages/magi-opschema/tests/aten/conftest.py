@@ -58,7 +58,7 @@ def _delegate(
     """
     from magi_opschema.aten._cells import cell_of
     from magi_opschema.aten._kernels import _form, out_names
-    from magi_opschema.aten._route import python_names
+    from magi_opschema.aten._serve import python_names
 
     cell = cell_of(base)
     pair = next(pair for pair in cell.pairs if pair.leading == leading)

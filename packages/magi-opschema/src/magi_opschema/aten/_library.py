@@ -16,7 +16,8 @@ import torch
 
 from ._kernels import Kernel, out_names
 from ._names import python_name
-from ._route import mark_written, options_of_out, python_names, run_kernel, select, tensors_in
+from ._registry import chosen_in_graph, kernels_of
+from ._serve import mark_written, options_of_out, python_names, run_kernel, select, tensors_in
 from ._torch_compat import (
     DispatchKeySet,
     OpOverload,
@@ -109,8 +110,6 @@ def _nothing(function: Callable[..., Any]) -> Callable[..., None]:
 
 
 def _run(form: _Form) -> Callable[..., Any]:
-    from ._slots import chosen_in_graph
-
     options = options_of_out(form.cell, form.pair)
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -132,8 +131,6 @@ def _no_alias(form: _Form, result: Any) -> Any:
 
 
 def _autograd(form: _Form, op: OpOverload) -> Callable[..., Any]:
-    from ._slots import chosen_in_graph
-
     def autograd(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         if not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(args, kwargs))):
             with below_autograd():
@@ -222,8 +219,6 @@ def kernel_op(cell: Cell, pair: Pair, kernel: Kernel) -> OpOverload:
 
 
 def _serving(cell: Cell, pair: Pair) -> tuple[Kernel, ...]:
-    from ._slots import kernels_of
-
     return tuple(kernel for kernel in kernels_of(cell) if pair.leading in kernel.serves)
 
 

@@ -17,8 +17,11 @@ from torch.nn import Parameter
 
 from ._cells import Namespace
 from ._kernels import Kernel, out_names
+from ._library import library_op
 from ._names import python_name
 from ._out import fits, write_out
+from ._registry import kernels_of
+from ._serve import mark_written, options_of_out, python_names, run_kernel, select, tensors_in
 from ._torch_compat import arguments, bump_version, dispatcher_callable, is_traced_tensor, plain_dispatch
 
 
@@ -35,8 +38,6 @@ _NONE_GIVEN: dict[str, Any] = {}
 
 def traced_namespace(cell: Cell, chosen: int | None) -> Namespace:
     """Library operators for the variants that have kernels, ATen's overloads for the others."""
-    from ._library import library_op
-
     callables: dict[str, Callable[..., Any]] = {python_name(name): op for name, op in cell.overloads.items()}
     for pair in _served_pairs(cell):
         for name in (pair.functional, pair.out):
@@ -63,82 +64,7 @@ def eager_namespace(cell: Cell, kernels: tuple[Kernel, ...], chosen: Callable[[]
     return Namespace(callables)
 
 
-def select(
-    kernels: tuple[Kernel, ...], chosen: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Kernel | None:
-    """The kernel that serves a call in which no input needs a gradient; None for ATen."""
-    for kernel in kernels:
-        if chosen is not None and kernel.slot != chosen:
-            continue
-        if kernel.unconditional or _supports(kernel, args, kwargs):
-            return kernel
-    return None
-
-
-def _supports(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    tensors = tensors_in(args, kwargs)
-    if kernel.devices is not None:
-        devices = {t.device.type for t in tensors} or {_factory_device(kwargs)}
-        if not devices <= kernel.devices:
-            return False
-    if kernel.dtypes is not None:
-        dtype = tensors[0].dtype if tensors else _factory_dtype(kwargs)
-        if dtype not in kernel.dtypes:
-            return False
-    return kernel.supports is None or bool(kernel.supports(*args, **kwargs))
-
-
-def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """The tensors among the arguments, those in lists too."""
-    found = []
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += [item for item in value if isinstance(item, Tensor)]
-    return found
-
-
-def python_names(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Keywords of a schema as a kernel knows them."""
-    return {"input" if name == "self" else python_name(name): value for name, value in kwargs.items()}
-
-
-def options_of_out(cell: Cell, pair: Pair) -> tuple[str, ...]:
-    """What a factory's functional form asks for and `out=` already has."""
-    if pair.functional is None or pair.out is None:
-        return ()
-    known = {argument.name for argument in arguments(cell.overloads[pair.out])}
-    asked = {argument.name for argument in arguments(cell.overloads[pair.functional])}
-    return tuple(name for name in ("dtype", "layout", "device") if name in asked - known)
-
-
-def run_kernel(
-    kernel: Kernel,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    outs: tuple[Tensor, ...] | None,
-    options: tuple[str, ...] = (),
-    *,
-    otherwise: Callable[[], Any],
-) -> Any:
-    """Call a kernel; with *outs*, let its results end up there, made with the *options* of the first out.
-
-    A result that does not fit an out is ATen's to refuse, or to compute in the dtype of the out: `otherwise` calls it.
-    """
-    if outs is None:
-        return kernel.fn(*args, **kwargs)
-    out: Any = outs[0] if len(outs) == 1 else outs
-    if not kernel.takes_out:
-        result = kernel.fn(*args, **kwargs, **{name: getattr(outs[0], name) for name in options})
-        return write_out(result, out) if fits(result, out) else otherwise()
-    kernel.fn(*args, **kwargs, out=out)
-    return out
-
-
 def _served_pairs(cell: Cell) -> list[Pair]:
-    from ._slots import kernels_of
-
     served = frozenset().union(*(kernel.serves for kernel in kernels_of(cell)))
     return [pair for pair in cell.pairs if pair.leading in served]
 
@@ -193,8 +119,6 @@ def _functional_router(
                 return aten(*args, **kwargs) if kernel is None else kernel.fn(*args, **python_names(kwargs))
             if not any_backward:
                 return aten(*args, **kwargs)
-        from ._library import library_op
-
         return library_op(cell, pair, name, chosen())(*args, **kwargs)
 
     def route(*args: Any, **kwargs: Any) -> Any:
@@ -244,8 +168,6 @@ def _out_router(
             inputs = python_names({key: value for key, value in kwargs.items() if key not in names})
             kernel = select(kernels, chosen(), args, inputs)
             return aten(*args, **kwargs) if kernel is None else serve(kernel, args, inputs, kwargs)
-        from ._library import library_op
-
         return library_op(cell, pair, name, chosen())(*args, **kwargs)
 
     def route(*args: Any, **kwargs: Any) -> Any:
@@ -262,22 +184,3 @@ def _out_router(
 
 def _takes_list(cell: Cell, overload: str) -> bool:
     return any(a.is_out and str(a.type) != "Tensor" for a in arguments(cell.overloads[overload]))
-
-
-def mark_written(outs: tuple[Any, ...]) -> None:
-    """Tell autograd that these tensors changed, as an in-place operator of torch does."""
-    for out in outs:
-        if isinstance(out, (list, tuple)):
-            mark_written(tuple(out))
-        else:
-            bump_version(out)
-
-
-def _factory_device(kwargs: dict[str, Any]) -> str:
-    device = kwargs.get("device")
-    return torch.get_default_device().type if device is None else torch.device(device).type
-
-
-def _factory_dtype(kwargs: dict[str, Any]) -> torch.dtype:
-    dtype = kwargs.get("dtype")
-    return dtype if isinstance(dtype, torch.dtype) else torch.get_default_dtype()

@@ -12,18 +12,29 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import os
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
 import torch
 
-from ._cells import Cell, cell_of
+from ._cells import Cell, cell_of, loaded_cells
 from ._kernels import Kernel, served_variants
+from ._load import default_surface
 from ._metadata import ATEN_SLOT
-from ._names import base_name
+from ._names import SUBMODULES, base_name
+from ._registry import (
+    check_active,
+    check_number,
+    chosen_for_all,
+    chosen_here,
+    kernels_of,
+    lock,
+    read_environment,
+    state_of,
+    used_in_this_thread,
+)
+from ._route import eager_namespace, traced_namespace
 from .errors import SlotError
 
 
@@ -36,23 +47,6 @@ class Slot:
 
     number: int
     kernels: tuple[Kernel, ...]
-
-
-class _State:
-    """What users asked of one base."""
-
-    def __init__(self) -> None:
-        self.kernels: list[Kernel] = []
-        self.pinned: int | None = None
-        self.from_environment: int | None = None
-        self.environment_read = False
-        self.used: list[tuple[object, int]] = []
-        """Open `use_slot` contexts of all threads, the latest last."""
-
-
-_states: dict[str, _State] = {}
-_lock = threading.RLock()
-_thread = threading.local()
 
 
 def slots(base: str) -> dict[int, Slot]:
@@ -150,7 +144,7 @@ def register_slot(
         )
     name, only = _split_overload(base)
     cell = _cell(name)
-    _check_number(slot, cell.base, lowest_only=True)
+    check_number(slot, cell.base, lowest_only=True)
     serves, takes_out = served_variants(cell, fn, only or None)
     kernel = Kernel(
         base=cell.base,
@@ -164,8 +158,8 @@ def register_slot(
         backward=backward,
         setup_context=setup_context,
     )
-    with _lock:
-        state = _state(cell)
+    with lock:
+        state = state_of(cell)
         for other in state.kernels:
             if other.slot == slot and other.serves & serves:
                 taken = ", ".join(sorted(other.serves & serves))
@@ -184,10 +178,10 @@ def unregister_slot(base: str, slot: int) -> None:
         SlotError: The slot has none.
     """
     cell = _cell(base)
-    with _lock:
-        state = _state(cell)
-        _check_number(slot, cell.base, lowest_only=True)
-        _check_active(slot, cell)
+    with lock:
+        state = state_of(cell)
+        check_number(slot, cell.base, lowest_only=True)
+        check_active(slot, cell)
         state.kernels = [kernel for kernel in state.kernels if kernel.slot != slot]
         if state.pinned == slot:
             state.pinned = None
@@ -203,11 +197,11 @@ def pin(base: str, slot: int | None) -> None:
         SlotError: The slot has no kernel.
     """
     cell = _cell(base)
-    with _lock:
+    with lock:
         if slot is not None:
-            _check_number(slot, cell.base)
-            _check_active(slot, cell)
-        _state(cell).pinned = slot
+            check_number(slot, cell.base)
+            check_active(slot, cell)
+        state_of(cell).pinned = slot
         _refresh(cell)
 
 
@@ -224,28 +218,22 @@ def use_slot(base: str, slot: int) -> Iterator[None]:
     """
     cell = _cell(base)
     token = object()
-    with _lock:
-        _check_number(slot, cell.base)
-        _check_active(slot, cell)
-        _state(cell).used.append((token, slot))
+    with lock:
+        check_number(slot, cell.base)
+        check_active(slot, cell)
+        state_of(cell).used.append((token, slot))
         _refresh(cell)
-    stack = _thread.__dict__.setdefault(cell.base, [])
+    stack = used_in_this_thread(cell.base)
     stack.append((token, slot))
     try:
         yield
     finally:
         # Not simply the last one: generators close their contexts in any order, and in any thread.
         stack[:] = [entry for entry in stack if entry[0] is not token]
-        with _lock:
-            state = _state(cell)
+        with lock:
+            state = state_of(cell)
             state.used = [entry for entry in state.used if entry[0] is not token]
             _refresh(cell)
-
-
-def kernels_of(cell: Cell) -> list[Kernel]:
-    """The kernels of a base, the lowest slot first."""
-    state = _states.get(cell.base)
-    return state.kernels if state is not None else []
 
 
 def active_cell(base: str, slot: int) -> Cell:
@@ -256,29 +244,9 @@ def active_cell(base: str, slot: int) -> Cell:
         SlotError: The slot has no kernel.
     """
     cell = _cell(base)
-    _check_number(slot, cell.base)
-    _check_active(slot, cell)
+    check_number(slot, cell.base)
+    check_active(slot, cell)
     return cell
-
-
-def chosen_here(cell: Cell) -> int | None:
-    """The slot that this thread's eager calls prefer."""
-    stack = _thread.__dict__.get(cell.base)
-    if stack:
-        return int(stack[-1][1])
-    return _chosen_for_all(_state(cell))
-
-
-def chosen_in_graph(cell: Cell, chosen: int | None) -> int | None:
-    """The slot that a library operator prefers: its own, else that of the environment.
-
-    Every other choice is an operator of its own. The environment may have been unread when the graph was made.
-
-    Raises:
-        SlotError: The environment holds no number of an active slot.
-    """
-    _read_environment(cell)
-    return chosen if chosen is not None else _state(cell).from_environment
 
 
 def settle(cell: Cell) -> None:
@@ -287,39 +255,15 @@ def settle(cell: Cell) -> None:
     Raises:
         SlotError: It holds no number of an active slot.
     """
-    _read_environment(cell)
-    with _lock:
+    read_environment(cell)
+    with lock:
         _refresh(cell)
-
-
-def _read_environment(cell: Cell) -> None:
-    """Read `MAGI_SLOT_<base>`, once."""
-    state = _state(cell)
-    if state.environment_read:
-        return
-    variable = f"MAGI_SLOT_{cell.base}"
-    text = os.environ.get(variable)
-    with _lock:
-        if text is not None:
-            if not text.isdecimal():
-                msg = f"{variable}={text!r} is no slot; give a number from 0 to {ATEN_SLOT}"
-                raise SlotError(msg)
-            _check_number(int(text), cell.base, source=variable)
-            _check_active(int(text), cell, source=variable)
-            state.from_environment = int(text)
-        state.environment_read = True
-
-
-def _chosen_for_all(state: _State) -> int | None:
-    return state.pinned if state.pinned is not None else state.from_environment
 
 
 def _refresh(cell: Cell) -> None:
     """Point the cell at ATen where no kernel can serve, else at the slots."""
-    from ._route import eager_namespace, traced_namespace
-
-    state = _state(cell)
-    latest = state.used[-1][1] if state.used else _chosen_for_all(state)
+    state = state_of(cell)
+    latest = state.used[-1][1] if state.used else chosen_for_all(state)
     aten_only = not state.kernels or latest == ATEN_SLOT
     cell.traced = cell.aten_traced if aten_only else traced_namespace(cell, latest)
     if not state.environment_read:
@@ -327,15 +271,12 @@ def _refresh(cell: Cell) -> None:
     if not state.kernels:
         cell.eager = cell.aten_eager
         return
-    for_all = _chosen_for_all(state)
+    for_all = chosen_for_all(state)
     chosen = functools.partial(chosen_here, cell) if state.used else lambda: for_all
     cell.eager = eager_namespace(cell, tuple(state.kernels), chosen)
 
 
 def _cell(base: str) -> Cell:
-    from ._cells import loaded_cells
-    from ._load import default_surface
-
     if base not in loaded_cells():
         default_surface()
         if base not in loaded_cells():
@@ -345,32 +286,9 @@ def _cell(base: str) -> Cell:
 
 def _split_overload(name: str) -> tuple[str, str]:
     """`mul.Tensor` is `("mul", "Tensor")`, `linalg.norm.out` is `("linalg.norm", "out")`, `linalg.norm` has none."""
-    from ._names import SUBMODULES
-
     dots = 1 + (name.partition(".")[0] in SUBMODULES)
     parts = name.split(".", dots)
     return ".".join(parts[:dots]), parts[dots] if len(parts) > dots else ""
-
-
-def _state(cell: Cell) -> _State:
-    return _states.setdefault(cell.base, _State())
-
-
-def _check_number(slot: object, base: str, *, lowest_only: bool = False, source: str = "") -> None:
-    highest = ATEN_SLOT - 1 if lowest_only else ATEN_SLOT
-    if not isinstance(slot, int) or isinstance(slot, bool) or not 0 <= slot <= highest:
-        what = f"{source}={slot}" if source else f"slot {slot!r} of aten::{base}"
-        aten = f"; {ATEN_SLOT} is ATen itself" if lowest_only else ""
-        msg = f"{what}: slots are numbered 0 to {highest}{aten}"
-        raise SlotError(msg)
-
-
-def _check_active(slot: int, cell: Cell, source: str = "") -> None:
-    active = sorted({kernel.slot for kernel in kernels_of(cell)} | {ATEN_SLOT})
-    if slot not in active:
-        what = f"{source}={slot}: " if source else ""
-        msg = f"{what}slot {slot} of aten::{cell.base} has no kernel; active are {', '.join(map(str, active))}"
-        raise SlotError(msg)
 
 
 def _frozen(values: Iterable[Any] | None, kind: type, name: str) -> frozenset[Any] | None:

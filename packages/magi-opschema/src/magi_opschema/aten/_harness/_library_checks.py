@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from magi_opschema.aten._library import kernel_op, library_op
-from magi_opschema.aten._slots import kernels_of
+from magi_opschema.aten._registry import kernels_of
 from magi_opschema.aten._torch_compat import arguments
 
 from ._compare import flat

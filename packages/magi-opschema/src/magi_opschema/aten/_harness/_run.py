@@ -13,7 +13,7 @@ import torch
 
 from magi_opschema.aten._cells import cell_of
 from magi_opschema.aten._metadata import ATEN_SLOT
-from magi_opschema.aten._slots import kernels_of
+from magi_opschema.aten._registry import kernels_of
 from magi_opschema.aten._torch_compat import compile_whole
 
 from ._checks import LIBRARY_CHECK, Call, Checker

@@ -17,8 +17,9 @@ from magi_opschema.aten._load import default_surface
 from magi_opschema.aten._metadata import ATEN_SLOT
 from magi_opschema.aten._names import split_base
 from magi_opschema.aten._out import write_out
-from magi_opschema.aten._route import python_names, select
-from magi_opschema.aten._slots import kernels_of, use_slot
+from magi_opschema.aten._registry import kernels_of
+from magi_opschema.aten._serve import python_names, select
+from magi_opschema.aten._slots import use_slot
 from magi_opschema.aten._torch_compat import OpOverload, arguments
 
 from ._samples import Sample, seed
