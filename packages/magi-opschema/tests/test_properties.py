@@ -368,7 +368,6 @@ def test_compiled_as_eager(case: list[Given]) -> None:
     check_compiled(case, "eager")
 
 
-@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch.export.load of torch 2.10
 @examples(6)
 @given(cases(parameters=2))
 def test_exported_and_loaded(case: list[Given]) -> None:

@@ -8,6 +8,7 @@ run in every suite, all of them by `nox -s full`, and `pytest --accept -m slow` 
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import gc
 import importlib
@@ -363,8 +364,9 @@ def test_interpreter_shutdown_with_ops_alive(tmp_path: Path, end: str) -> None:
 
 
 def _resident() -> int:
-    """Bytes of memory of this process that are in use."""
+    """Bytes of memory of this process that are in use, without those that were freed and not given back yet."""
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -427,27 +429,27 @@ def test_a_thousand_compilations_leak_nothing(ns: str, backend: str) -> None:
     pair = make_pair(ns)
     weight = torch.ones(3, requires_grad=True)
 
-    def compile_and_call(times: int) -> None:
-        for _ in range(times):
-            torch.compiler.reset()
-            compiled = torch.compile(lambda x, w: pair(x, Pair(w)), fullgraph=True, backend=backend)
-            compiled(X, weight).sum().backward()
-            weight.grad = None
-        torch.compiler.reset()
+    def kept_by(fn: Callable[[Tensor, Pair], Tensor]) -> tuple[float, float]:
+        """Objects and bytes that stay of one compilation."""
 
-    compile_and_call(50)
-    objects, memory = _objects(), _resident()
-    compile_and_call(500)
-    # What torch itself keeps of a compilation, some counters and log entries, is measured on a built-in op.
-    ours = (_objects() - objects) / 500, (_resident() - memory) / 500
-    objects, memory = _objects(), _resident()
-    for _ in range(500):
-        torch.compiler.reset()
-        torch.compile(lambda x, w: x * w, fullgraph=True, backend=backend)(X, weight).sum().backward()
-    torch.compiler.reset()
-    torchs = (_objects() - objects) / 500, (_resident() - memory) / 500
-    sys.stdout.write(f"{backend}: a compilation keeps {ours} objects and bytes, and of a built-in op {torchs}\n")
-    assert ours[0] < torchs[0] + 5
+        def compile_and_call(times: int) -> None:
+            for _ in range(times):
+                torch.compiler.reset()
+                compiled = torch.compile(lambda x, w: fn(x, Pair(w)), fullgraph=True, backend=backend)
+                compiled(X, weight).sum().backward()
+                weight.grad = None
+            torch.compiler.reset()
+
+        compile_and_call(50)
+        objects, memory = _objects(), _resident()
+        compile_and_call(500)
+        return (_objects() - objects) / 500, (_resident() - memory) / 500
+
+    # torch itself keeps something of a compilation, counters and log entries: as much of one without an op.
+    ours, torchs = kept_by(pair), kept_by(lambda x, cfg: x * cfg.weight * cfg.factor)
+    sys.stdout.write(f"{backend}: a compilation keeps {ours} objects and bytes, and without the op {torchs}\n")
+    # Dynamo leaves a finalizer with its stack on each object that it guards, and an op has three of them more.
+    assert ours[0] < torchs[0] + 20
     assert ours[1] < torchs[1] + 20_000
 
 
