@@ -448,8 +448,9 @@ def test_a_thousand_compilations_leak_nothing(ns: str, backend: str) -> None:
     # torch itself keeps something of a compilation, counters and log entries: as much of one without an op.
     ours, torchs = kept_by(pair), kept_by(lambda x, cfg: x * cfg.weight * cfg.factor)
     sys.stdout.write(f"{backend}: a compilation keeps {ours} objects and bytes, and without the op {torchs}\n")
-    # Dynamo leaves a finalizer with its stack on each object that it guards, and an op has three of them more.
-    assert ours[0] < torchs[0] + 20
+    # Dynamo leaves a finalizer with its stack on each object that it guards, and an op has three of them more: about
+    # 45 objects by types, none of them a node, a Tensor or a function of an op. One graph would be some hundreds.
+    assert ours[0] < torchs[0] + 60
     assert ours[1] < torchs[1] + 20_000
 
 
