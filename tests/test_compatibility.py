@@ -106,6 +106,7 @@ def test_a_suite_that_is_run_again_replaces_its_own_counts(
 
 
 def test_what_is_on_record_is_whole_and_green() -> None:
+    assert RECORD
     assert list(RECORD) == [name for name in sessions() if name in RECORD]
     for name, row in RECORD.items():
         assert row["torch"] == name.partition("-")[0]
