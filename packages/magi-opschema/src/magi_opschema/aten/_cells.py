@@ -47,7 +47,7 @@ class Cell:
 
     __slots__ = ("aten_eager", "aten_traced", "base", "eager", "overloads", "pairs", "traced")
 
-    def __init__(self, base: str, pairs: tuple[Pair, ...]) -> None:
+    def __init__(self, base: str, pairs: tuple[Pair, ...], settle: Callable[[Cell], None]) -> None:
         self.base = base
         self.pairs = pairs
         self.overloads = {name: _overload(base, name) for pair in pairs for name in (pair.functional, pair.out) if name}
@@ -55,32 +55,32 @@ class Cell:
         self.aten_traced = Namespace(dict(callables))
         self.aten_eager = Namespace({name: dispatcher_callable(overload) for name, overload in callables.items()})
         self.traced = self.aten_traced
-        self.eager: Any = _FirstCall(self)
+        self.eager: Any = _FirstCall(self, settle)
 
 
 class _FirstCall:
-    """Stands in a cell's `eager` until the base's first call, which reads `MAGI_SLOT_<base>`."""
+    """Stands in a cell's `eager` until the base's first call, which settles what stands there."""
 
-    def __init__(self, cell: Cell) -> None:
-        self._cell = cell
+    def __init__(self, cell: Cell, settle: Callable[[Cell], None]) -> None:
+        self._cell, self._settle = cell, settle
 
     def __getattr__(self, overload: str) -> Any:
-        from ._slots import settle
-
-        settle(self._cell)
+        self._settle(self._cell)
         return getattr(self._cell.eager, overload)
 
 
 _cells: dict[str, Cell] = {}
 
 
-def op(base: str, *pairs: tuple[str | None, str | None]) -> Cell:
-    """The cell of *base*, made at its first mention; two loaded surfaces share it, and so its slots."""
-    wanted = tuple(Pair(*pair) for pair in pairs)
+def shared_cell(base: str, pairs: tuple[Pair, ...], settle: Callable[[Cell], None]) -> Cell:
+    """The cell of *base*, made at its first mention; two loaded surfaces share it, and so its slots.
+
+    *settle* is called with it at the base's first eager call, and sets `eager`.
+    """
     cell = _cells.get(base)
     if cell is None:
-        cell = _cells[base] = Cell(base, wanted)
-    elif cell.pairs != wanted:
+        cell = _cells[base] = Cell(base, pairs, settle)
+    elif cell.pairs != pairs:
         msg = f"aten::{base} is loaded with other overloads; both surfaces must come from the same torch"
         raise SurfaceError(msg)
     return cell

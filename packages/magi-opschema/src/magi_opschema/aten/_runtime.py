@@ -9,12 +9,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ._cells import op
+from ._cells import Cell, Pair, shared_cell
 from ._out import out_options, write_out
+from ._slots import settle
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+def op(base: str, *pairs: tuple[str | None, str | None]) -> Cell:
+    """The cell of *base*; each pair names the functional and the out overload of a variant."""
+    return shared_cell(base, tuple(Pair(*pair) for pair in pairs), settle)
 
 
 class _Unset:
