@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
@@ -158,7 +159,7 @@ class AutogradBridge:
         places = self._tensors
         flags = _flags(self.inputs, spread, ctx.needs_input_grad)
         ctx.needs_grad = NeedsGrad(places.by_path, flags)
-        ctx.needs_input_grad = tuple([any(flags[i] for i in below) for below in places.by_parameter])
+        ctx.needs_input_grad = tuple([True in flags_below(flags) for flags_below in places.of_parameters])
         ctx._magi_shapes = [shape_of(flat[i]) for i in places.shaped]  # noqa: SLF001
         outputs = as_tuple(output, len(self.outputs.names))
         ctx._magi_counts = tuple(len(outputs[i]) for i in self.outputs.tensor_lists)  # noqa: SLF001
@@ -192,7 +193,8 @@ class _TensorPlaces:
     """Positions of the Tensor leaves among the flat arguments."""
 
     by_path: Mapping[str, int]
-    by_parameter: tuple[tuple[int, ...], ...]
+    of_parameters: tuple[Callable[[Flat], Flat], ...]
+    """For each parameter, what takes the items of its Tensors out of the flat arguments."""
     shaped: tuple[int, ...]
     """Tensors, lists of them, and the masks of lists of optional ones."""
 
@@ -204,9 +206,17 @@ class _TensorPlaces:
         shaped = [position[leaf.name] for leaf in (*(leaf for below in tensors for leaf in below), *masks)]
         return _TensorPlaces(
             {dotted(leaf.path): position[leaf.name] for below in tensors for leaf in below},
-            tuple(tuple(position[leaf.name] for leaf in below) for below in tensors),
+            tuple(_items(*(position[leaf.name] for leaf in below)) for below in tensors),
             tuple(shaped),
         )
+
+
+def _items(*positions: int) -> Callable[[Flat], Flat]:
+    """The items at *positions*, as a tuple however many they are."""
+    first, last = min(positions, default=0), max(positions, default=-1)
+    if positions == tuple(range(first, last + 1)):
+        return operator.itemgetter(slice(first, last + 1))
+    return operator.itemgetter(*positions)
 
 
 def _flags(inputs: FlatLayout, spread: Flat, needs_input_grad: tuple[bool, ...]) -> tuple[bool, ...]:

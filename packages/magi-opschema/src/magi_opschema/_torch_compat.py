@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+
+# Dynamo's own module re-exports these names; importing it would load the whole compiler.
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch._library.custom_ops import CustomOpDef as CustomOpDef
 from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
@@ -90,9 +93,6 @@ def hide_from_dynamo(fn: Callable[..., Any]) -> Callable[..., Any]:
     marking the code object, as Dynamo does for its own frames, costs nothing
     (torch/_dynamo/eval_frame.py, `skip_code`).
     """
-    # Dynamo's own module re-exports these names; importing it would load the whole compiler.
-    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
-
     set_code_exec_strategy(fn.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
     return fn
 
