@@ -24,6 +24,7 @@ from ._torch_compat import (
     hide_from_dynamo,
     increment_version,
     keep_entry,
+    register_fake,
     restore_packet,
 )
 from ._tree import dotted
@@ -91,7 +92,7 @@ def register(
             explain_errors(torch_op, Explanation(name, lowering).of_flat)
             registration = Registration(name, library, torch_op, CallCheck(lowering, torch_op), [define])
             registration.add(_impl(op_name, body_kernel(lowering, fn, registration.check), "CompositeExplicitAutograd"))
-            registration.add(lambda library: torch.library.register_fake(name, fake, lib=library))
+            registration.add(lambda library: register_fake(library, name, fake, lowering.location))
             if lowering.mutated:
                 registration.add(_impl(op_name, mutation_kernel(lowering, torch_op), "Autograd"))
                 registration.add(_impl(op_name, _version_kernel(lowering, torch_op), "ADInplaceOrView"))
