@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import platform
 import statistics
 import sys
 import time
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from _ceilings import measure_ceilings
 from _decoders import build, input_shape
+from _results import device_name, version_of
 from torch import Tensor
 
 
@@ -158,7 +158,7 @@ def measure(model: str, size: str, arm: str, *, smoke: bool, beside: int) -> lis
     """Run one case in this process. Rows: one for the run time, one for the compile time of compiled arms."""
     case = Case(model, size, arm, smoke=smoke)
     name = f"{model}_{size}"
-    base: Row = {"arm": arm, "torch": torch.__version__, "triton": triton_version(), "device": device_name(case.device)}
+    base: Row = {"arm": arm, "torch": torch.__version__, "triton": version_of("triton"), "device": device_name()}
     rows: list[Row] = []
     with torch.no_grad():
         run = case.compiled()
@@ -214,18 +214,3 @@ def pass_lines() -> list[str]:
     from magi_passes import pass_records
 
     return [str(record) for record in pass_records()][-3:]
-
-
-def triton_version() -> str | None:
-    """The version of Triton, where there is one."""
-    try:
-        import triton
-    except ImportError:
-        return None
-    version: str = triton.__version__
-    return version
-
-
-def device_name(device: str) -> str:
-    """The name of the GPU or processor."""
-    return torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()

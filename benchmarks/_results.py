@@ -65,7 +65,7 @@ def _time(call: Callable[[], object], number: int) -> float:
 
 def rows_of(case: str, seconds: Mapping[str, Sequence[float]]) -> list[Row]:
     """The rows of one case measured now, on this machine."""
-    here = (torch.__version__, _version("triton"), _device(), commit())
+    here = (torch.__version__, version_of("triton"), device_name(), commit())
     return [Row(arm, case, tuple(values), *here) for arm, values in seconds.items()]
 
 
@@ -82,8 +82,8 @@ def write(name: str, rows: Sequence[Row], *, note: str = "") -> dict[str, float]
     document = {
         "name": name,
         "commit": commit(),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "triton": _version("triton")},
-        "machine": {"device": _device(), "cores": os.cpu_count(), "system": platform.system()},
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "triton": version_of("triton")},
+        "machine": {"device": device_name(), "cores": os.cpu_count(), "system": platform.system()},
         "rows": [asdict(row) for row in rows],
         "ratios": computed,
     }
@@ -103,14 +103,16 @@ def commit() -> str:
     return subprocess.run(asked, capture_output=True, text=True, check=True, cwd=RESULTS.parent).stdout.strip()
 
 
-def _version(distribution: str) -> str:
+def version_of(distribution: str) -> str:
+    """The installed version of *distribution*, or `absent`."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return "absent"
 
 
-def _device() -> str:
+def device_name() -> str:
+    """The name of the GPU, else of the processor."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     lines = Path("/proc/cpuinfo").read_text().splitlines()

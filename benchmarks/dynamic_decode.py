@@ -33,6 +33,7 @@ import torch
 from _decode_case import ARMS, READY, REPEAT, REPEATS, Row, measure
 from _decoders import MODELS, SIZES
 from _ratios import ratios
+from _results import RESULTS, commit
 
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
 
 NAME = "dynamic_decode"
-RESULTS = Path(__file__).parent / "results"
 COLUMNS = (
     *("case", "arm", "torch", "median ms", "alone ms", "over floor", "compile s"),
     *("triton / conv / copies ms", "launches", "peak GiB", "error"),
@@ -101,7 +101,7 @@ def run_all(arguments: argparse.Namespace) -> None:
     """Measure every case asked for, write one part per case, print a table."""
     cases = [(m, s, a) for m in arguments.model for s in arguments.size for a in arguments.arms]
     Path(arguments.out).mkdir(parents=True, exist_ok=True)
-    commit = arguments.commit or head()
+    measured_at = arguments.commit or commit()
     rows: list[Row] = []
     for batch in [cases] if arguments.together else [[case] for case in cases]:
         started = [(case, start(case, arguments, len(batch) - 1)) for case in batch]
@@ -112,18 +112,11 @@ def run_all(arguments: argparse.Namespace) -> None:
             for _, (case, process) in itertools.product(range(1 + REPEATS), in_turn):
                 said[case] += repeat(process)
             for case, process in in_turn:
-                found = [row | {"commit": commit} for row in finish(process, said[case], case)]
+                found = [row | {"commit": measured_at} for row in finish(process, said[case], case)]
                 (Path(arguments.out) / f"{file_name(case)}.json").write_text(json.dumps(found, indent=1))
                 print(*table(found)[2:], sep="\n", flush=True)
                 rows += found
     print("", *table(rows), "", json.dumps(ratios(NAME, rows), indent=1), sep="\n")
-
-
-def head() -> str:
-    """The commit that is checked out."""
-    command = ["git", "rev-parse", "HEAD"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=RESULTS.parent)
-    return done.stdout.strip() or "unknown"
 
 
 def table(rows: Iterable[Row]) -> list[str]:

@@ -316,9 +316,8 @@ def lower_each(annotations: list[tuple[object, Place]]) -> tuple[Node, ...]:
 
 def _may_be_missing(cls: Any, name: str, hint: object, inside: Place) -> bool:
     """True for a key that is not required; in a string, TypedDict itself does not see what marks it."""
-    mark = getattr(
-        typing.get_origin(_evaluated(hint, inside.below(name, scope=inside.scope.of_class(cls)))), "_name", ""
-    )
+    evaluated = _evaluated(hint, inside.below(name, scope=inside.scope.of_class(cls)))
+    mark = getattr(typing.get_origin(evaluated), "_name", "")
     return mark == "NotRequired" or (name in cls.__optional_keys__ and mark != "Required")
 
 
