@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import time
@@ -172,6 +173,7 @@ def measure(model: str, size: str, arm: str, *, smoke: bool, beside: int) -> lis
         # Nothing else may compile or run while this process measures: the parent says when.
         commands = ready_for_commands()
         next(commands)
+        stay_on_one_core()
         out = run(case.x)
         reference = case.model(case.x)
         error = ((out.float() - reference.float()).norm() / reference.float().norm()).item()
@@ -197,6 +199,15 @@ def measure(model: str, size: str, arm: str, *, smoke: bool, beside: int) -> lis
     return [row, *rows]
 
 
+def stay_on_one_core() -> None:
+    """Run this thread on the last of its cores, as the other arms do.
+
+    Launch-bound arms with the same kernels have differed by half on different cores, now one ahead and now the other.
+    """
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+
 def ready_for_commands() -> Iterator[str]:
     """The parent's commands to repeat; before each this process says that it waits."""
     print(READY, flush=True)
@@ -208,9 +219,11 @@ def ready_for_commands() -> Iterator[str]:
 
 
 def pass_lines() -> list[str]:
-    """What the passes of this process reported, without those of candidates."""
+    """What ConvChooser reported in this process, or the last passes of an arm without it."""
     if "magi_passes" not in sys.modules:
         return []
     from magi_passes import pass_records
 
-    return [str(record) for record in pass_records()][-3:]
+    lines = [str(record) for record in pass_records()]
+    # A tuned choice leaves the records of its candidates' passes too.
+    return ([line for line in lines if line.startswith("ConvChooser ")] or lines)[-3:]

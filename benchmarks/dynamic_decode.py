@@ -6,8 +6,9 @@
 
 Each (model, size, arm) is one process with caches of its own. They compile and measure one after the other. With
 ``--together`` they compile at the same time, and the rows of compile times say beside how many others; then the arms of
-each case measure in turn, once each a round. ``--merge`` joins the parts into results/dynamic_decode.json and .md.
-``--smoke`` runs tiny models on the CPU.
+each case measure in turn, once each a round, on one and the same core. The tuned arm measures its candidates while it
+compiles; ConvChooser sees to it that no two processes do so at once. ``--merge`` joins the parts into
+results/dynamic_decode.json and .md. ``--smoke`` runs tiny models on the CPU.
 A time is that of a call among enough queued ones to fill a quarter of a second, at most 20, as a decoder of many chunks
 runs them: the device waits for no launch. The time of a call on an idle device stands beside it as ``alone_seconds``.
 
@@ -200,8 +201,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--child", nargs=3, metavar=("MODEL", "SIZE", "ARM"), help=argparse.SUPPRESS)
     parser.add_argument("--beside", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
-    if arguments.together and "magi_tuned" in arguments.arms:
-        parser.error("magi_tuned measures while it compiles: run it without --together")
     if arguments.merge:
         merge(Path(arguments.merge))
     elif arguments.child:

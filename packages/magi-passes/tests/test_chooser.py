@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +112,49 @@ def test_tuning_measures_remembers_and_changes_nothing_else(inductor: Any, tmp_p
     assert texts[0] == texts[1]
     assert "stock" in json.loads(remembered.read_text())
     assert texts[0][0].startswith("tuned: ")
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+
+import torch
+from magi_passes import _torch_compat, _tuning
+
+_torch_compat.shared_folder = lambda: sys.argv[1]
+with _tuning.alone_on({torch.device("cpu")}):
+    print("measuring", flush=True)
+    sys.stdin.readline()
+    Path(sys.argv[1], "done").touch()
+"""
+
+
+def test_no_two_processes_measure_on_a_device_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from magi_passes import _tuning
+
+    monkeypatch.setattr(_torch_compat, "shared_folder", lambda: str(tmp_path))
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdin is not None
+        assert other.stdout.readline() == "measuring\n"
+        release = threading.Timer(0.5, lambda: other.communicate("go on\n"))
+        release.start()
+        with _tuning.alone_on({torch.device("cpu")}):
+            assert (tmp_path / "done").exists()
+        release.join()
+
+
+def test_a_folder_that_cannot_hold_locks_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from magi_passes import _tuning
+
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(_torch_compat, "shared_folder", lambda: str(tmp_path / "file"))
+    with _tuning.alone_on({torch.device("cpu")}):
+        pass
+    assert "other processes may measure at the same time" in caplog.text
 
 
 def test_a_candidate_that_fails_is_left_out(inductor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,14 @@ from __future__ import annotations
 import copy
 import json
 import statistics
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
+from filelock import FileLock  # torch itself requires it
 
 from . import _torch_compat
 from ._identity import digest
@@ -21,7 +23,7 @@ from ._work import hinted
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch.fx import Graph
 
@@ -127,7 +129,9 @@ def _try(graph: Graph, context: PassContext, name: str, plan: Plan) -> float | N
     try:
         with outside_of_current():
             compiled = _torch_compat.compile_graph(module, context.example_inputs, options, context.is_backward)
-        return _median_seconds(compiled, lambda: [_real(x) for x in context.example_inputs])
+        arguments = [_real(x) for x in context.example_inputs]
+        with alone_on({x.device for x in arguments if isinstance(x, torch.Tensor)}):
+            return _median_seconds(compiled, arguments)
     except Exception as error:  # noqa: BLE001 (a candidate that torch cannot compile is one to leave out)
         logger.warning("tuning: %s failed with %s: %s", name, type(error).__name__, error)
         return None
@@ -142,8 +146,30 @@ def _real(example: Any) -> Any:
     return value.normal_() if example.dtype.is_floating_point else value.zero_()
 
 
-def _median_seconds(compiled: Callable[[list[Any]], Any], inputs: Callable[[], list[Any]]) -> float:
-    arguments = inputs()
+@contextmanager
+def alone_on(devices: Iterable[torch.device]) -> Iterator[None]:
+    """Hold *devices* against every other process of the user that measures plans.
+
+    Two ranks on one machine compile the same graph at the same time, and would slow each other's candidates at random.
+    """
+    folder = Path(_torch_compat.shared_folder()) / "magi_passes"
+    locks = [FileLock(folder / f"{name}.lock") for name in sorted(map(_torch_compat.device_identity, devices))]
+    held = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for lock in locks:
+            lock.acquire()
+            held.append(lock)
+    except OSError as error:
+        logger.warning("tuning: other processes may measure at the same time, and disturb: %s", error)
+    try:
+        yield
+    finally:
+        for lock in held:
+            lock.release()
+
+
+def _median_seconds(compiled: Callable[[list[Any]], Any], arguments: Sequence[Any]) -> float:
     is_cuda = any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in arguments)
     wait: Callable[[], object] = torch.cuda.synchronize if is_cuda else lambda: None
     seconds = []
