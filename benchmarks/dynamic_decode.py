@@ -22,6 +22,7 @@ import functools
 import itertools
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -49,8 +50,9 @@ COLUMNS = (
 
 
 def start(case: Sequence[str], arguments: argparse.Namespace, beside: int) -> subprocess.Popen[str]:
-    """Start the process of one case, with caches of its own; it compiles, then waits for a line."""
+    """Start the process of one case, with empty caches of its own; it compiles, then waits for a line."""
     folder = Path(arguments.out) / "caches" / file_name(case)
+    shutil.rmtree(folder, ignore_errors=True)  # an earlier run's
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
     command = [sys.executable, __file__, "--child", *case, "--beside", str(beside), *["--smoke"] * arguments.smoke]
     pipe = subprocess.PIPE

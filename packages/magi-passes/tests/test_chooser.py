@@ -13,7 +13,15 @@ from typing import Any
 
 import pytest
 import torch
-from magi_passes import ConvChooser, PassContext, PassPipeline, TemporalConvPass, _torch_compat, collect_records
+from magi_passes import (
+    ConvChooser,
+    ConvLayoutPass,
+    PassContext,
+    PassPipeline,
+    TemporalConvPass,
+    _torch_compat,
+    collect_records,
+)
 from torch._inductor.utils import fresh_cache
 from torch.nn.functional import group_norm
 
@@ -119,10 +127,10 @@ import sys
 from pathlib import Path
 
 import torch
-from magi_passes import _torch_compat, _tuning
+from magi_passes import _timing, _torch_compat
 
 _torch_compat.shared_folder = lambda: sys.argv[1]
-with _tuning.alone_on({torch.device("cpu")}):
+with _timing.alone_on({torch.device("cpu")}):
     print("measuring", flush=True)
     sys.stdin.readline()
     Path(sys.argv[1], "done").touch()
@@ -130,7 +138,7 @@ with _tuning.alone_on({torch.device("cpu")}):
 
 
 def test_no_two_processes_measure_on_a_device_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from magi_passes import _tuning
+    from magi_passes import _timing
 
     monkeypatch.setattr(_torch_compat, "shared_folder", lambda: str(tmp_path))
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
@@ -140,7 +148,7 @@ def test_no_two_processes_measure_on_a_device_at_once(tmp_path: Path, monkeypatc
         assert other.stdout.readline() == "measuring\n"
         release = threading.Timer(0.5, lambda: other.communicate("go on\n"))
         release.start()
-        with _tuning.alone_on({torch.device("cpu")}):
+        with _timing.alone_on({torch.device("cpu")}):
             assert (tmp_path / "done").exists()
         release.join()
 
@@ -148,26 +156,57 @@ def test_no_two_processes_measure_on_a_device_at_once(tmp_path: Path, monkeypatc
 def test_a_folder_that_cannot_hold_locks_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from magi_passes import _tuning
+    from magi_passes import _timing
 
     (tmp_path / "file").touch()
     monkeypatch.setattr(_torch_compat, "shared_folder", lambda: str(tmp_path / "file"))
-    with _tuning.alone_on({torch.device("cpu")}):
+    with _timing.alone_on({torch.device("cpu")}):
         pass
     assert "other processes may measure at the same time" in caplog.text
 
 
-def test_a_candidate_that_fails_is_left_out(inductor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_candidate_that_fails_is_left_out(
+    inductor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     from magi_passes import _tuning
 
-    def broken(graph: Any, context: Any, name: str, plan: Any) -> float | None:
-        return None if name == "stock" else 1.0
+    def compile_graph(module: Any, inputs: Any, options: Any, is_backward: bool) -> Any:
+        if not options:
+            raise RuntimeError("no such kernel")
+        return lambda arguments: fails_late() if "layout" in str(options).lower() else None
 
-    monkeypatch.setattr(_tuning, "_try", broken)
-    plans: list[Any] = [(), (TemporalConvPass(),)]
-    choice = _tuning.choose_fastest(torch.fx.Graph(), PassContext(), plans, str(tmp_path))
-    assert choice.passes == plans[1]
-    assert choice.text == "tuned: TemporalConv (TemporalConv 1000.000 ms)"
+    def fails_late() -> None:
+        raise ValueError("too many warps")
+
+    graph = torch.fx.Graph()
+    torch.fx.GraphModule({}, graph)
+    monkeypatch.setattr(_torch_compat, "compile_graph", compile_graph)
+    plans: list[Any] = [(), (ConvLayoutPass(),), (TemporalConvPass(),)]
+    choice = _tuning.choose_fastest(graph, PassContext(), plans, str(tmp_path))
+    assert choice.passes == plans[2]
+    assert choice.text.startswith("tuned: TemporalConv (TemporalConv ")
+    assert "stock failed with RuntimeError: no such kernel" in caplog.text
+    assert "ConvLayout failed with ValueError: too many warps" in caplog.text
+
+
+def test_candidates_take_turns_and_the_least_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from magi_passes import _timing
+
+    clock = [0.0]
+    order: list[str] = []
+
+    def takes(name: str, seconds: float) -> Any:
+        def run(arguments: list[Any]) -> None:
+            order.append(name)
+            # Every second call of either meets a machine three times as slow.
+            clock[0] += seconds * (3 if order.count(name) % 2 else 1)
+
+        return run
+
+    monkeypatch.setattr(_timing, "perf_counter", lambda: clock[0])
+    found = _timing.seconds_of_a_call({"slow": takes("slow", 1.0), "fast": takes("fast", 0.75)}, [torch.ones(2)])
+    assert found == {"slow": 1.0, "fast": 0.75}
+    assert order == ["slow", "fast"] * (2 + _timing.ROUNDS)
 
 
 def _measured_once(monkeypatch: pytest.MonkeyPatch, cache_dir: Path) -> tuple[str, int]:
@@ -176,12 +215,13 @@ def _measured_once(monkeypatch: pytest.MonkeyPatch, cache_dir: Path) -> tuple[st
 
     measured: list[str] = []
 
-    def took(graph: Any, context: Any, name: str, plan: Any) -> float:
-        measured.append(name)
-        return 1.0 if name == "stock" else 2.0
+    def seconds(runs: dict[str, Any], examples: Any) -> dict[str, float]:
+        measured.extend(runs)
+        return {name: 1.0 if name == "stock" else 2.0 for name in runs}
 
     with monkeypatch.context() as patch:
-        patch.setattr(_tuning, "_try", took)
+        patch.setattr(_tuning, "_compiled", lambda *asked: asked)
+        patch.setattr(_tuning, "seconds_of_a_call", seconds)
         plans: list[Any] = [(TemporalConvPass(),), ()]
         choice = _tuning.choose_fastest(torch.fx.Graph(), PassContext(), plans, str(cache_dir))
     assert choice.passes == ()

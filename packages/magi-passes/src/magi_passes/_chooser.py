@@ -32,6 +32,7 @@ from ._pass import MagiInductorPass
 from ._predicates import is_conv_heavy, is_dynamic
 from ._reason import Reason
 from ._temporal import TemporalConvPass, is_temporal
+from ._timing import seconds_of_a_call
 from ._tuning import Choice, choose_fastest
 from ._work import ConvShare, conv_share, convolution_flops
 
@@ -85,7 +86,7 @@ class ConvChooser(MagiInductorPass):
     uuid_helpers: ClassVar = (
         *(ForceChannelsLastPass, ConvLayoutPass, ChannelMomentsPass, NDTilingWorkaroundPass, ConvPaddingPass),
         *(TemporalConvPass, Convolution, GroupMoments, ConvShare, conv_share, convolution_flops, kind_of),
-        *(is_conv_heavy, is_dynamic, is_temporal, choose_fastest),
+        *(is_conv_heavy, is_dynamic, is_temporal, choose_fastest, seconds_of_a_call),
     )
 
     tune: bool = False

@@ -5,25 +5,22 @@ from __future__ import annotations
 
 import copy
 import json
-import statistics
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
-from filelock import FileLock  # torch itself requires it
 
 from . import _torch_compat
 from ._identity import digest
 from ._records import logger
 from ._scope import outside_of_current
+from ._timing import seconds_of_a_call
 from ._work import hinted
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from torch.fx import Graph
 
@@ -32,8 +29,6 @@ if TYPE_CHECKING:
 
 
 Plan = tuple["MagiInductorPass", ...]
-
-WARM_UPS, REPEATS = 2, 7
 
 
 @dataclass(frozen=True)
@@ -60,10 +55,9 @@ def choose_fastest(graph: Graph, context: PassContext, plans: Sequence[Plan], ca
     path = _folder(cache_dir) / f"{_key(graph, context, plans)}.json"
     seconds = _recall(path)
     if not seconds:
-        for name, plan in zip(names, plans, strict=True):
-            measured = _try(graph, context, name, plan)
-            if measured is not None:
-                seconds[name] = measured
+        compiled = {name: _compiled(graph, context, name, plan) for name, plan in zip(names, plans, strict=True)}
+        runs = {name: run for name, run in compiled.items() if run is not None}
+        seconds = seconds_of_a_call(runs, context.example_inputs)
         _remember(path, seconds)
     best = min(names, key=lambda name: seconds.get(name, float("inf")))
     times = ", ".join(f"{name} {1e3 * seconds[name]:.3f} ms" for name in names if name in seconds)
@@ -120,7 +114,7 @@ def _remember(path: Path, seconds: dict[str, float]) -> None:
         logger.warning("tuning: the choice is not remembered, and the next process measures again: %s", error)
 
 
-def _try(graph: Graph, context: PassContext, name: str, plan: Plan) -> float | None:
+def _compiled(graph: Graph, context: PassContext, name: str, plan: Plan) -> Callable[[list[Any]], Any] | None:
     from ._pipeline import PassPipeline
 
     assert graph.owning_module is not None
@@ -128,55 +122,7 @@ def _try(graph: Graph, context: PassContext, name: str, plan: Plan) -> float | N
     options = PassPipeline(plan).inductor_options()
     try:
         with outside_of_current():
-            compiled = _torch_compat.compile_graph(module, context.example_inputs, options, context.is_backward)
-        arguments = [_real(x) for x in context.example_inputs]
-        with alone_on({x.device for x in arguments if isinstance(x, torch.Tensor)}):
-            return _median_seconds(compiled, arguments)
+            return _torch_compat.compile_graph(module, context.example_inputs, options, context.is_backward)
     except Exception as error:  # noqa: BLE001 (a candidate that torch cannot compile is one to leave out)
         logger.warning("tuning: %s failed with %s: %s", name, type(error).__name__, error)
         return None
-
-
-def _real(example: Any) -> Any:
-    """A value that a compiled graph can be called with, shaped like *example*."""
-    if not isinstance(example, torch.Tensor):
-        return hinted(example)
-    shape, stride = [hinted(n) for n in example.shape], [hinted(n) for n in example.stride()]
-    value = torch.empty_strided(shape, stride, dtype=example.dtype, device=example.device)
-    return value.normal_() if example.dtype.is_floating_point else value.zero_()
-
-
-@contextmanager
-def alone_on(devices: Iterable[torch.device]) -> Iterator[None]:
-    """Hold *devices* against every other process of the user that measures plans.
-
-    Two ranks on one machine compile the same graph at the same time, and would slow each other's candidates at random.
-    """
-    folder = Path(_torch_compat.shared_folder()) / "magi_passes"
-    locks = [FileLock(folder / f"{name}.lock") for name in sorted(map(_torch_compat.device_identity, devices))]
-    held = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for lock in locks:
-            lock.acquire()
-            held.append(lock)
-    except OSError as error:
-        logger.warning("tuning: other processes may measure at the same time, and disturb: %s", error)
-    try:
-        yield
-    finally:
-        for lock in held:
-            lock.release()
-
-
-def _median_seconds(compiled: Callable[[list[Any]], Any], arguments: Sequence[Any]) -> float:
-    is_cuda = any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in arguments)
-    wait: Callable[[], object] = torch.cuda.synchronize if is_cuda else lambda: None
-    seconds = []
-    for _ in range(WARM_UPS + REPEATS):
-        wait()
-        start = perf_counter()
-        compiled(list(arguments))
-        wait()
-        seconds.append(perf_counter() - start)
-    return statistics.median(seconds[WARM_UPS:])

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time several compiled graphs against each other, on arguments like those that they are compiled for."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from filelock import FileLock  # torch itself requires it
+
+from . import _torch_compat
+from ._records import logger
+from ._work import hinted
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    Run = Callable[[list[Any]], Any]
+
+
+ROUNDS = 7
+QUEUED_SECONDS, MOST_QUEUED = 0.05, 20
+
+
+def seconds_of_a_call(runs: dict[str, Run], examples: Sequence[Any]) -> dict[str, float]:
+    """The least seconds of a call of each of *runs*, on real arguments shaped like *examples*.
+
+    They run in turn, once each a round, so that a machine that slows down slows all of them. A call is one of enough
+    queued ones that the wait for a launch on an idle device does not count. One that fails is out, with a warning.
+    """
+    arguments = [_real(example) for example in examples]
+    devices = {x.device for x in arguments if isinstance(x, torch.Tensor)}
+    best: dict[str, float] = {}
+    with alone_on(devices):
+        # The first call also loads kernels; the second says how many fill a queue.
+        calls = {name: 1 for name, run in runs.items() if _seconds(name, run, arguments, 1) is not None}
+        for _ in range(1 + ROUNDS):
+            for name in list(calls):
+                seconds = _seconds(name, runs[name], arguments, calls[name])
+                if seconds is None:
+                    del calls[name]
+                    best.pop(name, None)
+                    continue
+                best[name] = min(seconds, best.get(name, seconds))
+                calls[name] = min(MOST_QUEUED, max(1, round(QUEUED_SECONDS / seconds)))
+    return best
+
+
+@contextmanager
+def alone_on(devices: Iterable[torch.device]) -> Iterator[None]:
+    """Hold *devices* against every other process of the user that times graphs.
+
+    Two ranks on one machine compile the same graph at the same time, and would slow each other's candidates at random.
+    """
+    folder = Path(_torch_compat.shared_folder()) / "magi_passes"
+    locks = [FileLock(folder / f"{name}.lock") for name in sorted(map(_torch_compat.device_identity, devices))]
+    held = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for lock in locks:
+            lock.acquire()
+            held.append(lock)
+    except OSError as error:
+        logger.warning("tuning: other processes may measure at the same time, and disturb: %s", error)
+    try:
+        yield
+    finally:
+        for lock in held:
+            lock.release()
+
+
+def _real(example: Any) -> Any:
+    """A value that a compiled graph can be called with, shaped like *example*."""
+    if not isinstance(example, torch.Tensor):
+        return hinted(example)
+    shape, stride = [hinted(n) for n in example.shape], [hinted(n) for n in example.stride()]
+    value = torch.empty_strided(shape, stride, dtype=example.dtype, device=example.device)
+    return value.normal_() if example.dtype.is_floating_point else value.zero_()
+
+
+def _seconds(name: str, run: Run, arguments: Sequence[Any], calls: int) -> float | None:
+    is_cuda = any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in arguments)
+    wait: Callable[[], object] = torch.cuda.synchronize if is_cuda else lambda: None
+    try:
+        wait()
+        start = perf_counter()
+        for _ in range(calls):
+            run(list(arguments))
+        wait()
+    except Exception as error:  # noqa: BLE001 (a candidate that does not run is one to leave out)
+        logger.warning("tuning: %s failed with %s: %s", name, type(error).__name__, error)
+        return None
+    return (perf_counter() - start) / calls
