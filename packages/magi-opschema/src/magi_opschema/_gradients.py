@@ -34,10 +34,10 @@ of a list of optional Tensors also its mask."""
 
 def shape_of(value: Any) -> Any:
     """What `Shapes` holds of one flat argument."""
-    if value is None:
-        return None
     if isinstance(value, torch.Tensor):
         return value.shape
+    if value is None:
+        return None
     return [item.shape if isinstance(item, torch.Tensor) else item for item in value]
 
 
