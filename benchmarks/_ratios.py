@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every published ratio, computed from rows alone.
 
-A ratio is the median of one (arm, case) over the median of another: below 1 is faster.
+A ratio is one (arm, case) over another, below 1 is faster: the median over the repeats, in each of which both arms were
+measured. Where one was measured once, a floor for example, it is the median of the other over it.
 A key that ends in `_speedup` is the other way round; one that ends in `_ms` is no ratio but milliseconds.
 """
 
@@ -51,22 +52,35 @@ MILLISECONDS: dict[str, dict[str, Measured]] = {"call_overhead": {"import_ms": (
 """Medians that are published as they are."""
 
 
-def _aten_surface(medians: Mapping[Measured, float]) -> dict[str, float]:
+def ratio_of(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """*ours* over *theirs*: the median of the ratios of paired repeats.
+
+    A machine that is slow for half of the time shifts the median of either arm by chance, and that of pairs hardly.
+    """
+    if len(ours) != len(theirs):
+        return statistics.median(ours) / statistics.median(theirs)
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+def _aten_surface(seconds: Mapping[Measured, Sequence[float]]) -> dict[str, float]:
     """The worse of the functional and the out form.
 
     An active slot is charged what the surface adds to its kernel, the kernel called directly being taken off.
     """
     forms = ("functional", "out")
+
+    def added(form: str) -> list[float]:
+        return [a - k for a, k in zip(seconds["active", form], seconds["kernel", form], strict=True)]
+
     return {
-        "slot8_vs_overload": max(medians["slot8", form] / medians["overload", form] for form in forms),
+        "slot8_vs_overload": max(ratio_of(seconds["slot8", form], seconds["overload", form]) for form in forms),
         "active_slot_vs_overload": max(
-            (medians["active", case] - medians["kernel", case]) / medians["overload", case]
-            for case in (f"{form} active" for form in forms)
+            ratio_of(added(case), seconds["overload", case]) for case in (f"{form} active" for form in forms)
         ),
     }
 
 
-DERIVED: dict[str, Callable[[Mapping[Measured, float]], dict[str, float]]] = {"aten_surface": _aten_surface}
+DERIVED: dict[str, Callable[[Mapping[Measured, Sequence[float]]], dict[str, float]]] = {"aten_surface": _aten_surface}
 """Benchmarks whose ratios are more than one median over another."""
 
 
@@ -104,22 +118,22 @@ def _recompute(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def _dynamic_decode(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Every arm of magi over stock."""
-    medians = {(row["case"], row["arm"]): statistics.median(row["seconds"]) for row in rows if row["seconds"]}
+    seconds = {(row["case"], row["arm"]): row["seconds"] for row in rows if row["seconds"]}
     found: dict[str, float] = {}
-    for (case, arm), mine in sorted(medians.items()):
+    for (case, arm), mine in sorted(seconds.items()):
         if arm not in {"magi", "magi_tuned"}:
             continue
         model_and_size, compiled, _ = case.partition("_compile")
         name = model_and_size + "_tuned" * (arm == "magi_tuned")
         for stock in ("stock_dynamic", "stock_static"):
-            theirs = medians.get((case, stock))
+            theirs = seconds.get((case, stock))
             if theirs is None:
                 continue
             if not compiled:
-                found[f"{name}_vs_{stock}_speedup"] = theirs / mine
+                found[f"{name}_vs_{stock}_speedup"] = ratio_of(theirs, mine)
             elif stock == "stock_dynamic":
                 # Compilations alone sort before those of all arms together, and stay.
-                found.setdefault(f"{name}_compile_vs_stock", mine / theirs)
+                found.setdefault(f"{name}_compile_vs_stock", ratio_of(mine, theirs))
     return found
 
 
@@ -149,13 +163,13 @@ def ratios(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def _of_a_release(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     if name in FROM_ROWS:
         return FROM_ROWS[name](rows)
-    medians = {(row["arm"], row["case"]): statistics.median(row["seconds"]) for row in rows}
+    seconds = {(row["arm"], row["case"]): row["seconds"] for row in rows}
     if name in DERIVED:
-        return DERIVED[name](medians)
+        return DERIVED[name](seconds)
     found = {
-        key: medians[numerator] / medians[denominator]
+        key: ratio_of(seconds[numerator], seconds[denominator])
         for key, (numerator, denominator) in RATIOS[name].items()
-        if numerator in medians and denominator in medians
+        if numerator in seconds and denominator in seconds
     }
     times = MILLISECONDS.get(name, {})
-    return found | {key: medians[measured] * 1e3 for key, measured in times.items() if measured in medians}
+    return found | {key: statistics.median(seconds[at]) * 1e3 for key, at in times.items() if at in seconds}
