@@ -42,7 +42,7 @@ RATIOS: dict[str, dict[str, tuple[Measured, Measured]]] = {
             ("see_through", "launch_bound"),
         ),
         "large_vs_opaque": (("see_through", "large"), ("opaque", "large")),
-        "epilogue_vs_see_through": (("epilogue", "modulated"), ("see_through", "modulated")),
+        "epilogue_vs_see_through": (("epilogue", "capped"), ("see_through", "capped")),
         "launch_bound_vs_floor": (("see_through", "launch_bound"), ("floor", "launch_bound")),
         "large_vs_floor": (("see_through", "large"), ("floor", "large")),
     },

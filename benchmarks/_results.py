@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import platform
@@ -35,6 +36,11 @@ class Row:
     device: str
     commit: str
     bytes: tuple[int, ...] = ()
+
+    @property
+    def source(self) -> str:
+        """What the row was measured with, for a table."""
+        return f"torch {self.torch}, triton {self.triton}, {self.device}, commit {self.commit[:12]}."
 
 
 def measure_paired(
@@ -123,16 +129,17 @@ def _markdown(name: str, rows: Sequence[Row], computed: Mapping[str, float], not
     lines = [f"# {name}", ""]
     if note:
         lines += [note, ""]
-    first = rows[0]
-    lines += [f"torch {first.torch}, triton {first.triton}, {first.device}, commit {first.commit[:12]}.", ""]
-    lines += ["| case | arm | median | spread (min to max) |", "|---|---|---|---|"]
-    for row in rows:
-        spread = f"{_show(min(row.seconds))} to {_show(max(row.seconds))}"
-        lines.append(f"| {row.case} | {row.arm} | {_show(statistics.median(row.seconds))} | {spread} |")
-    for row in rows:
-        if row.bytes:
-            lines.append(f"| {row.case}, peak memory | {row.arm} | {statistics.median(row.bytes) / 2**20:.1f} MiB | |")
-    lines += ["", "| ratio | value |", "|---|---|"]
+    for source, measured in itertools.groupby(rows, lambda row: row.source):
+        lines += [source, "", "| case | arm | median | spread (min to max) |", "|---|---|---|---|"]
+        for row in measured:
+            spread = f"{_show(min(row.seconds))} to {_show(max(row.seconds))}"
+            lines.append(f"| {row.case} | {row.arm} | {_show(statistics.median(row.seconds))} | {spread} |")
+        lines.append("")
+    if any(row.bytes for row in rows):
+        lines += ["| case | arm | median of the peak memory |", "|---|---|---|"]
+        peaks = [(row, statistics.median(row.bytes) / 2**20) for row in rows if row.bytes]
+        lines += [*(f"| {row.case} | {row.arm} | {peak:.1f} MiB |" for row, peak in peaks), ""]
+    lines += ["| ratio | value |", "|---|---|"]
     lines += [f"| {key} | {value:.3f} |" for key, value in computed.items()]
     return "\n".join(lines) + "\n"
 

@@ -10,7 +10,7 @@ kernels and the compiler, `torch.compile` with Inductor, no CUDA graphs; they di
 
 - `hand`            `torch.library.triton_op`, every launch written with `wrap_triton`
 - `see_through`     `magi_tritonwrap.triton_op`, plain launches behind a helper
-- `epilogue`        the same, with Inductor's epilogue fusion into user kernels (torch >= 2.12)
+- `epilogue`        the same under `backend="magi"`, which fuses pointwise work into user kernels (torch >= 2.12)
 - `opaque`          `torch.library.custom_op` with hand-written fakes
 - `opaque_opschema` `magi_opschema.magi_register_custom_op`, opaque too; published without a bar
 """
@@ -35,6 +35,7 @@ from torch.library import wrap_triton
 
 
 EPS = 1e-6
+CAP = 30.0
 
 
 @triton.jit
@@ -148,7 +149,7 @@ class Case:
     tokens: int
     width: int
     layers: int
-    modulated: bool
+    capped: bool
     calls: int
     repeats: int
 
@@ -164,29 +165,33 @@ class Case:
 
 
 CASES = (
-    Case("launch_bound", tokens=1, width=1024, layers=32, modulated=False, calls=50, repeats=21),
-    Case("large", tokens=8192, width=4096, layers=32, modulated=False, calls=2, repeats=9),
-    Case("modulated", tokens=1, width=1024, layers=32, modulated=True, calls=50, repeats=21),
+    Case("launch_bound", tokens=1, width=1024, layers=32, capped=False, calls=50, repeats=21),
+    Case("large", tokens=8192, width=4096, layers=32, capped=False, calls=2, repeats=9),
+    Case("capped", tokens=1, width=1024, layers=32, capped=True, calls=50, repeats=21),
 )
-CHECK = (Case("check", tokens=2, width=64, layers=2, modulated=True, calls=1, repeats=1),)
+CHECK = (Case("check", tokens=2, width=64, layers=2, capped=True, calls=1, repeats=1),)
 
 
 class Layer(nn.Module):
-    """RMSNorm, SiLU times gate between two linears, residual; modulated layers have pointwise work after the norm."""
+    """RMSNorm, SiLU times gate between two linears, residual; capped layers have pointwise work after the norm.
 
-    def __init__(self, ops: Ops, width: int, *, modulated: bool) -> None:
+    It reads nothing but what the norm wrote: that is what Inductor can put into the norm's kernel
+    (``can_fuse`` in torch/_inductor/scheduler.py, 2.12 to 2.15).
+    """
+
+    def __init__(self, ops: Ops, width: int, *, capped: bool) -> None:
         super().__init__()
         self.ops = ops
         self.weight = nn.Parameter(torch.ones(width))
         self.up = nn.Linear(width, 2 * width, bias=False)
         self.down = nn.Linear(width, width, bias=False)
-        self.modulation = nn.Parameter(torch.full((2, width), 0.1)) if modulated else None
+        self.capped = capped
 
     def forward(self, x: Tensor) -> Tensor:
         """One layer."""
         normed = self.ops.norm(x, self.weight)
-        if self.modulation is not None:
-            normed = normed * (1 + self.modulation[0]) + self.modulation[1]
+        if self.capped:
+            normed = CAP * torch.tanh(normed / CAP)
         hidden: Tensor = x + self.down(self.ops.silu_mul(self.up(normed)))
         return hidden
 
@@ -194,14 +199,14 @@ class Layer(nn.Module):
 def stack(ops: Ops, case: Case, device: str, dtype: torch.dtype) -> nn.Module:
     """The model of one arm; the seed is the same for all."""
     torch.manual_seed(0)
-    layers = (Layer(ops, case.width, modulated=case.modulated) for _ in range(case.layers))
+    layers = (Layer(ops, case.width, capped=case.capped) for _ in range(case.layers))
     with torch.device(device):
         return nn.Sequential(*layers).to(dtype).eval()
 
 
-def compiled(model: nn.Module, options: dict[str, bool]) -> Callable[[Tensor], Tensor]:
-    """The model under plain `torch.compile`."""
-    return torch.compile(model, fullgraph=True, dynamic=False, options=dict(options) or None)
+def compiled(model: nn.Module, backend: str) -> Callable[[Tensor], Tensor]:
+    """The model under `torch.compile`."""
+    return torch.compile(model, fullgraph=True, dynamic=False, backend=backend)
 
 
 def has_epilogue_fusion() -> bool:
@@ -211,26 +216,26 @@ def has_epilogue_fusion() -> bool:
     return hasattr(config, "epilogue_fusion_user_defined_triton_kernel")
 
 
-def options_of_arms(device: str) -> dict[str, dict[str, bool]]:
-    """The arms that this machine and this torch can run, and the compiler options of each."""
-    options: dict[str, dict[str, bool]] = {name: {} for name in registered_once()}
+def backends_of_arms(device: str) -> dict[str, str]:
+    """The arms that this machine and this torch can run, and the backend of each."""
+    backends = dict.fromkeys(registered_once(), "inductor")
     if has_epilogue_fusion():
-        options["epilogue"] = {"epilogue_fusion_user_defined_triton_kernel": True}
+        backends["epilogue"] = "magi"
     if device == "cpu":
-        del options["hand"]  # torch's own triton_op cannot be traced under Triton's interpreter
-    return options
+        del backends["hand"]  # torch's own triton_op cannot be traced under Triton's interpreter
+    return backends
 
 
 def arms(case: Case, device: str, dtype: torch.dtype, only: str = "") -> dict[str, Callable[[Tensor], Tensor]]:
     """Every arm compiled, or one of them, and checked against the opaque one in eager."""
     torch.compiler.reset()
     ops = registered_once()
-    options = {name: chosen for name, chosen in options_of_arms(device).items() if only in {"", name}}
+    backends = {name: backend for name, backend in backends_of_arms(device).items() if only in {"", name}}
     x = torch.randn(case.tokens, case.width, device=device, dtype=dtype)
     expected = stack(ops["opaque"], case, device, dtype)(x)
     found: dict[str, Callable[[Tensor], Tensor]] = {}
-    for name, chosen in options.items():
-        found[name] = compiled(stack(ops["see_through" if name == "epilogue" else name], case, device, dtype), chosen)
+    for name, backend in backends.items():
+        found[name] = compiled(stack(ops["see_through" if name == "epilogue" else name], case, device, dtype), backend)
         error = ((found[name](x) - expected).float().norm() / expected.float().norm()).item()
         # Rounding of bf16 over 32 layers; another function of x would be off by the size of x.
         assert error < 2e-2, f"{case.name}, {name}: off by {error:.1e}"
@@ -240,7 +245,7 @@ def arms(case: Case, device: str, dtype: torch.dtype, only: str = "") -> dict[st
 def compile_in_parallel(cases: Sequence[Case], device: str) -> None:
     """Fill Inductor's cache, each arm of each case in a process of its own; nothing is measured here."""
     commands = [
-        [sys.executable, __file__, "--compile", case.name, arm] for case in cases for arm in options_of_arms(device)
+        [sys.executable, __file__, "--compile", case.name, arm] for case in cases for arm in backends_of_arms(device)
     ]
     processes = [subprocess.Popen(command) for command in commands]
     for command, process in zip(commands, processes, strict=True):
@@ -256,6 +261,24 @@ def registered_once() -> dict[str, Ops]:
     if not _REGISTERED:
         _REGISTERED.update(registered())
     return _REGISTERED
+
+
+def kernels_of(call: Callable[[Tensor], Tensor], x: Tensor) -> int:
+    """How many kernels of the GPU one call runs."""
+    from torch._C._autograd import DeviceType
+    from torch.profiler import ProfilerActivity
+
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
+        call(x)
+        torch.cuda.synchronize()
+    return sum(event.device_type == DeviceType.CUDA for event in profiler.events() or ())
+
+
+def check_fusion(case: Case, found: dict[str, Callable[[Tensor], Tensor]], x: Tensor) -> None:
+    """Refuse to time an arm that is named after a fusion which has not happened."""
+    if case.capped and x.is_cuda and "epilogue" in found:
+        apart, together = kernels_of(found["see_through"], x), kernels_of(found["epilogue"], x)
+        assert together == apart - case.layers, f"{together} kernels with fusion, {apart} without, {case.layers} layers"
 
 
 def timed(call: Callable[[Tensor], Tensor], x: Tensor, calls: int) -> Callable[[], None]:
@@ -292,7 +315,9 @@ def main() -> int:
             return 0
         for case in CHECK if check else CASES:
             x = torch.randn(case.tokens, case.width, device=device, dtype=dtype)
-            calls = {name: timed(call, x, case.calls) for name, call in arms(case, device, dtype).items()}
+            found = arms(case, device, dtype)
+            check_fusion(case, found, x)
+            calls = {name: timed(call, x, case.calls) for name, call in found.items()}
             seconds = measure_paired(calls, number=1, repeats=case.repeats)
             per_call = {name: tuple(value / case.calls for value in values) for name, values in seconds.items()}
             rows += rows_of(case.name, per_call)

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from magi_backend import magi_register_custom_op
 from magi_backend._collect import Collector, collecting
+from magi_backend._epilogue import _reads_only
 from magi_backend._torch_compat import epilogue_keys
 from magi_tritonwrap.testing import stub_driver
 from torch import Tensor
@@ -25,6 +26,7 @@ from torch._dynamo.device_interface import CudaInterface
 from torch._higher_order_ops.triton_kernel_wrap import generate_ttir
 from torch._inductor.graph import GraphLowering
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 
 if TYPE_CHECKING:
@@ -164,8 +166,34 @@ def test_an_epilogue_is_fused_by_magi_and_not_by_default() -> None:
 
     assert apart.count("async_compile.triton(") == 2
     assert together.count("async_compile.triton(") == 1
-    assert reason == "a pointwise operator reads what 1 of 1 Triton launches wrote"
+    assert reason == "a pointwise operator reads only what 1 of 1 Triton launches wrote"
     assert not torch._inductor.config.epilogue_fusion_user_defined_triton_kernel
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: torch.nn.functional.silu(double_op(x)),
+        lambda x: double_op(x).mul(3).add(1).tanh(),
+    ],
+    ids=["a diamond", "a chain"],
+)
+def test_what_is_made_of_the_result_alone_is_fused(fn: Callable[[Tensor], Tensor]) -> None:
+    together, reason = magi(fn)
+
+    assert together.count(".run(") == 1
+    assert reason == "a pointwise operator reads only what 1 of 1 Triton launches wrote"
+
+
+def test_a_constant_is_no_other_tensor() -> None:
+    graph = make_fx(lambda y: torch.where(y > 0, 1.0, 2.0))(torch.ones(4)).graph
+    (result,), (where,) = (
+        graph.find_nodes(op=op, target=to)
+        for op, to in (("placeholder", "y_1"), ("call_function", torch.ops.aten.where.self))
+    )
+
+    assert any(node.target is torch.ops.aten.scalar_tensor.default for node in where.all_input_nodes)
+    assert _reads_only(result, where)
 
 
 def test_the_user_has_the_last_word() -> None:
@@ -225,8 +253,11 @@ def test_a_tensor_that_the_graph_returns_is_left_alone(also: Callable[[Tensor], 
     ("fn", "sentence"),
     [
         (lambda x: x.relu(), "no Triton launch"),
-        (double_op, "no pointwise operator reads what a Triton kernel wrote"),
+        (double_op, "no pointwise operator reads only what a Triton kernel wrote"),
+        (lambda x: double_op(x) * x, "no pointwise operator reads only what a Triton kernel wrote"),
+        (lambda x: double_op(x) * (x.exp() + 1), "no pointwise operator reads only what a Triton kernel wrote"),
     ],
+    ids=["no launch", "no operator", "an input as well", "another operator's as well"],
 )
 def test_where_there_is_nothing_to_fuse(fn: Callable[[Tensor], Tensor], sentence: str) -> None:
     assert magi(fn)[1] == sentence

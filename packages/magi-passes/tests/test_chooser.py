@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 import sys
 import threading
@@ -22,7 +23,7 @@ from magi_passes import (
     _torch_compat,
     collect_records,
 )
-from torch._inductor.utils import fresh_cache
+from torch._inductor.utils import fresh_cache, run_and_get_code
 from torch.nn.functional import group_norm
 
 
@@ -96,6 +97,26 @@ def test_the_chosen_passes_run(trace: Any, pretend_cuda: Any, inductor: Any) -> 
     assert inductor.force_layout_optimization is True
     assert inductor.triton.prefer_nd_tiling is (_torch_compat.release(torch.__version__) < (2, 11))
     _torch_compat.restore_overrides(before)  # outside of a pipeline nobody else does
+
+
+@pytest.mark.parametrize("tune", [False, True])
+def test_a_graph_without_convolutions_gets_the_code_of_stock(inductor: Any, tmp_path: Path, tune: bool) -> None:
+    weight = torch.randn(32, 32)
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.nn.functional.gelu(torch.nn.functional.layer_norm(x, (32,)) @ weight)
+
+    def code(options: dict[str, Any] | None) -> str:
+        torch._dynamo.reset()
+        x = torch.randn(1, 24, 32)
+        torch._dynamo.mark_dynamic(x, 1)
+        with fresh_cache(), torch.no_grad():
+            (text,) = run_and_get_code(torch.compile(block, options=options), x)[1]
+        return re.sub(r"AOT ID: .*|/\S+", "", text)
+
+    chooser = ConvChooser(tune=tune, cache_dir=str(tmp_path))
+    assert code(PassPipeline([chooser]).inductor_options()) == code(None)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -40,7 +40,23 @@ def _is_shared(tensor: Node) -> bool:
 
 
 def _has_epilogue(result: Node) -> bool:
-    return any(_torch_compat.is_pointwise(user.target) for user in result.users)
+    """Whether a pointwise operator reads *result* and no other tensor; Inductor puts no load into a user's kernel."""
+    return any(_torch_compat.is_pointwise(user.target) and _reads_only(result, user) for user in result.users)
+
+
+def _reads_only(result: Node, operator: Node) -> bool:
+    """Whether all that *operator* reads is *result*, what pointwise operators make of it, or constant."""
+    seen, waiting = {result}, list(operator.all_input_nodes)
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        is_constant = node.op == "call_function" and not node.all_input_nodes
+        if not is_constant and not _torch_compat.is_pointwise(node.target):
+            return False
+        waiting += node.all_input_nodes
+    return True
 
 
 def _is_returned(result: Node) -> bool:
@@ -58,13 +74,13 @@ class EpilogueFusion(MagiInductorPass):
 
     inductor_config_keys_potentially_mutated_by_this_pass = _torch_compat.epilogue_keys()
     uuid_helpers = (
-        *(_is_shared, _has_epilogue, _is_returned, _is_view),
+        *(_is_shared, _has_epilogue, _reads_only, _is_returned, _is_view),
         *(_torch_compat.is_item_or_view, _torch_compat.is_empty, _torch_compat.is_write, _torch_compat.is_pointwise),
         _torch_compat.triton_launches,
     )
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:
-        """Whether a pointwise operator reads what a launch wrote, and no tensor is written by two of them."""
+        """Whether a pointwise operator reads only what a launch wrote, and no tensor is written by two of them."""
         del context
         launches = _torch_compat.triton_launches(graph)
         if not launches:
@@ -77,8 +93,8 @@ class EpilogueFusion(MagiInductorPass):
                 return Reason(False, f"the graph returns what {launch.kernel} wrote as well")
         count = sum(any(map(_has_epilogue, launch.results)) for launch in launches)
         if not count:
-            return Reason(False, "no pointwise operator reads what a Triton kernel wrote")
-        return Reason(True, f"a pointwise operator reads what {count} of {len(launches)} Triton launches wrote")
+            return Reason(False, "no pointwise operator reads only what a Triton kernel wrote")
+        return Reason(True, f"a pointwise operator reads only what {count} of {len(launches)} Triton launches wrote")
 
     def __call__(self, graph: Graph) -> None:
         """Turn it on for this graph."""
