@@ -119,6 +119,17 @@ def test_a_graph_without_convolutions_gets_the_code_of_stock(inductor: Any, tmp_
     assert not list(tmp_path.iterdir())
 
 
+def test_a_graph_with_collectives_is_not_tuned(trace: Any, pretend_cuda: Any, tmp_path: Path) -> None:
+    gm = pretend_cuda(trace(_video, VIDEO, (3, 4)))
+    planned = ConvChooser().is_applicable(gm.graph, PassContext())
+    with gm.graph.inserting_before(gm.graph.find_nodes(op="output")[0]):
+        (convolution, *_) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
+        gm.graph.call_function(torch.ops._c10d_functional.all_reduce.default, (convolution, "sum", "0"))
+    reason = ConvChooser(tune=True, cache_dir=str(tmp_path)).is_applicable(gm.graph, PassContext())
+    assert reason.text == f"{planned.text}; not tuned, because the graph has collectives"
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_tuning_measures_remembers_and_changes_nothing_else(inductor: Any, tmp_path: Path) -> None:
     weight = torch.randn(16, 16, 3, 3, 3)

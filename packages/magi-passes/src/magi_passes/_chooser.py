@@ -29,7 +29,7 @@ from ._moments import ChannelMomentsPass, GroupMoments
 from ._nd_tiling import NDTilingWorkaroundPass
 from ._padding import ConvPaddingPass
 from ._pass import MagiInductorPass
-from ._predicates import is_conv_heavy, is_dynamic
+from ._predicates import has_collectives, is_conv_heavy, is_dynamic
 from ._reason import Reason
 from ._temporal import TemporalConvPass, is_temporal
 from ._timing import seconds_of_a_call
@@ -69,7 +69,8 @@ class ConvChooser(MagiInductorPass):
 
     Attributes:
         tune: Compile the candidates, measure each on inputs like the example inputs, and keep the fastest, stock among
-            them. The choice is remembered on disk per graph, device and torch release.
+            them. The choice is remembered on disk per graph, device and torch release. A graph with collectives is
+            not tuned, but gets the choice of the cost model.
         cache_dir: Where choices are remembered; None is a folder in Inductor's cache directory.
         temporal: Whether `TemporalConvPass` may be chosen.
         layout: Whether channels-last may be chosen.
@@ -86,7 +87,7 @@ class ConvChooser(MagiInductorPass):
     uuid_helpers: ClassVar = (
         *(ForceChannelsLastPass, ConvLayoutPass, ChannelMomentsPass, NDTilingWorkaroundPass, ConvPaddingPass),
         *(TemporalConvPass, Convolution, GroupMoments, ConvShare, conv_share, convolution_flops, kind_of),
-        *(is_conv_heavy, is_dynamic, is_temporal, choose_fastest, seconds_of_a_call),
+        *(has_collectives, is_conv_heavy, is_dynamic, is_temporal, choose_fastest, seconds_of_a_call),
     )
 
     tune: bool = False
@@ -102,20 +103,25 @@ class ConvChooser(MagiInductorPass):
         share = conv_share(graph).flops
         if share < self.min_share:
             return Reason(False, f"{share:.0%} of the arithmetic is in convolutions")
-        if self.tune:
-            choice = self._tuned(graph, context)
-            return Reason(bool(choice.passes), choice.text)
-        plan = self._planned(graph, context)
-        names = " + ".join(type(part).__name__ for part in plan) or "nothing to gain"
-        return Reason(bool(plan), f"{share:.0%} of the arithmetic is in convolutions: {names}")
+        choice = self._choice(graph, context)
+        return Reason(bool(choice.passes), choice.text)
 
     def __call__(self, graph: Graph) -> None:
         """Run the chosen passes in order, each if it applies to what the ones before it left."""
         context = current_context() or PassContext()
-        plan = self._tuned(graph, context).passes if self.tune else self._planned(graph, context)
-        for part in plan:
+        for part in self._choice(graph, context).passes:
             if part.is_applicable(graph, context):
                 part(graph)
+
+    def _choice(self, graph: Graph, context: PassContext) -> Choice:
+        communicates = has_collectives(graph)
+        if self.tune and not communicates:
+            return self._tuned(graph, context)
+        plan = self._planned(graph, context)
+        names = " + ".join(type(part).__name__ for part in plan) or "nothing to gain"
+        text = f"{conv_share(graph).flops:.0%} of the arithmetic is in convolutions: {names}"
+        # Processes that time a candidate a different number of times would wait for each other forever.
+        return Choice(plan, f"{text}; not tuned, because the graph has collectives" if self.tune else text)
 
     def _planned(self, graph: Graph, context: PassContext) -> tuple[MagiInductorPass, ...]:
         convolutions = [conv for node in graph.nodes if (conv := read_convolution(node)) is not None]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # conv_transpose3d, convolution_backward, cudnn_convolution_add_relu; not convert_element_type.
 _CONVOLUTION = re.compile(r"(?:^|_)q?conv(?:olution|[123]d|_|$)")
 _ONLY_PREPARES_WEIGHTS = re.compile(r"reorder|prepack|unpack")
+_COLLECTIVES = ("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor")
 _NAMESPACES = ("aten", "prims", "mkldnn", "onednn", "quantized")
 
 
@@ -69,6 +70,15 @@ def is_conv_heavy(graph: Graph, nodes_per_conv: int = 300) -> bool:
     """
     nodes = list(all_nodes(graph))
     return len(nodes) < nodes_per_conv * sum(map(is_convolution, nodes))
+
+
+def has_collectives(graph: Graph) -> bool:
+    """Whether *graph* communicates with other processes, which must then make the same calls."""
+    targets = (node.target for node in all_nodes(graph))
+    return any(
+        isinstance(target, torch._ops.OpOverload) and target.namespace in _COLLECTIVES  # noqa: SLF001
+        for target in targets
+    )
 
 
 def all_nodes(graph: Graph) -> Iterator[Node]:

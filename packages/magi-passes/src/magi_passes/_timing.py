@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 ROUNDS = 7
 QUEUED_SECONDS, MOST_QUEUED = 0.05, 20
+MOST_SECONDS_WAITING = 600.0
 
 
 def seconds_of_a_call(runs: dict[str, Run], examples: Sequence[Any]) -> dict[str, float]:
@@ -62,7 +63,7 @@ def alone_on(devices: Iterable[torch.device]) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for lock in locks:
-            lock.acquire()
+            lock.acquire(timeout=MOST_SECONDS_WAITING)  # its Timeout is an OSError
             held.append(lock)
     except OSError as error:
         logger.warning("tuning: other processes may measure at the same time, and disturb: %s", error)
