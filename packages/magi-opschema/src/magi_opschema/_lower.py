@@ -8,20 +8,20 @@ so that one error names all the bad places of a signature.
 from __future__ import annotations
 
 import collections.abc
-import dataclasses
 import enum
-import inspect
 import types
 import typing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from . import _codecs as codecs
-from ._annotations import Scope, evaluate, show_type, substitute, type_arguments, unwrap
+from ._annotations import show_type, substitute, type_arguments, unwrap
 from ._handles import ObjectHandle, handle, unfit
-from ._tree import IDENTITY, Codec, Field, Leaf, MaskedList, Node, Optional, Path, Record, Sequence, dotted, flat_name
+from ._place import Place, Refused
+from ._record_classes import fields_of, is_plain, is_record
+from ._tree import IDENTITY, Codec, Field, Leaf, MaskedList, Node, Optional, Record, Sequence
 from .errors import Problem
 
 
@@ -66,43 +66,6 @@ _ADVICE: dict[object, str] = {
 }
 
 
-class Refused(Exception):  # noqa: N818  (it never leaves this package)
-    """Annotations have no place in the flat schema; *problems* say which, why and what to do."""
-
-    def __init__(self, *problems: Problem) -> None:
-        super().__init__(*problems)
-        self.problems = problems
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where an annotation stands while it is lowered."""
-
-    path: Path
-    scope: Scope
-    subject: str
-    """`parameter` or `return value`."""
-    is_optional: bool = False
-    """Below a `Record | None`, where every leaf may be None."""
-    bound: typing.Mapping[object, object] = field(default_factory=dict)
-    """What type variables stand for here."""
-    outer: tuple[object, ...] = ()
-    """The records around it, which it must not contain again; a generic class may, with another argument."""
-
-    def below(self, name: str, scope: Scope | None = None) -> Place:
-        # Every leaf asks for this, and `dataclasses.replace` takes four times as long.
-        return Place((*self.path, name), scope or self.scope, self.subject, self.is_optional, self.bound, self.outer)
-
-    def refuse(self, annotation: object, why: str, fix: str) -> Refused:
-        of = f"{self.subject} '{dotted(self.path)}'" if self.path else self.subject
-        return Refused(Problem(dotted(self.path), f"{of} has type {show_type(annotation)}, {why}. {fix}"))
-
-    def leaf(self, schema_type: str, codec: Codec = IDENTITY) -> Leaf:
-        if self.is_optional and not schema_type.endswith("?"):
-            schema_type += "?"
-        return Leaf(self.path, schema_type, flat_name(self.path), codec)
-
-
 @dataclass(frozen=True)
 class Lowered:
     """A node, and whether its annotation is written as torch would take it."""
@@ -117,23 +80,10 @@ def lower(annotation: object, place: Place) -> Lowered:
     Raises:
         Refused: it, or something in it, has no flat form.
     """
-    resolved, was_wrapped = unwrap(substitute(_evaluated(annotation, place), place.bound))
+    resolved, was_wrapped = unwrap(substitute(place.evaluated(annotation), place.bound))
     node = _lower_unwrapped(resolved, place)
     is_plain = not was_wrapped and isinstance(node, Leaf) and node.codec == IDENTITY
     return Lowered(node, is_plain)
-
-
-def _evaluated(annotation: object, place: Place) -> object:
-    try:
-        return evaluate(annotation, place.scope)
-    except Exception as error:  # noqa: BLE001  (a string annotation is an expression, which may raise anything)
-        text = annotation if isinstance(annotation, str) else show_type(annotation)
-        why = error.msg if isinstance(error, SyntaxError) else error
-        sentence = (
-            f"the annotation '{text}' of {place.subject} '{dotted(place.path)}' could not be evaluated: {why}. "
-            "Import what it names where the op is defined, also at run time, not only under TYPE_CHECKING."
-        )
-        raise Refused(Problem(dotted(place.path), sentence)) from None
 
 
 def _lower_unwrapped(annotation: object, place: Place) -> Node:
@@ -158,7 +108,7 @@ def _lower_unwrapped(annotation: object, place: Place) -> Node:
     if isinstance(cls, type):
         if issubclass(cls, enum.Enum):
             return place.leaf(*codecs.enumeration(cls))
-        if _is_record(cls):
+        if is_record(cls):
             return _lower_record(annotation, cls, place)
     raise place.refuse(annotation, "which has no flat schema form", _advice(annotation, cls, arguments))
 
@@ -213,7 +163,7 @@ def _lower_handle(annotation: object, arguments: tuple[object, ...], place: Plac
 
 
 def _lower_list(annotation: object, element: object, place: Place, *, as_tuple: bool) -> Node:
-    resolved, _ = unwrap(substitute(_evaluated(element, place), place.bound))
+    resolved, _ = unwrap(substitute(place.evaluated(element), place.bound))
     if resolved in (torch.Tensor | None, typing.Optional[torch.Tensor]):  # noqa: UP045
         values = place.leaf("Tensor[]")
         return MaskedList(place.path, values, place.below("present").leaf("bool[]"), show_type(annotation), as_tuple)
@@ -255,14 +205,6 @@ def _lower_tuple(annotation: object, items: tuple[object, ...], place: Place) ->
     return Sequence(place.path, lower_each([(item, place.below(str(i))) for i, item in enumerate(items)]), label)
 
 
-def _is_record(cls: type) -> bool:
-    return dataclasses.is_dataclass(cls) or typing.is_typeddict(cls) or _is_namedtuple(cls)
-
-
-def _is_namedtuple(cls: type) -> bool:
-    return issubclass(cls, tuple) and hasattr(cls, "_fields")
-
-
 def _lower_record(annotation: object, cls: type, place: Place) -> Node:
     around = [outer for outer in place.outer if (typing.get_origin(outer) or outer) is cls]
     if annotation in around or len(around) > _MAX_OF_ONE_CLASS:
@@ -270,30 +212,12 @@ def _lower_record(annotation: object, cls: type, place: Place) -> Node:
             annotation, "a record that contains itself, so it has no fixed number of leaves", "Use a Tensor or lists."
         )
     inside = replace(place, outer=(*place.outer, annotation), bound=type_arguments(annotation))
-    if dataclasses.is_dataclass(cls):
-        kind: typing.Literal["dataclass", "namedtuple", "typeddict"] = "dataclass"
-        annotated = _dataclass_fields(annotation, cls, place)
-    elif typing.is_typeddict(cls):
-        kind = "typeddict"
-        annotated = [(name, hint, cls) for name, hint in cls.__annotations__.items()]
-        if missing := sorted(name for name, hint, _ in annotated if _may_be_missing(cls, name, hint, inside)):
-            why = f"a TypedDict whose key {missing[0]!r} may be missing"
-            raise place.refuse(annotation, why, "Make it total, with T | None where there may be no value.")
-    else:
-        kind = "namedtuple"
-        hints = {
-            name: hint for base in reversed(cls.__mro__) for name, hint in vars(base).get("__annotations__", {}).items()
-        }
-        unknown = [name for name in cls._fields if name not in hints]  # type: ignore[attr-defined]
-        if unknown:
-            why = f"a namedtuple whose field {unknown[0]!r} has no annotation"
-            raise place.refuse(annotation, why, "Use typing.NamedTuple.")
-        annotated = [(name, hints[name], cls) for name in cls._fields]  # type: ignore[attr-defined]
+    kind, annotated = fields_of(annotation, cls, inside)
     parts = lower_each(
         [(hint, inside.below(name, scope=place.scope.of_class(owner))) for name, hint, owner in annotated]
     )
     fields = tuple(Field(name, node) for (name, _, _), node in zip(annotated, parts, strict=True))
-    return Record(place.path, cls, kind, fields, show_type(annotation), kind == "dataclass" and _is_plain(cls))
+    return Record(place.path, cls, kind, fields, show_type(annotation), kind == "dataclass" and is_plain(cls))
 
 
 def lower_each(annotations: list[tuple[object, Place]]) -> tuple[Node, ...]:
@@ -312,75 +236,6 @@ def lower_each(annotations: list[tuple[object, Place]]) -> tuple[Node, ...]:
     if problems:
         raise Refused(*problems)
     return tuple(parts)
-
-
-def _may_be_missing(cls: Any, name: str, hint: object, inside: Place) -> bool:
-    """True for a key that is not required; in a string, TypedDict itself does not see what marks it."""
-    evaluated = _evaluated(hint, inside.below(name, scope=inside.scope.of_class(cls)))
-    mark = getattr(typing.get_origin(evaluated), "_name", "")
-    return mark == "NotRequired" or (name in cls.__optional_keys__ and mark != "Required")
-
-
-def _dataclass_fields(annotation: object, cls: type, place: Place) -> list[tuple[str, object, type]]:
-    """Name, annotation and defining class of each field that is part of the value."""
-    if not cls.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-        why = "a mutable dataclass, whose changes an op could not give back"
-        raise place.refuse(annotation, why, f"Declare it @dataclass(frozen=True) class {cls.__name__}.")
-    for name, pseudo_field in cls.__dataclass_fields__.items():  # type: ignore[attr-defined]
-        if pseudo_field._field_type.name == "_FIELD_INITVAR":  # noqa: SLF001
-            why = f"whose InitVar {name!r} cannot be read back from an instance"
-            raise place.refuse(annotation, why, "Make it a field.")
-    fields = [part for part in dataclasses.fields(cls) if part.init]
-    _check_own_init(annotation, cls, [part.name for part in fields], place)
-    return [(part.name, part.type, _owner(cls, part.name)) for part in fields]
-
-
-def _check_own_init(annotation: object, cls: type, names: list[str], place: Place) -> None:
-    """Refuse a hand-written `__init__` that cannot be called with the fields."""
-    if _has_generated_init(cls):
-        return
-    init = cls.__init__  # type: ignore[misc]
-    parameters = list(inspect.signature(init).parameters.values())[1:]
-    accepted = {p.name for p in parameters if p.kind in {p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY}}
-    required = {p.name for p in parameters if p.name in accepted and p.default is p.empty}
-    if not required <= set(names) <= accepted:
-        why = (
-            f"whose __init__ takes ({', '.join(p.name for p in parameters)}) where its fields are ({', '.join(names)})"
-        )
-        raise place.refuse(annotation, why, "Let the dataclass write __init__, or give it the fields as parameters.")
-
-
-def _is_plain(cls: type) -> bool:
-    """True if making an instance of a dataclass does nothing but store its fields in its `__dict__`."""
-    return (
-        _has_generated_init(cls)
-        and not hasattr(cls, "__post_init__")
-        and "__new__" not in _defined(cls)
-        and "__call__" not in _defined(type(cls))
-        and cls.__dictoffset__ != 0
-        and all(part.init and not _is_descriptor(cls, part.name) for part in dataclasses.fields(cls))
-    )
-
-
-def _has_generated_init(cls: type) -> bool:
-    """True if the dataclass decorator wrote the `__init__`; it compiles what it writes from a `<string>`."""
-    code = getattr(vars(cls).get("__init__"), "__code__", None)
-    # A class of a `python -c` program comes from a <string> too, but not from inside dataclasses' own function.
-    return code is not None and code.co_filename == "<string>" and code.co_qualname.startswith("__create_fn__.")
-
-
-def _defined(cls: type) -> set[str]:
-    """The names that *cls* and its bases define beyond `object` and `type`."""
-    return {name for base in cls.__mro__ if base not in {object, type} for name in vars(base)}
-
-
-def _is_descriptor(cls: type, name: str) -> bool:
-    """True if instances keep the field elsewhere than in their `__dict__`, in a slot for example."""
-    return hasattr(inspect.getattr_static(cls, name, None), "__set__")
-
-
-def _owner(cls: type, name: str) -> type:
-    return next(base for base in cls.__mro__ if name in vars(base).get("__annotations__", {}))
 
 
 def _advice(annotation: object, cls: object, arguments: tuple[Any, ...]) -> str:

@@ -7,7 +7,8 @@ import inspect
 import types
 
 from ._annotations import Scope
-from ._lower import Place, Refused, lower
+from ._lower import lower
+from ._place import Place, Refused
 from ._tree import Node, Optional, leaves
 from .errors import Problem
 

@@ -13,9 +13,10 @@ from typing import Any
 from ._annotations import Scope, location
 from ._emit import Writer
 from ._functions import emit_flatten
-from ._lower import Place, Refused, lower
+from ._lower import lower
 from ._lowering import LoweringPath, Parameter, SignatureLowering, is_flat_return
 from ._mutates import mutated_leaves
+from ._place import Place, Refused
 from ._reject import rejections
 from ._returns import lower_returns
 from ._schema import MAX_ARGUMENTS, NO_DEFAULT, Argument, default_text, takes
