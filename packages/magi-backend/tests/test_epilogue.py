@@ -19,7 +19,7 @@ import triton.language as tl
 from magi_backend import magi_register_custom_op
 from magi_backend._collect import Collector, collecting
 from magi_backend._epilogue import _reads_only
-from magi_backend._torch_compat import epilogue_keys
+from magi_backend._torch_compat import epilogue_keys, torch_release
 from magi_tritonwrap.testing import stub_driver
 from torch import Tensor
 from torch._dynamo.device_interface import CudaInterface
@@ -207,12 +207,14 @@ def test_stock_overwrites_a_variable_and_does_not_compile_on_16_bits(tmp_path: P
     wrong, (right, _) = stock(fn, dtype=torch.bfloat16), magi(fn, dtype=torch.bfloat16)
 
     assert body(wrong).splitlines()[2:4] == ["tmp0 = tmp0 * 2", "tmp1 = tl.sigmoid(tmp0)"]
+    # torch 2.12 leaves the last cast to the store.
+    stored = "epilogue_tmp1" if torch_release() < (2, 13) else "epilogue_tmp2"
     assert body(right).splitlines()[1:] == [
         "tmp0 = tl.load(x + at, at < n)",
         "epilogue_tmp0 = tl.cast(tmp0 * 2, tl.bfloat16).to(tl.float32)",
         "epilogue_tmp1 = tl.sigmoid(epilogue_tmp0)",
-        "epilogue_tmp2 = epilogue_tmp1.to(tl.bfloat16)",
-        "tl.store(out + at, epilogue_tmp2, at < n)",
+        *(["epilogue_tmp2 = epilogue_tmp1.to(tl.bfloat16)"] if stored == "epilogue_tmp2" else []),
+        f"tl.store(out + at, {stored}, at < n)",
     ]
     with pytest.raises(Exception, match=r"tl\.sigmoid\(tmp0\)"):
         compiles(wrong, tmp_path, torch.bfloat16)
@@ -230,8 +232,11 @@ def test_a_tensor_that_two_launches_write_is_left_alone() -> None:
     fn = lambda x: in_halves_op(x).relu()  # noqa: E731
     code, reason = magi(fn)
 
-    with pytest.raises(AssertionError, match=r"list\.remove"):
-        stock(fn)
+    if torch_release() < (2, 13):
+        assert stock(fn).count(".run(") == 1, "the first launch is lost"
+    else:
+        with pytest.raises(AssertionError, match=r"list\.remove"):
+            stock(fn)
     assert code.count(".run(") == 3, "two launches and the relu"
     assert reason == "'out' of double_kernel is not written by that launch alone"
 

@@ -7,10 +7,10 @@ writes to was empty. It does not see that another launch wrote to the same tenso
 
     out = empty(n); first_half[...](x, out); second_half[...](x, out); return out.relu()
 
-It would put the relu into the second launch, and fails there (2.13). Nor does it see that the graph returns what the
-kernel wrote, as a backward needs it, beside what the pointwise work makes of it: that tensor is then never written, and
-the call ends in a NameError (2.13, ``can_fuse`` in torch/_inductor/scheduler.py asks nodes only). So the graph as a
-whole is left alone in either case.
+It would put the relu into the second launch, and then loses the first (2.12) or fails (2.13). Nor does it see that the
+graph returns what the kernel wrote, as a backward needs it, beside what the pointwise work makes of it: that tensor is
+then never written, and the call ends in a NameError (2.13, ``can_fuse`` in torch/_inductor/scheduler.py asks nodes
+only). So the graph as a whole is left alone in either case.
 """
 
 from __future__ import annotations
