@@ -28,7 +28,7 @@ from _pages import Block, Page, PageError, read_page
 _OUR_COMMANDS = {"magi-opschema"}
 # A page shows what a first compilation says; which graphs another program has left in the cache must not matter.
 _COMPILES_ANEW = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
-_PLACE = re.compile(r"[\w./]+\.py(:\d+|\", line \d+)")
+_PLACE = re.compile(r"[^\s\"(]+\.py(:\d+|\", line \d+)")
 
 
 def run_page(page: Page, folder: Path, *, gpu: bool) -> None:
