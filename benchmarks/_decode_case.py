@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from _ceilings import measure_ceilings
 from _decoders import build, input_shape
+from _kernels import kernels_of
 from _results import device_name, version_of
 from torch import Tensor
 
@@ -119,18 +120,11 @@ def profile(case: Case, run: Callable[[Tensor], Tensor]) -> tuple[dict[str, floa
     """Seconds and launches of one call, by kind of kernel."""
     if case.device != "cuda":
         return {}, {}
-    from torch._C._autograd import DeviceType
-    from torch.profiler import ProfilerActivity
-
-    with torch.profiler.profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
-        run(case.x)
-        case.wait()
     seconds, launches = Counter[str](), Counter[str]()
-    for event in profiler.events() or ():
-        if event.device_type == DeviceType.CUDA:
-            kind = kind_of_kernel(event.name)
-            seconds[kind] += event.device_time * 1e-6
-            launches[kind] += 1
+    for kernel in kernels_of(lambda: run(case.x)):
+        kind = kind_of_kernel(kernel.name)
+        seconds[kind] += kernel.device_time * 1e-6
+        launches[kind] += 1
     return dict(seconds), dict(launches)
 
 

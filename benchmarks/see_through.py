@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from _ceilings import measure_ceilings
+from _kernels import kernels_of
 from _results import measure_paired, rows_of, rows_written, write
 from _stack import Case, registered, stack
 
@@ -90,21 +91,11 @@ def compile_in_parallel(cases: Sequence[Case], device: str) -> None:
             raise RuntimeError(f"{' '.join(command)} failed")
 
 
-def kernels_of(call: Callable[[Tensor], Tensor], x: Tensor) -> int:
-    """How many kernels of the GPU one call runs."""
-    from torch._C._autograd import DeviceType
-    from torch.profiler import ProfilerActivity
-
-    with torch.profiler.profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
-        call(x)
-        torch.cuda.synchronize()
-    return sum(event.device_type == DeviceType.CUDA for event in profiler.events() or ())
-
-
 def check_fusion(case: Case, found: dict[str, Callable[[Tensor], Tensor]], x: Tensor) -> None:
     """Refuse to time an arm that is named after a fusion which has not happened."""
     if case.capped and x.is_cuda and "epilogue" in found:
-        apart, together = kernels_of(found["see_through"], x), kernels_of(found["epilogue"], x)
+        apart = len(kernels_of(lambda: found["see_through"](x)))
+        together = len(kernels_of(lambda: found["epilogue"](x)))
         assert together == apart - case.layers, f"{together} kernels with fusion, {apart} without, {case.layers} layers"
 
 

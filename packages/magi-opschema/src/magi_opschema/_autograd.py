@@ -143,9 +143,6 @@ class AutogradBridge:
     def _gather_output(self, spread: Any) -> Any:
         return as_output(self.outputs.gather(spread)) if self.outputs.tensor_lists else spread
 
-    def _gather_grads(self, ctx: Any, spread: Flat) -> Flat:
-        return self.outputs.gather(spread, ctx._magi_counts) if self.outputs.tensor_lists else spread  # noqa: SLF001
-
     @functools.cached_property
     def _tensors(self) -> _TensorPlaces:
         return _TensorPlaces.of(self.lowering, self.inputs)
@@ -165,15 +162,14 @@ class AutogradBridge:
         ctx.needs_input_grad = tuple([True in flags_below(flags) for flags_below in places.of_parameters])
         ctx._magi_shapes = [shape_of(flat[i]) for i in places.shaped]  # noqa: SLF001
         outputs = as_tuple(output, len(self.outputs.names))
-        if self.outputs.tensor_lists:
-            ctx._magi_counts = tuple(len(outputs[i]) for i in self.outputs.tensor_lists)  # noqa: SLF001
+        ctx._magi_counts = tuple([len(outputs[i]) for i in self.outputs.tensor_lists])  # noqa: SLF001
         if formula.setup_context_fn is not None:
             formula.setup_context_fn(ctx, self._values.rebuild(*flat), structure(self.lowering.returns, outputs))
 
     def _backward(self, ctx: Any, *spread_grads: Any) -> Any:
         assert self.formula is not None
         lowering, inputs = self.lowering, self.inputs
-        grads = structure(lowering.returns, self._gather_grads(ctx, spread_grads))
+        grads = structure(lowering.returns, self.outputs.gather(spread_grads, ctx._magi_counts))  # noqa: SLF001
         shapes = dict(zip((inputs.names[i] for i in self._tensors.shaped), ctx._magi_shapes, strict=True))  # noqa: SLF001
         returned = self.formula.backward_fn(ctx, *_positional(lowering.returns, grads))
         found = lower_gradients(returned, lowering, shapes)

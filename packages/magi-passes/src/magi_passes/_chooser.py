@@ -103,25 +103,25 @@ class ConvChooser(MagiInductorPass):
         share = conv_share(graph).flops
         if share < self.min_share:
             return Reason(False, f"{share:.0%} of the arithmetic is in convolutions")
-        choice = self._choice(graph, context)
-        return Reason(bool(choice.passes), choice.text)
+        if self._is_tuned(graph):
+            choice = self._tuned(graph, context)
+            return Reason(bool(choice.passes), choice.text)
+        plan = self._planned(graph, context)
+        names = " + ".join(type(part).__name__ for part in plan) or "nothing to gain"
+        not_tuned = "; not tuned, because the graph has collectives" if self.tune else ""
+        return Reason(bool(plan), f"{share:.0%} of the arithmetic is in convolutions: {names}{not_tuned}")
 
     def __call__(self, graph: Graph) -> None:
         """Run the chosen passes in order, each if it applies to what the ones before it left."""
         context = current_context() or PassContext()
-        for part in self._choice(graph, context).passes:
+        plan = self._tuned(graph, context).passes if self._is_tuned(graph) else self._planned(graph, context)
+        for part in plan:
             if part.is_applicable(graph, context):
                 part(graph)
 
-    def _choice(self, graph: Graph, context: PassContext) -> Choice:
-        communicates = has_collectives(graph)
-        if self.tune and not communicates:
-            return self._tuned(graph, context)
-        plan = self._planned(graph, context)
-        names = " + ".join(type(part).__name__ for part in plan) or "nothing to gain"
-        text = f"{conv_share(graph).flops:.0%} of the arithmetic is in convolutions: {names}"
+    def _is_tuned(self, graph: Graph) -> bool:
         # Processes that time a candidate a different number of times would wait for each other forever.
-        return Choice(plan, f"{text}; not tuned, because the graph has collectives" if self.tune else text)
+        return self.tune and not has_collectives(graph)
 
     def _planned(self, graph: Graph, context: PassContext) -> tuple[MagiInductorPass, ...]:
         convolutions = [conv for node in graph.nodes if (conv := read_convolution(node)) is not None]

@@ -35,19 +35,23 @@ def seconds_of_a_call(runs: dict[str, Run], examples: Sequence[Any]) -> dict[str
     """
     arguments = [_real(example) for example in examples]
     devices = {x.device for x in arguments if isinstance(x, torch.Tensor)}
+    wait: Callable[[], object] = torch.cuda.synchronize if any(d.type == "cuda" for d in devices) else lambda: None
     best: dict[str, float] = {}
+    # The first round also loads kernels; the second says how many calls fill a queue.
+    calls = dict.fromkeys(runs, 1)
     with alone_on(devices):
-        # The first call also loads kernels; the second says how many fill a queue.
-        calls = {name: 1 for name, run in runs.items() if _seconds(name, run, arguments, 1) is not None}
-        for _ in range(1 + ROUNDS):
+        for turn in range(2 + ROUNDS):
             for name in list(calls):
-                seconds = _seconds(name, runs[name], arguments, calls[name])
-                if seconds is None:
+                try:
+                    seconds = _seconds(runs[name], arguments, calls[name], wait)
+                except Exception as error:  # noqa: BLE001 (a candidate that does not run is one to leave out)
+                    warn_left_out(name, error)
                     del calls[name]
                     best.pop(name, None)
                     continue
-                best[name] = min(seconds, best.get(name, seconds))
-                calls[name] = min(MOST_QUEUED, max(1, round(QUEUED_SECONDS / seconds)))
+                if turn > 0:
+                    best[name] = min(seconds, best.get(name, seconds))
+                    calls[name] = min(MOST_QUEUED, max(1, round(QUEUED_SECONDS / seconds)))
     return best
 
 
@@ -83,16 +87,15 @@ def _real(example: Any) -> Any:
     return value.normal_() if example.dtype.is_floating_point else value.zero_()
 
 
-def _seconds(name: str, run: Run, arguments: Sequence[Any], calls: int) -> float | None:
-    is_cuda = any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in arguments)
-    wait: Callable[[], object] = torch.cuda.synchronize if is_cuda else lambda: None
-    try:
-        wait()
-        start = perf_counter()
-        for _ in range(calls):
-            run(list(arguments))
-        wait()
-    except Exception as error:  # noqa: BLE001 (a candidate that does not run is one to leave out)
-        logger.warning("tuning: %s failed with %s: %s", name, type(error).__name__, error)
-        return None
+def _seconds(run: Run, arguments: Sequence[Any], calls: int, wait: Callable[[], object]) -> float:
+    wait()
+    start = perf_counter()
+    for _ in range(calls):
+        run(list(arguments))
+    wait()
     return (perf_counter() - start) / calls
+
+
+def warn_left_out(name: str, error: Exception) -> None:
+    """Say that the candidate *name* is out, and why."""
+    logger.warning("tuning: %s failed with %s: %s", name, type(error).__name__, error)

@@ -15,7 +15,7 @@ from . import _torch_compat
 from ._identity import digest
 from ._records import logger
 from ._scope import outside_of_current
-from ._timing import seconds_of_a_call
+from ._timing import seconds_of_a_call, warn_left_out
 from ._work import hinted
 
 
@@ -124,5 +124,5 @@ def _compiled(graph: Graph, context: PassContext, name: str, plan: Plan) -> Call
         with outside_of_current():
             return _torch_compat.compile_graph(module, context.example_inputs, options, context.is_backward)
     except Exception as error:  # noqa: BLE001 (a candidate that torch cannot compile is one to leave out)
-        logger.warning("tuning: %s failed with %s: %s", name, type(error).__name__, error)
+        warn_left_out(name, error)
         return None
