@@ -51,9 +51,15 @@ def measure_paired(
         _time(call, max(number // 10, 1))
     seconds: dict[str, list[float]] = {arm: [] for arm in arms}
     names = list(arms)
-    for repeat in range(repeats):
-        for arm in names if repeat % 2 == 0 else reversed(names):
-            seconds[arm].append(_time(arms[arm], number))
+    # A collection walks over everything that torch has loaded, which takes longer than a short measurement.
+    gc.collect()
+    gc.freeze()
+    try:
+        for repeat in range(repeats):
+            for arm in names if repeat % 2 == 0 else reversed(names):
+                seconds[arm].append(_time(arms[arm], number))
+    finally:
+        gc.unfreeze()
     return {arm: tuple(values) for arm, values in seconds.items()}
 
 

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 
 CASES = (
-    Case("launch_bound", tokens=1, width=1024, layers=32, capped=False, calls=50, repeats=21),
-    Case("large", tokens=8192, width=4096, layers=32, capped=False, calls=2, repeats=9),
-    Case("capped", tokens=1, width=1024, layers=32, capped=True, calls=50, repeats=21),
+    Case("launch_bound", tokens=1, width=1024, layers=32, capped=False, calls=10, repeats=201),
+    Case("large", tokens=8192, width=4096, layers=32, capped=False, calls=1, repeats=41),
+    Case("capped", tokens=1, width=1024, layers=32, capped=True, calls=10, repeats=201),
 )
 CHECK = (Case("check", tokens=2, width=64, layers=2, capped=True, calls=1, repeats=1),)
 
