@@ -117,6 +117,12 @@ def test_every_session_is_on_record_whole_and_green() -> None:
             assert len(suite["commit"]) == 12
 
 
+def test_a_session_leaves_out_the_test_of_the_record_that_it_writes() -> None:
+    left_out = f"tests/{Path(__file__).name}::{test_every_session_is_on_record_whole_and_green.__name__}"
+
+    assert f"--deselect={left_out}" in (ROOT / "noxfile.py").read_text()
+
+
 def test_the_page_shows_the_record(compatibility: Any) -> None:
     page = PAGE.read_text()
 
