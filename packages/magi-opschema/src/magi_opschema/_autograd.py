@@ -11,7 +11,6 @@ but torch binds the arguments of a Function with `setup_context` by inspect.sign
 from __future__ import annotations
 
 import functools
-import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,21 +20,13 @@ import torch
 
 from ._bridge import Bridge
 from ._flat import Flat, FlatLayout, as_output, as_tuple
-from ._gradients import FieldDict, lower_gradients, shape_of
+from ._gradients import lower_gradients, shape_of
 from ._lowering import SignatureLowering
-from ._torch_compat import (
-    any_requires_grad,
-    apply_in_eager,
-    below_autograd,
-    forward_ad,
-    hide_from_dynamo,
-    is_forward_ad_active,
-    is_functionalizing,
-    run_functionalized,
-)
-from ._tree import Leaf, MaskedList, Node, Record, Sequence, dotted, leaves, nodes
+from ._return_structure import positional, structure
+from ._torch_compat import apply_in_eager, below_autograd
+from ._tree import MaskedList, dotted, leaves, nodes
 from ._vmap import VmapRule, vmap_by_loop
-from .errors import ForwardModeError, MissingBackwardError, MutationError
+from .errors import ForwardModeError, MissingBackwardError
 
 
 @dataclass(frozen=True)
@@ -171,7 +162,7 @@ class AutogradBridge:
         lowering, inputs = self.lowering, self.inputs
         grads = structure(lowering.returns, self.outputs.gather(spread_grads, ctx._magi_counts))  # noqa: SLF001
         shapes = dict(zip((inputs.names[i] for i in self._tensors.shaped), ctx._magi_shapes, strict=True))  # noqa: SLF001
-        returned = self.formula.backward_fn(ctx, *_positional(lowering.returns, grads))
+        returned = self.formula.backward_fn(ctx, *positional(lowering.returns, grads))
         found = lower_gradients(returned, lowering, shapes)
         # A list without gradients still has a place for each of its Tensors.
         for name in (inputs.names[i] for i in inputs.tensor_lists):
@@ -235,105 +226,8 @@ def _dims_of(in_dims: Any, spread: Flat) -> Flat:
     )
 
 
-def structure(node: Node | None, flat: Flat) -> Any:
-    """Flat outputs, or their gradients, in the structure of the user's return: for a record, a dict by field."""
-    if node is None:
-        return None
-    if isinstance(node, Leaf):
-        return flat[0]
-    items = iter(flat)
-
-    def build(part: Node) -> Any:
-        match part:
-            case Record():
-                return FieldDict({field.name: build(field.node) for field in part.fields})
-            case Sequence():
-                return tuple(build(item) for item in part.items)
-            case Leaf():
-                return next(items)
-        raise AssertionError(part)
-
-    if isinstance(node, Record) and node.kind == "namedtuple":
-        return tuple(build(field.node) for field in node.fields)
-    return build(node)
-
-
-def _positional(node: Node | None, structured: Any) -> Flat:
-    """How `backward_fn` gets gradients: each item of a tuple on its own, anything else as one."""
-    if node is None:
-        return ()
-    is_tuple = isinstance(node, Sequence) or (isinstance(node, Record) and node.kind == "namedtuple")
-    return tuple(structured) if is_tuple else (structured,)
-
-
-def gradient_names(node: Node | None) -> tuple[str, ...]:
-    """What `backward_fn` gets behind `ctx`: one gradient for each item of a tuple return, else one."""
-    match node:
-        case None:
-            return ()
-        case Sequence():
-            return tuple(f"grad_{i}" for i in range(len(node.items)))
-        case Record(kind="namedtuple"):
-            return tuple(f"grad_{part.name}" for part in node.fields)
-    return ("grad",)
-
-
 def refuse_forward_mode(lowering: SignatureLowering, *_: Any) -> NoReturn:
     """Raise the error about a forward-mode derivative; torch.library.custom_op says that it is zero."""
     text = "a forward-mode derivative (torch.func.jvp, jacfwd, dual numbers) was asked of this op, and it has none. "
     fix = "Use reverse mode (torch.func.vjp, jacrev, grad), or detach what the op takes."
     raise ForwardModeError(lowering.sentence(f"{text}{fix}"))
-
-
-def _has_tangent(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return any(map(_has_tangent, value))
-    return isinstance(value, torch.Tensor) and forward_ad.unpack_dual(value).tangent is not None
-
-
-def autograd_kernel(bridge: AutogradBridge) -> Callable[..., Any]:
-    """The kernel at the Autograd key: through the bridge where a derivative may be wanted, else straight on."""
-    is_grad_enabled, op = torch.is_grad_enabled, bridge.op
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        if (is_grad_enabled() and any_requires_grad(*args, **kwargs)) or is_forward_ad_active():
-            return bridge.call(bridge.eager, args, kwargs)
-        with below_autograd():
-            return op(*args, **kwargs)
-
-    return hide_from_dynamo(kernel)
-
-
-def transforms_kernel(bridge: AutogradBridge) -> Callable[..., Any]:
-    """The kernel in front of torch.func transforms."""
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        if is_functionalizing():
-            return run_functionalized(bridge.op, args, kwargs)
-        return bridge.call(bridge.transforms, args, kwargs)
-
-    return hide_from_dynamo(kernel)
-
-
-def mutation_kernel(lowering: SignatureLowering, op: Any) -> Callable[..., Any]:
-    """The kernel at the Autograd key of an op that writes into its arguments."""
-    layout = FlatLayout.of_arguments(lowering.arguments)
-    mutated = [(layout.names.index(argument.name), dotted(argument.leaves[0].path)) for argument in lowering.mutated]
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        if is_forward_ad_active() and any(map(_has_tangent, itertools.chain(args, kwargs.values()))):
-            refuse_forward_mode(lowering)
-        if torch.is_grad_enabled():
-            flat = layout.fill(args, kwargs)
-            for position, path in mutated:
-                if any_requires_grad(flat[position]):
-                    text = (
-                        f"'{path}' is written into, and it requires a gradient or is part of a graph, "
-                        "which would be wrong afterwards. "
-                        "Call the op under torch.no_grad(), on a detached Tensor, or on a buffer."
-                    )
-                    raise MutationError(lowering.sentence(text))
-        with below_autograd():
-            return op(*args, **kwargs)
-
-    return hide_from_dynamo(kernel)

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 
 from ._annotations import location, scope_of
-from ._autograd import Formula, gradient_names
+from ._autograd import Formula
 from ._callables import check_callable
 from ._emit import Writer
 from ._explain_call import explain
@@ -21,6 +21,7 @@ from ._lowering import SignatureLowering
 from ._op_def import TORCH_OP_ATTRIBUTE, OpDef, is_known, op_def, remember
 from ._registration import Registration, register, registering, replacing, unregister
 from ._reject import rejections
+from ._return_structure import gradient_names
 from ._signature import lower_signature_in
 from ._source import compile_source
 from ._torch_compat import (

@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ._autograd import AutogradBridge, Formula, autograd_kernel, mutation_kernel, transforms_kernel
+from ._autograd import AutogradBridge, Formula
+from ._autograd_kernels import autograd_kernel, mutation_kernel, transforms_kernel
 from ._checks import CallCheck
 from ._explain import Explanation
 from ._flat import FlatLayout, as_output

@@ -17,14 +17,15 @@ from torch import Tensor
 from magi_opschema.aten._torch_compat import compile_whole
 
 from . import _reasons
-from ._compare import close, differing_elements, flat, same_bits, same_strides
+from ._compare import close, differing_elements, flat, same_bits
 from ._gradients import Gradients, differing_gradient, expected_gradients
 from ._library_checks import library_operators, opcheck
+from ._outs import castable, out_modes, outs_of
 from ._rows import Row
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from ._samples import Sample
     from ._subject import Subject
@@ -92,7 +93,7 @@ class Checker:
             gradients = self._guarded(call, "reference", lambda: expected_gradients(call.subject, call.sample))
             if gradients is not None:
                 self._add(rows, call, "backward", lambda: _backward(call, gradients))
-        for mode in _out_modes(call, expected, edges=edges):
+        for mode in out_modes(call.sample, expected, edges=edges):
             self._add(rows, call, mode, lambda mode=mode: _out(call, expected, mode), out=True)  # type: ignore[misc]
         return rows
 
@@ -184,14 +185,14 @@ def _out(call: Call, expected: Any, mode: str) -> str | None:
     sample, twin = _own(call), _own(call)
     fresh = mode == "out alias" or bool(subject.written)
     sample, twin = (sample.fresh(), twin.fresh()) if fresh else (sample, twin)
-    out = _outs(sample, expected, mode, subject)
+    out = outs_of(sample, expected, mode, subject)
     before = None if fresh else _snapshot(sample)
-    wanted_out = _outs(twin, expected, mode, subject)
+    wanted_out = outs_of(twin, expected, mode, subject)
     wanted = _outcome(lambda: subject.straight_out(twin, wanted_out))
     layout_before = [(t.stride(), t.data_ptr()) for t in flat(out)]
     got = _outcome(lambda: subject.surface(sample, out=out))
     if isinstance(wanted, Exception):
-        must_refuse = subject.aten or (mode == "out dtype" and not _castable(expected, out))
+        must_refuse = subject.aten or (mode == "out dtype" and not castable(expected, out))
         if not must_refuse:
             return None
         return None if isinstance(got, type(wanted)) else f"{_told(got)} instead of {type(wanted).__name__}"
@@ -247,66 +248,6 @@ def _same_refusal(call: Call, expected: Exception) -> str | None:
     if isinstance(got, type(expected)):
         return None
     return f"{_told(got)} instead of {type(expected).__name__}: {expected}"
-
-
-def _out_modes(call: Call, expected: Any, *, edges: bool) -> Iterator[str]:
-    if not all(isinstance(e, Tensor) and e.layout is torch.strided for e in flat(expected)):
-        return
-    yield "out"
-    if not edges:
-        return
-    yield "out empty"
-    yield "out strided"
-    yield "out dtype"
-    if _alias_of(call.sample, expected) is not None:
-        yield "out alias"
-
-
-def _outs(sample: Sample, expected: Any, mode: str, subject: Subject) -> Any:
-    if mode == "out alias":
-        return _alias_of(sample, expected)
-    outs = [_one_out(e, mode) for e in flat(expected)]
-    if isinstance(expected, Tensor):
-        return outs[0]
-    return outs if subject.lists_out else tuple(outs)
-
-
-def _one_out(expected: Tensor, mode: str) -> Tensor:
-    if mode == "out empty":
-        return expected.new_empty(0)
-    if mode == "out strided":
-        buffer = expected.new_empty((*expected.shape, 2))
-        return _sentinel(buffer)[..., 0]
-    if mode == "out dtype":
-        return _sentinel(expected.new_empty(expected.shape, dtype=_other_dtype(expected.dtype)))
-    return _sentinel(torch.empty_like(expected))
-
-
-def _sentinel(t: Tensor) -> Tensor:
-    """Values that no result has, so that an `out` nobody wrote to shows."""
-    if t.dtype.is_floating_point or t.dtype.is_complex:
-        return t.fill_(float("nan"))
-    return t.fill_(True) if t.dtype is torch.bool else t.fill_(101)
-
-
-def _other_dtype(dtype: torch.dtype) -> torch.dtype:
-    """A dtype that a result of *dtype* cannot be cast to; for booleans, which fit everywhere, a wider one."""
-    if dtype.is_complex:
-        return torch.float32
-    if dtype.is_floating_point:
-        return torch.int64
-    return torch.float32 if dtype is torch.bool else torch.bool
-
-
-def _castable(expected: Any, out: Any) -> bool:
-    return all(torch.can_cast(e.dtype, o.dtype) for e, o in zip(flat(expected), flat(out), strict=True))
-
-
-def _alias_of(sample: Sample, expected: Any) -> Tensor | None:
-    if not isinstance(expected, Tensor):
-        return None
-    fitting = (t for t in sample.tensors() if t.shape == expected.shape and t.dtype == expected.dtype)
-    return next((t for t in fitting if t.layout is torch.strided and same_strides(t, t.contiguous())), None)
 
 
 def _own(call: Call) -> Sample:
