@@ -65,8 +65,9 @@ def test_the_picture_is_of_this_result(path: Path) -> None:
     assert f"plots/{path.stem}.svg" in (ROOT / "docs" / "performance.md").read_text()
 
 
-def test_performance_page_quotes_only_measured_ratios() -> None:
-    page = (ROOT / "docs" / "performance.md").read_text()
+@pytest.mark.parametrize("name", ["README.md", "docs/performance.md"])
+def test_pages_quote_only_measured_ratios(name: str) -> None:
+    page = (ROOT / name).read_text()
     measured = {f"{value:.3f}" for path in RESULTS for value in load(path)["ratios"].values()}
     quoted = set(re.findall(r"\b\d+\.\d{3}\b", page))
     assert quoted
