@@ -76,7 +76,8 @@ def test_installed(distribution: str) -> None:
 def test_the_entry_point_is_declared() -> None:
     (entry,) = importlib.metadata.entry_points(group="torch_dynamo_backends", name="magi")
 
-    assert entry.value == "magi_backend:magi"
+    assert entry.value == "magi_backend._entry_point:magi"
+    assert entry.load() is importlib.import_module("magi_backend").magi
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,9 @@ def test_two_models_compiled_from_two_threads() -> None:
     def work(name: str) -> None:
         x = torch.linspace(0, 3, 7)
         try:
-            found[name] = torch.allclose(torch.compile(functions[name], backend="magi")(x), functions[name](x))
+            # "Somebody traces" is one flag for all threads, and torch refuses a call that meets it (eval_frame.py).
+            with torch._dynamo.config.patch(force_compile_during_fx_trace=True):
+                found[name] = torch.allclose(torch.compile(functions[name], backend="magi")(x), functions[name](x))
         except Exception as error:  # noqa: BLE001 - the assertion below shows it
             found[name] = error
 

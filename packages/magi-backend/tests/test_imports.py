@@ -20,6 +20,44 @@ def test_importing_loads_no_torch() -> None:
     assert run(f"import sys, magi_backend; magi_backend.magi; print([n for n in {heavy} if n in sys.modules])") == "[]"
 
 
+def test_threads_may_be_the_first_to_name_the_backend() -> None:
+    """Each loads the entry point and registers it, for torch has no lock there."""
+    program = """
+import threading, torch
+
+start, outcomes = threading.Barrier(8), []
+
+def name_it():
+    start.wait()
+    try:
+        torch.compile(torch.sin, backend="magi")
+        outcomes.append("found")
+    except Exception as error:
+        outcomes.append(repr(error))
+
+threads = [threading.Thread(target=name_it) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+registered = torch._dynamo.lookup_backend("magi")
+print(set(outcomes), registered.__module__, "magi" in torch._dynamo.list_backends())
+"""
+    assert run(program) == "{'found'} magi_backend._backend True"
+
+
+def test_an_unknown_backend_is_still_refused() -> None:
+    program = """
+import torch
+torch.compile(torch.sin, backend="magi")
+try:
+    torch.compile(torch.sin, backend="magie")
+except Exception as error:
+    print(type(error).__name__)
+"""
+    assert run(program) == "InvalidBackend"
+
+
 def test_a_malformed_environment_does_not_break_the_import() -> None:
     program = "import os; os.environ['MAGI_COMPILE_CHECK'] = 'maybe'; import magi_backend as m; print(m.CompileConfig)"
 

@@ -34,6 +34,28 @@ def torch_release() -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", torch_text())[:3]))
 
 
+def let_threads_register(backend: Callable[..., Any]) -> None:
+    """Several threads may be the first to name *backend* (every torch release).
+
+    ``lookup_backend`` looks whether a name is registered, loads its entry point, and registers it, without a lock. Of
+    threads that are in there together all but one get ``AssertionError: duplicate name``, or a KeyError between the
+    two tables. They hold torch's function by then, so the table that it asks is what can answer differently: *backend*
+    is never in it yet, and always found.
+    """
+    from torch._dynamo.backends import registry
+
+    class Backends(dict[str, Any]):
+        def __contains__(self, name: object) -> bool:
+            return name != backend.__name__ and super().__contains__(name)
+
+        def __missing__(self, name: str) -> Any:
+            if name == backend.__name__:
+                return backend
+            raise KeyError(name)
+
+    registry._COMPILER_FNS = Backends(registry._COMPILER_FNS)
+
+
 @contextlib.contextmanager
 def repaired_functions(names: frozenset[str], report: Callable[[str], None]) -> Iterator[None]:
     """Run Inductor with the repairs *names*, within this context only.

@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What torch loads for the name ``magi`` (``torch_dynamo_backends`` in pyproject.toml), and nothing else imports."""
+
+from __future__ import annotations
+
+from ._backend import magi
+from ._torch_compat import let_threads_register
+
+
+__all__ = ["magi"]
+
+let_threads_register(magi)
