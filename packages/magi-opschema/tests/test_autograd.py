@@ -178,7 +178,15 @@ BAD_GRADIENTS: list[tuple[Callable[[Any, Tensor], Any], str]] = [
         r"returned a Tensor of shape \(3,\), expected a tuple with one gradient for each of \(x, params\)",
     ),
     (lambda ctx, g: (g,), r"returned 1 gradients, expected 2, one for each of \(x, params\)"),
-    (lambda ctx, g: (g, {"wieght": g}), r"'params' names the field 'wieght'.*Did you mean 'weight'"),
+    (
+        lambda ctx, g: (g, {"wieght": g}),
+        r"'params' names the field 'wieght', .*; it has weight, inner\. Did you mean 'weight'\? ",
+    ),
+    (
+        lambda ctx, g: (g, {"inner": {"shfit": g}}),
+        r"'params.inner' names the field 'shfit', .*; it has .*shift.*\. Did you mean 'shift'\? ",
+    ),
+    (lambda ctx, g: (g, {"zz": g}), r"'params' names the field 'zz', .*; it has weight, inner\. "),
     (lambda ctx, g: (g, {"inner": {"scale": g}}), r"'params.inner.scale' returned .*expected None: a float has no"),
     (lambda ctx, g: (g[:2], None), r"'x' returned shape \(2,\), expected \(3,\) or one that sums to it"),
     (lambda ctx, g: (g, 3), r"'params' returned a int, expected None, a dict by field, a Params, or a tuple"),
@@ -192,7 +200,9 @@ BAD_GRADIENTS: list[tuple[Callable[[Any, Tensor], Any], str]] = [
 def test_wrong_gradients_name_op_and_path(ns: str, backward: Callable[..., Any], sentence: str) -> None:
     affine = make_affine(ns, backward)
     y = affine(torch.ones(3, requires_grad=True), Params(torch.ones(3)))
-    with pytest.raises(errors.GradientError, match=rf"affine\(\): backward_fn.*{sentence}.*\(test_autograd\.py:\d+\)"):
+    with pytest.raises(
+        errors.GradientError, match=rf"{ns}::affine: backward_fn.*{sentence}.*\(test_autograd\.py:\d+\)"
+    ):
         y.sum().backward()
 
 

@@ -32,7 +32,7 @@ def test_fake_that_says_something_else_is_found_at_every_call_until_one_passes(n
 
     for _ in range(2):
         with pytest.raises(
-            errors.FakeMismatchError, match=rf"copy\(\): 'output' has {what} .* the fake says .*test_checks"
+            errors.FakeMismatchError, match=rf"{ns}::copy: 'output' has {what} .* the fake says .*test_checks"
         ):
             copy(torch.randn(2, 3))
 
@@ -91,7 +91,7 @@ def test_aliasing(ns: str, kind: str) -> None:
         copy = x.clone()
         return {"the input": (copy, x), "a view": (copy, x[:]), "twice": (copy, copy)}[kind]
 
-    with pytest.raises(errors.AliasingError, match=r"alias\(\): 'output\.1' shares its memory with"):
+    with pytest.raises(errors.AliasingError, match=rf"{ns}::alias: 'output\.1' shares its memory with"):
         alias(torch.ones(3))
 
 
@@ -119,7 +119,7 @@ def test_record_that_changes_when_it_is_rebuilt(ns: str) -> None:
     def scale(x: Tensor, *, cfg: Doubling) -> Tensor:
         return x * cfg.x
 
-    sentence = r"scale\(\): 'cfg.x' was 2.0 and is 4.0 after the op rebuilt its record .*\(test_checks.py:\d+\)"
+    sentence = rf"{ns}::scale: 'cfg.x' was 2.0 and is 4.0 after the op rebuilt its record .*\(test_checks.py:\d+\)"
     with pytest.raises(errors.RoundTripError, match=sentence):
         scale(torch.ones(2), cfg=Doubling(1.0))
     assert scale(torch.ones(2), cfg=Doubling(0.0)).tolist() == [0.0, 0.0]
@@ -130,12 +130,12 @@ def test_body_that_returns_something_else(ns: str) -> None:
     def pair(x: Tensor) -> tuple[tuple[Tensor, Tensor]]:
         return x  # type: ignore[return-value]
 
-    with pytest.raises(errors.ReturnValueError, match=r"pair\(\): 'output' is .*expected a tuple of 1"):
+    with pytest.raises(errors.ReturnValueError, match=rf"{ns}::pair: 'output' is .*expected a tuple of 1"):
         pair(torch.ones(2))
 
     @magi_register_custom_op(f"{ns}::nothing", mutates_args=("x",))
     def nothing(x: Tensor) -> None:
         return x.add_(1)  # type: ignore[return-value]
 
-    with pytest.raises(errors.ReturnValueError, match=r"nothing\(\): 'output' is .*expected None"):
+    with pytest.raises(errors.ReturnValueError, match=rf"{ns}::nothing: 'output' is .*expected None"):
         nothing(torch.ones(2))

@@ -141,7 +141,7 @@ def test_an_output_that_aliases_is_refused(ns: str, form: str) -> None:
     def same(x: Tensor, crop: Crop) -> Tensor:
         return x
 
-    with pytest.raises(errors.AliasingError, match=r"same\(\): 'output' shares its memory with an input"):
+    with pytest.raises(errors.AliasingError, match=rf"{ns}::same: 'output' shares its memory with an input"):
         compiled_and_eager(lambda x: same(x, Crop(0, 1)) + 1)[form](torch.ones(3))
 
 
@@ -152,7 +152,7 @@ def test_a_fake_that_says_another_shape_is_found(ns: str, form: str) -> None:
         return x[: crop.size].clone()
 
     with pytest.raises(
-        errors.FakeMismatchError, match=r"first\(\): 'output' has shape \(1,\), and the fake says \(3,\)"
+        errors.FakeMismatchError, match=rf"{ns}::first: 'output' has shape \(1,\), and the fake says \(3,\)"
     ):
         compiled_and_eager(lambda x: first(x, Crop(0, 1)))[form](torch.ones(3))
 
@@ -164,7 +164,7 @@ def test_a_backward_that_is_missing_is_an_error(ns: str, form: str) -> None:
         return x * 2
 
     x = torch.ones(3, requires_grad=True)
-    with pytest.raises(Exception, match=r"double\(\): a gradient was asked of this op, which has no backward_fn"):
+    with pytest.raises(Exception, match=rf"{ns}::double: a gradient was asked of this op, which has no backward_fn"):
         compiled_and_eager(lambda x: double(x, Crop(0, 1)))[form](x).sum().backward()
     assert x.grad is None
 

@@ -199,6 +199,11 @@ ANNOTATIONS: list[tuple[object, str]] = [
     (list[Inner], ("'value' has type list[Inner], a list of records, which has no flat schema form. "
                   "Use one frozen dataclass with a list for each field.")),
     (tuple[Inner, ...], "'value' has type tuple[Inner, ...], a list of records"),
+    (list[Betas], "'value' has type list[Betas], a list of records"),
+    (Sequence[Mutable], "'value' has type Sequence[Mutable], a list of records"),
+    (tuple[Opt | None, ...], "'value' has type tuple[Opt | None, ...], a list of records"),
+    (list[Box[bytes]], "'value' has type list[Box[bytes]], a list of records"),
+    (list[Partial], "'value' has type list[Partial], a list of records"),
     (set[int], f"'value' has type set[int], {NO_FORM}. Use a sorted tuple[T, ...]."),
     (frozenset[str], f"'value' has type frozenset[str], {NO_FORM}. Use a sorted tuple[T, ...]."),
     (Any, f"'value' has type Any, {NO_FORM}. Say which type it has."),
@@ -237,7 +242,7 @@ ANNOTATIONS: list[tuple[object, str]] = [
     (list[torch.Generator], f"'value' has type list[Generator], {NO_LIST}."),
     (Tree, ("'value.left' has type Tree, a record that contains itself, so it has no fixed number of leaves. "
            "Use a Tensor or lists.")),
-    (Chain, "'value.links' has type Chain, a record that contains itself"),
+    (Chain, "'value.links' has type list[Chain], a list of records"),
     (Ping, "'value.pong.ping' has type Ping, a record that contains itself"),
     (WithInitVar, ("'value' has type WithInitVar, whose InitVar 'factor' cannot be read back from an instance. "
                   "Make it a field.")),
@@ -325,10 +330,10 @@ def test_annotation_is_refused_at_decoration(ns: str, annotation: object, senten
     with pytest.raises(SignatureError, match=re.escape(sentence)) as caught:
         magi_register_custom_op(f"{ns}::op")(body)
     message = str(caught.value)
-    assert message.startswith("body(): ")
+    assert message.startswith(f"{ns}::op: ")
     assert message.endswith(located(body))
     assert "0x" not in message
-    assert caught.value.function == "body"
+    assert caught.value.function == f"{ns}::op"
     assert all(problem.path.startswith("value") for problem in caught.value.problems)
     assert not torch._C._jit_get_schemas_for_operator(f"{ns}::op")
 
@@ -474,10 +479,11 @@ SIGNATURES: list[tuple[Callable[..., Any], str]] = [
 def test_signature_is_refused_at_decoration(ns: str, fn: Callable[..., Any], sentence: str) -> None:
     with pytest.raises(SignatureError, match=re.escape(sentence)) as caught:
         magi_register_custom_op(f"{ns}::op")(fn)
-    assert str(caught.value).startswith(f"{fn.__name__}(): ")
+    assert str(caught.value).startswith(f"{ns}::op: ")
     assert located(fn) in str(caught.value)
-    with pytest.raises(SignatureError, match=re.escape(sentence)):
+    with pytest.raises(SignatureError, match=re.escape(sentence)) as caught:
         lower_signature(fn)
+    assert str(caught.value).startswith(f"{fn.__name__}(): ")
 
 
 def nothing() -> Tensor:
@@ -492,7 +498,7 @@ OPTIONS: list[tuple[Callable[..., Any], dict[str, Any], type[OpSchemaError], str
     (writes, {"mutates_args": ("outt",)}, OptionError,
      "mutates_args names 'outt', which is no parameter, leaf path or flat name. Did you mean 'out'?"),
     (writes, {"mutates_args": (0,)}, OptionError,
-     "mutates_args names '0', which is no parameter, leaf path or flat name."),
+     "mutates_args names 0, which is no parameter, leaf path or flat name."),
     (writes, {"mutates_args": ("weights",)}, OptionError,
      ("mutates_args names 'weights', a list of Tensors that may be None, which torch cannot functionalize "
      "(pytorch #144072). Use list[Tensor], empty for None.")),
@@ -523,7 +529,7 @@ OPTIONS: list[tuple[Callable[..., Any], dict[str, Any], type[OpSchemaError], str
     (scaled, {"infer_output_meta_fn": ["cfg.scale"]}, OptionError,
      "infer_output_meta_fn: 'cfg.scale' is no Tensor parameter or leaf path."),
     (plain, {"infer_output_meta_fn": [0]}, OptionError,
-     "infer_output_meta_fn: '0' is no Tensor parameter or leaf path."),
+     "infer_output_meta_fn: 0 is no Tensor parameter or leaf path."),
     (plain, {"infer_output_meta_fn": lambda: X}, OptionError,
      "infer_output_meta_fn is called as infer_output_meta_fn(x), which test_errors.py:"),
     (two_outputs, {}, OptionError,
@@ -546,7 +552,7 @@ def test_options_are_refused_at_decoration(
 ) -> None:
     with pytest.raises(error, match=re.escape(sentence)) as caught:
         magi_register_custom_op(f"{ns}::op", **options)(fn)
-    assert str(caught.value).startswith(f"{fn.__name__}(): ")
+    assert str(caught.value).startswith(f"{ns}::op: ")
     assert str(caught.value).endswith(located(fn))
     assert not torch._C._jit_get_schemas_for_operator(f"{ns}::op")
 
@@ -611,7 +617,7 @@ def test_decorator_without_brackets() -> None:
 def test_duplicate_name_of_ours(ns: str) -> None:
     magi_register_custom_op(f"{ns}::op")(plain)
     sentence = (
-        f"scaled(): the op '{ns}::op' is registered already, by plain {located(plain)}. Choose another name, "
+        f"{ns}::op: the op is registered already, by plain {located(plain)}. Choose another name, "
         "or pass override=True to replace it, as after a reload."
     )
     with pytest.raises(DuplicateOpError, match=re.escape(sentence)):
@@ -621,7 +627,7 @@ def test_duplicate_name_of_ours(ns: str) -> None:
 def test_duplicate_name_of_another_library(ns: str) -> None:
     library = torch.library.Library(ns, "FRAGMENT")
     library.define("op(Tensor x) -> Tensor")
-    sentence = f"plain(): the op '{ns}::op' is registered already, by another library. Choose another name."
+    sentence = f"{ns}::op: the op is registered already, by another library. Choose another name."
     for override in (False, True):
         with pytest.raises(DuplicateOpError, match=re.escape(sentence)):
             magi_register_custom_op(f"{ns}::op", override=override)(plain)
@@ -668,7 +674,7 @@ def test_all_bad_places_are_in_one_error(ns: str) -> None:
         magi_register_custom_op(f"{ns}::op")(body)
     assert [problem.path for problem in caught.value.problems] == ["cfg.table", "cfg.raw", "rest", "pick", ""]
     lines = str(caught.value).splitlines()
-    assert lines[0] == f"body(): 5 places of the signature have no flat schema form {located(body)}:"
+    assert lines[0] == f"{ns}::op: 5 places of the signature have no flat schema form {located(body)}:"
     assert lines[1] == (
         "  - parameter 'cfg.table' has type dict[str, int], which has no flat schema form. "
         "Use a frozen dataclass, or tuple[int, ...]."
@@ -780,7 +786,7 @@ def test_value_is_refused_at_the_call(
     for call in calls:
         with pytest.raises(error, match=re.escape(sentence)) as caught:
             call()
-        assert str(caught.value).startswith("body(): '")
+        assert str(caught.value).startswith(f"{ns}::op: '")
         assert str(caught.value).endswith(located(body))
     assert not called
 
@@ -871,7 +877,7 @@ def test_a_leaf_of_another_class(ns: str, annotation: object, value: Any, senten
         for args, kwargs in (((x, passed), {}), ((), {"value": passed, "x": x})):
             with pytest.raises((ArgumentError, ArgumentValueError), match=re.escape(path)) as caught:
                 op(*args, **kwargs)
-            assert str(caught.value).startswith("body(): ")
+            assert str(caught.value).startswith(f"{ns}::op: ")
             assert str(caught.value).endswith(located(body))
 
 
@@ -881,7 +887,7 @@ def test_a_leaf_of_another_class_in_compiled_code(ns: str, form: str) -> None:
     op = magi_register_custom_op(f"{ns}::op")(with_annotation(annotation))
     assert op_def(op).path == form
     value, path = (Box("big"), "value.value") if form == "flattened" else ("big", "value")
-    with pytest.raises(Exception, match=rf"body\(\): '{path}' is 'big' \(str\), expected a float\. \(test_errors"):
+    with pytest.raises(Exception, match=rf"{ns}::op: '{path}' is 'big' \(str\), expected a float\. \(test_errors"):
         torch.compile(op, fullgraph=True, backend="eager")(X, value)
 
 
@@ -906,7 +912,7 @@ def test_a_look_alike_in_compiled_code(ns: str, value: Any, is_argument: bool) -
     op: Any = magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=["x"])(with_annotation(Box[int]))
     plain = value is None or isinstance(value, (int, str))
     shown = f"{value!r} ({type(value).__name__})" if plain else f"of class {type(value).__name__}"
-    sentence = rf"body\(\): 'value' is {re.escape(shown)}, expected a Box, .*\(test_errors.py:\d+\)"
+    sentence = rf"{ns}::op: 'value' is {re.escape(shown)}, expected a Box, .*\(test_errors.py:\d+\)"
     compiled: Any = torch.compile(op if is_argument else lambda x, _: op(x, value), fullgraph=True, backend="eager")
     with pytest.raises(Exception, match=sentence):
         compiled(X, value)
@@ -923,7 +929,7 @@ def test_a_call_that_does_not_fit_the_signature(ns: str, form: str) -> None:
         (lambda: op(X, 1.0, x=X), "multiple values for argument 'x'."),
     ]
     for call, sentence in calls:
-        with pytest.raises(TypeError, match=re.escape(f"body(): {sentence} (test_errors.py")):
+        with pytest.raises(TypeError, match=re.escape(f"{ns}::op: {sentence} (test_errors.py")):
             call()
 
 

@@ -27,7 +27,7 @@ from magi_opschema import (
     register_vmap,
     release_object,
 )
-from magi_opschema._handle_registry import REGISTRY
+from magi_opschema._handles.registry import REGISTRY
 from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -534,13 +534,13 @@ def test_wrong_values(ns: str, x: Tensor, value: Any, error: type[Exception], se
     passed = value() if callable(value) else value
     with pytest.raises(error, match=sentence) as raised:
         run(x, passed)
-    assert str(raised.value).startswith("run(): 'runner'")
+    assert str(raised.value).startswith(f"{ns}::run: 'runner'")
     assert "test_handles.py:" in str(raised.value)
 
 
 def test_stale_in_a_compiled_graph(ns: str, x: Tensor) -> None:
     compiled, _ = count_graphs(make_op(ns))
-    with pytest.raises(errors.HandleError, match="run\\(\\): 'runner' names no Runner: .* is a stale handle"):
+    with pytest.raises(errors.HandleError, match=f"{ns}::run: 'runner' names no Runner: .* is a stale handle"):
         compiled(x, _stale())
 
 

@@ -10,16 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from magi_opschema import (
-    _definition,
-    _registration,
-    errors,
-    magi_register_custom_op,
-    op_def,
-    register_autocast,
-    register_kernel,
-    register_vmap,
-)
+from magi_opschema import errors, magi_register_custom_op, op_def, register_autocast, register_kernel, register_vmap
+from magi_opschema._ops import define as _definition
+from magi_opschema._ops import registration as _registration
 from torch import Tensor
 
 

@@ -22,8 +22,8 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from magi_opschema import SignatureLowering, lower_signature, magi_register_custom_op, op_def, opcheck
-from magi_opschema._bridge import Bridge
-from magi_opschema._tree import leaves
+from magi_opschema._call.bridge import Bridge
+from magi_opschema._model.tree import leaves
 from torch import Tensor
 from torch.types import Number
 

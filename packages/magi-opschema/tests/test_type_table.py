@@ -28,7 +28,7 @@ from typing import (
 import pytest
 import torch
 from magi_opschema import lower_signature, magi_register_custom_op, op_def, opcheck
-from magi_opschema._annotations import show_type
+from magi_opschema._text import show_type
 from torch import Tensor
 from torch.types import Number
 

@@ -12,48 +12,40 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from . import errors as errors
-    from ._decorator import magi_register_custom_op as magi_register_custom_op
-    from ._handle_registry import get_object as get_object
-    from ._handle_registry import register_object as register_object
-    from ._handle_registry import release_object as release_object
-    from ._handles import ObjectHandle as ObjectHandle
-    from ._lower_signature import lower_signature as lower_signature
-    from ._lowering import SignatureLowering as SignatureLowering
-    from ._op_def import OpDef as OpDef
-    from ._op_def import annotate as annotate
-    from ._op_def import op_def as op_def
-    from ._opcheck import opcheck as opcheck
-    from ._rules import (
-        register_autocast as register_autocast,
-    )
-    from ._rules import (
-        register_kernel as register_kernel,
-    )
-    from ._rules import (
-        register_sharding as register_sharding,
-    )
-    from ._rules import (
-        register_vmap as register_vmap,
-    )
+    from ._handles.annotation import ObjectHandle as ObjectHandle
+    from ._handles.registry import get_object as get_object
+    from ._handles.registry import register_object as register_object
+    from ._handles.registry import release_object as release_object
+    from ._lowering.lower_signature import lower_signature as lower_signature
+    from ._model.lowering import SignatureLowering as SignatureLowering
+    from ._ops.catalogue import OpDef as OpDef
+    from ._ops.catalogue import annotate as annotate
+    from ._ops.catalogue import op_def as op_def
+    from ._ops.decorator import magi_register_custom_op as magi_register_custom_op
+    from ._ops.opcheck import opcheck as opcheck
+    from ._ops.rules import register_autocast as register_autocast
+    from ._ops.rules import register_kernel as register_kernel
+    from ._ops.rules import register_sharding as register_sharding
+    from ._ops.rules import register_vmap as register_vmap
     from .errors import OpSchemaError as OpSchemaError
 
 _HOMES = {
-    "ObjectHandle": "_handles",
-    "OpDef": "_op_def",
+    "ObjectHandle": "_handles.annotation",
+    "OpDef": "_ops.catalogue",
     "OpSchemaError": "errors",
-    "SignatureLowering": "_lowering",
-    "annotate": "_op_def",
-    "get_object": "_handle_registry",
-    "lower_signature": "_lower_signature",
-    "magi_register_custom_op": "_decorator",
-    "op_def": "_op_def",
-    "opcheck": "_opcheck",
-    "register_autocast": "_rules",
-    "register_kernel": "_rules",
-    "register_object": "_handle_registry",
-    "register_sharding": "_rules",
-    "register_vmap": "_rules",
-    "release_object": "_handle_registry",
+    "SignatureLowering": "_model.lowering",
+    "annotate": "_ops.catalogue",
+    "get_object": "_handles.registry",
+    "lower_signature": "_lowering.lower_signature",
+    "magi_register_custom_op": "_ops.decorator",
+    "op_def": "_ops.catalogue",
+    "opcheck": "_ops.opcheck",
+    "register_autocast": "_ops.rules",
+    "register_kernel": "_ops.rules",
+    "register_object": "_handles.registry",
+    "register_sharding": "_ops.rules",
+    "register_vmap": "_ops.rules",
+    "release_object": "_handles.registry",
 }
 
 __all__ = [

@@ -6,6 +6,7 @@ Unless it says otherwise, a name serves torch 2.10 to 2.15.
 
 from __future__ import annotations
 
+import contextlib
 import keyword
 import weakref
 from collections.abc import Callable, Iterable
@@ -20,6 +21,7 @@ from torch._library.custom_ops import CustomOpDef as CustomOpDef
 from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch.fx.experimental.sym_node import DynamicInt
+from torch.utils import _pytree
 
 
 below_autograd = torch._C._AutoDispatchBelowAutograd
@@ -42,6 +44,22 @@ is_dynamo_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 
 increment_version: Callable[[Iterable[torch.Tensor]], None] = torch._C._increment_version
 """Bump version counters; a no-op for inference tensors. The public torch.autograd.graph.increment_version is slower."""
+
+
+def counting_writes() -> contextlib.AbstractContextManager[None]:
+    """A context in which Tensors count what is written into them, also below `below_adinplaceorview`."""
+    key = torch._C.DispatchKey.ADInplaceOrView
+    return torch._C._SetExcludeDispatchKeyGuard(key, False)
+
+
+def writes_counted(tensor: torch.Tensor) -> int:
+    """The version counter, which every write into the Tensor or a view increments; inference tensors have none."""
+    return tensor._version
+
+
+def is_capturing(tensor: torch.Tensor) -> bool:
+    """True while a CUDA graph is captured on the Tensor's device, where nothing can be read back."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def is_forward_ad_active() -> bool:
@@ -179,10 +197,10 @@ class ExplainedOverload(OpOverload):
     _magi_explain: Callable[..., None]
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the op; a RuntimeError is explained, or raised as it is."""
+        """Call the op; an error is explained, or raised as it is."""
         try:
             return self._op(*args, **kwargs)
-        except RuntimeError as error:
+        except Exception as error:
             self._magi_explain(error, args, kwargs)
             raise
 
@@ -194,16 +212,16 @@ class ExplainedCall(ExplainedOverload):
     """
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the op; a RuntimeError is explained, or raised as it is."""
+        """Call the op; an error is explained, or raised as it is."""
         try:
             return OpOverload.__call__(self, *args, **kwargs)
-        except RuntimeError as error:
+        except Exception as error:
             self._magi_explain(error, args, kwargs)
             raise
 
 
 def explain_errors(op: OpOverload, explain: Callable[..., None]) -> None:
-    """Have `explain(error, args, kwargs)` called when a call of *op* raises a RuntimeError."""
+    """Have `explain(error, args, kwargs)` called when a call of *op* raises an error."""
     if type(op) is OpOverload:
         is_plain = OpOverload.__call__.__code__.co_names == ("_op",)
         op.__class__ = ExplainedOverload if is_plain else ExplainedCall
@@ -265,6 +283,41 @@ def restore_packet(op: OpOverload) -> None:
     setattr(namespace, packet.__name__, packet)
     if packet.__name__ not in namespace._dir:
         namespace._dir.append(packet.__name__)
+
+
+pytree_lock = _pytree._NODE_REGISTRY_LOCK
+"""Torch's own lock around its table of pytree nodes."""
+
+register_pytree_node = _pytree.register_pytree_node
+"""In the Python registry, and in that of optree if it is installed. Not in torch.utils' documented names."""
+
+GetAttrKey = _pytree.GetAttrKey
+"""The key of a child that is an attribute."""
+
+
+def is_pytree_node(cls: type) -> bool:
+    """True if *cls* is registered in torch's Python registry of pytrees."""
+    return cls in _pytree.SUPPORTED_NODES
+
+
+def has_saved_name(cls: type) -> bool:
+    """True if a tree that holds *cls* can be saved."""
+    return cls in _pytree.SUPPORTED_SERIALIZED_TYPES
+
+
+def register_saved_namedtuple(cls: type, name: str) -> None:
+    """Give a named tuple, which is a pytree node as it is, the name that it is saved as."""
+    _pytree._register_namedtuple(cls, serialized_type_name=name)
+
+
+def class_saved_as(name: str) -> type | None:
+    """The class that a saved tree means by *name*."""
+    return _pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name)
+
+
+def save_as(name: str, cls: type) -> None:
+    """Let a saved tree mean *cls* by *name*; a registration gives the name to the latest class without a word."""
+    _pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE[name] = cls
 
 
 def is_registered(name: str) -> bool:

@@ -24,18 +24,21 @@ class OpSchemaError(Exception):
 
 
 class SignatureError(OpSchemaError, TypeError):
-    """A signature cannot be lowered. All its bad places are in `problems` and in the message."""
+    """A signature cannot be lowered. All its bad places are in `problems` and in the message.
+
+    `function` is the op's qualified name; without an op, the function's name with brackets.
+    """
 
     def __init__(self, function: str, location: str, problems: tuple[Problem, ...]) -> None:
         self.function = function
         self.location = location
         self.problems = problems
         if len(problems) == 1:
-            message = f"{function}(): {problems[0].sentence} ({location})"
+            message = f"{function}: {problems[0].sentence} ({location})"
         else:
             listed = "\n".join(f"  - {problem.sentence}" for problem in problems)
             counted = f"{len(problems)} places of the signature have no flat schema form"
-            message = f"{function}(): {counted} ({location}):\n{listed}"
+            message = f"{function}: {counted} ({location}):\n{listed}"
         super().__init__(message)
 
 
@@ -91,12 +94,20 @@ class ForwardModeError(OpSchemaError, NotImplementedError):
     """A forward-mode derivative was asked of an op."""
 
 
+class EnvironmentVariableError(OpSchemaError, ValueError):
+    """An environment variable of this package has an unknown name, or a value that cannot be used."""
+
+
 class MutationError(OpSchemaError, RuntimeError):
-    """A mutated tensor requires a gradient, which would be wrong afterwards."""
+    """A body wrote into a Tensor that it must not write into, or that requires a gradient."""
 
 
 class GradientError(OpSchemaError, RuntimeError):
     """`backward_fn` returned gradients that do not fit the op's parameters."""
+
+
+class RecordTreeError(OpSchemaError, TypeError):
+    """A record cannot be part of a saved program."""
 
 
 class RuleError(OpSchemaError, TypeError):

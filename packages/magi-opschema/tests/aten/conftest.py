@@ -56,9 +56,9 @@ def _delegate(
         change: Called as `change(reference, args, kwargs)` in ATen's place.
         takes_out: Whether the kernel has an `out`.
     """
-    from magi_opschema.aten._cells import cell_of
-    from magi_opschema.aten._kernels import _form, out_names
-    from magi_opschema.aten._serve import python_names
+    from magi_opschema.aten._dispatch.cells import cell_of
+    from magi_opschema.aten._dispatch.kernels import _form, out_names
+    from magi_opschema.aten._dispatch.serve import python_names
 
     cell = cell_of(base)
     pair = next(pair for pair in cell.pairs if pair.leading == leading)
@@ -101,7 +101,7 @@ def delegate() -> Callable[..., Callable[..., Any]]:
 @pytest.fixture
 def surface() -> Path:
     """The folder of the default surface."""
-    from magi_opschema.aten._load import default_folder
+    from magi_opschema.aten._dispatch.load import default_folder
 
     return default_folder()
 

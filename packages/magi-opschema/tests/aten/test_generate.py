@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import torch
 from magi_opschema._cli import main
-from magi_opschema.aten._allowlist import SHIPPED, read_allowlist, select_bases
-from magi_opschema.aten._choice import merge
-from magi_opschema.aten._files import drift, write_folder
-from magi_opschema.aten._generate import generate, surface_files
-from magi_opschema.aten._metadata import FILE_NAME, JSON_SCHEMA
-from magi_opschema.aten._names import base_name, canonical_name, python_name, schema_name
-from magi_opschema.aten._torchgen import installed_schemas
-from magi_opschema.aten._verify import verify
+from magi_opschema.aten._generate.allowlist import SHIPPED, read_allowlist, select_bases
+from magi_opschema.aten._generate.choice import merge
+from magi_opschema.aten._generate.files import drift, write_folder
+from magi_opschema.aten._generate.metadata import FILE_NAME, JSON_SCHEMA
+from magi_opschema.aten._generate.names import base_name, canonical_name, python_name, schema_name
+from magi_opschema.aten._generate.surface import generate, surface_files
+from magi_opschema.aten._generate.torchgen import installed_schemas
+from magi_opschema.aten._generate.verify import verify
 from magi_opschema.aten.errors import OutputError, VerificationError
 
 
@@ -262,7 +262,7 @@ def test_a_bad_allowlist_is_named(
         ("sys.modules['torchgen'] = None", "torchgen, torch's code generator, is not installed"),
         ("sys.modules['torchgen.gen'] = None", "torchgen.gen cannot be imported"),
         (
-            "import magi_opschema.aten._torchgen as t; t._SCHEMA_FILE = 'gone.yaml'",
+            "import magi_opschema.aten._generate.torchgen as t; t._SCHEMA_FILE = 'gone.yaml'",
             "has no gone.yaml, from which the schemas are read",
         ),
     ],

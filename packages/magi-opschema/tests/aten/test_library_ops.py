@@ -11,18 +11,18 @@ import pytest
 import torch
 from magi_opschema import aten
 from magi_opschema.aten import testing
-from magi_opschema.aten._cells import loaded_cells
-from magi_opschema.aten._harness import _run
-from magi_opschema.aten._harness._divergences import LIBRARY_DIVERGENCES
-from magi_opschema.aten._harness._reasons import EXCLUDED
-from magi_opschema.aten._harness._subject import dotted
-from magi_opschema.aten._names import python_name
+from magi_opschema.aten._dispatch.cells import loaded_cells
+from magi_opschema.aten._generate.names import python_name
+from magi_opschema.aten._harness import run as _run
+from magi_opschema.aten._harness.divergences import LIBRARY_DIVERGENCES
+from magi_opschema.aten._harness.reasons import EXCLUDED
+from magi_opschema.aten._harness.subject import dotted
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from magi_opschema.aten._cells import Cell
+    from magi_opschema.aten._dispatch.cells import Cell
 
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 import torch
 from magi_opschema import aten
 from magi_opschema.aten import testing
-from magi_opschema.aten._cells import cell_of
+from magi_opschema.aten._dispatch.cells import cell_of
 from torch import Tensor
 
 
@@ -187,7 +187,7 @@ def test_right_kernels_pass(delegate: Callable[..., Any]) -> None:
 
 @pytest.mark.slow
 def test_a_hanging_kernel_is_a_failed_row(monkeypatch: pytest.MonkeyPatch, delegate: Callable[..., Any]) -> None:
-    from magi_opschema.aten._harness import _run
+    from magi_opschema.aten._harness import run as _run
 
     monkeypatch.setattr(_run, "SECONDS_PER_CHECK", 2.0)
 

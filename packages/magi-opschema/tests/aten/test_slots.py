@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -11,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from magi_opschema import aten
-from magi_opschema.aten import _library, _torch_compat
-from magi_opschema.aten._library import library_ops
+from magi_opschema.aten import _torch_compat, errors, testing
+from magi_opschema.aten._dispatch import library as _library
+from magi_opschema.aten._dispatch import load as _load
+from magi_opschema.aten._dispatch import registry as _registry
+from magi_opschema.aten._dispatch.library import library_ops
 from magi_opschema.aten.errors import KernelSignatureError, SlotError, UnknownOpError
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -476,7 +480,7 @@ def test_opcheck_passes_on_every_library_operator_of_a_base(slot: Slot, base: st
     slot(base, 1, kernel)
     function: Callable[..., Any] = getattr(aten, base)
     torch.compile(function, fullgraph=True, backend="eager")(*args)
-    cell = __import__("magi_opschema.aten._cells", fromlist=["cell_of"]).cell_of(base)
+    cell = __import__("magi_opschema.aten._dispatch.cells", fromlist=["cell_of"]).cell_of(base)
     pair = next(p for p in cell.pairs if p.leading in aten.slots(base)[1].kernels[0].serves)
     functional = _library.library_op(cell, pair, pair.functional, None)
     out = _library.library_op(cell, pair, pair.out, None)
@@ -637,6 +641,72 @@ print(used[-1])
 
     assert error in done.stderr
     assert done.stdout.strip() == used, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "sentence"),
+    [
+        (
+            "MAGI_SLOT_sofmax",
+            "1",
+            "MAGI_SLOT_sofmax names no operator of the ATen surface; did you mean 'MAGI_SLOT_so",
+        ),
+        ("MAGI_SLOT_", "1", "MAGI_SLOT_ names no operator of the ATen surface"),
+        ("MAGI_SLOT_linalg.norm", "8", "did you mean 'MAGI_SLOT_linalg_norm'?"),
+        ("MAGI_SLOT_relu_", "8", "MAGI_SLOT_relu_ names no operator of the ATen surface"),
+        ("MAGI_SLOT_softmax", "9", "MAGI_SLOT_softmax=9: slots are numbered 0 to 8"),
+        ("MAGI_SLOT_softmax", "fast", "MAGI_SLOT_softmax='fast' is no slot; give a number from 0 to 8"),
+        ("MAGI_SLOT_softmax", "²", "is no slot; give a number from 0 to 8"),
+    ],
+)
+def test_a_variable_that_means_nothing_is_told(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, sentence: str
+) -> None:
+    assert "softmax" in dir(aten)  # loaded before
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SlotError, match=re.escape(sentence)):
+        _registry.check_environment(is_complete=True)
+    _load.default_surface.cache_clear()
+    with pytest.raises(SlotError, match=re.escape(sentence)):
+        getattr(aten, "not_an_operator")  # noqa: B009
+    monkeypatch.delenv(variable)
+    assert "softmax" in dir(aten)
+
+
+WRONG: dict[str, Callable[[Any], object]] = {
+    "slots": aten.slots,
+    "load": aten.load,
+    "pin": lambda value: aten.pin(value, 8),
+    "pin, slot": lambda value: aten.pin("softmax", [value]),  # type: ignore[arg-type]
+    "use_slot": lambda value: aten.use_slot(value, 8).__enter__(),
+    "unregister_slot": lambda value: aten.unregister_slot(value, 1),
+    "register_slot": lambda value: aten.register_slot(value, 1, _softmax),
+    "register_slot, slot": lambda value: aten.register_slot("softmax", value, _softmax),
+    "register_slot, fn": lambda value: aten.register_slot("softmax", 1, value),
+    **{
+        f"register_slot, {option}": lambda value, option=option: aten.register_slot(  # type: ignore[misc]
+            "softmax", 1, _softmax, **{option: value}
+        )
+        for option in ("devices", "dtypes", "supports", "backward", "setup_context")
+    },
+    "check": lambda value: testing.check([value]),
+    "check, device": lambda value: testing.check([("softmax", 8)], device=value),
+}
+
+
+class Unshowable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+@pytest.mark.parametrize("entry", WRONG)
+@pytest.mark.parametrize("value", [3.5, b"q", [1], {"a": 1}, Unshowable(), object()], ids=lambda v: type(v).__name__)
+def test_a_wrong_value_is_an_error_of_the_surface(entry: str, value: object) -> None:
+    if (entry, type(value)) == ("register_slot, devices", dict):
+        pytest.skip("a collection of names")
+    with pytest.raises(errors.AtenError):
+        WRONG[entry](value)
+    assert list(aten.slots("softmax")) == [8]
 
 
 def _softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:

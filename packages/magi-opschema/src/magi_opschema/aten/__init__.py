@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import errors as errors
-    from ._load import load as load
-    from ._out import prepare_out as prepare_out
-    from ._slots import pin as pin
-    from ._slots import register_slot as register_slot
-    from ._slots import slots as slots
-    from ._slots import unregister_slot as unregister_slot
-    from ._slots import use_slot as use_slot
+    from ._dispatch.load import load as load
+    from ._dispatch.out import prepare_out as prepare_out
+    from ._dispatch.slots import pin as pin
+    from ._dispatch.slots import register_slot as register_slot
+    from ._dispatch.slots import slots as slots
+    from ._dispatch.slots import unregister_slot as unregister_slot
+    from ._dispatch.slots import use_slot as use_slot
     from ._stubs import *  # noqa: F403  # the names that mypy sees
 
 _MODULES = frozenset({"errors", "fft", "linalg", "special", "testing"})
 
 _HOMES = {
-    "load": "_load",
-    "pin": "_slots",
-    "prepare_out": "_out",
-    "register_slot": "_slots",
-    "slots": "_slots",
-    "unregister_slot": "_slots",
-    "use_slot": "_slots",
+    "load": "_dispatch.load",
+    "pin": "_dispatch.slots",
+    "prepare_out": "_dispatch.out",
+    "register_slot": "_dispatch.slots",
+    "slots": "_dispatch.slots",
+    "unregister_slot": "_dispatch.slots",
+    "use_slot": "_dispatch.slots",
 }
 
 
@@ -46,10 +46,10 @@ if not TYPE_CHECKING:  # with it, a type checker would take any name
             # Python and its tools probe for these; no operator is called so, and none is worth generating a surface.
             msg = f"module {__name__!r} has no attribute {name!r}"
             raise AttributeError(msg)
-        value = globals()[name] = importlib.import_module(f"{__name__}._load").attribute(name)
+        value = globals()[name] = importlib.import_module(f"{__name__}._dispatch.load").attribute(name)
         return value
 
 
 def __dir__() -> list[str]:
-    surface = importlib.import_module(f"{__name__}._load").default_surface()
+    surface = importlib.import_module(f"{__name__}._dispatch.load").default_surface()
     return sorted([*_HOMES, "errors", *surface.__all__])

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ._allowlist import SHIPPED
+from ._generate.allowlist import SHIPPED
 
 
 if TYPE_CHECKING:
@@ -86,10 +86,10 @@ _positive.__name__ = "positive number"  # what argparse calls it
 
 
 def _gen(options: argparse.Namespace) -> int:
-    from ._allowlist import read_allowlist, select_bases
-    from ._files import drift, write_folder
-    from ._generate import surface_files
-    from ._torchgen import installed_schemas
+    from ._generate.allowlist import read_allowlist, select_bases
+    from ._generate.files import drift, write_folder
+    from ._generate.surface import surface_files
+    from ._generate.torchgen import installed_schemas
 
     names = read_allowlist(options.allowlist)
     schemas = installed_schemas()
@@ -97,7 +97,7 @@ def _gen(options: argparse.Namespace) -> int:
     files = surface_files(bases, schemas)
     overloads = sum(len(base.overloads) for base in bases)
     if options.verify:
-        from ._verify import verify
+        from ._generate.verify import verify
 
         _say(f"{verify(bases)} overloads agree with the dispatcher of torch {schemas.torch_version}")
     if options.check:
@@ -112,14 +112,14 @@ def _gen(options: argparse.Namespace) -> int:
 
 def _coverage(options: argparse.Namespace) -> int:
     if not options.run_all:
-        from ._coverage_page import FILE_NAME
-        from ._generate import generate
+        from ._generate.coverage_page import FILE_NAME
+        from ._generate.surface import generate
 
         _say(generate(options.allowlist)[FILE_NAME])
         return 0
-    from ._allowlist import read_allowlist
-    from ._harness._run import active_tasks, run
-    from ._load import default_surface
+    from ._dispatch.load import default_surface
+    from ._generate.allowlist import read_allowlist
+    from ._harness.run import active_tasks, run
 
     default_surface()
     _run_kernels(options.kernels)
@@ -144,8 +144,8 @@ def _test(options: argparse.Namespace) -> int:
 
 
 def _new(options: argparse.Namespace) -> int:
-    from ._scaffold import scaffold
-    from ._torchgen import installed_schemas
+    from ._generate.scaffold import scaffold
+    from ._generate.torchgen import installed_schemas
 
     for path in scaffold(options.op, options.slot, options.out, installed_schemas()):
         _say(str(path))
@@ -159,7 +159,7 @@ def _gap(options: argparse.Namespace) -> int:
         msg = f"{options.script} is no file"
         raise OutputError(msg)
     _run_kernels(options.kernels)
-    from ._gap import find_gap
+    from ._dispatch.gap import find_gap
 
     gap = find_gap(options.script, options.arguments)
     for title, counts in (
@@ -182,7 +182,7 @@ def _run_kernels(path: Path | None) -> None:
     if not path.is_file():
         msg = f"--kernels {path}: no such file"
         raise SurfaceError(msg)
-    from ._script import run_script
+    from ._dispatch.script import run_script
 
     run_script(path)
 

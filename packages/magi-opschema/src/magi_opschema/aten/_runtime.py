@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ._cells import Cell, Pair, shared_cell
-from ._out import out_options, write_out
-from ._slots import settle
+from ._dispatch.cells import Cell, Pair, shared_cell
+from ._dispatch.out import out_options, write_out
+from ._dispatch.slots import settle
 
 
 if TYPE_CHECKING:

@@ -34,6 +34,11 @@ def find_overload(base: str, name: str) -> OpOverload | None:
     return overload if isinstance(overload, OpOverload) else None
 
 
+def has_operator(base: str) -> bool:
+    """Whether ATen has an operator of that name (torch 2.10 to 2.15)."""
+    return hasattr(torch.ops.aten, base)
+
+
 def arguments(overload: OpOverload) -> list[torch._C.Argument]:
     """The arguments of an overload's schema, out arguments among them (torch 2.10 to 2.15)."""
     return list(overload._schema.arguments)

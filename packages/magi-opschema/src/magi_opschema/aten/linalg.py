@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 if not TYPE_CHECKING:  # with it, a type checker would take any name
 
     def __getattr__(name: str) -> Any:
-        from ._load import submodule_attribute
+        from ._dispatch.load import submodule_attribute
 
         value = globals()[name] = submodule_attribute("linalg", name)
         return value

@@ -8,14 +8,11 @@ contract of `out=` are tried on all of them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import Any
 
-from ._harness._rows import Report as Report
-from ._harness._rows import Row as Row
-
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from ._harness.rows import Report as Report
+from ._harness.rows import Row as Row
 
 
 def check(
@@ -34,18 +31,38 @@ def check(
 
     Raises:
         UnknownOpError: The surface has no such operator.
-        SlotError: The slot has no kernel.
+        SlotError: The slot has no kernel, or *tasks* or *device* is of another form.
         MissingExtraError: numpy or expecttest is missing, which torch's test database needs.
 
     Example:
         >>> check([("relu", 8)])["relu", 8].failures
         []
     """
-    from ._harness._run import run
-    from ._slots import active_cell
+    from ._dispatch.slots import active_cell
+    from ._harness.run import run
 
+    tasks = _checked(tasks, device)
     asked = {(active_cell(base, slot).base, slot): (base, slot) for base, slot in tasks}
     return {asked[task]: report for task, report in run(asked, jobs=jobs, device=device)}
+
+
+def _checked(tasks: object, device: Any) -> list[Any]:
+    import torch
+
+    from magi_opschema._text import show_value
+
+    from .errors import SlotError
+
+    pairs = list(tasks) if isinstance(tasks, Iterable) else [None]
+    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+        msg = f"tasks={show_value(tasks)} must be pairs of an operator and a slot, [('softmax', 8)]"
+        raise SlotError(msg)
+    try:
+        torch.device("cpu" if device is None else device)
+    except (RuntimeError, TypeError):
+        msg = f"device={show_value(device)} is not a device of torch; give 'cpu' or 'cuda'"
+        raise SlotError(msg) from None
+    return pairs
 
 
 __all__ = ["Report", "Row", "check"]

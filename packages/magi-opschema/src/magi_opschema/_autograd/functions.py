@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The autograd bridge: autograd.Functions that call the user's gradient functions at the user's signature.
+
+An op has two, made at their first use. `eager` is applied by the kernel at the Autograd key. `transforms` has
+`setup_context` apart from `forward`, as torch.func asks, and is applied by the kernel at the key in front of all
+transforms: below it there is "no kernel for HigherOrderOperator custom_function_call". One would do for both,
+but torch binds the arguments of a Function with `setup_context` by inspect.signature at every call
+(torch/autograd/function.py, `Function.apply`), which takes longer than the rest of the call.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn, cast
+
+import torch
+
+from magi_opschema._call.bridge import Bridge
+from magi_opschema._call.layout import Flat, FlatLayout, as_output, as_tuple
+from magi_opschema._call.structure import positional, structure
+from magi_opschema._call.vmap import VmapRule, vmap_by_loop
+from magi_opschema._model.lowering import SignatureLowering
+from magi_opschema._model.tree import MaskedList, dotted, leaves, nodes
+from magi_opschema._torch_compat import apply_in_eager, below_autograd
+from magi_opschema.errors import ForwardModeError, MissingBackwardError
+
+from .gradients import lower_gradients, shape_of
+
+
+@dataclass(frozen=True)
+class Formula:
+    """The user's gradient functions."""
+
+    setup_context_fn: Callable[..., None] | None
+    backward_fn: Callable[..., Any]
+
+
+class NeedsGrad(Mapping[str, bool]):
+    """`ctx.needs_grad`: whether a gradient is wanted, by the dotted path of a Tensor leaf."""
+
+    def __init__(self, index: Mapping[str, int], flags: tuple[bool, ...]) -> None:
+        self._index = index
+        self._flags = flags
+
+    def __getitem__(self, path: str) -> bool:
+        return self._flags[self._index[path]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._index)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+
+@dataclass(frozen=True)
+class AutogradBridge:
+    """The two Functions of one op. Their arguments and outputs are flat, with lists of Tensors spread out."""
+
+    lowering: SignatureLowering
+    op: Any
+    formula: Formula | None
+    vmap_rule: Callable[[], VmapRule | None]
+
+    @functools.cached_property
+    def inputs(self) -> FlatLayout:
+        """The layout of the slots."""
+        return FlatLayout.of_arguments(self.lowering.arguments)
+
+    @functools.cached_property
+    def outputs(self) -> FlatLayout:
+        """The layout of the flat outputs."""
+        return FlatLayout.of_outputs([leaf.schema_type for leaf in self.lowering.return_leaves])
+
+    @functools.cached_property
+    def eager(self) -> Callable[..., Any]:
+        """Apply the Function that eager autograd and AOTAutograd see."""
+        run, save, spread_output = self._run, self._save, self._spread_output
+
+        def forward(ctx: Any, *spread: Any) -> Any:
+            flat, output = run(spread)
+            save(ctx, flat, spread, output)
+            return spread_output(output)
+
+        return apply_in_eager(self._function(forward=forward))
+
+    @functools.cached_property
+    def transforms(self) -> Callable[..., Any]:
+        """Apply the Function that torch.func transforms see."""
+
+        def forward(*spread: Any) -> Any:
+            return self._spread_output(self._run(spread)[1])
+
+        def setup_context(ctx: Any, spread: Flat, output: Any) -> None:
+            self._save(ctx, self.inputs.gather(spread), spread, self._gather_output(output))
+
+        def vmap(info: Any, in_dims: Any, *spread: Any) -> Any:
+            rule = self.vmap_rule()
+            if rule is None:
+                return vmap_by_loop(info, in_dims, spread, self.transforms)
+            dims = self.inputs.gather(_dims_of(in_dims, spread))
+            output, out_dims = rule(info, dims, *self.inputs.gather(spread))
+            return as_output(self.outputs.spread(output)), as_output(self.outputs.spread(out_dims))
+
+        function: Any = self._function(forward=forward, setup_context=setup_context, vmap=vmap)
+        return cast("Callable[..., Any]", function.apply)
+
+    def call(self, apply: Callable[..., Any], args: Flat, kwargs: dict[str, Any]) -> Any:
+        """*apply* on arguments as the dispatcher passes them; what it returns as the dispatcher wants it."""
+        return self._gather_output(apply(*self.inputs.spread(self.inputs.fill(args, kwargs))))
+
+    def _function(self, **methods: Callable[..., Any]) -> type:
+        run_backward = self._missing_backward if self.formula is None else self._backward
+
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return run_backward(ctx, *grads)
+
+        methods["backward"] = backward
+        methods["jvp"] = functools.partial(refuse_forward_mode, self.lowering)
+        namespace = {name: staticmethod(method) for name, method in methods.items()}
+        return type(f"{self.lowering.name}_function", (torch.autograd.Function,), namespace)
+
+    def _run(self, spread: Flat) -> tuple[Flat, Any]:
+        flat = self.inputs.gather(spread)
+        with below_autograd():
+            return flat, self.inputs.call(self.op, flat)
+
+    def _spread_output(self, output: Any) -> Any:
+        if not self.outputs.tensor_lists:
+            return output
+        return self.outputs.spread(as_tuple(output, len(self.outputs.names)))
+
+    def _gather_output(self, spread: Any) -> Any:
+        return as_output(self.outputs.gather(spread)) if self.outputs.tensor_lists else spread
+
+    @functools.cached_property
+    def _tensors(self) -> _TensorPlaces:
+        return _TensorPlaces.of(self.lowering, self.inputs)
+
+    @functools.cached_property
+    def _values(self) -> Bridge:
+        return Bridge(self.lowering)
+
+    def _save(self, ctx: Any, flat: Flat, spread: Flat, output: Any) -> None:
+        """What the backward needs, and what the user's `setup_context_fn` saves."""
+        formula = self.formula
+        if formula is None:
+            return
+        places = self._tensors
+        flags = _flags(self.inputs, spread, ctx.needs_input_grad)
+        ctx.needs_grad = NeedsGrad(places.by_path, flags)
+        ctx.needs_input_grad = tuple([True in flags_below(flags) for flags_below in places.of_parameters])
+        ctx._magi_shapes = [shape_of(flat[i]) for i in places.shaped]  # noqa: SLF001
+        outputs = as_tuple(output, len(self.outputs.names))
+        ctx._magi_counts = tuple([len(outputs[i]) for i in self.outputs.tensor_lists])  # noqa: SLF001
+        if formula.setup_context_fn is not None:
+            formula.setup_context_fn(ctx, self._values.rebuild(*flat), structure(self.lowering.returns, outputs))
+
+    def _backward(self, ctx: Any, *spread_grads: Any) -> Any:
+        assert self.formula is not None
+        lowering, inputs = self.lowering, self.inputs
+        grads = structure(lowering.returns, self.outputs.gather(spread_grads, ctx._magi_counts))  # noqa: SLF001
+        shapes = dict(zip((inputs.names[i] for i in self._tensors.shaped), ctx._magi_shapes, strict=True))  # noqa: SLF001
+        returned = self.formula.backward_fn(ctx, *positional(lowering.returns, grads))
+        found = lower_gradients(returned, lowering, shapes)
+        # A list without gradients still has a place for each of its Tensors.
+        for name in (inputs.names[i] for i in inputs.tensor_lists):
+            if shapes[name] is not None:
+                found.setdefault(name, [None] * len(shapes[name]))
+        spread = inputs.spread(tuple([found.get(name) for name in inputs.names]))
+        return as_output((None, *spread[1:]) if inputs.tensor_lists else spread)
+
+    def _missing_backward(self, *_: Any) -> Any:
+        text = (
+            "a gradient was asked of this op, which has no backward_fn. "
+            "Give it one, or call it under torch.no_grad() or on detached Tensors."
+        )
+        raise MissingBackwardError(self.lowering.sentence(text))
+
+
+@dataclass(frozen=True)
+class _TensorPlaces:
+    """Positions of the Tensor leaves among the flat arguments."""
+
+    by_path: Mapping[str, int]
+    of_parameters: tuple[Callable[[Flat], Flat], ...]
+    """For each parameter, what takes the items of its Tensors out of the flat arguments."""
+    shaped: tuple[int, ...]
+    """Tensors, lists of them, and the masks of lists of optional ones."""
+
+    @staticmethod
+    def of(lowering: SignatureLowering, layout: FlatLayout) -> _TensorPlaces:
+        position = {name: i for i, name in enumerate(layout.names)}
+        tensors = [[leaf for leaf in leaves(p.node) if leaf.is_tensor] for p in lowering.parameters]
+        masks = [n.present for p in lowering.parameters for n in nodes(p.node) if isinstance(n, MaskedList)]
+        shaped = [position[leaf.name] for leaf in (*(leaf for below in tensors for leaf in below), *masks)]
+        return _TensorPlaces(
+            {dotted(leaf.path): position[leaf.name] for below in tensors for leaf in below},
+            tuple(_items(*(position[leaf.name] for leaf in below)) for below in tensors),
+            tuple(shaped),
+        )
+
+
+def _items(*positions: int) -> Callable[[Flat], Flat]:
+    """The items at *positions*, as a tuple however many they are."""
+    first, last = min(positions, default=0), max(positions, default=-1)
+    if positions == tuple(range(first, last + 1)):
+        return operator.itemgetter(slice(first, last + 1))
+    return operator.itemgetter(*positions)
+
+
+def _flags(inputs: FlatLayout, spread: Flat, needs_input_grad: tuple[bool, ...]) -> tuple[bool, ...]:
+    """Whether each flat argument needs a gradient; a list does if one of its Tensors does."""
+    if not inputs.tensor_lists:
+        return needs_input_grad
+    gathered = inputs.gather((spread[0], *needs_input_grad[1:]))
+    return tuple(any(flag) if isinstance(flag, list) else bool(flag) for flag in gathered)
+
+
+def _dims_of(in_dims: Any, spread: Flat) -> Flat:
+    """*in_dims* in the layout of *spread*; the counts of lists are no values and have no dimension."""
+    return tuple(
+        item if isinstance(item, tuple) and isinstance(dim, tuple) else dim
+        for item, dim in zip(spread, in_dims, strict=True)
+    )
+
+
+def refuse_forward_mode(lowering: SignatureLowering, *_: Any) -> NoReturn:
+    """Raise the error about a forward-mode derivative; torch.library.custom_op says that it is zero."""
+    text = "a forward-mode derivative (torch.func.jvp, jacfwd, dual numbers) was asked of this op, and it has none. "
+    fix = "Use reverse mode (torch.func.vjp, jacrev, grad), or detach what the op takes."
+    raise ForwardModeError(lowering.sentence(f"{text}{fix}"))

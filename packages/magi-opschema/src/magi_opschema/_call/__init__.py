@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens around one call, at run time and outside the generated code.
+
+| module | what it holds |
+|---|---|
+| `layout` | tuples of flat arguments: by slot, and with lists spread out |
+| `structure` | flat outputs in the structure of what the user's function returns |
+| `bridge` | values and what is said of them, between the user's signature and the flat one |
+| `checks` | what is verified on an op's first real call; `writes` is a part of it |
+| `explain` | why the dispatcher refused the arguments |
+| `vmap` | torch.vmap over an op |
+"""

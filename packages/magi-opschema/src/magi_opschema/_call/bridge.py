@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values, dims and placements carried between the user's signature and the flat one, outside the hot path.
+
+The functions that take arguments apart and rebuild them are generated once for each op, at their first use.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from magi_opschema._codegen.functions import emit_flatten, emit_flatten_output, emit_inputs
+from magi_opschema._codegen.reject import writer_of
+from magi_opschema._codegen.source import compile_source
+from magi_opschema._codegen.writer import Writer
+from magi_opschema._model.lowering import SignatureLowering
+from magi_opschema._model.schema import Argument
+from magi_opschema._model.tree import Leaf, MaskedList, Node, Optional, Record, Sequence, dotted, leaves
+from magi_opschema._text import show_value
+from magi_opschema.errors import ReturnValueError, RuleError
+
+from .layout import Flat, FlatLayout
+from .structure import FieldDict
+
+
+@dataclass(frozen=True)
+class Bridge:
+    """Both directions of one op, for values and for what is said of each of them."""
+
+    lowering: SignatureLowering
+
+    @functools.cached_property
+    def layout(self) -> FlatLayout:
+        """The layout of the slots."""
+        return FlatLayout.of_arguments(self.lowering.arguments)
+
+    @functools.cached_property
+    def rebuild(self) -> Callable[..., Flat]:
+        """From the slots to a tuple of the user's arguments."""
+        return compile_source(emit_inputs(self.lowering, self._writer(), f"inputs {self.lowering.name}"))
+
+    @functools.cached_property
+    def flatten(self) -> Callable[..., Flat]:
+        """From the user's arguments to a tuple of the flat ones."""
+        lowering = self.lowering
+        title = f"flatten {lowering.name}"
+        return compile_source(emit_flatten(lowering.parameters, self._writer(), title, lowering.arguments))
+
+    @functools.cached_property
+    def leaves(self) -> Callable[..., Flat]:
+        """From the user's arguments to a tuple of the leaves, before any of them share an argument."""
+        return compile_source(emit_flatten(self.lowering.parameters, self._writer(), f"leaves {self.lowering.name}"))
+
+    @functools.cached_property
+    def flatten_output(self) -> Callable[[Any], Flat]:
+        """From the user's return value to a tuple of the flat outputs."""
+        if self.lowering.returns is None:
+            return lambda _: ()
+        to = writer_of(self.lowering, returned=ReturnValueError)
+        return compile_source(emit_flatten_output(self.lowering.returns, to, f"output {self.lowering.name}"))
+
+    def _writer(self) -> Writer:
+        return writer_of(self.lowering, is_description=True)
+
+    def per_parameter(self, per_leaf: Flat) -> Flat:
+        """What is said of each slot, in the structure of the user's: for a record a dict by field."""
+        said = {
+            leaf.name: value if argument.packing is None else None
+            for argument, value in zip(self.lowering.slots, per_leaf, strict=True)
+            for leaf in argument.leaves
+        }
+        return tuple(_structure(parameter.node, said) for parameter in self.lowering.parameters)
+
+    def per_argument(self, per_parameter: Any, what: str) -> list[Any]:
+        """The inverse: for each flat argument what is said of it.
+
+        Raises:
+            RuleError: the structure is not that of the signature.
+        """
+        parameters = self.lowering.parameters
+        if not isinstance(per_parameter, (list, tuple)) or len(per_parameter) != len(parameters):
+            names = ", ".join(parameter.name for parameter in parameters)
+            self.fail(f"{what} has no entry for each of ({names})")
+        said: dict[str, Any] = {}
+        for parameter, value in zip(parameters, per_parameter, strict=True):
+            said |= self._take_apart(parameter.node, value, what)
+        return [_said_of(argument, said) for argument in self.lowering.arguments]
+
+    def per_output(self, structured: Any, what: str) -> list[Any]:
+        """For each flat output what is said of it; one value that is no structure holds for all."""
+        if self.lowering.returns is None:
+            return []
+        said = self._take_apart(self.lowering.returns, structured, what)
+        return [said.get(leaf.name) for leaf in self.lowering.return_leaves]
+
+    def _take_apart(self, node: Node, value: Any, what: str) -> dict[str, Any]:
+        match node:
+            case Leaf():
+                return {node.name: value}
+            case Optional():
+                return {} if value is None else self._take_apart(node.inner, value, what)
+            case MaskedList():
+                return {node.values.name: value}
+            case Record():
+                named = [(part.name, part.node) for part in node.fields]
+            case Sequence():
+                named = [(str(i), item) for i, item in enumerate(node.items)]
+        if isinstance(value, Mapping):
+            if unknown := [name for name in value if name not in dict(named)]:
+                known = ", ".join(name for name, _ in named)
+                self.fail(f"{what} for '{dotted(node.path)}' names {show_value(unknown[0])}; there are {known}")
+            parts = [(part, value.get(name)) for name, part in named]
+        elif isinstance(value, (tuple, list)):
+            if len(value) != len(named):
+                self.fail(f"{what} for '{dotted(node.path)}' has {len(value)} entries, expected {len(named)}")
+            parts = [(part, item) for (_, part), item in zip(named, value, strict=True)]
+        else:
+            return {leaf.name: value for leaf in leaves(node)}
+        said: dict[str, Any] = {}
+        for part, item in parts:
+            said |= self._take_apart(part, item, what)
+        return said
+
+    def fail(self, text: str) -> NoReturn:
+        """Raise a RuleError about this op."""
+        raise RuleError(self.lowering.sentence(f"{text}."))
+
+
+def _said_of(argument: Argument, said: Mapping[str, Any]) -> Any:
+    if argument.is_bundle and argument.schema_type == "Tensor[]":
+        return [said.get(leaf.name) for leaf in argument.leaves]
+    return None if argument.packing else said.get(argument.name)
+
+
+def _structure(node: Node, said: Mapping[str, Any]) -> Any:
+    match node:
+        case Leaf():
+            return said[node.name]
+        case Record():
+            return FieldDict({part.name: _structure(part.node, said) for part in node.fields})
+        case Sequence():
+            return tuple(_structure(item, said) for item in node.items)
+        case Optional():
+            return _structure(node.inner, said)
+        case MaskedList():
+            return said[node.values.name]

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is verified on an op's first real call: writes, aliasing, a fake that tells the truth, records rebuilt.
+
+The check is repeated until a call passes it. With `MAGI_OPSCHEMA_CHECK=1` in the environment when the op is
+decorated, every call is checked.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from magi_opschema._codegen.reject import rejections
+from magi_opschema._environment import CHECK, is_set
+from magi_opschema._model.lowering import SignatureLowering
+from magi_opschema._model.schema import Argument, takes
+from magi_opschema._model.tree import Leaf, Node, Record, dotted, leaves, nodes
+from magi_opschema._text import show_value
+from magi_opschema._torch_compat import counting_writes, run_on_fakes
+from magi_opschema.errors import AliasingError, FakeMismatchError, MutationError, ReturnValueError, RoundTripError
+
+from .bridge import Bridge
+from .layout import Flat, FlatLayout, as_tuple
+from .writes import Seen, memory, see_inputs
+
+
+@dataclass(frozen=True)
+class CheckedBody:
+    """One of an op's bodies, with the check of its calls."""
+
+    check: CallCheck
+    body: Callable[[], Callable[..., Any]]
+    """Makes the body at the flat signature, when a call is checked."""
+
+    def run(self, flat: Flat) -> Any:
+        """Call and check; see `CallCheck.run`."""
+        return self.check.run(self.body(), flat)
+
+
+class CallCheck:
+    """The check of one op; `pending` says whether the next call needs it."""
+
+    def __init__(self, lowering: SignatureLowering, torch_op: Callable[..., Any]) -> None:
+        self.pending = True
+        self._always = is_set(CHECK)
+        self._lowering = lowering
+        self._torch_op = torch_op
+
+    @functools.cached_property
+    def _layout(self) -> FlatLayout:
+        return FlatLayout.of_arguments(self._lowering.arguments)
+
+    def run(self, body: Callable[..., Any], flat: Flat) -> Any:
+        """Call *body*, which has the flat signature, with all arguments of *flat* by position, and check the call.
+
+        Returns:
+            The flat output.
+
+        Raises:
+            MutationError: the body wrote into a Tensor that `mutates_args` does not name.
+            ReturnValueError: an output is of another class than the signature says.
+            AliasingError: an output shares memory with an input or another output.
+            FakeMismatchError: the fake fails, or says another shape, dtype, device or strides.
+            RoundTripError: a record of the user's is not what it was after the op rebuilt it from its fields.
+        """
+        inputs = see_inputs(self._lowering, flat, thorough=self._always)
+        with counting_writes():
+            output = self._layout.apply(body, flat)
+        self._check_writes(inputs)
+        self._check_records(flat)
+        outputs = as_tuple(output, len(self._lowering.return_leaves))
+        self._check_classes(outputs)
+        self._check_aliasing(flat, outputs)
+        self._check_fake(flat, outputs)
+        self.pending = self._always
+        return output
+
+    def _check_writes(self, inputs: list[Seen]) -> None:
+        written = sorted({seen.path for seen in inputs if seen.is_written()})
+        if written:
+            names = " and ".join(f"'{path}'" for path in written)
+            text = f"the body wrote into {names}, which mutates_args does not name."
+            fix = "Compiled code would use old values: name it in mutates_args, or write into a copy."
+            raise MutationError(self._lowering.sentence(f"{text} {fix}"))
+
+    def _check_records(self, flat: Flat) -> None:
+        """A hand-written `__init__` or `__post_init__` may change what it stores, for example double a field again."""
+        unsure = {leaf.name for parameter in self._lowering.parameters for leaf in _leaves_of_custom(parameter.node)}
+        if not unsure:
+            return
+        bridge = Bridge(self._lowering)
+        names = [parameter.name for parameter in self._lowering.parameters]
+        rebuilt = bridge.rebuild(*bridge.layout.open(flat))
+        again = bridge.flatten(**dict(zip(names, rebuilt, strict=True)))
+        for argument, before, after in zip(self._lowering.arguments, flat, again, strict=True):
+            if any(leaf.name in unsure for leaf in argument.leaves) and not _is_same(before, after):
+                path, was, found = _difference(argument, before, after)
+                seen = f"'{path}' was {show_value(was)} and is {show_value(found)}"
+                text = f"{seen} after the op rebuilt its record from the fields."
+                fix = "Let __init__ and __post_init__ keep the fields as they are given."
+                raise RoundTripError(self._lowering.sentence(f"{text} {fix}"))
+
+    def _check_classes(self, outputs: Flat) -> None:
+        reject_for = rejections(self._lowering.title, self._lowering.location, returned=ReturnValueError)
+        for leaf, output in zip(self._lowering.return_leaves, outputs, strict=True):
+            if not takes(leaf.schema_type, output):
+                reject_for(leaf)(output)
+
+    def _check_aliasing(self, inputs: Flat, outputs: Flat) -> None:
+        seen = {memory(tensor): "an input" for tensor in _tensors(inputs)}
+        for leaf, output in zip(self._lowering.return_leaves, outputs, strict=True):
+            for tensor in _tensors((output,)):
+                owner = seen.setdefault(memory(tensor), f"'{dotted(leaf.path)}'")
+                if owner != f"'{dotted(leaf.path)}'" or (
+                    leaf.is_list and list(map(memory, output)).count(memory(tensor)) > 1
+                ):
+                    text = f"'{dotted(leaf.path)}' shares its memory with {owner}, which a compiler may not see."
+                    raise AliasingError(self._lowering.sentence(f"{text} Return a copy: .clone()."))
+
+    def _check_fake(self, flat: Flat, outputs: Flat) -> None:
+        expected = as_tuple(self._run_fake(flat), len(outputs))
+        for leaf, real, fake in zip(self._lowering.return_leaves, outputs, expected, strict=True):
+            for what, real_value, fake_value in _differences(real, fake):
+                text = f"'{dotted(leaf.path)}' has {what} {real_value}, and the fake says {fake_value}."
+                fix = "Compiled code would be wrong: mend infer_output_meta_fn, or the body."
+                raise FakeMismatchError(self._lowering.sentence(f"{text} {fix}"))
+
+    def _run_fake(self, flat: Flat) -> Any:
+        layout = self._layout
+        try:
+            # Through the op, so that the fake has its torch.library.get_ctx().
+            return run_on_fakes(lambda *values: layout.call(self._torch_op, values), layout.open(flat))
+        except Exception as error:
+            text = f"the fake failed on the arguments of a real call: {type(error).__name__}: {error}."
+            raise FakeMismatchError(self._lowering.sentence(f"{text} Mend infer_output_meta_fn.")) from error
+
+
+def _leaves_of_custom(node: Node) -> Iterator[Leaf]:
+    """The leaves below dataclasses that run code of the user's when one is made."""
+    for part in nodes(node):
+        if isinstance(part, Record) and part.kind == "dataclass" and not part.is_plain:
+            yield from leaves(part)
+
+
+def _difference(argument: Argument, before: Any, after: Any) -> tuple[str, object, object]:
+    """The path of the first leaf of *argument* that changed, and both its values."""
+    paths = [dotted(leaf.path) for leaf in argument.leaves]
+    if argument.packing is None or len(paths) != len(before):
+        return " or ".join(paths), before, after
+    return next(found for found in zip(paths, before, after, strict=True) if not _is_same(found[1], found[2]))
+
+
+def _is_same(before: Any, after: Any) -> bool:
+    if isinstance(before, (list, tuple)) and isinstance(after, (list, tuple)):
+        return len(before) == len(after) and all(map(_is_same, before, after))
+    if isinstance(before, torch.Tensor) or isinstance(after, torch.Tensor):
+        return before is after
+    return bool(before == after) or (before != before and after != after)  # noqa: PLR0124  (nan)
+
+
+def _tensors(values: Flat) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(tuple(value))
+
+
+def _differences(real: Any, fake: Any) -> Iterator[tuple[str, object, object]]:
+    if isinstance(real, (list, tuple)) and isinstance(fake, (list, tuple)):
+        if len(real) != len(fake):
+            yield "length", len(real), len(fake)
+            return
+        for real_item, fake_item in zip(real, fake, strict=True):
+            yield from _differences(real_item, fake_item)
+    elif isinstance(real, torch.Tensor) and isinstance(fake, torch.Tensor):
+        yield from _tensor_differences(real, fake)
+    elif isinstance(real, torch.Tensor) or isinstance(fake, torch.Tensor) or (real is None) is not (fake is None):
+        yield "type", type(real).__name__, type(fake).__name__
+
+
+def _tensor_differences(real: torch.Tensor, fake: torch.Tensor) -> Iterator[tuple[str, object, object]]:
+    if real.dim() != fake.dim() or any(_differ(a, b) for a, b in zip(real.shape, fake.shape, strict=True)):
+        yield "shape", tuple(real.shape), tuple(fake.shape)
+    if real.dtype != fake.dtype:
+        yield "dtype", real.dtype, fake.dtype
+    if real.device != fake.device:
+        yield "device", real.device, fake.device
+    if real.layout != fake.layout:
+        yield "layout", real.layout, fake.layout
+    elif real.layout is torch.strided and real.numel() > 0:
+        # The stride of a dimension of one element is never used.
+        used = [i for i, size in enumerate(real.shape) if size > 1]
+        if any(_differ(real.stride(i), fake.stride(i)) for i in used):
+            yield "strides", real.stride(), fake.stride()
+
+
+def _differ(real: int, fake: Any) -> bool:
+    """A symbolic size or stride of the fake may be anything."""
+    return isinstance(fake, int) and real != fake

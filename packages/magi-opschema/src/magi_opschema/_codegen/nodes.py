@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trees to lines of Python that flatten values and rebuild them.
+
+The lines are straight: attribute reads and comparisons, no tree walk at the call.
+
+    cfg: NormCfg(eps: float, mode: Literal["rms", "layer"])
+
+    flatten     if _m_type(cfg) is not _m_NormCfg:
+                    _m_reject_cfg(cfg)
+                cfg__mode = cfg.mode
+                if cfg__mode not in _m_cfg__mode_values:
+                    _m_reject_cfg__mode(cfg__mode)
+                ... cfg.eps, cfg__mode ...
+    rebuild     cfg = _m_new(_m_NormCfg)
+                cfg.__dict__.update(eps=cfg__eps, mode=cfg__mode)
+
+Text holds identifiers that Python itself accepted as parameter or field names, flat names, and names with the
+reserved prefix. Every other object, defaults and classes and keys among them, is a bound global.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from magi_opschema._model.tree import (
+    SEQUENCE,
+    Codec,
+    Leaf,
+    MaskedList,
+    Node,
+    Optional,
+    Record,
+    Sequence,
+    flat_name,
+    leaves,
+)
+
+from .writer import IDENTIFIER, INDENT, Writer
+
+
+def flatten(node: Node, value: str, to: Writer) -> list[str]:
+    """Write the lines that check and take apart *value*; return one expression for each leaf of *node*."""
+    match node:
+        case Leaf():
+            return [_encode(node, value, to)]
+        case Record():
+            value = to.local(flat_name(node.path), value)
+            _refuse_other_class(node, value, to)
+            return [text for part in node.fields for text in flatten(part.node, _read(node, value, part.name, to), to)]
+        case Sequence():
+            value = to.local(flat_name(node.path), value)
+            length = len(node.items)
+            isinstance_, tuple_, len_ = map(to.builtin, ("isinstance", "tuple", "len"))
+            _refuse(f"not {isinstance_}({value}, {tuple_}) or {len_}({value}) != {length}", node, value, to)
+            return [text for i, item in enumerate(node.items) for text in flatten(item, f"{value}[{i}]", to)]
+        case Optional():
+            return _flatten_optional(node, to.local(flat_name(node.path), value), to)
+        case MaskedList():
+            value = to.local(flat_name(node.path), value)
+            isinstance_, all_ = to.builtin("isinstance"), to.builtin("all")
+            tensor, sequence = to.bind("Tensor", Tensor), to.bind("sequence", SEQUENCE)
+            are_tensors = f"{all_}([item is None or {isinstance_}(item, {tensor}) for item in {value}])"
+            _refuse(f"not {isinstance_}({value}, {sequence}) or not {are_tensors}", node, value, to)
+            to.line(f"{node.present.name} = [item is not None for item in {value}]")
+            return [f"[item for item in {value} if item is not None]", node.present.name]
+
+
+def _encode(leaf: Leaf, value: str, to: Writer) -> str:
+    codec: Codec = leaf.codec
+    if codec.is_identity:
+        return value
+    if codec.refuse or codec.encode.count("{value}") > 1:
+        value = to.local(leaf.name, value)
+    if codec.refuse:
+        _refuse(to.expression(leaf, codec.refuse, value), leaf, value, to)
+    return to.expression(leaf, codec.encode, value)
+
+
+def _flatten_optional(node: Optional, value: str, to: Writer) -> list[str]:
+    below = [leaf.name for leaf in leaves(node.inner)]
+    to.line(f"if {value} is None:")
+    to.depth += 1
+    to.line(" = ".join([*below, "None"]) if below else "pass")
+    to.line(f"{node.is_some.name} = False")
+    to.depth -= 1
+    to.line("else:")
+    to.depth += 1
+    for name, text in zip(below, flatten(node.inner, value, to), strict=True):
+        if name != text:
+            to.line(f"{name} = {text}")
+    to.line(f"{node.is_some.name} = True")
+    to.depth -= 1
+    return [node.is_some.name, *below]
+
+
+def _refuse_other_class(node: Record, value: str, to: Writer) -> None:
+    if node.kind == "typeddict":
+        isinstance_, dict_, len_ = map(to.builtin, ("isinstance", "dict", "len"))
+        keys = to.bind(f"keys_of_{node.cls.__name__}", tuple(part.name for part in node.fields))
+        all_, key = to.builtin("all"), to.temporary("key")
+        condition = (
+            f"not {isinstance_}({value}, {dict_}) or {len_}({value}) != {len(node.fields)} "
+            f"or not {all_}([{key} in {value} for {key} in {keys}])"
+        )
+        _refuse(condition, node, value, to)
+    else:
+        # `value.__class__` may lie, as that of a mock with a spec does.
+        _refuse(f"{to.builtin('type')}({value}) is not {_class_name(node, to)}", node, value, to)
+
+
+def _refuse(condition: str, node: Node, value: str, to: Writer) -> None:
+    reject = to.bind(f"reject_{flat_name(node.path)}", to.reject(node))
+    to.line(f"if {condition}:")
+    to.line(f"{INDENT}{reject}({value})")
+
+
+def _class_name(node: Record, to: Writer) -> str:
+    name = node.cls.__name__
+    return to.bind(name if IDENTIFIER.match(name) else "record", node.cls)
+
+
+def _key(node: Record, name: str, to: Writer) -> str:
+    return to.bind(f"key_{flat_name((*node.path, name))}", name)
+
+
+def _read(node: Record, value: str, name: str, to: Writer) -> str:
+    return f"{value}[{_key(node, name, to)}]" if node.kind == "typeddict" else f"{value}.{name}"
+
+
+def rebuild(node: Node, to: Writer) -> str:
+    """Write the lines that rebuild the value of *node* from its leaves' names; return an expression for it."""
+    match node:
+        case Leaf():
+            text = (to.is_description and node.codec.described) or node.codec.decode
+            return to.expression(node, text, node.name)
+        case Record():
+            return _rebuild_record(node, to)
+        case Sequence():
+            items = [rebuild(item, to) for item in node.items]
+            return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+        case Optional():
+            # A list and its flat argument share a name, and the argument is still read after the list is rebuilt.
+            is_list = isinstance(node.inner, MaskedList)
+            name = to.temporary(flat_name(node.path)) if is_list else flat_name(node.path)
+            to.line(f"if {node.is_some.name}:")
+            to.depth += 1
+            built = rebuild(node.inner, to)
+            if built != name:
+                to.line(f"{name} = {built}")
+            to.depth -= 1
+            to.line("else:")
+            to.line(f"{INDENT}{name} = None")
+            return name
+        case MaskedList():
+            name = flat_name(node.path)
+            rest = to.bind("iter", iter)
+            values = to.temporary(f"{name}_values")
+            to.line(f"{values} = {rest}({node.values.name})")
+            next_ = to.bind("next", next)
+            listed = f"[{next_}({values}) if there else None for there in {node.present.name}]"
+            return f"{to.builtin('tuple')}({listed})" if node.is_tuple else listed
+
+
+def _rebuild_record(node: Record, to: Writer) -> str:
+    parts = [(part.name, rebuild(part.node, to)) for part in node.fields]
+    name = flat_name(node.path)
+    named = ", ".join(f"{field_name}={text}" for field_name, text in parts)
+    if node.is_plain and not to.is_traced:
+        # A frozen dataclass's own __init__ goes through object.__setattr__ for each field, which takes twice as long.
+        to.line(f"{name} = {to.bind('new', object.__new__)}({_class_name(node, to)})")
+        to.line(f"{name}.__dict__.update({named})")
+        return name
+    match node.kind:
+        case "dataclass":
+            built = f"{_class_name(node, to)}({named})"
+        case "namedtuple":
+            built = f"{_class_name(node, to)}({', '.join(text for _, text in parts)})"
+        case "typeddict":
+            built = f"{{{', '.join(f'{_key(node, key, to)}: {text}' for key, text in parts)}}}"
+    to.line(f"{name} = {built}")
+    return name

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conditions under which flat values are refused that the dispatcher takes and the signature does not.
+
+The exposed function has looked at most of them; `torch.ops.namespace.op` can be called with any others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from magi_opschema._model.tree import Leaf, MaskedList, Node, Optional, Record, Sequence
+
+from .writer import INDENT, Writer
+
+
+Refusal = tuple[Leaf, str]
+"""A leaf, and the condition under which its value is refused."""
+
+
+def refusals_of(node: Node, to: Writer, *, are_real: bool) -> Iterator[Refusal]:
+    """What is refused of the leaves of *node*, under their flat names.
+
+    A number may be symbolic unless *are_real*, and a symbol is not of the class that it stands for.
+    """
+    match node:
+        case Leaf():
+            yield from _of_leaf(node, to, are_real=are_real)
+        case Record():
+            for part in node.fields:
+                yield from refusals_of(part.node, to, are_real=are_real)
+        case Sequence():
+            for item in node.items:
+                yield from refusals_of(item, to, are_real=are_real)
+        case MaskedList():
+            yield from _of_leaf(node.values, to, are_real=are_real)
+            yield from _of_leaf(node.present, to, are_real=are_real)
+        case Optional():
+            for leaf, condition in refusals_of(node.inner, to, are_real=are_real):
+                yield leaf, f"{node.is_some.name} and {condition}"
+
+
+def write_refusals(refusals: Iterator[Refusal], to: Writer) -> None:
+    """Write the check of each leaf on its own, with an error about it."""
+    for leaf, condition in refusals:
+        to.line(f"if {condition}:")
+        to.line(f"{INDENT}{to.bind(f'reject_{leaf.name}', to.reject(leaf))}({leaf.name})")
+
+
+def _of_leaf(leaf: Leaf, to: Writer, *, are_real: bool) -> Iterator[Refusal]:
+    if leaf.refuses_none:
+        yield leaf, f"{leaf.name} is None"
+    # A value that is written another way is refused where it is read back.
+    if leaf.codec.keeps_value and leaf.codec.refuse:
+        condition = to.expression(leaf, leaf.codec.refuse, leaf.name)
+        if are_real or leaf.schema_type.startswith("str"):
+            yield leaf, f"({condition})"
+        else:
+            yield leaf, f"{_is_no_symbol(leaf, to)} and ({condition})"
+
+
+def _is_no_symbol(leaf: Leaf, to: Writer) -> str:
+    type_, numbers = to.builtin("type"), to.bind("numbers", (int, bool))
+    if leaf.is_list:
+        return f"{to.builtin('all')}([{type_}(item) in {numbers} for item in {leaf.name} or ()])"
+    return f"{type_}({leaf.name}) in {numbers}"

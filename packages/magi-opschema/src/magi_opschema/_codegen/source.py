@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generated source as data, and the one place that compiles it.
+
+A compiled function shows its text in tracebacks, in `inspect.getsource` and in a debugger,
+because its file name, `<magi_opschema exposed mylib.ops.norm>`, has an entry in `linecache`.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import threading
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from magi_opschema import _environment as environment
+from magi_opschema.errors import EnvironmentVariableError
+
+
+_lock = threading.Lock()
+_names: dict[tuple[str, str], str] = {}
+"""The file name of each text, by title and text."""
+_counts: dict[str, int] = {}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Text of one generated function, the objects its names are bound to, and what it is called."""
+
+    text: str
+    globals: Mapping[str, object]
+    entry: str
+    title: str
+    """What the function is for and whose it is: `exposed mylib.ops.norm`."""
+
+
+def compile_source(source: Source) -> types.FunctionType:
+    """Compile *source* and return its function, with its text in `__source__`.
+
+    With the environment variable `MAGI_OPSCHEMA_DUMP` set to a folder, the text is written there too.
+
+    Raises:
+        EnvironmentVariableError: that folder cannot be written.
+    """
+    filename = _enter_in_linecache(source)
+    namespace: dict[str, Any] = dict(source.globals)
+    exec(compile(source.text, filename, "exec", dont_inherit=True), namespace)  # noqa: S102
+    function = namespace[source.entry]
+    assert isinstance(function, types.FunctionType)
+    function.__source__ = source.text  # type: ignore[attr-defined]
+    if (folder := environment.folder(environment.DUMP)) is not None:
+        _dump(source, folder, filename)
+    return function
+
+
+def _enter_in_linecache(source: Source) -> str:
+    """Give *source* a file name of its own; the same text keeps the same name."""
+    with _lock:
+        if (name := _names.get((source.title, source.text))) is not None:
+            return name
+        _counts[source.title] = count = _counts.get(source.title, 0) + 1
+        name = f"<magi_opschema {source.title}>" if count == 1 else f"<magi_opschema {source.title}-{count}>"
+        _names[source.title, source.text] = name
+        # No modification time: linecache.checkcache() leaves the entry alone.
+        linecache.cache[name] = (len(source.text), None, source.text.splitlines(keepends=True), name)
+        return name
+
+
+def _dump(source: Source, folder: Path, filename: str) -> None:
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "_", filename.strip("<>"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{stem}.py").write_text(source.text, encoding="utf-8")
+    except OSError as error:
+        text = f"{environment.DUMP}={folder} is not a folder that can be written: {error.strerror or error}."
+        raise EnvironmentVariableError(f"{text} Name another folder, or unset it.") from error

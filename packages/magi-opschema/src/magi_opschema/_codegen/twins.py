@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flat twins of functions at the user's signature, compiled."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+from magi_opschema._model.lowering import SignatureLowering
+from magi_opschema.errors import ReturnValueError
+
+from .functions import Checked, emit_lowered, emit_refusals
+from .reject import rejections, writer_of
+from .source import compile_source
+
+
+Purpose = Literal["lowered", "kernel", "fake"]
+
+_DOCS: dict[Purpose, str] = {
+    "lowered": "The body of {name} at its flat signature.",
+    "kernel": "The body of {name} as the dispatcher calls it; the first real call is checked.",
+    "fake": "The fake of {name} at its flat signature.",
+}
+
+
+def compile_lowered(
+    lowering: SignatureLowering, fn: Callable[..., Any], purpose: Purpose, checked: Checked | None = None
+) -> Callable[..., Any]:
+    """The flat twin of *fn* for one *purpose*."""
+    to = writer_of(lowering, is_description=purpose == "fake")
+    reject_output = rejections(lowering.title, lowering.location, returned=ReturnValueError)
+    compiled = functools.cache(functools.partial(compile_refusals, lowering))
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        compiled()(*args, **kwargs)
+
+    doc = _DOCS[purpose].format(name=lowering.name)
+    title = f"{purpose} {fn.__module__}.{fn.__qualname__}"
+    return compile_source(emit_lowered(lowering, fn, purpose, doc, to, title, reject_output, refuse, checked))
+
+
+def compile_refusals(lowering: SignatureLowering) -> Callable[..., None]:
+    """The check of values that a function at the flat signature makes, on its own."""
+    return compile_source(emit_refusals(lowering, writer_of(lowering), f"values {lowering.name}"))

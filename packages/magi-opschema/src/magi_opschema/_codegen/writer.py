@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lines of one generated function, and the objects that its reserved names stand for."""
+
+from __future__ import annotations
+
+import builtins
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from magi_opschema._model.tree import Leaf, Node
+
+
+Reject = Callable[[Node | None], Callable[[object], None]]
+"""Makes the function that generated code calls with a value that a node refuses; None stands for `-> None`."""
+
+INDENT = "    "
+IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+@dataclass
+class Writer:
+    """Lines of one function, and the objects that its reserved names stand for."""
+
+    prefix: str
+    reject: Reject
+    title: str = ""
+    """What errors about the op begin with."""
+    is_traced: bool = False
+    """True for code that Dynamo traces: it knows constructors, and no shorter way to an instance."""
+    is_description: bool = False
+    """True for code that describes the op instead of running it: there, a stand-in is built for an object."""
+    lines: list[str] = field(default_factory=list)
+    globals: dict[str, object] = field(default_factory=dict)
+    locals: set[str] = field(default_factory=set)
+    depth: int = 1
+    are_locals_reserved: bool = False
+    """True while what is written must not touch a parameter of the function, whatever its name."""
+
+    def line(self, text: str) -> None:
+        """Add one line at the present depth."""
+        self.lines.append(INDENT * self.depth + text)
+
+    def bind(self, name: str, value: object) -> str:
+        """A reserved name for *value*; another value of the same name gets a number behind it."""
+        candidate, count = f"{self.prefix}{name}", 1
+        while candidate in self.locals or self.globals.setdefault(candidate, value) is not value:
+            count += 1
+            candidate = f"{self.prefix}{name}_{count}"
+        return candidate
+
+    def temporary(self, name: str) -> str:
+        """A reserved name for a local variable; the same one each time it is asked for."""
+        candidate, count = f"{self.prefix}{name}", 1
+        while candidate in self.globals:
+            count += 1
+            candidate = f"{self.prefix}{name}_{count}"
+        self.locals.add(candidate)
+        return candidate
+
+    def builtin(self, name: str) -> str:
+        """A reserved name for a builtin, which a parameter of the user's may shadow."""
+        return self.bind(name, getattr(builtins, name))
+
+    def expression(self, leaf: Leaf, text: str, value: str) -> str:
+        """A codec's *text* for *value*, its constants bound."""
+        names = {
+            name: self.builtin(name)
+            if getattr(builtins, name, None) is constant
+            else self.bind(f"{leaf.name}_{name}", constant)
+            for name, constant in leaf.codec.constants.items()
+            if f"{{{name}}}" in text
+        }
+        if "{reject}" in text:
+            names["reject"] = self.bind(f"reject_{leaf.name}", self.reject(leaf))
+        if "{title}" in text:
+            names["title"] = self.bind("title", self.title)
+        return text.format(value=value, **names)
+
+    def local(self, name: str, value: str) -> str:
+        """*value* under a local name, unless it is one already."""
+        if value == name or IDENTIFIER.match(value):
+            return value
+        if self.are_locals_reserved:
+            name = self.temporary(name)
+        self.line(f"{name} = {value}")
+        return name

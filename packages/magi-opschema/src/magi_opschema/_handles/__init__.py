@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Objects behind integers: `ObjectHandle[T]` and the registry of this process.
+
+| module | what it holds |
+|---|---|
+| `registry` | the objects that have a handle, and the public functions |
+| `annotation` | `ObjectHandle[T]`: its codec, and how Dynamo reads a handle |
+"""

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ObjectHandle[T]`: a parameter that is an object in Python and an int in the schema.
+
+    caller          runner or its handle
+    schema          SymInt runner
+    body            runner
+    fake, gradients a stand-in: they are traced, once for all runners, so they cannot see one
+
+To type checkers `ObjectHandle[Runner]` is `Runner`.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Generic, NoReturn, TypeVar
+
+import torch
+
+from magi_opschema._model.tree import Codec
+from magi_opschema._text import show_type
+from magi_opschema._torch_compat import guard_type, is_dynamo_compiling, run_at_trace_time, traced_object
+from magi_opschema.errors import ArgumentError, HandleError, OpSchemaError
+
+from .registry import ATTRIBUTE, REGISTRY, attach, ticket_of, why_missing
+
+
+T = TypeVar("T")
+
+if TYPE_CHECKING:
+    ObjectHandle = Annotated[T, "handle"]
+else:
+
+    class ObjectHandle(Generic[T]):
+        """Annotation of a parameter or field whose value is any object, or the handle of one.
+
+        Example:
+            >>> import torch
+            >>> from torch import Tensor
+            >>> from magi_opschema import ObjectHandle, magi_register_custom_op
+            >>> class Runner:
+            ...     def run(self, x: Tensor) -> Tensor:
+            ...         return x + 1
+            >>> @magi_register_custom_op("doc::run", infer_output_meta_fn=["x"])
+            ... def run(x: Tensor, runner: ObjectHandle[Runner]) -> Tensor:
+            ...     return runner.run(x)
+            >>> run(torch.zeros(2), Runner())
+            tensor([1., 1.])
+        """
+
+        def __new__(cls, *_: object) -> NoReturn:
+            """Refuse: it is an annotation."""
+            raise ArgumentError("ObjectHandle[T] is an annotation. register_object(obj) gives a handle.")
+
+
+_INTS = (int, torch.SymInt)
+
+
+class StandIn:
+    """What a fake, `setup_context_fn` and the rules get for an object; ops take it as they take a handle."""
+
+    __slots__ = ("_handle", "_title", "_type")
+    _handle: int
+    _title: str
+    _type: str
+
+    def __init__(self, handle: int, type_name: str, title: str) -> None:
+        self._handle = handle
+        self._type = type_name
+        self._title = title
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Refuse: the object is not here."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        text = f"{self._title}: '{name}' was asked of a {self._type} where the op is described, not run. "
+        why = "One description (fake, gradient or rule) serves every object, so it sees none. "
+        fix = f"Give what it needs of the {self._type} to the op as a parameter of its own; in a backward, call an op."
+        raise HandleError(f"{text}{why}{fix}")
+
+    def __repr__(self) -> str:
+        return f"<stand-in for a {self._type}>"
+
+
+def unfit(annotation: object) -> tuple[str, str] | None:
+    """Why there can be no handles of *annotation*, and what to do; None if there can."""
+    if annotation is Any:
+        return None
+    origin = typing.get_origin(annotation)
+    if origin in {typing.Union, types.UnionType}:
+        members = typing.get_args(annotation)
+        if type(None) in members:
+            return "a handle of something that may be None", "Write ObjectHandle[T] | None."
+        return next((found for found in map(unfit, members) if found), None)
+    cls = origin or annotation
+    if not isinstance(cls, type):
+        return "a handle of something that is no class", "Name the class of the object."
+    if issubclass(cls, (int, torch.Tensor)):
+        return "a handle of something that a schema takes as it is", f"Annotate it {cls.__name__}."
+    if getattr(cls, "_is_protocol", False) and not getattr(cls, "_is_runtime_protocol", False):
+        return "a handle of a protocol that no object can be checked against", "Decorate it @runtime_checkable."
+    return None
+
+
+def _classes(annotation: object) -> tuple[type, ...]:
+    """The classes that *annotation* accepts, for isinstance."""
+    if annotation is Any:
+        return (object,)
+    origin = typing.get_origin(annotation)
+    if origin in {typing.Union, types.UnionType}:
+        return tuple(cls for member in typing.get_args(annotation) for cls in _classes(member))
+    cls = origin or annotation
+    assert isinstance(cls, type)
+    return (cls,)
+
+
+def handle(annotation: object) -> Codec:
+    """The codec of `ObjectHandle[annotation]`."""
+    name, classes = show_type(annotation), _classes(annotation)
+    expected = f"a {name}, or the handle that register_object() gave for one"
+    constants = {
+        "isinstance": isinstance,
+        "accepted": (*_INTS, *classes, StandIn),
+        "ints": _INTS,
+        "handle_of": handle_of,
+        "is_dynamo_compiling": is_dynamo_compiling,
+        "find": _finder(classes),
+        "StandIn": StandIn,
+        "type_name": name,
+    }
+    return Codec(
+        note=f"handle of a {name}",
+        refuse="not {isinstance}({value}, {accepted})",
+        encode=("({value} if {isinstance}({value}, {ints}) and not {is_dynamo_compiling}() else {handle_of}({value}))"),
+        decode="{find}({value}, {reject})",
+        described="{StandIn}({value}, {type_name}, {title})",
+        constants=constants,
+        expected=expected,
+        explain=lambda value, expected: _explain(value, name, expected),
+        is_process_bound=True,
+    )
+
+
+def handle_of(obj: Any) -> int:
+    """The handle of what a caller passed; an object without one is registered weakly."""
+    if is_dynamo_compiling():
+        traced: int = _traced_handle_of(obj)
+        return traced
+    known = REGISTRY.by_address.get(id(obj))
+    if known is not None:
+        return known
+    if isinstance(obj, StandIn):
+        held: int = obj._handle  # noqa: SLF001
+        return held
+    return REGISTRY.register(obj, weak=True)
+
+
+def _traced_handle_of(obj: Any) -> Any:
+    """The handle as Dynamo reads it.
+
+    Graphs are guarded by the type of what was passed. The comparison becomes a guard, so that a shallow copy,
+    which shares its original's ticket, is traced anew.
+    """
+    if isinstance(obj, _INTS):
+        run_at_trace_time(_guard_type)
+        return obj
+    run_at_trace_time(_give_ticket)
+    ticket = obj._magi_handle  # noqa: SLF001
+    if ticket.owner() is not obj:
+        raise HandleError("the attribute _magi_handle is not the object's own")
+    return ticket.handle
+
+
+def _guard_type(context: Any) -> None:
+    guard_type(context, "obj")
+
+
+def _give_ticket(context: Any) -> None:
+    """Register, while Dynamo traces, the object that stands behind the local variable `obj`."""
+    obj = traced_object(context, "obj")
+    if obj is None:
+        text = "an object made inside a compiled function has no handle before the function runs."
+        raise HandleError(f"{text} Make it outside, for example in __init__.")
+    known = REGISTRY.by_address.get(id(obj))
+    ticket = ticket_of(obj)
+    if known is None:
+        REGISTRY.register(obj, weak=True)
+    elif ticket is None or ticket.handle != known:
+        attach(obj, known)
+    if ticket_of(obj) is None:
+        name = type(obj).__name__
+        text = f"a {name} has no place for its handle, and torch.compile can read it nowhere else. "
+        fix = f"Pass the handle that register_object() returns, or add '{ATTRIBUTE}' to the __slots__ of {name}."
+        raise HandleError(text + fix)
+
+
+def _finder(classes: tuple[type, ...]) -> Callable[[int, Callable[[object], None]], Any]:
+    find = REGISTRY.find
+
+    def find_checked(handle: int, reject: Callable[[object], None]) -> Any:
+        try:
+            found = find(handle)
+        except TypeError:  # a SymInt has no hash
+            found = None
+        if found is None or not isinstance(found, classes):
+            reject(handle)
+        return found
+
+    return find_checked
+
+
+def _explain(value: object, name: str, expected: str) -> tuple[type[OpSchemaError], str]:
+    """The error about a value that is no *name*: the class, and how the sentence goes on after the parameter."""
+    if isinstance(value, torch.SymInt):
+        text = f"stands for any {name} while the op is traced, and its body was run. A body that uses an object cannot"
+        return HandleError, f"{text} be seen through: register it with magi_opschema, which keeps the op opaque."
+    if not isinstance(value, int):
+        return ArgumentError, f"is a {type(value).__name__}, expected {expected}."
+    if (found := REGISTRY.find(value)) is not None:
+        return ArgumentError, f"is the handle of a {type(found).__name__}, expected {expected}."
+    return HandleError, f"names no {name}: {why_missing(value)}"

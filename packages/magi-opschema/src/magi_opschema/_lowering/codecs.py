@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The codecs of leaves whose Python value is not the value of the schema argument.
+
+A condition that generated code asks at a call is written so that Dynamo can trace it and so that
+values which only compare equal (`True` and `1`) are told apart where the types are.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from magi_opschema._model.tree import IDENTITY, SEQUENCE, Codec
+from magi_opschema._text import show_type
+
+
+_BOOLS = {"True": True, "False": False}
+
+AS_TUPLE = Codec(decode="{tuple}({value})", constants={"tuple": tuple})
+"""`tuple[T, ...]`: the dispatcher takes a tuple for a list, and hands the body a list."""
+
+COMPLEX_PAIRS = Codec(
+    note="real and imaginary parts",
+    refuse=("not {isinstance}({value}, {sequence}) or not {all}([{isinstance}(item, {numbers}) for item in {value}])"),
+    encode="[part for item in {value} for part in (item.real, item.imag)]",
+    decode="[{complex}(*pair) for pair in {zip}({value}[::2], {value}[1::2])]",
+    constants={
+        "complex": complex,
+        "zip": zip,
+        "isinstance": isinstance,
+        "all": all,
+        "sequence": SEQUENCE,
+        "numbers": (int, float, complex, torch.SymInt, torch.SymFloat),
+    },
+    expected="a list of numbers",
+)
+"""`list[complex]`: a `complex[]` argument fails torch.export.save on torch 2.13."""
+
+
+def literal(values: tuple[object, ...]) -> tuple[str, Codec]:
+    """Schema type and codec of `Literal[values]`, None already taken out."""
+    shown = [_show(value) for value in values]
+    note, expected = f"Literal {' | '.join(shown)}", f"one of {', '.join(shown)}"
+    kinds = {type(value) for value in values}
+    if kinds == {str}:
+        return "str", Codec(note, "{value} not in {values}", constants={"values": values}, expected=expected)
+    if len(kinds) == 1 and kinds <= {int, bool}:
+        constants = {"values": values, "kind": kinds.pop(), "type": type}
+        refuse = "{type}({value}) is not {kind} or {value} not in {values}"
+        schema_type = "SymInt" if constants["kind"] is int else "bool"
+        return schema_type, Codec(note, refuse, constants=constants, expected=expected)
+    return "SymInt", Codec(
+        f"{note}, by index",
+        "({type}({value}), {value}) not in {pairs}",
+        "{pairs}.index(({type}({value}), {value}))",
+        "({values}[{value}] if {value} in {indices} else {reject}({value}))",
+        {
+            "values": values,
+            "indices": range(len(values)),
+            "pairs": tuple((type(value), value) for value in values),
+            "type": type,
+        },
+        expected,
+    )
+
+
+def enumeration(cls: type[enum.Enum]) -> tuple[str, Codec]:
+    """Schema type and codec of an Enum: by value if all values are strings, else by name; a Flag by its bits."""
+    members = tuple(cls.__members__.values())
+    shown = ", ".join(f"{cls.__name__}.{member.name}" for member in members)
+    if issubclass(cls, enum.Flag):
+        refuse, named = "{type}({value}) is not {cls}", {"cls": cls, "type": type, "read": _reader(cls, ValueError)}
+        decode = "{read}({value}, {reject})"
+        codec = Codec(f"flag {cls.__name__}", refuse, "{value}.value", decode, named, f"a {cls.__name__}")
+        return "SymInt", codec
+    values = tuple(member.value for member in members)
+    constants: dict[str, object] = {
+        "cls": cls,
+        "values": values,
+        "kinds": tuple({type(value): None for value in values}),
+        "type": type,
+    }
+    refuse = "{type}({value}) is not {cls} and ({type}({value}) not in {kinds} or {value} not in {values})"
+    if all(type(value) is str for value in values):
+        encode = "({value}.value if {type}({value}) is {cls} else {value})"
+        by_text: dict[object, enum.Enum] = {member.value: member for member in members}
+    else:
+        encode = "({value} if {type}({value}) is {cls} else {cls}({value})).name"
+        by_text = {member.name: member for member in members}
+    constants["members"] = by_text
+    note, expected = f"enum {cls.__name__}", f"one of {shown}, or the value of one"
+    decode = "({members}[{value}] if {value} in {members} else {reject}({value}))"
+    return "str", Codec(note, refuse, encode, decode, constants, expected)
+
+
+def _reader(cls: Callable[[Any], Any], failure: type[Exception]) -> Callable[[Any, Callable[[object], None]], Any]:
+    """`cls(value)` for a value of the schema, which is refused where that raises *failure*."""
+
+    def read(value: Any, reject: Callable[[object], None]) -> Any:
+        try:
+            return cls(value)
+        except failure:
+            return reject(value)
+
+    return read
+
+
+def torch_constant_text(kind: type) -> Codec:
+    """Codec of a list element of *kind*: dtype, device, layout or memory_format, written as text.
+
+    `ScalarType[]`, `Device[]` and `Layout[]` arguments fail torch.export.save on torch 2.13; `str[]` does not.
+    """
+    note, refuse = show_type(kind), "not {isinstance}({value}, {kinds})"
+    # The dispatcher takes a text for one device; so a list of them does.
+    kinds = (kind, str) if kind is torch.device else (kind,)
+    constants: dict[str, object] = {"str": str, "kind": kind, "kinds": kinds, "isinstance": isinstance}
+    if kind is torch.device:
+        constants["read"] = _reader(torch.device, RuntimeError)
+        return Codec(note, refuse, "{str}({value})", "{read}({value}, {reject})", constants, "a torch.device")
+    constants["named"] = {str(value): value for value in vars(torch).values() if type(value) is kind}
+    decode = "({named}[{value}] if {value} in {named} else {reject}({value}))"
+    return Codec(note, refuse, "{str}({value})", decode, constants, f"a torch.{note}")
+
+
+def number_text() -> Codec:
+    """Codec of an int, float, bool or complex as text, exact in both directions."""
+    return Codec("number", "", "{repr}({value})", "{read_number}({value})", {"repr": repr, "read_number": _read_number})
+
+
+def _read_number(text: str) -> complex | bool:
+    for read in (_BOOLS.__getitem__, int, float, complex):
+        try:
+            return read(text)
+        except (KeyError, ValueError):
+            continue
+    raise AssertionError(text)
+
+
+def take(items: Iterator[Any], length: int) -> list[Any] | None:
+    """The next *length* of *items*; None for a negative length."""
+    return None if length < 0 else [next(items) for _ in range(length)]
+
+
+def optional(codec: Codec) -> Codec:
+    """*codec* for `T | None` in one leaf: None goes through as None."""
+    if codec == IDENTITY:
+        return codec
+    return replace(
+        codec,
+        refuse=f"{{value}} is not None and ({codec.refuse})" if codec.refuse else "",
+        encode=codec.encode if codec.keeps_value else f"(None if {{value}} is None else {codec.encode})",
+        decode=codec.decode if codec.decode == "{value}" else f"(None if {{value}} is None else {codec.decode})",
+        described=codec.described and f"(None if {{value}} is None else {codec.described})",
+        expected=f"{codec.expected.removesuffix(', or None')}, or None" if codec.expected else "",
+    )
+
+
+def listed(codec: Codec, *, as_tuple: bool) -> Codec:
+    """*codec* for every element of a list, or of a `tuple[T, ...]`."""
+    if codec == IDENTITY:
+        return AS_TUPLE if as_tuple else codec
+    # Every codec that does something says what it takes.
+    assert codec.refuse
+    assert codec.expected
+    refused, encode, decode = (text.replace("{value}", "item") for text in (codec.refuse, codec.encode, codec.decode))
+    described = codec.described and _each(codec.described.replace("{value}", "item"), as_tuple=as_tuple)
+    return replace(
+        codec,
+        refuse=f"not {{isinstance}}({{value}}, {{sequence}}) or {{any}}({refused} for item in {{value}})",
+        encode="{value}" if encode == "item" else f"[{encode} for item in {{value}}]",
+        decode=_each(decode, as_tuple=as_tuple),
+        described=described,
+        constants={**codec.constants, "any": any, "tuple": tuple, "isinstance": isinstance, "sequence": SEQUENCE},
+        expected=f"a {'tuple' if as_tuple else 'list'} with each item {codec.expected}",
+    )
+
+
+def _each(text: str, *, as_tuple: bool) -> str:
+    """*text*, an expression of `item`, for each item of the value."""
+    items = "{value}" if text == "item" else f"[{text} for item in {{value}}]"
+    return f"{{tuple}}({items})" if as_tuple else items
+
+
+def _show(value: object) -> str:
+    return f"{type(value).__name__}.{value.name}" if isinstance(value, enum.Enum) else repr(value)

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where an annotation stands in a signature, and how one is refused there."""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import dataclass, field
+
+from magi_opschema._model.tree import IDENTITY, Codec, Leaf, Path, dotted, flat_name
+from magi_opschema._text import show_type
+from magi_opschema.errors import Problem
+
+from .annotations import Scope, evaluate
+
+
+class Refused(Exception):  # noqa: N818  (it never leaves this package)
+    """Annotations have no place in the flat schema; *problems* say which, why and what to do."""
+
+    def __init__(self, *problems: Problem) -> None:
+        super().__init__(*problems)
+        self.problems = problems
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an annotation stands while it is lowered."""
+
+    path: Path
+    scope: Scope
+    subject: str
+    """`parameter` or `return value`."""
+    is_optional: bool = False
+    """Below a `Record | None`, where every leaf may be None."""
+    bound: typing.Mapping[object, object] = field(default_factory=dict)
+    """What type variables stand for here."""
+    outer: tuple[object, ...] = ()
+    """The records around it, which it must not contain again; a generic class may, with another argument."""
+
+    def below(self, name: str, scope: Scope | None = None) -> Place:
+        # Every leaf asks for this, and `dataclasses.replace` takes four times as long.
+        return Place((*self.path, name), scope or self.scope, self.subject, self.is_optional, self.bound, self.outer)
+
+    def refuse(self, annotation: object, why: str, fix: str) -> Refused:
+        of = f"{self.subject} '{dotted(self.path)}'" if self.path else self.subject
+        return Refused(Problem(dotted(self.path), f"{of} has type {show_type(annotation)}, {why}. {fix}"))
+
+    def leaf(self, schema_type: str, codec: Codec = IDENTITY) -> Leaf:
+        is_padded = self.is_optional and not schema_type.endswith("?")
+        return Leaf(self.path, f"{schema_type}?" if is_padded else schema_type, flat_name(self.path), codec, is_padded)
+
+    def evaluated(self, annotation: object) -> object:
+        """*annotation*, or what it says where it is a text.
+
+        Raises:
+            Refused: it cannot be evaluated.
+        """
+        try:
+            return evaluate(annotation, self.scope)
+        except Exception as error:  # noqa: BLE001  (a string annotation is an expression, which may raise anything)
+            text = annotation if isinstance(annotation, str) else show_type(annotation)
+            why = error.msg if isinstance(error, SyntaxError) else error
+            sentence = (
+                f"the annotation '{text}' of {self.subject} '{dotted(self.path)}' could not be evaluated: {why}. "
+                "Import what it names where the op is defined, also at run time, not only under TYPE_CHECKING."
+            )
+            raise Refused(Problem(dotted(self.path), sentence)) from None

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the fields of a record class are: of a frozen dataclass, a named tuple or a TypedDict."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import typing
+from typing import TYPE_CHECKING, Any
+
+
+if TYPE_CHECKING:
+    from .place import Place
+
+
+RecordKind = typing.Literal["dataclass", "namedtuple", "typeddict"]
+AnnotatedField = tuple[str, object, type]
+"""Name, annotation and defining class."""
+
+
+def is_record(cls: type) -> bool:
+    """Whether *cls* is a dataclass, a named tuple or a TypedDict."""
+    return dataclasses.is_dataclass(cls) or typing.is_typeddict(cls) or _is_namedtuple(cls)
+
+
+def _is_namedtuple(cls: type) -> bool:
+    return issubclass(cls, tuple) and hasattr(cls, "_fields")
+
+
+def fields_of(annotation: object, cls: Any, inside: Place) -> tuple[RecordKind, list[AnnotatedField]]:
+    """The kind of a record class and the fields that are part of its value.
+
+    Args:
+        annotation: What the user wrote, `Config[int]` for example.
+        cls: Its class.
+        inside: The place of the record, with the type variables of *annotation* bound.
+
+    Raises:
+        Refused: instances cannot be taken apart and made again.
+    """
+    if dataclasses.is_dataclass(cls):
+        return "dataclass", _dataclass_fields(annotation, cls, inside)
+    if typing.is_typeddict(cls):
+        return "typeddict", _typeddict_fields(annotation, cls, inside)
+    return "namedtuple", _namedtuple_fields(annotation, cls, inside)
+
+
+def _typeddict_fields(annotation: object, cls: Any, place: Place) -> list[AnnotatedField]:
+    hints = cls.__annotations__
+    if missing := sorted(name for name, hint in hints.items() if _may_be_missing(cls, name, hint, place)):
+        why = f"a TypedDict whose key {missing[0]!r} may be missing"
+        raise place.refuse(annotation, why, "Make it total, with T | None where there may be no value.")
+    return [(name, hint, cls) for name, hint in hints.items()]
+
+
+def _namedtuple_fields(annotation: object, cls: Any, place: Place) -> list[AnnotatedField]:
+    hints = {
+        name: hint for base in reversed(cls.__mro__) for name, hint in vars(base).get("__annotations__", {}).items()
+    }
+    if unknown := [name for name in cls._fields if name not in hints]:
+        why = f"a namedtuple whose field {unknown[0]!r} has no annotation"
+        raise place.refuse(annotation, why, "Use typing.NamedTuple.")
+    return [(name, hints[name], cls) for name in cls._fields]
+
+
+def _may_be_missing(cls: Any, name: str, hint: object, inside: Place) -> bool:
+    """True for a key that is not required; in a string, TypedDict itself does not see what marks it."""
+    evaluated = inside.below(name, scope=inside.scope.of_class(cls)).evaluated(hint)
+    mark = getattr(typing.get_origin(evaluated), "_name", "")
+    return mark == "NotRequired" or (name in cls.__optional_keys__ and mark != "Required")
+
+
+def _dataclass_fields(annotation: object, cls: Any, place: Place) -> list[AnnotatedField]:
+    if not cls.__dataclass_params__.frozen:
+        why = "a mutable dataclass, whose changes an op could not give back"
+        raise place.refuse(annotation, why, f"Declare it @dataclass(frozen=True) class {cls.__name__}.")
+    for name, pseudo_field in cls.__dataclass_fields__.items():
+        if pseudo_field._field_type.name == "_FIELD_INITVAR":  # noqa: SLF001
+            why = f"whose InitVar {name!r} cannot be read back from an instance"
+            raise place.refuse(annotation, why, "Make it a field.")
+    fields = [part for part in dataclasses.fields(cls) if part.init]
+    _check_own_init(annotation, cls, [part.name for part in fields], place)
+    return [(part.name, part.type, _owner(cls, part.name)) for part in fields]
+
+
+def _check_own_init(annotation: object, cls: type, names: list[str], place: Place) -> None:
+    """Refuse a hand-written `__init__` that cannot be called with the fields."""
+    if _has_generated_init(cls):
+        return
+    init = cls.__init__  # type: ignore[misc]
+    parameters = list(inspect.signature(init).parameters.values())[1:]
+    accepted = {p.name for p in parameters if p.kind in {p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY}}
+    required = {p.name for p in parameters if p.name in accepted and p.default is p.empty}
+    if not required <= set(names) <= accepted:
+        why = (
+            f"whose __init__ takes ({', '.join(p.name for p in parameters)}) where its fields are ({', '.join(names)})"
+        )
+        raise place.refuse(annotation, why, "Let the dataclass write __init__, or give it the fields as parameters.")
+
+
+def is_plain(cls: type) -> bool:
+    """True if making an instance of a dataclass does nothing but store its fields in its `__dict__`."""
+    return (
+        _has_generated_init(cls)
+        and not hasattr(cls, "__post_init__")
+        and "__new__" not in _defined(cls)
+        and "__call__" not in _defined(type(cls))
+        and cls.__dictoffset__ != 0
+        and all(part.init and not _is_descriptor(cls, part.name) for part in dataclasses.fields(cls))
+    )
+
+
+def _has_generated_init(cls: type) -> bool:
+    """True if the dataclass decorator wrote the `__init__`; it compiles what it writes from a `<string>`."""
+    code = getattr(vars(cls).get("__init__"), "__code__", None)
+    # A class of a `python -c` program comes from a <string> too, but not from inside dataclasses' own function.
+    return code is not None and code.co_filename == "<string>" and code.co_qualname.startswith("__create_fn__.")
+
+
+def _defined(cls: type) -> set[str]:
+    """The names that *cls* and its bases define beyond `object` and `type`."""
+    return {name for base in cls.__mro__ if base not in {object, type} for name in vars(base)}
+
+
+def _is_descriptor(cls: type, name: str) -> bool:
+    """True if instances keep the field elsewhere than in their `__dict__`, in a slot for example."""
+    return hasattr(inspect.getattr_static(cls, name, None), "__set__")
+
+
+def _owner(cls: type, name: str) -> type:
+    return next(base for base in cls.__mro__ if name in vars(base).get("__annotations__", {}))

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole signature lowered: trees, schema, path. Pure: nothing is registered here."""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from magi_opschema._codegen.functions import emit_flatten
+from magi_opschema._codegen.reject import writer_of
+from magi_opschema._codegen.source import compile_source
+from magi_opschema._model.lowering import LoweringPath, Parameter, SignatureLowering, is_flat_return
+from magi_opschema._model.schema import MAX_ARGUMENTS, NO_DEFAULT, Argument, default_text, takes
+from magi_opschema._model.tree import Leaf, MaskedList, Node, Optional, dotted, flat_name, leaves, nodes
+from magi_opschema._text import location, show_with_type
+from magi_opschema.errors import Problem, SignatureError
+
+from .annotations import Scope
+from .mutates import mutated_leaves
+from .place import Place, Refused
+from .returns import lower_returns
+from .types import lower
+
+
+PREFIX = "_m_"
+
+
+def lower_signature_in(
+    fn: Callable[..., Any], scope: Scope, mutates_args: Iterable[str], op_name: str = ""
+) -> SignatureLowering:
+    """`lower_signature` of the op *op_name*, string annotations being evaluated in *scope*."""
+    signature = inspect.signature(fn)
+    name = _identifier(fn.__name__)
+    title = op_name or f"{name}()"
+    parameters, returns = _lower_all(fn, title, signature, scope)
+    flat_names = [flat_name(node.path) for parameter in parameters for node in nodes(parameter.node)]
+    prefix = _free_prefix([name, *signature.parameters, *flat_names])
+    lowering = SignatureLowering(name, signature, parameters, returns, (), "flattened", prefix, location(fn), title)
+    mutated = mutated_leaves(lowering, mutates_args)
+    arguments = _arguments(lowering, mutated)
+    path = _choose_path(parameters, returns, arguments)
+    if path == "flattened":
+        arguments = _positional_with_trailing_defaults(arguments)
+    return replace(lowering, arguments=arguments, path=path)
+
+
+def _lower_all(
+    fn: Callable[..., Any], title: str, signature: inspect.Signature, scope: Scope
+) -> tuple[tuple[Parameter, ...], Node | None]:
+    problems: list[Problem] = []
+    parameters: list[Parameter] = []
+    for parameter in signature.parameters.values():
+        try:
+            parameters.append(_lower_parameter(parameter, scope))
+        except Refused as refused:
+            problems += refused.problems
+    returns: Node | None = None
+    try:
+        returns = lower_returns(signature.return_annotation, scope)
+    except Refused as refused:
+        problems += refused.problems
+    problems += _clashes([parameter.node for parameter in parameters])
+    problems += _clashes([] if returns is None else [returns])
+    if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        problems.append(
+            Problem("", "is a coroutine or a generator, and an op returns when it is done. Write a plain function.")
+        )
+    if problems:
+        raise SignatureError(title, location(fn), tuple(problems))
+    return tuple(parameters), returns
+
+
+def _lower_parameter(parameter: inspect.Parameter, scope: Scope) -> Parameter:
+    if sentence := _unfit(parameter):
+        raise Refused(Problem(parameter.name, sentence))
+    lowered = lower(parameter.annotation, Place((parameter.name,), scope, "parameter"))
+    default = NO_DEFAULT if parameter.default is parameter.empty else parameter.default
+    return Parameter(parameter.name, lowered.node, default, parameter.kind is parameter.KEYWORD_ONLY, lowered.is_plain)
+
+
+def _unfit(parameter: inspect.Parameter) -> str:
+    """Why no annotation could give the parameter a place in a schema; empty if one can."""
+    name = parameter.name
+    match parameter.kind:
+        case parameter.VAR_POSITIONAL:
+            why = "takes any number of values, and a schema has a fixed number of arguments"
+            return f"'*{name}' {why}. Use a list or tuple[T, ...] parameter."
+        case parameter.VAR_KEYWORD:
+            return f"'**{name}' takes any names, and a schema has fixed names. Use a frozen dataclass."
+        case parameter.POSITIONAL_ONLY:
+            return f"parameter '{name}' is positional-only, and every schema argument has a name. Remove the '/'."
+    if parameter.annotation is parameter.empty:
+        fix = f"Annotate it, for example {name}: Tensor."
+        return f"parameter '{name}' has no annotation, and the schema needs its type. {fix}"
+    return ""
+
+
+def _clashes(trees: list[Node]) -> list[Problem]:
+    """Nodes that would share a flat name, such as a parameter `cfg__eps` beside the leaf `cfg.eps`."""
+    problems: list[Problem] = []
+    seen: dict[str, Node] = {}
+    for node in (node for tree in trees for node in nodes(tree)):
+        name = flat_name(node.path)
+        other = seen.setdefault(name, node)
+        if other is node or _is_inside(node, other):
+            continue
+        sentence = f"'{dotted(other.path)}' and '{dotted(node.path)}' have the same flat name '{name}'. Rename one."
+        problems.append(Problem(dotted(node.path), sentence))
+    return problems
+
+
+def _is_inside(node: Node, outer: Node) -> bool:
+    """True if the two have one path by right: an Optional and its value, a list of optional Tensors and its values."""
+    match outer:
+        case Optional():
+            return outer.inner is node or _is_inside(node, outer.inner)
+        case MaskedList():
+            return outer.values is node
+    return False
+
+
+def _identifier(name: str) -> str:
+    return flat_name((name,)) if name.isidentifier() and not keyword.iskeyword(name) else "op"
+
+
+def _free_prefix(names: Iterable[str]) -> str:
+    prefix, taken = PREFIX, tuple(names)
+    while any(name.startswith(prefix) for name in taken):
+        prefix = f"_{prefix}"
+    return prefix
+
+
+def _arguments(lowering: SignatureLowering, mutated: set[str]) -> tuple[Argument, ...]:
+    arguments: list[Argument] = []
+    problems: list[Problem] = []
+    for parameter in lowering.parameters:
+        defaults = _leaf_defaults(parameter, lowering)
+        for leaf, default in zip(leaves(parameter.node), defaults, strict=True):
+            if default is not NO_DEFAULT and not takes(leaf.schema_type, default):
+                problems.append(_bad_default(leaf, default))
+            holdable = default is not NO_DEFAULT and default_text(leaf.schema_type, default) is not None
+            if leaf.codec.is_process_bound and default is not None:
+                holdable = False
+            arguments.append(
+                Argument(
+                    leaf.name,
+                    leaf.schema_type,
+                    (leaf,),
+                    default if holdable else NO_DEFAULT,
+                    f"a{len(mutated & {a.name for a in arguments})}" if leaf.name in mutated else "",
+                    parameter.is_keyword_only,
+                )
+            )
+    if problems:
+        raise SignatureError(lowering.title, lowering.location, tuple(problems))
+    if len(arguments) > MAX_ARGUMENTS:
+        from .pack import pack  # few ops need it, and its classes take a fifth of the package's import time
+
+        return pack(tuple(arguments), lowering)
+    return tuple(arguments)
+
+
+def _bad_default(leaf: Leaf, default: object) -> Problem:
+    shown = f"the default of '{dotted(leaf.path)}' is {show_with_type(default)}"
+    fix = "Annotate it T | None" if default is None else "Change the default or the annotation"
+    return Problem(dotted(leaf.path), f"{shown}, which the schema type {leaf.schema_type} does not take. {fix}.")
+
+
+def _leaf_defaults(parameter: Parameter, lowering: SignatureLowering) -> list[object]:
+    """The parameter's default, flattened."""
+    below = list(leaves(parameter.node))
+    if not parameter.has_default:
+        return [NO_DEFAULT] * len(below)
+    if isinstance(parameter.node, Leaf) and parameter.node.codec.is_identity:
+        return [parameter.default]
+    source = emit_flatten(
+        (replace(parameter, is_keyword_only=False),),
+        writer_of(lowering, of="the default of "),
+        f"default of {lowering.name}",
+    )
+    return list(compile_source(source)(parameter.default))
+
+
+def _choose_path(
+    parameters: tuple[Parameter, ...], returns: Node | None, arguments: tuple[Argument, ...]
+) -> LoweringPath:
+    for parameter in parameters:
+        node = parameter.node
+        if not isinstance(node, Leaf) or not node.codec.keeps_value or node.name != parameter.name:
+            return "flattened"
+    if len(parameters) != len(arguments):
+        return "flattened"
+    if any(p.has_default and not a.has_default for p, a in zip(parameters, arguments, strict=True)):
+        return "flattened"
+    if returns is not None and not is_flat_return(returns):
+        return "flattened"
+    return "direct" if all(parameter.is_plain for parameter in parameters) else "lowered"
+
+
+def _positional_with_trailing_defaults(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
+    """The exposed function passes every argument by position, and holds the defaults itself.
+
+    A schema default before an argument without one is an internal assert of torch's parser, so only the last ones stay.
+    """
+    last_without = max((i for i, argument in enumerate(arguments) if not argument.has_default), default=-1)
+    return tuple(_positional(argument, keeps_default=i > last_without) for i, argument in enumerate(arguments))
+
+
+def _positional(argument: Argument, *, keeps_default: bool) -> Argument:
+    default = argument.default if keeps_default else NO_DEFAULT
+    if default is argument.default and not argument.is_keyword_only:
+        return argument
+    return replace(argument, is_keyword_only=False, default=default)

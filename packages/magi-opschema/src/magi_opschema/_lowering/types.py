@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Annotations to trees: the type table of the package, one case a row.
+
+Every refusal is a `Refused`. A record collects those of its fields and raises them together,
+so that one error names all the bad places of a signature.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import enum
+import types
+import typing
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from magi_opschema._handles.annotation import ObjectHandle, handle, unfit
+from magi_opschema._model.tree import IDENTITY, Codec, Field, Leaf, MaskedList, Node, Optional, Record, Sequence
+from magi_opschema._text import show_type
+from magi_opschema.errors import Problem
+
+from . import codecs
+from .annotations import substitute, type_arguments, unwrap
+from .place import Place, Refused
+from .records import fields_of, is_plain, is_record
+
+
+_SCHEMA_TYPES: dict[object, str] = {
+    torch.Tensor: "Tensor",
+    bool: "bool",
+    int: "SymInt",
+    float: "float",
+    str: "str",
+    complex: "complex",
+    torch.dtype: "ScalarType",
+    torch.device: "Device",
+    torch.layout: "Layout",
+    torch.memory_format: "MemoryFormat",
+    torch.Generator: "Generator",
+}
+_NUMBERS = {int, float, bool, complex}
+_MAX_OF_ONE_CLASS = 8
+"""`class Chain(Generic[T])` with a field `rest: Chain[list[T]]` contains itself with ever another argument."""
+_LISTS = {list, collections.abc.Sequence}
+_LIST_ELEMENTS = {"Tensor", "SymInt", "float", "bool", "str"}
+_WRITTEN_AS_TEXT = {torch.dtype, torch.device, torch.layout, torch.memory_format}
+
+_ADVICE: dict[object, str] = {
+    set: "Use a sorted tuple[T, ...].",
+    frozenset: "Use a sorted tuple[T, ...].",
+    bytes: "Use str, or a uint8 Tensor.",
+    bytearray: "Use str, or a uint8 Tensor.",
+    types.NoneType: "Leave the parameter out.",
+    object: "Say which type it has.",
+    typing.Any: "Say which type it has.",
+    list: "Say what it holds, for example list[int].",
+    tuple: "Say what it holds, for example tuple[int, int] or tuple[int, ...].",
+    collections.abc.Sequence: "Say what it holds, for example Sequence[int].",
+    collections.abc.MutableSequence: "Use Sequence[T]: the op gets a copy.",
+    collections.abc.Iterable: "Use Sequence[T].",
+    collections.deque: "Use Sequence[T].",
+    torch.nn.Module: "Pass its tensors, or a frozen dataclass of them.",
+    torch.Size: "Use tuple[int, ...].",
+    torch.SymInt: "Use int: every int of a schema may be symbolic.",
+    collections.abc.Callable: "Register one op for each function, or choose between them by a Literal or an Enum.",
+}
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A node, and whether its annotation is written as torch would take it."""
+
+    node: Node
+    is_plain: bool
+
+
+def lower(annotation: object, place: Place) -> Lowered:
+    """The tree of *annotation*.
+
+    Raises:
+        Refused: it, or something in it, has no flat form.
+    """
+    resolved, was_wrapped = unwrap(substitute(place.evaluated(annotation), place.bound))
+    node = _lower_unwrapped(resolved, place)
+    is_plain = not was_wrapped and isinstance(node, Leaf) and node.codec == IDENTITY
+    return Lowered(node, is_plain)
+
+
+def _lower_unwrapped(annotation: object, place: Place) -> Node:
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in {typing.Union, types.UnionType}:
+        return _lower_union(annotation, arguments, place)
+    if not _is_hashable(annotation):
+        raise place.refuse(annotation, "which is no type", "Write a type, such as list[int] for [int].")
+    if origin is typing.Literal:
+        return _lower_literal(arguments, place)
+    if ObjectHandle in {origin, annotation}:
+        return _lower_handle(annotation, arguments, place)
+    if origin in _LISTS and arguments:
+        return _lower_list(annotation, arguments[0], place, as_tuple=False)
+    if origin is tuple and (arguments or isinstance(annotation, types.GenericAlias)):
+        return _lower_tuple(annotation, arguments, place)
+    cls = origin or annotation
+    if annotation is torch.nn.Parameter:
+        return place.leaf("Tensor")
+    if annotation in _SCHEMA_TYPES:
+        return place.leaf(_SCHEMA_TYPES[annotation])
+    if isinstance(cls, type):
+        if issubclass(cls, enum.Enum):
+            return place.leaf(*codecs.enumeration(cls))
+        if is_record(cls):
+            return _lower_record(annotation, cls, place)
+    raise place.refuse(annotation, "which has no flat schema form", _advice(annotation, cls, arguments))
+
+
+def _is_hashable(annotation: object) -> bool:
+    try:
+        hash(annotation)
+    except TypeError:
+        return False
+    return True
+
+
+def _lower_union(annotation: object, members: tuple[object, ...], place: Place) -> Node:
+    others = tuple(member for member in members if member is not type(None))
+    if set(others) <= _NUMBERS and len(others) > 1:
+        return place.leaf("Scalar" if len(others) == len(members) else "Scalar?")
+    if len(others) > 1:
+        why = f"which is a union of {len(others)} types, and a schema argument has one"
+        raise place.refuse(annotation, why, "Use a frozen dataclass with one optional field for each.")
+    if len(others) == len(members):
+        return lower(others[0], place).node
+    inner = lower(others[0], place).node
+    match inner:
+        case Leaf():
+            # Below a record that may be None the schema type says so already, and the codec does not.
+            schema_type = inner.schema_type if inner.is_optional else f"{inner.schema_type}?"
+            return replace(inner, schema_type=schema_type, codec=codecs.optional(inner.codec), is_padded=False)
+        case Optional():
+            return inner
+    is_some = place.below("is_some").leaf("bool")
+    inner = lower(others[0], replace(place, is_optional=True)).node
+    assert not isinstance(inner, (Leaf, Optional))
+    return Optional(place.path, is_some, inner)
+
+
+def _lower_literal(values: tuple[object, ...], place: Place) -> Node:
+    kept = tuple(value for value in values if value is not None)
+    schema_type, codec = codecs.literal(kept)
+    if len(kept) < len(values):
+        return place.leaf(f"{schema_type}?", codecs.optional(codec))
+    return place.leaf(schema_type, codec)
+
+
+def _lower_handle(annotation: object, arguments: tuple[object, ...], place: Place) -> Node:
+    if not arguments:
+        raise place.refuse(annotation, "which does not say of what", "Write ObjectHandle[T], T the object's class.")
+    if place.subject != "parameter":
+        raise place.refuse(annotation, "and an op returns no objects", "Return Tensors or numbers.")
+    if problem := unfit(arguments[0]):
+        raise place.refuse(annotation, *problem)
+    return place.leaf("SymInt", handle(arguments[0]))
+
+
+def _lower_list(annotation: object, element: object, place: Place, *, as_tuple: bool) -> Node:
+    resolved, _ = unwrap(substitute(place.evaluated(element), place.bound))
+    if resolved in (torch.Tensor | None, typing.Optional[torch.Tensor]):  # noqa: UP045
+        values = place.leaf("Tensor[]")
+        return MaskedList(place.path, values, place.below("present").leaf("bool[]"), show_type(annotation), as_tuple)
+    if resolved is complex:
+        return place.leaf("float[]", _tupled(codecs.COMPLEX_PAIRS, as_tuple=as_tuple))
+    if _is_record(resolved):
+        fix = "Use one frozen dataclass with a list for each field."
+        raise place.refuse(annotation, "a list of records, which has no flat schema form", fix)
+    inner = lower(element, replace(place, is_optional=False)).node
+    if isinstance(inner, Leaf):
+        if resolved in _WRITTEN_AS_TEXT:
+            codec = codecs.torch_constant_text(resolved)
+            return place.leaf("str[]", codecs.listed(codec, as_tuple=as_tuple))
+        if inner.schema_type in _LIST_ELEMENTS:
+            return place.leaf(f"{inner.schema_type}[]", codecs.listed(inner.codec, as_tuple=as_tuple))
+    why = "and torch has no list of such elements that can be exported"
+    raise place.refuse(annotation, why, _list_advice(resolved))
+
+
+def _is_record(element: object) -> bool:
+    """True for a record class, generic or not, and for one or None."""
+    members = [member for member in typing.get_args(element) if member is not types.NoneType]
+    if typing.get_origin(element) in {typing.Union, types.UnionType} and len(members) == 1:
+        return _is_record(unwrap(members[0])[0])
+    cls = typing.get_origin(element) or element
+    return isinstance(cls, type) and is_record(cls)
+
+
+def _tupled(codec: Codec, *, as_tuple: bool) -> Codec:
+    if not as_tuple:
+        return codec
+    return replace(codec, decode=f"{{tuple}}({codec.decode})", constants={**codec.constants, "tuple": tuple})
+
+
+def _list_advice(element: object) -> str:
+    if typing.get_origin(element) in {typing.Union, types.UnionType}:
+        return "Use two lists, the values and one bool for each that says whether it is there."
+    return "Use one list for each part, or a Tensor."
+
+
+def _lower_tuple(annotation: object, items: tuple[object, ...], place: Place) -> Node:
+    if len(items) == 2 and items[1] is ...:
+        return _lower_list(annotation, items[0], place, as_tuple=True)
+    label = show_type(annotation)
+    return Sequence(place.path, lower_each([(item, place.below(str(i))) for i, item in enumerate(items)]), label)
+
+
+def _lower_record(annotation: object, cls: type, place: Place) -> Node:
+    around = [outer for outer in place.outer if (typing.get_origin(outer) or outer) is cls]
+    if annotation in around or len(around) > _MAX_OF_ONE_CLASS:
+        raise place.refuse(
+            annotation, "a record that contains itself, so it has no fixed number of leaves", "Use a Tensor or lists."
+        )
+    inside = replace(place, outer=(*place.outer, annotation), bound=type_arguments(annotation))
+    kind, annotated = fields_of(annotation, cls, inside)
+    parts = lower_each(
+        [(hint, inside.below(name, scope=place.scope.of_class(owner))) for name, hint, owner in annotated]
+    )
+    fields = tuple(Field(name, node) for (name, _, _), node in zip(annotated, parts, strict=True))
+    return Record(place.path, cls, kind, fields, show_type(annotation), kind == "dataclass" and is_plain(cls))
+
+
+def lower_each(annotations: list[tuple[object, Place]]) -> tuple[Node, ...]:
+    """The trees of several annotations.
+
+    Raises:
+        Refused: some have no flat form; it holds the problems of all of them.
+    """
+    parts: list[Node] = []
+    problems: list[Problem] = []
+    for annotation, place in annotations:
+        try:
+            parts.append(lower(annotation, place).node)
+        except Refused as refused:
+            problems += refused.problems
+    if problems:
+        raise Refused(*problems)
+    return tuple(parts)
+
+
+def _advice(annotation: object, cls: object, arguments: tuple[Any, ...]) -> str:
+    if isinstance(annotation, typing.TypeVar):
+        return f"Give the type variable a type, as in Cfg[int] for a class Cfg(Generic[{annotation.__name__}])."
+    if cls in {
+        dict,
+        collections.abc.Mapping,
+        collections.abc.MutableMapping,
+        collections.defaultdict,
+        collections.OrderedDict,
+    }:
+        return f"Use a frozen dataclass, or tuple[{show_type(arguments[1]) if len(arguments) == 2 else 'T'}, ...]."
+    if isinstance(cls, type) and cls is not object:
+        for base in cls.__mro__:
+            if base in _ADVICE and base is not object:
+                return _ADVICE[base]
+        if cls.__module__ == "numpy":
+            return "Pass a Tensor: torch.from_numpy() shares its memory."
+        if issubclass(cls, torch.Tensor):
+            return "Annotate it Tensor; a subclass may be passed."
+        return f"Use a frozen dataclass with the parts of {cls.__name__} that the op needs."
+    return _ADVICE.get(cls) or "See the type table in the documentation of magi-opschema."

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mapping tree: how one parameter, or the return value, maps to leaves of the flat schema.
+
+    cfg: NormCfg(eps: float, pair: tuple[int, int])
+
+    Record NormCfg              path ("cfg",)
+    ├ Leaf eps                  path ("cfg", "eps"), name "cfg__eps", schema type "float"
+    └ Sequence                  path ("cfg", "pair")
+      ├ Leaf                    path ("cfg", "pair", "0"), name "cfg__pair__0"
+      └ Leaf                    path ("cfg", "pair", "1"), name "cfg__pair__1"
+
+Plain data: nothing here knows torch, annotations or generated code.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal as TypingLiteral
+from typing import TypeAlias
+
+from magi_opschema.errors import OpSchemaError
+
+
+Path: TypeAlias = tuple[str, ...]
+
+SEQUENCE = (list, tuple)
+"""What a list argument takes."""
+
+
+@dataclass(frozen=True)
+class Codec:
+    """How a leaf's Python value is written into its schema argument and read back.
+
+    The texts are expressions of generated code. `{value}` stands for the value,
+    `{name}` for a constant of that name, which generated code receives as a bound global:
+
+        Codec("Mode", encode="{value}.name", decode="{members}[{value}]", constants={"members": {...}})
+    """
+
+    note: str = ""
+    refuse: str = ""
+    """A condition under which the value is refused at the call; empty: none."""
+    encode: str = "{value}"
+    decode: str = "{value}"
+    """What the body gets. `{reject}` stands for the function that refuses a value."""
+    constants: Mapping[str, object] = field(default_factory=dict, hash=False)
+    expected: str = ""
+    """What the refusal says was expected."""
+    described: str = ""
+    """What fakes, gradient functions and rules get, which describe the op and do not run it; empty: `decode`."""
+    explain: Callable[[object, str], tuple[type[OpSchemaError], str]] | None = field(default=None, compare=False)
+    """From a refused value and `expected` to the error class and what its sentence says after the parameter's name."""
+    is_process_bound: bool = False
+    """True if the schema argument means nothing in another process, so that it is no schema default."""
+
+    @property
+    def keeps_value(self) -> bool:
+        """True if the caller's value goes into the schema argument as it is."""
+        return self.encode == "{value}"
+
+    @property
+    def is_identity(self) -> bool:
+        """True if the body receives the schema argument as it is, unchecked."""
+        return self.keeps_value and self.decode == "{value}" and not self.refuse
+
+
+IDENTITY = Codec()
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One value of the flat schema."""
+
+    path: Path
+    schema_type: str
+    name: str
+    codec: Codec = IDENTITY
+    is_padded: bool = False
+    """True below a record that may be None: the schema takes None for the leaf, and the user's annotation does not."""
+
+    @property
+    def refuses_none(self) -> bool:
+        """True if the dispatcher lets a None through that the annotation does not allow; it does for every Tensor."""
+        return self.is_padded or self.schema_type == "Tensor"
+
+    @property
+    def is_tensor(self) -> bool:
+        """True for `Tensor`, `Tensor?`, `Tensor[]` and `Tensor[]?`."""
+        return self.schema_type.startswith("Tensor")
+
+    @property
+    def is_list(self) -> bool:
+        """True for list types, optional or not."""
+        return self.schema_type.rstrip("?").endswith("[]")
+
+    @property
+    def is_optional(self) -> bool:
+        """True where None is a value of the schema argument."""
+        return self.schema_type.endswith("?")
+
+
+@dataclass(frozen=True)
+class Field:
+    """A named part of a `Record`: the name as the user wrote it, and the node below it."""
+
+    name: str
+    node: Node
+
+
+@dataclass(frozen=True)
+class Record:
+    """A frozen dataclass, NamedTuple or TypedDict."""
+
+    path: Path
+    cls: type
+    kind: TypingLiteral["dataclass", "namedtuple", "typeddict"]
+    fields: tuple[Field, ...]
+    label: str
+    is_plain: bool = False
+    """True for a dataclass whose instances are their `__dict__`: nothing runs when one is made."""
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """A fixed tuple, `tuple[A, B]`."""
+
+    path: Path
+    items: tuple[Node, ...]
+    label: str
+
+
+@dataclass(frozen=True)
+class Optional:
+    """`T | None` where T is not one leaf: a bool leaf that says which, and T's leaves, None when it is False."""
+
+    path: Path
+    is_some: Leaf
+    inner: Record | Sequence | MaskedList
+
+
+@dataclass(frozen=True)
+class MaskedList:
+    """`list[Tensor | None]`: the tensors that are there, and for each place of the list whether one is.
+
+    torch's autograd takes a `Tensor?[]` that holds a None for a constant, so that form would lose gradients
+    (torch/_library/autograd.py, `supports_tensorlist`).
+    """
+
+    path: Path
+    values: Leaf
+    present: Leaf
+    label: str
+    is_tuple: bool = False
+    """True for `tuple[Tensor | None, ...]`: the body gets a tuple."""
+
+
+Node: TypeAlias = Leaf | Record | Sequence | Optional | MaskedList
+
+
+def leaves(node: Node) -> Iterator[Leaf]:
+    """The leaves of *node* in schema order."""
+    match node:
+        case Leaf():
+            yield node
+        case Record():
+            for part in node.fields:
+                yield from leaves(part.node)
+        case Sequence():
+            for item in node.items:
+                yield from leaves(item)
+        case Optional():
+            yield node.is_some
+            yield from leaves(node.inner)
+        case MaskedList():
+            yield node.values
+            yield node.present
+
+
+def nodes(node: Node) -> Iterator[Node]:
+    """*node* and every node below it, parents first."""
+    yield node
+    match node:
+        case Record():
+            for part in node.fields:
+                yield from nodes(part.node)
+        case Sequence():
+            for item in node.items:
+                yield from nodes(item)
+        case Optional():
+            yield node.is_some
+            yield from nodes(node.inner)
+        case MaskedList():
+            yield node.values
+            yield node.present
+        case Leaf():
+            pass
+
+
+def dotted(path: Path) -> str:
+    """`("cfg", "inner", "scale")` as `cfg.inner.scale`."""
+    return ".".join(path)
+
+
+@functools.lru_cache(maxsize=4096)
+def flat_name(path: Path) -> str:
+    """The ASCII identifier of a node: `("cfg", "inner", "scale")` as `cfg__inner__scale`.
+
+    Schemas parse ASCII identifiers only, so any other character is spelled by its code point:
+    `größe` becomes `gru00f6u00dfe`. A parameter named `self` confuses auto_functionalized (pytorch #130179);
+    `Ellipsis` and `NoneType` are words of the schema language (torch/csrc/jit/frontend/lexer.h).
+    """
+    name = "__".join(path)
+    if not (name.isascii() and name.isidentifier()):
+        name = "".join(c if c.isascii() and (c.isalnum() or c == "_") else f"u{ord(c):04x}" for c in name)
+    if name in {"self", "Ellipsis", "NoneType"}:
+        return f"{name}_"
+    return name if not name[:1].isdigit() else f"_{name}"

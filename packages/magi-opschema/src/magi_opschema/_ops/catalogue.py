@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of each registered op, and where it is looked up."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from magi_opschema._lowering.candidates import TORCH_OP_ATTRIBUTE
+from magi_opschema._text import nearest, show_value, show_with_type
+from magi_opschema.errors import ArgumentError, UnknownOpError
+
+
+if TYPE_CHECKING:
+    import torch
+
+    from magi_opschema._model.lowering import LoweringPath, SignatureLowering
+
+    from .registration import Registration
+
+_ops: dict[str, OpDef] = {}
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True, eq=False)
+class OpDef:
+    """A registered op and its four slots: `fn` → `lowered_fn` → `torch_op` → `exposed_op`.
+
+    Attributes:
+        name: `namespace::op`.
+        fn: the user's function.
+        lowered_fn: its flat twin, which takes the schema's arguments; `fn` itself on the direct path.
+        torch_op: the registered OpOverload.
+        exposed_op: what the decorator returned; `torch_op` itself except on the flattened path.
+        lowering: signature, schema and tree.
+        traits: `"compute_sensitive"`, `"subgraph_boundary"`; a backend reads them.
+    """
+
+    name: str
+    fn: Callable[..., Any]
+    torch_op: torch._ops.OpOverload
+    exposed_op: Callable[..., Any]
+    lowering: SignatureLowering
+    traits: frozenset[str]
+    registration: Registration = field(repr=False)
+    _notes: dict[str, str] = field(default_factory=dict, repr=False)
+
+    @functools.cached_property
+    def lowered_fn(self) -> Callable[..., Any]:
+        """The flat twin of `fn`."""
+        from magi_opschema._codegen.twins import compile_lowered
+
+        return self.fn if self.path == "direct" else compile_lowered(self.lowering, self.fn, "lowered")
+
+    @property
+    def path(self) -> LoweringPath:
+        """`direct`, `lowered` or `flattened`."""
+        return self.lowering.path
+
+    @property
+    def notes(self) -> Mapping[str, str]:
+        """What others wrote with `annotate`."""
+        return MappingProxyType(self._notes)
+
+    def __str__(self) -> str:
+        from magi_opschema._model.show import entry
+
+        lines = [self.lowering.describe(self.name)]
+        if self.traits:
+            lines.append(entry("traits", ", ".join(sorted(self.traits))))
+        # A key may be as wide as the column: `see-through`.
+        lines += [entry(f"{key}  ", text) for key, text in self._notes.items()]
+        return "\n".join(lines)
+
+
+def remember(op: OpDef) -> None:
+    """Enter *op*; one of the same name is replaced."""
+    with _lock:
+        _ops[op.name] = op
+
+
+def is_known(name: str) -> bool:
+    """True if an op of this name was registered by this package."""
+    return name in _ops
+
+
+def op_def(op: object) -> OpDef:
+    """The definition of a registered op.
+
+    Args:
+        op: what the decorator returned, the OpOverload, or the name `namespace::op`.
+
+    Raises:
+        UnknownOpError: magi-opschema registered no such op.
+
+    Example:
+        >>> from torch import Tensor
+        >>> @magi_register_custom_op("doc::twice")
+        ... def twice(x: Tensor) -> Tensor:
+        ...     return x * 2
+        >>> print(op_def("doc::twice"))
+        signature  twice(x: Tensor) -> Tensor
+        schema     doc::twice(Tensor x) -> Tensor
+        tree       x ─ Tensor
+        path       direct
+    """
+    name = _name_of(op)
+    try:
+        return _ops[name]
+    except KeyError:
+        hint = nearest(name, _ops) or " Register it with @magi_register_custom_op first."
+        raise UnknownOpError(f"'{name}' is no op that magi-opschema registered.{hint}") from None
+
+
+def _name_of(op: object) -> str:
+    if isinstance(op, str):
+        return op
+    torch_op = getattr(op, TORCH_OP_ATTRIBUTE, op)
+    schema = getattr(torch_op, "_schema", None)
+    if schema is not None:
+        return str(schema.name)
+    packet = getattr(torch_op, "_qualified_op_name", None)  # torch.ops.ns.op, without an overload
+    return str(packet) if packet is not None else show_value(op)
+
+
+def annotate(op: object, key: str, text: str) -> None:
+    """Add a line to `OpDef.notes`; it is shown after `path`, and replaces one of the same key.
+
+    Raises:
+        UnknownOpError: magi-opschema registered no such op.
+        ArgumentError: *key* or *text* is not a str.
+    """
+    definition = op_def(op)
+    for name, value in (("key", key), ("text", text)):
+        if not isinstance(value, str):
+            raise ArgumentError(f"{definition.name}: the {name} of a note is {show_with_type(value)}, expected a str.")
+    definition._notes[key] = text  # noqa: SLF001

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`magi_register_custom_op`. What it does is loaded at the first decoration, so that the name costs nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ParamSpec, TypeVar, cast
+
+import torch
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def magi_register_custom_op(
+    name: str | None = None,
+    *,
+    mutates_args: Iterable[str] = (),
+    infer_output_meta_fn: Callable[..., Any] | Sequence[str] | None = None,
+    setup_context_fn: Callable[..., None] | None = None,
+    backward_fn: Callable[..., Any] | None = None,
+    is_compute_sensitive: bool = False,
+    is_subgraph_boundary: bool = False,
+    tags: Sequence[torch.Tag] = (),
+    override: bool = False,
+    register_pytree: bool = True,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Register a function as a PyTorch custom op; its signature may hold frozen dataclasses, Literals, Enums and more.
+
+    Args:
+        name: `namespace::op`; without one it is made of the function's module and qualified name.
+        mutates_args: what the body writes into: parameter names (a record means all its Tensor leaves),
+            dotted leaf paths, or flat names.
+        infer_output_meta_fn: the fake. A function at the op's own signature that returns empty Tensors of the right
+            shape, dtype, device and strides; or for each output the name or path of the input that it looks like;
+            or None: output i looks like Tensor input i. The first real call is compared with it.
+        setup_context_fn: `setup_context_fn(ctx, inputs, output)`: saves on `ctx` what the backward needs.
+            `inputs` are the arguments in the order of the signature; of a record output, `output` is a dict by field.
+        backward_fn: `backward_fn(ctx, *grads)` returns one gradient for each parameter: for a record None, a dict by
+            field, an instance, or a tuple in field order; for a list None or a list.
+        is_compute_sensitive: its outputs are worth saving rather than computing again; read by a backend.
+        is_subgraph_boundary: a backend splits the graph here.
+        tags: torch.Tag values, beside `pt2_compliant_tag`.
+        override: replace an op of this name that this package registered, in a notebook or a reload.
+        register_pytree: make the records of the signature nodes of torch's pytrees, so that torch.export, make_fx and
+            torch.func see the Tensors in them. A class that is registered already stays as it is.
+
+    Returns:
+        A decorator. What it returns is called as the function is; `op_def` tells what it was lowered to.
+
+    Raises:
+        SignatureError: the signature has no flat form; every bad place is named.
+        OpNameError: the name is not `namespace::op`.
+        DuplicateOpError: the name is taken, or the function is an op already.
+        OptionError: an option names what is not there, or contradicts another.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> import torch
+        >>> from torch import Tensor
+        >>> @dataclass(frozen=True)
+        ... class Affine:
+        ...     scale: float = 1.0
+        ...     shift: float = 0.0
+        >>> @magi_register_custom_op("doc::affine")
+        ... def affine(x: Tensor, cfg: Affine = Affine()) -> Tensor:
+        ...     return x * cfg.scale + cfg.shift
+        >>> affine(torch.ones(2), Affine(scale=3.0))
+        tensor([3., 3.])
+    """
+    from .define import define, refuse_other_than_name
+
+    refuse_other_than_name(name)
+
+    def decorate(fn: Callable[P, R]) -> Callable[P, R]:
+        exposed = define(
+            fn,
+            name,
+            sys._getframe(1),  # noqa: SLF001
+            mutates_args=mutates_args,
+            infer_output_meta_fn=infer_output_meta_fn,
+            setup_context_fn=setup_context_fn,
+            backward_fn=backward_fn,
+            traits={"compute_sensitive": is_compute_sensitive, "subgraph_boundary": is_subgraph_boundary},
+            tags=tags,
+            override=override,
+            register_pytree=register_pytree,
+        )
+        return cast("Callable[P, R]", exposed)
+
+    return decorate

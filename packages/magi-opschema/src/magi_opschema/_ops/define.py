@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a function and the decorator's options to a registered op: check, compute, register, remember."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+
+from magi_opschema._autograd.functions import Formula
+from magi_opschema._call.structure import gradient_names
+from magi_opschema._codegen.functions import emit_exposed
+from magi_opschema._codegen.reject import writer_of
+from magi_opschema._codegen.source import compile_source
+from magi_opschema._environment import refuse_unknown_variables
+from magi_opschema._lowering.annotations import scope_of
+from magi_opschema._lowering.candidates import TORCH_OP_ATTRIBUTE, refuse_other_than_functions
+from magi_opschema._lowering.signature import lower_signature_in
+from magi_opschema._model.lowering import SignatureLowering
+from magi_opschema._text import location, show_value, show_with_type
+from magi_opschema._torch_compat import (
+    any_requires_grad,
+    are_transforms_active,
+    below_adinplaceorview,
+    below_autograd,
+    dispatch,
+    forward_ad,
+    increment_version,
+    is_dynamo_compiling,
+    is_registered,
+    reserved_part,
+    speak_for_earlier,
+)
+from magi_opschema.errors import DuplicateOpError, OpNameError, OptionError
+
+from .callables import check_callable
+from .catalogue import OpDef, is_known, op_def, remember
+from .explain_call import explain
+from .fake import FakeSpec, make_fake
+from .pytrees import register_records
+from .registration import Registration, register, registering, replacing, unregister
+
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*::[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+def define(
+    fn: Callable[..., Any],
+    name: str | None,
+    frame: types.FrameType,
+    *,
+    mutates_args: Iterable[str],
+    infer_output_meta_fn: FakeSpec,
+    setup_context_fn: Callable[..., None] | None,
+    backward_fn: Callable[..., Any] | None,
+    traits: Mapping[str, bool],
+    tags: Sequence[torch.Tag],
+    override: bool,
+    register_pytree: bool,
+) -> Callable[..., Any]:
+    """Register *fn* as an op and return what its users call; the options are those of `magi_register_custom_op`.
+
+    *frame* called the decorator. Everything that can be wrong is found before torch is told anything.
+    """
+    refuse_unknown_variables()
+    refuse_other_than_functions(fn)
+    op_name = _op_name(fn, name)
+    lowering = lower_signature_in(fn, scope_of(fn, frame), mutates_args, op_name)
+    formula = _formula(lowering, setup_context_fn, backward_fn)
+    _check_tags(lowering, tags)
+    _check_flags(lowering, {**traits, "override": override, "register_pytree": register_pytree})
+    fake = make_fake(lowering, infer_output_meta_fn)
+    marks = frozenset(trait for trait, is_set in traits.items() if is_set)
+    with registering:
+        with replacing(_replaced(op_name, lowering, override=override)):
+            registration = register(op_name, lowering, fn, fake, formula, tags)
+            try:
+                exposed = _expose(lowering, fn, op_name, registration.torch_op)
+            except BaseException:
+                unregister(registration)
+                raise
+        speak_for_earlier(registration.torch_op)
+        if register_pytree:
+            register_records(lowering)
+        remember(OpDef(op_name, fn, registration.torch_op, exposed, lowering, marks, registration))
+    return exposed
+
+
+def refuse_other_than_name(name: object) -> None:
+    """Refuse what is no op name, such as the function of a decorator without brackets."""
+    if name is None or isinstance(name, str):
+        return
+    if callable(name):
+        fix = "Write @magi_register_custom_op() with brackets, or @magi_register_custom_op('namespace::op')."
+        raise OpNameError(f"magi_register_custom_op takes a name, and got a function ({location(name)}). {fix}")
+    raise OpNameError(f"the op name {show_with_type(name)} is no string. Write 'namespace::op'.")
+
+
+def _title(fn: Callable[..., Any]) -> str:
+    return f"{fn.__module__}.{fn.__qualname__}"
+
+
+def _op_name(fn: Callable[..., Any], name: str | None) -> str:
+    if name is None:
+        module, qualname = fn.__module__.replace(".", "_"), fn.__qualname__.replace("<locals>.", "").replace(".", "_")
+        name = f"{module}::{qualname}"
+    if not _NAME.match(name):
+        fix = f"Write 'namespace::{name}'." if re.match(r"\w+\Z", name) else "Write 'namespace::op', two identifiers."
+        raise OpNameError(f"{fn.__name__}(): the op name '{name}' is not 'namespace::op'. {fix} ({location(fn)})")
+    if taken := reserved_part(*name.split("::")):
+        text = f"the op name '{name}' cannot be used: torch keeps '{taken}' for itself. Choose another."
+        raise OpNameError(f"{fn.__name__}(): {text} ({location(fn)})")
+    return name
+
+
+def _formula(
+    lowering: SignatureLowering, setup_context_fn: Callable[..., None] | None, backward_fn: Callable[..., Any] | None
+) -> Formula | None:
+    if backward_fn is None:
+        if setup_context_fn is not None:
+            text = "setup_context_fn saves for a backward_fn, and there is none. Give one."
+            raise OptionError(lowering.sentence(text))
+        return None
+    if lowering.mutated:
+        names = ", ".join(f"'{argument.name}'" for argument in lowering.mutated)
+        text = f"backward_fn together with mutates_args ({names}): the gradient of an op that writes into its arguments"
+        raise OptionError(lowering.sentence(f"{text} is not defined. Return new Tensors instead."))
+    if setup_context_fn is not None:
+        check_callable(lowering, "setup_context_fn", setup_context_fn, ("ctx", "inputs", "output"))
+    check_callable(lowering, "backward_fn", backward_fn, ("ctx", *gradient_names(lowering.returns)))
+    return Formula(setup_context_fn, backward_fn)
+
+
+def _check_tags(lowering: SignatureLowering, tags: object) -> None:
+    if not isinstance(tags, Iterable) or not all(isinstance(tag, torch.Tag) for tag in tags):
+        fix = "Write for example tags=(torch.Tag.flexible_layout,)."
+        raise OptionError(lowering.sentence(f"tags={show_value(tags)} is no tuple of torch.Tag values. {fix}"))
+
+
+def _check_flags(lowering: SignatureLowering, flags: Mapping[str, object]) -> None:
+    for trait, value in flags.items():
+        if not isinstance(value, bool):
+            option = trait if trait in {"override", "register_pytree"} else f"is_{trait}"
+            raise OptionError(lowering.sentence(f"{option}={show_with_type(value)} is not True or False."))
+
+
+def _replaced(name: str, lowering: SignatureLowering, *, override: bool) -> Registration | None:
+    """What an earlier op of this name holds in torch; None if the name is free."""
+    if not is_known(name):
+        if is_registered(name):
+            text = "the op is registered already, by another library. Choose another name."
+            raise DuplicateOpError(lowering.sentence(text))
+        return None
+    other = op_def(name)
+    if not override:
+        text = f"the op is registered already, by {other.lowering.name} ({other.lowering.location})."
+        fix = "Choose another name, or pass override=True to replace it, as after a reload."
+        raise DuplicateOpError(lowering.sentence(f"{text} {fix}"))
+    return other.registration
+
+
+def _expose(lowering: SignatureLowering, fn: Callable[..., Any], name: str, torch_op: Any) -> Callable[..., Any]:
+    """What the decorator returns."""
+    if lowering.path != "flattened":
+        return cast("Callable[..., Any]", torch_op)
+    calls: dict[str, Callable[..., Any]] = {
+        "torch_op": torch_op,
+        "explain": explain,
+        "dispatch": dispatch(torch_op),
+        "is_dynamo_compiling": is_dynamo_compiling,
+        "are_transforms_active": are_transforms_active,
+        "forward_ad": forward_ad,
+        "is_grad_enabled": torch.is_grad_enabled,
+        "any_requires_grad": any_requires_grad,
+        "increment_version": increment_version,
+        "below_autograd": below_adinplaceorview if lowering.mutated else below_autograd,
+    }
+    to = writer_of(lowering, is_traced=True)
+    exposed = compile_source(emit_exposed(lowering, name, calls, to, f"exposed {_title(fn)}"))
+    exposed.__name__, exposed.__qualname__, exposed.__module__ = fn.__name__, fn.__qualname__, fn.__module__
+    exposed.__doc__ = fn.__doc__
+    exposed.__signature__ = lowering.signature  # type: ignore[attr-defined]
+    setattr(exposed, TORCH_OP_ATTRIBUTE, torch_op)
+    return exposed

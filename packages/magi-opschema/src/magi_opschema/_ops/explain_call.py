@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What generated code calls when the dispatcher refuses the arguments of an exposed function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from magi_opschema._call.explain import Explanation
+
+from .catalogue import op_def
+
+
+def explain(error: Exception, torch_op: object, *values: Any) -> None:
+    """Raise what *error* means for a call of an op's exposed function with the user's arguments *values*.
+
+    Generated code calls this one function for every op: compile caches take its name for all of it.
+    """
+    definition = op_def(torch_op)
+    if definition.torch_op is not torch_op:
+        return  # replaced under its name, and the dispatcher spoke of the other one's arguments
+    Explanation(definition.name, definition.lowering).of_values(error, *values)

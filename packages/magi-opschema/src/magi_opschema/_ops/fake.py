@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fake of an op: from a function at the user's signature, from names of inputs, or from the order of inputs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from magi_opschema._call.layout import FlatLayout, as_output
+from magi_opschema._codegen.twins import compile_lowered, compile_refusals
+from magi_opschema._model.lowering import SignatureLowering
+from magi_opschema._model.tree import Leaf, dotted
+from magi_opschema._text import nearest, show_value
+from magi_opschema.errors import OptionError
+
+from .callables import check_callable
+
+
+FakeSpec = Callable[..., Any] | Sequence[str] | None
+
+
+def make_fake(lowering: SignatureLowering, spec: FakeSpec) -> Callable[..., Any]:
+    """The fake at the flat signature.
+
+    Args:
+        lowering: the op's signature.
+        spec: a function at the user's signature; or for each output the parameter or leaf path of the Tensor
+            it looks like (shape, dtype, device, strides as torch.empty_like gives them); or None: output i
+            looks like Tensor input i.
+
+    Raises:
+        OptionError: *spec* does not fit the signature.
+    """
+    if callable(spec):
+        by_name = [parameter.name for parameter in lowering.parameters if parameter.is_keyword_only]
+        by_position = [parameter.name for parameter in lowering.parameters if not parameter.is_keyword_only]
+        check_callable(lowering, "infer_output_meta_fn", spec, by_position, by_name)
+        # Compiled at its first use: many ops of a library are never traced.
+        compiled = functools.cache(functools.partial(compile_lowered, lowering, spec, "fake"))
+
+        def fake(*args: Any, **kwargs: Any) -> Any:
+            return compiled()(*args, **kwargs)
+
+        return fake
+    return _like_inputs(lowering, _sources(lowering, spec))
+
+
+def _sources(lowering: SignatureLowering, names: Sequence[str] | None) -> list[Leaf]:
+    """The input leaf that each output looks like."""
+    outputs = lowering.return_leaves
+    for output in outputs:
+        if not output.is_tensor:
+            text = f"'{dotted(output.path)}' is a {output.schema_type}, which looks like no Tensor input"
+            raise _wrong(lowering, f"{text}. Pass a function")
+    tensors = [leaf for leaf in lowering.leaves if leaf.is_tensor]
+    sources = _first(lowering, tensors) if names is None else _named(lowering, tensors, names)
+    for output, source in zip(outputs, sources, strict=True):
+        if output.is_list is not source.is_list:
+            text = f"'{dotted(output.path)}' and '{dotted(source.path)}' are not both lists"
+            raise _wrong(lowering, f"{text}. Pass a function")
+    return sources
+
+
+def _first(lowering: SignatureLowering, tensors: list[Leaf]) -> list[Leaf]:
+    count = len(lowering.return_leaves)
+    if count > len(tensors):
+        text = f"there are {count} outputs and {len(tensors)} Tensor inputs, so output i cannot look like input i"
+        raise _wrong(lowering, f"{text}. Pass a function, or names")
+    return tensors[:count]
+
+
+def _named(lowering: SignatureLowering, tensors: list[Leaf], names: Sequence[object]) -> list[Leaf]:
+    if isinstance(names, str):
+        raise _wrong(lowering, f"{names!r} is one string. Write a list of names: [{names!r}]")
+    if not isinstance(names, Sequence):
+        raise _wrong(lowering, f"{show_value(names)} is no function, list of names or None. Write one of these")
+    if len(names) != len(lowering.return_leaves):
+        raise _wrong(
+            lowering, f"{len(names)} names are given for {len(lowering.return_leaves)} outputs. Give one for each"
+        )
+    known = {text: leaf for leaf in tensors for text in (dotted(leaf.path), leaf.name)}
+    for name in names:
+        if not isinstance(name, str) or name not in known:
+            text = f"{show_value(name)} is no Tensor parameter or leaf path.{nearest(name, known)} Name one"
+            raise _wrong(lowering, text)
+    return [known[name] for name in names if isinstance(name, str)]
+
+
+def _wrong(lowering: SignatureLowering, text: str) -> OptionError:
+    return OptionError(lowering.sentence(f"infer_output_meta_fn: {text}."))
+
+
+def _like_inputs(lowering: SignatureLowering, sources: list[Leaf]) -> Callable[..., Any]:
+    layout = FlatLayout.of_arguments(lowering.arguments)
+    refuse = functools.cache(lambda: compile_refusals(lowering))
+    positions = [layout.names.index(leaf.name) for leaf in sources]
+    optional = [leaf.is_optional for leaf in lowering.return_leaves]
+
+    def fake(*args: Any, **kwargs: Any) -> Any:
+        refuse()(*args, **kwargs)
+        flat = layout.fill(args, kwargs)
+        return as_output(tuple(_like(flat[i], may_be_none) for i, may_be_none in zip(positions, optional, strict=True)))
+
+    def _like(value: Any, may_be_none: bool) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [torch.empty_like(item) for item in value]
+        if value is None and not may_be_none:
+            text = "an output looks like a Tensor that this call passes as None. Pass a function"
+            raise _wrong(lowering, text)
+        return None if value is None else torch.empty_like(value)
+
+    return fake

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a record holds beside its Tensors, as the context of a pytree node: compared, hashed, saved and loaded."""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import math
+from typing import Any, TypeAlias
+
+import torch
+
+from magi_opschema._text import show_with_type
+from magi_opschema.errors import RecordTreeError
+
+
+Constants: TypeAlias = tuple[tuple[str, Any], ...]
+_TORCH_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
+_classes: dict[str, type] = {}
+"""Classes that values were saved of, by name; it finds those that are local to a function."""
+
+
+class RecordContext:
+    """The names of the fields that are children, and the other fields with their values.
+
+    Equal if the values are, of the same types: `1` is not `True` or `1.0`, and a nan equals itself.
+    """
+
+    __slots__ = ("children", "constants")
+
+    def __init__(self, children: tuple[str, ...], constants: Constants) -> None:
+        self.children = children
+        self.constants = constants
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RecordContext):
+            return NotImplemented
+        return self.children == other.children and _identity(self.constants) == _identity(other.constants)
+
+    def __hash__(self) -> int:
+        return hash((self.children, _identity(self.constants)))
+
+    def __repr__(self) -> str:
+        shown = [*self.children, *(f"{name}={value!r}" for name, value in self.constants)]
+        return f"({', '.join(shown)})"
+
+    def __reduce__(self) -> tuple[type[RecordContext], tuple[tuple[str, ...], Constants]]:
+        return RecordContext, (self.children, self.constants)
+
+
+class _Same:
+    """Equal to a value only if it is that value."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def _identity(value: Any) -> object:
+    """What two values have in common if one may stand for the other in a graph."""
+    kind = type(value)
+    if kind in {float, complex}:
+        return kind, repr(value)
+    if isinstance(value, (tuple, list)):
+        return kind, tuple([_identity(item) for item in value])
+    if isinstance(value, dict):
+        return kind, tuple([(key, _identity(item)) for key, item in value.items()])
+    if value is None or isinstance(value, (int, str, enum.Enum, torch.device, *_TORCH_CONSTANTS)):
+        return kind, value
+    return _Same(value)
+
+
+def dumped(context: RecordContext, cls: type) -> dict[str, Any]:
+    """*context* as what JSON holds.
+
+    Raises:
+        RecordTreeError: a field of the record has no such form.
+    """
+    constants = {name: _dump(value, f"{cls.__name__}.{name}") for name, value in context.constants}
+    return {"children": list(context.children), "constants": constants}
+
+
+def loaded(dump: dict[str, Any]) -> RecordContext:
+    """The inverse of `dumped`."""
+    return RecordContext(
+        tuple(dump["children"]), tuple((name, _load(item)) for name, item in dump["constants"].items())
+    )
+
+
+def _dump(value: Any, path: str) -> Any:
+    kind = type(value)
+    if value is None or kind in {bool, int, str} or (kind is float and math.isfinite(value)):
+        return value
+    if kind in {float, complex}:
+        return {kind.__name__: repr(value)}
+    if isinstance(value, enum.Enum):
+        return {"enum": name_of(kind), "value": value.value if isinstance(value, enum.Flag) else value.name}
+    if isinstance(value, _TORCH_CONSTANTS):
+        return {"torch": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
+    if isinstance(value, dict) and all(type(key) is str for key in value):
+        return {"dict": {key: _dump(item, f"{path}[{key!r}]") for key, item in value.items()}}
+    if isinstance(value, (tuple, list)):
+        items = [_dump(item, f"{path}[{i}]") for i, item in enumerate(value)]
+        if kind in {tuple, list}:
+            return {kind.__name__: items}
+        return {"namedtuple": name_of(kind), "items": items}
+    text = f"{path} is {show_with_type(value)}, which cannot be saved with an exported program."
+    raise RecordTreeError(f"{text} Pass it to the op as a parameter of its own, which the program does not take.")
+
+
+def _load(dump: Any) -> Any:
+    match dump:
+        case {"float": text}:
+            return float(text)
+        case {"complex": text}:
+            return complex(text)
+        case {"enum": name, "value": value}:
+            cls: Any = _class_of(name)
+            return cls(value) if issubclass(cls, enum.Flag) else cls[value]
+        case {"torch": name}:
+            return getattr(torch, name)
+        case {"device": text}:
+            return torch.device(text)
+        case {"dict": items}:
+            return {key: _load(item) for key, item in items.items()}
+        case {"tuple": items}:
+            return tuple([_load(item) for item in items])
+        case {"list": items}:
+            return [_load(item) for item in items]
+        case {"namedtuple": name, "items": items}:
+            return _class_of(name)(*[_load(item) for item in items])
+    return dump
+
+
+def name_of(cls: type) -> str:
+    """What a class is saved as: `mylib.ops:NormCfg`."""
+    name = f"{cls.__module__}:{cls.__qualname__}"
+    _classes[name] = cls
+    return name
+
+
+def find_class(name: str) -> Any:
+    """What stands at `module:qualified.name` in its module now; None if nothing does."""
+    module, _, qualname = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in qualname.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError):
+        return None
+    return found
+
+
+def _class_of(name: str) -> Any:
+    found = find_class(name) or _classes.get(name)
+    if found is None:
+        raise RecordTreeError(f"the saved program has a value of {name}, which is not there. Import its module first.")
+    return found

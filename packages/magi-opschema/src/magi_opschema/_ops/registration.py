@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The only module that registers anything with torch: one library fragment for each op, and the kernels in it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+
+from magi_opschema._autograd.functions import AutogradBridge, Formula
+from magi_opschema._autograd.kernels import autograd_kernel, mutation_kernel, transforms_kernel
+from magi_opschema._call.checks import CallCheck, CheckedBody
+from magi_opschema._call.explain import Explanation
+from magi_opschema._call.layout import FlatLayout, as_output
+from magi_opschema._call.vmap import VmapRule, vmap_by_loop
+from magi_opschema._codegen.twins import compile_lowered
+from magi_opschema._model.lowering import SignatureLowering
+from magi_opschema._model.tree import dotted
+from magi_opschema._torch_compat import (
+    below_adinplaceorview,
+    destroy,
+    explain_errors,
+    hide_from_dynamo,
+    increment_version,
+    keep_entry,
+    register_fake,
+    restore_packet,
+)
+from magi_opschema.errors import RuleError
+
+
+registering = threading.RLock()
+"""Held from the question whether a name is free until its op is known."""
+Step: TypeAlias = Callable[[torch.library.Library], None]
+
+
+@dataclass(eq=False)
+class Registration:
+    """What an op holds in torch; the library's end would be the op's end."""
+
+    name: str
+    library: torch.library.Library
+    torch_op: Any
+    check: CallCheck
+    steps: list[Step]
+    """What was registered, so that it can be registered again."""
+    vmap_rule: VmapRule | None = None
+    device_keys: set[str] = field(default_factory=set)
+    """Dispatch keys of the device types that have a body of their own."""
+
+    def add(self, step: Step) -> None:
+        """Register something more."""
+        step(self.library)
+        self.steps.append(step)
+
+
+def register(
+    name: str,
+    lowering: SignatureLowering,
+    fn: Callable[..., Any],
+    fake: Callable[..., Any],
+    formula: Formula | None,
+    tags: Sequence[torch.Tag],
+) -> Registration:
+    """Define `namespace::op` and register its kernels.
+
+    | key | kernel |
+    |---|---|
+    | CompositeExplicitAutograd | the body, for every device type without a body of its own |
+    | Meta and FakeTensor | the fake |
+    | Autograd | the bridge; of a mutating op, the error where a gradient would be wrong |
+    | FuncTorchDynamicLayerFrontMode | the bridge, for torch.func transforms |
+    | ADInplaceOrView | of a mutating op, the bump of version counters |
+
+    If one of these fails, nothing stays registered.
+    """
+    namespace, op_name = name.split("::")
+    schema = lowering.schema.replace(lowering.name, op_name, 1)
+    all_tags = tuple({torch.Tag.pt2_compliant_tag, *tags})
+
+    def define(library: torch.library.Library) -> None:
+        library.define(schema, tags=all_tags)
+
+    with registering:
+        library = torch.library.Library(namespace, "FRAGMENT")
+        try:
+            define(library)
+            torch_op = getattr(getattr(torch.ops, namespace), op_name).default
+            explain_errors(torch_op, Explanation(name, lowering).of_flat)
+            registration = Registration(name, library, torch_op, CallCheck(lowering, torch_op), [define])
+            registration.add(_impl(op_name, body_kernel(lowering, fn, registration.check), "CompositeExplicitAutograd"))
+            registration.add(lambda library: register_fake(library, name, fake, lowering.location))
+            if lowering.mutated:
+                registration.add(_impl(op_name, mutation_kernel(lowering, torch_op), "Autograd"))
+                registration.add(_impl(op_name, _version_kernel(lowering, torch_op), "ADInplaceOrView"))
+                batched = _batched_mutation(lowering, registration)
+                registration.add(lambda library: torch.library.register_vmap(name, batched, lib=library))
+            else:
+                bridge = AutogradBridge(lowering, torch_op, formula, lambda: registration.vmap_rule)
+                registration.add(_impl(op_name, autograd_kernel(bridge), "Autograd"))
+                registration.add(_impl(op_name, transforms_kernel(bridge), "FuncTorchDynamicLayerFrontMode"))
+        except BaseException:
+            destroy(library)
+            raise
+    return registration
+
+
+def _impl(op_name: str, kernel: Callable[..., Any], key: str) -> Step:
+    return lambda library: library.impl(op_name, kernel, key)
+
+
+def unregister(registration: Registration) -> None:
+    """Take an op out of torch, so that its name is free again. Its OpOverload stays safe to call."""
+    with registering:
+        keep_entry(registration.torch_op)
+        destroy(registration.library)
+
+
+@contextlib.contextmanager
+def replacing(earlier: Registration | None) -> Iterator[None]:
+    """Take *earlier* out of torch, and put it back if what is done inside fails."""
+    if earlier is None:
+        yield
+        return
+    with registering:
+        unregister(earlier)
+        try:
+            yield
+        except BaseException:
+            _register_again(earlier)
+            raise
+
+
+def _register_again(registration: Registration) -> None:
+    registration.library = torch.library.Library(registration.name.split("::")[0], "FRAGMENT")
+    for step in registration.steps:
+        step(registration.library)
+    restore_packet(registration.torch_op)
+
+
+def register_body(registration: Registration, lowering: SignatureLowering, fn: Callable[..., Any], key: str) -> None:
+    """Register *fn*, which has the user's signature, as the body for the devices of one dispatch key."""
+    registration.add(_impl(registration.name.split("::")[1], body_kernel(lowering, fn, registration.check), key))
+    registration.device_keys.add(key)
+
+
+def body_kernel(lowering: SignatureLowering, fn: Callable[..., Any], check: CallCheck) -> Callable[..., Any]:
+    """The kernel of one body: *fn*, which has the user's signature, and the check of the first real call."""
+    body = functools.cache(functools.partial(compile_lowered, lowering, fn, "lowered"))
+    return hide_from_dynamo(compile_lowered(lowering, fn, "kernel", CheckedBody(check, body)))
+
+
+def _batched_mutation(lowering: SignatureLowering, registration: Registration) -> Callable[..., Any]:
+    """Vmap of a mutating op, which no autograd.Function can carry: by the user's rule, or element by element."""
+    layout = FlatLayout.of_arguments(lowering.arguments)
+    mutated = [(layout.names.index(argument.name), dotted(argument.leaves[0].path)) for argument in lowering.mutated]
+
+    def batched(info: Any, in_dims: Any, *args: Any) -> tuple[Any, Any]:
+        flat = layout.fill(args, {})
+        in_dims = layout.open(in_dims, masks=args)
+        dims = (*in_dims, *(None for _ in range(len(flat) - len(in_dims))))
+        if registration.vmap_rule is not None:
+            output, out_dims = registration.vmap_rule(info, dims, *flat)
+            return as_output(output), as_output(out_dims)
+        for position, path in mutated:
+            if flat[position] is not None and dims[position] is None:
+                text = f"under vmap every element of the batch would write into '{path}', which has no batch dimension."
+                raise RuleError(lowering.sentence(f"{text} Expand it, or give a rule with register_vmap."))
+        return vmap_by_loop(info, dims, flat, lambda *values: layout.call(registration.torch_op, values))
+
+    return batched
+
+
+def _version_kernel(lowering: SignatureLowering, op: Any) -> Callable[..., Any]:
+    layout = FlatLayout.of_arguments(lowering.arguments)
+    positions = [layout.names.index(argument.name) for argument in lowering.mutated]
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        flat = layout.fill(args, kwargs)
+        for position in positions:
+            value = flat[position]
+            increment_version((value,) if isinstance(value, torch.Tensor) else value or ())
+        with below_adinplaceorview():
+            return op(*args, **kwargs)
+
+    return hide_from_dynamo(kernel)

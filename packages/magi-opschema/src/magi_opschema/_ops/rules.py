@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an op may be given after its registration, each at the user's signature: bodies, vmap, autocast, sharding."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from magi_opschema._model.tree import Leaf
+from magi_opschema._text import location, show_value, show_with_type
+from magi_opschema._torch_compat import dispatch_key_of
+from magi_opschema.errors import RuleError
+
+from .callables import check_callable
+from .catalogue import OpDef, op_def
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def register_kernel(op: object, device_type: str, fn: F | None = None) -> Any:
+    """Give *op* another body for one device type, for example plain PyTorch on "cpu" beside Triton on "cuda".
+
+    Args:
+        op: what the decorator returned, the OpOverload, or the name.
+        device_type: "cpu", "cuda", "xpu", …: the device of the op's Tensor arguments.
+        fn: the body, at the op's own signature; without it, this is a decorator.
+
+    Returns:
+        *fn*.
+
+    Raises:
+        UnknownOpError: magi-opschema registered no such op.
+        RuleError: *fn* has other parameters than the op, or there is a body for this device type.
+
+    Example:
+        >>> from torch import Tensor
+        >>> @magi_register_custom_op("doc::plus_one")
+        ... def plus_one(x: Tensor) -> Tensor:
+        ...     raise NotImplementedError("launches a kernel")
+        >>> @register_kernel(plus_one, "cpu")
+        ... def plus_one_cpu(x: Tensor) -> Tensor:
+        ...     return x + 1
+        >>> plus_one(torch.zeros(1))
+        tensor([1.])
+    """
+    if fn is None:
+        return lambda decorated: register_kernel(op, device_type, decorated)
+    definition = op_def(op)
+    from .registration import register_body
+
+    _check_parameters(definition, fn)
+    registration, key = definition.registration, _dispatch_key(definition, device_type)
+    if key in registration.device_keys:
+        text = f"it has a body for '{device_type}' already; {fn.__name__} ({location(fn)}) would be a second."
+        raise RuleError(definition.lowering.sentence(text))
+    register_body(registration, definition.lowering, fn, key)
+    return fn
+
+
+def _check_parameters(definition: OpDef, fn: Callable[..., Any]) -> None:
+    if not callable(fn):
+        raise RuleError(definition.lowering.sentence(f"the body is {show_with_type(fn)}, expected a function."))
+    expected = list(definition.lowering.signature.parameters)
+    try:
+        given = list(inspect.signature(fn).parameters)
+    except ValueError:
+        text = f"the body is {show_with_type(fn)}, which does not say what it takes. Wrap it in a function."
+        raise RuleError(definition.lowering.sentence(text)) from None
+    if expected != given:
+        text = f"the body takes ({', '.join(given)}), expected ({', '.join(expected)})"
+        raise RuleError(definition.lowering.sentence(f"{text}. Give {location(fn)} the op's signature."))
+
+
+def _dispatch_key(definition: OpDef, device_type: str) -> str:
+    try:
+        return dispatch_key_of(device_type)
+    except (RuntimeError, TypeError) as error:
+        text = f"{show_value(device_type)} is no device type of torch. Use 'cpu', 'cuda' or another."
+        raise RuleError(definition.lowering.sentence(text)) from error
+
+
+def register_vmap(op: object, rule: F | None = None) -> Any:
+    """Give *op* a rule for torch.vmap. Without one, the op is called once for each element of the batch.
+
+    Args:
+        op: what the decorator returned, the OpOverload, or the name.
+        rule: `rule(info, in_dims, *args) -> (output, out_dims)`. *args* are the user's arguments, with the batch
+            dimension in their Tensors; *in_dims* has one entry for each parameter, a dict by field for a record,
+            None where there is no batch dimension; *out_dims* has the structure of the output, or is one
+            dimension for all. `info.batch_size` is the size of the batch. Without it, this is a decorator.
+
+    Returns:
+        *rule*.
+
+    Raises:
+        UnknownOpError: magi-opschema registered no such op.
+        RuleError: *rule* does not take these arguments; at a call, if its *out_dims* do not fit the output.
+
+    Example:
+        >>> from torch import Tensor
+        >>> @magi_register_custom_op("doc::double")
+        ... def double(x: Tensor) -> Tensor:
+        ...     return x * 2
+        >>> @register_vmap(double)
+        ... def double_vmap(info, in_dims, x):
+        ...     return double(x), in_dims[0]
+        >>> torch.vmap(double)(torch.ones(3, 2)).shape
+        torch.Size([3, 2])
+    """
+    if rule is None:
+        return lambda decorated: register_vmap(op, decorated)
+    from magi_opschema._call.bridge import Bridge
+
+    definition = op_def(op)
+    called_with = ("info", "in_dims", *definition.lowering.signature.parameters)
+    check_callable(definition.lowering, "rule", rule, called_with, error=RuleError)
+    bridge = Bridge(definition.lowering)
+
+    def flat_rule(info: Any, in_dims: Any, *flat: Any) -> tuple[Any, Any]:
+        output, out_dims = rule(info, bridge.per_parameter(in_dims), *bridge.rebuild(*flat))
+        return bridge.flatten_output(output), tuple(bridge.per_output(out_dims, "the vmap rule's out_dims"))
+
+    definition.registration.vmap_rule = flat_rule
+    return rule
+
+
+def register_autocast(op: object, device_type: str, dtype: torch.dtype) -> None:
+    """Under `torch.autocast(device_type)`, cast the floating-point Tensors among *op*'s arguments to *dtype*.
+
+    Raises:
+        UnknownOpError: magi-opschema registered no such op.
+        RuleError: torch has no such device type, or *dtype* is none of floating-point numbers.
+    """
+    definition = op_def(op)
+    name = definition.name
+    _dispatch_key(definition, device_type)
+    wanted: object = dtype
+    if not (isinstance(wanted, torch.dtype) and wanted.is_floating_point):
+        text = f"autocast casts to {show_value(wanted)}, expected a dtype of floating-point numbers"
+        raise RuleError(definition.lowering.sentence(f"{text}, such as torch.bfloat16."))
+    definition.registration.add(lambda library: torch.library.register_autocast(name, device_type, dtype, lib=library))
+
+
+def register_sharding(op: object, rule: F | None = None) -> Any:
+    """Give *op* its acceptable shardings, so that it takes DTensors.
+
+    Args:
+        op: what the decorator returned, the OpOverload, or the name.
+        rule: `rule(*args)` returns a list of (output placements, input placements) for one mesh dimension. In *args*
+            a DTensorSpec stands for each Tensor. Output placements have the structure of the output; input placements
+            one entry for each parameter, a dict by field for a record, None for what is no Tensor.
+            Without it, this is a decorator.
+
+    Returns:
+        *rule*.
+
+    Raises:
+        UnknownOpError: magi-opschema registered no such op.
+        RuleError: *rule* does not take these arguments; at a call, if placements do not fit the signature.
+    """
+    if rule is None:
+        return lambda decorated: register_sharding(op, decorated)
+    from torch.distributed.tensor.experimental import register_sharding as register_with_dtensor
+
+    from magi_opschema._call.bridge import Bridge
+
+    definition = op_def(op)
+    check_callable(definition.lowering, "rule", rule, definition.lowering.signature.parameters, error=RuleError)
+    bridge = Bridge(definition.lowering)
+    is_single = isinstance(definition.lowering.returns, Leaf)
+
+    def flat_rule(*args: Any, **kwargs: Any) -> list[tuple[list[Any], list[Any]]]:
+        acceptable = rule(*bridge.rebuild(*bridge.layout.fill(args, kwargs)))
+        return [
+            (
+                # Of an op with one output, [Shard(0)] is what torch's own rules return.
+                outputs if is_single and isinstance(outputs, list) else bridge.per_output(outputs, "output placements"),
+                bridge.per_argument(inputs, "input placements"),
+            )
+            for outputs, inputs in acceptable
+        ]
+
+    register_with_dtensor(definition.torch_op)(flat_rule)
+    return rule

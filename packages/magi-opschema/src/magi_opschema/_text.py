@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values, names, types and places as errors show them."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import linecache
+import reprlib
+import types
+import typing
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeGuard
+
+
+class _Short(reprlib.Repr):
+    """reprlib's, which shows the address of an object whose repr fails, and lets a few errors through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxother = 60
+
+    def repr_instance(self, x: object, level: int) -> str:
+        del level
+        text = repr(x)
+        if len(text) <= self.maxother:
+            return text
+        kept = self.maxother // 2 - 2
+        return f"{text[:kept]}...{text[-kept:]}"
+
+    def repr1(self, x: object, level: int) -> str:
+        try:
+            return super().repr1(x, level)
+        except Exception:  # noqa: BLE001  (an error about a value must not be lost in the error of its repr)
+            return _without_repr(x)
+
+
+_SHORT = _Short()
+
+
+def full_repr(value: object) -> str:
+    """The repr of *value*; of an object whose repr fails, what class it is of."""
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001
+        return _without_repr(value)
+
+
+def _without_repr(value: object) -> str:
+    return f"<a {type(value).__name__} whose __repr__ fails>"
+
+
+def show_value(value: object) -> str:
+    """The repr of *value*, shortened; of an object whose repr fails, what class it is of."""
+    return _SHORT.repr(value)
+
+
+def show_with_type(value: object) -> str:
+    """`'three' (str)`."""
+    return f"{show_value(value)} ({type(value).__name__})"
+
+
+def nearest(name: object, names: Iterable[str]) -> str:
+    """` Did you mean 'eps'?`, or nothing where no name is close."""
+    close = difflib.get_close_matches(name, names, 1) if isinstance(name, str) else []
+    return f" Did you mean '{close[0]}'?" if close else ""
+
+
+def is_class(annotation: object) -> TypeGuard[type]:
+    """True for a class; `list[int]` claims to be one."""
+    return isinstance(annotation, type) and typing.get_origin(annotation) is None
+
+
+def show_type(annotation: object) -> str:
+    """*annotation* as a reader would write it: `dict[str, float]`, `NormCfg`, `int | None`."""
+    if annotation is None or annotation is type(None):
+        return "None"
+    if isinstance(annotation, str):
+        return annotation
+    if is_class(annotation):
+        return annotation.__name__
+    if isinstance(annotation, (typing.TypeVar, typing.NewType)):
+        return annotation.__name__
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in {typing.Union, types.UnionType}:
+        return " | ".join(show_type(argument) for argument in arguments)
+    if origin is typing.Literal:
+        return f"Literal[{', '.join(_show_literal(value) for value in arguments)}]"
+    if origin is typing.Annotated:
+        return show_type(arguments[0])
+    name = (
+        getattr(origin, "__name__", None)
+        or getattr(annotation, "_name", None)
+        or getattr(annotation, "__qualname__", None)
+        or full_repr(annotation).removeprefix("typing.")
+    )
+    if arguments:
+        return f"{name}[{', '.join('...' if a is ... else _show_argument(a) for a in arguments)}]"
+    return name
+
+
+def _show_argument(argument: object) -> str:
+    return f"[{', '.join(map(show_type, argument))}]" if isinstance(argument, list) else show_type(argument)
+
+
+def _show_literal(value: object) -> str:
+    return f"{type(value).__name__}.{value.name}" if hasattr(value, "name") else full_repr(value)
+
+
+def location(fn: Callable[..., Any]) -> str:
+    """File and line of the `def` of *fn*, of a wrapper that of the function inside: `ops.py:41`."""
+    fn = inspect.unwrap(fn)
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        return f"{getattr(fn, '__module__', '?')}.{getattr(fn, '__qualname__', show_value(fn))}"
+    line = code.co_firstlineno  # of the first decorator, if there is one
+    lines = linecache.getlines(code.co_filename)
+    starts = (i for i in range(line - 1, len(lines)) if lines[i].lstrip().startswith(("def ", "async def ")))
+    if code.co_name != "<lambda>":
+        line = next(starts, line - 1) + 1
+    return f"{Path(code.co_filename).name}:{line}"

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`magi-opschema aten gap`: which operators a program uses that no kernel of a lower slot covers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .cells import loaded_cells
+from .load import default_surface
+from .script import run_script
+from .slots import slots
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Gap:
+    """What a program called, by base name and number of calls.
+
+    Attributes:
+        covered: Bases with a kernel in a lower slot.
+        only_aten: Bases of the surface that only slot 8 covers.
+        outside: Operators that are not on the surface: views, in-place and vendor operators.
+    """
+
+    covered: dict[str, int]
+    only_aten: dict[str, int]
+    outside: dict[str, int]
+
+
+def find_gap(script: Path, arguments: Sequence[str]) -> Gap:
+    """Run *script* as `__main__` and sort what it dispatched, gradients included."""
+    default_surface()
+    counts: Counter[str] = Counter()
+    try:
+        with _Count(counts):
+            run_script(script, name="__main__", arguments=arguments)
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+    return _sorted(counts)
+
+
+class _Count(TorchDispatchMode):
+    def __init__(self, counts: Counter[str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own is untyped
+        self._counts = counts
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        namespace, _, name = func.name().partition("::")
+        base = name.partition(".")[0]
+        self._counts[base.partition("__")[0] if namespace == "magi_aten" else base] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _sorted(counts: Counter[str]) -> Gap:
+    cells = loaded_cells()
+    ordered = dict(counts.most_common())
+    covered = {base: n for base, n in ordered.items() if base in cells and len(slots(base)) > 1}
+    return Gap(
+        covered=covered,
+        only_aten={base: n for base, n in ordered.items() if base in cells and base not in covered},
+        outside={base: n for base, n in ordered.items() if base not in cells},
+    )

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`magi-opschema aten new`: a typed kernel to fill in, and its test."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import TYPE_CHECKING
+
+from magi_opschema.aten.errors import ScaffoldError, SlotError, UnknownOpError
+
+from .names import base_name, canonical_name, nearest
+from .python_text import annotation, default_of, out_text, returns_text
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .schema import Base, Variant
+    from .torchgen import InstalledSchemas
+
+
+_KERNEL = '''\
+"""Kernels for aten::{base} in slot {slot}."""
+
+from __future__ import annotations
+
+{imports}
+{functions}'''
+
+_IMPORTS = (
+    ("collections.abc", ("Sequence",)),
+    ("torch", ("Generator", "SymInt", "Tensor", "dtype", "layout", "memory_format")),
+    ("magi_opschema", ("aten",)),
+    ("magi_opschema.aten._types", ("Device", "Scalar")),
+)
+
+_FUNCTION = '''
+
+def {name}_supports({parameters}) -> bool:
+    """Whether the kernel serves this call; false leaves it to the next slot."""
+    return True
+
+
+@aten.register_slot("{overload}", {slot}, devices=("cpu", "cuda"), supports={name}_supports)
+def {name}({parameters_with_out}) -> {returns}:
+    """aten::{schema}."""
+    raise NotImplementedError
+'''
+
+_TEST = '''\
+"""The kernels for aten::{base} in slot {slot} against ATen, over shapes, dtypes, layouts and the contract of out=."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+from magi_opschema.aten import testing
+
+
+def test_{stem}() -> None:
+    runpy.run_path(str(Path(__file__).with_name("{stem}.py")))
+    report = testing.check([("{base}", {slot})])["{base}", {slot}]
+
+    assert [str(row) for row in report.failures] == []
+    assert any(row.outcome == "pass" for row in report.rows), report.skips
+'''
+
+
+def scaffold(op: str, slot: int, folder: Path, schemas: InstalledSchemas) -> list[Path]:
+    """Write a kernel file and a test file for *op* into *folder*.
+
+    Args:
+        op: A base (`softmax`, `linalg.norm`), for a kernel per overload, or one overload (`add.Tensor`).
+        slot: 0 to 7.
+        folder: Where; made if it is missing.
+        schemas: Those of the installed torch.
+
+    Returns:
+        The two files.
+
+    Raises:
+        UnknownOpError: torch has no such operator, or it has no overload that writes into out=.
+        SlotError: *slot* is not 0 to 7.
+        ScaffoldError: One of the files exists.
+    """
+    if not 0 <= slot <= 7:
+        msg = f"slot {slot}: kernels go into slots 0 to 7; 8 is ATen itself"
+        raise SlotError(msg)
+    base, only = _find(op, schemas)
+    variants = [v for v in base.variants if only is None or only in {o.name or "default" for o in v.overloads}]
+    if not variants:
+        names = sorted(overload.name or "default" for overload in base.overloads)
+        msg = f"aten::{base.name} has no overload {only!r}{nearest(only or '', names)}"
+        raise UnknownOpError(msg)
+    stem = f"{base.name}_slot{slot}"
+    functions = "".join(_function(base, variant, slot) for variant in variants)
+    files = {
+        folder / f"{stem}.py": _KERNEL.format(
+            base=base.name, slot=slot, imports=_imports(functions), functions=functions
+        ),
+        folder / f"test_{stem}.py": _TEST.format(base=base.name, slot=slot, stem=stem),
+    }
+    for path in files:
+        if path.exists():
+            msg = f"{path} exists; move it away, or name another folder with --out"
+            raise ScaffoldError(msg)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, text in files.items():
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        for path in files:
+            with contextlib.suppress(OSError):  # what could not be written may not be there to remove
+                path.unlink()
+        msg = f"cannot write {folder}: {error.strerror}"
+        raise ScaffoldError(msg) from error
+    return list(files)
+
+
+def _imports(functions: str) -> str:
+    """Imports of the names that *functions* uses."""
+    groups: dict[bool, list[str]] = {True: [], False: []}
+    for module, names in _IMPORTS:
+        used = [name for name in names if re.search(rf"\b{name}\b", functions)]
+        if used:
+            groups[module == "collections.abc"].append(f"from {module} import {', '.join(used)}\n")
+    standard, others = "".join(groups[True]), groups[False]
+    torch_lines = "".join(line for line in others if line.startswith("from torch"))
+    own_lines = "".join(line for line in others if not line.startswith("from torch"))
+    return "\n".join(part for part in (standard, torch_lines, own_lines) if part)
+
+
+def _find(op: str, schemas: InstalledSchemas) -> tuple[Base, str | None]:
+    for name, only in ((op, None), (base_name(op), None), tuple(op.rpartition(".")[::2])):
+        if name in schemas.out_counts:
+            return schemas.base(name), only
+    known = [*schemas.out_counts, *map(canonical_name, schemas.out_counts)]
+    msg = f"torch {schemas.torch_version} has no operator {op!r} that writes into out={nearest(op, known)}"
+    raise UnknownOpError(msg)
+
+
+def _function(base: Base, variant: Variant, slot: int) -> str:
+    leading = variant.leading
+    positional = [p for p in variant.params if not p.kwarg_only]
+    keyword = [p for p in variant.params if p.kwarg_only]
+    spelt = {
+        p: f"{p.name}: {annotation(p.type)}" + ("" if p.required else f" = {default_of(p)}") for p in variant.params
+    }
+    parameters = [spelt[p] for p in positional] + (["*", *(spelt[p] for p in keyword)] if keyword else [])
+    out = f"out: {out_text(variant.out_count)} | None = None"
+    with_out = [*(spelt[p] for p in positional), "*", *(spelt[p] for p in keyword), out]
+    return _FUNCTION.format(
+        name=f"{base.name}_{leading.attribute}",
+        overload=leading.qualified if leading.name else f"{base.name}.default",
+        slot=slot,
+        parameters=", ".join(parameters),
+        parameters_with_out=", ".join(with_out),
+        returns=returns_text(leading.returns, variant.out_count),
+        schema=leading.schema,
+    )

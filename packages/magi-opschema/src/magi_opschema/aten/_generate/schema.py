@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ATen schemas as plain data, free of torch and of torchgen.
+
+A base is all overloads of one name. Its *variants* are what a caller can mean: each pairs the functional overload with
+the overload that writes into `out=`. `add` has two, `(add.Tensor, add.out)` and `(add.Scalar, add.Scalar_out)`. Where
+ATen has only one of the pair, the other form is composed from it: `std(x, out=o)` copies the functional result.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from .names import canonical_name, python_name, split_base
+
+
+OPTIONS = ("dtype", "layout", "device", "pin_memory")
+"""What a factory takes and its `out` overload does not, since `out` already has them."""
+
+
+@dataclass(frozen=True)
+class Type:
+    """One schema type, for example `SymInt[2]?`."""
+
+    text: str
+
+    @cached_property
+    def optional(self) -> bool:
+        """Whether None is a value of this type."""
+        return self.text.endswith("?")
+
+    @cached_property
+    def is_list(self) -> bool:
+        """Whether the values are sequences."""
+        return self.text.removesuffix("?").endswith("]")
+
+    @cached_property
+    def sized(self) -> bool:
+        """Whether a single element stands for the whole list: `dim=1` for `int[1] dim`, but not for `SymInt[1]`."""
+        return re.fullmatch(r"int\[\d+\]\??", self.text) is not None
+
+    @cached_property
+    def length(self) -> int | None:
+        """The fixed length of a list type, 2 for `SymInt[2]`; None for any length."""
+        found = re.search(r"\[(\d+)\]\??$", self.text)
+        return int(found[1]) if found else None
+
+    @cached_property
+    def element(self) -> str:
+        """The type inside the list, with its own `?`; the type without `?` where it is no list."""
+        text = self.text.removesuffix("?")
+        return text[: text.rindex("[")] if self.is_list else text
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of an overload.
+
+    Attributes:
+        name: Its name in Python: `self` is `input`, `from` is `from_`.
+        schema_name: Its name in the schema.
+        type: Its type.
+        default: The schema's text of its default, None without one.
+        kwarg_only: Whether it stands behind the `*`.
+        alias: The alias annotation without parentheses, `a!`; None without one.
+    """
+
+    name: str
+    schema_name: str
+    type: Type
+    default: str | None
+    kwarg_only: bool
+    alias: str | None
+
+    @property
+    def required(self) -> bool:
+        """Whether a call must give it."""
+        return self.default is None
+
+
+@dataclass(frozen=True)
+class Return:
+    """One return of an overload; `name` is None where the schema gives none."""
+
+    name: str | None
+    type: Type
+    alias: str | None
+
+
+@dataclass(frozen=True)
+class Overload:
+    """One ATen overload.
+
+    Attributes:
+        base: The name before the dot, `add`.
+        name: The name behind the dot, `Scalar_out`; empty for the default overload.
+        kind: `functional`, `out`, or `mutable` (it returns new tensors and writes into an argument too).
+        schema: The whole schema as torchgen prints it.
+        params: The parameters in order, without the out arguments.
+        outs: The out arguments in order; empty unless `kind` is `out`.
+        returns: The returns.
+        tags: torch's tags, sorted.
+        autogen: Whether torch generates this overload from another one (functional call, resize, copy).
+        module: torch's Python module for it, `nn` or `linalg`; None without one.
+        group: What the overloads of one variant have in common.
+    """
+
+    base: str
+    name: str
+    kind: str
+    schema: str
+    params: tuple[Parameter, ...]
+    outs: tuple[Parameter, ...]
+    returns: tuple[Return, ...]
+    tags: tuple[str, ...]
+    autogen: bool
+    module: str | None
+    group: str
+
+    @property
+    def qualified(self) -> str:
+        """`add.Tensor`, as the dispatcher prints it."""
+        return f"{self.base}.{self.name}" if self.name else self.base
+
+    @property
+    def attribute(self) -> str:
+        """The attribute of `torch.ops.aten.<base>`, safe in Python: `default` for the unnamed overload."""
+        return python_name(self.name) if self.name else "default"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The functional and the out overload of one meaning; one of them may be missing, never both."""
+
+    functional: Overload | None
+    out: Overload | None
+
+    @property
+    def leading(self) -> Overload:
+        """The overload that callers see: the functional one where there is one."""
+        return self.overloads[0]
+
+    @property
+    def params(self) -> tuple[Parameter, ...]:
+        """What a caller can give, `out` aside."""
+        return self.leading.params
+
+    @property
+    def out_params(self) -> frozenset[str]:
+        """The names that the out form takes; a factory's options are not among them."""
+        return frozenset(p.name for p in (self.out or self.leading).params)
+
+    @property
+    def overloads(self) -> tuple[Overload, ...]:
+        """The overloads that exist."""
+        return tuple(overload for overload in (self.functional, self.out) if overload is not None)
+
+    @property
+    def out_count(self) -> int:
+        """How many tensors `out=` takes; 0 for one list of any length."""
+        returns = self.leading.returns
+        if self.out is not None and self.out.outs:
+            return 0 if self.out.outs[0].type.is_list else len(self.out.outs)
+        return 0 if returns and returns[0].type.is_list else len(returns)
+
+
+@dataclass(frozen=True)
+class Base:
+    """Every overload of one ATen name, as variants in the order of the installed schemas."""
+
+    name: str
+    variants: tuple[Variant, ...]
+
+    @property
+    def canonical(self) -> str:
+        """The name under `magi_opschema.aten`."""
+        return canonical_name(self.name)
+
+    @property
+    def function(self) -> str:
+        """The name of the generated function in its module."""
+        return split_base(self.name)[1]
+
+    @property
+    def overloads(self) -> tuple[Overload, ...]:
+        """All overloads, the functional one of a variant before its out."""
+        return tuple(overload for variant in self.variants for overload in variant.overloads)
+
+    @property
+    def tags(self) -> frozenset[str]:
+        """The tags of all overloads."""
+        return frozenset(tag for overload in self.overloads for tag in overload.tags)
+
+
+def pair_overloads(name: str, overloads: list[Overload]) -> Base:
+    """Group the overloads of one base into variants."""
+    functional = [overload for overload in overloads if overload.kind != "out"]
+    outs = [overload for overload in overloads if overload.kind == "out"]
+    variants: list[Variant] = []
+    for overload in functional:
+        partner = next((out for out in outs if out.group == overload.group), None)
+        if partner is not None:
+            outs.remove(partner)
+        variants.append(Variant(overload, partner))
+    variants += [Variant(None, out) for out in outs]
+    return Base(name, tuple(variants))
