@@ -11,7 +11,7 @@ import magi_tritonwrap
 import pytest
 
 
-MODULES = sorted(module.name for module in pkgutil.iter_modules(magi_tritonwrap.__path__, "magi_tritonwrap."))
+MODULES = sorted(module.name for module in pkgutil.walk_packages(magi_tritonwrap.__path__, "magi_tritonwrap."))
 
 
 @pytest.mark.parametrize("name", MODULES)

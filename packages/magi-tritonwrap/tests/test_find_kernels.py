@@ -5,7 +5,10 @@
 from __future__ import annotations
 
 import functools
+import linecache
+import textwrap
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +16,8 @@ import torch
 import triton
 import tritonwrap_patterns as patterns
 from magi_tritonwrap import find_kernels
-from magi_tritonwrap._source import function_node
+from magi_tritonwrap._reader.evaluate import Resolver
+from magi_tritonwrap._reader.source import function_node
 from torch import Tensor
 
 
@@ -318,3 +322,166 @@ def test_two_lambdas_of_one_line() -> None:
 @pytest.mark.parametrize("value", [None, 3, "text", print, len, object(), torch.relu, types.SimpleNamespace()])
 def test_things_that_are_no_body(value: Any) -> None:
     assert not find_kernels(value).may_launch
+
+
+def launch_partially(kernel: Any, x: Tensor) -> None:
+    kernel[(1,)](x, x, 4, BLOCK=4)
+
+
+def partial_called(x: Tensor) -> None:
+    run = functools.partial(launch_partially, patterns.double_kernel)
+    run(x)
+
+
+def partial_handed_on(x: Tensor) -> None:
+    yes = functools.partial(launch_partially, patterns.double_kernel)
+    torch.cond(x.sum() > 0, yes, functools.partial(launch_partially, patterns.increment_kernel), (x,))
+
+
+def partial_returned(x: Tensor) -> Any:
+    return [functools.partial(launch_partially, kernel) for kernel in (patterns.double_kernel,)]
+
+
+def partials_in_a_table(x: Tensor) -> Any:
+    return {
+        "double": functools.partial(launch_partially, patterns.double_kernel),
+        "increment": functools.partial(launch_partially, patterns.increment_kernel),
+    }
+
+
+def partial_with_the_kernel_later(x: Tensor) -> None:
+    run = functools.partial(launch_partially, x=x)
+    run(patterns.double_kernel)
+
+
+def partial_of_a_partial(x: Tensor) -> None:
+    functools.partial(functools.partial(launch_partially, kernel=patterns.double_kernel), x=x)()
+
+
+PARTIALS = {
+    partial_called: ["double_kernel"],
+    partial_handed_on: BOTH,
+    partial_returned: ["double_kernel"],
+    partials_in_a_table: BOTH,
+    partial_with_the_kernel_later: ["double_kernel"],
+    partial_of_a_partial: ["double_kernel"],
+}
+
+
+@pytest.mark.parametrize("body", PARTIALS, ids=lambda body: body.__name__)
+def test_a_launch_through_a_partial_is_found_and_nothing_else(body: Any) -> None:
+    assert sorted(name for name, _ in found(body)) == PARTIALS[body]
+    assert find_kernels(body).unresolved == ()
+
+
+def written(text: str, folder: Path, name: str = "body", **names: Any) -> Any:
+    """The function `body` of a module with this text."""
+    file = folder / "written.py"
+    file.write_text(textwrap.dedent(text))
+    namespace = {"__name__": "written", "patterns": patterns, **names}
+    exec(compile(file.read_text(), str(file), "exec"), namespace)
+    linecache.checkcache(str(file))
+    return namespace[name]
+
+
+def steps(body: Any, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many expressions a search evaluates."""
+    count = 0
+    evaluate = Resolver._evaluate
+
+    def counting(self: Any, *args: Any) -> Any:
+        nonlocal count
+        count += 1
+        return evaluate(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Resolver, "_evaluate", counting)
+        # Without the budget, which a loaded machine may use up.
+        report = find_kernels(body, seconds=600)
+        assert [described.name for described in report.kernels] == ["double_kernel"]
+    return count
+
+
+LONG = {
+    "one name": ("x = x.reshape(2, -1).contiguous()", "patterns.double_kernel[(1,)](x, x, 4, BLOCK=4)"),
+    "two names": ("x, y = y.reshape(x.size(0)), x.view(y.size(1))", "patterns.double_kernel[(1,)](x, y, 4, BLOCK=4)"),
+    "choices": ("k = k if x.ndim == 2 else (j or k)\n    j = k", "k[(1,)](x, y, 4, BLOCK=4)"),
+    "calls": ("y = helper(helper(x)) + helper(y)", "patterns.double_kernel[(1,)](x, y, 4, BLOCK=4)"),
+    "methods": ("x = x.view(x.shape).T.to(x.dtype).view(y.shape)", "patterns.double_kernel[(1,)](x, y, 4, BLOCK=4)"),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_the_search_is_linear_in_the_code(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line, launch = LONG[name]
+    counts = []
+    for length in (8, 32):
+        text = "def helper(z):\n    return z.view(-1)\ndef body(x, y):\n    k = j = patterns.double_kernel\n"
+        body = written(text + f"    {line}\n" * length + f"    {launch}\n", tmp_path)
+        counts.append(steps(body, monkeypatch))
+    assert counts[1] < 6 * counts[0]
+
+
+def test_helpers_that_call_the_next_one_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+    for depth in (5, 20):
+        lines = [f"def f{at}(k, x):\n    y = f{at + 1}(k, x)\n    return f{at + 1}(k, y)\n" for at in range(depth)]
+        last = f"def f{depth}(k, x):\n    k[(1,)](x, x, 4, BLOCK=4)\n    return x\n"
+        text = "".join(lines) + last + "def body(x):\n    return f0(patterns.double_kernel, x)\n"
+        counts.append(steps(written(text, tmp_path), monkeypatch))
+    assert counts[1] < 8 * counts[0]
+
+
+def swapped(x: Tensor) -> None:
+    one, other = patterns.double_kernel, None
+    for _ in range(3):
+        one, other = other, one
+    other[(1,)](x, x, 4, BLOCK=4)
+
+
+def through_a_ring(x: Tensor) -> None:
+    a = b = c = None
+    for _ in range(9):
+        a = b
+        b = c
+        c = a if x.ndim else patterns.increment_kernel
+    b = a or patterns.double_kernel
+    c[(1,)](x, x, 4, BLOCK=4)
+
+
+def wrapped_again(x: Tensor) -> None:
+    launch = functools.partial(launch_partially, patterns.double_kernel)
+    for _ in range(3):
+        launch = functools.partial(launch, x=x)
+    launch()  # type: ignore[call-arg]
+
+
+RINGS = {swapped: ["double_kernel"], through_a_ring: BOTH, wrapped_again: ["double_kernel"]}
+
+
+@pytest.mark.parametrize("body", RINGS, ids=lambda body: body.__name__)
+def test_names_that_stand_for_one_another(body: Any) -> None:
+    assert sorted(name for name, _ in found(body)) == RINGS[body]
+
+
+def test_a_search_that_takes_too_long_says_what_it_left() -> None:
+    report = find_kernels(patterns.helper_of_helper, seconds=0.0)
+    assert report.kernels == ()
+    (left,) = report.unresolved
+    assert left.text == "helper_of_helper(...)"
+    assert left.reason == "the search took more than 0 s and left it unread"
+    assert left.in_key
+    assert report.may_launch
+    assert find_kernels(patterns.helper_of_helper, seconds=60.0).unresolved == ()
+
+
+def writes_into_an_optional(x: Tensor, out: Tensor | None = None, scale: float = 1.0) -> Tensor:
+    if out is not None:
+        out.copy_(x)
+        out.stride(0)
+        out.T.mul_(scale.real)
+    return torch.not_there_yet.is_available() if scale else x
+
+
+def test_a_default_of_none_launches_nothing() -> None:
+    assert not find_kernels(writes_into_an_optional).may_launch

@@ -5,19 +5,23 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import importlib
 import socket
+import sys
+import textwrap
 import threading
 import types
 from typing import Any
 
+import magi_tritonwrap
 import pytest
 import torch
 import tritonwrap_patterns as patterns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from magi_tritonwrap import find_kernels
-from magi_tritonwrap._cache_key import CacheKeyEntry
-from magi_tritonwrap._fingerprint import fingerprint
+from magi_tritonwrap._key.cache_key import CacheKeyEntry
+from magi_tritonwrap._key.fingerprint import fingerprint
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 
 
@@ -221,3 +225,282 @@ def test_small_tensors_count_by_content() -> None:
     assert digest(torch.ones(3)) != digest(torch.zeros(3))
     assert digest(torch.ones(3)) != digest(torch.ones(3, dtype=torch.float64))
     assert digest(torch.ones(2, 3)) != digest(torch.ones(3, 2))
+
+
+def run(text: str, name: str = "fingerprinted") -> Any:
+    """The function `body` of a namespace that was run from text."""
+    namespace: dict[str, Any] = {"__name__": name} if name else {}
+    exec(textwrap.dedent(text), namespace)
+    return namespace["body"]
+
+
+EQUAL = {
+    "copied": """
+        class Thing:
+            factor = 2
+        thing = Thing()
+        def body(): return thing.factor
+        """,
+    "lock": """
+        import threading
+        lock = threading.Lock()
+        def body():
+            with lock: return 1
+        """,
+    "logger": """
+        import logging
+        logger = logging.getLogger("fingerprinted")
+        def body(): logger.info("a")
+        """,
+    "pattern": """
+        import re
+        pattern = re.compile("a")
+        def body(): return pattern.match("a")
+        """,
+    "cache": """
+        import functools
+        @functools.lru_cache(maxsize=None)
+        def helper(x): return x
+        def body(): return helper(1)
+        """,
+    "cached property": """
+        import functools
+        class Thing:
+            @functools.cached_property
+            def value(self): return object()
+        thing = Thing()
+        def body(): return thing.value
+        """,
+    "weak dictionary": """
+        import weakref
+        class Key: pass
+        key, memo = Key(), weakref.WeakKeyDictionary()
+        def body():
+            memo[key] = lambda: 1
+            return memo
+        """,
+    "log": """
+        seen = []
+        def body(): seen.append(object())
+        """,
+    "flags": """
+        import enum
+        class Mode(enum.Flag):
+            A = 1
+            B = 2
+        def body(): return Mode.A | Mode.B
+        """,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_running_and_copying_changes_nothing(name: str) -> None:
+    body = run(EQUAL[name])
+    before = digest(body)
+    body()
+    for value in body.__globals__.values():
+        if type(value).__module__ == "fingerprinted":
+            copy.deepcopy(value)
+            copy.copy(value)
+    assert digest(body) == before == digest(run(EQUAL[name]))
+
+
+REACHED = {
+    "singledispatch": """
+        import functools
+        @functools.singledispatch
+        def helper(x): return 1
+        @helper.register
+        def _(x: int): return {}
+        def body(): return helper(1)
+        """,
+    "attribute of a function": """
+        def helper(): return helper.factor
+        helper.factor = {}
+        def body(): return helper()
+        """,
+    "partial method": """
+        import functools
+        class Thing:
+            def scaled(self, by): return by
+            scale = functools.partialmethod(scaled, {})
+        def body(): return Thing().scale()
+        """,
+    "metaclass": """
+        class Meta(type):
+            def factor(cls): return {}
+        class Thing(metaclass=Meta): pass
+        def body(): return Thing.factor()
+        """,
+    "name of a global": """
+        def helper(): return {}
+        def body(): return globals()["helper"]()
+        """,
+    "default dict": """
+        import collections
+        table = collections.defaultdict(int, a={})
+        def body(): return table["a"]
+        """,
+    "set of functions": """
+        def one(): return {}
+        def two(): return 3
+        both = [{{one, two}}]
+        def body(): return both
+        """,
+    "class": """
+        class Thing:
+            def factor(self): return {}
+        def body(): return Thing().factor()
+        """,
+}
+
+
+@pytest.mark.parametrize("module", ["fingerprinted", "__main__", ""])
+@pytest.mark.parametrize("name", REACHED)
+def test_an_edit_of_code_run_from_text(name: str, module: str) -> None:
+    """Without a name in its namespace, a class says that it is from `builtins`."""
+    one, same, other = (run(REACHED[name].format(value), module) for value in (11, 11, 12))
+    assert digest(one) == digest(same) != digest(other)
+
+
+def test_the_stack_of_the_caller_does_not_matter() -> None:
+    """Compilers ask from deep inside; a chain of helpers is as long as a program is."""
+    chain = "".join(f"def f{at}(): return f{at + 1}()\n" for at in range(400))
+    body = run(chain + "def f400(): return 1\ndef body(): return f0()")
+
+    def deep(depth: int) -> str:
+        return digest(body) if depth == 0 else deep(depth - 1)
+
+    assert deep(0) == deep(sys.getrecursionlimit() // 2) == digest(body)
+
+
+def installed(folder: Any, monkeypatch: pytest.MonkeyPatch, **files: str) -> None:
+    """Modules in a folder like those that pip installs into, loaded anew."""
+    place = folder / "site-packages"
+    place.mkdir(exist_ok=True)
+    monkeypatch.syspath_prepend(place)
+    for name, text in files.items():
+        (place / f"{name}.py").write_text(textwrap.dedent(text))
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    importlib.invalidate_caches()
+    for name in files:
+        importlib.import_module(name)
+
+
+FOREIGN = """
+    import functools, logging, re, threading, socket
+    _LOCK, _SOCKET, _SEEN, _LOG = threading.Lock(), socket.socket(), {}, logging.getLogger("foreign")
+    _SOCKET.close()
+    _SEPARATORS = re.compile("[._-]")
+    FLAG, SCALE, PAIR, TABLE = False, 2.0, (1, 2), {"a": 1}
+    def helper(x): return x
+    @functools.lru_cache(maxsize=None)
+    def parse(x):
+        with _LOCK:
+            _SEEN[x] = object()
+        return _SEPARATORS.split(x), FLAG, SCALE, PAIR, TABLE, helper(x), _SOCKET, _LOG
+    """
+
+
+def foreign_body(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, text: str = FOREIGN) -> Any:
+    installed(tmp_path, monkeypatch, magi_test_foreign=text)
+    return run("import magi_test_foreign\ndef body(): return magi_test_foreign.parse('1.0')")
+
+
+def test_an_installed_distribution_costs_no_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    body = foreign_body(monkeypatch, tmp_path)
+    before = digest(body)
+    body()
+    assert digest(body) == before
+
+
+@pytest.mark.parametrize("change", ["patched file", "flag", "number", "pair", "helper", "method"])
+def test_a_change_inside_an_installed_distribution(change: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    text = FOREIGN + "\n    class Thing:\n        def scale(self): return 1\n    helper.__defaults__ = (Thing,)\n"
+    body = foreign_body(monkeypatch, tmp_path, text)
+    before = digest(body)
+    foreign = sys.modules["magi_test_foreign"]
+    match change:
+        case "patched file":
+            body = foreign_body(monkeypatch, tmp_path, text + "\n    def nobody(): return 1\n")
+        case "flag":
+            monkeypatch.setattr(foreign, "FLAG", True)
+        case "number":
+            monkeypatch.setattr(foreign, "SCALE", 2)
+        case "pair":
+            monkeypatch.setattr(foreign, "PAIR", (1, 3))
+        case "helper":
+            monkeypatch.setattr(foreign, "helper", lambda x: -x)
+        case "method":
+            monkeypatch.setattr(foreign.Thing, "scale", lambda self: 2)
+    assert digest(body) != before
+
+
+@pytest.mark.filterwarnings("ignore:unclosed")
+def test_a_body_of_an_installed_distribution_is_read_as_its_author_s(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    """It registers ops of its own: what it reads must have a stable form."""
+    installed(tmp_path, monkeypatch, magi_test_foreign=FOREIGN)
+    found = fingerprint([sys.modules["magi_test_foreign"].parse], "body")
+    assert [path.partition(" read by")[0] for path in found.unstable] == ["global '_SOCKET'"]
+
+
+def reads_the_version_of_a_package() -> object:
+    from packaging import version
+
+    return version.parse("1.0"), version.Version("1.0")
+
+
+def test_the_version_of_a_package_is_stable() -> None:
+    """Most Triton libraries ask for one."""
+    reads_the_version_of_a_package()
+    before = digest(reads_the_version_of_a_package)
+    reads_the_version_of_a_package()
+    assert digest(reads_the_version_of_a_package) == before
+
+
+def test_a_script_that_is_called_like_a_module_of_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    found: list[str] = []
+    for value in (1, 1, 2):
+        folder = tmp_path / str(len(found))
+        folder.mkdir()
+        (folder / "nntplib.py").write_text(f"def helper(): return {value}")
+        monkeypatch.syspath_prepend(folder)
+        monkeypatch.delitem(sys.modules, "nntplib", raising=False)
+        importlib.invalidate_caches()
+        found.append(digest(run("from nntplib import helper\ndef body(): return helper()")))
+    assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_kernels_listed_by_hand_lift_the_bypass(count: int) -> None:
+    def body(x: torch.Tensor, runner: Any) -> None:
+        runner.kernel[(1,)](x, x, 4, BLOCK=4)
+        if count == 2:
+            runner.table["other"].run(x, x, 4, BLOCK=4, grid=(1,))
+
+    kernels = [patterns.double_kernel, patterns.increment_kernel][:count]
+    entry, other = (
+        CacheKeyEntry("mylib::run", body, find_kernels(body, extra=listed)) for listed in (kernels, kernels[::-1])
+    )
+    assert entry.src.startswith("mylib::run ")
+    assert entry.state == "keyed"
+    assert (entry.src == other.src) == (count == 1)
+    assert len(find_kernels(body, extra=kernels).unresolved) == 2
+
+
+def test_make_see_through_with_kernels_is_keyed(ops: Any, stub: None) -> None:
+    def body(x: torch.Tensor, handle: int) -> torch.Tensor:
+        out = torch.empty_like(x)
+        RUNNERS[handle].kernel[(1,)](x, out, 4, BLOCK=4)
+        return out
+
+    op = ops.define("run", body, "(Tensor x, int handle) -> Tensor")
+    assert magi_tritonwrap.make_see_through(op, body, kernels=[patterns.double_kernel]).see_through
+    entry = magi_tritonwrap._see_through._OPS[op._name].key
+    assert entry.src
+    assert entry.state == "keyed"
+
+
+RUNNERS = {0: types.SimpleNamespace(kernel=patterns.increment_kernel)}

@@ -17,8 +17,8 @@ import triton.language as tl
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from magi_tritonwrap import TritonWrapError, UnsupportedKernelError, UnsupportedLaunchError
-from magi_tritonwrap._hook import listening
-from magi_tritonwrap._launch import ResolvedLaunch, resolve
+from magi_tritonwrap._launch.hook import listening
+from magi_tritonwrap._launch.normalise import ResolvedLaunch, resolve
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from ._capture import CapturedLaunch, LaunchLog, capture_launches
-from ._detect import find_kernels
+from ._kernel.report import FoundKernel, KernelReport, OpReport, UnresolvedLaunch
+from ._launch.capture import CapturedLaunch, LaunchLog, capture_launches
+from ._launch.wrap import launch_directly, wrap_kernels
 from ._op import triton_op
-from ._report import FoundKernel, KernelReport, OpReport, UnresolvedLaunch
+from ._reader.find import find_kernels
 from ._see_through import make_see_through, see_through_report
-from ._wrap import launch_directly, wrap_kernels
 from .errors import (
     LostSettingWarning,
     NotAnOpError,

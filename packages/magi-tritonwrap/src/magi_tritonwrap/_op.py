@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 
-from ._capture import capture_launches
-from ._detect import find_kernels
+from ._launch.capture import capture_launches
+from ._launch.wrap import launch_directly
+from ._reader.find import find_kernels
 from ._see_through import check_report, make_see_through
-from ._wrap import launch_directly
 
 
 if TYPE_CHECKING:

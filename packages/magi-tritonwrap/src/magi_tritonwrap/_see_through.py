@@ -12,14 +12,14 @@ import triton
 from torch._library.custom_ops import CustomOpDef
 from torch._ops import OpOverload, OpOverloadPacket
 
-from ._cache_key import CacheKeyEntry
-from ._capture import CapturedLaunch, capture_launches
-from ._detect import find_kernels
 from ._devices import Bodies
-from ._kernels import as_kernel, check_supported, is_kernel
-from ._ops_table import BODIES
-from ._probe import why_untraceable
-from ._report import FoundKernel, KernelReport, OpReport
+from ._kernel.bodies import BODIES
+from ._kernel.kernels import as_kernel, check_supported, is_kernel
+from ._kernel.report import FoundKernel, KernelReport, OpReport
+from ._key.cache_key import CacheKeyEntry
+from ._launch.capture import CapturedLaunch, capture_launches
+from ._launch.probe import why_untraceable
+from ._reader.find import find_kernels
 from ._torch_compat import (
     decomposition_is_disabled,
     has_unrecognized_type,
@@ -113,7 +113,8 @@ def make_see_through(
         op: a registered operator with a fake; its `CustomOpDef` will do.
         fn: the op's body. It takes the op's flat arguments, and its source tells the kernels; what the source does not
             tell is captured when the op is compiled.
-        kernels: a report of `find_kernels(fn)` that is there already, or kernels that the source cannot tell.
+        kernels: a report of `find_kernels(fn)` that is there already, or all kernels that the source cannot tell: the
+            cache key covers them, so that launches which only the arguments lead to do not bypass the cache.
 
     Returns:
         OpReport: as `see_through_report(op)` at this moment.

@@ -6,7 +6,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
-from ._values import Group, Known, Unknown, Value
+from .values import Group, Known, Unknown, Value
 
 
 TABLES = (dict, MappingProxyType, tuple, list)

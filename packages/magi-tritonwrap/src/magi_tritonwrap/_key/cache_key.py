@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ._fingerprint import fingerprint
-from ._torch_compat import cache_bypass
+from magi_tritonwrap._torch_compat import cache_bypass
+
+from .fingerprint import fingerprint
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ._report import KernelReport
+    from magi_tritonwrap._kernel.report import KernelReport
 
 
 class CacheKeyEntry:

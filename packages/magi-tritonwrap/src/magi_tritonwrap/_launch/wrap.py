@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ._capture import capture_launches
-from ._torch_compat import tracing_is_active, wrap_triton_disabled
+from magi_tritonwrap._torch_compat import tracing_is_active, wrap_triton_disabled
+
+from .capture import capture_launches
 
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
-from ._source import FunctionNode, function_node
-from ._values import Known, Scope, Unknown, Value
+from .source import FunctionNode, function_node
+from .values import Known, Scope, Unknown, Value
 
 
 def constructor(cls: type) -> Any:

@@ -10,8 +10,12 @@ from typing import Any
 
 from triton.runtime.autotuner import Autotuner, Heuristics
 
-from ._torch_compat import interpreted_classes, kernel_classes, unsupported_autotune_arguments_are_ignored
-from .errors import UnsupportedKernelError
+from magi_tritonwrap._torch_compat import (
+    interpreted_classes,
+    kernel_classes,
+    unsupported_autotune_arguments_are_ignored,
+)
+from magi_tritonwrap.errors import UnsupportedKernelError
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from types import (
 )
 from typing import Any
 
-from ._library import is_library_module
+from magi_tritonwrap._library import is_library_module
 
 
 MISSING = object()

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from ._library import in_library_folder
-from ._torch_compat import calling_frame, launch_classes, wrap_triton_disabled
+from magi_tritonwrap._library import in_library_folder
+from magi_tritonwrap._torch_compat import calling_frame, launch_classes, wrap_triton_disabled
 
 
 Run = Callable[..., Any]

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import linecache
+import tokenize
 from typing import TYPE_CHECKING
 
 
@@ -23,12 +25,37 @@ def function_node(function: FunctionType) -> FunctionNode | None:
     """
     code = function.__code__
     lines = linecache.getlines(code.co_filename, function.__globals__)
+    if code.co_name != "<lambda>":
+        alone = _definition("".join(_block(lines, code.co_firstlineno)), code.co_firstlineno)
+        if alone is not None and alone.name == code.co_name:
+            return alone
     tree = _parse("".join(lines))
     if tree is None:
         return None
     candidates = [node for node in _functions(tree) if _starts_at(node) == code.co_firstlineno]
     named = [node for node in candidates if getattr(node, "name", "<lambda>") == code.co_name]
     return named[0] if len(named) == 1 else _by_column(named, code)
+
+
+def _block(lines: list[str], first: int) -> list[str]:
+    """The lines of the definition that starts at line *first*; the rest of the file is not looked at."""
+    try:
+        return inspect.getblock(lines[first - 1 :])
+    except (SyntaxError, tokenize.TokenError):
+        return []
+
+
+@functools.lru_cache(maxsize=4096)
+def _definition(text: str, first: int) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """The function of which *text* is the definition, with the lines and columns that it has in its file."""
+    tree = _parse("if True:\n" + text) if text[:1].isspace() else _parse("\n" + text)
+    if tree is None or not tree.body:
+        return None
+    statement = tree.body[0].body[0] if isinstance(tree.body[0], ast.If) else tree.body[0]
+    if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+        return None
+    ast.increment_lineno(statement, first - 2)
+    return statement
 
 
 @functools.lru_cache(maxsize=256)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch._library.custom_ops import CustomOpDef
 from torch._ops import OpOverload, OpOverloadPacket
 
-from ._torch_compat import body_of_torch_triton_op, overload_of, qualified_name, torch_triton_ops
+from magi_tritonwrap._torch_compat import body_of_torch_triton_op, overload_of, qualified_name, torch_triton_ops
 
 
 if TYPE_CHECKING:

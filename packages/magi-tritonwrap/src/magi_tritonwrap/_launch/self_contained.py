@@ -32,8 +32,8 @@ import triton
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
-from ._code import code_names
-from ._torch_compat import new_kernel
+from magi_tritonwrap._key.code import code_names
+from magi_tritonwrap._torch_compat import new_kernel
 
 
 _ATOMS = (bool, int, float, str, type(None), tl.dtype)

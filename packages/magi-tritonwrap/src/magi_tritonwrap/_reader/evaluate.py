@@ -12,43 +12,53 @@ import ast
 import functools
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
-from types import BuiltinMethodType, FunctionType, MethodType
+from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 import triton
 
-from ._kernels import is_kernel
-from ._library import is_library_function, is_library_module
-from ._reading import MISSING, runs_code_when_read
-from ._scopes import constructor, function_scope, imported, parameters
-from ._source import FunctionNode
-from ._tables import TABLES, chosen, items_of
-from ._torch_compat import kernel_in_wrapper, triton_wrappers
-from ._values import Binding, Group, Known, Launcher, Local, New, Partial, Scope, Unknown, Value
+from magi_tritonwrap._kernel.kernels import is_kernel
+from magi_tritonwrap._library import is_library_function, is_library_module
+from magi_tritonwrap._torch_compat import kernel_in_wrapper, triton_wrappers
+
+from .attributes import MISSING, runs_code_when_read
+from .containers import TABLES, chosen, items_of
+from .memory import Memory
+from .scopes import constructor, function_scope, imported, parameters
+from .source import FunctionNode
+from .values import (
+    Binding,
+    Group,
+    Known,
+    Launcher,
+    Local,
+    New,
+    Partial,
+    Scope,
+    Unknown,
+    Value,
+    identity_of,
+    identity_of_arguments,
+)
 
 
 _WRAPPERS = triton_wrappers()
 _DECORATORS = (triton.jit, triton.autotune, triton.heuristics)
-_MAX_DEPTH = 40
+Bound = tuple[tuple[tuple[Value, ...], ...], Mapping[str, tuple[Value, ...]]]
+"""Arguments of a call, by position and by name."""
 
 
 class Resolver:
-    """Evaluates expressions; one instance a `find_kernels` call, for its memory of what is being evaluated."""
+    """Evaluates expressions; one instance a `find_kernels` call, for its memory of what was evaluated."""
 
-    def __init__(self) -> None:
-        self._active: list[tuple[ast.AST, Scope]] = []
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._entered: dict[object, tuple[Value, Bound, Scope | None]] = {}
 
     def values(self, expression: ast.expr, scope: Scope) -> tuple[Value, ...]:
         """Everything that *expression* can stand for in *scope*."""
-        here = (expression, scope)
-        if len(self._active) > _MAX_DEPTH or any(node is expression and at is scope for node, at in self._active):
-            return ()
-        self._active.append(here)
-        try:
-            return tuple(self._evaluate(expression, scope))
-        finally:
-            self._active.pop()
+        return self._memory.values(expression, scope, lambda: self._evaluate(expression, scope))
 
     def _evaluate(self, expression: ast.expr, scope: Scope) -> Iterable[Value]:
         match expression:
@@ -128,13 +138,13 @@ class Resolver:
         if isinstance(static, functools.cached_property):
             return self.returned(Partial(Known(static.func, how), ((Known(obj, how),),)))
         if static is MISSING and not (isinstance(obj, torch.nn.Module) or is_library_module(type(obj).__module__)):
-            return (Unknown(f"{how} has no attribute '{name}' yet", unread=True),)
+            return (Unknown(f"{how} has no attribute '{name}' yet", unread=not _holds_no_code(obj)),)
         if runs_code_when_read(obj, name, static):
             return (Unknown(f"{how}.{name} is computed by a {type(static).__qualname__}", unread=True),)
         try:
             found = getattr(obj, name)
         except Exception:  # noqa: BLE001 - a module's or a class's own __getattr__ may raise anything
-            return (Unknown(f"{how} has no attribute '{name}' yet", unread=True),)
+            return (Unknown(f"{how} has no attribute '{name}' yet", unread=not _holds_no_code(obj)),)
         return (Known(found, f"{how}.{name}"),)
 
     def _attribute_of_new(self, cls: type, init: Scope | None, instance: Value, name: str) -> tuple[Value, ...]:
@@ -217,9 +227,7 @@ class Resolver:
         found = [value for name in names for owner in owners for value in self.attribute(owner, str(name))]
         return tuple(found) or (Unknown(f"{ast.unparse(call)} depends on a name known at run time"),)
 
-    def bind(
-        self, call: ast.Call, scope: Scope, *, skip: int = 0, this: bool = False
-    ) -> tuple[tuple[tuple[Value, ...], ...], dict[str, tuple[Value, ...]]]:
+    def bind(self, call: ast.Call, scope: Scope, *, skip: int = 0, this: bool = False) -> Bound:
         """The arguments of a call; `this` leaves room for a new instance in front."""
         args = [self.values(argument, scope) for argument in call.args[skip:] if not isinstance(argument, ast.Starred)]
         kwargs = {keyword.arg: self.values(keyword.value, scope) for keyword in call.keywords if keyword.arg}
@@ -235,12 +243,14 @@ class Resolver:
         returns = [node for child in scope.node.body for node in _returns(child)]
         return tuple(value for node in returns if node.value is not None for value in self.values(node.value, scope))
 
-    def enter(
-        self,
-        function: Value,
-        bound: tuple[tuple[tuple[Value, ...], ...], Mapping[str, tuple[Value, ...]]] = ((), {}),
-    ) -> Scope | None:
-        """The scope of a call of *function*; None where its source is not there or not to be read."""
+    def enter(self, function: Value, bound: Bound = ((), {})) -> Scope | None:
+        """The scope of a call of *function*, one for equal calls; None where its source is not there or not read."""
+        key = (identity_of(function), identity_of_arguments(*bound))
+        if key not in self._entered:
+            self._entered[key] = (function, bound, self._enter(function, bound))
+        return self._entered[key][2]
+
+    def _enter(self, function: Value, bound: Bound) -> Scope | None:
         args, kwargs = bound
         match function:
             case Partial(function=inner, args=first, kwargs=given):
@@ -300,6 +310,12 @@ class Resolver:
         if decorator is None:
             return False
         return any(isinstance(value, Known) and value.obj in _DECORATORS for value in self.values(decorator, scope))
+
+
+def _holds_no_code(obj: Any) -> bool:
+    """Whether no launch can hide behind an attribute that *obj* lacks: a default of None, a number, a library."""
+    is_library = isinstance(obj, ModuleType) and is_library_module(obj.__name__)
+    return is_library or obj is None or isinstance(obj, bool | int | float | complex | str | bytes)
 
 
 def _constant(node: ast.expr | None) -> object:

@@ -6,32 +6,36 @@ from __future__ import annotations
 import ast
 import functools
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ._kernels import Kernel, as_kernel, is_kernel
-from ._launch import can_pass, cannot_pass
-from ._library import is_library_function
-from ._ops_table import body_of_op
-from ._report import FoundKernel, KernelReport, UnresolvedLaunch, UnsupportedLaunch
-from ._resolve import Resolver
-from ._scopes import constructor
-from ._torch_compat import autograd_function_of, kernel_of_launcher
-from ._values import Group, Known, Launcher, Local, Partial, Scope, Unknown, Value, walk_own
+from magi_tritonwrap._kernel.bodies import body_of_op
+from magi_tritonwrap._kernel.kernels import Kernel, as_kernel, is_kernel
+from magi_tritonwrap._kernel.options import can_pass, cannot_pass
+from magi_tritonwrap._kernel.report import FoundKernel, KernelReport, UnresolvedLaunch, UnsupportedLaunch
+from magi_tritonwrap._library import is_library_function
+from magi_tritonwrap._torch_compat import autograd_function_of, kernel_of_launcher
+from magi_tritonwrap.errors import UnsupportedKernelError
+
+from .evaluate import Resolver
+from .memory import Memory
+from .scopes import constructor
+from .values import Known, Launcher, Local, Partial, Scope, Unknown, Value, identity_of, walk_own
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
 
 _LAUNCH_METHODS = ("run", "warmup")
 _MAX_VISITS = 32  # of one function, each with other arguments: recursion through partials would never end
 
 
-def find_kernels(fn: Callable[..., Any], *, extra: Iterable[Any] = ()) -> KernelReport:
+def find_kernels(fn: Callable[..., Any], *, extra: Iterable[Any] = (), seconds: float = 2.0) -> KernelReport:
     """Find every Triton kernel that *fn* can launch, without calling anything.
 
     Followed are globals, closures, attributes, subscripts, methods, factories, `functools.partial`, `lru_cache`,
@@ -40,7 +44,10 @@ def find_kernels(fn: Callable[..., Any], *, extra: Iterable[Any] = ()) -> Kernel
 
     Args:
         fn: the body of an op; a function, a method, or a callable object.
-        extra: kernels that the source cannot tell, for example those of a compiled extension.
+        extra: kernels that the source cannot tell, for example those of a compiled extension or of an object in the
+            arguments. The cache key covers them; so list all, and a launch that only the arguments lead to no longer
+            bypasses the cache.
+        seconds: the time after which the search ends. The report then lists as unresolved what it has not read.
 
     Returns:
         KernelReport: `.kernels`, and `.unresolved` for launches whose kernel is known only at run time. Those are
@@ -51,12 +58,20 @@ def find_kernels(fn: Callable[..., Any], *, extra: Iterable[Any] = ()) -> Kernel
         >>> print(find_kernels(double))
         no Triton launch
     """
-    walk = _Walk()
+    walk = _Walk(Memory(seconds))
     walk.function(Known(fn, "the body"), None)
-    for kernel in extra:
-        described = as_kernel(kernel)
-        walk.add(_Found(kernel, described.name, "listed in extra=", described.file, described.line), False, None)
-    return walk.report()
+    listed = [as_kernel(kernel) for kernel in _kernels_in(extra)]
+    for kernel in listed:
+        walk.add(_Found(kernel.outermost, kernel.name, "listed in extra=", kernel.file, kernel.line), False, None)
+    return walk.report(is_complete=bool(listed))
+
+
+def _kernels_in(extra: object) -> Iterable[Any]:
+    for kernel in extra if isinstance(extra, Iterable) else (extra,):
+        if not is_kernel(kernel):
+            fix = "Give a list of what @triton.jit, @triton.autotune or @triton.heuristics returned."
+            raise UnsupportedKernelError(f"an extra kernel is {kernel!r} (a {type(kernel).__name__}). {fix}")
+        yield kernel
 
 
 @dataclass
@@ -76,15 +91,17 @@ class _Found:
 class _Walk:
     """Visits the calls of a function and of everything it calls, each function once for each set of arguments."""
 
-    def __init__(self) -> None:
-        self._resolver = Resolver()
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._resolver = Resolver(memory)
         self._found: dict[object, _Found] = {}
         self._unresolved: dict[tuple[str, int], UnresolvedLaunch] = {}
         self._unsupported: dict[tuple[str, int], UnsupportedLaunch] = {}
         self._seen: set[object] = set()
         self._visits: Counter[object] = Counter()
 
-    def report(self) -> KernelReport:
+    def report(self, *, is_complete: bool) -> KernelReport:
+        """What was found; *is_complete* says that the user has listed every kernel that only arguments lead to."""
         kernels = tuple(
             FoundKernel(
                 found.kernel,
@@ -97,7 +114,8 @@ class _Walk:
             )
             for found in self._found.values()
         )
-        return KernelReport(kernels, tuple(self._unresolved.values()), tuple(self._unsupported.values()))
+        unresolved = (replace(one, in_key=one.in_key or is_complete) for one in self._unresolved.values())
+        return KernelReport(kernels, tuple(unresolved), tuple(self._unsupported.values()))
 
     def add(self, found: _Found, wrapped: bool, launch: tuple[str, int] | None) -> None:
         key = id(found.kernel) if found.kernel is not None else (found.file, found.line)
@@ -117,7 +135,7 @@ class _Walk:
         if scope is None:
             self._note_missing_source(callee)
             return
-        place = (scope.file, scope.node.lineno, scope.node.col_offset)
+        place = _place(scope)
         key = (place, _identity(scope))
         if key in self._seen or self._visits[place] >= _MAX_VISITS:
             return
@@ -127,20 +145,30 @@ class _Walk:
 
     def _visit(self, scope: Scope) -> None:
         defined: list[Local] = []
+        made: list[Value] = []
         statements = [scope.node.body] if isinstance(scope.node, ast.Lambda) else scope.node.body
         for statement in statements:
             for node in walk_own(statement):
+                if self._memory.is_out_of_time:
+                    self._leave_unread(scope)
+                    return
                 if isinstance(node, ast.Call):
-                    self._visit_call(node, scope)
+                    made += self._visit_call(node, scope)
                 elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
                     defined.append(Local(node, scope, "defined in the body"))
         for local in defined:
             called = self._visits[(scope.file, local.node.lineno, local.node.col_offset)]
             if not called and not self._resolver.is_kernel_definition(local):
                 self.function(local, None)
+        entered = [(partial, self._resolver.enter(partial)) for partial in made]
+        for partial in [one for one, inner in entered if inner is not None and not self._visits[_place(inner)]]:
+            self.function(partial, None)
 
-    def _visit_call(self, call: ast.Call, scope: Scope) -> None:
+    def _visit_call(self, call: ast.Call, scope: Scope) -> tuple[Value, ...]:
+        """Visit what a call runs; returns what it makes with `functools.partial`, for somebody else to call."""
         callees = self._resolver.values(call.func, scope)
+        if any(isinstance(callee, Known) and callee.obj is functools.partial for callee in callees):
+            return self._resolver.values(call, scope)
         for callee in callees:
             self._visit_callee(callee, call, scope)
         if isinstance(call.func, ast.Attribute) and call.func.attr in _LAUNCH_METHODS:
@@ -153,6 +181,7 @@ class _Walk:
         unread = [callee for callee in unknown if callee.unread]
         if unread or (unknown and len(unknown) == len(callees) and _looks_like_launch(call)):
             self._note(call, scope, (unread or unknown)[0])
+        return ()
 
     def _visit_callee(self, callee: Value, call: ast.Call, scope: Scope) -> None:
         match callee:
@@ -174,7 +203,7 @@ class _Walk:
     def _visit_argument(self, argument: ast.expr, scope: Scope) -> None:
         """A function passed along may be called by whoever gets it, as in `torch.cond(p, helper_a, helper_b)`."""
         for value in self._resolver.values(argument, scope):
-            if isinstance(value, Known) and isinstance(value.obj, FunctionType):
+            if isinstance(value, Partial) or (isinstance(value, Known) and isinstance(value.obj, FunctionType)):
                 self.function(value, None)
 
     def _launched(self, kernel: Value, call: ast.Call, scope: Scope) -> None:
@@ -194,6 +223,11 @@ class _Walk:
 
     def _note(self, call: ast.Call, scope: Scope, value: Unknown) -> None:
         launch = UnresolvedLaunch(ast.unparse(call.func), value.reason, scope.file, call.lineno, in_key=value.unread)
+        self._unresolved.setdefault((launch.file, launch.line), launch)
+
+    def _leave_unread(self, scope: Scope) -> None:
+        name = f"{getattr(scope.node, 'name', '<lambda>')}(...)"
+        launch = UnresolvedLaunch(name, self._memory.out_of_time, scope.file, scope.node.lineno)
         self._unresolved.setdefault((launch.file, launch.line), launch)
 
     def _note_missing_source(self, callee: Value) -> None:
@@ -220,6 +254,10 @@ def why_unsupported(kernel: Kernel, call: ast.Call) -> str:
     return ""
 
 
+def _place(scope: Scope) -> tuple[str, int, int]:
+    return (scope.file, scope.node.lineno, scope.node.col_offset)
+
+
 def _is_kernel_value(value: Value, resolver: Resolver) -> bool:
     if isinstance(value, Known):
         return is_kernel(value.obj)
@@ -236,19 +274,4 @@ def _looks_like_launch(call: ast.Call) -> bool:
 
 def _identity(scope: Scope) -> object:
     """What tells two calls of one function apart: the known objects among its names."""
-    return tuple((name, tuple(_value_identity(value) for value in values)) for name, values in scope.names.items())
-
-
-def _value_identity(value: Value) -> object:
-    match value:
-        case Known(obj=obj):
-            return id(obj)
-        case Local(node=node):
-            return ("local", node.lineno, node.col_offset)
-        case Partial(function=function, args=args):
-            return (_value_identity(function), tuple(_value_identity(one) for values in args for one in values))
-        case Group(items=items):
-            return tuple(_value_identity(one) for _, values in items for one in values)
-        case Launcher(kernel=kernel):
-            return ("launcher", _value_identity(kernel))
-    return "unknown"
+    return tuple((name, tuple(identity_of(value) for value in values)) for name, values in scope.names.items())

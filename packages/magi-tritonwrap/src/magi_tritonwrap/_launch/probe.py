@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from ._hook import Run, listening
-from ._kernels import as_kernel
-from ._launch import resolve
-from ._library import in_library_folder
-from ._torch_compat import fake_mode_of, proxy_tracing_disabled, unwrap_functional
-from .errors import TritonWrapError
+from magi_tritonwrap._kernel.kernels import as_kernel
+from magi_tritonwrap._library import in_library_folder
+from magi_tritonwrap._torch_compat import fake_mode_of, proxy_tracing_disabled, unwrap_functional
+from magi_tritonwrap.errors import TritonWrapError
+
+from .hook import Run, listening
+from .normalise import resolve
 
 
 class _Checker:

@@ -13,7 +13,6 @@ becomes an Autotuner with the single config num_warps=8, and the arguments x, ou
 from __future__ import annotations
 
 import copy
-import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,17 +24,13 @@ from triton.language.core import constexpr
 from triton.runtime.autotuner import Config, Heuristics
 from triton.runtime.jit import JITFunction
 
-from ._hook import launch_site, not_listening
-from ._kernels import Kernel, as_kernel, check_supported
-from ._self_contained import self_contained
-from ._torch_compat import functional_values, wrap_triton_enabled
-from .errors import LostSettingWarning, UnsupportedLaunchError
+from magi_tritonwrap._kernel.kernels import Kernel, as_kernel, check_supported
+from magi_tritonwrap._kernel.options import CONFIG_FIELDS, can_pass, cannot_pass
+from magi_tritonwrap._torch_compat import functional_values, wrap_triton_enabled
+from magi_tritonwrap.errors import LostSettingWarning, UnsupportedLaunchError
 
-
-CONFIG_FIELDS = tuple(
-    name for name in inspect.signature(Config.__init__).parameters if name not in ("self", "kwargs", "pre_hook")
-)
-"""Launch options that a triton.Config can carry: num_warps, num_stages, num_ctas, maxnreg, ..."""
+from .hook import launch_site, not_listening
+from .self_contained import self_contained
 
 
 @dataclass(frozen=True)
@@ -98,20 +93,6 @@ def emit(launch: ResolvedLaunch) -> None:
             "the launch out; register its op as an opaque custom op"
         )
         raise _unsupported(as_kernel(launch.kernel), why)
-
-
-def can_pass(kernel: Kernel, name: str) -> bool:
-    """Whether a launch may pass the keyword *name* and still be compiled."""
-    return name in kernel.jit.arg_names or name in CONFIG_FIELDS or name in ("grid", "warmup")
-
-
-def cannot_pass(names: Sequence[str]) -> str:
-    """Why a launch with these keywords cannot be compiled."""
-    options = ", ".join(f"{name}=" for name in names)
-    known = ", ".join(f"{name}=" for name in CONFIG_FIELDS)
-    return (
-        f"is launched with {options}, no parameter of it and no option that a graph can carry ({known}); leave it out"
-    )
 
 
 def _bind(kernel: Kernel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

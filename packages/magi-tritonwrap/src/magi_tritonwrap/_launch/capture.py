@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ._hook import Run, launch_site, listening, not_listening
-from ._kernels import Kernel, as_kernel
-from ._launch import emit, resolve
-from ._torch_compat import tracing_is_active
+from magi_tritonwrap._kernel.kernels import Kernel, as_kernel
+from magi_tritonwrap._torch_compat import tracing_is_active
+
+from .hook import Run, launch_site, listening, not_listening
+from .normalise import emit, resolve
 
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ._source import FunctionNode
+    from .source import FunctionNode
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +74,31 @@ class Unknown:
 
 
 Value = Known | Local | Launcher | Partial | Group | New | Unknown
+
+
+def identity_of(value: Value) -> object:
+    """What tells a value from others: equal for two of which nothing different can come."""
+    match value:
+        case Known(obj=obj, wrapped=wrapped):
+            return ("known", id(obj), wrapped)
+        case Local(node=node, scope=scope, wrapped=wrapped):
+            return ("local", id(node), id(scope), wrapped)
+        case Launcher(kernel=kernel):
+            return ("launcher", identity_of(kernel))
+        case Partial(function=function, args=args, kwargs=kwargs):
+            return ("partial", identity_of(function), identity_of_arguments(args, kwargs))
+        case Group(items=items):
+            return ("group", tuple((repr(key), *map(identity_of, values)) for key, values in items))
+        case New(cls=cls, init=init):
+            return ("new", id(cls), id(init))
+        case Unknown(unread=unread):
+            return ("unknown", unread)
+
+
+def identity_of_arguments(args: tuple[tuple[Value, ...], ...], kwargs: Mapping[str, tuple[Value, ...]]) -> object:
+    """What tells two calls of one function apart."""
+    named = tuple((name, *map(identity_of, values)) for name, values in sorted(kwargs.items()))
+    return tuple(tuple(map(identity_of, values)) for values in args), named
 
 
 @dataclass(eq=False)

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stable digests of values: plain ones, kernels with their settings, containers and instances.
+
+A *form* is text that is equal exactly for equal values, in every process.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import dataclasses
+import enum
+import functools
+import logging
+import os
+import threading
+import types
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import triton
+from triton.runtime.autotuner import Autotuner, Config, Heuristics
+from triton.runtime.jit import JITFunction
+
+from magi_tritonwrap._library import Standing, standing_of
+from magi_tritonwrap._torch_compat import interpreted_classes, kernel_in_wrapper
+
+from .code import digest
+
+
+_ATOMS = (type(None), bool, int, str, bytes, complex, type(Ellipsis), type(NotImplemented), range, slice)
+_TORCH_ATOMS = (torch.dtype, torch.device, torch.layout, torch.memory_format, triton.language.dtype)
+# These decide when code runs, or hold what lives and dies with other objects of this process: two processes could not
+# agree on their content.
+_RUNTIME = (
+    *(type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event, threading.Semaphore),
+    *(threading.local, weakref.ref, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet),
+    *(logging.Logger, type(os.environ)),
+)
+_LARGEST_TENSOR = 4096
+
+
+@dataclass(frozen=True)
+class Place:
+    """How a value is reached, in words, and whose code reads it.
+
+    What the author's own code reads has a stable form, or there is no key. Of what an installed distribution reads only
+    code and plain values count: its objects lead to everything that the process holds.
+    """
+
+    text: str
+    read_by: Standing = Standing.OPEN
+
+    @property
+    def is_lenient(self) -> bool:
+        """Whether a value without a stable form is left out."""
+        return self.read_by is not Standing.OPEN
+
+    def of(self, text: str) -> Place:
+        """Another place that the same code reads."""
+        return Place(text, self.read_by)
+
+    def inner(self, text: str) -> Place:
+        """A part of this place."""
+        return Place(self.text + text, self.read_by)
+
+
+class Walk(Protocol):
+    """What a form asks for the values inside a value."""
+
+    def form(self, value: Any, place: Place) -> str:
+        """The form of *value*, which is found at *place*."""
+
+    def unordered(self, values: Iterable[Any], place: Place) -> list[str]:
+        """The forms of the items of a set, in an order that is the same in every process."""
+
+    def unstable(self, value: Any, place: Place, why: str) -> str:
+        """Note that *value* has no stable form."""
+
+
+def plain_form(walk: Walk, value: Any, place: Place) -> str | None:
+    """The form of a value that cannot change, and has no identity that would matter; None for any other."""
+    if type(value) in _ATOMS:
+        return digest(type(value).__name__, repr(value))
+    if type(value) is float:
+        return digest("float", value.hex())
+    if isinstance(value, enum.Enum):
+        return digest("enum", walk.form(type(value), place), str(value.name), walk.form(value.value, place))
+    if isinstance(value, _TORCH_ATOMS):
+        return digest("torch", type(value).__name__, str(value))
+    if type(value) is tuple:
+        return digest("tuple", *(walk.form(item, place.inner(f"[{at}]")) for at, item in enumerate(value)))
+    if type(value) is frozenset:
+        return digest("frozenset", *walk.unordered(value, place))
+    return None
+
+
+def runtime_form(walk: Walk, value: Any, place: Place) -> str | None:
+    """The form of what only exists while a program runs, which is its type, and a name if it has one."""
+    if isinstance(value, _RUNTIME):
+        return digest("runtime", type_name(type(value)), str(getattr(value, "name", "")))
+    if isinstance(value, ContextVar):
+        if place.is_lenient:
+            return digest("context variable", value.name)
+        return digest("context variable", value.name, walk.form(_content_of(value), place.inner(".get()")))
+    return None
+
+
+def _content_of(variable: ContextVar[Any]) -> tuple[Any, ...]:
+    try:
+        return (variable.get(),)
+    except LookupError:
+        return ()
+
+
+def kernel_form(walk: Walk, value: Any, place: Place) -> str | None:
+    """A kernel by its source and settings, and what its function refers to; an autotuner by its configs too."""
+    wrapped = kernel_in_wrapper(value)
+    if wrapped is not None:
+        return walk.form(wrapped, place)
+    if isinstance(value, JITFunction):
+        settings = (value.do_not_specialize, value.do_not_specialize_on_alignment, value.noinline, value.debug)
+        parts = (value.src, walk.form(settings, place), walk.form(value.fn, place), walk.form(value.version, place))
+        return digest("kernel", *parts)
+    if isinstance(value, interpreted_classes()):
+        return digest("interpreted kernel", walk.form(value.fn, place))
+    if isinstance(value, Config):
+        return digest("config", walk.form(value.all_kwargs(), place), walk.form(value.pre_hook, place))
+    if isinstance(value, Heuristics):
+        return digest("heuristics", walk.form(dict(value.values), place), walk.form(value.fn, place))
+    if isinstance(value, Autotuner):
+        tuned = (value.configs, value.keys, value.reset_to_zero, value.restore_value)
+        pruned = (value.perf_model, value.configs_top_k, value.early_config_prune)
+        return digest("autotuner", *(walk.form(part, place) for part in (tuned, pruned, value.fn)))
+    if isinstance(value, triton.language.constexpr):
+        return digest("constexpr", walk.form(value.value, place))
+    return None
+
+
+def foreign_form(value: Any, place: Place) -> str | None:
+    """The form of a container or an instance that an installed distribution reads; None where others read it.
+
+    Tables of settings and what a library has seen so far look alike. Its files tell of an edit of the former.
+    """
+    return digest("foreign", type_name(type(value))) if place.read_by is Standing.INSTALLED else None
+
+
+def container_form(walk: Walk, value: Any, place: Place) -> str | None:
+    """Lists, sets and dicts by their items; None for anything else."""
+    if type(value) in (list, deque):
+        return digest("list", *(walk.form(item, place.inner(f"[{at}]")) for at, item in enumerate(value)))
+    if type(value) is set:
+        return digest("set", *walk.unordered(value, place))
+    if type(value) in (dict, types.MappingProxyType):
+        return digest("dict", *items_form(walk, value, place))
+    return None
+
+
+def items_form(walk: Walk, value: Any, place: Place) -> Iterator[str]:
+    """Keys and items of a mapping, in its order."""
+    for key, item in tuple(value.items()):
+        yield walk.form(key, place.inner(" (a key)"))
+        yield walk.form(item, place.inner(f"[{key!r}]" if isinstance(key, str | int) else " (an item)"))
+
+
+def instance_form(walk: Walk, value: Any, place: Place) -> str:
+    """An object by its class and its attributes, items included for subclasses of containers."""
+    if standing_of(type(value)) is Standing.LIBRARY:
+        return library_instance_form(walk, value, place)
+    parts = [walk.form(type(value), place)]
+    state = state_of(value)
+    for name, item in sorted(state.items()):
+        parts += [name, walk.form(item, place.inner(f".{name}"))]
+    if isinstance(value, dict):
+        parts += items_form(walk, value, place)
+    elif isinstance(value, list | tuple | deque):
+        parts += (walk.form(item, place.inner(f"[{at}]")) for at, item in enumerate(value))
+    elif isinstance(value, set | frozenset):
+        parts += walk.unordered(value, place)
+    elif isinstance(value, str | int | float | bytes):
+        parts.append(repr(value))
+    elif not hasattr(value, "__dict__") and not any("__slots__" in vars(base) for base in type(value).__mro__):
+        return walk.unstable(value, place, f"is a {type_name(type(value))}, which keeps its content to itself")
+    return digest("instance", *parts)
+
+
+def library_instance_form(walk: Walk, value: Any, place: Place) -> str:
+    """An object of a library as pickle would take it apart."""
+    if isinstance(value, torch.Tensor):
+        return tensor_form(walk, value, place)
+    if isinstance(value, dataclasses.Field):
+        fields = (value.name, value.default, value.default_factory, dict(value.metadata), value.init)
+        return digest("field", *(walk.form(part, place) for part in fields))
+    if isinstance(value, torch.nn.Module):
+        return digest("module", type_name(type(value)), walk.form(vars(value), place))
+    try:
+        reduce = copyreg.dispatch_table.get(type(value))
+        reduced = value.__reduce_ex__(4) if reduce is None else reduce(value)
+    except Exception as error:  # noqa: BLE001 - whatever a library's type raises, it has no stable form
+        return walk.unstable(value, place, f"is a {type_name(type(value))}, which cannot be pickled ({error})")
+    if isinstance(reduced, str):
+        return digest("named", type_name(type(value)), reduced)
+    parts = (list(part) if isinstance(part, Iterator) else part for part in reduced)
+    return digest("reduced", type_name(type(value)), *(walk.form(part, place) for part in parts))
+
+
+def tensor_form(walk: Walk, value: torch.Tensor, place: Place) -> str:
+    """A small tensor on the CPU by its content; any other has no stable form."""
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.device.type != "cpu":
+        return walk.unstable(value, place, "is a tensor that cannot be read here")
+    if value.layout != torch.strided or value.numel() > _LARGEST_TENSOR:
+        return walk.unstable(value, place, f"is a tensor of {value.numel()} elements")
+    data = value.detach().contiguous().reshape(-1).view(torch.uint8)
+    return digest("tensor", str(value.dtype), str(tuple(value.shape)), bytes(data.tolist()).hex())
+
+
+def state_of(value: Any) -> dict[str, Any]:
+    """What tells an instance from others of its class: its fields if it is a frozen dataclass, else its attributes.
+
+    A `functools.cached_property` keeps its result among the attributes, where it says nothing new.
+    """
+    parameters = getattr(type(value), "__dataclass_params__", None)
+    if parameters is not None and parameters.frozen:
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    state = dict(getattr(value, "__dict__", {}))
+    for cls in type(value).__mro__:
+        for name, member in vars(cls).items():
+            if isinstance(member, functools.cached_property):
+                state.pop(name, None)
+            if isinstance(member, types.MemberDescriptorType) and hasattr(value, name):
+                state.setdefault(name, getattr(value, name))
+    return state
+
+
+def type_name(cls: type) -> str:
+    """Module and qualified name."""
+    return f"{cls.__module__}.{cls.__qualname__}"

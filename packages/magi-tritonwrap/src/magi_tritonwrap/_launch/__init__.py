@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launches while they happen: caught, written in the form that torch takes, and put into the graph.
+
+hook.py            the one place that every launch passes through
+normalise.py       a launch as Triton would carry it out, for torch's higher-order op
+self_contained.py  kernels that Inductor can write down again
+capture.py         `capture_launches`: record, trace or drop
+probe.py           whether a body can be traced, before the trace that counts
+wrap.py            `wrap_kernels`, `launch_directly`
+"""
