@@ -37,17 +37,19 @@ def _image(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 VIDEO = torch.ones(1, 64, 3, 16, 16), torch.ones(128, 64, 3, 3, 3)
 IMAGE = torch.ones(1, 64, 16, 16), torch.ones(128, 64, 3, 3)
+TILES = "NDTilingWorkaroundPass"
 
 
 @pytest.mark.parametrize(
     ("fn", "tensors", "dims", "chooser", "plan"),
     [
-        (_video, VIDEO, (3, 4), {}, "ConvPaddingPass + TemporalConvPass + ForceChannelsLastPass"),
+        (_video, VIDEO, (3, 4), {}, "ConvPaddingPass + TemporalConvPass + ForceChannelsLastPass + " + TILES),
         (_video, VIDEO, (), {}, "ConvPaddingPass + TemporalConvPass + ForceChannelsLastPass"),
-        (_video, VIDEO, (3, 4), {"layout": False}, "ConvPaddingPass + TemporalConvPass"),
-        (_video, VIDEO, (3, 4), {"temporal": False}, "ConvPaddingPass + ConvLayoutPass"),
-        (_video, VIDEO, (3, 4), {"temporal": False, "layout": False}, "ConvPaddingPass"),
-        (_image, IMAGE, (2, 3), {}, "ConvLayoutPass"),
+        (_video, VIDEO, (3, 4), {"nd_tiling": False}, "ConvPaddingPass + TemporalConvPass + ForceChannelsLastPass"),
+        (_video, VIDEO, (3, 4), {"layout": False}, "ConvPaddingPass + TemporalConvPass + " + TILES),
+        (_video, VIDEO, (3, 4), {"temporal": False}, "ConvPaddingPass + ConvLayoutPass + " + TILES),
+        (_video, VIDEO, (3, 4), {"temporal": False, "layout": False}, "ConvPaddingPass + " + TILES),
+        (_image, IMAGE, (2, 3), {}, "ConvLayoutPass + " + TILES),
         (_image, IMAGE, (), {}, None),
         (_image, IMAGE, (2, 3), {"layout": False}, None),
     ],
@@ -85,7 +87,7 @@ def test_a_pass_that_the_environment_disables_is_not_chosen(
     monkeypatch.setenv("MAGI_PASSES_DISABLE", "TemporalConvPass,ForceChannelsLastPass")
     graph = pretend_cuda(trace(_video, VIDEO, (3, 4))).graph
     text = ConvChooser().is_applicable(graph, PassContext(torch_version="2.13.0")).text
-    assert text.endswith(": ConvPaddingPass")
+    assert text.endswith(": ConvPaddingPass + NDTilingWorkaroundPass")
 
 
 def test_the_chosen_passes_run(trace: Any, pretend_cuda: Any, inductor: Any) -> None:
@@ -95,7 +97,7 @@ def test_the_chosen_passes_run(trace: Any, pretend_cuda: Any, inductor: Any) -> 
     convolutions = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
     assert [node.meta["val"].dim() for node in convolutions] == [4, 4, 4]
     assert inductor.force_layout_optimization is True
-    assert inductor.triton.prefer_nd_tiling is (_torch_compat.release(torch.__version__) < (2, 11))
+    assert (inductor.triton.prefer_nd_tiling, inductor.triton.max_tiles) == (True, 3)
     _torch_compat.restore_overrides(before)  # outside of a pipeline nobody else does
 
 

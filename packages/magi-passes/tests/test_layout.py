@@ -43,7 +43,7 @@ def test_static_graphs_and_the_cpu_are_inductors_own(trace: Any, pretend_cuda: A
     fn, tensors = _conv()
     static, on_cpu = pretend_cuda(trace(fn, tensors)), trace(fn, tensors, (2, 3))
     assert ConvLayoutPass().is_applicable(static.graph, PassContext()).text == "static: Inductor decides itself"
-    assert ConvLayoutPass().is_applicable(on_cpu.graph, PassContext()).text == "no convolution on CUDA"
+    assert ConvLayoutPass().is_applicable(on_cpu.graph, PassContext()).text == "no forward convolution on CUDA"
 
 
 def test_the_share_of_convolutions(trace: Any) -> None:

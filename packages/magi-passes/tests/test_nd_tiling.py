@@ -89,7 +89,7 @@ def test_end_to_end(inductor: Any, monkeypatch: pytest.MonkeyPatch, switched: st
     if switched == "on":
         assert record.config_changes == {
             "triton.prefer_nd_tiling": (False, True),
-            "triton.max_tiles": (None, 2),
+            "triton.max_tiles": (None, 3),
             "triton.tile_reductions": (False, True),
         }
     else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from magi_passes import MagiInductorPass, PassPipeline, Reason, _torch_compat, collect_records
+from magi_passes import MagiInductorPass, PassPipeline, Reason, _torch_compat, collect_records, current_context
 from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.utils import run_and_get_code
@@ -37,25 +37,24 @@ class Spy(MagiInductorPass):
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:
         seen.append((context.graph.partition("_")[2], config.size_asserts, config.triton.max_tiles))
-        on_backward.append(context.is_backward)
         return Reason(True, "always")
 
     def __call__(self, graph: Graph) -> None:
         config.size_asserts = False
         config.triton.max_tiles = 3
-        if self.raises or (self.raises_on_backward and on_backward[-1]):
+        context = current_context()
+        assert context is not None
+        if self.raises or (self.raises_on_backward and context.is_backward):
             msg = "the pass failed"
             raise RuntimeError(msg)
 
 
 seen: list[tuple[str, bool, int | None]] = []
-on_backward: list[bool] = []
 
 
 @pytest.fixture(autouse=True)
 def _fresh_spy() -> None:
     seen.clear()
-    on_backward.clear()
 
 
 def _changes_since(before: Any) -> dict[str, tuple[Any, Any]]:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import sympy  # type: ignore[import-untyped]
+import sympy
 import torch
 from magi_passes import MagiInductorPass, PassPipeline, _torch_compat
 from torch._dynamo.source import ConstantSource

@@ -6,6 +6,7 @@ from ._context import PassContext, current_context
 from ._layout import ConvLayoutPass
 from ._moments import ChannelMomentsPass
 from ._nd_tiling import NDTilingWorkaroundPass
+from ._pad_guard import ZeroPadGuardPass
 from ._padding import ConvPaddingPass
 from ._pass import MagiInductorPass
 from ._pipeline import PassPipeline
@@ -43,6 +44,7 @@ __all__ = [
     "TemporalConvPass",
     "UndeclaredConfigMutationError",
     "UnknownConfigKeyError",
+    "ZeroPadGuardPass",
     "collect_records",
     "conv_share",
     "current_context",

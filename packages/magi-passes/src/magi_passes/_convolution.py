@@ -93,13 +93,7 @@ class Writer:
         """Insert ``target(*args, **kwargs)``, of plain keyword values, and return its node."""
         with self._graph.inserting_before(self._before):
             node = self._graph.call_function(target, args, kwargs)
-        values = torch.fx.node.map_arg(args, lambda n: n.meta["val"])
-        mode = _fake_mode(values)
-        if mode is None:
-            node.meta["val"] = target(*values, **kwargs)
-        else:
-            with mode, symbolic_dispatch():
-                node.meta["val"] = target(*values, **kwargs)
+        node.meta["val"] = fake_value(target, torch.fx.node.map_arg(args, lambda n: n.meta["val"]), kwargs)
         for key in ("stack_trace", "nn_module_stack", "original_aten", "from_node"):
             if key in self._before.meta:
                 node.meta[key] = self._before.meta[key]
@@ -116,6 +110,15 @@ class Writer:
         """The extent of *x* along *dim*: an int, or the node of a symbol."""
         extent = x.meta["val"].shape[dim]
         return extent if isinstance(extent, int) else self(aten.sym_size.int, x, dim)
+
+
+def fake_value(target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """``target(*args, **kwargs)`` in the mode of the fake tensors among *args*."""
+    mode = _fake_mode(args)
+    if mode is None:
+        return target(*args, **kwargs)
+    with mode, symbolic_dispatch():
+        return target(*args, **kwargs)
 
 
 def _fake_mode(values: Any) -> Any:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from . import _torch_compat
+from ._code import digest
 from ._compilation import Compilation, current_compilation
 from ._context import PassContext
 from ._disable import disabled_passes
-from ._identity import digest
 from ._pass import MagiInductorPass
 from ._records import PassRecord, active_collectors
 from ._run import run_parts

@@ -12,9 +12,9 @@ from torch.fx.experimental.symbolic_shapes import has_free_symbols
 from . import _torch_compat
 from ._convolution import Convolution, read_convolution
 from ._pass import MagiInductorPass
-from ._predicates import all_nodes, is_conv_heavy, is_convolution
+from ._predicates import is_conv_heavy
 from ._reason import Reason
-from ._work import convolution_flops, hinted
+from ._work import convolution_flops
 
 
 if TYPE_CHECKING:
@@ -53,10 +53,6 @@ class ConvLayoutPass(MagiInductorPass):
     """
 
     inductor_config_keys_potentially_mutated_by_this_pass: ClassVar[tuple[str, ...]] = ("force_layout_optimization",)
-    uuid_helpers: ClassVar = (
-        *(kind_of, convolution_flops, hinted, Convolution, read_convolution),
-        *(is_conv_heavy, is_convolution, all_nodes),
-    )
 
     nodes_per_conv: int = 300
 
@@ -69,7 +65,7 @@ class ConvLayoutPass(MagiInductorPass):
         convolutions = [conv for node in graph.nodes if (conv := read_convolution(node)) is not None]
         operands = [operand.meta["val"] for conv in convolutions for operand in (conv.x, conv.weight)]
         if not convolutions or any(value.device.type != "cuda" for value in operands):
-            return Reason(False, "no convolution on CUDA")
+            return Reason(False, "no forward convolution on CUDA")
         if not any(map(has_free_symbols, operands)):
             return Reason(False, "static: Inductor decides itself")
         if not is_conv_heavy(graph, self.nodes_per_conv):

@@ -27,6 +27,7 @@ from torch.fx.experimental.symbolic_shapes import has_free_symbols, statically_k
 from ._convolution import Writer, aten, replace_by
 from ._pass import MagiInductorPass
 from ._reason import Reason
+from ._strides import strides_kept
 
 
 if TYPE_CHECKING:
@@ -58,7 +59,6 @@ class ChannelMomentsPass(MagiInductorPass):
     """
 
     hook: ClassVar[str] = "post_grad_custom_pre_pass"
-    uuid_helpers: ClassVar = (Writer, replace_by, GroupMoments)
 
     always: bool = False
 
@@ -69,11 +69,12 @@ class ChannelMomentsPass(MagiInductorPass):
 
     def __call__(self, graph: Graph) -> None:
         """Rewrite them."""
-        for node in list(graph.nodes):
-            if self._pays(node):
-                moments = _read(node)
-                if moments is not None:
-                    _rewrite(graph, moments)
+        with strides_kept(graph):
+            for node in list(graph.nodes):
+                if self._pays(node):
+                    moments = _read(node)
+                    if moments is not None:
+                        _rewrite(graph, moments)
 
     def _pays(self, node: Node) -> bool:
         moments = _read(node)
@@ -99,7 +100,9 @@ def _read(node: Node) -> GroupMoments | None:
     image: Node = view.args[0]  # type: ignore[assignment]
     shape, seen = image.meta["val"].shape, view.meta["val"].shape
     fits = (
-        len(seen) == 4
+        # Half precision would round after each of the two steps; one step is computed in float32.
+        dtype in (torch.float32, torch.float64)
+        and len(seen) == 4
         and len(shape) >= 4
         and all(isinstance(extent, int) for extent in (shape[0], seen[0], shape[1], seen[1], seen[2]))
         and shape[0] == seen[0]
@@ -123,18 +126,18 @@ def _rewrite(graph: Graph, moments: GroupMoments) -> None:
     results = [write(aten.unsqueeze.default, value, -1) for value in (variance, mean)]
     for user in list(moments.node.users):
         replace_by(user, results[user.args[1]])  # type: ignore[index]
-    for normalised, *of_groups in _normalised(moments.grouped, image):
+    for normalised, *of_groups in _normalised(moments.grouped, results[1], image):
         write = Writer(graph, normalised)
         mean, factor = (_for_each_channel(write, x, image) for x in of_groups)
         replace_by(normalised, write(aten.mul.Tensor, write(aten.sub.Tensor, image, mean), factor))
 
 
-def _normalised(grouped: Node, image: Node) -> list[tuple[Node, Node, Node]]:
+def _normalised(grouped: Node, mean: Node, image: Node) -> list[tuple[Node, Node, Node]]:
     """Each ``((grouped - mean) * factor).view(image.shape)``, with the two numbers of each group that it takes."""
     return [
-        (back, centred.args[1], factor)  # type: ignore[misc]
+        (back, mean, factor)  # type: ignore[misc]
         for centred in grouped.users
-        if centred.target is aten.sub.Tensor and centred.args[0] is grouped and _is_of_groups(centred.args[1])
+        if centred.target is aten.sub.Tensor and centred.args == (grouped, mean) and not centred.kwargs
         for scaled in centred.users
         if scaled.target is aten.mul.Tensor
         for factor in scaled.args

@@ -37,10 +37,9 @@ class NDTilingWorkaroundPass(MagiInductorPass):
         "triton.max_tiles",
         "triton.tile_reductions",
     )
-    uuid_helpers: ClassVar = (is_dynamic, is_conv_heavy, is_convolution, all_nodes)
 
     max_torch: str | None = "2.11"
-    max_tiles: int = 2
+    max_tiles: int = 3
     nodes_per_conv: int = 300
 
     def __post_init__(self) -> None:

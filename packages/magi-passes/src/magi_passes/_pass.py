@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from . import _torch_compat
-from ._identity import describe, describe_class, describe_fields, digest, is_frozen
+from ._context import PassContext
+from ._uuid import uuid_of
+from ._value_forms import is_frozen
 from .errors import PassDefinitionError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch.fx import Graph
 
-    from ._context import PassContext
     from ._reason import Reason
 
 
@@ -49,14 +48,11 @@ class MagiInductorPass(CustomGraphPass):
     Attributes:
         inductor_config_keys_potentially_mutated_by_this_pass: The keys of `torch._inductor.config` that `__call__`
             may assign, nested ones with a dot. Any other change raises `UndeclaredConfigMutationError`.
-        uuid_helpers: Functions and classes whose code belongs to the uuid, because `__call__` or `is_applicable`
-            use them. The class itself, its bases and its fields are always in.
         hook: The Inductor option that runs the pass. Configuration can be changed from the two post-grad hooks only:
             the others run before the code generation that reads it.
     """
 
     inductor_config_keys_potentially_mutated_by_this_pass: ClassVar[tuple[str, ...]] = ()
-    uuid_helpers: ClassVar[tuple[Callable[..., Any], ...]] = ()
     hook: ClassVar[str] = "post_grad_custom_post_pass"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -74,23 +70,21 @@ class MagiInductorPass(CustomGraphPass):
     def uuid(self) -> str:
         """What identifies this pass in Inductor's cache keys.
 
-        Made of the code of the class and its bases, the fields, the code of `uuid_helpers`, and the torch release
-        that version gates compare with. Computed once. A pass that embeds the rank of its process appends it:
+        Made of the code of the class and its bases, the fields, all code that they reach with the values that it reads,
+        and the torch release that version gates compare with. Nothing has to be listed: functions are found by the
+        names in the code, through other modules too, up to torch, Triton and the standard library. Code that is found
+        only at run time, by a computed name or an entry point, has to stand in a field or an attribute of the class.
+
+        Computed once, and again when any of this was replaced. A pass that embeds the rank of its process appends it:
 
             def uuid(self): return f"{super().uuid()}-rank{torch.distributed.get_rank()}"
 
         Raises:
             PassDefinitionError: The class is not a frozen dataclass.
-            PassIdentityError: A field, closure or helper holds a value without a stable form.
+            PassIdentityError: A field can change, or code of yours reads a value without a stable form.
         """
-        known = vars(self).get("_uuid")
-        if known is None:
-            check_is_frozen(type(self))
-            helpers = [describe(helper, f"{type(self).__name__}.uuid_helpers") for helper in self.uuid_helpers]
-            parts = (describe_class(type(self)), describe_fields(self), *helpers, _torch_compat.torch_version())
-            known = f"{type(self).__name__}-{digest(*parts)}"
-            object.__setattr__(self, "_uuid", known)
-        return str(known)
+        check_is_frozen(type(self))
+        return uuid_of(self, besides=(PassContext,))
 
 
 def check_is_frozen(cls: type) -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import _torch_compat
+from ._code import digest
 from ._hook import PipelineHook
-from ._identity import digest
 from ._pass import MagiInductorPass, check_is_frozen
 from ._scope import install
 from .errors import PassDefinitionError, UnknownConfigKeyError

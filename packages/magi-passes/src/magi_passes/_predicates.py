@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import has_free_symbols
@@ -83,10 +83,19 @@ def has_collectives(graph: Graph) -> bool:
 
 def all_nodes(graph: Graph) -> Iterator[Node]:
     """The nodes of *graph*, and of the bodies of its higher-order ops to any depth."""
-    owner = graph.owning_module
     for node in graph.nodes:
         yield node
-        if node.op == "get_attr" and owner is not None:
-            body = getattr(owner, node.target, None)
-            if isinstance(body, torch.fx.GraphModule):
-                yield from all_nodes(body.graph)
+        body = body_of(node)
+        if body is not None:
+            yield from all_nodes(body.graph)
+
+
+def body_of(node: Node) -> torch.fx.GraphModule | None:
+    """The module that *node* stands for, the body of a higher-order op or a submodule; None for any other node."""
+    owner = node.graph.owning_module
+    if node.op not in ("get_attr", "call_module") or owner is None:
+        return None
+    body: Any = owner
+    for name in str(node.target).split("."):
+        body = getattr(body, name, None)
+    return body if isinstance(body, torch.fx.GraphModule) else None

@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from ._convolution import Convolution, Writer, aten, read_convolution, replace_by
-from ._padding import ZeroPad, flat_pads, read_zero_pad
+from ._padding import flat_pads, read_zero_pad
 from ._pass import MagiInductorPass
 from ._reason import Reason
+from ._sizes import hinted
 from ._storage import store_sums, stored_channels_last
-from ._work import hinted
+from ._strides import strides_kept
 
 
 if TYPE_CHECKING:
@@ -55,10 +56,11 @@ class Source:
 def source_of(conv: Convolution) -> Source:
     """The input of *conv* with explicit time padding and the convolution's own counted as frames of zeros."""
     pad, own = read_zero_pad(conv.x), conv.padding[0]
-    only_time = pad is not None and not any(map(any, (*pad.pads[:2], *pad.pads[3:])))
-    if pad is None or not only_time:
+    if pad is None or any(pair != (0, 0) for pair in (*pad.pads[:2], *pad.pads[3:])):
         return Source(conv.x, own, own)
     before, after = pad.pads[2]
+    if not isinstance(before, int) or not isinstance(after, int):
+        return Source(conv.x, own, own)
     return Source(pad.x, own + before, own + after)
 
 
@@ -92,10 +94,6 @@ class TemporalConvPass(MagiInductorPass):
     """
 
     hook: ClassVar[str] = "post_grad_custom_pre_pass"
-    uuid_helpers: ClassVar = (
-        *(Convolution, Writer, read_convolution, replace_by, Frames, Source, source_of, split_frames),
-        *(ZeroPad, flat_pads, read_zero_pad, store_sums, stored_channels_last, hinted),
-    )
 
     always: bool = False
     max_taps: int = 4
@@ -109,6 +107,11 @@ class TemporalConvPass(MagiInductorPass):
 
     def __call__(self, graph: Graph) -> None:
         """Rewrite them."""
+        with strides_kept(graph):
+            self._rewrite_all(graph)
+
+    def _rewrite_all(self, graph: Graph) -> None:
+        found = frozenset(graph.nodes)
         videos: list[Node] = []
         for node in list(graph.nodes):
             conv = _temporal(node)
@@ -117,7 +120,8 @@ class TemporalConvPass(MagiInductorPass):
                 replace_by(node, video)
                 videos.append(video)
         store_sums(graph, videos)
-        _write_together(graph, [node for node in graph.nodes if _is_small_weight_of_taps(node)])
+        written = [node for node in graph.nodes if node not in found]
+        _write_together(graph, [node for node in written if _is_small_weight_of_taps(node)])
 
     def _pays(self, conv: Convolution) -> bool:
         x = conv.x.meta["val"]
@@ -182,6 +186,8 @@ def _is_small_weight_of_taps(node: Node) -> bool:
         return False
     planes: Any = node.args[0]
     are_planes = all(plane.target is aten.select.int and plane.args[0].op == "placeholder" for plane in planes)
+    # Writing them together multiplies by 1.0, which makes floats of ints.
+    are_planes = are_planes and node.meta["val"].dtype.is_floating_point
     return are_planes and hinted(node.meta["val"].numel()) <= _SMALL_WEIGHT
 
 

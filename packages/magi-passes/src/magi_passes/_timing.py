@@ -13,7 +13,7 @@ from filelock import FileLock  # torch itself requires it
 
 from . import _torch_compat
 from ._records import logger
-from ._work import hinted
+from ._sizes import hinted
 
 
 if TYPE_CHECKING:

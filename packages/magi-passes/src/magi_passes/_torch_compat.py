@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from torch.fx import GraphModule
+    from torch.fx import Graph, GraphModule
 
 
 Overrides: TypeAlias = "Mapping[str, Any]"
@@ -34,7 +34,6 @@ POST_GRAD_HOOKS = ("post_grad_custom_pre_pass", "post_grad_custom_post_pass")
 HOOKS = EARLY_HOOKS + POST_GRAD_HOOKS
 
 _install_lock = threading.Lock()
-_libraries: list[torch.library.Library] = []
 
 
 def torch_version() -> str:
@@ -282,6 +281,56 @@ def size_hint(size: torch.SymInt) -> int:
     return int(size.node.hint) if size.node.has_hint() else 1
 
 
+def guard_on(condition: bool | torch.SymBool) -> bool:
+    """The truth of *condition* for the example inputs; from now on the compiled code holds only where it is the same.
+
+    Reading the truth of a symbolic comparison adds the guard to the shape environment. All releases.
+    """
+    return bool(condition)
+
+
+def is_body_of_higher_order_op(graph: Graph) -> bool:
+    """Whether Inductor is at work on *graph* as the body of `cond`, `while_loop` or their like.
+
+    Inductor notes the strides of outputs where it restores them: for a whole graph and for the body of
+    `invoke_subgraph` (`_recursive_record_original_output_strides` in torch/_inductor/compile_fx.py). All releases.
+    """
+    from torch._inductor.virtualized import NullHandler, V
+
+    is_at_work = not isinstance(V.fake_mode, NullHandler)
+    return is_at_work and "original_output_strides" not in graph.output_node().meta
+
+
+def outputs_that_are_bases() -> range:
+    """The places of the outputs that AOTAutograd added to the graph under way because several outputs are their views.
+
+    `num_forward_returns` in torch/_functorch/_aot_autograd/schemas.py has the order of outputs. All releases.
+    """
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    metadata = None if context is None else context.fw_metadata
+    if metadata is None:
+        return range(0)
+    first = metadata.num_mutated_inp_runtime_indices + metadata.num_outputs
+    return range(first, first + metadata.num_intermediate_bases)
+
+
+def operator_types() -> tuple[type, ...]:
+    """The classes of torch's operators, which their name identifies. All releases."""
+    return (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)
+
+
+def paddings() -> frozenset[Callable[..., Any]]:
+    """What `torch.nn.functional.pad` and the padding modules are in a captured graph, before and after decomposition.
+
+    All releases; Dynamo captures the first or the second.
+    """
+    aten = torch.ops.aten
+    functions = (torch.nn.functional.pad, torch._C._nn.pad, torch.constant_pad_nd)
+    return frozenset({*functions, aten.pad.default, aten.constant_pad_nd.default})
+
+
 def symbolic_dispatch() -> AbstractContextManager[object]:
     """Within it operators decompose in Python, where C++ would ask a symbolic size for its number. All releases."""
     from torch._dispatch.python import enable_python_dispatcher
@@ -390,6 +439,12 @@ def _within_grid(size: Any) -> bool:
 
 
 @functools.cache
+def _library() -> torch.library.Library:
+    """Our operators live as long as this object."""
+    return torch.library.Library("magi_passes", "FRAGMENT")
+
+
+@functools.cache
 def channels_last_op() -> torch._ops.OpOverload:
     """``magi_passes::channels_last(x)``: a copy of *x* with the channels innermost in memory.
 
@@ -399,8 +454,7 @@ def channels_last_op() -> torch._ops.OpOverload:
     from torch._inductor import ir
     from torch._inductor.lowering import register_lowering
 
-    library = torch.library.Library("magi_passes", "FRAGMENT")
-    _libraries.append(library)
+    library = _library()
     library.define("channels_last(Tensor x) -> Tensor")
 
     def copy(x: torch.Tensor) -> torch.Tensor:

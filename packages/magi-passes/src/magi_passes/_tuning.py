@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import _torch_compat
-from ._identity import digest
+from ._code import digest
 from ._records import logger
 from ._scope import outside_of_current
+from ._sizes import hinted
 from ._timing import seconds_of_a_call, warn_left_out
-from ._work import hinted
 
 
 if TYPE_CHECKING:

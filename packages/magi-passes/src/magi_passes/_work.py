@@ -3,26 +3,19 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-
-from . import _torch_compat
-from ._convolution import Convolution, aten, read_convolution
+from ._convolution import Convolution
+from ._flops import flops, tensors
+from ._predicates import all_nodes, body_of, is_convolution
+from ._sizes import hinted
 
 
 if TYPE_CHECKING:
     from torch.fx import Graph, Node
-
-
-_MATRIX_PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
-
-
-def hinted(extent: Any) -> int:
-    """*extent* as an int; a symbol counts with the size of the example inputs, an unbacked one as 1."""
-    return extent if isinstance(extent, int) else _torch_compat.size_hint(extent)
 
 
 def convolution_flops(conv: Convolution) -> float:
@@ -36,7 +29,8 @@ class ConvShare:
     """How much of a graph's work its convolutions are.
 
     Attributes:
-        flops: Floating-point operations in convolutions over those in convolutions and matrix products, 0 to 1.
+        flops: Floating-point operations in convolutions over those in convolutions, matrix products and attention,
+            backward ones and those in the bodies of higher-order ops included, 0 to 1.
         bytes: Bytes that convolutions read and write over those of all calls that return tensors, 0 to 1. Fusion
             saves bytes around pointwise calls, so this is a lower bound.
     """
@@ -59,17 +53,13 @@ def conv_share(graph: Graph) -> ConvShare:
         ConvShare(flops=0.0, bytes=0.0)
     """
     arithmetic, traffic = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}
-    for node in graph.nodes:
-        if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):
-            continue
-        conv = read_convolution(node)
-        traffic[conv is not None] += _bytes(node) + sum(map(_bytes, node.all_input_nodes))
-        if conv is not None:
-            arithmetic[True] += convolution_flops(conv)
-        elif node.target in _MATRIX_PRODUCTS:
-            operands: Any = node.args
-            inner = operands[-2].meta["val"].shape[-1]
-            arithmetic[False] += 2.0 * prod(map(hinted, node.meta["val"].shape)) * hinted(inner)
+    for node in all_nodes(graph):
+        # What a higher-order op reads and writes is counted in its bodies; getitem moves nothing.
+        if node.op == "call_function" and node.target is not operator.getitem:
+            kind = is_convolution(node)
+            arithmetic[kind] += flops(node)
+            if (written := _bytes(node)) and not any(map(body_of, node.all_input_nodes)):
+                traffic[kind] += written + sum(map(_bytes, node.all_input_nodes))
     return ConvShare(_share(arithmetic), _share(traffic))
 
 
@@ -78,7 +68,4 @@ def _share(amounts: dict[bool, float]) -> float:
 
 
 def _bytes(node: Node) -> int:
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor):
-        return 0
-    return prod(map(hinted, value.shape)) * value.dtype.itemsize
+    return sum(prod(map(hinted, value.shape)) * value.dtype.itemsize for value in tensors(node))

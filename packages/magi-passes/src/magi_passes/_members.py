@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What classes and functions consist of, without what Python keeps for itself."""
+
+from __future__ import annotations
+
+import types
+
+
+C_FUNCTIONS = (
+    types.BuiltinFunctionType,
+    types.MethodWrapperType,
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+    types.ClassMethodDescriptorType,
+)
+"""Functions written in C, bound or not."""
+REMEMBERED = "_magi_passes_identity"
+"""The attribute of a class that holds its description and footprint."""
+# Written by Python, some of it long after the class was made. What it says is in the bases or the members already.
+_CLASS_MACHINERY = frozenset(
+    {
+        *("__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__slots__", "__slotnames__"),
+        *("__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__", "__type_params__"),
+        *("__dataclass_params__", "__orig_bases__", "__parameters__", "__abstractmethods__", "_abc_impl"),
+        *("__firstlineno__", "__static_attributes__", "_value2member_map_", REMEMBERED),
+    }
+)
+
+
+def members_of(cls: type) -> dict[str, object]:
+    """What the author of *cls* put into it, and what decorators of classes added."""
+    return {name: member for name, member in vars(cls).items() if name not in _CLASS_MACHINERY}
+
+
+def parts_of_function(function: types.FunctionType) -> tuple[object, ...]:
+    """What can be put into a function in place of what is there."""
+    return (function.__code__, function.__defaults__, function.__kwdefaults__, *vars(function).values())
+
+
+def contents_of(cell: types.CellType) -> tuple[object, ...]:
+    """The content of a closure's cell; nothing while it has none."""
+    try:
+        return (cell.cell_contents,)
+    except ValueError:  # not assigned yet
+        return ()

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The share of convolutions in a graph, whatever kind of node does the work and wherever it stands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from magi_passes import ConvChooser, PassContext, PassPipeline, Reason, collect_records, conv_share
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import FlopCounterMode
+
+
+aten = torch.ops.aten
+IMAGE, WEIGHT = torch.ones(2, 8, 10, 12), torch.ones(8, 8, 3, 3)
+SQUARE = torch.ones(32, 32)
+TAIL = [1, 1], [1, 1], [1, 1], False, [0, 0], 1
+
+
+def _backward(mask: list[bool]) -> Any:
+    return lambda x, w: aten.convolution_backward.default(x, x, w, [8], *TAIL, mask)
+
+
+# Each function of an image and a weight is convolutions and nothing else.
+ALL_CONVOLUTION: dict[str, Any] = {
+    "forward": (torch.conv2d, IMAGE, WEIGHT),
+    "1d": (torch.conv1d, torch.ones(2, 8, 12), torch.ones(8, 8, 3)),
+    "3d": (torch.conv3d, torch.ones(1, 8, 3, 6, 6), torch.ones(4, 8, 3, 3, 3)),
+    "transposed": (torch.conv_transpose2d, IMAGE, WEIGHT),
+    "backward": (_backward([True, True, True]), IMAGE, WEIGHT),
+    "gradient of the weight only": (_backward([False, True, False]), IMAGE, WEIGHT),
+    "gradient of the image only": (_backward([True, False, False]), IMAGE, WEIGHT),
+    "not decomposed": (
+        lambda x, w: aten._convolution.default(x, w, None, *TAIL, False, False, True, True),
+        IMAGE,
+        WEIGHT,
+    ),
+}
+
+
+@pytest.mark.parametrize("form", ALL_CONVOLUTION)
+def test_a_graph_of_convolutions_is_all_convolutions(form: str) -> None:
+    convolve, x, weight = ALL_CONVOLUTION[form]
+    with FlopCounterMode(display=False) as counter:
+        convolve(x, weight)
+    counted = counter.get_total_flops()
+    alone = make_fx(convolve, tracing_mode="fake")(x, weight).graph
+    assert conv_share(alone).flops == 1
+    assert conv_share(alone).bytes > 0.5
+    # torch's own count of the convolution, beside a product of two matrices.
+    both = make_fx(lambda x, w, a: (convolve(x, w), a @ a), tracing_mode="fake")(x, weight, SQUARE).graph
+    assert conv_share(both).flops == pytest.approx(counted / (counted + 2 * 32**3))
+
+
+def _attention(q: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(q, q, q)
+
+
+PRODUCTS: dict[str, tuple[Any, torch.Tensor]] = {
+    "mm": (lambda a: a @ a, SQUARE),
+    "addmm": (lambda a: torch.addmm(a, a, a), SQUARE),
+    "bmm": (lambda a: a @ a, torch.ones(3, 8, 8)),
+    "baddbmm": (lambda a: torch.baddbmm(a, a, a), torch.ones(3, 8, 8)),
+    "matrix and vector": (lambda a: a @ a[0], SQUARE),
+    "dot": (lambda a: torch.dot(a[0], a[1]), SQUARE),
+    "integers": (lambda a: torch._int_mm(a, a), torch.ones(32, 32, dtype=torch.int8)),
+    "linear": (lambda a: aten.linear.default(a, a), SQUARE),
+    "mkldnn": (lambda a: torch.ops.mkldnn._linear_pointwise.default(a, a, None, "none", [], ""), SQUARE),
+    "attention": (_attention, torch.ones(1, 2, 16, 8)),
+    "attention with grouped heads": (
+        lambda q: aten._scaled_dot_product_flash_attention_for_cpu.default(q, q[:, :1], q[:, :1])[0],
+        torch.ones(1, 2, 16, 8),
+    ),
+}
+
+
+@pytest.mark.parametrize("form", PRODUCTS)
+def test_other_arithmetic_is_weighed_against_it(form: str) -> None:
+    product, operand = PRODUCTS[form]
+    if form == "mkldnn" and not torch.backends.mkldnn.is_available():
+        pytest.skip("this build of torch has no mkldnn")
+
+    def model(x: torch.Tensor, w: torch.Tensor, a: torch.Tensor) -> Any:
+        return torch.conv2d(x, w), product(a)
+
+    assert 0 < conv_share(make_fx(model, tracing_mode="fake")(IMAGE, WEIGHT, operand).graph).flops < 1
+    assert conv_share(make_fx(product, tracing_mode="fake")(operand).graph).flops == 0
+
+
+def test_the_convolutions_of_mkldnn_count() -> None:
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this build of torch has no mkldnn")
+    convolve = torch.ops.mkldnn._convolution_pointwise.default
+    graph = make_fx(lambda x, w: convolve(x, w, None, [1, 1], [1, 1], [1, 1], 1, "none", [], ""), tracing_mode="fake")
+    assert conv_share(graph(IMAGE, WEIGHT).graph) == conv_share(
+        make_fx(lambda x, w: torch.conv2d(x, w, padding=1), tracing_mode="fake")(IMAGE, WEIGHT).graph
+    )
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_bodies_of_higher_order_ops_count(depth: int) -> None:
+    def model(x: torch.Tensor, w: torch.Tensor) -> Any:
+        convolve = lambda x, w: torch.conv2d(x, w, padding=1)  # noqa: E731
+        leave = lambda x, w: x.clone()  # noqa: E731
+        inside = convolve if depth == 1 else lambda x, w: torch.cond(x.max() > 0, convolve, leave, (x, w))
+        return torch.cond(x.sum() > 0, inside, leave, (x, w))
+
+    share = conv_share(make_fx(model, tracing_mode="fake")(IMAGE, WEIGHT).graph)
+    assert share.flops == 1
+    assert share.bytes > 0.2
+
+
+def test_sizes_that_depend_on_data_do_not_stop_it() -> None:
+    def model(x: torch.Tensor, w: torch.Tensor, a: torch.Tensor) -> Any:
+        rows = a[a[:, 0] > 0]
+        return torch.conv2d(x, w), rows @ a, rows @ rows.T
+
+    graph = make_fx(model, tracing_mode="symbolic")(IMAGE, WEIGHT, SQUARE).graph
+    assert 0 < conv_share(graph).flops < 1
+
+
+def test_the_chooser_sees_the_convolutions_of_a_backward_graph(inductor: Any) -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 4, 3))
+    with collect_records() as records:
+        compiled = torch.compile(model, options=PassPipeline([ConvChooser()]).inductor_options())
+        torch.autograd.backward(compiled(torch.ones(1, 4, 8, 8)).sum())
+    backward = next(record for record in records if record.graph.endswith("backward"))
+    assert backward.reason == "100% of the arithmetic is in convolutions: nothing to gain"
+
+
+def test_the_chooser_leaves_a_backward_graph_of_products_alone() -> None:
+    graph = make_fx(lambda a: a @ a, tracing_mode="fake")(SQUARE).graph
+    assert ConvChooser().is_applicable(graph, PassContext(is_backward=True)) == Reason(
+        False, "0% of the arithmetic is in convolutions"
+    )
