@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from magi_backend import MismatchError, explain
-from magi_backend._check import CheckedPiece
+from magi_backend._verify.check import CheckedPiece
 from torch import Tensor
 from torch._inductor.custom_graph_pass import CustomGraphPass
 

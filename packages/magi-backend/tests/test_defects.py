@@ -5,25 +5,32 @@ from __future__ import annotations
 
 import types
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import sympy
 import torch
 import torch.nn.functional as F
 from magi_backend import Report, explain
-from magi_backend._collect import Collector, collecting
-from magi_backend._defects import DEFECTS, active_defects
-from magi_backend._torch_compat import REPAIRS, repaired_functions, torch_release
+from magi_backend._records.collect import Collector, collecting
+from magi_backend._repairs import _listing
+from magi_backend._repairs._listing import active_defects, known_defects
+from magi_backend._repairs._scope import repaired
+from magi_backend._repairs.divide_strides_exactly import cancelled
+from magi_backend._torch_compat import torch_release
 from torch import Tensor, nn
 from torch._inductor import ir
 from torch._inductor.virtualized import V
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils._sympy.functions import Mod
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
+
+    from magi_backend._repairs._defect import Defect
 
 
 DYNAMIC: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(
@@ -31,8 +38,17 @@ DYNAMIC: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(
 )
 
 
+def known(name: str) -> Defect:
+    return next(defect for defect in known_defects() if defect.name == name)
+
+
+def guards(report: Report) -> list[str]:
+    """The names of all guards in *report*."""
+    return [guard.name for each in report.compilations for graph in each.graphs for guard in graph.guards]
+
+
 def concerned(name: str) -> pytest.MarkDecorator:
-    defect = next(defect for defect in DEFECTS if defect.name == name)
+    defect = known(name)
     return pytest.mark.skipif(
         not defect.concerns(torch_release()), reason=f"torch {torch.__version__} does not have the defect {name}"
     )
@@ -90,9 +106,9 @@ class Compiled:
 
 
 def compiled_both_ways(*, dynamic: bool) -> Compiled:
-    for install in REPAIRS.values():
-        install()
-        install()  # a second time wraps nothing
+    for defect in known_defects():
+        defect.patch()
+        defect.patch()  # a second time wraps nothing
     torch.manual_seed(0)
     model, x = Upsampling(), torch.randn(1, 8, 16, 16)
     expected = gradients(model, model, x)
@@ -147,13 +163,13 @@ def test_symbolic_strides_are_put_in_order() -> None:
     fake = FakeTensorMode(shape_env=environment).from_tensor(torch.empty(1, 8, 4, 6), symbolic_context=DYNAMIC)
     height, width = (size.node.expr for size in fake.shape[2:])  # type: ignore[attr-defined]
     channels_last = [8 * height * width, 1, 8 * width, 8]
-    known: Any = types.SimpleNamespace(sizevars=types.SimpleNamespace(shape_env=environment))
+    graph: Any = types.SimpleNamespace(sizevars=types.SimpleNamespace(shape_env=environment))
     reported: list[str] = []
     stock = getattr(ir.get_stride_order, "_magi_original", ir.get_stride_order)
 
     with pytest.raises(TypeError, match="cannot determine truth value of Relational"):
         stock(channels_last)
-    with repaired_functions(frozenset({"order_symbolic_strides"}), reported.append), V.set_graph_handler(known):
+    with repaired([known("order_symbolic_strides")], reported.append), V.set_graph_handler(graph):
         ours = ir.get_stride_order(channels_last)
 
     assert list(ours) == list(stock([8 * 4 * 6, 1, 8 * 6, 8]))
@@ -170,8 +186,8 @@ def test_attention_trains_at_dynamic_sizes() -> None:
         ours = gradients(model, torch.compile(model, backend="magi", dynamic=True), x)
 
     assert agree(ours, gradients(model, model, x))
-    guards = {g.name for c in collector.compilations() for graph in c.graphs for g in graph.guards}
-    assert "order_symbolic_strides" in guards
+    report = Report("Attention", torch.__version__, (), collector.compilations())
+    assert "order_symbolic_strides" in guards(report)
 
 
 @concerned("keep_mutation_order")
@@ -201,12 +217,144 @@ def test_what_was_read_before_a_write_keeps_its_value(ns: str) -> None:
     if torch_release() < (2, 14):  # whether later releases have it is not known
         assert not torch.equal(stock, expected)
     assert report.agrees
-    guards = [guard.name for graph in report.compilations[0].graphs for guard in graph.guards]
-    assert ("realize_readers_first" in guards) is broken
+    assert ("realize_readers_first" in guards(report)) is broken
 
 
-def test_every_defect_has_a_repair_and_a_range() -> None:
-    assert {defect.name for defect in DEFECTS} == set(REPAIRS)
-    for defect in DEFECTS:
+def test_a_value_that_is_used_before_the_write_only_needs_no_guard(ns: str) -> None:
+    @torch.library.custom_op(f"{ns}::fill", mutates_args=("out",))
+    def fill(x: Tensor, out: Tensor, factor: int) -> None:
+        out.copy_(x * factor)
+
+    def chain(x: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor]:
+        fill(x, buffer, 2)
+        total = (buffer + 1).sum(0)  # the sum is computed before the next write, with the addition in it
+        fill(total.expand(3), buffer, 3)
+        return total, buffer
+
+    inputs = torch.ones(3), torch.zeros(3)
+    stock = torch.compile(chain)(inputs[0].clone(), inputs[1].clone())
+    report = explain(chain)(*inputs)
+
+    assert all(map(torch.equal, stock, chain(inputs[0].clone(), inputs[1].clone())))
+    assert report.agrees
+    assert guards(report) == []
+
+
+class Downsampled(nn.Module):
+    """Tokens of a square image, and a convolution of each channel over the image that they are put back into."""
+
+    def __init__(self, stride: int, *, norm: bool = False) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 16, 3, stride=stride, padding=1)
+        self.mix = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 16)) if norm else nn.Linear(16, 16)
+        self.depthwise = nn.Conv2d(16, 16, 3, padding=1, groups=16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        image = self.patches(x)
+        tokens = self.mix(image.flatten(2).transpose(1, 2))
+        return self.depthwise(tokens.transpose(1, 2).view(image.shape))  # type: ignore[no-any-return]
+
+
+@concerned("divide_strides_exactly")
+@pytest.mark.parametrize(
+    ("build", "grad"),
+    [
+        pytest.param(lambda: Downsampled(4), False, id="stride 4"),
+        pytest.param(lambda: Downsampled(8), False, id="stride 8"),
+        pytest.param(lambda: Downsampled(2, norm=True), False, id="stride 2 and a norm"),
+        pytest.param(lambda: Downsampled(4), True, id="training", marks=pytest.mark.slow),
+    ],
+)
+def test_a_depthwise_convolution_behind_tokens_of_a_square_image(build: Callable[[], nn.Module], grad: bool) -> None:
+    torch.manual_seed(0)
+    model = build().eval()
+    explained = explain(model, dynamic=True)
+
+    with torch.set_grad_enabled(grad):
+        with pytest.raises(Exception, match=r"Invalid ranges \[0:-1\]"):
+            torch.compile(model, dynamic=True)(torch.randn(2, 3, 64, 64))
+        reports = [explained(torch.randn(2, 3, size, size)) for size in (64, 96, 65)]
+
+    assert all(report.agrees for report in reports)
+    assert "divide_strides_exactly" in guards(reports[-1])
+
+
+def test_a_remainder_is_asked_for_without_reciprocals() -> None:
+    n, m = sympy.symbols("n m", integer=True, positive=True)
+    exact = {
+        sympy.Mod(n + 1, n**2 + 2 * n + 1): Mod(1, n + 1),
+        sympy.Mod(6 * n * m + 6 * n, 4 * n * m**2 + 8 * n * m + 4 * n): Mod(3, 2 * m + 2),
+        sympy.Mod(n**2 * m + n, n * m + 1): sympy.S.Zero,
+    }
+
+    for remainder, expected in exact.items():
+        asked = cancelled(sympy.Eq(remainder, 0))
+        assert not any(power.exp.is_negative for power in asked.atoms(sympy.Pow))
+        for values in ({n: 3, m: 5}, {n: 1, m: 1}, {n: 12, m: 2}):
+            assert bool(asked.subs(values)) == bool(sympy.Eq(expected, 0).subs(values)), remainder
+            assert bool(asked.subs(values)) == bool(sympy.Eq(remainder, 0).subs(values)), remainder
+
+
+@pytest.mark.parametrize("question", ["n % 4", "(n * m) % m", "n"])
+def test_any_other_question_stays_what_it_was(question: str) -> None:
+    n, m = sympy.symbols("n m", integer=True, positive=True)
+    asked = sympy.Eq(eval(question, {"n": n, "m": m}), 0)
+
+    assert cancelled(asked) is asked
+
+
+def sizes_of_an_image() -> tuple[Any, Any]:
+    """Two symbolic sizes, as a graph has them in the shapes of its tensors."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    return mode.from_tensor(torch.empty(1, 8, 4, 6), symbolic_context=DYNAMIC).shape[2:]  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    "strides",
+    [
+        pytest.param(lambda h, w: [8 * h * w, h * w, w, 1], id="contiguous"),
+        pytest.param(lambda h, w: [8 * h * w, 1, 8 * w, 8], id="channels last"),
+        pytest.param(lambda h, _: [h.node.expr * 8 + 8, h.node.expr + 1, 1], id="expressions that hold for all sizes"),
+        pytest.param(lambda *_: [48, 24, 6, 1], id="numbers"),
+    ],
+)
+def test_strides_that_torch_can_order_by_itself_need_no_guard(strides: Callable[[Any, Any], list[Any]]) -> None:
+    reported: list[str] = []
+    seq = strides(*sizes_of_an_image())
+
+    with repaired([known("order_symbolic_strides")], reported.append):
+        ours = ir.get_stride_order(seq)
+
+    assert list(ours) == list(getattr(ir.get_stride_order, "_magi_original", ir.get_stride_order)(seq))
+    assert reported == []
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(lambda: nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(4, 8), nn.SiLU()), id="block"),
+        pytest.param(lambda: nn.Sequential(nn.AvgPool2d(2), nn.Conv2d(3, 4, 1), nn.Upsample(scale_factor=2)), id="up"),
+        pytest.param(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(2), nn.Softmax(-1)), id="tokens"),
+    ],
+)
+def test_where_stock_is_right_no_guard_is_reported(model: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    net, x = model(), torch.randn(2, 3, 12, 16)
+    stock = gradients(net, torch.compile(net, dynamic=True), x)
+    collector = Collector(fresh=False)
+    with collecting(collector):
+        ours = gradients(net, torch.compile(net, backend="magi", dynamic=True), x)
+
+    expected = gradients(net, net, x)
+    assert agree(stock, expected)
+    assert agree(ours, expected)
+    assert guards(Report("net", torch.__version__, (), collector.compilations())) == []
+
+
+def test_every_file_is_a_defect_with_a_range() -> None:
+    files = {path.stem for path in Path(_listing.__file__).parent.glob("[!_]*.py")}
+
+    assert {defect.name for defect in known_defects()} == files
+    for defect in known_defects():
         assert defect.concerns(defect.since)
         assert defect.fixed is None or not defect.concerns(defect.fixed)

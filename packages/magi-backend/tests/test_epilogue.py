@@ -17,8 +17,8 @@ import torch
 import triton
 import triton.language as tl
 from magi_backend import magi_register_custom_op
-from magi_backend._collect import Collector, collecting
 from magi_backend._epilogue import _reads_only
+from magi_backend._records.collect import Collector, collecting
 from magi_backend._torch_compat import epilogue_keys, torch_release
 from magi_tritonwrap.testing import stub_driver
 from torch import Tensor

@@ -9,8 +9,8 @@ from html.parser import HTMLParser
 import pytest
 import torch
 from magi_backend import OptionError, Report, TargetTypeError, explain
-from magi_backend._compare import compare, compare_trees
-from magi_backend._records import external_calls, generated_kernels
+from magi_backend._records.records import external_calls, generated_kernels
+from magi_backend._verify.compare import compare, compare_trees
 from torch import Tensor, nn
 
 

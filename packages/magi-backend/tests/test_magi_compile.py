@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from magi_backend import BackendError, ConfigError, TargetError, TargetTypeError, magi_compile
-from magi_backend._collect import Collector, collecting
+from magi_backend._records.collect import Collector, collecting
 from torch import Tensor, nn
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from magi_backend import BackendError, OptionError
-from magi_backend._options import read_request
+from magi_backend._settings.options import read_request
 
 
 def add_one(x: torch.Tensor) -> torch.Tensor:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from magi_backend import CallRecord, Compilation, Difference, GraphRecord, GuardOutcome, OpUse, PassOutcome, Report
-from magi_backend._compare import Tolerance
-from magi_backend._records import CacheUse, CheckOutcome, ConfigChange
+from magi_backend._records.records import CacheUse, CheckOutcome, ConfigChange
+from magi_backend._verify.compare import Tolerance
 
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from magi_backend import Compilation, explain
-from magi_backend._collect import Collector, collecting
+from magi_backend._records.collect import Collector, collecting
 from torch import nn
 
 

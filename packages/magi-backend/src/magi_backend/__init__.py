@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ._backend import magi
-    from ._calls import CallRecord
-    from ._compare import Difference
-    from ._config import CompileConfig, PassConfig
-    from ._explain import explain
     from ._magi_compile import magi_compile
-    from ._records import Compilation, GraphRecord, GuardOutcome, OpUse, PassOutcome
+    from ._records.records import Compilation, GraphRecord, GuardOutcome, OpUse, PassOutcome, SizesOutcome, SizeUse
     from ._register import magi_register_custom_op
-    from ._report import Report
+    from ._report.calls import CallRecord
+    from ._report.explain import explain
+    from ._report.report import Report
+    from ._settings.config import CompileConfig, PassConfig
+    from ._verify.compare import Difference
     from .errors import (
         BackendError,
         BoundaryOpError,
+        CompileSizesError,
         ConfigError,
         MismatchError,
         OptionError,
@@ -37,6 +38,7 @@ __all__ = [
     "CallRecord",
     "Compilation",
     "CompileConfig",
+    "CompileSizesError",
     "ConfigError",
     "Difference",
     "GraphRecord",
@@ -47,6 +49,8 @@ __all__ = [
     "PassConfig",
     "PassOutcome",
     "Report",
+    "SizeUse",
+    "SizesOutcome",
     "TargetError",
     "TargetTypeError",
     "explain",
@@ -57,14 +61,22 @@ __all__ = [
 
 _HOMES = {
     "_backend": ("magi",),
-    "_compare": ("Difference",),
-    "_config": ("CompileConfig", "PassConfig"),
-    "_explain": ("explain",),
+    "_verify.compare": ("Difference",),
+    "_settings.config": ("CompileConfig", "PassConfig"),
+    "_report.explain": ("explain",),
     "_magi_compile": ("magi_compile",),
-    "_records": ("Compilation", "GraphRecord", "GuardOutcome", "OpUse", "PassOutcome"),
+    "_records.records": (
+        "Compilation",
+        "GraphRecord",
+        "GuardOutcome",
+        "OpUse",
+        "PassOutcome",
+        "SizesOutcome",
+        "SizeUse",
+    ),
     "_register": ("magi_register_custom_op",),
-    "_calls": ("CallRecord",),
-    "_report": ("Report",),
+    "_report.calls": ("CallRecord",),
+    "_report.report": ("Report",),
     "errors": tuple(name for name in __all__ if name.endswith("Error")),
 }
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from torch.fx import GraphModule
 
-    from ._config import ConfigPatch
+    from ._settings.config import ConfigPatch
 
 
 def magi(
@@ -31,6 +31,7 @@ def magi(
     Raises:
         OptionError: An unknown option, one of the wrong type, or two modes.
         ConfigError: A malformed ``MAGI_COMPILE_*`` variable.
+        TargetTypeError: *gm* is not a graph.
     """
     return _compiled(gm, example_inputs, mode=mode, options=options)
 
@@ -60,9 +61,15 @@ class PatchedBackend:
 def _compiled(gm: GraphModule, example_inputs: Sequence[Any], **asked: Any) -> Callable[..., Any]:
     from . import _torch_compat
     from ._compose import compile_request
-    from ._options import read_request
-    from .errors import family
+    from ._settings.options import read_request
+    from .errors import TargetTypeError, family
 
+    if not _torch_compat.is_graph(gm):
+        msg = (
+            f"magi compiles a graph that Dynamo captured, and got {gm!r} (a {type(gm).__name__}). "
+            'Write torch.compile(model, backend="magi").'
+        )
+        raise TargetTypeError(msg)
     try:
         return compile_request(gm, example_inputs, read_request(**asked))
     except Exception as error:

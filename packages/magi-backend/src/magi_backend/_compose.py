@@ -11,21 +11,20 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import magi_passes
 import torch
 
 from . import _torch_compat
-from ._blame import first_operator
-from ._check import CheckedPiece
-from ._collect import CompilationLog, open_log
-from ._defects import Defect, active_defects
-from ._ops import op_uses
+from ._hot.entry import with_sizes
 from ._passes import DefectGuards, chosen_passes, inductor_options
 from ._progress import phase
 from ._recompute import partitioner_settings
-from ._records import (
+from ._records.collect import CompilationLog, open_log
+from ._records.ops import op_uses
+from ._records.records import (
     CheckOutcome,
     ConfigChange,
     GraphRecord,
@@ -34,7 +33,11 @@ from ._records import (
     external_calls,
     generated_kernels,
 )
+from ._repairs._listing import active_defects
+from ._repairs._scope import repaired
 from ._split import boundary_overloads, compile_pieces, split_at
+from ._verify.blame import first_operator
+from ._verify.check import CheckedPiece
 
 
 if TYPE_CHECKING:
@@ -42,8 +45,9 @@ if TYPE_CHECKING:
 
     from torch.fx import GraphModule
 
-    from ._compare import Difference
-    from ._options import Request
+    from ._repairs._defect import Defect
+    from ._settings.options import Request
+    from ._verify.compare import Difference
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,11 @@ class _Job:
     show: Callable[[str], None]
     defects: tuple[Defect, ...]
     sensitive: tuple[str, ...]
+    sizes: str = ""
+
+    def title(self, piece: str) -> str:
+        """What to call *piece*, a name or empty, with the sizes that it is compiled for."""
+        return f"{piece} {self.sizes}".strip()
 
 
 def compile_request(gm: GraphModule, example_inputs: Sequence[Any], request: Request) -> Callable[..., Any]:
@@ -63,11 +72,21 @@ def compile_request(gm: GraphModule, example_inputs: Sequence[Any], request: Req
     sensitive = tuple(sorted(op.name for op in ops if op.compute_sensitive))
     with open_log(gm, example_inputs, request, ops) as log, phase(request, log.label, "capture") as show:
         job = _Job(request, log, show, defects, sensitive)
-        split = split_at(gm, boundary_overloads(request.config.boundary_ops))
-        if split is None:
-            return _compile_checked(gm, example_inputs, job)
-        log.update(pieces=tuple(piece.title for piece in split.pieces))
-        return compile_pieces(split, lambda part, inputs, title: _compile_checked(part, inputs, job, title))
+
+        def compile_static(static: GraphModule, inputs: Sequence[Any], sizes: str) -> Callable[..., Any]:
+            with phase(request, log.label, sizes) as show:
+                return _compile_graph(static, inputs, replace(job, show=show, sizes=sizes))
+
+        return with_sizes(gm, example_inputs, request.config, log, partial(_compile_graph, job=job), compile_static)
+
+
+def _compile_graph(gm: GraphModule, example_inputs: Sequence[Any], job: _Job) -> Callable[..., Any]:
+    """Compile a whole graph, or its pieces between boundary operators."""
+    split = split_at(gm, boundary_overloads(job.request.config.boundary_ops))
+    if split is None:
+        return _compile_checked(gm, example_inputs, job)
+    job.log.update(pieces=tuple(piece.title for piece in split.pieces))
+    return compile_pieces(split, lambda part, inputs, title: _compile_checked(part, inputs, job, title))
 
 
 def _compile_checked(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, piece: str = "") -> Callable[..., Any]:
@@ -89,7 +108,7 @@ def _compile_checked(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, 
     return CheckedPiece(
         _compile_piece(gm, example_inputs, job, piece),
         eager,
-        piece or job.log.label,
+        job.title(piece) or job.log.label,
         blame=lambda args, gradients: first_operator(eager, args, compile_part, gradients=gradients),
         report=report,
     )
@@ -111,16 +130,14 @@ def _compile_piece(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, pi
 
         def compile_graph(graph: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
             kind = "backward" if kwargs.get("is_backward") else "inference" if kwargs.get("is_inference") else "forward"
-            job.show(f"{piece} {kind}".strip())
+            job.show(f"{job.title(piece)} {kind}".strip())
             nodes, symbols = _calls(graph), _symbols(graph)
             changed: Counter[str] = Counter()
             result, error, start = None, "", time.perf_counter()
             try:
-                with _torch_compat.repaired_functions(
-                    frozenset(defect.name for defect in job.defects), lambda name: changed.update([name])
-                ):
+                with repaired(job.defects, lambda name: changed.update([name])):
                     result = _torch_compat.compile_graph(graph, inputs, **kwargs)
-            except Exception as exception:
+            except BaseException as exception:
                 error = f"{type(exception).__name__}: {exception}"
                 raise
             finally:
@@ -135,7 +152,7 @@ def _compile_piece(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, pi
                         kernels=generated_kernels(source),
                         externs=external_calls(source),
                         seconds=time.perf_counter() - start,
-                        piece=piece,
+                        piece=job.title(piece),
                         error=error,
                     )
                 )

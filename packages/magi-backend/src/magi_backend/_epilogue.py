@@ -73,11 +73,6 @@ class EpilogueFusion(MagiInductorPass):
     """Let Inductor fuse pointwise operators into the Triton launches of a graph, where each writes a tensor alone."""
 
     inductor_config_keys_potentially_mutated_by_this_pass = _torch_compat.epilogue_keys()
-    uuid_helpers = (
-        *(_is_shared, _has_epilogue, _reads_only, _is_returned, _is_view),
-        *(_torch_compat.is_item_or_view, _torch_compat.is_empty, _torch_compat.is_write, _torch_compat.is_pointwise),
-        _torch_compat.triton_launches,
-    )
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:
         """Whether a pointwise operator reads only what a launch wrote, and no tensor is written by two of them."""

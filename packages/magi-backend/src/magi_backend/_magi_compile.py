@@ -13,8 +13,9 @@ from torch import nn
 
 from . import _torch_compat
 from ._backend import PatchedBackend
-from ._config import CompileConfig, ConfigPatch
 from ._dynamic import DynamicDims, dynamic_dims
+from ._repairs._scope import repair_capture
+from ._settings.config import CompileConfig, ConfigPatch
 from .errors import TargetTypeError
 
 
@@ -68,7 +69,7 @@ def magi_compile(
         *obj*, compiled; a function or a bound method gives another function.
 
     Raises:
-        TargetTypeError: *obj* is none of the above.
+        TargetTypeError: *obj* is none of the above, or an option has a wrong type.
         TargetError: A parameter in *dynamic_arg_dims* that *obj* does not have; at the call, a dimension that its
             tensor does not have.
         ConfigError: An unknown name or a bad value in *config_patch*.
@@ -89,11 +90,14 @@ def magi_compile(
             config_patch=config_patch,
         )
     signature_of = _signature_target(obj)
+    _check_options(model_tag, enable_if)
+    # A bad name or value is an error here, not at the first call, and also where enable_if says no.
+    CompileConfig.resolve(config_patch=config_patch)
+    dims = dynamic_dims(signature_of, dynamic_arg_dims, target=_name(obj), is_method=isinstance(obj, type))
     if enable_if is not None and not enable_if():
         return obj
-    CompileConfig.resolve(config_patch=config_patch)  # a bad name or value is an error here, not at the first call
+    repair_capture()
     backend = PatchedBackend(config_patch, model_tag or _name(obj))
-    dims = dynamic_dims(signature_of, dynamic_arg_dims, target=_name(obj))
     if isinstance(obj, type):
         _torch_compat.set_compiled_call(obj, CompiledCall(backend, dims))
         return obj
@@ -149,6 +153,18 @@ def _signature_target(obj: object) -> Callable[..., Any]:
         "bound method: give it the method that does the work, for example magi_compile(obj.run)."
     )
     raise TargetTypeError(msg)
+
+
+def _check_options(model_tag: object, enable_if: object) -> None:
+    if model_tag is not None and not isinstance(model_tag, str):
+        msg = f"magi_compile: model_tag={model_tag!r} is a {type(model_tag).__name__}; it takes a name, a str."
+        raise TargetTypeError(msg)
+    if enable_if is not None and not callable(enable_if):
+        msg = (
+            f"magi_compile: enable_if={enable_if!r} is a {type(enable_if).__name__}; it takes a function without "
+            f"arguments, for example enable_if=lambda: {enable_if!r}."
+        )
+        raise TargetTypeError(msg)
 
 
 def _name(obj: object) -> str:

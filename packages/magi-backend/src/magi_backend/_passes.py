@@ -4,20 +4,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import magi_passes
-from magi_passes import ConvChooser, MagiInductorPass, NDTilingWorkaroundPass, Reason
+from magi_passes import ConvChooser, MagiInductorPass, NDTilingWorkaroundPass, Reason, ZeroPadGuardPass
 
 from . import _torch_compat
 from ._epilogue import EpilogueFusion
 from ._recompute import SelectiveRecompute
+from ._repairs._listing import known_defects
 
 
 if TYPE_CHECKING:
     from torch.fx import Graph
 
-    from ._config import CompileConfig
+    from ._settings.config import CompileConfig
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,14 @@ class DefectGuards(MagiInductorPass):
     """Says in reports and in cache keys which repairs of torch are active; the repairs themselves are scoped functions.
 
     Without it a graph that stock Inductor compiled wrong and put into the cache would be found there by this backend.
+    *repairs* stand in the class so that their code is in its uuid: the pass itself calls none.
 
     The *schemas* of the operators in the graph are here for the key alone: torch leaves out of a graph the arguments
     that equal their defaults, puts the defaults into the generated code, and has neither of them in its keys. An edited
     default would get the code of the earlier one (torch 2.10 to 2.15).
     """
 
-    uuid_helpers = tuple(_torch_compat.REPAIRS.values())
+    repairs: ClassVar = known_defects()
 
     names: tuple[str, ...] = ()
     schemas: tuple[str, ...] = ()
@@ -58,17 +60,19 @@ def chosen_passes(
         passes.append(SelectiveRecompute(sensitive, products=config.memory_budget is not None))
     wanted = config.pass_config
     tiling = wanted.enable_nd_tiling_workaround
+    if wanted.enable_temporal_conv or wanted.enable_conv_layout:
+        passes.append(ZeroPadGuardPass())
     passes.append(
         ConvChooser(
             tune=config.tune,
             temporal=wanted.enable_temporal_conv,
             layout=wanted.enable_conv_layout,
-            # Without tuning the workaround stands beside the chooser, so that its own reason is on record.
-            nd_tiling=tiling and config.tune,
+            nd_tiling=tiling,
             max_tiles=wanted.max_tiles,
         )
     )
     if tiling and not config.tune:
+        # For graphs that the chooser leaves alone; its own reason is on record.
         passes.append(NDTilingWorkaroundPass(max_tiles=wanted.max_tiles))
     if _torch_compat.epilogue_keys():
         passes.append(EpilogueFusion())

@@ -55,7 +55,6 @@ class SelectiveRecompute(MagiInductorPass):
     """
 
     hook: ClassVar[str] = "joint_custom_post_pass"
-    uuid_helpers = (outputs, _source, _torch_compat.operator_name, _torch_compat.is_product)
 
     sensitive: tuple[str, ...] = ()
     products: bool = False

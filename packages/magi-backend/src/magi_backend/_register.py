@@ -45,8 +45,9 @@ def magi_register_custom_op(
         is_subgraph_boundary: The backend ``magi`` splits graphs at this operator.
         tags: Tags of the operator.
         override: Replace an operator of this name, for notebooks and reloads.
-        extra_triton_kernels: Kernels that the source of the body does not tell, for the report and the cache key;
-            launches of kernels reached in any way are captured when the operator is compiled.
+        extra_triton_kernels: All kernels that the source of the body does not tell, for the report and the cache key:
+            with them, a launch that only the arguments lead to does not bypass the cache. Launches of kernels reached
+            in any way are captured when the operator is compiled.
 
     Returns:
         The decorator.
@@ -67,6 +68,7 @@ def magi_register_custom_op(
         >>> scale(torch.ones(2), Scale(3.0))
         tensor([3., 3.])
     """
+    magi_opschema.magi_register_custom_op(name)  # refuses what is not a name, such as the function itself
 
     def register(fn: F) -> F:
         kernels = magi_tritonwrap.find_kernels(fn, extra=extra_triton_kernels)

@@ -7,6 +7,7 @@ from __future__ import annotations
 __all__ = [
     "BackendError",
     "BoundaryOpError",
+    "CompileSizesError",
     "ConfigError",
     "MismatchError",
     "OptionError",
@@ -27,12 +28,16 @@ class OptionError(ConfigError):
     """An entry of ``options=`` is unknown, has the wrong type, or contradicts another one."""
 
 
+class CompileSizesError(ConfigError):
+    """Sizes in ``magi.compile_sizes`` do not fit the captured graph, or leave one of its symbols open."""
+
+
 class TargetError(BackendError, ValueError):
     """``magi_compile`` was given a parameter or a dimension that its target does not have."""
 
 
 class TargetTypeError(TargetError, TypeError):
-    """``magi_compile`` was given an object that it cannot compile."""
+    """What is to be compiled, or an option or argument of its compilation, has a type that is not accepted."""
 
 
 class BoundaryOpError(BackendError, LookupError):

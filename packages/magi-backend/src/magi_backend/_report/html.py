@@ -6,12 +6,15 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
+from .sizes import SIZE_COLUMNS, size_cells, size_lines
+
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ._calls import CallRecord
-    from ._records import Compilation, GraphRecord
+    from magi_backend._records.records import Compilation, GraphRecord
+
+    from .calls import CallRecord
 
 
 _PAGE = """<!doctype html>
@@ -108,6 +111,7 @@ def _compilation(compilation: Compilation) -> str:
             _titled("Configuration changes", ("graph", "key", "before", "after"), _changes(compilation.graphs)),
             _titled("Guards", ("graph", "guard", "against", "what it does", "times"), _guards(compilation.graphs)),
             _titled("Checks against eager", ("piece", "compared", "largest difference", "agree"), _checks(compilation)),
+            _sizes(compilation),
             _ops(compilation),
             _generated(compilation.graphs),
             _titled("Settings", ("name", "value", "from"), (tuple(map(escape, row)) for row in compilation.settings)),
@@ -153,6 +157,15 @@ def _checks(compilation: Compilation) -> Iterator[tuple[str, ...]]:
     for check in compilation.checks:
         verdict = "<span class='good'>yes</span>" if check.agrees else "<span class='bad'>no</span>"
         yield escape(check.piece), str(check.compared), f"{check.largest:.1e}", verdict
+
+
+def _sizes(compilation: Compilation) -> str:
+    sizes = compilation.sizes
+    if sizes is None:
+        return ""
+    columns = (*(f"{symbol} = {path}" for symbol, path in sizes.symbols), *SIZE_COLUMNS)
+    rows = (tuple(map(escape, size_cells(use))) for use in sizes.uses)
+    return _titled("Sizes", columns, rows) + "".join(f"<p>{escape(line)}</p>" for line in size_lines(sizes))
 
 
 def _ops(compilation: Compilation) -> str:

@@ -9,15 +9,25 @@ line is never read.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, TypeAdapter, ValidationError
-from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
-from .errors import ConfigError
+from magi_backend.errors import ConfigError
+
+from .fields import accepted, adapter, bad_values, has_value, nested, unknown_name
+from .sizes import SizeSets
 
 
 if TYPE_CHECKING:
@@ -50,14 +60,25 @@ class PassConfig(BaseModel):
         enable_conv_layout: Keep convolutions channels-last where a symbolic shape makes Inductor give that up.
         enable_temporal_conv: Write 3D convolutions with few time taps as one 2D convolution.
         max_tiles: How many tile dimensions the tiling pass may ask for.
+
+    Raises:
+        ConfigError: A value of another type, or out of range; or an unknown name.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     enable_nd_tiling_workaround: bool = True
     enable_conv_layout: bool = True
     enable_temporal_conv: bool = True
     max_tiles: int = Field(default=3, ge=2, le=3)
+
+    if not TYPE_CHECKING:  # type checkers know the fields
+
+        def __init__(self, **values: Any) -> None:
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise ConfigError(_bad_values(error, {"pass_config": values}, "pass_config.")) from error
 
 
 class CompileConfig(BaseSettings):
@@ -71,6 +92,12 @@ class CompileConfig(BaseSettings):
         boundary_ops: Names of operators at which a graph is split, beside those registered as subgraph boundaries.
         memory_budget: Share of the activations, from 0 to 1, that a training graph may save; the rest is recomputed.
             None leaves the choice to torch, which saves what its partitioner deems cheapest.
+        compile_sizes: Sizes that a graph with symbols gets code of their own for at its first call: for each a dict
+            of input to shape, or to number where the input is an int, such as ``{"x": (1, 16, 5, 68, 120)}``. In the
+            environment, JSON.
+        hot_sizes: How many sizes of a graph may have code of their own at a time because they came back; 0 turns that
+            off. The one used longest ago is dropped first.
+        hot_after: The call with the same sizes, counted from 1, at which that code is made.
         pass_config: Which graph passes may run.
 
     Raises:
@@ -83,7 +110,12 @@ class CompileConfig(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX, env_nested_delimiter=_NESTING, extra="forbid", frozen=True, validate_default=False
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter=_NESTING,
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        validate_default=False,
     )
 
     mode: Mode = "default"
@@ -92,18 +124,21 @@ class CompileConfig(BaseSettings):
     progress: bool = True
     boundary_ops: _OpNames = ()
     memory_budget: float | None = Field(default=None, ge=0.0, le=1.0)
+    compile_sizes: SizeSets = ()
+    hot_sizes: int = Field(default=0, ge=0)
+    hot_after: int = Field(default=3, ge=1)
     pass_config: PassConfig = PassConfig()
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
 
-    def __init__(self, origins: Mapping[str, str] | None = None, /, **values: Any) -> None:
+    def __init__(self, **values: Any) -> None:
         _refuse_unknown_variables()
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise ConfigError(_explain(error, values)) from error
-        self._origins = dict(origins or {}) or {
-            name: "argument" if _has(values, name) else _environment_origin(name) for name in field_names()
+            raise ConfigError(_bad_values(error, values)) from error
+        self._origins |= {
+            name: "argument" if has_value(values, name) else _environment_origin(name) for name in field_names()
         }
 
     @classmethod
@@ -116,8 +151,8 @@ class CompileConfig(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Arguments, then the environment; no dotenv files, no secrets, no command line."""
-        del settings_cls, dotenv_settings, file_secret_settings
-        return init_settings, env_settings
+        del env_settings, dotenv_settings, file_secret_settings
+        return init_settings, _Environment(settings_cls)
 
     @classmethod
     def resolve(
@@ -147,10 +182,19 @@ class CompileConfig(BaseSettings):
         Raises:
             ConfigError: An unknown name, or a value of the wrong type.
         """
+        given: object = values
+        if not isinstance(given, Mapping):
+            msg = f"{origin} = {given!r} is a {type(given).__name__}. {_VALUES}"
+            raise ConfigError(msg)
         for name, value in values.items():
             _check_value(name, value, origin)
-        merged = dict(self.items()) | dict(values)
-        return type(self)(self._origins | dict.fromkeys(values, origin), **_nest(merged))
+        changed = type(self)(**nested(dict(self.items()) | dict(values)))
+        changed.note_origins(self._origins | dict.fromkeys(values, origin))
+        return changed
+
+    def note_origins(self, origins: Mapping[str, str]) -> None:
+        """Say that the settings come from *origins*."""
+        self._origins |= origins
 
     def items(self) -> Iterator[tuple[str, object]]:
         """Each setting's dotted name and value, in the order of the fields."""
@@ -161,7 +205,13 @@ class CompileConfig(BaseSettings):
             yield name, value
 
     def origin(self, name: str) -> str:
-        """Where the value of the setting *name* came from: "default", "environment VARIABLE", "options", …."""
+        """Where the value of the setting *name* came from: "default", "environment VARIABLE", "options", ….
+
+        Raises:
+            ConfigError: There is no such setting.
+        """
+        if name not in self._origins:
+            raise ConfigError(unknown_name(name, field_names()))
         return self._origins[name]
 
     def __str__(self) -> str:
@@ -169,6 +219,24 @@ class CompileConfig(BaseSettings):
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         return "\n".join(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}" for name, value, origin in rows)
 
+
+class _Environment(EnvSettingsSource):
+    """The environment variables, each text as a value of its setting's type where it is one; settings are strict."""
+
+    def __call__(self) -> dict[str, Any]:
+        texts: dict[str, Any] = super().__call__()
+        values: dict[str, Any] = {}
+        for name in field_names():
+            first, _, rest = name.partition(".")
+            found = texts.get(first, {}).get(rest, _ABSENT) if rest else texts.get(name, _ABSENT)
+            if found is not _ABSENT:
+                with contextlib.suppress(ValidationError):  # the settings will say what is wrong with the text
+                    found = adapter(_fields()[name]).validate_python(found)
+                values[name] = found
+        return nested(values)
+
+
+_ABSENT = object()
 
 ConfigPatch = Mapping[str, object] | Callable[[CompileConfig], "CompileConfig | Mapping[str, object]"]
 
@@ -183,13 +251,10 @@ def variable(name: str) -> str:
     return ENV_PREFIX + name.replace(".", _NESTING).upper()
 
 
-def unknown_name(name: str, valid: tuple[str, ...], *, prefix: str = "") -> str:
-    """The sentence for a name that no setting has."""
-    close = get_close_matches(name, valid, n=1)
-    hint = f" Did you mean {prefix + close[0]!r}?" if close else ""
-    return f"{prefix + name!r} is no setting of the magi backend.{hint} There are: " + ", ".join(
-        prefix + known for known in valid
-    )
+_VALUES = (
+    "It is a dict of dotted names such as {'check': True}, or a function of the settings so far that returns such a "
+    "dict or a CompileConfig, for example config.replace({'check': True})."
+)
 
 
 def _fields() -> dict[str, FieldInfo]:
@@ -200,29 +265,6 @@ def _fields() -> dict[str, FieldInfo]:
         else:
             fields[name] = field
     return fields
-
-
-def _nest(values: Mapping[str, object]) -> dict[str, Any]:
-    """``{"pass_config.max_tiles": 2}`` as ``{"pass_config": {"max_tiles": 2}}``."""
-    nested: dict[str, Any] = {}
-    for name, value in values.items():
-        *parents, last = name.split(".")
-        place = nested
-        for parent in parents:
-            place = place.setdefault(parent, {})
-        place[last] = value
-    return nested
-
-
-def _has(values: Mapping[str, Any], name: str) -> bool:
-    """Whether the nested *values* give the setting *name*."""
-    first, _, rest = name.partition(".")
-    if first not in values:
-        return False
-    inner = values[first]
-    if isinstance(inner, BaseModel):
-        inner = dict.fromkeys(inner.model_fields_set)
-    return not rest or _has(inner, rest)
 
 
 def _environment() -> dict[str, str]:
@@ -252,11 +294,7 @@ def _patch_values(base: CompileConfig, patch: ConfigPatch) -> Mapping[str, objec
         }
     if isinstance(result, Mapping):
         return result
-    msg = (
-        f"config_patch gave a {type(result).__name__}. It is a dict of dotted names such as {{'check': True}}, or a "
-        "function of the settings so far that returns such a dict or a CompileConfig, for example "
-        "config.replace({'check': True})."
-    )
+    msg = f"config_patch gave a {type(result).__name__}. {_VALUES}"
     raise ConfigError(msg)
 
 
@@ -265,46 +303,13 @@ def _check_value(name: str, value: object, origin: str) -> None:
     fields = _fields()
     if name not in fields:
         raise ConfigError(unknown_name(name, tuple(fields), prefix=prefix))
-    field = fields[name]
-    adapter = TypeAdapter[object](Annotated[field.annotation, field])  # type: ignore[arg-type]
     try:
-        adapter.validate_python(value, strict=True)
+        adapter(fields[name]).validate_python(value, strict=True)
     except ValidationError as error:
-        msg = (
-            f"{prefix}{name} = {value!r} (a {type(value).__name__}, from {origin}): the setting takes {accepted(name)}."
-        )
+        takes = accepted(fields[name])
+        msg = f"{prefix}{name} = {value!r} (a {type(value).__name__}, from {origin}): the setting takes {takes}."
         raise ConfigError(msg) from error
 
 
-def accepted(name: str) -> str:
-    """What the setting *name* accepts, in words."""
-    field = _fields()[name]
-    annotation = field.annotation
-    if annotation == tuple[str, ...]:
-        return "operator names such as 'ns::op', a list or comma-separated"
-    if annotation is bool:
-        return "True or False"
-    if str(annotation).startswith("typing.Literal"):
-        return "one of " + ", ".join(repr(choice) for choice in get_args(annotation))
-    bounds = "".join(
-        f" {word} {getattr(part, attribute):g}"
-        for attribute, word in (("ge", "from"), ("le", "to"))
-        for part in field.metadata
-        if hasattr(part, attribute)
-    )
-    kinds = get_args(annotation) or (annotation,)
-    return " or ".join("None" if kind is type(None) else f"{kind.__name__}{bounds}" for kind in kinds)
-
-
-def _explain(error: ValidationError, values: Mapping[str, Any]) -> str:
-    """Every bad value of a construction: what it was, where it came from, what its field takes."""
-    sentences = []
-    for problem in error.errors():
-        name = ".".join(str(part) for part in problem["loc"] if str(part) != "function-before")
-        known = next((field for field in field_names() if name == field or name.startswith(field + ".")), None)
-        if known is None:
-            sentences.append(unknown_name(name, field_names()))
-            continue
-        where = known if _has(values, known) else f"The environment variable {variable(known)}"
-        sentences.append(f"{where} = {problem['input']!r}: the setting {known} takes {accepted(known)}.")
-    return " ".join(sentences)
+def _bad_values(error: ValidationError, values: Mapping[str, Any], prefix: str = "") -> str:
+    return bad_values(error, _fields(), values, lambda name: (variable(name), _environment()[variable(name)]), prefix)

@@ -123,6 +123,50 @@ class CheckOutcome:
 
 
 @dataclass(frozen=True)
+class SizeUse:
+    """One size that a graph was called with.
+
+    Attributes:
+        sizes: Each symbol and its value.
+        calls: Calls with this size.
+        hits: Those that ran code of its own.
+        has_code: Whether it has code of its own now.
+        seconds: Time to compile that.
+        note: That it was asked for, how often it was made, or why it could not be; often empty.
+    """
+
+    sizes: tuple[tuple[str, int], ...]
+    calls: int
+    hits: int
+    has_code: bool
+    seconds: float
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class SizesOutcome:
+    """The sizes that one captured graph with symbols was called with.
+
+    Attributes:
+        symbols: Each symbol and where the caller gives it, for example ``("s27", "x.size()[0]")``.
+        uses: The sizes that are remembered, those with most calls first.
+        calls: All calls.
+        hits: Those that ran code for their size.
+        forgotten: How many sizes were met and are not remembered.
+        symbolic: Why no more code for single sizes is made, or empty.
+        advice: What to set where a size that comes back runs the code for any size, or empty.
+    """
+
+    symbols: tuple[tuple[str, str], ...]
+    uses: tuple[SizeUse, ...]
+    calls: int
+    hits: int
+    forgotten: int = 0
+    symbolic: str = ""
+    advice: str = ""
+
+
+@dataclass(frozen=True)
 class Compilation:
     """One graph that Dynamo captured and gave to the backend.
 
@@ -137,6 +181,7 @@ class Compilation:
         pieces: Names of the pieces and boundary operators in order, when the graph was split.
         settings: Dotted name, value and origin of each setting.
         cache: Use of the caches.
+        sizes: The sizes of its calls; None where no input is a size, or nothing counts them.
         seconds: Time from the call of the backend to its return; a backward compiled later is not in it.
         error: The message of the exception that ended the compilation, or empty.
     """
@@ -151,6 +196,7 @@ class Compilation:
     pieces: tuple[str, ...] = ()
     settings: tuple[tuple[str, str, str], ...] = ()
     cache: CacheUse = field(default_factory=CacheUse)
+    sizes: SizesOutcome | None = None
     seconds: float = 0.0
     error: str = ""
 

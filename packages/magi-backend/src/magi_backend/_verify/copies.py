@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from . import _torch_compat
+from magi_backend import _torch_compat
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
-from . import _torch_compat
-from ._check import differences_between
+from magi_backend import _torch_compat
+
+from .check import differences_between
 
 
 if TYPE_CHECKING:
-    from ._check import Function
+    from .check import Function
 
 Compile = Callable[[GraphModule], "Function"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ._compare import Difference
+from magi_backend._verify.compare import Difference
 
 
 @dataclass(frozen=True)

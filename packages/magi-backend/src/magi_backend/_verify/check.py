@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ._compare import Difference, compare, compare_trees, magnitude
-from ._copies import copy_inputs
-from ._random import replayed_random_numbers
-from .errors import MismatchError
+from magi_backend.errors import MismatchError
+
+from .compare import Difference, compare, compare_trees, magnitude
+from .copies import copy_inputs
+from .random import replayed_random_numbers
 
 
 if TYPE_CHECKING:
@@ -67,11 +68,15 @@ class CheckedPiece:
         self._checked = False
 
     def __call__(self, *args: Any) -> Any:
-        """Call the compiled piece; the first time, check it before."""
+        """Call the compiled piece; check it before, until it was found right once."""
         with self._lock:
             first, self._checked = not self._checked, True
         if first:
-            self._check(args)
+            try:
+                self._check(args)
+            except BaseException:
+                self._checked = False  # what was found wrong, or not looked at to the end, is looked at again
+                raise
         return self._compiled(*args)
 
     def _check(self, args: tuple[Any, ...]) -> None:

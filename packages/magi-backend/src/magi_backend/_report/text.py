@@ -13,13 +13,16 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from .sizes import SIZE_COLUMNS, size_cells, size_lines
+
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ._calls import CallRecord
-    from ._compare import Difference
-    from ._records import Compilation, GraphRecord, PassOutcome
+    from magi_backend._records.records import Compilation, GraphRecord, PassOutcome
+    from magi_backend._verify.compare import Difference
+
+    from .calls import CallRecord
 
 
 def as_text(report: RenderableType, width: int) -> str:
@@ -101,9 +104,23 @@ def _compilation(compilation: Compilation) -> Iterator[RenderableType]:
         ("piece", "compared", "largest difference", "agree"),
         ((c.piece, str(c.compared), f"{c.largest:.1e}", "yes" if c.agrees else "NO") for c in compilation.checks),
     )
+    yield from _sizes(compilation)
     yield from _table(
         "Settings", ("name", "value", "from"), (row for row in compilation.settings if row[2] != "default")
     )
+
+
+def _sizes(compilation: Compilation) -> Iterator[RenderableType]:
+    sizes = compilation.sizes
+    if sizes is None:
+        return
+    yield from _table(
+        "Sizes",
+        (*(f"{symbol} = {path}" for symbol, path in sizes.symbols), *SIZE_COLUMNS),
+        (size_cells(use) for use in sizes.uses),
+    )
+    for line in size_lines(sizes):
+        yield Text(line)
 
 
 def _table(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[RenderableType]:

@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, get_args
 
-from . import _torch_compat
-from ._config import CompileConfig, ConfigPatch, Mode, field_names, unknown_name
-from .errors import ConfigError, OptionError
+from magi_backend import _torch_compat
+from magi_backend.errors import ConfigError, OptionError
+
+from .config import CompileConfig, ConfigPatch, Mode, field_names
+from .fields import unknown_name
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
 
 _PREFIX = "magi."
@@ -57,7 +60,10 @@ def read_request(
     """
     ours: dict[str, object] = {}
     inductor: dict[str, Any] = {}
-    given: Mapping[Any, Any] = options or {}
+    given: object = {} if options is None else options
+    if not isinstance(given, Mapping):
+        msg = f"options={options!r} is a {type(options).__name__}. It is a dict such as {{'magi.check': True}}."
+        raise OptionError(msg)
     for key, value in given.items():
         if not isinstance(key, str):
             msg = f"The option {key!r} is a {type(key).__name__}; options have names, such as 'magi.check'."

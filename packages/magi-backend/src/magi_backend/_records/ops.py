@@ -10,8 +10,9 @@ import magi_opschema
 from magi_opschema.errors import UnknownOpError
 from torch.fx import GraphModule
 
-from . import _torch_compat
-from ._records import OpUse
+from magi_backend import _torch_compat
+
+from .records import OpUse
 
 
 if TYPE_CHECKING:

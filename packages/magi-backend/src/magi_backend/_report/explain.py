@@ -12,15 +12,17 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from . import _torch_compat
-from ._calls import CallRecord
-from ._collect import Collector, collecting
-from ._compare import Difference, compare, compare_trees, magnitude
-from ._copies import InputCopies, copy_inputs
-from ._random import replayed_random_numbers
-from ._records import describe_input
-from ._report import Report
-from .errors import OptionError, TargetTypeError
+from magi_backend import _torch_compat
+from magi_backend._records.collect import Collector, collecting
+from magi_backend._records.records import describe_input
+from magi_backend._settings.options import read_request
+from magi_backend._verify.compare import Difference, compare, compare_trees, magnitude
+from magi_backend._verify.copies import InputCopies, copy_inputs
+from magi_backend._verify.random import replayed_random_numbers
+from magi_backend.errors import OptionError, TargetTypeError
+
+from .calls import CallRecord
+from .report import Report
 
 
 if TYPE_CHECKING:
@@ -52,7 +54,8 @@ def explain(
         and compares the gradients of parameters and inputs. It returns the report of all calls so far.
 
     Raises:
-        OptionError: *options* for a function that is compiled already, or any error that the backend raises.
+        OptionError: *options* for a function that is compiled already, an unknown option or a wrong value. A call
+            raises any error that the backend raises.
         TargetTypeError: *fn* cannot be called.
 
     Example:
@@ -61,6 +64,7 @@ def explain(
         True
     """
     _refuse_what_cannot_be_called(fn)
+    _check_options(options, mode=mode, dynamic=dynamic, fullgraph=fullgraph)
     eager, compiled = _eager_and_compiled(fn, options, mode=mode, dynamic=dynamic, fullgraph=fullgraph)
     collector = Collector(fresh=True)
     calls: list[CallRecord] = []
@@ -102,9 +106,21 @@ def explain(
 
 
 def _refuse_what_cannot_be_called(fn: object) -> None:
-    if not callable(fn):
+    if not callable(fn) or isinstance(fn, type):
         msg = f"explain takes a module or a function, and got {fn!r} (a {type(fn).__name__})."
         raise TargetTypeError(msg)
+
+
+def _check_options(options: Mapping[str, Any] | None, *, mode: str | None, dynamic: object, fullgraph: object) -> None:
+    """Refuse what ``torch.compile`` would refuse at the first call, or would take for something else."""
+    if mode is not None and options:
+        msg = f'explain: mode={mode!r} beside options. Give one of them; options={{"magi.mode": {mode!r}}} does both.'
+        raise OptionError(msg)
+    read_request(mode=mode, options=options)
+    for name, value, kinds in (("dynamic", dynamic, "True, False or None"), ("fullgraph", fullgraph, "True or False")):
+        if not isinstance(value, bool) and not (value is None and "None" in kinds):
+            msg = f"explain: {name}={value!r} is a {type(value).__name__}; it takes {kinds}."
+            raise OptionError(msg)
 
 
 @dataclass(frozen=True)
@@ -125,20 +141,24 @@ def _run(
     state = [copy.deepcopy(dict(module.named_buffers())) for module in modules]
     versions = _versions(copies.values)
     start = time.perf_counter()
-    outputs = target(*args, **kwargs)
-    gradients = _gradients(outputs, copies, modules)
-    _torch_compat.synchronize()
-    seconds = time.perf_counter() - start
-    outputs = pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, outputs)
+    try:
+        outputs = target(*args, **kwargs)
+        gradients = _gradients(outputs, copies, modules)
+        _torch_compat.synchronize()
+        seconds = time.perf_counter() - start
+        outputs = pytree.tree_map(
+            lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, outputs
+        )
+    finally:
+        with torch.no_grad():
+            for module, buffers in zip(modules, state, strict=True):
+                for name, buffer in module.named_buffers():
+                    buffer.copy_(buffers[name])
     written = {
         name: tensor.detach()
         for name, (tensor, version) in _versions(copies.values).items()
         if version != versions[name][1]
     }
-    with torch.no_grad():
-        for module, buffers in zip(modules, state, strict=True):
-            for name, buffer in module.named_buffers():
-                buffer.copy_(buffers[name])
     return _Run(outputs, written, gradients, seconds)
 
 

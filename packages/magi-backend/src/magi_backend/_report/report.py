@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ._calls import CallRecord
-    from ._records import Compilation
+    from magi_backend._records.records import Compilation
+
+    from .calls import CallRecord
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Report:
 
     def to_text(self, width: int = 120) -> str:
         """The report as plain text, at most *width* columns wide."""
-        from ._report_text import as_text
+        from .text import as_text
 
         return as_text(self.__rich__(), width)
 
@@ -55,7 +56,7 @@ class Report:
 
     def to_html(self) -> str:
         """The report as one HTML page that needs no other file."""
-        from ._report_html import as_html
+        from .html import as_html
 
         return as_html(self.title, self.torch, self.calls, self.compilations)
 
@@ -63,7 +64,7 @@ class Report:
         return self.to_text()
 
     def __rich__(self) -> RenderableType:
-        from ._report_text import as_renderable
+        from .text import as_renderable
 
         return as_renderable(self.title, self.torch, self.calls, self.compilations)
 

@@ -11,16 +11,17 @@ from contextvars import ContextVar
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from . import _torch_compat
-from ._records import CacheUse, CheckOutcome, Compilation, GraphRecord, OpUse, describe_input
+from magi_backend import _torch_compat
+
+from .records import CacheUse, CheckOutcome, Compilation, GraphRecord, OpUse, SizesOutcome, describe_input
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch.fx import GraphModule
 
-    from ._options import Request
+    from magi_backend._settings.options import Request
 
 
 logger = logging.getLogger("magi_backend")
@@ -29,11 +30,14 @@ logger = logging.getLogger("magi_backend")
 class CompilationLog:
     """The record of one compilation while it grows. A backward may join it later and from another thread."""
 
-    def __init__(self, compilation: Compilation, *, fresh: bool) -> None:
+    def __init__(self, compilation: Compilation, *, fresh: bool, watched: bool = False) -> None:
         self._compilation = compilation
         self._lock = threading.Lock()
+        self._sizes: Callable[[], SizesOutcome] | None = None
         self.fresh = fresh
         """Whether caches are to be passed by, so that every graph is compiled and recorded."""
+        self.watched = watched
+        """Whether someone will read it, so that calls are worth counting."""
 
     @property
     def label(self) -> str:
@@ -72,10 +76,15 @@ class CompilationLog:
         """A log of the same compilation that nobody reads, for what is compiled on its behalf."""
         return CompilationLog(self.snapshot(), fresh=True)
 
+    def count_sizes(self, sizes: Callable[[], SizesOutcome]) -> None:
+        """Ask *sizes* for what the calls were, each time that the record is read."""
+        self._sizes = sizes
+
     def snapshot(self) -> Compilation:
         """The record as it is now."""
         with self._lock:
-            return self._compilation
+            compilation = self._compilation
+        return compilation if self._sizes is None else replace(compilation, sizes=self._sizes())
 
 
 class Collector:
@@ -131,6 +140,7 @@ def open_log(
             settings=tuple((name, repr(value), request.config.origin(name)) for name, value in request.config.items()),
         ),
         fresh=collector is not None and collector.fresh,
+        watched=collector is not None,
     )
     if collector is not None:
         collector.add(log)
@@ -142,7 +152,7 @@ def open_log(
         if collector is not None:
             collector.discard(log)
         raise
-    except Exception as exception:
+    except BaseException as exception:
         log.update(error=f"{type(exception).__name__}: {exception}")
         raise
     finally:

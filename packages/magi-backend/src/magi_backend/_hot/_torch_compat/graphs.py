@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Captured graphs: where inputs come from, symbols, copies."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch.fx import GraphModule, Node
+
+
+def source_name(placeholder: Node) -> str:
+    """Where an input comes from, as Python: ``L['batch']['x']``; a method up to torch 2.12, and a property later."""
+    name = getattr(getattr(placeholder, "_dynamo_source", None), "name", "")
+    return str(name() if callable(name) else name)
+
+
+def is_parameter(placeholder: Node) -> bool:
+    """Whether an input is a parameter or a buffer of a module."""
+    return "_dynamo_static_input_type" in placeholder.meta.get("tensor_dict", {})
+
+
+def is_size_of_input(placeholder: Node) -> bool:
+    """Whether an int input is a size, a stride or the offset of a tensor input."""
+    return type(getattr(placeholder, "_dynamo_source", None)).__name__ == "TensorPropertySource"
+
+
+def is_left_open(placeholder: Node) -> bool:
+    """Whether an int input is a ``DynamicInt``, which torch never makes a constant; object handles are such ints."""
+    return type(getattr(placeholder, "_dynamo_source", None)).__name__ == "DynamicScalarSource"
+
+
+def free_symbols(value: Any) -> set[Any]:
+    """The symbols in a number, or in the sizes, strides and offset of a tensor and of what it holds."""
+    from torch.fx.experimental.symbolic_shapes import free_symbols as symbols_of
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return set(value.node.expr.free_symbols)
+    if not isinstance(value, torch.Tensor):
+        return set()
+    tensor: Any = value
+    symbols = set(symbols_of(tensor))
+    if is_traceable_wrapper_subclass(tensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            symbols |= free_symbols(getattr(tensor, name))
+    return symbols
+
+
+def number_symbols(placeholder: Node) -> set[Any]:
+    """The symbol of a float argument, which Dynamo passes as a tensor and reads with ``.item()``."""
+    memo = float_memo(placeholder.meta.get("example_value"))
+    return set() if memo is None else set(memo.node.expr.free_symbols)
+
+
+def float_memo(value: Any) -> Any:
+    memo = getattr(value, "item_memo", None) if isinstance(value, torch.Tensor) else None
+    return memo if isinstance(memo, torch.SymFloat) else None
+
+
+def is_ragged(size: Any) -> bool:
+    """Whether a size is the ragged one of a nested tensor."""
+    return bool(size.node.is_nested_int())
+
+
+_OF_A_CAPTURE = ("_param_name_to_source", "compile_subgraph_reason")
+"""What Dynamo leaves on the module of a graph beside ``meta``, without what belongs to its own compilation."""
+
+
+def captured_copy(gm: GraphModule) -> GraphModule:
+    """A copy of a captured graph, with the graphs inside it and with all that AOTAutograd reads of a capture.
+
+    Parameters and constants are shared. A copied node loses ``_dynamo_source``, and ``meta["grapharg"]`` would keep
+    what the caller gave.
+    """
+    return _copied(gm, {})
+
+
+def _copied(gm: GraphModule, done: dict[int, GraphModule]) -> GraphModule:
+    if id(gm) in done:
+        return done[id(gm)]
+    twin = done[id(gm)] = GraphModule(gm, copy.deepcopy(gm.graph))
+    twin.meta = dict(gm.meta)
+    for name in _OF_A_CAPTURE:
+        if hasattr(gm, name):
+            setattr(twin, name, getattr(gm, name))
+    for name, child in gm.named_children():
+        if isinstance(child, GraphModule):  # hooks for saved tensors are called by no node
+            setattr(twin, name, _copied(child, done))
+    for node, original in zip(twin.graph.nodes, gm.graph.nodes, strict=True):
+        node.meta.pop("grapharg", None)
+        if hasattr(original, "_dynamo_source"):
+            node._dynamo_source = original._dynamo_source
+    return twin
+
+
+def as_int(number: Any, values: Mapping[Any, int]) -> int | None:
+    """A symbolic size where symbols have *values*; None where it has others."""
+    if number.node.is_nested_int():
+        return None
+    expression = number.node.expr
+    known = expression.free_symbols <= values.keys()
+    return int(expression.xreplace(values)) if known else None
+
+
+def expression(number: Any) -> Any:
+    """The expression of a symbolic number, with what is known of its symbols by now."""
+    return number.node.expr
+
+
+def broken_guard(numbers: Sequence[Any], values: Mapping[Any, int]) -> str:
+    """The first thing that the capture assumes of the symbols of *numbers* and that *values* break; empty if none."""
+    shape_env = next((number.node.shape_env for number in numbers), None)
+    if shape_env is None:
+        return ""
+    for symbol, value in values.items():
+        allowed = shape_env.var_to_range.get(symbol)
+        if allowed is not None and not allowed.lower <= value <= allowed.upper:
+            return f"{allowed.lower} <= {symbol} <= {allowed.upper}"
+    for guard in shape_env.guards:
+        expression = guard.expr
+        if expression.free_symbols <= values.keys() and not bool(expression.xreplace(values)):
+            return str(expression)
+    return ""
+
+
+def boxed(compiled: Callable[..., Any]) -> Callable[[list[Any]], Any]:
+    """*compiled*, taking a list of its arguments.
+
+    AOTAutograd's result takes a list itself; around it stands a function of single arguments (``forward`` in
+    ``aot_module_simplified``), which puts them into one after the parameters of the graph.
+    """
+    outer: Any = compiled
+    while outer is not None and getattr(outer, "__qualname__", "") != "aot_module_simplified.<locals>.forward":
+        outer = getattr(outer, "__wrapped__", None)
+    inner = getattr(outer, "__wrapped__", None)
+    if inner is None:
+        return lambda inputs: compiled(*inputs)
+    cells = inspect.getclosurevars(outer).nonlocals
+    if cells.get("compiled_fn") is inner and cells.get("params_buffers_flat") == []:
+        return cast("Callable[[list[Any]], Any]", inner)
+    return lambda inputs: compiled(*inputs)

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of one defect of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+
+def _always() -> bool:
+    return True
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class Defect:
+    """One defect and its repair.
+
+    A repair is active for the releases that have the defect. A graph that the defect does not touch compiles to what
+    it was, and the report names the repair only where torch's own way would have failed or given another result.
+
+    Attributes:
+        name: The name of the file, of the guard in reports, and of the scope of the repair.
+        effect: What a user sees without the repair.
+        severity: Whether the compiled code is wrong, or there is none, or it is in more graphs than it need be.
+        since: First release known to have it.
+        fixed: First release known not to have it; None while every release since has it.
+        guard: What the repair does, for the report.
+        patch: Puts the repair in the place of torch's functions, where it does nothing outside its scope.
+        is_torch_concerned: Asked when a compilation starts: whether torch's own way, as it is configured by the user,
+            meets the defect. Otherwise only what this backend turns on needs the repair, and the report is silent.
+        mattered_in_capture: Asked when a compilation starts: whether the repair mattered when Dynamo captured it.
+    """
+
+    name: str
+    effect: str
+    severity: Literal["wrong code", "no code", "more graphs"]
+    since: tuple[int, ...]
+    fixed: tuple[int, ...] | None
+    guard: str
+    patch: Callable[[], None]
+    is_torch_concerned: Callable[[], bool] = _always
+    mattered_in_capture: Callable[[], bool] = _never
+
+    @property
+    def is_in_capture(self) -> bool:
+        """Whether the repair is one of Dynamo's capture rather than of the compilation."""
+        return self.mattered_in_capture is not _never
+
+    def concerns(self, release: tuple[int, ...]) -> bool:
+        """Whether the torch *release*, for example ``(2, 13, 0)``, has the defect."""
+        return self.since <= release and (self.fixed is None or release < self.fixed)

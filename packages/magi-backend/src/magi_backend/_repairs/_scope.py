@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where repairs are active: one context of one thread, outside of which torch stays what it was."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import threading
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ._defect import Defect
+
+
+@dataclass(frozen=True)
+class _Scope:
+    names: frozenset[str]
+    reported: frozenset[str]
+    report: Callable[[str], None]
+    questions: list[tuple[str, Callable[[], bool]]] = field(default_factory=list)
+
+
+_scope: ContextVar[_Scope | None] = ContextVar("magi_repairs", default=None)
+_patching = threading.Lock()
+
+
+@contextlib.contextmanager
+def repaired(defects: Sequence[Defect], report: Callable[[str], None]) -> Iterator[None]:
+    """Run Inductor with the repairs of *defects*, within this context only.
+
+    *report* gets the name of a defect each time that torch's own way would have failed or given another result. The
+    functions are put in place on first use and do nothing outside such a context.
+    """
+    _patch(defects)
+    for defect in defects:
+        if defect.mattered_in_capture():
+            report(defect.name)
+    reported = frozenset(defect.name for defect in defects if defect.is_torch_concerned())
+    scope = _Scope(frozenset(defect.name for defect in defects), reported, report)
+    token = _scope.set(scope)
+    try:
+        yield
+        for name, mattered in scope.questions:
+            if name in reported and mattered():
+                report(name)
+    finally:
+        _scope.reset(token)
+
+
+def repair_capture() -> None:
+    """Put the repairs of what Dynamo does before it calls a backend in place; they look at the backend themselves."""
+    from magi_backend._torch_compat import torch_release
+
+    from ._listing import active_defects
+
+    _patch([defect for defect in active_defects(torch_release()) if defect.is_in_capture])
+
+
+def _patch(defects: Sequence[Defect]) -> None:
+    with _patching:
+        for defect in defects:
+            defect.patch()
+
+
+def is_active(name: str) -> bool:
+    """Whether the repair *name* is active here."""
+    scope = _scope.get()
+    return scope is not None and name in scope.names
+
+
+def report(name: str) -> None:
+    """Say that without the repair *name* torch would have failed or given another result."""
+    scope = _scope.get()
+    assert scope is not None, "a repair reports from inside its scope"
+    if name in scope.reported:
+        scope.report(name)
+
+
+def report_if(name: str, mattered: Callable[[], bool]) -> None:
+    """Ask *mattered* at the end of the scope, once the whole graph is compiled, and report the repair *name* if so."""
+    scope = _scope.get()
+    assert scope is not None, "a repair reports from inside its scope"
+    scope.questions.append((name, mattered))
+
+
+def replace(owner: Any, attribute: str, make: Callable[[Any], Any]) -> None:
+    """Put ``make(original)`` in the place of *attribute* of a class or module, once; nothing where there is none."""
+    found = inspect.getattr_static(owner, attribute, None)
+    original = found.__func__ if isinstance(found, staticmethod) else found
+    if original is None or hasattr(original, "_magi_original"):
+        return
+    function: Any = functools.wraps(original)(make(original))
+    function._magi_original = original
+    setattr(owner, attribute, staticmethod(function) if isinstance(found, staticmethod) else function)

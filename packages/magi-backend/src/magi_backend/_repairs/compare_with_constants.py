@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``tensor == "text"`` does not break a captured graph (torch < 2.13).
+
+`Tensor.__eq__` answers NotImplemented to whatever is not a number or a tensor, and Python then answers False. Dynamo
+puts the call of `__eq__` into the graph, sees that it does not return a tensor, and breaks the graph. The decoder of
+WAN compares the entries of its cache with a string, and falls into 28 graphs in place of 3.
+
+Dynamo works before the backend is called, so this repair looks at the frame that is captured: one of a backend of ours.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ._defect import Defect
+from ._scope import replace
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+NAME = "compare_with_constants"
+_BACKENDS = "magi_backend._backend"
+# Where torch keeps the backend that it wraps for options, modes and recompilations.
+_INNER = ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable", "compiler_fn", "__wrapped__")
+
+
+def patch() -> None:
+    """Answer False where a tensor is compared with a string, None, a list or the like.
+
+    Dynamo looks up who handles an operator by the kinds of its operands, once, and keeps the answer.
+    """
+    from torch._dynamo.variables import (
+        BuiltinVariable,
+        ConstantVariable,
+        ConstDictVariable,
+        ListVariable,
+        TensorVariable,
+        TupleVariable,
+    )
+
+    never_equal = (ConstantVariable, TupleVariable, ListVariable, ConstDictVariable)
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def make_handler(fn: Any, arg_types: list[type], has_kwargs: bool) -> Any:
+            handler = original(fn, arg_types, has_kwargs)
+            if fn is not operator.eq or arg_types[:1] != [TensorVariable] or arg_types[1] not in never_equal:
+                return handler
+
+            def compare(tx: Any, args: Any, kwargs: Any) -> Any:
+                tensor, other = args
+                is_number = isinstance(other, ConstantVariable) and isinstance(other.value, (bool, int, float, complex))
+                is_plain = tensor.class_type in (torch.Tensor, torch.nn.Parameter)
+                if is_number or not is_plain or not _is_ours(tx.output.compiler_fn):
+                    return handler(tx, args, kwargs)
+                tx.output.tracing_context.magi_compared_with_constants = True
+                return ConstantVariable.create(value=False)
+
+            return compare
+
+        known = BuiltinVariable.call_function_handler_cache
+        for key in [key for key in known if key[0] is operator.eq]:
+            del known[key]
+        return make_handler
+
+    replace(BuiltinVariable, "_make_handler", make)
+
+
+def _is_ours(compiler_fn: Any) -> bool:
+    """Whether *compiler_fn* is the function or an object of the module of our backends, or wraps one."""
+    while compiler_fn is not None:
+        if _BACKENDS in (getattr(compiler_fn, "__module__", ""), type(compiler_fn).__module__):
+            return True
+        known = getattr(compiler_fn, "__dict__", {})
+        compiler_fn = next((known[name] for name in _INNER if name in known), None)
+    return False
+
+
+def _mattered() -> bool:
+    """Whether the graph that is compiled now was captured whole because of this."""
+    context = torch._guards.TracingContext.try_get()
+    return getattr(context, "magi_compared_with_constants", False)
+
+
+DEFECT = Defect(
+    name=NAME,
+    effect="the comparison of a tensor with a string or another constant breaks the graph",
+    severity="more graphs",
+    since=(2, 10, 0),
+    fixed=(2, 13, 0),
+    guard="a tensor never equals such a constant",
+    patch=patch,
+    mattered_in_capture=_mattered,
+)

@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happened when a function was compiled and run, to read in a terminal, a browser, or a program.
+
+calls.py      what one explained call took, and how far it was from eager
+report.py     the report
+sizes.py      the sizes of a graph's calls, for both
+text.py       as text
+html.py       as a page
+explain.py    runs a function compiled and eager, and makes the report
+"""

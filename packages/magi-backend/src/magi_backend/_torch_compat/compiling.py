@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inductor and Dynamo: how a graph is compiled, with which settings, and what is counted meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import types
+import typing
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch.fx import GraphModule
+
+
+def torch_release() -> tuple[int, ...]:
+    """The release of torch without its local or pre-release part, for example ``(2, 13, 0)``."""
+    return tuple(map(int, re.findall(r"\d+", torch_text())[:3]))
+
+
+def let_threads_register(backend: Callable[..., Any]) -> None:
+    """Several threads may be the first to name *backend* (every torch release).
+
+    ``lookup_backend`` looks whether a name is registered, loads its entry point, and registers it, without a lock. Of
+    threads that are in there together all but one get ``AssertionError: duplicate name``, or a KeyError between the
+    two tables. They hold torch's function by then, so the table that it asks is what can answer differently: *backend*
+    is never in it yet, and always found.
+    """
+    from torch._dynamo.backends import registry
+
+    class Backends(dict[str, Any]):
+        def __contains__(self, name: object) -> bool:
+            return name != backend.__name__ and super().__contains__(name)
+
+        def __missing__(self, name: str) -> Any:
+            if name == backend.__name__:
+                return backend
+            raise KeyError(name)
+
+    registry._COMPILER_FNS = Backends(registry._COMPILER_FNS)
+
+
+def torch_text() -> str:
+    """The version of torch as text, for example ``2.13.0+cpu``."""
+    return str(torch.__version__)
+
+
+def compile_fx(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    inner_compile: Callable[..., Any],
+    config_patches: dict[str, Any],
+) -> Callable[..., Any]:
+    """Inductor's entry for backends: its caches, logs and CUDA graphs come with it. All supported releases."""
+    from torch._inductor.compile_fx import compile_fx as inductor
+
+    return inductor(gm, example_inputs, inner_compile=inner_compile, config_patches=config_patches)  # type: ignore[return-value]
+
+
+def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+    """Compile one forward or backward graph of ATen operators, as Inductor does by itself."""
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    return compile_fx_inner(gm, example_inputs, **kwargs)
+
+
+def backend_fakes(values: Sequence[Any]) -> list[Any]:
+    """The fake tensors that Dynamo traced with, as AOTAutograd takes them.
+
+    Dynamo makes another fake mode for the backend. From torch 2.11 on AOTAutograd takes tensors of the first one over
+    by itself; 2.10 refuses them (`detect_fake_mode` in `torch/_guards.py`).
+    """
+    if torch_release() >= (2, 11):
+        return list(values)
+    from torch._guards import TracingContext
+    from torch.utils._pytree import tree_map_only
+
+    mode = TracingContext.get().fake_mode
+    assert mode is not None, "Dynamo makes one before it calls a backend"
+    return tree_map_only(torch.Tensor, mode.from_tensor, list(values))  # type: ignore[no-any-return]
+
+
+def as_itself(error: Exception, own: tuple[type[Exception], ...]) -> Exception:
+    """*error* such that it leaves a backend as itself, where it is of the classes *own*; any other one unchanged.
+
+    Dynamo and Inductor put what a backend raises inside a ``BackendCompilerFailed``, unless it is one already
+    (``OutputGraph._call_user_compiler``; all supported releases). So the result is of a class with both bases: the same
+    name, the same sentence, the same attributes. Inductor's own wrapper is taken off.
+    """
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    inner: Any = error
+    while isinstance(inner, BackendCompilerFailed) and not isinstance(inner, own):
+        inner = inner.inner_exception
+    if not isinstance(inner, own) or isinstance(inner, BackendCompilerFailed):
+        return error
+    kind = type(inner)
+    both = type(kind.__name__, (kind, BackendCompilerFailed), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    # Dynamo shortens the traceback to what is inside this frame, the one that caught the error.
+    frame = error.__traceback__.tb_frame if error.__traceback__ is not None else None
+    as_torch_would = BackendCompilerFailed(types.SimpleNamespace(__name__="magi"), inner, frame)
+    result: Any = both.__new__(both, *inner.args)
+    vars(result).update(vars(as_torch_would) | vars(inner))
+    result.__cause__ = inner.__cause__
+    return result.with_traceback(error.__traceback__)  # type: ignore[no-any-return]
+
+
+def restarts() -> type[Exception]:
+    """What a backend raises through to make Dynamo capture a function again; no failure."""
+    from torch._dynamo.exc import RestartAnalysis
+
+    return RestartAnalysis
+
+
+def partitioner(settings: dict[str, Any]) -> contextlib.AbstractContextManager[Any]:
+    """AOTAutograd with *settings*, in this context; they are part of its cache key."""
+    from torch._functorch import config
+
+    return config.patch(settings) if settings else contextlib.nullcontext()
+
+
+def cache_counts() -> dict[str, int]:
+    """How often this process hit and missed Inductor's and AOTAutograd's caches so far."""
+    from torch._dynamo.utils import counters
+
+    return {
+        "aot_autograd_hit": counters["aot_autograd"]["autograd_cache_hit"],
+        "aot_autograd_miss": counters["aot_autograd"]["autograd_cache_miss"],
+        "aot_autograd_bypass": counters["aot_autograd"]["autograd_cache_bypass"],
+        "fx_graph_hit": counters["inductor"]["fxgraph_cache_hit"],
+        "fx_graph_miss": counters["inductor"]["fxgraph_cache_miss"],
+        "fx_graph_bypass": counters["inductor"]["fxgraph_cache_bypass"],
+    }
+
+
+def graph_breaks() -> dict[str, int]:
+    """How often Dynamo broke a graph in this process so far, by its first line of reason."""
+    from torch._dynamo.utils import counters
+
+    breaks: dict[str, int] = {}
+    for reason, count in counters["graph_break"].items():
+        first = next((line.strip() for line in str(reason).splitlines() if line.strip()), "unknown")
+        breaks[first] = breaks.get(first, 0) + count
+    return breaks
+
+
+def trace_artifact(name: str, payload: Callable[[], dict[str, Any]]) -> None:
+    """Put *payload* into the structured trace of ``torch.compile`` (TORCH_TRACE, tlparse)."""
+    import json
+
+    from torch._logging._internal import trace_structured
+
+    trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": name, "encoding": "json"},
+        payload_fn=lambda: json.dumps(payload()),
+    )
+
+
+def inductor_keys() -> list[str]:
+    """Every key of ``torch._inductor.config``; its own ``list_options()`` leaves out those that have an alias."""
+    from torch._inductor import config
+
+    return sorted({*torch._inductor.list_options(), *config._config})  # type: ignore[attr-defined]
+
+
+def inductor_type(key: str) -> type | None:
+    """What a value of an Inductor key has to be, as ``torch.compile(options=...)`` checks it; None for anything."""
+    from torch._inductor import config
+
+    kind = config.get_type(key) if key in config._config else None  # type: ignore[attr-defined]
+    if not isinstance(kind, type) or typing.get_origin(kind) is not None or kind is type(None):
+        return None
+    return kind
+
+
+def mode_options(mode: str) -> dict[str, Any]:
+    """The configuration that *mode* of ``torch.compile`` stands for."""
+    import torch._inductor
+
+    return dict(torch._inductor.list_mode_options(mode))
+
+
+_EPILOGUES = "epilogue_fusion_user_defined_triton_kernel"
+
+
+def epilogue_keys() -> tuple[str, ...]:
+    """The key that lets Inductor fuse pointwise work into user kernels; none before torch 2.12."""
+    from torch._inductor import config
+
+    return (_EPILOGUES,) if hasattr(config, _EPILOGUES) else ()
+
+
+def fuse_epilogues() -> None:
+    """Turn that key on."""
+    from torch._inductor import config
+
+    setattr(config, _EPILOGUES, True)

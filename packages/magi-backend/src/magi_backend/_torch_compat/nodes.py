@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes and graphs: what they call, what they write to, how they are cut."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.fx import Graph, GraphModule, Node
+
+
+@dataclass(frozen=True)
+class TritonLaunch:
+    """A launch in a graph: the kernel's name, the tensors that it writes to by parameter, and what comes of them."""
+
+    kernel: str
+    written: dict[str, Node]
+    results: tuple[Node, ...]
+
+
+def triton_launches(graph: Graph) -> list[TritonLaunch]:
+    """The launches in *graph* after functionalisation: a node for each, and an item taken of it for each tensor."""
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_functional
+
+    found = []
+    for node in graph.find_nodes(op="call_function", target=triton_kernel_wrapper_functional):
+        kernel: Any = kernel_side_table.get_kernel(node.kwargs["kernel_idx"])
+        while not hasattr(kernel, "__name__"):
+            kernel = kernel.fn  # an autotuner
+        arguments: Any = node.kwargs["kwargs"]
+        names: Any = node.kwargs["tensors_to_clone"]
+        written = {name: arguments[name] for name in names}
+        found.append(TritonLaunch(kernel.__name__, written, tuple(node.users)))
+    return found
+
+
+def is_item_or_view(node: Node) -> bool:
+    """Whether *node* is an element of its first argument, or looks at its memory."""
+    if node.target is operator.getitem:
+        return True
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+
+
+def is_empty(node: Node) -> bool:
+    """Whether *node* makes a tensor without contents."""
+    return operator_name(node.target) in {"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty"}
+
+
+def is_write(node: Node) -> bool:
+    """Whether *node* is a write that functionalisation has made a function: of a kernel or of an operator."""
+    from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
+    from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_functional
+
+    return node.target in (auto_functionalized, auto_functionalized_v2, triton_kernel_wrapper_functional)
+
+
+def is_pointwise(target: object) -> bool:
+    """Whether the target of a node computes each element from the elements in its place."""
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags
+
+
+def operator_name(target: object) -> str:
+    """``ns::op`` for an operator of the dispatcher, else an empty string."""
+    return str(target.name()).partition(".")[0] if isinstance(target, torch._ops.OpOverload) else ""
+
+
+def is_operator(target: object) -> bool:
+    """Whether the target of a graph node is an operator of the dispatcher."""
+    return isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
+
+
+def operator_schemas(gm: torch.fx.GraphModule) -> tuple[str, ...]:
+    """The schemas of the operators that *gm* calls, also in nested graphs, without those of torch itself."""
+    targets = {
+        node.target
+        for module in gm.modules()
+        if isinstance(module, torch.fx.GraphModule)
+        for node in module.graph.nodes
+    }
+    overloads = {target for target in targets if isinstance(target, torch._ops.OpOverload)}
+    for target in targets:
+        if isinstance(target, torch._ops.OpOverloadPacket):
+            overloads |= {getattr(target, name) for name in target.overloads()}
+    return tuple(sorted(str(op._schema) for op in overloads if op.namespace not in {"aten", "prim", "prims"}))
+
+
+def operator_names() -> list[str]:
+    """Every operator that is registered, as ``ns::op``."""
+    return sorted({name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names()})
+
+
+_PRODUCTS = (
+    "mm",
+    "bmm",
+    "addmm",
+    "baddbmm",
+    "convolution",
+    "_scaled_mm",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_attention_math",
+)
+
+
+def is_product(target: object) -> bool:
+    """Whether the target of a node is a matrix product, a convolution, or attention: bound by arithmetic."""
+    if getattr(target, "__name__", "") == "flex_attention":
+        return True
+    return isinstance(target, torch._ops.OpOverload) and target.namespace == "aten" and target._opname in _PRODUCTS
+
+
+def has_backward(graph: Any) -> bool:
+    """Whether *graph* is a joint graph, whose later part computes gradients from tangents."""
+    return any("tangents" in node.name for node in graph.find_nodes(op="placeholder"))
+
+
+def in_backward(node: Any) -> bool:
+    """Whether a node of a joint graph belongs to its backward."""
+    return node.meta.get("partitioner_tag") == "is_backward" or "fwd_source_fn_stack" in node.meta
+
+
+def is_graph(value: object) -> bool:
+    """Whether *value* is a graph as Dynamo captures them."""
+    from torch.fx import GraphModule
+
+    return isinstance(value, GraphModule)
+
+
+def graph_copy(gm: GraphModule) -> GraphModule:
+    """A copy of *gm* with a graph of its own, which shares parameters and constants."""
+    from torch.fx import GraphModule
+
+    return GraphModule(gm, copy.deepcopy(gm.graph))
+
+
+def split_module(gm: GraphModule, place: Callable[[Any], int]) -> GraphModule:
+    """*gm* with the calls of each place in a submodule of its own, in the order of the places."""
+    from torch.fx.passes.split_module import split_module as split
+
+    return split(gm, None, place, keep_original_order=True)  # type: ignore[arg-type]
+
+
+def replace_submodule(owner: torch.nn.Module, name: str, compiled: Callable[..., Any]) -> None:
+    """Let *owner* call *compiled* where it called its submodule *name*."""
+    delattr(owner, name)
+    # Not a submodule: nn.Module.__call__ costs a microsecond a call, and there is nothing to hook.
+    vars(owner)[name] = compiled

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors, modules and compiled callables: what torch keeps on them."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+
+def _dynamic_marks(tensor: torch.Tensor) -> dict[str, Any]:
+    """What ``mark_dynamic`` and its siblings left on *tensor*: ``_dynamo_dynamic_indices``, ``_has_dynamo_…``, …."""
+    return {name: copy.copy(value) for name, value in vars(tensor).items() if "_dynamo_" in name}
+
+
+def copy_dynamic_marks(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Give *target* the dynamic-dimension marks of *source*."""
+    for name, value in _dynamic_marks(source).items():
+        setattr(target, name, value)
+
+
+@contextlib.contextmanager
+def dynamic_marks(tensors: Sequence[tuple[torch.Tensor, tuple[int, ...]]]) -> Iterator[None]:
+    """Mark dimensions of *tensors* as dynamic within this context; every other mark is left as it was.
+
+    The weak mark is used: a dimension that the traced code fixes, for example by a size that must be 1, is compiled
+    for that size, where the strong one raises ConstraintViolationError.
+    """
+    before = [(tensor, _dynamic_marks(tensor)) for tensor, _ in tensors]
+    try:
+        for tensor, dims in tensors:
+            for dim in dims:
+                torch._dynamo.maybe_mark_dynamic(tensor, dim)
+        yield
+    finally:
+        for tensor, marks in before:
+            for name in _dynamic_marks(tensor):
+                delattr(tensor, name)
+            for name, value in marks.items():
+                setattr(tensor, name, value)
+
+
+def plain_call(module: torch.nn.Module) -> Callable[..., Any]:
+    """The call of *module* with its hooks, never the compiled one."""
+    return module._call_impl
+
+
+def set_compiled_call(owner: torch.nn.Module | type[torch.nn.Module], call: object) -> None:
+    """Let ``nn.Module.__call__`` run *call*: for one instance, or for every instance of a class.
+
+    ``nn.Module.__setattr__`` is passed by, so that nothing of it shows in the module.
+    """
+    if isinstance(owner, type):
+        owner._compiled_call_impl = call  # type: ignore[assignment]
+    else:
+        vars(owner)["_compiled_call_impl"] = call
+
+
+def marked_as_compiled(call: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """*call*, which says that it is *original* compiled, as what ``torch.compile`` returns does."""
+    call._torchdynamo_orig_callable = original  # type: ignore[attr-defined]
+    return call
+
+
+def uncompiled(fn: Any) -> Callable[..., Any] | None:
+    """What ``torch.compile`` or ``magi_compile`` made *fn* from; None when *fn* is not compiled."""
+    original = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", None)
+    if original is not None:
+        return original  # type: ignore[no-any-return]
+    if isinstance(fn, torch.nn.Module) and fn._compiled_call_impl is not None:
+        return fn._call_impl
+    return None
+
+
+def synchronize() -> None:
+    """Wait for the accelerator, if there is one."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+
+
+def version(tensor: torch.Tensor) -> int:
+    """How often *tensor* was written to."""
+    return tensor._version
+
+
+def view_base(tensor: torch.Tensor) -> torch.Tensor:
+    """What *tensor* is a view of; itself where it is none."""
+    return tensor if tensor._base is None else tensor._base
+
+
+def is_wrapper(tensor: torch.Tensor) -> bool:
+    """Whether *tensor* is of a subclass that holds other tensors, such as a DTensor."""
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    return bool(is_traceable_wrapper_subclass(tensor))
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """A number that two tensors share exactly if they share memory; fake tensors have no address to compare."""
+    return int(tensor.untyped_storage()._cdata)

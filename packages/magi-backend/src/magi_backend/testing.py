@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dispatcher of hot sizes without a compilation, to time what it costs to find the code of a call."""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any
+
+from ._hot.inputs import GraphInputs, SizeInput
+from ._hot.table import Code, SizeTable
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+
+def size_dispatcher(
+    inputs: int, sizes: Sequence[int], codes: Mapping[tuple[int, ...], Callable[[list[Any]], Any]]
+) -> Callable[..., Any]:
+    """The function that a graph with hot sizes is called by, over *codes* that are there already.
+
+    Args:
+        inputs: How many inputs the graph has.
+        sizes: The places of those that are sizes, in order.
+        codes: What runs for which values of the sizes; each takes a list of all inputs but the sizes.
+
+    Returns:
+        A function of *inputs* arguments, which counts calls and may evict. Sizes without code give None.
+
+    Example:
+        >>> find = size_dispatcher(3, [1], {(8,): lambda given: given})
+        >>> find("x", 8, "y"), find("x", 9, "y")
+        (['x', 'y'], None)
+    """
+    names = tuple(f"input{place}" for place in range(inputs))
+    hot = tuple(SizeInput(place, f"s{place}", names[place]) for place in sizes)
+    graph: Any = types.SimpleNamespace(inputs=GraphInputs(names, names, hot, differentiates=False))
+    table = SizeTable(
+        graph,
+        general=lambda *_: None,
+        compile_static=lambda *_: next(iter(codes.values())),
+        hot_sizes=len(codes),
+        hot_after=2**31,
+        explicit=(),
+        label=f"{inputs} inputs",
+    )
+    table.codes.update({values: Code(code) for values, code in codes.items()})
+    return table.dispatch()

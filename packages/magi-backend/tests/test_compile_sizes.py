@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes that the user names: code for them at the first call, and an error where they do not fit the graph."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+import pytest
+import torch
+from magi_backend import BackendError, CompileConfig, CompileSizesError, ConfigError, explain
+from torch import Tensor
+
+
+def gram(x: Tensor) -> Tensor:
+    return x @ x.t()
+
+
+def compiled_for(fn: Any, *sizes: dict[str, Any], **keywords: Any) -> Any:
+    options: Any = {"magi.compile_sizes": sizes}
+    return torch.compile(fn, backend="magi", dynamic=True, options=options, **keywords)
+
+
+def made(caplog: pytest.LogCaptureFixture) -> list[tuple[int, ...]]:
+    texts = [record.getMessage() for record in caplog.records if "code for the sizes" in record.getMessage()]
+    return [tuple(map(int, re.findall(r"=(\d+)", text))) for text in texts]
+
+
+def test_they_are_compiled_at_the_first_call_and_taken(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "magi_backend")
+    compiled = compiled_for(gram, {"x": (8, 3)}, {"x": (16, 3)})
+
+    compiled(torch.randn(4, 3))
+    assert made(caplog) == [(8, 3), (16, 3)]
+    for rows in (8, 16, 4, 4, 4, 4):
+        x = torch.randn(rows, 3)
+        torch.testing.assert_close(compiled(x), gram(x))
+    assert len(made(caplog)) == 2
+
+
+def test_the_report_says_that_they_were_asked_for() -> None:
+    report = explain(gram, options={"magi.compile_sizes": ({"x": (8, 3)},)}, dynamic=True)(torch.randn(8, 3))
+
+    sizes = report.compilations[0].sizes
+    assert sizes is not None
+    assert [(use.calls, use.hits, use.note) for use in sizes.uses] == [(3, 3, "asked for")]
+
+
+def test_they_are_never_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "magi_backend")
+    options: Any = {"magi.compile_sizes": ({"x": (8, 3)},), "magi.hot_sizes": 1, "magi.hot_after": 1}
+    compiled = torch.compile(gram, backend="magi", dynamic=True, options=options)
+
+    for rows in (4, 5, 6, 8, 8):
+        compiled(torch.randn(rows, 3))
+
+    assert made(caplog) == [(8, 3), (4, 3), (5, 3), (6, 3)]
+
+
+def test_inputs_inside_others_and_ints_are_named_too(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "magi_backend")
+
+    def scaled(batch: dict[str, Tensor], n: int) -> Tensor:
+        return gram(batch["pixels"]) @ batch["pixels"] * n
+
+    compiled = compiled_for(scaled, {"batch['pixels']": (8, 3), "n": 7})
+    for rows, n in ((4, 5), (8, 7)):
+        x = torch.randn(rows, 3)
+        torch.testing.assert_close(compiled({"pixels": x}, n), scaled({"pixels": x}, n))
+
+    assert sorted(made(caplog)[0]) == [3, 7, 8]
+
+
+def test_the_environment_gives_them_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAGI_COMPILE_COMPILE_SIZES", '[{"x": [1, 16], "n": 3}]')
+
+    assert CompileConfig().compile_sizes == ({"x": (1, 16), "n": 3},)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sentence"),
+    [
+        ({"y": (8, 3)}, "no input of the graph is called 'y'. Give a shape"),
+        ({"xs": (8, 3)}, "no input of the graph is called 'xs' (did you mean 'x'?). Give"),
+        ({"x": (8, 3, 1)}, "x = (8, 3, 1), but it has 2 dimensions"),
+        ({"x": 8}, "x = 8, but it has 2 dimensions"),
+        ({"n": (8,)}, "n = (8,), but it is an int"),
+        ({"x": (8, 3)}, "leaves n ("),
+        ({"x": (8, 3), "w": (4, 2), "n": 3}, "w.shape[0] is 4, but the same symbol"),
+        ({"x": (8, 3), "w": (3, 5), "n": 3}, "w.shape[1] is 5, but the graph was captured with 2 fixed there"),
+        ({"x": (1, 3), "w": (3, 2), "n": 3}, "breaks what the graph was captured for: 2 <="),
+        ({"x": (7, 3), "w": (3, 2), "n": 3}, "breaks what the graph was captured for:"),
+    ],
+)
+def test_what_does_not_fit_is_an_error_that_lists_the_inputs(sizes: dict[str, Any], sentence: str) -> None:
+    w = torch.randn(3, 2)
+    torch._dynamo.mark_static(w, 1)
+
+    def model(x: Tensor, w: Tensor, n: int) -> Tensor:
+        return (x @ w).reshape(-1, x.shape[0] // 2, 2).reshape(x.shape[0] // 2, 4) * n
+
+    with pytest.raises(CompileSizesError) as caught:
+        compiled_for(model, sizes, fullgraph=True)(torch.randn(6, 3), w, 5)
+
+    text = str(caught.value)
+    assert text.startswith("magi.compile_sizes: ")
+    assert sentence in text
+    assert re.search(r"Its inputs are: x \((\w+), (\w+)\); w \(\2, 2\); n (\w+)", text), text
+    assert isinstance(caught.value, BackendError)
+
+
+def test_a_function_that_is_two_graphs_takes_sizes_for_each(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "magi_backend")
+
+    def broken(x: Tensor, y: Tensor) -> Tensor:
+        first = gram(x)
+        torch._dynamo.graph_break()
+        return first.sum() + gram(y)
+
+    compiled = compiled_for(broken, {"x": (8, 3)}, {"y": (6, 3), "first": (8, 8)})
+    x, y = torch.randn(8, 3), torch.randn(6, 3)
+
+    torch.testing.assert_close(compiled(x, y), broken(x, y))
+    assert sorted(map(sorted, made(caplog))) == [[3, 6, 8], [3, 8]]
+
+
+@pytest.mark.parametrize("value", [{"x": (1, 2)}, ["x"], ({"x": "1,2"},), ({"x": (1, -2)},), ({"x": (1.5,)},), ({},)])
+def test_malformed_sizes_name_the_setting(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"compile_sizes = .* takes a sequence of dicts of input to shape or number"):
+        CompileConfig(compile_sizes=value)
+    with pytest.raises(ConfigError, match=r"magi\.compile_sizes = .* takes a sequence of dicts"):
+        torch.compile(gram, backend="magi", options={"magi.compile_sizes": value})(torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("text", ["x", "[1, 2", '{"x": [1]}'])
+def test_a_malformed_variable_is_named(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAGI_COMPILE_COMPILE_SIZES", text)
+
+    with pytest.raises(ConfigError, match="The environment variable MAGI_COMPILE_COMPILE_SIZES"):
+        CompileConfig()

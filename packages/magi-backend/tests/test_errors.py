@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a wrong type or value is answered with, at every public entry: a sentence, where the value was given."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import magi_opschema
+import magi_tritonwrap
+import pytest
+import torch
+from magi_backend import (
+    BackendError,
+    CompileConfig,
+    ConfigError,
+    OptionError,
+    PassConfig,
+    TargetError,
+    TargetTypeError,
+    explain,
+    magi,
+    magi_compile,
+    magi_register_custom_op,
+)
+from torch import Tensor, nn
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def scale(x: Tensor, n: int = 1) -> Tensor:
+    return x * n
+
+
+def compiled(**options: Any) -> Callable[[], object]:
+    return lambda: magi_compile(scale, **options)
+
+
+def explained(**options: Any) -> Callable[[], object]:
+    return lambda: explain(scale, **options)
+
+
+MAGI_COMPILE = [
+    (compiled(dynamic_arg_dims=["x"]), TargetTypeError, "scale: dynamic_arg_dims=['x'] is a list; it takes a dict of"),
+    (compiled(dynamic_arg_dims="x"), TargetTypeError, "dynamic_arg_dims='x' is a str"),
+    (compiled(dynamic_arg_dims=0), TargetTypeError, "dynamic_arg_dims=0 is a int"),
+    (compiled(dynamic_arg_dims={0: 0}), TargetError, "scale has no parameter 0 for dynamic_arg_dims."),
+    (compiled(dynamic_arg_dims={"x": 0.0}), TargetError, "dynamic_arg_dims['x'] is 0.0; it takes a dimension such as"),
+    (compiled(dynamic_arg_dims={"x": "0"}), TargetError, "dynamic_arg_dims['x'] is '0'"),
+    (compiled(dynamic_arg_dims={"x": [True]}), TargetError, "dynamic_arg_dims['x'] is [True]"),
+    (compiled(dynamic_arg_dims={"x": None}), TargetError, "dynamic_arg_dims['x'] is None"),
+    (compiled(model_tag=3), TargetTypeError, "model_tag=3 is a int; it takes a name, a str"),
+    (compiled(enable_if=True), TargetTypeError, "enable_if=True is a bool; it takes a function without arguments"),
+    (compiled(config_patch=3), ConfigError, "config_patch gave a int. It is a dict of dotted names"),
+    (compiled(config_patch={3: True}), ConfigError, "3 (a int) is not the name of a setting. Names are such as 'mode'"),
+    (compiled(config_patch={"chek": True}), ConfigError, "'chek' is no setting of the magi backend. Did you mean 'che"),
+    (compiled(config_patch={"check": 1}), ConfigError, "check = 1 (a int, from config_patch): the setting takes True"),
+    (compiled(config_patch={"max_autotune": True}), ConfigError, "'max_autotune' is no setting of the magi backend"),
+    (compiled(config_patch={"chek": 1}, enable_if=lambda: False), ConfigError, "'chek' is no setting"),
+    (compiled(config_patch=lambda _: {"tune": None}), ConfigError, "tune = None (a NoneType, from config_patch)"),
+    (lambda: magi_compile(nn.Linear(2, 2), dynamic_arg_dims={"x": 0}), TargetError, "Its parameters are input"),
+    (
+        lambda: magi_compile(scale, dynamic_arg_dims={"n": 0})(torch.ones(2), 3),
+        TargetTypeError,
+        "dynamic_arg_dims names 'n', which was called with 3 (a int). Only a Tensor has dimensions",
+    ),
+]
+
+SETTINGS = [
+    (lambda: CompileConfig(check="yes"), "check = 'yes': the setting check takes True or False."),
+    (lambda: CompileConfig(check=1), "check = 1: the setting check takes True or False."),
+    (lambda: CompileConfig(mode=3), "mode = 3: the setting mode takes one of 'default'"),
+    (lambda: CompileConfig(memory_budget="0.5"), "memory_budget = '0.5': the setting memory_budget takes float from 0"),
+    (lambda: CompileConfig(memory_budget=True), "memory_budget = True"),
+    (lambda: CompileConfig(memory_budget=float("nan")), "memory_budget = nan"),
+    (lambda: CompileConfig(boundary_ops=[3]), "boundary_ops takes operator names such as 'ns::op'"),
+    (lambda: CompileConfig(pass_config=3), "pass_config = 3: the settings pass_config take a PassConfig or a dict"),
+    (lambda: CompileConfig(pass_config={"max_tiles": "2"}), "pass_config.max_tiles = '2': the setting pass_config.max"),
+    (lambda: CompileConfig(pass_config={"tiles": 2}), "'pass_config.tiles' is no setting"),
+    (lambda: CompileConfig(chek=True), "'chek' is no setting of the magi backend. Did you mean 'check'?"),
+    (lambda: PassConfig(max_tiles=9), "pass_config.max_tiles = 9: the setting pass_config.max_tiles takes int from 2"),
+    (lambda: PassConfig(max_tiles="3"), "pass_config.max_tiles = '3'"),  # type: ignore[arg-type]
+    (lambda: PassConfig(enable_conv_layout="no"), "enable_conv_layout takes True or False"),  # type: ignore[arg-type]
+    (lambda: PassConfig(tiles=2), "'pass_config.tiles' is no setting of the magi"),  # type: ignore[call-arg]
+    (lambda: CompileConfig.resolve(options=3), "options = 3 is a int. It is a dict"),  # type: ignore[arg-type]
+    (lambda: CompileConfig.resolve(options={3: 1}), "3 (a int) is not the name of a setting. Names are such as 'magi"),  # type: ignore[dict-item]
+    (lambda: CompileConfig().replace([]), "argument = [] is a list. It is a dict"),  # type: ignore[arg-type]
+    (lambda: CompileConfig().origin("nope"), "'nope' is no setting"),
+]
+
+OPTIONS = [
+    (explained(options=3), "options=3 is a int. It is a dict such as {'magi.check': True}."),
+    (explained(options="magi.check"), "options='magi.check' is a str."),
+    (explained(options=["magi.check"]), "options=['magi.check'] is a list."),
+    (
+        explained(options={"magi.chek": True}),
+        "'magi.chek' is no setting of the magi backend. Did you mean 'magi.check'",
+    ),
+    (explained(options={"max_autotun": True}), "Unknown option 'max_autotun' for the magi backend."),
+    (explained(options={"magi.check": "yes"}), "magi.check = 'yes' (a str, from options)"),
+    (explained(mode="fast"), "mode='fast' is no mode of the magi backend."),
+    (explained(mode=3), "mode=3 is no mode of the magi backend."),
+    (explained(mode="default", options={"magi.check": True}), "explain: mode='default' beside options."),
+    (explained(dynamic="yes"), "explain: dynamic='yes' is a str; it takes True, False or None."),
+    (explained(fullgraph=1), "explain: fullgraph=1 is a int; it takes True or False."),
+    (lambda: torch.compile(scale, backend="magi", options={"magi.tune": 1})(torch.ones(2)), "magi.tune = 1 (a int"),
+]
+
+OBJECTS = [
+    (lambda: explain(3), "explain takes a module or a function, and got 3 (a int)."),  # type: ignore[arg-type]
+    (lambda: explain(nn.Linear), "explain takes a module or a function, and got <class"),
+    (lambda: magi(scale, [torch.ones(2)]), "magi compiles a graph that Dynamo captured, and got <function scale"),  # type: ignore[arg-type]
+    (lambda: magi(nn.ReLU(), [torch.ones(2)]), 'Write torch.compile(model, backend="magi").'),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("act", "kind", "sentence"), MAGI_COMPILE)
+def test_magi_compile(act: Callable[[], object], kind: type[Exception], sentence: str) -> None:
+    with pytest.raises(kind) as caught:
+        act()
+
+    assert sentence in str(caught.value)
+    assert isinstance(caught.value, BackendError)
+
+
+@pytest.mark.parametrize(("act", "sentence"), SETTINGS)
+def test_settings(act: Callable[[], object], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        act()
+
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(("act", "sentence"), OPTIONS)
+def test_options(act: Callable[[], object], sentence: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        act()
+
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(("act", "sentence"), OBJECTS)
+def test_objects(act: Callable[[], object], sentence: str) -> None:
+    with pytest.raises(TargetTypeError) as caught:
+        act()
+
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "sentence"),
+    [
+        ({"is_subgraph_boundary": "no"}, magi_opschema.OpSchemaError, "is_subgraph_boundary='no' (str) is not True or"),
+        ({"is_subgraph_boundary": None}, magi_opschema.OpSchemaError, "is_subgraph_boundary=None (NoneType) is not"),
+        ({"is_compute_sensitive": 1}, magi_opschema.OpSchemaError, "is_compute_sensitive=1 (int) is not True or False"),
+        ({"override": "yes"}, magi_opschema.OpSchemaError, "override='yes' (str) is not True or False"),
+        ({"extra_triton_kernels": 3}, magi_tritonwrap.TritonWrapError, "an extra kernel is 3 (a int). Give a list of"),
+        ({"extra_triton_kernels": [scale]}, magi_tritonwrap.TritonWrapError, "an extra kernel is <function scale"),
+        ({"extra_triton_kernels": "kernel"}, magi_tritonwrap.TritonWrapError, "an extra kernel is 'k' (a str)"),
+    ],
+)
+def test_magi_register_custom_op(ns: str, options: dict[str, Any], kind: type[Exception], sentence: str) -> None:
+    with pytest.raises(kind) as caught:
+        magi_register_custom_op(f"{ns}::scale", **options)(scale)
+
+    assert sentence in str(caught.value)
+
+
+def test_a_decorator_without_brackets_is_noticed() -> None:
+    with pytest.raises(magi_opschema.OpSchemaError, match=r"takes a name, and got a function .* Write @magi_register"):
+        magi_register_custom_op(scale)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dims", [0, [0], (0, 1), range(1), [0, -2]])
+def test_any_sequence_of_dimensions_is_taken(dims: Any) -> None:
+    fn = magi_compile(scale, dynamic_arg_dims={"x": dims})
+
+    torch.testing.assert_close(fn(torch.ones(3, 2), 2), torch.full((3, 2), 2.0))
+
+
+@pytest.mark.parametrize("arguments", [(), (1, 2, 3)])
+def test_wrong_arguments_are_refused_as_the_function_does_it(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(TypeError, match=r"scale\(\) (missing|takes)"):
+        magi_compile(scale, dynamic_arg_dims={"x": 0})(*arguments)
+
+
+class Owner:
+    factor = 2.0
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+def test_a_function_whose_first_parameter_is_self_is_called_with_it() -> None:
+    fn = magi_compile(Owner.scaled, dynamic_arg_dims={"x": 0})
+
+    torch.testing.assert_close(fn(Owner(), torch.ones(3)), torch.full((3,), 2.0))

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ctrl-C and ``sys.exit`` while this backend works arrive as themselves, and leave nothing behind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from magi_backend import MismatchError, explain
+from magi_backend._records.collect import Collector, collecting
+from magi_backend._repairs._listing import known_defects
+from magi_backend._repairs._scope import is_active, repaired
+from torch import Tensor, nn
+from torch._inductor import ir
+from torch._inductor.graph import GraphLowering
+from torch._inductor.scheduler import Scheduler
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+INTERRUPTS = [KeyboardInterrupt, SystemExit]
+
+# Where one strikes: in the lowering, the scheduler, and the code that is written last.
+PLACES = [(GraphLowering, "run"), (Scheduler, "dead_node_elimination"), (GraphLowering, "codegen")]
+
+
+@pytest.mark.parametrize("kind", INTERRUPTS)
+@pytest.mark.parametrize(("owner", "name"), PLACES)
+def test_in_a_compilation(kind: type[BaseException], owner: type, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def strike(*_: Any, **__: Any) -> None:
+        raise kind
+
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.randn(1, 3, 8, 8)
+    compiled = torch.compile(model, backend="magi", dynamic=True, options={"magi.progress": False})
+    settings = torch._inductor.config.get_config_copy()
+    collector = Collector(fresh=True)
+
+    with monkeypatch.context() as patch, collecting(collector), torch.no_grad():
+        patch.setattr(owner, name, strike)
+        with pytest.raises(kind) as caught:
+            compiled(x)
+
+    assert type(caught.value) is kind
+    assert torch._inductor.config.get_config_copy() == settings
+    assert not any(is_active(defect.name) for defect in known_defects())
+    (compilation,) = collector.compilations()
+    assert compilation.error.startswith(kind.__name__)
+    assert all(graph.error.startswith(kind.__name__) for graph in compilation.graphs)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", INTERRUPTS)
+def test_inside_a_repair(kind: type[BaseException]) -> None:
+    class Struck:
+        def __lt__(self, other: object) -> bool:
+            raise kind
+
+        __gt__ = __lt__
+
+    reported: list[str] = []
+    with pytest.raises(kind), repaired(known_defects(), reported.append):
+        ir.get_stride_order([Struck(), Struck()])
+
+    assert not any(is_active(defect.name) for defect in known_defects())
+    assert reported == []
+
+
+@pytest.mark.parametrize("kind", INTERRUPTS)
+def test_in_check_which_then_checks_the_next_call(kind: type[BaseException], ns: str) -> None:
+    state: dict[str, bool] = {"struck": True, "wrong": True}
+
+    @torch.library.custom_op(f"{ns}::lie", mutates_args=())
+    def lie(x: Tensor) -> Tensor:
+        if state["struck"]:
+            raise kind
+        # Eager and compiled calls alternate under magi.check.
+        state["turn"] = not state.get("turn", False)
+        return x + 1 if state["turn"] or not state["wrong"] else x + 2
+
+    @lie.register_fake
+    def _(x: Tensor) -> Tensor:
+        return torch.empty_like(x)
+
+    options: dict[str, Any] = {"magi.check": True, "magi.progress": False}
+    fn = torch.compile(lambda x: lie(x) * 1, backend="magi", options=options)
+
+    with pytest.raises(kind):
+        fn(torch.ones(3))
+    state["struck"] = False
+    for _call in range(2):
+        state["turn"] = False
+        with pytest.raises(MismatchError, match=r"output.* of the compiled code differs from eager by 1"):
+            fn(torch.ones(3))
+    state["wrong"] = False
+    torch.testing.assert_close(fn(torch.ones(3)), torch.full((3,), 2.0))
+
+
+class Counting(nn.Module):
+    """A module that counts its calls in a buffer, and is interrupted at one."""
+
+    calls: Tensor
+
+    def __init__(self, interrupt: Callable[[], None]) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.interrupt = interrupt
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.interrupt()
+        return x + self.calls
+
+
+@pytest.mark.parametrize("kind", [*INTERRUPTS, RuntimeError])
+def test_in_explain_which_puts_buffers_back(kind: type[BaseException]) -> None:
+    def interrupt() -> None:
+        raise kind
+
+    model = Counting(interrupt)
+
+    with pytest.raises(kind):
+        explain(model)(torch.ones(2))
+
+    assert model.calls == 0
