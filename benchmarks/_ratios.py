@@ -3,11 +3,13 @@
 
 A ratio is one (arm, case) over another, below 1 is faster: the median over the repeats, in each of which both arms were
 measured. Where one was measured once, a floor for example, it is the median of the other over it.
-A key that ends in `_speedup` is the other way round; one that ends in `_ms` is no ratio but milliseconds.
+A key that ends in `_speedup` is the other way round; one that ends in `_ms` or `_us` is a time, not a ratio. One that
+ends in `_low` or `_high` is an end of the 95% interval of the ratio that it is named after; bars hold for that ratio.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -85,24 +87,22 @@ DERIVED: dict[str, Callable[[Mapping[Measured, Sequence[float]]], dict[str, floa
 
 
 def _backend_parity(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """For each model, the lower end of the 95% interval of magi over stock Inductor, for a run and a compilation."""
+    """For each model magi over stock Inductor, for a run and a compilation: the median, and where it may lie."""
     seconds = {(row["arm"], row["case"]): row["seconds"] for row in rows}
-    cases = [case for arm, case in seconds if arm == "inductor"]
-    return {
-        f"{case.replace(' ', '_')}_vs_inductor": _interval(seconds["magi", case], seconds["inductor", case])[0]
-        for case in cases
-    }
+    found: dict[str, float] = {}
+    for case in (case for arm, case in seconds if arm == "inductor"):
+        ours, theirs = seconds["magi", case], seconds["inductor", case]
+        name = f"{case.replace(' ', '_')}_vs_inductor"
+        low, high = _interval(ours, theirs)
+        found |= {name: ratio_of(ours, theirs), f"{name}_low": low, f"{name}_high": high}
+    return found
 
 
 def _interval(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
-    """The 95% interval of the ratio of medians of paired repeats, by resampling the pairs."""
+    """The 95% interval of the ratio of paired repeats, by resampling the pairs."""
     chance = random.Random(0)  # noqa: S311 - a seed for the resampling
-    pairs = list(zip(ours, theirs, strict=True))
-    found = []
-    for _ in range(2000):
-        drawn = chance.choices(pairs, k=len(pairs))
-        found.append(statistics.median(a for a, _ in drawn) / statistics.median(b for _, b in drawn))
-    found.sort()
+    quotients = [a / b for a, b in zip(ours, theirs, strict=True)]
+    found = sorted(statistics.median(chance.choices(quotients, k=len(quotients))) for _ in range(2000))
     return found[50], found[-51]
 
 
@@ -137,9 +137,85 @@ def _dynamic_decode(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return found
 
 
+def _arms_of_magi(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Each arm of magi over stock, dynamic and static, of each case.
+
+    An arm of magi that failed, where stock did not, counts as 0.
+    """
+    seconds = {(row["case"], row["arm"]): row["seconds"] for row in rows}
+    found: dict[str, float] = {}
+    for (case, arm), mine in sorted(seconds.items()):
+        if arm in {"magi_dynamic", "magi_static", "magi_tuned"}:
+            name = case + arm.removeprefix("magi").removesuffix("_dynamic")
+            for stock in ("stock_dynamic", "stock_static"):
+                if theirs := seconds.get((case, stock)):
+                    found[f"{name}_vs_{stock}_speedup"] = ratio_of(theirs, mine) if mine else 0.0
+    return found
+
+
+def _decoder_fragments(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The ratios of each fragment, and of the worst and the median fragment."""
+    found = _arms_of_magi(rows)
+    cases = {row["case"] for row in rows}
+    for against in ("vs_stock_dynamic_speedup", "vs_stock_static_speedup"):
+        if each := [found[f"{case}_{against}"] for case in cases if f"{case}_{against}" in found]:
+            found[f"fragments_worst_{against}"] = min(each)
+            found[f"fragments_median_{against}"] = statistics.median(each)
+    return found
+
+
+def _real_decoders(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The ratios of each decode, over its floor too, and of the compilations of its first and second call.
+
+    The keys of a changed model end in ``_nobreak``.
+    """
+    unchanged = [row for row in rows if "_nobreak" not in row["case"]]
+    changed = [{**row, "case": row["case"].replace("_nobreak", "")} for row in rows if "_nobreak" in row["case"]]
+    return _of_decodes(unchanged) | {f"{key}_nobreak": value for key, value in _of_decodes(changed).items()}
+
+
+def _of_decodes(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    found = _arms_of_magi([row for row in rows if "_compile" not in row["case"]])
+    seconds = {(row["case"], row["arm"]): row["seconds"] for row in rows if row["seconds"]}
+    for (case, arm), mine in sorted(seconds.items()):
+        model, compiled, _ = case.partition("_compile")
+        if compiled and arm == "magi_dynamic" and (theirs := seconds.get((case, "stock_dynamic"))):
+            # Compilations alone sort before those of all arms together, and stay.
+            found.setdefault(f"{model}_compile_vs_stock", ratio_of(mine, theirs))
+    for row in rows:
+        if row.get("floor_seconds") and (ours := seconds.get((row["case"], "magi_dynamic"))):
+            found[f"{row['case']}_vs_floor"] = statistics.median(ours) / row["floor_seconds"]
+    return found
+
+
+def _hot_sizes(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """What the way to the code for a size adds to a call, in microseconds; and that code over stock, model by model.
+
+    The prompts of a language model count as one, by the geometric mean.
+    """
+    seconds = {(row["case"], row["arm"]): row["seconds"] for row in rows}
+    found: dict[str, float] = {}
+    for key, case in (("dispatch_us", "16 inputs"), ("dispatch_300_us", "300 inputs")):
+        if (ours := seconds.get((case, "dispatch"))) and (theirs := seconds.get((case, "direct"))):
+            found[key] = 1e6 * statistics.median(a - b for a, b in zip(ours, theirs, strict=True))
+    for stock in ("stock_dynamic", "stock_static"):
+        each: dict[str, list[float]] = {}
+        for (case, arm), mine in sorted(seconds.items()):
+            theirs = seconds.get((case, stock))
+            if arm == "magi_hot" and theirs:
+                model = "llama" if case.startswith("llama_") else case
+                each.setdefault(model, []).append(ratio_of(theirs, mine) if mine else 0.0)
+        for model, speedups in each.items():
+            found[f"{model}_hot_vs_{stock}_speedup"] = math.prod(speedups) ** (1 / len(speedups))
+    return found
+
+
 FROM_ROWS: dict[str, Callable[[Sequence[Mapping[str, Any]]], dict[str, float]]] = {
     "backend_parity": _backend_parity,
+    "decoder_fragments": _decoder_fragments,
     "dynamic_decode": _dynamic_decode,
+    "hot_sizes": _hot_sizes,
+    "real_decoders": _real_decoders,
     "recompute": _recompute,
 }
 """Benchmarks whose ratios are made of whole rows."""

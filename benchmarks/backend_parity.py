@@ -34,7 +34,7 @@ import _models  # the models of the end-to-end tests
 Options = dict[str, str | int | bool | Callable[..., Any]]
 
 PAIRS = 15
-NOTE = "The ratios are the lower ends of 95% intervals of ratios of medians."
+NOTE = "A ratio is the median over the pairs; `_low` and `_high` are the ends of its 95% interval."
 NO_CACHES: Options = {"fx_graph_cache": False}
 BY_HAND: Options = {**NO_CACHES, "reorder_for_peak_memory": False}
 INPUTS: dict[str, Callable[[], Tensor]] = {

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The time and the memory of calls on a device, and who may measure there."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+QUEUED_SECONDS, MOST_QUEUED = 0.25, 20
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Times calls on *device*, "cuda" or "cpu"."""
+
+    device: str
+
+    def wait(self) -> None:
+        """Until the GPU has done what it was given."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def make_room(self) -> None:
+        """Give cached memory back, and count its peak anew."""
+        if self.device == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+    def peak_bytes(self) -> int | None:
+        """The most memory in use since `make_room`; None for a processor."""
+        return torch.cuda.max_memory_allocated() if self.device == "cuda" else None
+
+    def seconds(self, call: Callable[[], Any], calls: int = 1) -> float:
+        """Wall time of each of *calls* calls, the first of which finds an idle device."""
+        self.wait()
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        self.wait()
+        return (time.perf_counter() - start) / calls
+
+
+def calls_in_a_queue(seconds_alone: float, queued_seconds: float = QUEUED_SECONDS) -> int:
+    """Enough calls that waiting for the first launch does not count."""
+    return min(MOST_QUEUED, max(1, round(queued_seconds / seconds_alone)))
+
+
+def stay_on_one_core() -> None:
+    """Run this thread on the last of its cores, as the other arms do.
+
+    Launch-bound arms with the same kernels have differed by half on different cores, now one ahead and now the other.
+    """
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+
+def measure_configurations_alone(lock_file: str) -> None:
+    """Have Inductor measure the configurations of its kernels while no other process does, by a lock on *lock_file*.
+
+    Processes that compile at the same time would otherwise choose by chance.
+    """
+    from filelock import FileLock  # torch itself requires it
+    from torch._inductor.runtime.benchmarking import benchmarker
+
+    lock = FileLock(lock_file)
+    measure = benchmarker.benchmark_gpu
+
+    def alone(*arguments: Any, **options: Any) -> Any:
+        with lock:  # which this process may hold already: the methods call each other
+            return measure(*arguments, **options)
+
+    benchmarker.benchmark_gpu = alone  # type: ignore[method-assign]
+
+
+@contextmanager
+def true_float32() -> Iterator[None]:
+    """Products and convolutions of float32 without TF32."""
+    convolutions, products = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = convolutions, products

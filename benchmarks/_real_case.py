@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One whole decode under one arm, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from _arms import Arm, arm_named
+from _case import Case, Plan, Row, measure_case
+from _clock import Clock, true_float32
+from _difference import difference, judged
+from _real_models import MODELS, compiled_part, decode, denoise, without_the_break
+from torch import Tensor
+
+
+class RealCase(Case):
+    """The model *name* under *arm*, a *tiny* one on the CPU; *references* is a folder that all arms of it share."""
+
+    def __init__(self, name: str, arm: Arm, references: Path, *, no_break: bool, tiny: bool) -> None:
+        self.name, self.arm, self.no_break, self.tiny = name + "_nobreak" * no_break, arm, no_break, tiny
+        self.kind, self.references = MODELS[name], references
+        self.clock = Clock("cpu" if tiny else "cuda")
+        self.dtype = torch.float32 if tiny else torch.bfloat16
+        self.model = self.built().to(self.dtype)
+        part = compiled_part(self.model)
+        self.eager = part.forward
+        if arm.channels_last:
+            torch.backends.cudnn.benchmark = True
+            for parameter in self.model.parameters():
+                if parameter.dim() > 3:
+                    layout = torch.channels_last if parameter.dim() == 4 else torch.channels_last_3d
+                    parameter.data = parameter.data.contiguous(memory_format=layout)
+        if arm.is_compiled:
+            part.forward = arm.compile(part.forward, dynamic=arm.dynamic)
+        self.given: dict[str, Tensor] = {}
+
+    def built(self) -> Any:
+        """The model with the weights that all arms have, in float32."""
+        torch.manual_seed(0)
+        with torch.device(self.clock.device):
+            model = self.kind.build(tiny=self.tiny).to(self.clock.device)
+        if self.no_break:
+            without_the_break(model)
+        return model
+
+    def arguments(self, *, second: bool = False) -> dict[str, Tensor]:
+        """What the model is called with."""
+        return self.kind.arguments(self.clock.device, self.dtype, tiny=self.tiny, second=second)
+
+    def call(self) -> object:
+        self.given = self.given or self.arguments()
+        return self._run(self.model, self.given)
+
+    def call_eagerly(self) -> object:
+        assert not self.arm.is_compiled
+        return self.call()
+
+    def forget(self) -> None:
+        self.given = {}
+
+    def compared(self, *, second: bool) -> Row:
+        given = self.arguments(second=second)
+        ours = self._run(self.model, given)
+        reference, eager = self._references(given, second=second)
+        where = f"{self.name}{' at its second size' if second else ''}"
+        return judged(difference(ours, reference), eager, where)
+
+    def _references(self, given: dict[str, Tensor], *, second: bool) -> tuple[Tensor, Any]:
+        """Eager code's output in float32, and how far from it eager code lies in the arm's type; once for all arms."""
+        file = self.references / f"{self.name}{'-second' * second}.pt"
+        if file.exists():
+            kept = torch.load(file, weights_only=False)
+            return kept["reference"].to(self.clock.device), kept["eager"]
+        model = self.built().to(self.dtype)
+        out = self._run(model, given)
+        model = model.float()
+        with true_float32():
+            reference = self._run(model, {name: value.float() for name, value in given.items()})
+        eager = difference(out, reference)
+        torch.save({"reference": reference.cpu(), "eager": eager}, file)
+        return reference, eager
+
+    @staticmethod
+    def _run(model: Any, given: dict[str, Tensor]) -> Tensor:
+        return decode(model, **given) if hasattr(model, "decode") else denoise(model, **given)
+
+
+def measure(
+    name: str, arm: str, plan: Plan, references: str, no_break: bool, tiny: bool, *, commands: Iterator[str]
+) -> list[Row]:
+    """Compile and measure one case in this process, on the parent's *commands*; its rows."""
+    if tiny:
+        torch.set_num_threads(1)
+    case = RealCase(name, arm_named(arm), Path(references), no_break=no_break, tiny=tiny)
+    return measure_case(case, plan, commands)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Code for sizes that come back: what it gains over stock `torch.compile`, and what finding it costs.
+
+    python benchmarks/hot_sizes.py --only wan21 --out DIR     # one model a command; also kl, llama, groupnorm_480p
+    python benchmarks/hot_sizes.py --only dispatch --out DIR  # on a CPU
+    python benchmarks/hot_sizes.py --merge DIR/rows.jsonl ...
+
+Each (model, arm) is a process with caches of its own. They compile at the same time, and then the arms of a model
+measure in turn, once each a round, while nothing compiles. A model is called until a call compiles nothing, so
+`magi_hot` has code for each size that is measured. A time is that of a call among enough queued ones to fill a tenth of
+a second, at most 20. An arm whose outputs lie too far from eager code in float32 fails.
+
+`dispatch` is a call of the function that finds the code for its sizes, against a call of what AOTAutograd made for
+them: 3 symbols, 8 sizes with code, counting and dropping on; 16 and 300 inputs. The code itself returns at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from _hot_case import ARMS, MODELS, measure
+from _hot_dispatch import CASES, measure_dispatch
+from _ratios import ratios
+from _rows import publish
+from _runs import median, parser_of, place_of_arm, run, split
+from _workers import Job
+
+
+NAME = "hot_sizes"
+DISPATCH = "dispatch"
+COLUMNS = ("case", "arm", "torch", "median", "compile s", "sizes with code", "difference", "of eager")
+PRELOAD = ("torch._inductor.compile_fx", "triton.compiler", "magi_backend._compose", "_hot_case")
+
+Row = dict[str, Any]
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """A Markdown table, one line per row."""
+    lines = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
+    for row in rows:
+        cells = [row["case"], row["arm"], row["torch"]]
+        seconds = median(row)
+        if seconds is None:
+            cells += [row["reason"].replace("|", "/"), *[""] * 4]
+        else:
+            cells.append(f"{1e6 * seconds:.2f} µs" if seconds < 1e-4 else f"{1e3 * seconds:.3f} ms")
+            cells += [f"{row['compile_seconds']:.1f}", str(row["codes"])] if "codes" in row else ["", ""]
+            differences = [row.get(which) for which in ("difference", "eager_difference")]
+            cells += [f"{of['relative']:.1e}" if of else "" for of in differences]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def place(row: Row) -> tuple[Any, ...]:
+    """Where a row stands in the results: by model, release, size and arm."""
+    models, case = [*MODELS, *CASES], row["case"]
+    model = next((place for place, name in enumerate(models) if case.startswith(name)), len(models))
+    tokens = case.rpartition("_")[2]
+    return model, row["torch"], tokens.rjust(8), *place_of_arm(row["arm"], ARMS)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the command line."""
+    parser = parser_of(NAME, __doc__, ARMS)
+    parser.add_argument("--only", type=split, default=[*MODELS, DISPATCH], help=f"of {', '.join(MODELS)}, {DISPATCH}")
+    parser.set_defaults(compile_seconds=480.0, step_seconds=120.0)
+    options = parser.parse_args(argv)
+    if options.merge:
+        publish(NAME, options.merge, place, table)
+        return
+    if unknown := set(options.only) - {*MODELS, DISPATCH}:
+        parser.error(f"no model {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}, {DISPATCH}")
+    lock = str(Path(tempfile.gettempdir()) / f"{NAME}-{os.getpid()}.lock")
+    groups = [
+        [Job(DISPATCH, DISPATCH, measure_dispatch, (options.tiny,))]
+        if name == DISPATCH
+        else [Job(name, arm, measure, (name, arm, options.tiny, lock)) for arm in options.arms]
+        for name in options.only
+    ]
+    rows = sorted(run(groups, options, PRELOAD, table), key=place)
+    print("", *table(rows), "", json.dumps(ratios(NAME, rows), indent=1), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
