@@ -38,7 +38,6 @@ class DropRepeated(MagiInductorPass):
     """
 
     inductor_config_keys_potentially_mutated_by_this_pass = ("max_fusion_size",)
-    uuid_helpers = (repeated,)
     fusion_limit: int = 16
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:

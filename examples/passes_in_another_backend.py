@@ -58,7 +58,6 @@ def sines(graph: Graph) -> list[Any]:
 class SmallAngles(MagiInductorPass):
     """Our pass, at the same hook as theirs: sin(x) = x for angles that are known to be small."""
 
-    uuid_helpers = (sines,)
     hook = "post_grad_custom_pre_pass"
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:

@@ -364,3 +364,38 @@ def test_a_second_process_is_warm_on_a_real_model(model: str, tmp_path: Path) ->
     assert second["aot_misses"] == first["aot_misses"] - 1, ATTEMPT
     assert second["fx_hits"] > 0
     assert (second["aot_bypasses"], second["fx_misses"], second["fx_bypasses"]) == (0, 0, 0)
+
+
+HOT = """
+import json
+import torch
+import magi_backend
+from torch._dynamo.utils import counters
+
+weight = torch.randn(3, 3, requires_grad=True)
+compiled = torch.compile(
+    lambda x: (x @ weight).sin() @ weight, backend="magi", dynamic=True,
+    options={"magi.hot_sizes": 2, "magi.hot_after": 2, "magi.compile_sizes": ({"x": (6, 3)},)},
+)
+for rows in (4, 4, 5, 5, 6, 4):
+    x = torch.randn(rows, 3, requires_grad=True)
+    compiled(x).sum().backward()
+    ours, x.grad = x.grad, None
+    ((x @ weight).sin() @ weight).sum().backward()
+    assert torch.allclose(ours, x.grad, atol=1e-5)
+print(json.dumps({
+    "hits": counters["aot_autograd"]["autograd_cache_hit"],
+    "misses": counters["aot_autograd"]["autograd_cache_miss"] + counters["inductor"]["fxgraph_cache_miss"],
+    "bypasses": counters["aot_autograd"]["autograd_cache_bypass"] + counters["inductor"]["fxgraph_cache_bypass"],
+}))
+"""
+
+
+def test_code_for_single_sizes_is_found_by_a_second_process(tmp_path: Path) -> None:
+    """The code for any size, for one that was asked for, and for two that came back; forward and backward."""
+    first = run(tmp_path, "cache", program=HOT)
+    second = run(tmp_path, "cache", program=HOT)
+
+    assert first["misses"] > 0
+    assert first["bypasses"] == 0
+    assert second == {"hits": 4, "misses": 0, "bypasses": 0}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import statistics
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,26 @@ def test_ratios_follow_from_rows(path: Path) -> None:
     assert result["ratios"]
     for row in result["rows"]:
         assert {"arm", "case", "seconds", "torch", "triton", "device", "commit"} <= row.keys()
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_no_ratio_is_the_end_of_its_interval(path: Path) -> None:
+    ratios = load(path)["ratios"]
+    with_interval = [key.removesuffix("_low") for key in ratios if key.endswith("_low")]
+    for key in with_interval:
+        assert ratios[f"{key}_low"] < ratios[key] < ratios[f"{key}_high"]
+    if path.stem == "backend_parity":
+        assert len(with_interval) == 6
+
+
+def test_backend_parity_publishes_medians_of_pairs() -> None:
+    result = load(RUN_OF_TESTS.with_name("backend_parity.json"))
+    seconds = {(row["arm"], row["case"]): row["seconds"] for row in result["rows"]}
+    for arm, case in seconds:
+        if arm == "inductor":
+            pairs = zip(seconds["magi", case], seconds["inductor", case], strict=True)
+            published = result["ratios"][f"{case.replace(' ', '_')}_vs_inductor"]
+            assert published == pytest.approx(statistics.median(ours / theirs for ours, theirs in pairs))
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
