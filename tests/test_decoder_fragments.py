@@ -7,7 +7,6 @@ import inspect
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,8 @@ from _fragment_calls import CALLS, arguments, build, class_of
 from _fragments import DIFFUSERS, FRAGMENTS
 from _ratios import ratios
 from _rows import joined
-from _workers import Job, Limits, Row, measured
+from _told import measure_as_told, row
+from _workers import Job, Limits, measured
 
 
 ROOT = Path(__file__).parents[1]
@@ -115,10 +115,6 @@ def test_a_wrong_border_a_wrong_element_and_nan_are_too_far() -> None:
     assert difference((reference, border), (reference, reference)).output == 1
 
 
-def row(case: str, arm: str, *seconds: float) -> Row:
-    return {"case": case, "arm": arm, "torch": "2.11.0+cu130", "seconds": list(seconds)}
-
-
 def test_ratios_of_fragments_count_one_that_failed() -> None:
     rows = [row("a", "stock_dynamic", 4.0, 4.0), row("a", "stock_static", 2.0), row("a", "magi_dynamic", 2.0, 2.0)]
     rows += [row("b", "stock_dynamic", 3.0), row("b", "magi_dynamic", 3.0), row("c", "stock_dynamic", 1.0)]
@@ -129,21 +125,6 @@ def test_ratios_of_fragments_count_one_that_failed() -> None:
     assert found["fragments_median_vs_stock_static_speedup"] == 1.0
     failed = ratios("decoder_fragments", joined([*rows, row("b", "magi_dynamic")]))
     assert failed["b_vs_stock_dynamic_speedup"] == failed["fragments_worst_vs_stock_dynamic_speedup"] == 0.0
-
-
-def measure_as_told(what: str, *, commands: Iterator[str]) -> list[Row]:
-    """A case for the processes: it measures, fails at once, fails while it measures, dies, or hangs."""
-    if what == "fails":
-        msg = "no such thing\nwith details"
-        raise ValueError(msg)
-    next(commands)
-    if what == "dies":
-        sys.exit(3)
-    if what == "hangs":
-        import time
-
-        time.sleep(60)
-    return [row("case", what, *(1.0 for _ in commands))]
 
 
 def test_a_case_that_fails_dies_or_hangs_leaves_the_others_their_rows(tmp_path: Path) -> None:
@@ -164,12 +145,12 @@ def test_the_program_compiles_compares_times_and_goes_on(tmp_path: Path) -> None
     first = tmp_path / "first"
     subprocess.run([*program, "--arms", "stock_dynamic,magi_dynamic", "--out", str(first)], check=True, timeout=500)
     rows = [json.loads(line) for line in (first / "rows.jsonl").read_text().splitlines()]
-    assert [row["arm"] for row in rows] == ["stock_dynamic", "magi_dynamic"]
-    for row in rows:
-        assert len(row["seconds"]) == 3
-        assert row["graphs"] == row["graphs_after_second_size"] == 1
-        assert row["difference"]["relative"] < 1e-5
-        assert row["commit"]
+    assert [one["arm"] for one in rows] == ["stock_dynamic", "magi_dynamic"]
+    for one in rows:
+        assert len(one["seconds"]) == 3
+        assert one["graphs"] == one["graphs_after_second_size"] == 1
+        assert one["difference"]["relative"] < 1e-5
+        assert one["commit"]
     assert (first / "code.zip").exists()
     again = [*program, "--arms", "stock_dynamic,magi_dynamic", "--rows", str(first / "rows.jsonl")]
     ran = subprocess.run(

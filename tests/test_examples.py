@@ -64,8 +64,11 @@ def test_example(name: str, tmp_path: Path) -> None:
     for file in written:
         assert (tmp_path / file).stat().st_size > 0
     if name == "vae_decode":
-        # The one release whose zero gradients the backend repairs here.
-        assert ("keep_mutation_order" in printed) is torch.__version__.startswith("2.13.")
+        # Stock cannot order the strides of this decoder's attention up to torch 2.14.0. The other repair of its
+        # backward is applied on torch 2.13, changes no result here, and so is not reported.
+        release = torch.__version__.partition("+")[0].split(".")
+        assert ("order_symbolic_strides" in printed) is ([int(part) for part in release[:3]] < [2, 14, 1])
+        assert "keep_mutation_order" not in printed
 
 
 @pytest.mark.gpu
