@@ -188,6 +188,8 @@ def e2e(session: nox.Session) -> None:
 def full(session: nox.Session) -> None:
     """Run every test that needs no GPU, the slow ones too."""
     _install_editable(session, *PACKAGES, groups=("test", "models"), with_extras=True)
+    # Without its dependencies: they are those of the other models, and torchvision, whose wheel is built for CUDA.
+    session.install("--no-deps", *_group("timm"))
     for package in PACKAGES:
         _run_tests(session, f"packages/{package}", marker="not gpu")
     _run_tests(session, "tests", marker="not gpu")

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import torch
 from _models import Field
+from _torchvision import torchvision_or_stand_in
 from torch import Tensor, nn
 
 
@@ -200,12 +200,9 @@ def dit() -> nn.Module:
 
 
 def _of_timm(module: str, name: str, **settings: Any) -> nn.Module:
-    try:
+    with torchvision_or_stand_in():
         models = importlib.import_module(f"timm.models.{module}")
-    except (ImportError, RuntimeError) as error:
-        # The wheel of torchvision, which timm imports, does not load beside a build of torch for CPUs alone.
-        pytest.skip(f"timm cannot be imported: {error}")
-    model: nn.Module = getattr(models, name)(num_classes=5, **settings)
+        model: nn.Module = getattr(models, name)(num_classes=5, **settings)
     return model
 
 
@@ -214,9 +211,7 @@ def mambaout() -> nn.Module:
 
 
 def resnet() -> nn.Module:
-    from timm.models.resnet import BasicBlock
-
-    return _of_timm("resnet", "ResNet", block=BasicBlock, layers=(1, 1, 1, 1), channels=(8, 8, 16, 16))
+    return _of_timm("resnet", "resnet10t", channels=(8, 8, 16, 16))
 
 
 CASES: dict[str, Case] = {

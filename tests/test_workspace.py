@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import ast
+import shutil
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from _layers import LAYERS, layers_on_disk, upward_imports
 from packaging.requirements import Requirement
 
 
@@ -92,6 +94,67 @@ def test_siblings_are_imported_through_public_names_only(package: str) -> None:
 
     assert sources(package), f"{own} has no sources"
     assert trespasses == []
+
+
+def folder_of(name: str) -> Path:
+    package = name.split(".", maxsplit=1)[0]
+    return (ROOT / "packages" / package.replace("_", "-") / "src").joinpath(*name.split("."))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_module_and_folder_stands_in_a_layer(name: str) -> None:
+    assert sorted(LAYERS[name]) == sorted(layers_on_disk(folder_of(name)))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_no_module_imports_from_a_layer_above_its_own(name: str) -> None:
+    assert upward_imports(name, folder_of(name)) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from magi_opschema._ops.decorator import magi_register_custom_op",
+        "import magi_opschema._ops.decorator",
+        "from .._ops import decorator",
+        "def late() -> None:\n    from magi_opschema._autograd.functions import anything",
+        "if TYPE_CHECKING:\n    from magi_opschema._ops import decorator",
+        "from magi_opschema import magi_register_custom_op",
+    ],
+)
+def test_a_planted_upward_import_is_found(tmp_path: Path, line: str) -> None:
+    copy = tmp_path / "magi_opschema"
+    shutil.copytree(folder_of("magi_opschema"), copy, ignore=shutil.ignore_patterns("__pycache__"))
+    planted = copy / "_model" / "tree.py"
+    planted.write_text(f"{planted.read_text()}\n{line}\n")
+
+    (found,) = upward_imports("magi_opschema", copy)
+    assert found.startswith("_model/tree.py:")
+
+
+@pytest.mark.parametrize(
+    "folder", [file.parent for p in PACKAGES for file in sources(p) if file.match("_*/__init__.py")]
+)
+def test_a_folder_says_what_lives_there_and_holds_nothing_else(folder: Path) -> None:
+    tree = ast.parse((folder / "__init__.py").read_text())
+    said = ast.get_docstring(tree)
+
+    assert said is not None
+    assert len(said.splitlines()) <= 15
+    for statement in tree.body[1:]:
+        exports = isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__"
+        assert exports or isinstance(statement, (ast.Import, ast.ImportFrom)), ast.unparse(statement)
+
+
+def test_no_module_is_longer_than_a_reader_bears() -> None:
+    long = {
+        str(file.relative_to(ROOT)): lines
+        for package in PACKAGES
+        for file in sources(package)
+        if (lines := len(file.read_text().splitlines())) > 350
+    }
+
+    assert long == {}
 
 
 @pytest.mark.parametrize("folder", ["tests", "examples", "benchmarks"])

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stand-in for torchvision, so that timm can be imported beside a build of torch for CPUs alone.
+
+timm's models take nothing from torchvision but names: its transforms are mentioned in tables that no model reads. The
+wheel of torchvision on PyPI is built against CUDA and refuses to load without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+
+class _Named(type):
+    """A class any attribute of which is its own name, like a member of an enum of strings."""
+
+    def __getattr__(cls, name: str) -> str:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return name
+
+
+class _StandIn(ModuleType):
+    """A module that holds a class of any name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []
+
+    def __getattr__(self, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Named(name, (), {})
+
+
+class _Finder(MetaPathFinder, Loader):
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        del path, target
+        return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] == "torchvision" else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _StandIn(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """The module is complete."""
+
+
+def _forget() -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        del sys.modules[name]
+
+
+@contextmanager
+def torchvision_or_stand_in() -> Iterator[None]:
+    """While entered, `import torchvision` gives the installed one if it loads, and else a stand-in."""
+    try:
+        importlib.import_module("torchvision")
+    except (ImportError, RuntimeError):
+        _forget()
+    else:
+        yield
+        return
+    finder = _Finder()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        _forget()
