@@ -6,49 +6,30 @@ There is no GPU here: Inductor generates code for fake CUDA tensors, and Triton 
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import types
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import pytest
 import torch
 import triton
 import triton.language as tl
+from _pretended_gpu import generated
 from magi_backend import magi_register_custom_op
 from magi_backend._epilogue import _reads_only
 from magi_backend._records.collect import Collector, collecting
 from magi_backend._torch_compat import epilogue_keys, torch_release
 from magi_tritonwrap.testing import stub_driver
 from torch import Tensor
-from torch._dynamo.device_interface import CudaInterface
 from torch._higher_order_ops.triton_kernel_wrap import generate_ttir
-from torch._inductor.graph import GraphLowering
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = pytest.mark.skipif(not epilogue_keys(), reason="torch has had epilogues of user kernels since 2.12")
-
-H200 = types.SimpleNamespace(
-    major=9,
-    minor=0,
-    name="no GPU",
-    multi_processor_count=132,
-    regs_per_multiprocessor=65536,
-    max_threads_per_multi_processor=2048,
-    max_threads_per_block=1024,
-    warp_size=32,
-    total_memory=1 << 36,
-    L2_cache_size=50 << 20,
-    shared_memory_per_block=49152,
-    shared_memory_per_block_optin=232448,
-)
 
 
 @triton.jit
@@ -62,49 +43,6 @@ def double(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     out = torch.empty_like(x, dtype=dtype)
     double_kernel[(triton.cdiv(x.numel(), 64),)](x, out, x.numel(), BLOCK=64)
     return out
-
-
-class Generated(Exception):
-    """Carries the code that Inductor has written."""
-
-
-@contextlib.contextmanager
-def pretended_gpu() -> Iterator[None]:
-    """Inductor writes code for a GPU that is not there, up to where it would load it."""
-
-    def stop(graph: GraphLowering) -> None:
-        code = graph.codegen()[0]
-        raise Generated(getattr(code, "value", code))
-
-    worker = CudaInterface.Worker
-    with contextlib.ExitStack() as stack:
-        for patch in (
-            mock.patch.object(GraphLowering, "compile_to_module", stop),
-            # They trace patterns on the GPU.
-            mock.patch("torch._inductor.fx_passes.joint_graph.lazy_init", return_value=None),
-            mock.patch("torch._inductor.fx_passes.post_grad.lazy_init", return_value=None),
-            mock.patch("torch._inductor.scheduler.has_triton", return_value=True),
-            mock.patch.object(worker, "get_device_properties", staticmethod(lambda device=None: H200)),
-            mock.patch.object(CudaInterface, "get_device_properties", staticmethod(lambda device=None: H200)),
-            mock.patch.object(CudaInterface, "get_compute_capability", staticmethod(lambda device=None: 90)),
-            mock.patch.object(CudaInterface, "is_bf16_supported", staticmethod(lambda *args, **kwargs: True)),
-            mock.patch("torch.cuda.get_device_properties", return_value=H200),
-            mock.patch("torch.cuda.get_device_capability", return_value=(9, 0)),
-            mock.patch("torch.cuda.current_device", return_value=0),
-            torch._inductor.config.patch(fx_graph_cache=False, pattern_matcher=False),
-            stub_driver(),
-        ):
-            stack.enter_context(patch)
-        yield
-
-
-def generated(fn: Callable[[Tensor], Any], *, dtype: torch.dtype = torch.float32, **how: Any) -> str:
-    """The code that Inductor writes for *fn* of a tensor on a GPU."""
-    with pretended_gpu(), FakeTensorMode(allow_non_fake_inputs=True):
-        x = torch.empty(256, device="cuda", dtype=dtype)
-        with pytest.raises(Exception, match="Generated") as caught:
-            torch.compile(fn, fullgraph=True, **how)(x)
-    return str(caught.value)
 
 
 def stock(fn: Callable[[Tensor], Any], **how: Any) -> str:

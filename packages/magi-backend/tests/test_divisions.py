@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A quotient of two sizes inside a kernel is rounded once, as Python's is: on a GPU that is not there."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import triton
+from _pretended_gpu import generated
+from magi_backend._records.collect import Collector, collecting
+from magi_backend._repairs.divide_sizes_exactly import NAME
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+
+def upsampled(x: Tensor, y: Tensor) -> Tensor:
+    return F.interpolate(x, size=y.shape[-2:])
+
+
+def upsampled_exact(x: Tensor, y: Tensor) -> Tensor:
+    return F.interpolate(x, size=y.shape[-2:], mode="nearest-exact")
+
+
+def upsampled_in_time(x: Tensor, y: Tensor) -> Tensor:
+    return F.interpolate(x.unsqueeze(-1), size=(*y.shape[-2:], 1))
+
+
+def scaled(x: Tensor, y: Tensor) -> Tensor:
+    return x * (y.shape[-1] / x.shape[-1])
+
+
+def lowered(x: Tensor, y: Tensor) -> Tensor:
+    return F.avg_pool2d(x, 2) + y.mean()
+
+
+SMALL, LARGE = torch.empty(1, 8, 45, 66), torch.empty(1, 8, 90, 132)
+INEXACT = r"\bks\d+ / ks\d+"
+
+
+def by_magi(fn: Callable[..., Any], **how: Any) -> tuple[str, list[tuple[str, str]]]:
+    """The code that the backend has Inductor write, and the guards that it reports."""
+    collector = Collector(fresh=False)
+    with collecting(collector):
+        code = generated(fn, SMALL, LARGE, backend="magi", **how)
+    (compilation,) = collector.compilations()
+    return code, [(guard.name, guard.severity) for graph in compilation.graphs for guard in graph.guards]
+
+
+def ptx(code: str, folder: Path) -> str:
+    """What Triton makes of the first kernel in *code* for a card of compute capability 9.0."""
+    kernel_source = code.split("async_compile.triton(", 1)[1].split("'''")[1]
+    imports, decorated = kernel_source.replace("triton_helpers.set_driver_to_gpu()", "").split("@triton_heuristics", 1)
+    file = folder / "kernel.py"
+    file.write_text(f"{imports}@triton.jit{decorated.split('@triton.jit', 1)[1]}")
+    spec = importlib.util.spec_from_file_location("divided", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    (kernel,) = (value for name, value in vars(module).items() if name.startswith("triton_") and hasattr(value, "fn"))
+    (signature,) = re.findall(r"'signature': (\{.*?\})", code)
+    types = ast.literal_eval(signature)
+    source = ASTSource(kernel, types, {"XBLOCK": 256})
+    return str(triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"])
+
+
+@pytest.mark.parametrize("fn", [upsampled, upsampled_exact, upsampled_in_time])
+def test_sizes_are_divided_in_float64(fn: Callable[..., Tensor]) -> None:
+    assert re.search(INEXACT, generated(fn, SMALL, LARGE, dynamic=True)), (
+        "torch has mended this: give the defect its end"
+    )
+    torch.compiler.reset()
+
+    code, guards = by_magi(fn, dynamic=True)
+
+    assert not re.search(INEXACT, code)
+    assert re.search(r"tl\.cast\(ks\d+, tl\.float64\) / tl\.cast\(ks\d+, tl\.float64\)", code)
+    assert set(guards) == {(NAME, "wrong code")}
+
+
+def test_the_division_of_the_card_is_the_exact_one(tmp_path: Path) -> None:
+    stock = ptx(generated(upsampled, SMALL, LARGE, dynamic=True), tmp_path)
+    torch.compiler.reset()
+    ours = ptx(by_magi(upsampled, dynamic=True)[0], tmp_path)
+
+    assert "div.full.f32" in stock
+    assert "div.full.f32" not in ours
+    assert "div.rn.f64" in ours
+
+
+@pytest.mark.parametrize(("fn", "dynamic"), [(upsampled, False), (scaled, False), (lowered, True)])
+def test_a_graph_without_a_quotient_of_symbols_has_no_guard(fn: Callable[..., Tensor], dynamic: bool) -> None:
+    code, guards = by_magi(fn, dynamic=dynamic)
+
+    assert "tl.cast(ks" not in code
+    assert guards == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["inductor", "magi"])
+def test_upsampling_to_a_size_on_a_gpu(backend: str) -> None:
+    compiled = torch.compile(upsampled, backend=backend, dynamic=True)
+    wrong = []
+    for height in range(40, 72):
+        x = torch.arange(height * 66.0, device="cuda").view(1, 1, height, 66)
+        y = torch.empty(1, 1, height, 132, device="cuda") if height > 40 else torch.empty(1, 1, 80, 132, device="cuda")
+        if not torch.equal(compiled(x, y), upsampled(x, y)):
+            wrong.append(height)
+    assert bool(wrong) is (backend == "inductor"), wrong

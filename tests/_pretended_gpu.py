@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The code that Inductor writes for a GPU that is not there, from fake CUDA tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from magi_tritonwrap.testing import stub_driver
+from torch import Tensor
+from torch._dynamo.device_interface import CudaInterface
+from torch._inductor.graph import GraphLowering
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+
+H200 = types.SimpleNamespace(
+    major=9,
+    minor=0,
+    name="no GPU",
+    multi_processor_count=132,
+    regs_per_multiprocessor=65536,
+    max_threads_per_multi_processor=2048,
+    max_threads_per_block=1024,
+    warp_size=32,
+    total_memory=1 << 36,
+    L2_cache_size=50 << 20,
+    shared_memory_per_block=49152,
+    shared_memory_per_block_optin=232448,
+)
+
+
+class Generated(Exception):
+    """Carries the code that Inductor has written."""
+
+
+@contextlib.contextmanager
+def pretended_gpu() -> Iterator[None]:
+    """Inductor writes code for a GPU that is not there, up to where it would load it."""
+
+    def stop(graph: GraphLowering) -> None:
+        code = graph.codegen()[0]
+        raise Generated(getattr(code, "value", code))
+
+    worker = CudaInterface.Worker
+    with contextlib.ExitStack() as stack:
+        for patch in (
+            mock.patch.object(GraphLowering, "compile_to_module", stop),
+            # They trace patterns on the GPU.
+            mock.patch("torch._inductor.fx_passes.joint_graph.lazy_init", return_value=None),
+            mock.patch("torch._inductor.fx_passes.post_grad.lazy_init", return_value=None),
+            mock.patch("torch._inductor.scheduler.has_triton", return_value=True),
+            mock.patch.object(worker, "get_device_properties", staticmethod(lambda device=None: H200)),
+            mock.patch.object(CudaInterface, "get_device_properties", staticmethod(lambda device=None: H200)),
+            mock.patch.object(CudaInterface, "get_compute_capability", staticmethod(lambda device=None: 90)),
+            mock.patch.object(CudaInterface, "is_bf16_supported", staticmethod(lambda *args, **kwargs: True)),
+            mock.patch("torch.cuda.get_device_properties", return_value=H200),
+            mock.patch("torch.cuda.get_device_capability", return_value=(9, 0)),
+            mock.patch("torch.cuda.current_device", return_value=0),
+            torch._inductor.config.patch(fx_graph_cache=False, pattern_matcher=False),
+            stub_driver(),
+        ):
+            stack.enter_context(patch)
+        yield
+
+
+def generated(
+    fn: Callable[..., Any],
+    *tensors: Tensor,
+    dtype: torch.dtype = torch.float32,
+    **how: Any,
+) -> str:
+    """The code that Inductor writes for *fn* of *tensors* on a GPU; of one of 256 elements where none is given.
+
+    *tensors* say what theirs are like.
+    """
+    with pretended_gpu(), FakeTensorMode(allow_non_fake_inputs=True):
+        given = [torch.empty(256, device="cuda", dtype=dtype)]
+        if tensors:
+            given = [torch.empty(tensor.shape, device="cuda", dtype=tensor.dtype) for tensor in tensors]
+        with pytest.raises(Exception, match="Generated") as caught:
+            torch.compile(fn, fullgraph=True, **how)(*given)
+    return str(caught.value)
