@@ -358,3 +358,43 @@ def test_every_file_is_a_defect_with_a_range() -> None:
     for defect in known_defects():
         assert defect.concerns(defect.since)
         assert defect.fixed is None or not defect.concerns(defect.fixed)
+
+
+def of_sizes(x: Tensor, y: Tensor) -> Tensor:
+    return torch.div(x.shape[0], y.shape[0], rounding_mode="trunc")
+
+
+def of_a_tensor_and_a_size(x: Tensor, y: Tensor) -> Tensor:
+    return torch.div(torch.tensor(x.shape[0]), y.shape[0], rounding_mode="trunc")
+
+
+def of_products_of_sizes(x: Tensor, y: Tensor) -> Tensor:
+    return torch.div(torch.tensor(x.shape[0] * 3), y.shape[0] + 1, rounding_mode="trunc") - 1
+
+
+@concerned("bound_infinite_quotients")
+@pytest.mark.parametrize("fn", [of_sizes, of_a_tensor_and_a_size, of_products_of_sizes])
+def test_quotients_of_unbounded_sizes(fn: Callable[..., Tensor]) -> None:
+    inputs = torch.randn(8), torch.randn(3)
+    with pytest.raises(torch._dynamo.exc.TorchDynamoException, match="Invalid NaN comparison"):
+        torch.compile(fn, dynamic=True)(*inputs)
+    torch.compiler.reset()
+
+    explained = explain(fn, dynamic=True)
+    report = explained(*inputs)
+
+    assert report.agrees
+    assert guards(report) == ["bound_infinite_quotients"]
+    compiled = torch.compile(fn, backend="magi", dynamic=True)
+    for rows in (3, 7, 20):
+        given = torch.randn(rows), torch.randn(4)
+        torch.testing.assert_close(compiled(*given), fn(*given))
+
+
+@concerned("bound_infinite_quotients")
+def test_a_quotient_of_bounded_sizes_has_no_guard() -> None:
+    report = explain(lambda x: torch.div(torch.tensor(x.shape[0]), 4, rounding_mode="trunc"), dynamic=True)(
+        torch.randn(8)
+    )
+
+    assert guards(report) == []
