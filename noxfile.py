@@ -53,19 +53,6 @@ COMPAT = {
 # The interpreter of Triton 3.6, which torch 2.10 and 2.11 name, takes an array of one element for a number.
 OLD_NUMPY = {"2.10.0": "numpy<2.4", "2.11.0": "numpy<2.4"}
 
-_PATTERN = "packages/magi-tritonwrap/tests/test_gpu.py::test_pattern_under_inductor"
-_PATTERNS = ("module_level", "helper_of_helper", "autotune_two_configs", "heuristics_alone", "run_method")
-NOTICES_BROKEN_KERNELS = (
-    *(f"{_PATTERN}[{name}-{sizes}]" for name in _PATTERNS for sizes in ("static", "dynamic")),
-    "packages/magi-tritonwrap/tests/test_gpu.py::test_gradient_through_a_seen_op",
-    "packages/magi-tritonwrap/tests/test_gpu.py::test_mutation_through_a_seen_op",
-    "tests/test_gpu.py::test_kernels_forward_and_backward_against_float64",
-    "tests/test_gpu.py::test_pieces_between_boundary_operators",
-    "tests/test_gpu.py::test_two_streams",
-    "tests/test_nvfp4.py::test_linear_on_the_gpu",
-    *(f"tests/test_nvfp4.py::test_moe_on_the_gpu[{name}]" for name in ("every expert", "one token", "an expert twice")),
-)
-
 
 def _project(package: str) -> dict[str, Any]:
     return nox.project.load_toml(ROOT / "packages" / package / "pyproject.toml")["project"]
@@ -327,9 +314,9 @@ def gpu_e2e(session: nox.Session) -> None:
             )
         torch = os.environ.get("MAGI_GPU_TORCH", "torch>=2.10")
         session.install(torch, *_editables(*PACKAGES), *_group("test", "models"))
-    # The tests of broken kernels follow the suite: each has to notice that every kernel stores zeros.
+    # Some tests run again behind the suite, and each has to notice that every kernel stores zeros.
     _run_on_gpu(session, "packages", "tests", "-m", "gpu", *session.posargs)
-    _run_on_gpu(session, *NOTICES_BROKEN_KERNELS, "-m", "gpu", "--zero-kernels")
+    _run_on_gpu(session, "packages", "tests", "-m", "gpu and notices_broken_kernels", "--zero-kernels")
 
 
 def _run_on_gpu(session: nox.Session, *arguments: str) -> None:

@@ -3,6 +3,8 @@
 
 A layer is a folder or a single module. A module may import from its own layer and from the layers below it, also inside
 a function and under ``TYPE_CHECKING``: an import that is deferred to hide a cycle is still a cycle to a reader.
+
+`python tests/_layers.py` draws them into docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -11,6 +13,9 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "architecture.md"
 
 LAYERS: dict[str, tuple[str, ...]] = {
     "magi_opschema": (
@@ -55,6 +60,15 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_see_through",
         "_op",
         "testing",
+    ),
+    "magi_passes": (
+        "errors",
+        "_torch_compat",
+        "_graph",
+        "_identity",
+        "_framework",
+        "_rewrites",
+        "_choose",
     ),
     "magi_backend": (
         "errors",
@@ -125,3 +139,35 @@ def upward_imports(name: str, folder: Path) -> list[str]:
             elif order.index(layer) > order.index(own):
                 found.append(f"{file.relative_to(folder)}:{line} imports {layer}, which stands above {own}")
     return found
+
+
+def folder_of(name: str) -> Path:
+    """Where the sources of the package *name* are, for example of ``magi_opschema.aten``."""
+    package = name.split(".", maxsplit=1)[0]
+    return (ROOT / "packages" / package.replace("_", "-") / "src").joinpath(*name.split("."))
+
+
+def drawing(name: str) -> str:
+    """The layers of the package *name*, highest first, with the first sentence that each says of itself."""
+    width = max(map(len, LAYERS[name]))
+    return "\n".join(f"{layer:{width}}  {_sentence(folder_of(name) / layer)}" for layer in reversed(LAYERS[name]))
+
+
+def _sentence(layer: Path) -> str:
+    candidates = (layer / "__init__.py", layer / "__init__.pyi", layer.with_suffix(".py"))
+    said = ast.get_docstring(ast.parse(next(path for path in candidates if path.is_file()).read_text())) or ""
+    return said.partition("\n\n")[0].replace("\n", " ").partition(". ")[0].partition(": ")[0].rstrip(".")
+
+
+def drawn(page: str) -> str:
+    """*page* with the drawing of each package in its place, ``<!-- layers of NAME -->``."""
+    for name in LAYERS:
+        mark, end = f"<!-- layers of {name} -->\n```text\n", "```\n"
+        before, found, rest = page.partition(mark)
+        assert found, f"the page has no place for {name}"
+        page = f"{before}{mark}{drawing(name)}\n{end}{rest.partition(end)[2]}"
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(drawn(PAGE.read_text()))

@@ -80,6 +80,7 @@ def sine_reference(x: Tensor) -> Tensor:
     return (x * 3.0 - 1.0).sin()
 
 
+@pytest.mark.notices_broken_kernels
 @pytest.mark.parametrize("how", ["eager", "inductor", "magi"])
 def test_kernels_forward_and_backward_against_float64(how: str) -> None:
     def fn(x: Tensor) -> Tensor:
@@ -148,6 +149,7 @@ def test_cuda_graphs(operator: object) -> None:
             )
 
 
+@pytest.mark.notices_broken_kernels
 def test_pieces_between_boundary_operators() -> None:
     def fn(x: Tensor, weight: Tensor) -> Tensor:
         for _ in range(3):
@@ -164,6 +166,7 @@ def test_pieces_between_boundary_operators() -> None:
         torch.testing.assert_close(compiled(x, weight), expected, rtol=1e-3, atol=2e-3)
 
 
+@pytest.mark.notices_broken_kernels
 def test_two_streams() -> None:
     compiled = torch.compile(lambda x: sine(x.exp(), CFG) + 1, backend="magi", fullgraph=True)
     inputs = [torch.randn(1 << 16, device="cuda") for _ in range(8)]

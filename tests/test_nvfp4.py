@@ -95,6 +95,7 @@ ROUTINGS = {
     "no token": [],
     "not a multiple of the tile": [[i % 4, (i * i + 1) % 4] for i in range(53)],
 }
+NOTICE_BROKEN_KERNELS = {"every expert", "one token", "an expert twice"}
 
 
 def routing(name: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -337,6 +338,7 @@ def test_the_program(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.notices_broken_kernels
 @pytest.mark.parametrize("rows", [1, 3, 64, 100])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_linear_on_the_gpu(rows: int, dtype: torch.dtype) -> None:
@@ -392,7 +394,13 @@ def test_one_row_at_an_odd_place_on_the_gpu() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ROUTINGS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.notices_broken_kernels] if name in NOTICE_BROKEN_KERNELS else [])
+        for name in ROUTINGS
+    ],
+)
 def test_moe_on_the_gpu(name: str) -> None:
     moe, _, runner = make_moe()
     arguments = routing(name)

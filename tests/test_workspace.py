@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from _layers import LAYERS, layers_on_disk, upward_imports
+from _layers import LAYERS, PAGE, drawn, folder_of, layers_on_disk, upward_imports
 from packaging.requirements import Requirement
 
 
@@ -96,11 +97,6 @@ def test_siblings_are_imported_through_public_names_only(package: str) -> None:
     assert trespasses == []
 
 
-def folder_of(name: str) -> Path:
-    package = name.split(".", maxsplit=1)[0]
-    return (ROOT / "packages" / package.replace("_", "-") / "src").joinpath(*name.split("."))
-
-
 @pytest.mark.parametrize("name", LAYERS)
 def test_every_module_and_folder_stands_in_a_layer(name: str) -> None:
     assert sorted(LAYERS[name]) == sorted(layers_on_disk(folder_of(name)))
@@ -144,6 +140,25 @@ def test_a_folder_says_what_lives_there_and_holds_nothing_else(folder: Path) -> 
     for statement in tree.body[1:]:
         exports = isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__"
         assert exports or isinstance(statement, (ast.Import, ast.ImportFrom)), ast.unparse(statement)
+
+
+def test_the_page_on_architecture_draws_these_layers() -> None:
+    page = PAGE.read_text()
+    assert page == drawn(page), "run python tests/_layers.py"
+
+
+def test_the_page_on_architecture_names_modules_that_exist() -> None:
+    chapters = re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)[1:]
+    named = {
+        folder_of(package.replace("-", "_")) / path
+        for chapter in chapters
+        for package in [chapter.split(maxsplit=1)[0].strip("`:")]
+        if package in PACKAGES
+        for path in re.findall(r"\b[\w/]*\w\.py\b", re.sub(r"<!-- layers.*?```\n.*?```", "", chapter, flags=re.DOTALL))
+    }
+
+    assert len(named) > 40
+    assert [str(path.relative_to(ROOT)) for path in sorted(named) if not path.is_file()] == []
 
 
 def test_no_module_is_longer_than_a_reader_bears() -> None:
