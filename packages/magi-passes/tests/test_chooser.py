@@ -92,13 +92,12 @@ def test_a_pass_that_the_environment_disables_is_not_chosen(
 
 def test_the_chosen_passes_run(trace: Any, pretend_cuda: Any, inductor: Any) -> None:
     gm = pretend_cuda(trace(_video, VIDEO, (3, 4)))
-    before = _torch_compat.read_overrides()
-    ConvChooser()(gm.graph)
+    with PassPipeline([]).scope():
+        ConvChooser()(gm.graph)
+        assert inductor.force_layout_optimization is True
+        assert (inductor.triton.prefer_nd_tiling, inductor.triton.max_tiles) == (True, 3)
     convolutions = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
     assert [node.meta["val"].dim() for node in convolutions] == [4, 4, 4]
-    assert inductor.force_layout_optimization is True
-    assert (inductor.triton.prefer_nd_tiling, inductor.triton.max_tiles) == (True, 3)
-    _torch_compat.restore_overrides(before)  # outside of a pipeline nobody else does
 
 
 @pytest.mark.parametrize("tune", [False, True])

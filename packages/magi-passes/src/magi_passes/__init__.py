@@ -16,16 +16,23 @@ from ._records import PassRecord, collect_records, pass_records
 from ._temporal import TemporalConvPass
 from ._work import ConvShare, conv_share
 from .errors import (
+    BrokenGraphError,
     MagiPassesError,
+    PassArgumentError,
+    PassArgumentTypeError,
     PassDefinitionError,
     PassesWouldBeDroppedError,
+    PassFailedError,
     PassIdentityError,
     UndeclaredConfigMutationError,
     UnknownConfigKeyError,
+    UnknownPassNameError,
+    UnscopedConfigError,
 )
 
 
 __all__ = [
+    "BrokenGraphError",
     "ChannelMomentsPass",
     "ConvChooser",
     "ConvLayoutPass",
@@ -34,8 +41,11 @@ __all__ = [
     "MagiInductorPass",
     "MagiPassesError",
     "NDTilingWorkaroundPass",
+    "PassArgumentError",
+    "PassArgumentTypeError",
     "PassContext",
     "PassDefinitionError",
+    "PassFailedError",
     "PassIdentityError",
     "PassPipeline",
     "PassRecord",
@@ -44,6 +54,8 @@ __all__ = [
     "TemporalConvPass",
     "UndeclaredConfigMutationError",
     "UnknownConfigKeyError",
+    "UnknownPassNameError",
+    "UnscopedConfigError",
     "ZeroPadGuardPass",
     "collect_records",
     "conv_share",

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from . import _torch_compat
+from ._arguments import check_max_tiles, check_types, check_value
 from ._context import PassContext, current_context
 from ._convolution import read_convolution
 from ._disable import disabled_passes, is_disabled
@@ -94,6 +95,18 @@ class ConvChooser(MagiInductorPass):
     max_tiles: int = 3
     min_share: float = 0.5
 
+    def __post_init__(self) -> None:
+        """Refuse what no graph could satisfy.
+
+        Raises:
+            PassArgumentTypeError: A field has another type than it is annotated with.
+            PassArgumentError: *max_tiles* is neither 2 nor 3, or *min_share* is not between 0 and 1.
+        """
+        check_types(self)
+        check_max_tiles(self)
+        rule = "it is a share of the arithmetic; use a number from 0 to 1"
+        check_value(self, "min_share", holds=0 <= self.min_share <= 1, rule=rule)
+
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:
         """Convolutions are most of the work and some combination of passes is expected, or found, to pay."""
         share = conv_share(graph).flops
@@ -124,11 +137,11 @@ class ConvChooser(MagiInductorPass):
         over_time = sum(convolution_flops(conv) for conv in convolutions if is_temporal(conv))
         mostly_temporal = over_time > 0.5 * sum(map(convolution_flops, convolutions))
         if self.temporal and mostly_temporal and TemporalConvPass().is_applicable(graph, context):
-            wanted: Sequence[MagiInductorPass] = (*REWRITES, TemporalConvPass(), ForceChannelsLastPass())
+            wanted: Sequence[MagiInductorPass] = (*_rewrites(), TemporalConvPass(), ForceChannelsLastPass())
         elif self.layout and ConvLayoutPass().is_applicable(graph, context):
-            wanted = (*REWRITES, ConvLayoutPass())
+            wanted = (*_rewrites(), ConvLayoutPass())
         else:
-            wanted = REWRITES
+            wanted = _rewrites()
         plan = [part for part in wanted if self._may(part) and part.is_applicable(graph, context)]
         on_gpu = any(conv.x.meta["val"].device.type != "cpu" for conv in convolutions)
         tiling = NDTilingWorkaroundPass(None if plan and on_gpu else OLD_TORCH, self.max_tiles)
@@ -154,13 +167,16 @@ class ConvChooser(MagiInductorPass):
         on_gpu = any(isinstance(x, torch.Tensor) and x.device.type != "cpu" for x in context.example_inputs)
         if is_dynamic(graph) and on_gpu:
             tilings += [(NDTilingWorkaroundPass(None, tiles),) for tiles in range(2, self.max_tiles + 1)]
-        bases: list[tuple[MagiInductorPass, ...]] = [(), (*REWRITES, ForceChannelsLastPass())]
+        bases: list[tuple[MagiInductorPass, ...]] = [(), (*_rewrites(), ForceChannelsLastPass())]
         if TemporalConvPass().is_applicable(graph, context):
-            bases.append((*REWRITES, TemporalConvPass(), ForceChannelsLastPass()))
+            bases.append((*_rewrites(), TemporalConvPass(), ForceChannelsLastPass()))
         return [(), self._planned(graph, context), *((*base, *tiling) for base in bases for tiling in tilings)]
 
 
 # Before this release Inductor proposed no tilings for symbolic sizes by itself.
 OLD_TORCH = NDTilingWorkaroundPass.max_torch
 
-REWRITES: tuple[MagiInductorPass, ...] = (ConvPaddingPass(), ChannelMomentsPass())
+
+def _rewrites() -> tuple[MagiInductorPass, ...]:
+    """The rewrites that every plan begins with."""
+    return (ConvPaddingPass(), ChannelMomentsPass())

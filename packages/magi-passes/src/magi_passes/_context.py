@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar, Token
-from dataclasses import dataclass, field
+import contextlib
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from . import _torch_compat
+from ._compilation import current_compilation, start_of_current
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from torch.fx import Graph
 
 
 _current: ContextVar[PassContext | None] = ContextVar("magi_passes_context", default=None)
@@ -64,11 +68,43 @@ def current_context() -> PassContext | None:
     return _current.get()
 
 
-def enter_context(context: PassContext) -> Token[PassContext | None]:
-    """Make *context* the current one until the token is handed to `leave_context`."""
-    return _current.set(context)
+@contextlib.contextmanager
+def in_context(context: PassContext | None) -> Iterator[None]:
+    """Make *context* the current one; None while something else than a pass runs."""
+    token = _current.set(context)
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
-def leave_context(token: Token[PassContext | None]) -> None:
-    """Undo `enter_context`."""
-    _current.reset(token)
+def context_of(
+    graph: Graph, hook: str, declared: Iterable[str], user_keys: frozenset[str] = frozenset()
+) -> PassContext:
+    """What is known about *graph* now, for passes that may change the *declared* keys.
+
+    Args:
+        graph: The graph that the passes are asked about.
+        hook: The Inductor option through which they are reached.
+        declared: The Inductor keys that they declare.
+        user_keys: The keys that the user set in the options; those that differ from Inductor's default are added.
+    """
+    start = start_of_current()
+    if start is None:
+        return PassContext(hook=hook, user_keys=user_keys, compile_id=_torch_compat.current_compile_id())
+    user_keys |= {key for key in declared if start.config[key] != _torch_compat.default_of(key)}
+    known = PassContext(
+        hook=hook, user_keys=user_keys, compile_id=_torch_compat.current_compile_id(), config=start.config
+    )
+    compilation = current_compilation()
+    if compilation is None:
+        return known
+    return replace(
+        known,
+        graph=compilation.graph,
+        compile_id=compilation.compile_id,
+        is_backward=compilation.is_backward,
+        is_inference=compilation.is_inference,
+        is_subgraph=graph is not compilation.gm.graph,
+        example_inputs=compilation.example_inputs,
+    )

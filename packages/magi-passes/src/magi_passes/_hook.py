@@ -3,32 +3,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from . import _torch_compat
 from ._code import digest
-from ._compilation import Compilation, current_compilation
-from ._context import PassContext
+from ._compilation import current_compilation
+from ._context import context_of
+from ._declared import DeclaredPass
 from ._disable import disabled_passes
-from ._pass import MagiInductorPass
-from ._records import PassRecord, active_collectors
-from ._run import run_parts
+from ._records import PassRecord, trace
+from ._run import run_pass
 
 
 if TYPE_CHECKING:
     from torch.fx import Graph
-
-
-@dataclass(frozen=True)
-class Binding:
-    """What one call of `compile_fx` adds to a hook, for the graphs it compiles now and the backward ones later."""
-
-    collectors: tuple[list[PassRecord], ...] = ()
-    asked: list[str] = field(default_factory=list)
-    """Names of the graphs whose passes were asked; empty after the call when a cache had everything."""
 
 
 @dataclass(frozen=True)
@@ -39,18 +30,16 @@ class PipelineHook(CustomGraphPass):
         name: The Inductor option that holds this object.
         parts: Passes of this package, and any other hook, in the order in which they run.
         user_keys: Inductor keys that the user set in the options, whatever their value.
-        binding: Set on the copy that one call of `compile_fx` runs with.
     """
 
     name: str
     parts: tuple[Any, ...]
     user_keys: frozenset[str] = frozenset()
-    binding: Binding | None = field(default=None, compare=False, repr=False)
 
     @property
-    def passes(self) -> tuple[MagiInductorPass, ...]:
+    def passes(self) -> tuple[DeclaredPass, ...]:
         """The parts that are passes of this package."""
-        return tuple(part for part in self.parts if isinstance(part, MagiInductorPass))
+        return tuple(part for part in self.parts if isinstance(part, DeclaredPass))
 
     @property
     def declared_keys(self) -> frozenset[str]:
@@ -58,36 +47,22 @@ class PipelineHook(CustomGraphPass):
         return frozenset(key for p in self.passes for key in p.inductor_config_keys_potentially_mutated_by_this_pass)
 
     def __call__(self, graph: Graph) -> None:
-        """Run the parts on *graph*, in the compilation that is under way."""
+        """Run the parts on *graph* in order, in the compilation or the scope that is there, and record each pass."""
+        context = context_of(graph, self.name, self.declared_keys, self.user_keys)
         compilation = current_compilation()
-        context = self._context(graph, compilation)
         if compilation is not None:
             compilation.asked.append(self.name)
-        if self.binding is not None:
-            self.binding.asked.append(context.graph)
-        run_parts(self.parts, graph, context, self.collectors)
-
-    @property
-    def collectors(self) -> tuple[list[PassRecord], ...]:
-        """Who wants the records of the passes: those that were there when the call of `compile_fx` began."""
-        return active_collectors() if self.binding is None else self.binding.collectors
-
-    def _context(self, graph: Graph, compilation: Compilation | None) -> PassContext:
-        if compilation is None:
-            return PassContext(hook=self.name, user_keys=self.user_keys, compile_id=_torch_compat.current_compile_id())
-        config = compilation.config
-        chosen = frozenset(key for key in self.declared_keys if config[key] != _torch_compat.default_of(key))
-        return PassContext(
-            graph=compilation.graph,
-            compile_id=compilation.compile_id,
-            is_backward=compilation.is_backward,
-            is_inference=compilation.is_inference,
-            is_subgraph=graph is not compilation.gm.graph,
-            hook=self.name,
-            example_inputs=compilation.example_inputs,
-            user_keys=self.user_keys | chosen,
-            config=config,
-        )
+        records: list[PassRecord] = []
+        try:
+            for part in self.parts:
+                if isinstance(part, DeclaredPass):
+                    records.append(run_pass(part, graph, context, self.name))
+                elif _torch_compat.is_inference_aware(part):
+                    part(graph, is_inference=context.is_inference)
+                else:
+                    part(graph)
+        finally:
+            trace(records)
 
     def uuid(self) -> str | None:
         """One uuid over all parts; None, which turns Inductor's caches off, when a foreign part has none.
@@ -106,12 +81,6 @@ class PipelineHook(CustomGraphPass):
         # Reading Inductor's whole configuration copies it deeply, hooks too; the copy must be recognised as this hook.
         return self
 
-    def merged_after(self, installed: object) -> PipelineHook:
-        """This hook with the parts of *installed*, another value of the same option, before its own."""
-        parts = parts_of(installed)
-        keys = installed.user_keys if isinstance(installed, PipelineHook) else frozenset()
-        return replace(self, parts=(*parts, *self.parts), user_keys=self.user_keys | keys)
-
 
 def parts_of(value: object) -> tuple[Any, ...]:
     """The hooks inside the value of a hook option: None, one hook, a list of them, or a pipeline's."""
@@ -128,12 +97,21 @@ def _uuid_of(part: object) -> object:
     return part.uuid() if isinstance(part, CustomGraphPass) else None
 
 
-def as_pipeline_hook(name: str, value: object) -> PipelineHook | None:
-    """*value* of the hook option *name* as one pipeline hook; None when no pipeline is in it."""
+def as_pipeline_hook(name: str, *values: object) -> PipelineHook | None:
+    """*values* of the hook option *name* as one pipeline hook; None when no pass of this package is among them.
+
+    A pass that somebody put there by itself is a pipeline of one.
+    """
+    if len(values) == 1 and isinstance(values[0], PipelineHook):
+        return values[0]
+    parts = tuple(part for value in values for part in parts_of(value))
+    if not any(isinstance(part, DeclaredPass) for part in parts):
+        return None
+    return PipelineHook(name, parts, frozenset().union(*map(_user_keys_of, values)))
+
+
+def _user_keys_of(value: object) -> frozenset[str]:
     if isinstance(value, PipelineHook):
-        return value
-    if isinstance(value, (list, tuple)):
-        inside = [hook for item in value if (hook := as_pipeline_hook(name, item)) is not None]
-        if inside:
-            return PipelineHook(name, parts_of(value), frozenset().union(*(hook.user_keys for hook in inside)))
-    return None
+        return value.user_keys
+    items = value if isinstance(value, (list, tuple)) else ()
+    return frozenset().union(*map(_user_keys_of, items))

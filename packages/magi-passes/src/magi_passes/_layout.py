@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torch.fx.experimental.symbolic_shapes import has_free_symbols
 
 from . import _torch_compat
+from ._arguments import check_nodes_per_conv, check_types
 from ._convolution import Convolution, read_convolution
 from ._pass import MagiInductorPass
 from ._predicates import is_conv_heavy
@@ -55,6 +56,16 @@ class ConvLayoutPass(MagiInductorPass):
     inductor_config_keys_potentially_mutated_by_this_pass: ClassVar[tuple[str, ...]] = ("force_layout_optimization",)
 
     nodes_per_conv: int = 300
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be a threshold.
+
+        Raises:
+            PassArgumentTypeError: *nodes_per_conv* is not an int.
+            PassArgumentError: It is not positive.
+        """
+        check_types(self)
+        check_nodes_per_conv(self)
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:
         """Symbolic convolutions on CUDA that are faster channels-last."""

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch.fx.experimental.symbolic_shapes import has_free_symbols, statically_known_true
 
+from ._arguments import check_types
 from ._convolution import Writer, aten, replace_by
 from ._pass import MagiInductorPass
 from ._reason import Reason
@@ -61,6 +62,14 @@ class ChannelMomentsPass(MagiInductorPass):
     hook: ClassVar[str] = "post_grad_custom_pre_pass"
 
     always: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what is not a bool.
+
+        Raises:
+            PassArgumentTypeError: *always* is not a bool.
+        """
+        check_types(self)
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:  # noqa: ARG002
         """Some group norm can be rewritten, and its size is symbolic or *always* is set."""

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from . import _torch_compat
+from ._arguments import check_max_tiles, check_nodes_per_conv, check_types
 from ._pass import MagiInductorPass
 from ._predicates import all_nodes, is_conv_heavy, is_convolution, is_dynamic
 from ._reason import Reason
+from .errors import PassArgumentError
 
 
 if TYPE_CHECKING:
@@ -26,7 +28,8 @@ class NDTilingWorkaroundPass(MagiInductorPass):
     in torch/_inductor/tiling_utils.py); from 2.11 on it does not, and this pass stays out unless *max_torch* says so.
 
     Attributes:
-        max_torch: Run on torch releases older than this one, such as ``"2.11"``; None runs on any.
+        max_torch: Run on torch releases older than this one, such as ``"2.11"`` or ``"2.13.1"``; None runs on any. An
+            alpha, a nightly or a release candidate counts as the release that it leads to.
         max_tiles: How many tile dimensions a kernel may have, 2 or 3. A kernel gets three only where its grid is within
             the limits of CUDA at the sizes that the compilation is guarded for, and reduces nothing.
         nodes_per_conv: The threshold of `is_conv_heavy`.
@@ -46,17 +49,23 @@ class NDTilingWorkaroundPass(MagiInductorPass):
         """Refuse what no torch understands.
 
         Raises:
-            ValueError: *max_tiles* is neither 2 nor 3, or *max_torch* is no release.
+            PassArgumentTypeError: A field has another type than it is annotated with.
+            PassArgumentError: *max_tiles* is neither 2 nor 3, *nodes_per_conv* is not positive, or *max_torch* is not
+                a release.
         """
-        if self.max_tiles not in (2, 3):
-            msg = f"max_tiles={self.max_tiles!r}: a Triton grid has up to three dimensions; use 2 or 3"
-            raise ValueError(msg)
+        check_types(self)
+        check_max_tiles(self)
+        check_nodes_per_conv(self)
         if self.max_torch is not None:
-            _torch_compat.release(self.max_torch)
+            try:
+                _torch_compat.numbers_of(self.max_torch)
+            except ValueError as error:
+                msg = f"NDTilingWorkaroundPass: max_torch={error}"
+                raise PassArgumentError(msg) from None
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:
         """Older torch, dynamic, convolution-heavy, and the user has not decided about ND tiling."""
-        if self.max_torch is not None and context.torch_release >= _torch_compat.release(self.max_torch):
+        if self._is_too_new(context):
             return Reason(False, f"torch {context.torch_version} is not older than {self.max_torch}")
         if "triton.prefer_nd_tiling" in context.user_keys:
             return Reason(False, f"you set triton.prefer_nd_tiling={context.config['triton.prefer_nd_tiling']}")
@@ -66,6 +75,10 @@ class NDTilingWorkaroundPass(MagiInductorPass):
         if not is_conv_heavy(graph, self.nodes_per_conv):
             return Reason(False, f"not convolution-heavy: {convolutions} convolutions in {nodes} nodes")
         return Reason(True, f"dynamic, {convolutions} convolutions in {nodes} nodes")
+
+    def _is_too_new(self, context: PassContext) -> bool:
+        numbers = _torch_compat.numbers_of
+        return self.max_torch is not None and numbers(context.torch_version) >= numbers(self.max_torch)
 
     def __call__(self, graph: Graph) -> None:  # noqa: ARG002
         """Set the three keys."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ._arguments import check_types
+
 
 @dataclass(frozen=True)
 class Reason:
@@ -26,6 +28,14 @@ class Reason:
 
     applies: bool
     text: str
+
+    def __post_init__(self) -> None:
+        """Refuse what is only truthy: the record would say something that the answer does not.
+
+        Raises:
+            PassArgumentTypeError: *applies* is not a bool, or *text* is not a str.
+        """
+        check_types(self)
 
     def __bool__(self) -> bool:
         return self.applies

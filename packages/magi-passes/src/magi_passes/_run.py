@@ -1,31 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One hook at work: ask each pass, run it, compare the configuration, write the record."""
+"""One pass at work: ask it, run it, look at the graph and the configuration that it leaves, write the record."""
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch.fx import Graph
 
 from . import _torch_compat
-from ._compilation import current_compilation
-from ._context import PassContext, enter_context, leave_context
+from ._compilation import collectors_of_current, current_compilation, start_of_current
+from ._context import PassContext, context_of, in_context
+from ._declared import DeclaredPass, check_keys_exist
 from ._disable import DISABLE_VARIABLE, disabled_passes, is_disabled
-from ._pass import MagiInductorPass
 from ._reason import Reason
-from ._records import PassRecord, logger, publish, trace
-from .errors import PassDefinitionError, UndeclaredConfigMutationError
-
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch.fx import Graph
+from ._records import PassRecord, publish, trace
+from ._structure import flaw_of
+from .errors import (
+    BrokenGraphError,
+    MagiPassesError,
+    PassArgumentTypeError,
+    PassDefinitionError,
+    PassFailedError,
+    UndeclaredConfigMutationError,
+    UnscopedConfigError,
+)
 
 
 SUBGRAPH = Reason(False, "a subgraph: configuration holds for the whole compilation, and its outermost graph decides")
-UNSCOPED = Reason(False, "Inductor was entered past its compile functions, so a configuration change would never end")
 
 
 @dataclass(frozen=True)
@@ -35,74 +38,89 @@ class _Outcome:
     changes: dict[str, tuple[Any, Any]] = field(default_factory=dict)
 
 
-def run_parts(
-    parts: Sequence[Any], graph: Graph, context: PassContext, collectors: tuple[list[PassRecord], ...]
-) -> None:
-    """Run the passes and foreign hooks *parts* on *graph*, in order; publish a record of each pass to *collectors*."""
-    records: list[PassRecord] = []
-    try:
-        for part in parts:
-            if isinstance(part, MagiInductorPass):
-                records.append(_ask_and_record(part, graph, context, collectors))
-            elif _torch_compat.is_inference_aware(part):
-                part(graph, is_inference=context.is_inference)
-            else:
-                part(graph)
-    finally:
-        trace(records)
+def run_directly(part: DeclaredPass, graph: object) -> None:
+    """Run *part* on *graph* for a caller that is not a pipeline, as a pipeline would.
+
+    The pass is asked, its changes of the configuration end with the compilation under way or with the scope that is
+    open, and there is a record.
+
+    Raises:
+        PassArgumentTypeError: *graph* is not a graph.
+        UnscopedConfigError: The pass declares keys, and neither a compilation nor a scope would put them back.
+        UnknownConfigKeyError: It declares a key that the running torch does not have.
+    """
+    if not isinstance(graph, Graph):
+        advice = "Pass its .graph." if hasattr(graph, "graph") else "Pass the graph of a GraphModule."
+        msg = f"{type(part).__qualname__} takes a torch.fx.Graph, not {type(graph).__qualname__}. {advice}"
+        raise PassArgumentTypeError(msg)
+    keys = part.inductor_config_keys_potentially_mutated_by_this_pass
+    check_keys_exist(type(part))
+    trace([run_pass(part, graph, context_of(graph, type(part).hook, keys), "")])
 
 
-def _ask_and_record(
-    part: MagiInductorPass, graph: Graph, context: PassContext, collectors: tuple[list[PassRecord], ...]
-) -> PassRecord:
+def run_pass(part: DeclaredPass, graph: Graph, context: PassContext, hook: str) -> PassRecord:
+    """Ask *part* about *graph*, run it if it applies, and publish the record; *hook* is the option that it came from.
+
+    Raises:
+        PassFailedError: The pass raised an error, which is the cause.
+        BrokenGraphError: It left a graph that cannot be compiled.
+        UndeclaredConfigMutationError: It changed a key that it does not declare.
+        UnscopedConfigError: Nothing would put the keys that it declares back.
+    """
     start = perf_counter()
-    record = PassRecord(
-        type(part).__name__, context.graph, ran=False, reason="", compile_id=context.compile_id, hook=context.hook
-    )
-    token = enter_context(context)
+    outcome = _Outcome(ran=False, reason="")
     try:
-        outcome = _ask(part, graph, context)
-    except Exception as error:
+        with in_context(context):
+            outcome = _ask(part, graph, context)
+    except BaseException as error:
         outcome = _Outcome(ran=False, reason=f"raised {type(error).__name__}: {error}")
-        raise
+        if isinstance(error, MagiPassesError) or not isinstance(error, Exception):
+            raise
+        msg = f"{type(part).__qualname__} failed on {context.graph}: {type(error).__name__}: {error}"
+        raise PassFailedError(msg) from error
     finally:
-        leave_context(token)
-        record = replace(
-            record,
+        record = PassRecord(
+            type(part).__name__,
+            context.graph,
             ran=outcome.ran,
             reason=outcome.reason,
             config_changes=outcome.changes,
             seconds=perf_counter() - start,
+            compile_id=context.compile_id,
+            hook=hook,
         )
-        publish(record, collectors)
+        publish(record, collectors_of_current())
     return record
 
 
-def _ask(part: MagiInductorPass, graph: Graph, context: PassContext) -> _Outcome:
+def _ask(part: DeclaredPass, graph: Graph, context: PassContext) -> _Outcome:
     reason = _verdict(part, graph, context)
     if not reason:
         return _Outcome(ran=False, reason=reason.text)
-    before = _torch_compat.read_overrides()
+    before, was_broken = _torch_compat.read_overrides(), flaw_of(graph) is not None
     try:
         part(graph)
+        changes = _torch_compat.config_changes(before, _torch_compat.read_overrides())
+        _check_declared(part, changes)
+        if not was_broken:
+            _check_structure(part, graph, context)
     except BaseException:
         _torch_compat.restore_overrides(before)
         raise
-    changes = _torch_compat.config_changes(before, _torch_compat.read_overrides())
-    _check_declared(part, changes, before)
     overruled = sorted(changes.keys() & context.user_keys)
     _torch_compat.restore_overrides(before, overruled)
     kept = {key: change for key, change in changes.items() if key not in context.user_keys}
+    compilation = current_compilation()
+    if compilation is not None:
+        compilation.changed.update(kept)
     return _Outcome(ran=True, reason=reason.text + "".join(f"; your {key} stays" for key in overruled), changes=kept)
 
 
-def _verdict(part: MagiInductorPass, graph: Graph, context: PassContext) -> Reason:
+def _verdict(part: DeclaredPass, graph: Graph, context: PassContext) -> Reason:
     if is_disabled(part, disabled_passes()):
         return Reason(False, f"switched off by {DISABLE_VARIABLE}")
     if part.inductor_config_keys_potentially_mutated_by_this_pass:
-        if current_compilation() is None:
-            logger.log(logging.WARNING, "%s did not run: %s", type(part).__name__, UNSCOPED)
-            return UNSCOPED
+        _check_scoped(part)
         if context.is_subgraph:
             return SUBGRAPH
     verdict: Any = part.is_applicable(graph, context)
@@ -117,12 +135,23 @@ def _verdict(part: MagiInductorPass, graph: Graph, context: PassContext) -> Reas
     raise PassDefinitionError(msg)
 
 
-def _check_declared(part: MagiInductorPass, changes: dict[str, tuple[Any, Any]], before: dict[str, Any]) -> None:
+def _check_scoped(part: DeclaredPass) -> None:
+    if start_of_current() is not None:
+        return
+    name, keys = type(part).__qualname__, part.inductor_config_keys_potentially_mutated_by_this_pass
+    msg = (
+        f"{name} may change Inductor's configuration ({', '.join(keys)}), and was called where nothing would put it "
+        f"back: no compilation of Inductor is under way. Compile with PassPipeline([{name}(...)]).inductor_options(), "
+        "or call the pass inside `with PassPipeline([...]).scope():`."
+    )
+    raise UnscopedConfigError(msg)
+
+
+def _check_declared(part: DeclaredPass, changes: dict[str, tuple[Any, Any]]) -> None:
     declared = part.inductor_config_keys_potentially_mutated_by_this_pass
     undeclared = {key: change for key, change in changes.items() if key not in declared}
     if not undeclared:
         return
-    _torch_compat.restore_overrides(before)
     shown = ", ".join(f"{key!r} ({old!r} -> {new!r})" for key, (old, new) in sorted(undeclared.items()))
     msg = (
         f"{type(part).__qualname__} changed Inductor configuration that it does not declare: {shown}. "
@@ -130,3 +159,13 @@ def _check_declared(part: MagiInductorPass, changes: dict[str, tuple[Any, Any]],
         f"compilation ends. ({type(part).__module__})"
     )
     raise UndeclaredConfigMutationError(msg)
+
+
+def _check_structure(part: DeclaredPass, graph: Graph, context: PassContext) -> None:
+    flaw = flaw_of(graph)
+    if flaw is not None:
+        msg = (
+            f"{type(part).__qualname__} left {context.graph} broken: {flaw}. The graph was whole before this pass; "
+            f"replace the uses of a node before erasing it, and keep the output. ({type(part).__module__})"
+        )
+        raise BrokenGraphError(msg)

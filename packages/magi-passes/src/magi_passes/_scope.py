@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The life of one compilation: configuration is saved, passes run, configuration is put back.
 
-Two functions of Inductor are wrapped, once, on the first use of a pipeline (`_torch_compat.install` says why two).
-While no pipeline is in the options and no compilation of ours is under way, both just call the original.
+Two functions of Inductor are wrapped, once, when the first pass is made (`_torch_compat.install` says why two). A
+compilation in which no pass of this package is asked takes the same way as without the wrappers.
 
 A compilation that a pass starts begins from the configuration that the outer one began with, without the outer
 pipeline: neither its cache key nor its code depends on what the pass has changed so far.
@@ -11,14 +11,24 @@ pipeline: neither its cache key nor its code depends on what the pass has change
 from __future__ import annotations
 
 import contextlib
+import functools
 from dataclasses import replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from . import _torch_compat
-from ._compilation import Compilation, current_compilation, under_way
-from ._hook import Binding, PipelineHook, as_pipeline_hook, parts_of
-from ._pass import MagiInductorPass
+from ._compilation import (
+    Call,
+    Compilation,
+    collectors_of_current,
+    current_call,
+    current_compilation,
+    in_call,
+    put_back_afterwards,
+    under_way,
+)
+from ._context import in_context
+from ._declared import DeclaredPass
+from ._hook import PipelineHook, as_pipeline_hook, parts_of
 from ._records import PassRecord, active_collectors, publish
 from .errors import PassesWouldBeDroppedError
 
@@ -32,27 +42,38 @@ if TYPE_CHECKING:
 FROM_CACHE = "not asked: a cache had the compiled graph"
 
 
-def _matches_of_current() -> dict[Any, Any] | None:
-    compilation = current_compilation()
-    return None if compilation is None else compilation.matches
-
-
 def install() -> None:
-    """Wrap Inductor's two functions. Called on the first use of a pipeline; later calls do nothing."""
+    """Wrap Inductor's two functions. Called whenever a pass is made; all but the first time it does nothing."""
     _torch_compat.install(around_compile_fx, around_inner_compile)
 
 
 def around_compile_fx(compile_fx: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call Inductor's *compile_fx*, with every pipeline among its options bound to this call."""
+    """Call Inductor's *compile_fx* with every pipeline that it will meet merged with the hooks beside it.
+
+    What is known of the call goes with the function that compiles one graph, since a backward graph is compiled long
+    after `compile_fx` returned, perhaps by another thread.
+    """
     with _torch_compat.compilation_lock(), outside_of_current():
         patches = _torch_compat.config_patches_of(args, kwargs)
-        bound = _bound_hooks(patches)
-        if not bound:
+        hooks = _merged_hooks(patches)
+        call = Call(tuple(hooks.values()), active_collectors())
+        if not call.hooks and (not call.collectors or current_call() is not None):
             return compile_fx(*args, **kwargs)
-        args, kwargs = _torch_compat.with_config_patches(args, kwargs, {**patches, **bound})
-        result = compile_fx(*args, **kwargs)
-        for hook in bound.values():
-            _record_cache_hit(hook, "cached", hook.binding.asked if hook.binding else [])
+
+        def around(inner_compile: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(inner_compile)
+            def in_this_call(*inner_args: Any, **inner_kwargs: Any) -> Any:
+                with in_call(call):
+                    return inner_compile(*inner_args, **inner_kwargs)
+
+            return in_this_call
+
+        args, kwargs = _torch_compat.with_config_patches(args, kwargs, {**patches, **hooks})
+        args, kwargs = _torch_compat.with_inner_compile(args, kwargs, around)
+        with in_call(call):
+            result = compile_fx(*args, **kwargs)
+            for hook in () if call.graphs else hooks.values():
+                _record_cache_hit(hook, "cached")
         return result
 
 
@@ -61,21 +82,33 @@ def around_inner_compile(
 ) -> Any:
     """Call Inductor's *inner* compilation of one graph, in a configuration that is put back afterwards."""
     with _torch_compat.compilation_lock(), outside_of_current():
-        hooks = _installed_hooks()
-        if not hooks:
-            return inner(gm, example_inputs, **kwargs)
-        _refuse_to_lose_passes()
-        _torch_compat.install_tilings(_matches_of_current)
-        has_calls = any(node.op not in ("placeholder", "output") for node in gm.graph.nodes)
+        hooks, call = _installed_hooks(), current_call()
         compilation = _begin(gm, example_inputs, kwargs)
+        if call is not None:
+            call.graphs.append(compilation.graph)
+        if hooks:
+            _refuse_to_lose_passes()
+        before = compilation.start if hooks else None
         try:
             with under_way(compilation):
                 result = inner(gm, example_inputs, **kwargs)
         finally:
-            _torch_compat.restore_overrides(compilation.overrides)
-        for hook in hooks if has_calls else ():
-            _record_cache_hit(hook, compilation.graph, compilation.asked)
+            if before is not None:
+                _torch_compat.restore_overrides(before.overrides)
+            elif compilation.has_passes:
+                # What another manager of passes changes beside ours is its own affair.
+                _torch_compat.restore_overrides(compilation.start.overrides, compilation.changed)
+        has_calls = any(node.op not in ("placeholder", "output") for node in gm.graph.nodes)
+        for hook in hooks if has_calls and not compilation.asked else ():
+            _record_cache_hit(hook, compilation.graph)
         return result
+
+
+@contextlib.contextmanager
+def configuration_kept() -> Iterator[None]:
+    """Put the configuration back at the end; in between passes may be called without a compilation under way."""
+    with _torch_compat.compilation_lock(), outside_of_current(), put_back_afterwards():
+        yield
 
 
 def _installed_hooks() -> list[PipelineHook]:
@@ -83,24 +116,27 @@ def _installed_hooks() -> list[PipelineHook]:
     return [hook for name, value in values if (hook := as_pipeline_hook(name, value)) is not None]
 
 
-def _bound_hooks(patches: Mapping[str, Any]) -> dict[str, PipelineHook]:
-    """The hooks with a pipeline in them that this call of compile_fx will see, each with what the call adds to it.
+def _merged_hooks(patches: Mapping[str, Any]) -> dict[str, PipelineHook]:
+    """The hooks with a pass of this package that a call of compile_fx with the options *patches* will see.
 
-    Options hide what is installed globally, so a global hook of the user or of another library is merged in here.
-    One that an enclosing `compile_fx` put there is not: its options are replaced by ours, as options always are.
+    Options hide what is installed globally, so both are merged. What the enclosing call of `compile_fx` has put there
+    is not: its options are replaced by these, as options always are.
     """
-    bound = {}
+    merged = {}
     user_keys = frozenset(key.replace("-", "_") for key in patches) - frozenset(_torch_compat.HOOKS)
+    call = current_call()
     for name in _torch_compat.HOOKS:
         installed = _torch_compat.get_config(name)
-        hook = as_pipeline_hook(name, patches.get(name, installed))
-        if hook is None or hook.binding is not None:
+        if call is not None and any(installed is hook for hook in call.hooks):
+            installed = None
+        wanted = patches.get(name, installed)
+        if wanted is None:
             continue
-        is_enclosing = isinstance(installed, PipelineHook) and installed.binding is not None
-        if name in patches and not is_enclosing and parts_of(installed) != hook.parts:
-            hook = hook.merged_after(installed)
-        bound[name] = replace(hook, user_keys=hook.user_keys | user_keys, binding=Binding(active_collectors()))
-    return bound
+        is_same = parts_of(wanted) == parts_of(installed)
+        hook = as_pipeline_hook(name, wanted) if is_same else as_pipeline_hook(name, installed, wanted)
+        if hook is not None:
+            merged[name] = replace(hook, user_keys=hook.user_keys | user_keys)
+    return merged
 
 
 def _begin(gm: GraphModule, example_inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Compilation:
@@ -113,8 +149,6 @@ def _begin(gm: GraphModule, example_inputs: Sequence[Any], kwargs: Mapping[str, 
         is_backward=is_backward,
         is_inference=is_inference,
         example_inputs=tuple(example_inputs),
-        overrides=_torch_compat.read_overrides(),
-        config=MappingProxyType(_torch_compat.config_values()),
         compile_id=_torch_compat.current_compile_id(),
     )
 
@@ -130,30 +164,39 @@ def _refuse_to_lose_passes() -> None:
         raise PassesWouldBeDroppedError(msg)
 
 
-def _record_cache_hit(hook: PipelineHook, graph: str, asked: Sequence[str]) -> None:
-    if asked or hook.name not in _torch_compat.POST_GRAD_HOOKS:
-        return
-    for part in hook.passes:
-        record = PassRecord(type(part).__name__, graph, ran=False, reason=FROM_CACHE, hook=hook.name)
-        publish(replace(record, compile_id=_torch_compat.current_compile_id()), hook.collectors)
-    if hook.binding:
-        hook.binding.asked.append(graph)
+def _record_cache_hit(hook: PipelineHook, graph: str) -> None:
+    if hook.name in _torch_compat.POST_GRAD_HOOKS:
+        compile_id = _torch_compat.current_compile_id()
+        for part in hook.passes:
+            name = type(part).__name__
+            record = PassRecord(name, graph, ran=False, reason=FROM_CACHE, hook=hook.name, compile_id=compile_id)
+            publish(record, collectors_of_current())
 
 
 @contextlib.contextmanager
 def outside_of_current() -> Iterator[None]:
-    """Leave the compilation under way, if there is one, for a compilation that one of its passes starts."""
+    """Leave the compilation and the pass under way, if there are any, for a compilation that is started from there."""
     outer = current_compilation()
-    if outer is None:
-        yield
-        return
+    with in_context(None):
+        if outer is None:
+            yield
+        elif not outer.has_passes:
+            with under_way(None), in_call(None):
+                yield
+        else:
+            with _configuration_of(outer), under_way(None), in_call(None), _torch_compat.nested_compilation():
+                yield
+
+
+@contextlib.contextmanager
+def _configuration_of(outer: Compilation) -> Iterator[None]:
+    """The configuration that *outer* started from, without its passes."""
     inside = _torch_compat.read_overrides()
     try:
-        _torch_compat.restore_overrides(outer.overrides)
+        _torch_compat.restore_overrides(outer.start.overrides)
         for name in _torch_compat.HOOKS:
             _torch_compat.set_config(name, _without_passes(name, _torch_compat.get_config(name)))
-        with under_way(None), _torch_compat.nested_compilation():
-            yield
+        yield
     finally:
         _torch_compat.restore_overrides(inside)
 
@@ -162,7 +205,7 @@ def _without_passes(name: str, value: object) -> object:
     """*value* of a hook option without the passes of this package: they belong to the outer compilation."""
     if as_pipeline_hook(name, value) is None:
         return value
-    foreign = tuple(part for part in parts_of(value) if not isinstance(part, MagiInductorPass))
+    foreign = tuple(part for part in parts_of(value) if not isinstance(part, DeclaredPass))
     if len(foreign) > 1:
         return PipelineHook(name, foreign)
     return foreign[0] if foreign else None

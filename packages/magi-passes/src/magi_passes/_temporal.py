@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from ._arguments import check_types, check_value
 from ._convolution import Convolution, Writer, aten, read_convolution, replace_by
 from ._padding import flat_pads, read_zero_pad
 from ._pass import MagiInductorPass
@@ -98,6 +99,18 @@ class TemporalConvPass(MagiInductorPass):
     always: bool = False
     max_taps: int = 4
     min_skipped: float = 0.125
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be a limit.
+
+        Raises:
+            PassArgumentTypeError: A field has another type than it is annotated with.
+            PassArgumentError: *max_taps* is not positive, or *min_skipped* is negative or nan.
+        """
+        check_types(self)
+        check_value(self, "max_taps", holds=self.max_taps >= 1, rule="a kernel has at least one tap; use 1 or more")
+        rule = "it is a share of the arithmetic; use 0 or more, above 1 for never"
+        check_value(self, "min_skipped", holds=self.min_skipped >= 0, rule=rule)
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:  # noqa: ARG002
         """Some convolution can be rewritten, and it pays or *always* is set."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from torch.fx import Graph, GraphModule
+    from torch.fx import Graph, GraphModule, Node
 
 
 Overrides: TypeAlias = "Mapping[str, Any]"
@@ -41,17 +41,36 @@ def torch_version() -> str:
     return str(torch.__version__)
 
 
+# 2.13.1, 2.13.0a0+git0fc8, 2.13.0.dev20260101+cu130, 2.13.1.post1, 2.13.0-vendor1
+_VERSION = re.compile(
+    r"v?(\d+)\.(\d+)(?:\.(\d+))?"
+    r"(?:[-_.]?(?:a|b|rc)\d*)?(?:[-_.]?post(\d*))?(?:[-_.]?dev\d*)?(?:[+-][\w.-]+)?"
+)
+
+
+def numbers_of(version: str) -> tuple[int, int, int, int]:
+    """Major, minor, patch and post-release number of *version*, for comparisons: ``2.13.1.post2`` is (2, 13, 1, 2).
+
+    What was built before a release counts as the release, ``2.11.0a0+git`` as (2, 11, 0, 0): it has the code.
+
+    Raises:
+        ValueError: *version* is not a torch release.
+    """
+    match = _VERSION.fullmatch(version.strip())
+    if match is None:
+        msg = f"{version!r} is not a torch release; write it as '2.11' or '2.13.1'"
+        raise ValueError(msg)
+    major, minor, patch, post = (int(part or 0) for part in match.groups())
+    return major, minor, patch, post
+
+
 def release(version: str) -> tuple[int, int]:
     """Major and minor number of *version*: ``2.11.0a0+git`` gives ``(2, 11)``.
 
     Raises:
-        ValueError: *version* does not start with two numbers.
+        ValueError: *version* is not a torch release.
     """
-    match = re.match(r"(\d+)\.(\d+)", version)
-    if match is None:
-        msg = f"{version!r} is not a torch release; write it as '2.11'"
-        raise ValueError(msg)
-    return int(match[1]), int(match[2])
+    return numbers_of(version)[:2]
 
 
 def _config() -> Any:
@@ -485,6 +504,22 @@ def with_config_patches(
     if len(args) > 3:
         return (*args[:3], patches, *args[4:]), kwargs
     return args, {**kwargs, "config_patches": patches}
+
+
+def with_inner_compile(
+    args: tuple[Any, ...], kwargs: dict[str, Any], around: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of `compile_fx` with *around* of the function that compiles one graph."""
+    if len(args) > 2:
+        return (*args[:2], around(args[2]), *args[3:]), kwargs
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    return args, {**kwargs, "inner_compile": around(kwargs.get("inner_compile", compile_fx_inner))}
+
+
+def is_erased(node: Node) -> bool:
+    """Whether *node* was taken out of its graph. All releases."""
+    return bool(node._erased)
 
 
 def install(

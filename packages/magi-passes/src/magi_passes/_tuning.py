@@ -13,6 +13,7 @@ import torch
 
 from . import _torch_compat
 from ._code import digest
+from ._pipeline import PassPipeline
 from ._records import logger
 from ._scope import outside_of_current
 from ._sizes import hinted
@@ -115,8 +116,6 @@ def _remember(path: Path, seconds: dict[str, float]) -> None:
 
 
 def _compiled(graph: Graph, context: PassContext, name: str, plan: Plan) -> Callable[[list[Any]], Any] | None:
-    from ._pipeline import PassPipeline
-
     assert graph.owning_module is not None
     module = copy.deepcopy(graph.owning_module)
     options = PassPipeline(plan).inductor_options()
