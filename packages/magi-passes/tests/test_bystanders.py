@@ -75,7 +75,7 @@ BESIDE: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "images between two convolutions": lambda table, x, y: torch.conv2d(y[:, :, 0], x[:, :, 0, :3, :3]),
     "cat of three selects": lambda table, x, y: torch.cat([table[0], table[0], table[1]]),
     "sums of a result with itself": lambda table, x, y: (y + y).flip(2) + (y + y),
-    "frames side by side": lambda table, x, y: torch.cat([y[:, :, 0], y[:, :, 1]], 1),
+    "frames side by side": lambda table, x, y: torch.cat([y[:, :, 0], y[:, :, -1]], 1),
     "strides of the result": lambda table, x, y: torch.empty_like(y).fill_(3),
 }
 _GROUPED = (2, 2, 2, 8)
