@@ -100,7 +100,7 @@ def test_an_interrupt_arrives_as_itself(
 def test_an_interrupt_while_tuning_arrives_as_itself(
     inductor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], place: str
 ) -> None:
-    from magi_passes import _tuning
+    from magi_passes._choose import tuning
 
     def stop(*args: object) -> Any:
         config.triton.max_tiles = 2
@@ -108,7 +108,7 @@ def test_an_interrupt_while_tuning_arrives_as_itself(
 
     monkeypatch.setattr(_torch_compat, "compile_graph", stop if place == "compile_graph" else lambda *args: print)
     if place == "seconds_of_a_call":
-        monkeypatch.setattr(_tuning, "seconds_of_a_call", stop)
+        monkeypatch.setattr(tuning, "seconds_of_a_call", stop)
     weight = torch.randn(4, 4, 3, 3)
     before = _torch_compat.read_overrides()
 

@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import inspect
 import pickle
+import socket
 import subprocess
 import sys
 import textwrap
@@ -32,8 +33,8 @@ from magi_passes import (
     TemporalConvPass,
     _torch_compat,
 )
-from magi_passes._identity import describe
-from magi_passes._members import REMEMBERED
+from magi_passes._identity.members import REMEMBERED
+from magi_passes._identity.walk import describe
 
 
 if TYPE_CHECKING:
@@ -260,6 +261,12 @@ def _made(before: str = "", body: str = "pass", name: str = "made", filename: st
     namespace: dict[str, Any] = {"__name__": name} if name else {}
     exec(compile(PASS.format(before=textwrap.dedent(before), body=body), filename, "exec"), namespace)
     return namespace["Mine"]
+
+
+def _globals_of(mine: Any) -> dict[str, Any]:
+    """Those of the author's function, which stands in what makes the pass safe by itself."""
+    found: dict[str, Any] = inspect.unwrap(mine.__call__).__globals__
+    return found
 
 
 FILENAMES = ["<string>", "<stdin>", "<ipython-input-1-abc>", "/tmp/ipykernel_1/1.py", dataclasses.__file__]
@@ -496,18 +503,15 @@ NO_FORM = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:unclosed")
 @pytest.mark.parametrize("name", NO_FORM)
 def test_a_value_without_a_stable_form_is_an_error_that_names_it(name: str) -> None:
     before, sentence = NO_FORM[name]
+    mine = _made(before, "S")
     with pytest.raises(PassIdentityError, match=f"^{sentence}, which cannot be part of a pass's uuid. "):
-        _made(before, "S")().uuid()
-
-
-def _globals_of(mine: Any) -> dict[str, Any]:
-    """Those of the author's function, which stands in what makes the pass safe by itself."""
-    found: dict[str, Any] = inspect.unwrap(mine.__call__).__globals__
-    return found
+        mine().uuid()
+    held = _globals_of(mine).get("S")
+    if isinstance(held, socket.socket):
+        held.close()
 
 
 def _replaced_method(mine: Any) -> None:
