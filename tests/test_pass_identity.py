@@ -8,6 +8,7 @@ made.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import json
 import os
@@ -31,13 +32,15 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = {name.replace("-", "_"): ROOT / "packages" / name / "src" for name in ("magi-passes", "magi-backend")}
 OTHERS = {name.replace("-", "_"): ROOT / "packages" / name / "src" for name in ("magi-opschema", "magi-tritonwrap")}
 # The compiler hands these to a pass; its code does not name them.
-HANDED_OVER = (("magi_passes._context", "PassContext"),)
+HANDED_OVER = (("magi_passes._framework.context", "PassContext"),)
 
 
+@functools.cache
 def _modules() -> dict[str, Module]:
     return read_packages(folder / name for name, folder in PACKAGES.items())
 
 
+@functools.cache
 def _shipped() -> dict[str, str]:
     """Every pass of the two packages -> its module."""
     return {
@@ -49,6 +52,7 @@ def _shipped() -> dict[str, str]:
     }
 
 
+@functools.cache
 def _reached() -> dict[str, set[Place]]:
     """Pass -> functions."""
     modules = _modules()
@@ -136,10 +140,10 @@ def test_no_edit_no_other_uuid(tmp_path: Path) -> None:
     passes = _named(_shipped())
     assert len(passes) > 9
     page = PACKAGES["magi_backend"] / "magi_backend" / "_report" / "html.py"
-    layout = PACKAGES["magi_passes"] / "magi_passes" / "_layout.py"
+    layout = PACKAGES["magi_passes"] / "magi_passes" / "_rewrites" / "layout.py"
     nothing = {"file": "", "text": "", "passes": passes}
     elsewhere = {**nothing, "file": "magi_backend/_report/html.py", "text": page.read_text() + "\n\nOTHER = 1\n"}
-    remark = {**nothing, "file": "magi_passes/_layout.py", "text": "# a remark\n\n" + layout.read_text()}
+    remark = {**nothing, "file": "magi_passes/_rewrites/layout.py", "text": "# a remark\n\n" + layout.read_text()}
     found = [*_uuids(tmp_path, [nothing, elsewhere, remark]), *_uuids(tmp_path, [nothing], hash_seed="12345")]
     assert found == [found[0]] * 4
 
@@ -176,7 +180,7 @@ class _Decoder(torch.nn.Module):
 
 def test_what_runs_is_what_the_second_opinion_says(tmp_path: Path) -> None:
     """Every pass, asked about and run on a graph of convolutions, runs no function that `_reach` does not know."""
-    from magi_passes import PassContext
+    from magi_passes import PassContext, PassPipeline
     from torch._inductor import config
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -192,7 +196,8 @@ def test_what_runs_is_what_the_second_opinion_says(tmp_path: Path) -> None:
             if made.is_applicable(graph, PassContext()):
                 made(graph)
 
-        ran = _executed(run)
+        with PassPipeline([]).scope():
+            ran = _executed(run)
         known = {(place.module, place.name) for place in reached[name]}
         generated = {"__init__", "__eq__", "__hash__", "__repr__"}
         assert {(m, n) for m, n, _ in ran if n not in generated} <= known

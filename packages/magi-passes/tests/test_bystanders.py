@@ -70,6 +70,12 @@ BESIDE: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "what follows read by its strides": lambda table, x, y: torch.as_strided(y.relu() * 2, (2, 3), (2, 1)),
     "part read by its strides": lambda table, x, y: torch.as_strided(y[:, 1:], (2, 2), (3, 1)),
     "result as another dtype": lambda table, x, y: y.view(torch.uint8),
+    "padding that is an image and a weight": lambda table, x, y: conv3d(_corner(x, 1), _corner(x, 1)),
+    "padding that is a weight": lambda table, x, y: conv3d(x, _corner(x, 0)),
+    "images between two convolutions": lambda table, x, y: torch.conv2d(y[:, :, 0], x[:, :, 0, :3, :3]),
+    "cat of three selects": lambda table, x, y: torch.cat([table[0], table[0], table[1]]),
+    "sums of a result with itself": lambda table, x, y: (y + y).flip(2) + (y + y),
+    "frames side by side": lambda table, x, y: torch.cat([y[:, :, 0], y[:, :, -1]], 1),
     "strides of the result": lambda table, x, y: torch.empty_like(y).fill_(3),
 }
 _GROUPED = (2, 2, 2, 8)
@@ -79,8 +85,15 @@ ALMOST_NORMS: dict[str, Callable[[Tensor], Tensor]] = {
     "difference with a factor": lambda x: (torch.sub(x.view(*_GROUPED), _mean(x), alpha=4) * (_mean(x) + 2)).view(
         x.shape
     ),
+    "numbers of another image": lambda x: (((x * 2).view(*_GROUPED) - _mean(x)) * (_mean(x) + 1)).view(x.shape),
+    "difference squared": lambda x: ((x.view(*_GROUPED) - _mean(x)) * (x.view(*_GROUPED) - _mean(x))).view(x.shape),
+    "number of the next group": lambda x: ((x.view(*_GROUPED) - _mean(x)) * _mean(x).flip(1)).view(x.shape),
     "numbers by group for all images": lambda x: ((x.view(*_GROUPED) - _mean(x)) * _by_group(x)[:, :1]).view(x.shape),
 }
+
+
+def _corner(x: Tensor, after: int) -> Tensor:
+    return pad(x[:1, :, :2, :2, :2], (1, after) * 3)
 
 
 def _by_group(x: Tensor) -> Tensor:

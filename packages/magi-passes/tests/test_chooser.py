@@ -92,13 +92,12 @@ def test_a_pass_that_the_environment_disables_is_not_chosen(
 
 def test_the_chosen_passes_run(trace: Any, pretend_cuda: Any, inductor: Any) -> None:
     gm = pretend_cuda(trace(_video, VIDEO, (3, 4)))
-    before = _torch_compat.read_overrides()
-    ConvChooser()(gm.graph)
+    with PassPipeline([]).scope():
+        ConvChooser()(gm.graph)
+        assert inductor.force_layout_optimization is True
+        assert (inductor.triton.prefer_nd_tiling, inductor.triton.max_tiles) == (True, 3)
     convolutions = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
     assert [node.meta["val"].dim() for node in convolutions] == [4, 4, 4]
-    assert inductor.force_layout_optimization is True
-    assert (inductor.triton.prefer_nd_tiling, inductor.triton.max_tiles) == (True, 3)
-    _torch_compat.restore_overrides(before)  # outside of a pipeline nobody else does
 
 
 @pytest.mark.parametrize("tune", [False, True])
@@ -161,10 +160,11 @@ import sys
 from pathlib import Path
 
 import torch
-from magi_passes import _timing, _torch_compat
+from magi_passes import _torch_compat
+from magi_passes._choose import timing
 
 _torch_compat.shared_folder = lambda: sys.argv[1]
-with _timing.alone_on({torch.device("cpu")}):
+with timing.alone_on({torch.device("cpu")}):
     print("measuring", flush=True)
     sys.stdin.readline()
     Path(sys.argv[1], "done").touch()
@@ -172,7 +172,7 @@ with _timing.alone_on({torch.device("cpu")}):
 
 
 def test_no_two_processes_measure_on_a_device_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from magi_passes import _timing
+    from magi_passes._choose import timing
 
     monkeypatch.setattr(_torch_compat, "shared_folder", lambda: str(tmp_path))
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
@@ -182,7 +182,7 @@ def test_no_two_processes_measure_on_a_device_at_once(tmp_path: Path, monkeypatc
         assert other.stdout.readline() == "measuring\n"
         release = threading.Timer(0.5, lambda: other.communicate("go on\n"))
         release.start()
-        with _timing.alone_on({torch.device("cpu")}):
+        with timing.alone_on({torch.device("cpu")}):
             assert (tmp_path / "done").exists()
         release.join()
 
@@ -190,11 +190,11 @@ def test_no_two_processes_measure_on_a_device_at_once(tmp_path: Path, monkeypatc
 def test_a_folder_that_cannot_hold_locks_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from magi_passes import _timing
+    from magi_passes._choose import timing
 
     (tmp_path / "file").touch()
     monkeypatch.setattr(_torch_compat, "shared_folder", lambda: str(tmp_path / "file"))
-    with _timing.alone_on({torch.device("cpu")}):
+    with timing.alone_on({torch.device("cpu")}):
         pass
     assert "other processes may measure at the same time" in caplog.text
 
@@ -202,7 +202,7 @@ def test_a_folder_that_cannot_hold_locks_is_said(
 def test_a_candidate_that_fails_is_left_out(
     inductor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from magi_passes import _tuning
+    from magi_passes._choose import tuning
 
     def compile_graph(module: Any, inputs: Any, options: Any, is_backward: bool) -> Any:
         if not options:
@@ -216,7 +216,7 @@ def test_a_candidate_that_fails_is_left_out(
     torch.fx.GraphModule({}, graph)
     monkeypatch.setattr(_torch_compat, "compile_graph", compile_graph)
     plans: list[Any] = [(), (ConvLayoutPass(),), (TemporalConvPass(),)]
-    choice = _tuning.choose_fastest(graph, PassContext(), plans, str(tmp_path))
+    choice = tuning.choose_fastest(graph, PassContext(), plans, str(tmp_path))
     assert choice.passes == plans[2]
     assert choice.text.startswith("tuned: TemporalConv (TemporalConv ")
     assert "stock failed with RuntimeError: no such kernel" in caplog.text
@@ -224,7 +224,7 @@ def test_a_candidate_that_fails_is_left_out(
 
 
 def test_candidates_take_turns_and_the_least_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    from magi_passes import _timing
+    from magi_passes._choose import timing
 
     clock = [0.0]
     order: list[str] = []
@@ -237,15 +237,15 @@ def test_candidates_take_turns_and_the_least_time_counts(monkeypatch: pytest.Mon
 
         return run
 
-    monkeypatch.setattr(_timing, "perf_counter", lambda: clock[0])
-    found = _timing.seconds_of_a_call({"slow": takes("slow", 1.0), "fast": takes("fast", 0.75)}, [torch.ones(2)])
+    monkeypatch.setattr(timing, "perf_counter", lambda: clock[0])
+    found = timing.seconds_of_a_call({"slow": takes("slow", 1.0), "fast": takes("fast", 0.75)}, [torch.ones(2)])
     assert found == {"slow": 1.0, "fast": 0.75}
-    assert order == ["slow", "fast"] * (2 + _timing.ROUNDS)
+    assert order == ["slow", "fast"] * (2 + timing.ROUNDS)
 
 
 def _measured_once(monkeypatch: pytest.MonkeyPatch, cache_dir: Path) -> tuple[str, int]:
     """What is chosen when stock takes one second, and how many plans had to be measured for that."""
-    from magi_passes import _tuning
+    from magi_passes._choose import tuning
 
     measured: list[str] = []
 
@@ -254,10 +254,10 @@ def _measured_once(monkeypatch: pytest.MonkeyPatch, cache_dir: Path) -> tuple[st
         return {name: 1.0 if name == "stock" else 2.0 for name in runs}
 
     with monkeypatch.context() as patch:
-        patch.setattr(_tuning, "_compiled", lambda *asked: asked)
-        patch.setattr(_tuning, "seconds_of_a_call", seconds)
+        patch.setattr(tuning, "_compiled", lambda *asked: asked)
+        patch.setattr(tuning, "seconds_of_a_call", seconds)
         plans: list[Any] = [(TemporalConvPass(),), ()]
-        choice = _tuning.choose_fastest(torch.fx.Graph(), PassContext(), plans, str(cache_dir))
+        choice = tuning.choose_fastest(torch.fx.Graph(), PassContext(), plans, str(cache_dir))
     assert choice.passes == ()
     return choice.text, len(measured)
 

@@ -230,7 +230,7 @@ def test_compiling_where_passes_would_be_lost_is_refused(inductor: Any, monkeypa
 @pytest.mark.parametrize("version", [torch.__version__, "2.11.0"], ids=["context-local", "global"])
 def test_eight_threads_compile_at_once(inductor: Any, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     """Under an old torch's rules too, where a lock keeps one compilation's configuration from the others."""
-    monkeypatch.setattr(_torch_compat, "torch_version", lambda: version)
+    monkeypatch.setattr(_torch_compat.releases, "torch_version", lambda: version)
     errors: list[BaseException] = []
     leaks: list[Any] = []
 

@@ -35,7 +35,7 @@ INDEX, SIZE = sympy.symbols("index size", integer=True, nonnegative=True)
 def test_three_dimensions_only_where_they_fit_and_nothing_is_reduced(
     monkeypatch: pytest.MonkeyPatch, within: set[Any], reduction: bool, folded: bool
 ) -> None:
-    monkeypatch.setattr(_torch_compat, "_within_grid", lambda size: size in within)
+    monkeypatch.setattr(_torch_compat.tilings, "_within_grid", lambda size: size in within)
     tiling = _torch_compat.launchable_tiling(THREE, is_reduction=reduction)
     assert tiling == ({"y": Z * Y, "x": X, "r0_": sympy.S.One} if folded else THREE)
 
@@ -81,6 +81,6 @@ def test_a_size_within_the_grid_now_is_guarded(size: int, fits: bool) -> None:
     graph: Any = SimpleNamespace(sizevars=SizeVarAllocator(shape_env))
 
     with V.set_graph_handler(graph):
-        assert _torch_compat._within_grid(x.shape[0].node.expr) is fits
+        assert _torch_compat.tilings._within_grid(x.shape[0].node.expr) is fits
 
     assert bool(shape_env.guards) is fits

@@ -1,31 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inductor passes that compose, leak no configuration and keep dynamic shapes fast."""
 
-from ._chooser import ConvChooser
-from ._context import PassContext, current_context
-from ._layout import ConvLayoutPass
-from ._moments import ChannelMomentsPass
-from ._nd_tiling import NDTilingWorkaroundPass
-from ._pad_guard import ZeroPadGuardPass
-from ._padding import ConvPaddingPass
-from ._pass import MagiInductorPass
-from ._pipeline import PassPipeline
-from ._predicates import is_conv_heavy, is_convolution, is_dynamic
-from ._reason import Reason
-from ._records import PassRecord, collect_records, pass_records
-from ._temporal import TemporalConvPass
-from ._work import ConvShare, conv_share
+from ._choose.chooser import ConvChooser
+from ._framework.context import PassContext, current_context
+from ._framework.graph_pass import MagiInductorPass
+from ._framework.pipeline import PassPipeline
+from ._framework.reason import Reason
+from ._framework.records import PassRecord, collect_records, pass_records
+from ._graph.predicates import is_conv_heavy, is_convolution, is_dynamic
+from ._graph.work import ConvShare, conv_share
+from ._rewrites.layout import ConvLayoutPass
+from ._rewrites.moments import ChannelMomentsPass
+from ._rewrites.nd_tiling import NDTilingWorkaroundPass
+from ._rewrites.pad_guard import ZeroPadGuardPass
+from ._rewrites.padding import ConvPaddingPass
+from ._rewrites.temporal import TemporalConvPass
 from .errors import (
+    BrokenGraphError,
     MagiPassesError,
+    PassArgumentError,
+    PassArgumentTypeError,
     PassDefinitionError,
     PassesWouldBeDroppedError,
+    PassFailedError,
     PassIdentityError,
     UndeclaredConfigMutationError,
     UnknownConfigKeyError,
+    UnknownPassNameError,
+    UnscopedConfigError,
 )
 
 
 __all__ = [
+    "BrokenGraphError",
     "ChannelMomentsPass",
     "ConvChooser",
     "ConvLayoutPass",
@@ -34,8 +41,11 @@ __all__ = [
     "MagiInductorPass",
     "MagiPassesError",
     "NDTilingWorkaroundPass",
+    "PassArgumentError",
+    "PassArgumentTypeError",
     "PassContext",
     "PassDefinitionError",
+    "PassFailedError",
     "PassIdentityError",
     "PassPipeline",
     "PassRecord",
@@ -44,6 +54,8 @@ __all__ = [
     "TemporalConvPass",
     "UndeclaredConfigMutationError",
     "UnknownConfigKeyError",
+    "UnknownPassNameError",
+    "UnscopedConfigError",
     "ZeroPadGuardPass",
     "collect_records",
     "conv_share",

@@ -30,3 +30,27 @@ class UndeclaredConfigMutationError(MagiPassesError, RuntimeError):
 
 class PassesWouldBeDroppedError(MagiPassesError, RuntimeError):
     """Inductor was asked to compile in a way that silently drops every custom pass."""
+
+
+class UnscopedConfigError(MagiPassesError, RuntimeError):
+    """A pass that changes Inductor configuration was called where nothing would put the old values back."""
+
+
+class PassFailedError(MagiPassesError, RuntimeError):
+    """A pass raised an error of its own, which is the cause of this one."""
+
+
+class BrokenGraphError(MagiPassesError, RuntimeError):
+    """A pass left a graph that cannot be compiled."""
+
+
+class UnknownPassNameError(MagiPassesError, ValueError):
+    """The environment variable MAGI_PASSES_DISABLE names a pass that does not exist."""
+
+
+class PassArgumentTypeError(MagiPassesError, TypeError):
+    """An argument of a pass, a pipeline or a `Reason` has the wrong type."""
+
+
+class PassArgumentError(MagiPassesError, ValueError):
+    """An argument of a pass has a value that the pass cannot use."""

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compilation under way: what passes and hooks may know of it, and the configuration that it started from."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from magi_passes import _torch_compat
+
+from .records import PassRecord, active_collectors
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from torch.fx import GraphModule
+
+
+@dataclass(frozen=True)
+class Start:
+    """Inductor's configuration at one moment: what it takes to put it back, and the value of each key."""
+
+    overrides: Mapping[str, Any]
+    config: Mapping[str, Any]
+
+
+def configuration_now() -> Start:
+    """The configuration of the current context."""
+    return Start(_torch_compat.read_overrides(), MappingProxyType(_torch_compat.config_values()))
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of `compile_fx`: the graphs that it compiles now, and the backward ones that it leaves for later."""
+
+    hooks: tuple[object, ...] = ()
+    """The pipelines' hooks that this call put into its options."""
+    collectors: tuple[list[PassRecord], ...] = ()
+    """Who wants the records: the lists that were active when the call began."""
+    graphs: list[str] = field(default_factory=list)
+    """Names of the graphs that Inductor compiled; none where AOTAutograd's cache had everything."""
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """One graph on its way through Inductor."""
+
+    gm: GraphModule
+    graph: str
+    is_backward: bool
+    is_inference: bool
+    example_inputs: Sequence[Any]
+    compile_id: str | None
+    asked: list[str] = field(default_factory=list)
+    """Names of the hooks that Inductor called so far; none when it found the graph in a cache."""
+    changed: set[str] = field(default_factory=set)
+    """The keys that passes have changed so far."""
+    matches: dict[Any, Any] = field(default_factory=dict)
+    """Answers of Inductor's block matcher, see `_torch_compat.install_tilings`."""
+
+    @functools.cached_property
+    def start(self) -> Start:
+        """The configuration when the first pass of this package was about to be asked.
+
+        A compilation without such a pass never gets here, and is left as it is.
+        """
+        _torch_compat.install_tilings(_matches_of_current)
+        return configuration_now()
+
+    @property
+    def has_passes(self) -> bool:
+        """Whether a pass of this package has a part in this compilation."""
+        return "start" in vars(self)
+
+
+_current: ContextVar[Compilation | None] = ContextVar("magi_passes_compilation", default=None)
+_call: ContextVar[Call | None] = ContextVar("magi_passes_call", default=None)
+_scope: ContextVar[Start | None] = ContextVar("magi_passes_scope", default=None)
+
+
+def _matches_of_current() -> dict[Any, Any] | None:
+    compilation = _current.get()
+    return compilation.matches if compilation is not None and compilation.has_passes else None
+
+
+def current_compilation() -> Compilation | None:
+    """The compilation under way in this context."""
+    return _current.get()
+
+
+def current_call() -> Call | None:
+    """The call of `compile_fx` that the compilation under way belongs to, where it is known."""
+    return _call.get()
+
+
+def start_of_current() -> Start | None:
+    """The configuration that will be put back: of the compilation under way, or of the scope that is open.
+
+    None where there is neither, so that a change of the configuration would never end.
+    """
+    compilation = _current.get()
+    return _scope.get() if compilation is None else compilation.start
+
+
+def collectors_of_current() -> tuple[list[PassRecord], ...]:
+    """Who wants the records of the passes that run now."""
+    call = _call.get()
+    return active_collectors() if call is None else call.collectors
+
+
+@contextlib.contextmanager
+def under_way(compilation: Compilation | None) -> Iterator[None]:
+    """Make *compilation* the one under way in this context; None stands for no compilation of ours."""
+    token = _current.set(compilation)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+@contextlib.contextmanager
+def in_call(call: Call | None) -> Iterator[None]:
+    """Make *call* the current one."""
+    token = _call.set(call)
+    try:
+        yield
+    finally:
+        _call.reset(token)
+
+
+@contextlib.contextmanager
+def put_back_afterwards() -> Iterator[None]:
+    """Put Inductor's configuration back at the end, whatever passes change in between."""
+    start = configuration_now()
+    token = _scope.set(start)
+    try:
+        yield
+    finally:
+        _scope.reset(token)
+        _torch_compat.restore_overrides(start.overrides)

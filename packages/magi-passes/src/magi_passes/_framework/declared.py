@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pass declares, when it applies, and what identifies it in a cache key."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+from magi_passes import _torch_compat
+from magi_passes._identity.code import digest
+from magi_passes._identity.uuid import uuid_of
+from magi_passes._identity.value_forms import is_frozen
+from magi_passes.errors import PassDefinitionError, UnknownConfigKeyError
+
+from .context import PassContext
+from .disable import disabled_passes
+
+
+if TYPE_CHECKING:
+    from torch.fx import Graph
+
+    from .reason import Reason
+
+
+class DeclaredPass(CustomGraphPass):
+    """What every pass says about itself; `MagiInductorPass` is the class that passes are made from."""
+
+    inductor_config_keys_potentially_mutated_by_this_pass: ClassVar[tuple[str, ...]] = ()
+    hook: ClassVar[str] = "post_grad_custom_post_pass"
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        _check_declarations(cls)
+
+    def is_applicable(self, graph: Graph, context: PassContext) -> bool | Reason:  # noqa: ARG002
+        """Whether to run on *graph*; a `Reason` says why in the record. Must not change anything."""
+        return True
+
+    @abstractmethod
+    def __call__(self, graph: Graph) -> None:
+        """Rewrite *graph* in place, or assign declared configuration keys. Not called when a cache has the result."""
+
+    def uuid(self) -> str:
+        """What identifies this pass in Inductor's cache keys.
+
+        Made of the code of the class and its bases, the fields, all code that they reach with the values that it reads,
+        and the torch release that version gates compare with. Nothing has to be listed: functions are found by the
+        names in the code, through other modules too, up to torch, Triton and the standard library. Code that is found
+        only at run time, by a computed name or an entry point, has to stand in a field or an attribute of the class.
+
+        Computed once, and again when any of this was replaced. A pass that embeds the rank of its process appends it:
+
+            def uuid(self): return f"{super().uuid()}-rank{torch.distributed.get_rank()}"
+
+        Raises:
+            PassDefinitionError: The class is not a frozen dataclass.
+            PassIdentityError: A field can change, or code of yours reads a value without a stable form.
+            UnknownPassNameError: MAGI_PASSES_DISABLE names a pass that does not exist.
+        """
+        check_is_frozen(type(self))
+        disabled = disabled_passes()
+        # Every name counts, also of other passes: one that chooses among passes asks for them too.
+        without = f"-without-{digest('disabled', *sorted(disabled))}" if disabled else ""
+        return uuid_of(self, besides=(PassContext,)) + without
+
+
+def check_is_frozen(cls: type) -> None:
+    """Raise `PassDefinitionError` unless *cls* is itself decorated as a frozen dataclass.
+
+    A subclass that adds a field without the decorator would be missing that field in its uuid.
+    """
+    undecorated = "__dataclass_fields__" not in vars(cls) and any(
+        "ClassVar" not in str(annotation) for annotation in inspect.get_annotations(cls).values()
+    )
+    if undecorated or not is_frozen(cls):
+        msg = (
+            f"{cls.__qualname__} is not a frozen dataclass, so its parameters would be missing from the cache key. "
+            f"Decorate it with @dataclass(frozen=True). ({cls.__module__})"
+        )
+        raise PassDefinitionError(msg)
+    if "__slots__" in vars(cls):
+        msg = f"{cls.__qualname__} is a dataclass with slots=True; the base class needs a __dict__. Leave slots out."
+        raise PassDefinitionError(msg)
+
+
+def check_keys_exist(cls: type[DeclaredPass]) -> None:
+    """Raise `UnknownConfigKeyError` when *cls* declares a key that the running torch does not have."""
+    known = _torch_compat.config_keys()
+    for key in cls.inductor_config_keys_potentially_mutated_by_this_pass:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=2)
+            meant = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+            msg = (
+                f"{cls.__qualname__} declares the Inductor key {key!r}, which torch {_torch_compat.torch_version()} "
+                f"does not have.{meant}"
+            )
+            raise UnknownConfigKeyError(msg)
+
+
+def _check_declarations(cls: type[DeclaredPass]) -> None:
+    keys: Any = cls.inductor_config_keys_potentially_mutated_by_this_pass
+    if isinstance(keys, str) or not all(isinstance(key, str) for key in keys):
+        msg = (
+            f"{cls.__qualname__}.inductor_config_keys_potentially_mutated_by_this_pass must be a tuple of strings, "
+            f"such as ('triton.max_tiles',); got {keys!r}."
+        )
+        raise PassDefinitionError(msg)
+    if cls.hook not in _torch_compat.HOOKS:
+        msg = f"{cls.__qualname__}.hook is {cls.hook!r}; Inductor has {', '.join(_torch_compat.HOOKS)}."
+        raise PassDefinitionError(msg)
+    if keys and cls.hook in _torch_compat.EARLY_HOOKS:
+        msg = (
+            f"{cls.__qualname__} declares configuration keys but runs at {cls.hook}, long before the code generation "
+            f"that reads them. Run it at {' or '.join(_torch_compat.POST_GRAD_HOOKS)}."
+        )
+        raise PassDefinitionError(msg)

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several passes as the options of one compilation, as one pass, or as the setting of a block of code."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from magi_passes import _torch_compat
+from magi_passes._identity.code import digest
+from magi_passes.errors import PassArgumentError, PassArgumentTypeError, PassDefinitionError
+
+from .declared import check_is_frozen, check_keys_exist
+from .graph_pass import MagiInductorPass
+from .hook import PipelineHook, parts_of
+from .scope import configuration_kept, install
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True, init=False)
+class PassPipeline:
+    """Passes in the order in which they run, ready for any caller of Inductor.
+
+    Example:
+        >>> import torch
+        >>> from magi_passes import NDTilingWorkaroundPass, PassPipeline
+        >>> pipeline = PassPipeline([NDTilingWorkaroundPass()])
+        >>> compiled = torch.compile(lambda x: x + 1, options=pipeline.inductor_options({"max_autotune": False}))
+
+    Args:
+        passes: Instances of `MagiInductorPass` subclasses. Each runs at its own `hook`; order matters within a hook.
+
+    Raises:
+        PassDefinitionError: One of *passes* is no pass, or its class is not a frozen dataclass.
+        PassArgumentTypeError: *passes* is a single pass, a string or not iterable.
+        UnknownConfigKeyError: A pass declares a key that the running torch does not have.
+        PassIdentityError: A pass holds a value that has no stable form.
+        UnknownPassNameError: MAGI_PASSES_DISABLE names a pass that does not exist.
+    """
+
+    passes: tuple[MagiInductorPass, ...]
+
+    def __init__(self, passes: Iterable[MagiInductorPass]) -> None:
+        object.__setattr__(self, "passes", _listed(passes))
+        for position, candidate in enumerate(self.passes):
+            _check(candidate, position)
+
+    def __iter__(self) -> Iterator[MagiInductorPass]:
+        return iter(self.passes)
+
+    def __len__(self) -> int:
+        return len(self.passes)
+
+    def uuid(self) -> str:
+        """One digest over the uuids of all passes, in order."""
+        return digest(*(p.uuid() for p in self.passes))
+
+    def inductor_options(self, base: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Options that run this pipeline, for ``torch.compile(options=…)`` or ``compile_fx(config_patches=…)``.
+
+        Nothing but the hooks is set; the configuration is read when a compilation starts, not here.
+
+        Args:
+            base: Options to start from. They are kept: hooks in them, also another pipeline's, run first, and no pass
+                may change a key that stands in them. Keys added to the result later count as the user's too.
+
+        Returns:
+            A new dict; *base* stays as it is.
+
+        Raises:
+            PassArgumentTypeError: *base* is not a mapping with strings for keys, or holds something that cannot be
+                called where a hook should be.
+        """
+        install()
+        options = _options(base)
+        user_keys = frozenset(options) - frozenset(_torch_compat.HOOKS)
+        for name in _torch_compat.HOOKS:
+            passes = tuple(p for p in self.passes if p.hook == name)
+            if passes:
+                before = options.get(name)
+                keys = before.user_keys if isinstance(before, PipelineHook) else frozenset()
+                options[name] = PipelineHook(name, (*parts_of(before), *passes), user_keys | keys)
+        return options
+
+    def as_pass(self) -> PipelineHook:
+        """The whole pipeline as one pass, for a pass manager that is called from one of Inductor's hooks.
+
+        It asks each pass and writes its record, and the configuration comes back when the compilation ends. Its
+        ``uuid()`` belongs into the uuid of the manager. The passes run where the manager is called, those for
+        ``post_grad_custom_pre_pass`` first; call it from a post-grad hook.
+
+        Example:
+            >>> from magi_passes import NDTilingWorkaroundPass, PassPipeline
+            >>> ours = PassPipeline([NDTilingWorkaroundPass()]).as_pass()
+            >>> ours.uuid() == ours.uuid()
+            True
+
+        Raises:
+            PassArgumentError: The passes cannot run in one place: some are for an earlier hook than others.
+        """
+        places = {p.hook if p.hook in _torch_compat.EARLY_HOOKS else _torch_compat.POST_GRAD_HOOKS for p in self}
+        if len(places) > 1:
+            shown = ", ".join(f"{type(p).__qualname__} at {p.hook}" for p in self)
+            msg = (
+                f"as_pass: these passes cannot run in one place: {shown}. Make one pipeline of those for each place, "
+                "or use inductor_options(), which has a hook for each."
+            )
+            raise PassArgumentError(msg)
+        in_order = sorted(self.passes, key=lambda p: _torch_compat.HOOKS.index(p.hook))
+        return PipelineHook(in_order[-1].hook if in_order else MagiInductorPass.hook, tuple(in_order))
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """Run this pipeline in every compilation that starts inside the ``with`` block, whatever its options.
+
+        For a backend that calls Inductor itself. Hooks that are installed already run first. A pass that is called
+        inside the block without any compilation may change configuration too; all of it is put back at the end. The
+        backward graphs of what was compiled inside get the pipeline as well, whenever they are compiled.
+
+        Example:
+            >>> import torch
+            >>> from magi_passes import NDTilingWorkaroundPass, PassPipeline
+            >>> with PassPipeline([NDTilingWorkaroundPass()]).scope():
+            ...     pass  # compiled = compile_fx(gm, example_inputs)
+        """
+        with configuration_kept():
+            installed = {name: _torch_compat.get_config(name) for name in _torch_compat.HOOKS}
+            for name, hook in self.inductor_options(installed).items():
+                if hook is not installed[name]:
+                    _torch_compat.set_config(name, hook)
+            yield
+
+
+def _listed(passes: object) -> tuple[Any, ...]:
+    if isinstance(passes, Iterable) and not isinstance(passes, (str, bytes, Mapping)):
+        return tuple(passes)
+    is_pass = isinstance(passes, MagiInductorPass) or (
+        isinstance(passes, type) and issubclass(passes, MagiInductorPass)
+    )
+    advice = "Put it into a list: PassPipeline([...])." if is_pass else "Give a list of passes."
+    msg = f"PassPipeline: passes is {passes!r}, of type {type(passes).__qualname__}. {advice}"
+    raise PassArgumentTypeError(msg)
+
+
+def _options(base: object) -> dict[str, Any]:
+    if base is None:
+        return {}
+    if not isinstance(base, Mapping) or not all(isinstance(key, str) for key in base):
+        msg = f"inductor_options: base must be a dict of Inductor's options by name, or None; got {base!r}."
+        raise PassArgumentTypeError(msg)
+    options = {key.replace("-", "_"): value for key, value in base.items()}
+    for name in _torch_compat.HOOKS:
+        for part in parts_of(options.get(name)):
+            if isinstance(part, type) or not callable(part):
+                what = "a class; pass an instance" if isinstance(part, type) else "nothing that can be called"
+                msg = f"inductor_options: base has {part!r} at {name}, which is {what}."
+                raise PassArgumentTypeError(msg)
+    return options
+
+
+def _check(candidate: object, position: int) -> None:
+    if not isinstance(candidate, MagiInductorPass):
+        hint = "Pass an instance, not the class." if isinstance(candidate, type) else "Subclass MagiInductorPass."
+        msg = f"PassPipeline: item {position} is {candidate!r}, which is no MagiInductorPass instance. {hint}"
+        raise PassDefinitionError(msg)
+    check_is_frozen(type(candidate))
+    check_keys_exist(type(candidate))
+    candidate.uuid()

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each pass did in each compilation, and who gets to hear of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections import deque
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from magi_passes import _torch_compat
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+# A server that recompiles for months must not grow by what it once compiled.
+HISTORY = 10_000
+
+logger = logging.getLogger("magi_passes")
+_history: deque[PassRecord] = deque(maxlen=HISTORY)
+_collectors: ContextVar[tuple[list[PassRecord], ...]] = ContextVar("magi_passes_collectors", default=())
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """One pass, asked about one graph.
+
+    Attributes:
+        pass_name: Class name of the pass.
+        graph: Name of the graph, such as ``0_forward``; ``<n>`` counts Inductor's graphs in this process.
+        ran: Whether the pass was called and returned.
+        reason: Why it ran or did not, in words.
+        config_changes: Inductor key -> (value before, value after); what the user's own setting overruled is not here.
+        seconds: Wall time of the predicate and of the pass.
+        compile_id: Dynamo's id of the compilation, such as ``0/0``; None when Dynamo did not start it.
+        hook: The Inductor option that the pass was reached through; empty when it was called directly.
+    """
+
+    pass_name: str
+    graph: str
+    ran: bool
+    reason: str
+    config_changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    seconds: float = 0.0
+    compile_id: str | None = None
+    hook: str = ""
+
+    def __str__(self) -> str:
+        """One line, as the logger `magi_passes` prints it."""
+        changes = "".join(f"; {key}: {old!r} -> {new!r}" for key, (old, new) in self.config_changes.items())
+        return f"{self.pass_name} {'ran' if self.ran else 'did not run'} on {self.graph}: {self.reason}{changes}"
+
+
+def pass_records() -> list[PassRecord]:
+    """Every record of this process, oldest first; the last 10,000 are kept."""
+    return list(_history)
+
+
+@contextlib.contextmanager
+def collect_records() -> Iterator[list[PassRecord]]:
+    """Collect the records of the compilations that start inside the ``with`` block.
+
+    The list also gets the records of backward graphs that belong to those compilations, although they are compiled
+    later and perhaps on another thread.
+
+    Example:
+        >>> with collect_records() as records:
+        ...     pass  # compiled = torch.compile(model, options=pipeline.inductor_options()); compiled(x)
+        >>> records
+        []
+    """
+    records: list[PassRecord] = []
+    token = _collectors.set((*_collectors.get(), records))
+    try:
+        yield records
+    finally:
+        _collectors.reset(token)
+
+
+def active_collectors() -> tuple[list[PassRecord], ...]:
+    """The lists that `collect_records` blocks around this point will return."""
+    return _collectors.get()
+
+
+def publish(record: PassRecord, collectors: tuple[list[PassRecord], ...]) -> None:
+    """Keep *record*, hand it to *collectors*, log it."""
+    _history.append(record)
+    for records in collectors:
+        records.append(record)
+    logger.log(logging.INFO if record.ran else logging.DEBUG, "%s", record)
+
+
+def trace(records: list[PassRecord]) -> None:
+    """Put the records of one graph into torch.compile's structured trace (TORCH_TRACE, tlparse)."""
+    _torch_compat.trace_artifact("magi_passes", lambda: json.dumps([_as_json(record) for record in records], indent=1))
+
+
+def _as_json(record: PassRecord) -> dict[str, object]:
+    return {
+        "pass": record.pass_name,
+        "graph": record.graph,
+        "ran": record.ran,
+        "reason": record.reason,
+        "config_changes": {key: [repr(old), repr(new)] for key, (old, new) in record.config_changes.items()},
+        "seconds": round(record.seconds, 6),
+    }

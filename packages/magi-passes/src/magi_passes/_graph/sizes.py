@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes as numbers, for decisions that may not guard on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from magi_passes import _torch_compat
+
+
+def hinted(extent: Any) -> int:
+    """*extent* as an int; a symbol counts with the size of the example inputs, an unbacked one as 1."""
+    return extent if isinstance(extent, int) else _torch_compat.size_hint(extent)

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rewrite leaves as it lies in memory.
+
+A rewrite gives the same numbers, often with other strides: a video that is computed channels-last stays channels-last.
+Inductor restores the strides of the outputs that the user sees. Four other places depend on strides, and the first one
+gives wrong numbers without an error:
+
+- an operator that reads memory rather than elements, such as `as_strided`, of a node or of what is computed from it;
+- the operands of `cond`, `while_loop` and their like, whose branches and rounds have to agree on strides;
+- the outputs of the body of such an operator, for the same reason;
+- an output that AOTAutograd adds because several outputs are views of it: it makes those views again at each call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from magi_passes import _torch_compat
+
+from .convolution import Writer, aten, fake_value
+from .predicates import body_of
+from .sizes import hinted
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from torch.fx import Graph, Node
+
+
+_READ_MEMORY = frozenset(
+    {
+        *("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter", "_reshape_alias"),
+        *("view_as_complex", "resize", "resize_", "resize_as", "resize_as_", "set_"),
+        *("stride", "sym_stride", "storage_offset", "sym_storage_offset", "is_contiguous", "sym_is_contiguous"),
+        *("is_strides_like_format", "is_non_overlapping_and_dense"),
+    }
+)
+_READ_MEMORY_AS_A_DTYPE = frozenset({"view.dtype", "view_copy.dtype"})
+
+
+@contextlib.contextmanager
+def strides_kept(graph: Graph) -> Iterator[None]:
+    """Within it *graph* is rewritten; at its end, what depends on strides finds those that it found before.
+
+    A node that replaced another one is copied into the strides of the old one, where the change would reach such a
+    place. All others keep the strides that the rewrite gave them.
+    """
+    _keep_strides_of_bases(graph)
+    readers = [node for node in graph.nodes if _depends_on_strides(node)]
+    if _torch_compat.is_body_of_higher_order_op(graph):
+        readers.append(graph.output_node())
+    operands = {node: _operands(node) for node in graph.nodes} if readers else {}
+    yield
+    if readers:
+        for root, old in _roots_that_reach(graph, readers, operands).items():
+            _restore(graph, root, old)
+
+
+def _keep_strides_of_bases(graph: Graph) -> None:
+    """Have Inductor return the outputs of *graph* that others are views of with the strides that they have now."""
+    output = graph.output_node()
+    visible, strides = (output.meta.get(key) for key in ("user_visible_output_idxs", "original_output_strides"))
+    if visible is not None and strides is not None:
+        bases = [place for place in _torch_compat.outputs_that_are_bases() if place < len(strides)]
+        output.meta["user_visible_output_idxs"] = sorted({*visible, *bases})
+
+
+def _depends_on_strides(node: Node) -> bool:
+    target: Any = node.target
+    if isinstance(target, torch._ops.OpOverload):  # noqa: SLF001
+        namespace, _, name = target._schema.name.partition("::")  # noqa: SLF001
+        return namespace == "aten" and (
+            name in _READ_MEMORY or f"{name}.{target._overloadname}" in _READ_MEMORY_AS_A_DTYPE  # noqa: SLF001
+        )
+    bodies = [body for operand in node.all_input_nodes if (body := body_of(operand)) is not None]
+    return any(_takes_a_tensor(body.graph) for body in bodies)
+
+
+def _takes_a_tensor(body: Graph) -> bool:
+    """Whether *body* takes more than numbers, as the score function of `flex_attention` does not."""
+    values = [node.meta.get("val") for node in body.find_nodes(op="placeholder")]
+    return any(not isinstance(value, torch.Tensor) or value.dim() > 1 for value in values)
+
+
+def _operands(node: Node) -> list[Node]:
+    """The nodes among the arguments of *node*, one for each place."""
+    found: list[Node] = []
+    torch.fx.node.map_arg((node.args, node.kwargs), found.append)
+    return found
+
+
+def _roots_that_reach(
+    graph: Graph, readers: Sequence[Node], before: Mapping[Node, Sequence[Node]]
+) -> dict[Node, torch.Tensor]:
+    """The new nodes that gave an operand of *readers* other strides, each with the value of the node it replaced.
+
+    *before* has the operands of each node as they were before the rewrite.
+    """
+    roots: dict[Node, torch.Tensor] = {}
+    for node in graph.nodes:
+        for new, old in zip(_operands(node), before.get(node, ()), strict=False):
+            if new not in before and isinstance(old.meta.get("val"), torch.Tensor):
+                roots[new] = old.meta["val"]
+    changed: dict[Node, torch.Tensor] = {}
+    sources: dict[Node, set[Node]] = {}
+    upstream = _upstream(readers)
+    for node in graph.nodes:
+        if node not in upstream:
+            continue
+        of_inputs = {root for operand in node.all_input_nodes for root in sources.get(operand, ())}
+        known = node.meta.get("val")
+        value = _with_strides_of_inputs(node, changed) if of_inputs else known
+        if not isinstance(value, torch.Tensor) or not isinstance(known, torch.Tensor):
+            continue
+        if not _same_strides(value, roots.get(node, known)):
+            changed[node], sources[node] = value, of_inputs | ({node} if node in roots else set())
+    reached = {root for reader in readers for operand in _operands(reader) for root in sources.get(operand, ())}
+    return {root: old for root, old in roots.items() if root in reached}
+
+
+def _upstream(readers: Sequence[Node]) -> set[Node]:
+    todo, found = list(readers), set()
+    while todo:
+        for node in todo.pop().all_input_nodes:
+            if node not in found:
+                found.add(node)
+                todo.append(node)
+    return found
+
+
+def _with_strides_of_inputs(node: Node, changed: Mapping[Node, torch.Tensor]) -> Any:
+    """What *node* gives for inputs with the strides in *changed*; as it was, where running it again would add symbols.
+
+    Higher-order operators get their operands with the old strides, so they stay as they are as well.
+    """
+    if not isinstance(node.target, torch._ops.OpOverload) or "unbacked_bindings" in node.meta:  # noqa: SLF001
+        return node.meta.get("val")
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: changed.get(n, n.meta.get("val")))
+    return fake_value(node.target, args, kwargs)
+
+
+def _same_strides(x: torch.Tensor, y: torch.Tensor) -> bool:
+    return all(
+        statically_known_true(size == 1) or statically_known_true(ours == theirs)
+        for size, ours, theirs in zip(y.shape, x.stride(), y.stride(), strict=True)
+    )
+
+
+def _restore(graph: Graph, root: Node, old: torch.Tensor) -> None:
+    """Let the users of *root* read a copy of it with the strides of *old*, a dense tensor in some order."""
+    write = Writer(graph, root.next)
+    outermost_first = sorted(range(old.dim()), key=lambda dim: hinted(old.stride(dim)), reverse=True)
+    back = [outermost_first.index(dim) for dim in range(old.dim())]
+    permuted = write(aten.permute.default, root, outermost_first)
+    copy = write(aten.clone.default, permuted, memory_format=torch.contiguous_format)
+    restored = write(aten.permute.default, copy, back)
+    root.replace_all_uses_with(restored, delete_user_cb=lambda user: user is not permuted)

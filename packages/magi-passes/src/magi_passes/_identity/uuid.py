@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The uuid of a pass: computed once, and again when something that it was computed from has been replaced since.
+
+A pass may be asked for its uuid while its module is being loaded, before the functions below it exist; a notebook
+defines a function anew; a test puts another method into a class. Neither may leave an old uuid behind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import inspect
+import types
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from magi_passes import _torch_compat
+from magi_passes.errors import PassIdentityError
+
+from .code import digest
+from .footprint import Footprint
+from .library import Standing, root_of, standing_of
+from .members import REMEMBERED
+from .value_forms import is_frozen
+from .walk import describe, no_stable_form
+
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_TORCH_VALUES = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
+_CODE = (type, types.ModuleType, torch._ops.OpOverload, torch._ops.OpOverloadPacket)  # noqa: SLF001
+_UUID = "_uuid"
+
+
+@dataclass(frozen=True)
+class _Remembered:
+    """A digest, and what it was made from. It is not handed on with a copy of its owner, nor to another process."""
+
+    digest: str = ""
+    footprint: Footprint | None = None
+    of: tuple[object, ...] = ()
+
+    def holds_for(self, *of: object) -> bool:
+        """Whether *of* are the very objects that this was made for, and nothing that they reach was replaced."""
+        is_same = len(of) == len(self.of) and all(map(_is_same, of, self.of))
+        return is_same and self.footprint is not None and self.footprint.is_unchanged()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_Remembered, ())
+
+
+def uuid_of(instance: Any, *, besides: tuple[type, ...] = ()) -> str:
+    """A digest of the class, the fields and all code that *instance*, a frozen dataclass, reaches, and torch's release.
+
+    Args:
+        instance: The pass.
+        besides: Classes whose instances it is handed, so that their code is reached without being named.
+
+    Raises:
+        PassIdentityError: A field holds a mutable value, or a value without a stable form is read.
+    """
+    cls = type(instance)
+    of_class = _of_class(cls, besides)
+    fields = {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance)}
+    release = _torch_compat.torch_version()
+    known = vars(instance).get(_UUID)
+    if not isinstance(known, _Remembered) or not known.holds_for(of_class, release, *fields.values()):
+        roots = [(value, f"{cls.__name__}.{name}") for name, value in fields.items()]
+        for value, where in roots:
+            _refuse_mutable(value, where)
+        of_fields, footprint = describe(roots, _own(cls))
+        found = digest("uuid", of_class, *fields, of_fields, release)
+        known = _Remembered(f"{cls.__name__}-{found}", footprint, (of_class, release, *fields.values()))
+        object.__setattr__(instance, _UUID, known)
+    return known.digest
+
+
+def _is_same(one: object, other: object) -> bool:
+    # 1, True and 1.0 are equal, and two passes with them are not.
+    return one is other or (type(one) is type(other) is str and one == other)
+
+
+def _of_class(cls: type, besides: tuple[type, ...]) -> str:
+    if REMEMBERED not in vars(cls):
+        # A list, so that what a class is compared with later does not change each time that it is described.
+        setattr(cls, REMEMBERED, [_Remembered()])
+    memory = vars(cls)[REMEMBERED]
+    if not memory[0].holds_for(cls):
+        roots = [(one, one.__name__) for one in (cls, *besides)]
+        memory[0] = _Remembered(*describe(roots, _own(cls)), (cls,))
+    return str(memory[0].digest)
+
+
+def _own(cls: type) -> frozenset[str]:
+    """Top-level packages of *cls* and of its base classes."""
+    return frozenset(root_of(base) for base in cls.__mro__ if standing_of(base) is not Standing.LIBRARY)
+
+
+def _refuse_mutable(value: Any, where: str) -> None:
+    """Raise `PassIdentityError` for a field that can change: a field is a parameter, chosen when the pass is made."""
+    if isinstance(value, tuple | frozenset):
+        for item in value:
+            _refuse_mutable(item, where)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type) and is_frozen(type(value)):
+        for field in dataclasses.fields(value):
+            _refuse_mutable(getattr(value, field.name), f"{where}.{field.name}")
+    elif isinstance(value, functools.partial):
+        _refuse_mutable((*value.args, *value.keywords.values()), where)
+    elif isinstance(value, types.MethodType):
+        _refuse_mutable(value.__self__, where)
+    elif not _is_fixed(value):
+        raise PassIdentityError(no_stable_form(value, where))
+
+
+def _is_fixed(value: Any) -> bool:
+    is_plain = isinstance(value, (*_PLAIN, *_TORCH_VALUES, *_CODE, enum.Enum))
+    return is_plain or inspect.isroutine(value) or hasattr(value, "__wrapped__")

@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The passes that this package ships.
+
+padding.py     zero padding becomes the convolutions' own
+pad_guard.py   symbolic padding that is zero leaves the graph
+moments.py     group norms channel by channel
+temporal.py    3D convolutions over time as 2D ones
+layout.py      channels-last for convolutions of symbolic size
+nd_tiling.py   tiles by dimension
+"""

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Group norms channel by channel and on the image, rather than over an arbitrary cut of channels and pixels.
+
+A group norm flattens channels and pixels and takes one mean and variance over both. Inductor cuts that long reduction
+into equal chunks. With constant sizes the compiler turns the place of a chunk into shifts and multiplications; with
+symbolic ones every element costs several integer divisions (``(r + x * ceildiv(n, 64)) // (h * w) % 4``), more than all
+other work of the kernel. The pixels of one channel lie evenly spaced in memory, so a chunk of them needs no division:
+
+    mean of group = mean of channel means,    variance of group = mean of channel variances + variance of channel means
+
+which is exact, because all channels have equally many pixels (Chan, Golub and LeVeque, 1979).
+
+The normalisation reads the same flattened view, and asks every element for its row and frame again
+(``(x + w * y + h * w * t) // (h * w) % frames``). It only needs the two numbers of the element's group, so it moves to
+the image, with the numbers repeated for each channel.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch.fx.experimental.symbolic_shapes import has_free_symbols, statically_known_true
+
+from magi_passes._framework.arguments import check_types
+from magi_passes._framework.graph_pass import MagiInductorPass
+from magi_passes._framework.reason import Reason
+from magi_passes._graph.convolution import Writer, aten, replace_by
+from magi_passes._graph.strides import strides_kept
+
+
+if TYPE_CHECKING:
+    from torch.fx import Graph, Node
+
+    from magi_passes._framework.context import PassContext
+
+
+@dataclass(frozen=True)
+class GroupMoments:
+    """A `var_mean` over channels and pixels: *node* reads *image*, (batch, channels, *space), in *groups* groups.
+
+    *grouped* is what it reads of it: (batch, groups, channels / groups, pixels).
+    """
+
+    node: Node
+    grouped: Node
+    image: Node
+    groups: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class ChannelMomentsPass(MagiInductorPass):
+    """Take the mean and variance of dynamic group norms by channel first, and normalise the image as it lies.
+
+    Attributes:
+        always: Rewrite static group norms and those on the CPU as well.
+    """
+
+    hook: ClassVar[str] = "post_grad_custom_pre_pass"
+
+    always: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what is not a bool.
+
+        Raises:
+            PassArgumentTypeError: *always* is not a bool.
+        """
+        check_types(self)
+
+    def is_applicable(self, graph: Graph, context: PassContext) -> Reason:  # noqa: ARG002
+        """Some group norm can be rewritten, and its size is symbolic or *always* is set."""
+        count = sum(self._pays(node) for node in graph.nodes)
+        return Reason(count > 0, f"{count} group norms" if self.always else f"{count} group norms of symbolic size")
+
+    def __call__(self, graph: Graph) -> None:
+        """Rewrite them."""
+        with strides_kept(graph):
+            for node in list(graph.nodes):
+                if self._pays(node):
+                    moments = _read(node)
+                    if moments is not None:
+                        _rewrite(graph, moments)
+
+    def _pays(self, node: Node) -> bool:
+        moments = _read(node)
+        if moments is None:
+            return False
+        image = moments.image.meta["val"]
+        return self.always or (image.device.type == "cuda" and has_free_symbols(image))
+
+
+def _read(node: Node) -> GroupMoments | None:
+    """*node* as `GroupMoments`: ``var_mean(x.view(n, groups, channels / groups, pixels), [2, 3], correction=0)``."""
+    if node.target is not aten.var_mean.correction or not node.kwargs.get("keepdim"):
+        return None
+    if len(node.args) != 2 or node.kwargs.get("correction") != 0 or [d % 4 for d in node.args[1]] != [2, 3]:  # type: ignore[union-attr, operator]
+        return None
+    grouped: Node = node.args[0]  # type: ignore[assignment]
+    dtype = grouped.meta["val"].dtype
+    view, converted = grouped, False
+    if view.target is torch.ops.prims.convert_element_type.default:
+        view, converted = view.args[0], True  # type: ignore[assignment]
+    if view.target not in (aten.view.default, aten.reshape.default):
+        return None
+    image: Node = view.args[0]  # type: ignore[assignment]
+    shape, seen = image.meta["val"].shape, view.meta["val"].shape
+    fits = (
+        # Half precision would round after each of the two steps; one step is computed in float32.
+        dtype in (torch.float32, torch.float64)
+        and len(seen) == 4
+        and len(shape) >= 4
+        and all(isinstance(extent, int) for extent in (shape[0], seen[0], shape[1], seen[1], seen[2]))
+        and shape[0] == seen[0]
+        and shape[1] == seen[1] * seen[2]
+    )
+    assert converted or dtype == image.meta["val"].dtype or not fits
+    return GroupMoments(node, grouped, image, seen[1], dtype) if fits else None
+
+
+def _rewrite(graph: Graph, moments: GroupMoments) -> None:
+    write = Writer(graph, moments.node)
+    image = moments.image
+    if image.meta["val"].dtype != moments.dtype:
+        image = write(torch.ops.prims.convert_element_type.default, image, moments.dtype)
+    batch, channels = image.meta["val"].shape[:2]
+    grouped = [batch, moments.groups, channels // moments.groups]
+    pixels = list(range(2, image.meta["val"].dim()))
+    within, means = (write(aten.view.default, x, grouped) for x in _var_mean(write, image, pixels, keepdim=False))
+    between, mean = _var_mean(write, means, [2], keepdim=True)
+    variance = write(aten.add.Tensor, write(aten.mean.dim, within, [2], True), between)
+    results = [write(aten.unsqueeze.default, value, -1) for value in (variance, mean)]
+    for user in list(moments.node.users):
+        replace_by(user, results[user.args[1]])  # type: ignore[index]
+    for normalised, *of_groups in _normalised(moments.grouped, results[1], image):
+        write = Writer(graph, normalised)
+        mean, factor = (_for_each_channel(write, x, image) for x in of_groups)
+        replace_by(normalised, write(aten.mul.Tensor, write(aten.sub.Tensor, image, mean), factor))
+
+
+def _normalised(grouped: Node, mean: Node, image: Node) -> list[tuple[Node, Node, Node]]:
+    """Each ``((grouped - mean) * factor).view(image.shape)``, with the two numbers of each group that it takes."""
+    return [
+        (back, mean, factor)  # type: ignore[misc]
+        for centred in grouped.users
+        if centred.target is aten.sub.Tensor and centred.args == (grouped, mean) and not centred.kwargs
+        for scaled in centred.users
+        if scaled.target is aten.mul.Tensor
+        for factor in scaled.args
+        if factor is not centred and _is_of_groups(factor)
+        for back in scaled.users
+        if back.target in (aten.view.default, aten.reshape.default) and _same_shape(back, image)
+    ]
+
+
+def _is_of_groups(x: Any) -> bool:
+    """Whether *x* is one number for each group: (batch, groups, 1, 1)."""
+    return isinstance(x, torch.fx.Node) and tuple(x.meta["val"].shape[2:]) == (1, 1)
+
+
+def _same_shape(x: Node, y: Node) -> bool:
+    shapes = x.meta["val"].shape, y.meta["val"].shape
+    return len(shapes[0]) == len(shapes[1]) and all(statically_known_true(a == b) for a, b in zip(*shapes, strict=True))
+
+
+def _for_each_channel(write: Writer, of_groups: Node, image: Node) -> Node:
+    """(batch, groups, 1, 1) as (batch, channels, 1, …), to be broadcast over *image*."""
+    batch, groups = of_groups.meta["val"].shape[:2]
+    channels = image.meta["val"].shape[1]
+    repeated = write(aten.expand.default, of_groups, [batch, groups, channels // groups, 1])
+    return write(aten.reshape.default, repeated, [batch, channels, *[1] * (image.meta["val"].dim() - 2)])
+
+
+def _var_mean(write: Writer, x: Node, dims: list[int], *, keepdim: bool) -> tuple[Node, Node]:
+    both = write(aten.var_mean.correction, x, dims, correction=0, keepdim=keepdim)
+    return write(operator.getitem, both, 0), write(operator.getitem, both, 1)

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Zero padding that only convolutions read is left to the convolutions, as far as they can pad themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+from magi_passes._framework.graph_pass import MagiInductorPass
+from magi_passes._framework.reason import Reason
+from magi_passes._graph.convolution import Convolution, Writer, aten, read_convolution, replace_by
+from magi_passes._graph.strides import strides_kept
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.fx import Graph, Node
+
+    from magi_passes._framework.context import PassContext
+
+    Amount: TypeAlias = int | Node
+
+
+@dataclass(frozen=True)
+class ZeroPad:
+    """An `aten.constant_pad_nd` with zeros: ``pads[i]`` is (before, after) along dimension i of *x*.
+
+    An amount is a plain number, or the node of a symbol. A dimension with symbols may be cropped.
+    """
+
+    node: Node
+    x: Node
+    pads: tuple[tuple[Amount, Amount], ...]
+
+
+def read_zero_pad(node: Node) -> ZeroPad | None:
+    """*node* as a `ZeroPad`; None when it crops by a number, pads with something else, or does not pad at all."""
+    if node.target is not aten.constant_pad_nd.default:
+        return None
+    arguments: Any = (*node.args, *node.kwargs.values())
+    x, flat, *value = arguments
+    if any(v != 0 for v in value) or any(type(n) is int and n < 0 for n in flat):
+        return None
+    # torch lists the last dimension first: [left, right, top, bottom, ...]
+    pairs = [(flat[i], flat[i + 1]) for i in range(0, len(flat), 2)]
+    return ZeroPad(node, x, tuple([(0, 0)] * (x.meta["val"].dim() - len(pairs)) + pairs[::-1]))
+
+
+def flat_pads(pads: Sequence[tuple[Amount, Amount]]) -> list[Amount]:
+    """*pads* as `aten.constant_pad_nd` wants them: last dimension first, up to the first one that is padded."""
+    first = next((dim for dim, pair in enumerate(pads) if pair != (0, 0)), len(pads))
+    return [n for pair in pads[first:][::-1] for n in pair]
+
+
+@dataclass(frozen=True)
+class ConvPaddingPass(MagiInductorPass):
+    """Give the symmetric part of an explicit zero padding to the convolutions that read it.
+
+    ``conv(pad(x, (1, 1, 2, 0)))`` becomes ``conv(pad(x, (0, 0, 2, 0)), padding=(0, 1))``: exact, and the tensor with
+    the border is never written. A padding that anything but a convolution reads stays.
+    """
+
+    hook: ClassVar[str] = "post_grad_custom_pre_pass"
+
+    def is_applicable(self, graph: Graph, context: PassContext) -> Reason:  # noqa: ARG002
+        """Some padding can move."""
+        count = sum(_movable(node) is not None for node in graph.nodes)
+        return Reason(count > 0, f"{count} paddings that only convolutions read")
+
+    def __call__(self, graph: Graph) -> None:
+        """Move them."""
+        with strides_kept(graph):
+            for node in list(graph.nodes):
+                if (found := _movable(node)) is not None:
+                    _move(graph, *found)
+
+
+def _movable(node: Node) -> tuple[ZeroPad, list[Convolution], tuple[int, ...]] | None:
+    """The padding of *node*, its readers, and how much of it they can take over on each side, by dimension."""
+    pad = read_zero_pad(node)
+    if pad is None or not node.users:
+        return None
+    readers = [read_convolution(user) for user in node.users]
+    if any(conv is None or conv.x is not node or node in (conv.weight, conv.bias) for conv in readers):
+        return None
+    convolutions = [conv for conv in readers if conv is not None]
+    shares = []
+    for dim, amounts in enumerate(pad.pads[2:]):
+        # More padding than the kernel reaches would give outputs that see nothing but zeros: not every library has it.
+        room = min(conv.reach[dim] - conv.padding[dim] for conv in convolutions)
+        numbers = [amount for amount in amounts if isinstance(amount, int)]
+        shares.append(max(0, min(*numbers, room)) if len(numbers) == 2 else 0)
+    return (pad, convolutions, tuple(shares)) if any(shares) else None
+
+
+def _move(graph: Graph, pad: ZeroPad, convolutions: list[Convolution], shares: tuple[int, ...]) -> None:
+    rest = [*pad.pads[:2], *(_less(pair, share) for pair, share in zip(pad.pads[2:], shares, strict=True))]
+    x = pad.x
+    if any(pair != (0, 0) for pair in rest):
+        x = Writer(graph, pad.node)(aten.constant_pad_nd.default, pad.x, flat_pads(rest), 0.0)
+    for conv in convolutions:
+        padding = [own + share for own, share in zip(conv.padding, shares, strict=True)]
+        args = (x, *conv.node.args[1:4], padding, list(conv.dilation), *conv.node.args[6:])
+        replace_by(conv.node, Writer(graph, conv.node)(aten.convolution.default, *args))
+
+
+def _less(pair: tuple[Amount, Amount], share: int) -> tuple[Amount, Amount]:
+    """*pair* without *share* on either side; a pair with a symbol has no share to give."""
+    before, after = pair
+    return (before - share, after - share) if isinstance(before, int) and isinstance(after, int) else pair

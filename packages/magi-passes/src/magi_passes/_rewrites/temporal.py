@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""3D convolutions with few time taps as 2D convolutions.
+
+A tap is one plane of the kernel along time. Output frame t of a convolution with three taps reads three input frames;
+laid side by side along the channels they are one image, and the three planes of the kernel one 2D kernel:
+
+    out[:, :, t] = conv2d(cat([x[:, :, t], x[:, :, t + 1], x[:, :, t + 2]], dim=1), cat(planes, dim=1))
+
+Libraries have better 2D than 3D kernels, channels-last has no copies left around it, and the concatenation is written
+by the kernel that produces x. Frames beyond the ends of x are zeros: their taps are left out rather than multiplied.
+With two frames of padding before three frames (a causal decoder), that is a third of the arithmetic.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from magi_passes._framework.arguments import check_types, check_value
+from magi_passes._framework.graph_pass import MagiInductorPass
+from magi_passes._framework.reason import Reason
+from magi_passes._graph.convolution import Convolution, Writer, aten, read_convolution, replace_by
+from magi_passes._graph.sizes import hinted
+from magi_passes._graph.storage import store_sums, stored_channels_last
+from magi_passes._graph.strides import strides_kept
+
+from .padding import flat_pads, read_zero_pad
+
+
+if TYPE_CHECKING:
+    from torch.fx import Graph, Node
+
+    from magi_passes._framework.context import PassContext
+
+
+@dataclass(frozen=True)
+class Frames:
+    """Consecutive output frames ``first … first + count - 1`` that read the same taps of the kernel."""
+
+    first: int
+    count: int
+    taps: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a convolution reads, without its zero frames: *before* and *after* of them stand around *x* along time."""
+
+    x: Node
+    before: int
+    after: int
+
+
+def source_of(conv: Convolution) -> Source:
+    """The input of *conv* with explicit time padding and the convolution's own counted as frames of zeros."""
+    pad, own = read_zero_pad(conv.x), conv.padding[0]
+    if pad is None or any(pair != (0, 0) for pair in (*pad.pads[:2], *pad.pads[3:])):
+        return Source(conv.x, own, own)
+    before, after = pad.pads[2]
+    if not isinstance(before, int) or not isinstance(after, int):
+        return Source(conv.x, own, own)
+    return Source(pad.x, own + before, own + after)
+
+
+def split_frames(length: int, before: int, after: int, conv: Convolution) -> list[Frames]:
+    """Group the output frames of *conv* over *length* frames by the taps that read no zeros.
+
+    Example: three taps, three frames, two zeros before: frame 0 reads tap 2, frame 1 taps 1 and 2, frame 2 all three.
+    """
+    taps, stride, dilation = conv.kernel[0], conv.stride[0], conv.dilation[0]
+    frames = (length + before + after - conv.reach[0] - 1) // stride + 1
+    real = [
+        tuple(k for k in range(taps) if before <= t * stride + k * dilation < before + length) for t in range(frames)
+    ]
+    groups = [(taps, [t for t, _ in members]) for taps, members in groupby(enumerate(real), key=lambda item: item[1])]
+    return [Frames(members[0], len(members), taps) for taps, members in groups]
+
+
+@dataclass(frozen=True)
+class TemporalConvPass(MagiInductorPass):
+    """Write 3D convolutions with few time taps as channels-last 2D convolutions over the taps as channels.
+
+    Exact: the same products are summed. Any stride, padding, dilation, number of groups and kernel is accepted, whether
+    the frames are counted by a constant or by a symbol; transposed and 2D convolutions stay.
+
+    Attributes:
+        always: Rewrite every convolution that can be, rather than those where it pays: half precision on CUDA,
+            ungrouped, at most *max_taps* taps.
+        max_taps: The concatenation is as many times larger than the input.
+        min_skipped: Split frames by the taps that read no zeros when at least this share of the arithmetic goes; below
+            it, zero frames are written and one convolution does them all.
+    """
+
+    hook: ClassVar[str] = "post_grad_custom_pre_pass"
+
+    always: bool = False
+    max_taps: int = 4
+    min_skipped: float = 0.125
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be a limit.
+
+        Raises:
+            PassArgumentTypeError: A field has another type than it is annotated with.
+            PassArgumentError: *max_taps* is not positive, or *min_skipped* is negative or nan.
+        """
+        check_types(self)
+        check_value(self, "max_taps", holds=self.max_taps >= 1, rule="a kernel has at least one tap; use 1 or more")
+        rule = "it is a share of the arithmetic; use 0 or more, above 1 for never"
+        check_value(self, "min_skipped", holds=self.min_skipped >= 0, rule=rule)
+
+    def is_applicable(self, graph: Graph, context: PassContext) -> Reason:  # noqa: ARG002
+        """Some convolution can be rewritten, and it pays or *always* is set."""
+        candidates = [conv for node in graph.nodes if (conv := _temporal(node)) is not None]
+        chosen = [conv for conv in candidates if self._pays(conv)]
+        return Reason(bool(chosen), f"{len(chosen)} of {len(candidates)} convolutions over time")
+
+    def __call__(self, graph: Graph) -> None:
+        """Rewrite them."""
+        with strides_kept(graph):
+            self._rewrite_all(graph)
+
+    def _rewrite_all(self, graph: Graph) -> None:
+        found = frozenset(graph.nodes)
+        videos: list[Node] = []
+        for node in list(graph.nodes):
+            conv = _temporal(node)
+            if conv is not None and self._pays(conv):
+                video = self._rewrite(Writer(graph, node), conv)
+                replace_by(node, video)
+                videos.append(video)
+        store_sums(graph, videos)
+        written = [node for node in graph.nodes if node not in found]
+        _write_together(graph, [node for node in written if _is_small_weight_of_taps(node)])
+
+    def _pays(self, conv: Convolution) -> bool:
+        x = conv.x.meta["val"]
+        is_half = x.dtype in (torch.bfloat16, torch.float16)
+        return self.always or (
+            x.device.type == "cuda" and is_half and conv.groups == 1 and conv.kernel[0] <= self.max_taps
+        )
+
+    def _rewrite(self, write: Writer, conv: Convolution) -> Node:
+        source = source_of(conv)
+        length = source.x.meta["val"].shape[2]
+        frames = _frames_first(write, source.x)
+        if isinstance(length, int):
+            groups = split_frames(length, source.before, source.after, conv)
+            computed = sum(group.count * len(group.taps) for group in groups)
+            total = sum(group.count for group in groups) * conv.kernel[0]
+            if all(group.taps for group in groups) and total - computed >= self.min_skipped * total:
+                parts = [_convolve(write, conv, Source(frames, source.before, 0), group) for group in groups]
+                return _as_video(write, conv, parts)
+        if source.before or source.after:
+            time = (*((source.before, source.after),), *[(0, 0)] * (frames.meta["val"].dim() - 1))
+            frames = write(aten.constant_pad_nd.default, frames, flat_pads(time), 0.0)
+        every = Frames(0, -1, tuple(range(conv.kernel[0])))
+        return _as_video(write, conv, [_convolve(write, conv, Source(frames, 0, 0), every)])
+
+
+def is_temporal(conv: Convolution) -> bool:
+    """Whether *conv* has a time dimension."""
+    return len(conv.kernel) == 3
+
+
+def _temporal(node: Node) -> Convolution | None:
+    conv = read_convolution(node)
+    return conv if conv is not None and is_temporal(conv) else None
+
+
+def _frames_first(write: Writer, video: Node) -> Node:
+    """(batch, channels, frames, …) as (frames, batch, channels, …), without the batch where it is one."""
+    stored = stored_channels_last(write, video)
+    if video.meta["val"].shape[0] == 1:
+        return write(aten.permute.default, write(aten.squeeze.dim, stored, 0), [1, 0, 2, 3])
+    return write(aten.permute.default, stored, [2, 0, 1, 3, 4])
+
+
+def _convolve(write: Writer, conv: Convolution, source: Source, frames: Frames) -> Node:
+    """The 2D convolution of *frames*: shape (frames · batch, out channels, height, width), frames outermost."""
+    images = [_tap_images(write, conv, source, frames, tap) for tap in frames.taps]
+    at_weight = write.after(conv.weight)
+    planes = [at_weight(aten.select.int, conv.weight, 2, tap) for tap in frames.taps]
+    weight = planes[0] if len(planes) == 1 else at_weight(aten.cat.default, planes, 1)
+    args = (conv.bias, list(conv.stride[1:]), list(conv.padding[1:]), list(conv.dilation[1:]), False, [0, 0])
+    return write(aten.convolution.default, _side_by_side(write, conv, images), weight, *args, conv.groups)
+
+
+# Writing so many elements takes a GPU about as long as launching a kernel: a few microseconds.
+_SMALL_WEIGHT = 2**20
+
+
+def _is_small_weight_of_taps(node: Node) -> bool:
+    """Whether *node* is planes of a parameter side by side, as `_convolve` writes them, and small."""
+    if node.target is not aten.cat.default:
+        return False
+    planes: Any = node.args[0]
+    are_planes = all(plane.target is aten.select.int and plane.args[0].op == "placeholder" for plane in planes)
+    # Writing them together multiplies by 1.0, which makes floats of ints.
+    are_planes = are_planes and node.meta["val"].dtype.is_floating_point
+    return are_planes and hinted(node.meta["val"].numel()) <= _SMALL_WEIGHT
+
+
+def _write_together(graph: Graph, weights: list[Node]) -> None:
+    """Have one kernel write all *weights*, rather than launch one for each."""
+    if len(weights) < 2:
+        return
+    # Times one is the identity that Inductor makes one kernel of for a whole list.
+    written = Writer(graph, weights[-1].next)(aten._foreach_mul.Scalar, weights, 1.0)  # noqa: SLF001
+    write = Writer(graph, written.next)
+    for index, weight in enumerate(weights):
+        copy = write(operator.getitem, written, index)
+        weight.replace_all_uses_with(copy, lambda user: user is not written)
+
+
+def _tap_images(write: Writer, conv: Convolution, source: Source, frames: Frames, tap: int) -> Node:
+    """The input frames that *tap* reads for *frames*, as images: (frames · batch, channels, height, width)."""
+    stride = conv.stride[0]
+    start = frames.first * stride + tap * conv.dilation[0] - source.before
+    length = source.x.meta["val"].shape[0]
+    if frames.count > 0:
+        stop: Any = start + (frames.count - 1) * stride + 1
+    else:
+        # All frames: the last tap reads up to the end, and tap k stops (taps - 1 - k) dilations before.
+        behind = (conv.kernel[0] - 1 - tap) * conv.dilation[0]
+        stop = length - behind if isinstance(length, int) else (-behind or 2**63 - 1)
+    taken = write(aten.slice.Tensor, source.x, 0, start, stop, stride)
+    if taken.meta["val"].dim() == 4:
+        return taken
+    return write(aten.reshape.default, taken, [-1, *(write.size(taken, dim) for dim in (2, 3, 4))])
+
+
+def _side_by_side(write: Writer, conv: Convolution, images: list[Node]) -> Node:
+    """One image from one per tap: along the channels, within each group of the convolution."""
+    if len(images) == 1:
+        return images[0]
+    if conv.groups == 1:
+        return write(aten.cat.default, images, 1)
+    rest = [write.size(images[0], dim) for dim in (2, 3)]
+    channels = images[0].meta["val"].shape[1] // conv.groups
+    grouped = [write(aten.reshape.default, image, [-1, conv.groups, channels, *rest]) for image in images]
+    together = write(aten.cat.default, grouped, 2)
+    return write(aten.reshape.default, together, [-1, conv.groups * channels * len(images), *rest])
+
+
+def _as_video(write: Writer, conv: Convolution, parts: list[Node]) -> Node:
+    """The frames of *parts*, in order, as (batch, out channels, frames, height, width)."""
+    frames = parts[0] if len(parts) == 1 else write(aten.cat.default, parts, 0)
+    if conv.x.meta["val"].shape[0] == 1:
+        return write(aten.unsqueeze.default, write(aten.permute.default, frames, [1, 0, 2, 3]), 0)
+    shape = [-1, write.size(conv.x, 0), *(write.size(frames, dim) for dim in (1, 2, 3))]
+    return write(aten.permute.default, write(aten.reshape.default, frames, shape), [1, 2, 0, 3, 4])

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How Inductor is called, from outside and from inside a compilation. Tried on torch 2.10 to 2.15."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+from . import releases
+from .config import patched
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from torch.fx import GraphModule
+
+
+_install_lock = threading.Lock()
+
+
+def compilation_lock() -> AbstractContextManager[object]:
+    """Keeps other threads out while a pass's configuration is in place, where configuration is shared.
+
+    Needed before torch 2.12 only. It is Dynamo's own (reentrant) compile lock, so no second order of locks arises.
+    """
+    if releases.release(releases.torch_version()) >= (2, 12):
+        return contextlib.nullcontext()
+    from torch._dynamo import convert_frame
+
+    return convert_frame.compile_lock
+
+
+def out_of_process_mode() -> str | None:
+    """The value of TORCHINDUCTOR_FX_COMPILE_MODE under which Inductor loses custom passes, or None.
+
+    Those modes ship `config.save_config_portable()` to the compiling side, and that leaves the hooks out
+    (`_save_config_ignore` in torch/_inductor/config.py).
+    """
+    from torch._inductor import compile_fx
+
+    if compile_fx.fx_compile_mode is compile_fx.FxCompileMode.NORMAL:
+        return None
+    prefixes = ("progressive+" * compile_fx.fx_compile_progressive, "async+" * compile_fx.fx_compile_async)
+    return "".join(prefixes) + compile_fx.fx_compile_mode.name
+
+
+@contextlib.contextmanager
+def nested_compilation() -> Iterator[None]:
+    """Let a compilation run inside another one.
+
+    TritonBundler keeps one bundle per process and asserts that none is open
+    (`begin_compile` in torch/_inductor/triton_bundler.py), so the outer one is put aside.
+    So is the outer tracing context, whose fake tensors AOTAutograd would mix with the inner ones.
+    """
+    from torch._guards import tracing
+    from torch._inductor.triton_bundler import TritonBundler
+
+    names = [name for name in ("_entries", "_static_autotuners", "_winners") if hasattr(TritonBundler, name)]
+    saved = {name: getattr(TritonBundler, name) for name in names}
+    for name in names:
+        setattr(TritonBundler, name, None)
+    try:
+        with tracing(None):
+            yield
+    finally:
+        for name, value in saved.items():
+            setattr(TritonBundler, name, value)
+
+
+def compile_graph(
+    module: GraphModule, example_inputs: Sequence[Any], options: Mapping[str, Any], is_backward: bool
+) -> Callable[[list[Any]], Any]:
+    """Compile a graph that AOTAutograd has already lowered, with *options*, from inside a pass of its compilation.
+
+    Returns a function of one list with the inputs, which it may empty.
+    """
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.utils import BoxedBool
+
+    with patched(options):
+        compiled: Any = compile_fx_inner(
+            module,
+            list(example_inputs),
+            cudagraphs=BoxedBool(False),
+            is_inference=not is_backward,
+            is_backward=is_backward,
+        )
+    return compiled  # type: ignore[no-any-return]
+
+
+def current_compile_id() -> str | None:
+    """Dynamo's id of the compilation under way, such as ``0/1``."""
+    from torch._guards import CompileContext
+
+    compile_id = CompileContext.current_compile_id()
+    return None if compile_id is None else str(compile_id)
+
+
+def trace_artifact(name: str, payload: Callable[[], str]) -> None:
+    """Write a JSON artifact into torch.compile's structured trace, where tlparse shows it."""
+    from torch._logging._internal import trace_structured
+
+    trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": "json"}, payload_fn=payload)
+
+
+def is_inference_aware(hook: object) -> bool:
+    """Whether *hook* wants `is_inference` as a second argument (torch 2.12 and newer)."""
+    from torch._inductor import custom_graph_pass
+
+    kind = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", None)
+    return kind is not None and isinstance(hook, kind)
+
+
+def config_patches_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The options among the arguments of `compile_fx(model_, example_inputs_, inner_compile, config_patches, ...)`."""
+    return dict((args[3] if len(args) > 3 else kwargs.get("config_patches")) or {})
+
+
+def with_config_patches(
+    args: tuple[Any, ...], kwargs: dict[str, Any], patches: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of `compile_fx` with other options."""
+    if len(args) > 3:
+        return (*args[:3], patches, *args[4:]), kwargs
+    return args, {**kwargs, "config_patches": patches}
+
+
+def with_inner_compile(
+    args: tuple[Any, ...], kwargs: dict[str, Any], around: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of `compile_fx` with *around* of the function that compiles one graph."""
+    if len(args) > 2:
+        return (*args[:2], around(args[2]), *args[3:]), kwargs
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    return args, {**kwargs, "inner_compile": around(kwargs.get("inner_compile", compile_fx_inner))}
+
+
+def install(
+    around_compile_fx: Callable[..., Any],
+    around_inner_compile: Callable[[Callable[..., Any], GraphModule, Any, dict[str, Any]], Any],
+) -> None:
+    """Route `compile_fx` and `_compile_fx_inner` of torch/_inductor/compile_fx.py through two functions, once.
+
+    Two, because each knows what the other does not. `compile_fx` sees the caller's options and the hooks that
+    they are about to hide, and computes AOTAutograd's cache key. `_compile_fx_inner` is one compilation of one
+    graph, cache lookup included, and the only place through which a backward pass comes, compiled long after
+    `compile_fx` returned. Both are looked up in the module on each use, in every release from 2.10 to 2.15.
+    """
+    module: Any = importlib.import_module("torch._inductor.compile_fx")
+    with _install_lock:
+        if hasattr(module.compile_fx, "_magi_passes_original"):
+            return
+        compile_fx, inner = module.compile_fx, module._compile_fx_inner
+
+        @functools.wraps(compile_fx)
+        def scoped_compile_fx(*args: Any, **kwargs: Any) -> Any:
+            return around_compile_fx(compile_fx, args, kwargs)
+
+        @functools.wraps(inner)
+        def scoped_inner(gm: GraphModule, example_inputs: Any, **kwargs: Any) -> Any:
+            return around_inner_compile(inner, gm, example_inputs, kwargs)
+
+        scoped_compile_fx._magi_passes_original = compile_fx  # type: ignore[attr-defined]
+        scoped_inner._magi_passes_original = inner  # type: ignore[attr-defined]
+        module.compile_fx = scoped_compile_fx
+        module._compile_fx_inner = scoped_inner

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inductor's configuration: its keys, their values, and how to put all of it back. Tried on torch 2.10 to 2.15."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from contextlib import AbstractContextManager
+
+
+Overrides: TypeAlias = "Mapping[str, Any]"
+
+
+# The options that hold graph passes. The first three run outside of Inductor's inner compilation,
+# when the configuration that code generation reads is not yet in place.
+EARLY_HOOKS = ("pre_grad_custom_pass", "joint_custom_pre_pass", "joint_custom_post_pass")
+
+
+POST_GRAD_HOOKS = ("post_grad_custom_pre_pass", "post_grad_custom_post_pass")
+
+
+HOOKS = EARLY_HOOKS + POST_GRAD_HOOKS
+
+
+def _config() -> Any:
+    from torch._inductor import config
+
+    return config
+
+
+def _unset() -> object:
+    from torch.utils import _config_module
+
+    return _config_module._UNSET_SENTINEL
+
+
+def config_keys() -> frozenset[str]:
+    """Every key of Inductor's configuration, nested ones with a dot."""
+    return frozenset(_config()._config)
+
+
+def config_values() -> dict[str, Any]:
+    """Every Inductor key with the value that the current context sees; nothing is copied."""
+    config = _config()
+    return {key: _effective(config, key, _override_of(config, key)) for key in config._config}
+
+
+def default_of(key: str) -> Any:
+    """The value of *key* in an untouched torch, which environment variables may have chosen."""
+    return _config()._config[key].default
+
+
+def get_config(key: str) -> Any:
+    """The value of Inductor's *key* in the current context."""
+    return getattr(_config(), key)
+
+
+def set_config(key: str, value: object) -> None:
+    """Set Inductor's *key* in the current context."""
+    setattr(_config(), key, value)
+
+
+def patched(values: Mapping[str, Any]) -> AbstractContextManager[object]:
+    """Within it the configuration has *values*, by key."""
+    patch: AbstractContextManager[object] = _config().patch(dict(values))
+    return patch
+
+
+def _override_of(config: Any, key: str) -> Any:
+    """What was assigned to *key*, or torch's sentinel.
+
+    torch 2.12 made the override a ContextVar; before, it was a plain attribute, global to the process.
+    An alias has no override of its own: it stands for a key of another module.
+    """
+    entry = config._config[key]
+    if entry.alias is not None:
+        return config._get_alias_val(entry)
+    override = entry.user_override
+    return override.get() if isinstance(override, ContextVar) else override
+
+
+def _effective(config: Any, key: str, override: Any) -> Any:
+    """What reading *key* would give with *override* in place.
+
+    ``getattr`` is no way to find out: it copies mutable defaults into the override, and may warn.
+    """
+    entry = config._config[key]
+    if entry.env_value_force is not _unset():
+        return entry.env_value_force
+    for value in (override, entry.env_value_default):
+        if value is not _unset():
+            return value
+    return entry.default
+
+
+def read_overrides() -> dict[str, Any]:
+    """The state of Inductor's configuration in the current context, cheap to take and exact to put back.
+
+    Builtin containers are copied, because configuration is also changed in place (``config.x.append``).
+    """
+    config = _config()
+    return {key: _copied(_override_of(config, key)) for key in config._config}
+
+
+def _copied(value: Any) -> Any:
+    if type(value) is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    if type(value) in (list, set):
+        return type(value)(_copied(item) for item in value)
+    return value
+
+
+def config_changes(before: Overrides, after: Overrides) -> dict[str, tuple[Any, Any]]:
+    """The keys whose effective value differs between two states, with both values.
+
+    A mutable default that was merely read becomes an override of equal value: no change.
+    """
+    config = _config()
+    changes = {}
+    for key, old in before.items():
+        new = after[key]
+        if old is new:
+            continue
+        values = _effective(config, key, old), _effective(config, key, new)
+        if not _same(*values):
+            changes[key] = values
+    return changes
+
+
+def _same(left: Any, right: Any) -> bool:
+    # True == 1, but a user who looks at the configuration sees the difference.
+    return left is right or (type(left) is type(right) and bool(left == right))
+
+
+def restore_overrides(saved: Overrides, keys: Iterable[str] | None = None) -> None:
+    """Put the configuration, or only *keys* of it, back into the state that `read_overrides` returned."""
+    config = _config()
+    for key in config._config if keys is None else keys:
+        override = saved[key]
+        if _same(_override_of(config, key), override):
+            continue
+        # Assigning marks torch's caches of the configuration as stale, under the name that each release gives them.
+        setattr(config, key, config._config[key].default if override is _unset() else _copied(override))
+        if override is _unset():
+            entry = config._config[key]
+            if isinstance(entry.user_override, ContextVar):
+                entry.user_override.set(override)
+            else:
+                entry.user_override = override

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How Inductor tiles kernels, mended where it takes forever or cannot be launched. Tried on torch 2.10 to 2.15."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+# What CUDA allows for the y and z dimensions of a grid; x goes to 2**31 - 1.
+MAX_GRID_YZ = 65535
+
+
+_install_lock = threading.Lock()
+
+
+def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> None:
+    """Mend two things in how Inductor tiles kernels, for compilations for which *memo_of_current* gives a dict.
+
+    `match_mod_div_block_expr` (torch/_inductor/codegen/block_analysis.py) is asked the same question for every pair of
+    nodes that might fuse, and answers it by a search whose time grows exponentially with the rank: with ND tiling,
+    most of the compile time. Its answers are kept in the dict; an index without division or modulus matches nothing.
+
+    A grid of three dimensions has no way out when y or z exceeds what CUDA allows, and one with a reduction has
+    produced kernels that address a dimension the grid does not have (torch 2.11 to 2.13). `launchable_tiling` takes
+    two dimensions there: the grid of two has an overflow path.
+    """
+    from torch._inductor.codegen.block_analysis import BlockPatternMatcher
+    from torch._inductor.codegen.simd import SIMDScheduling
+    from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+
+    with _install_lock:
+        if hasattr(BlockPatternMatcher, "_magi_passes_original"):
+            return
+        match = BlockPatternMatcher.__dict__["match_mod_div_block_expr"].__func__
+        choose = SIMDScheduling.__dict__["get_first_compatible_tiling"].__func__
+
+        def remembered_match(cls: Any, index: Any, index_var: Any, numel: Any, num_dims: int) -> Any:
+            memo = memo_of_current()
+            if memo is None:
+                return match(cls, index, index_var, numel, num_dims)
+            if index.has(index_var) and not index.has(FloorDiv, ModularIndexing):
+                return None
+            key = (index, index_var, numel, num_dims)
+            if key not in memo:
+                memo[key] = match(cls, index, index_var, numel, num_dims)
+            found = memo[key]
+            return found if found is None else tuple(list(part) for part in found)
+
+        def choose_launchable(cls: Any, node_schedule: Any, numel: Any, reduction_numel: Any, ranked: Any) -> Any:
+            if memo_of_current() is not None:
+                ranked = [launchable_tiling(tiling, is_reduction=reduction_numel != 1) for tiling in ranked]
+            return choose(cls, node_schedule, numel, reduction_numel, ranked)
+
+        setattr(BlockPatternMatcher, "match_mod_div_block_expr", classmethod(remembered_match))  # noqa: B010
+        setattr(SIMDScheduling, "get_first_compatible_tiling", classmethod(choose_launchable))  # noqa: B010
+        setattr(BlockPatternMatcher, "_magi_passes_original", match)  # noqa: B010
+
+
+def launchable_tiling(tiling: Mapping[str, Any], *, is_reduction: bool) -> Mapping[str, Any]:
+    """*tiling*, with z folded into y unless both are within the limits of a grid and nothing is reduced.
+
+    A size that is small enough now is guarded: a larger one compiles anew, and gets two dimensions.
+    """
+    if "z" not in tiling:
+        return tiling
+    if not is_reduction and _within_grid(tiling["z"]) and _within_grid(tiling["y"]):
+        return tiling
+    folded = {"y": tiling["z"] * tiling["y"], **{key: size for key, size in tiling.items() if key not in "zy"}}
+    kind: Any = type(tiling)
+    return kind(folded)  # type: ignore[no-any-return]
+
+
+def _within_grid(size: Any) -> bool:
+    from torch._inductor.virtualized import V
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    sizevars = V.graph.sizevars
+    if sizevars.statically_known_leq(size, MAX_GRID_YZ):
+        return True
+    # torch 2.12 has the first name; the second warns there from 2.13 on.
+    shape_env = sizevars.shape_env
+    hint = getattr(shape_env, "guarding_hint_or_throw", None) or shape_env.size_hint
+    if free_unbacked_symbols(size) or hint(size) > MAX_GRID_YZ:
+        return False
+    sizevars.check_leq(size, MAX_GRID_YZ)
+    return True

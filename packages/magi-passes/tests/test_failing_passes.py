@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pass that is interrupted, raises, or spoils the graph: what arrives, what it names, and what is left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from magi_passes import (
+    BrokenGraphError,
+    ConvChooser,
+    MagiInductorPass,
+    PassContext,
+    PassFailedError,
+    PassPipeline,
+    TemporalConvPass,
+    _torch_compat,
+    collect_records,
+)
+from torch._inductor import config
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch.fx.experimental.proxy_tensor import make_fx
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch.fx import Graph
+
+
+HOOK = "post_grad_custom_post_pass"
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Raises(MagiInductorPass):
+    inductor_config_keys_potentially_mutated_by_this_pass = ("triton.max_tiles",)
+    error: type[BaseException] = KeyboardInterrupt
+    in_the_gate: bool = False
+    backward: bool = False
+
+    def is_applicable(self, graph: Graph, context: PassContext) -> bool:
+        if self.in_the_gate:
+            raise self.error("now")
+        return context.is_backward is self.backward
+
+    def __call__(self, graph: Graph) -> None:
+        config.triton.max_tiles = 3
+        raise self.error("now")
+
+
+class Manager(CustomGraphPass):
+    def __init__(self, *passes: MagiInductorPass) -> None:
+        self.passes = passes
+
+    def __call__(self, graph: Graph) -> None:
+        for one in self.passes:
+            one(graph)
+
+    def uuid(self) -> None:
+        return None
+
+
+OPTIONS: dict[str, Callable[[MagiInductorPass], dict[str, Any]]] = {
+    "pipeline": lambda one: PassPipeline([one]).inductor_options(),
+    "manager": lambda one: {HOOK: Manager(one)},
+    "itself": lambda one: {HOOK: one},
+}
+
+
+def product(x: torch.Tensor) -> torch.Tensor:
+    return x @ x
+
+
+def _train(options: dict[str, Any]) -> None:
+    compiled: Any = torch.compile(product, options=options)
+    torch.autograd.backward(compiled(torch.ones(4, 4, requires_grad=True)).sum())
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize(("in_the_gate", "backward"), [(True, False), (False, False), (False, True)])
+@pytest.mark.parametrize("route", OPTIONS)
+def test_an_interrupt_arrives_as_itself(
+    inductor: Any, route: str, error: type[BaseException], in_the_gate: bool, backward: bool
+) -> None:
+    before = _torch_compat.read_overrides()
+    options = OPTIONS[route](Raises(error, in_the_gate, backward))
+    with collect_records() as records, pytest.raises(error, match="now"):
+        _train(options)
+    assert _torch_compat.config_changes(before, _torch_compat.read_overrides()) == {}
+    if not backward or route != "manager":
+        assert records[-1].reason == f"raised {error.__name__}: now"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("place", ["compile_graph", "seconds_of_a_call"])
+def test_an_interrupt_while_tuning_arrives_as_itself(
+    inductor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], place: str
+) -> None:
+    from magi_passes._choose import tuning
+
+    def stop(*args: object) -> Any:
+        config.triton.max_tiles = 2
+        raise error("now")
+
+    monkeypatch.setattr(_torch_compat, "compile_graph", stop if place == "compile_graph" else lambda *args: print)
+    if place == "seconds_of_a_call":
+        monkeypatch.setattr(tuning, "seconds_of_a_call", stop)
+    weight = torch.randn(4, 4, 3, 3)
+    before = _torch_compat.read_overrides()
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return torch.conv2d(x, weight)
+
+    chooser = ConvChooser(tune=True, cache_dir=str(tmp_path))
+    compiled: Any = torch.compile(model, options=PassPipeline([chooser]).inductor_options())
+    with collect_records() as records, pytest.raises(error, match="now"), torch.no_grad():
+        compiled(torch.randn(1, 4, 6, 6))
+    assert _torch_compat.config_changes(before, _torch_compat.read_overrides()) == {}
+    assert [record.reason for record in records] == [f"raised {error.__name__}: now"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyError, AssertionError])
+@pytest.mark.parametrize("route", OPTIONS)
+def test_an_error_names_the_pass(inductor: Any, route: str, error: type[Exception]) -> None:
+    with pytest.raises(Exception, match=rf"Raises failed on \d+_forward: {error.__name__}: '?now") as caught:
+        _train(OPTIONS[route](Raises(error)))
+    assert "PassFailedError" in str(caught.value) or isinstance(caught.value, PassFailedError)
+
+
+def test_an_error_of_a_pass_that_is_called_keeps_its_cause() -> None:
+    graph = make_fx(lambda x: x + 1)(torch.ones(3)).graph
+    with (
+        PassPipeline([]).scope(),
+        pytest.raises(PassFailedError, match="^Raises failed on graph: Zero.*: now$") as caught,
+    ):
+        Raises(ZeroDivisionError)(graph)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def _erase_output(graph: Graph) -> None:
+    graph.erase_node(graph.output_node())
+
+
+def _two_outputs(graph: Graph) -> None:
+    graph.output(graph.output_node().args[0])
+
+
+def _erased_operand(graph: Graph) -> None:
+    (node, *_) = graph.find_nodes(op="call_function", target=aten.mm.default)
+    user = next(iter(node.users))
+    node.users.clear()
+    graph.erase_node(node)
+    assert node in user.all_input_nodes
+
+
+def _other_graph(graph: Graph) -> None:
+    stranger = type(graph)().placeholder("stranger")
+    (node, *_) = graph.find_nodes(op="call_function", target=aten.mm.default)
+    node.args = (stranger, stranger)
+
+
+def _circle(graph: Graph) -> None:
+    (first, *_) = graph.find_nodes(op="call_function", target=aten.mm.default)
+    with graph.inserting_after(first):
+        second = graph.call_function(aten.sin.default, (first,))
+    second.meta.update(first.meta)
+    first.args = (second, second)
+
+
+def _lost_attribute(graph: Graph) -> None:
+    (node, *_) = graph.find_nodes(op="call_function", target=aten.mm.default)
+    with graph.inserting_before(node):
+        constant = graph.create_node("get_attr", "no_such_constant")
+    node.args = (constant, constant)
+
+
+def _deep_attribute(graph: Graph) -> None:
+    (node, *_) = graph.find_nodes(op="call_function", target=aten.mm.default)
+    with graph.inserting_before(node):
+        constant = graph.create_node("get_attr", "forward.__self__.weight")
+    node.args = (constant, constant)
+
+
+SPOILED: dict[str, tuple[Callable[[Graph], None], str]] = {
+    "no output": (_erase_output, "it has 0 output nodes instead of one"),
+    "two outputs": (_two_outputs, "it has 2 output nodes instead of one"),
+    "an erased operand": (_erased_operand, r"\w+ reads mm, which was erased"),
+    "a node of another graph": (_other_graph, "mm reads stranger, which is a node of another graph"),
+    "a circle": (_circle, r"(mm|sin) depends on its own result"),
+    "an attribute that is not there": (_lost_attribute, "reads the attribute 'no_such_constant'"),
+    "an attribute of an attribute": (_deep_attribute, "reads the attribute 'forward.__self__.weight'"),
+}
+
+
+@dataclass(frozen=True)
+class Spoils(MagiInductorPass):
+    how: str
+    hook = HOOK
+
+    def __call__(self, graph: Graph) -> None:
+        SPOILED[self.how][0](graph)
+
+
+@pytest.mark.parametrize("how", SPOILED)
+def test_a_broken_graph_names_the_pass(how: str) -> None:
+    gm = make_fx(lambda x: (x @ x).sin())(torch.ones(3, 3))
+    with pytest.raises(BrokenGraphError, match=f"^Spoils left graph broken: .*{SPOILED[how][1]}.* whole before this"):
+        Spoils(how)(gm.graph)
+
+
+@pytest.mark.parametrize(
+    ("route", "how"), [("pipeline", "no output"), ("manager", "a circle"), ("itself", "no output")]
+)
+def test_a_graph_that_is_broken_while_compiling_names_the_pass(inductor: Any, route: str, how: str) -> None:
+    with pytest.raises(Exception, match=rf"Spoils left \d+_forward broken: .*{SPOILED[how][1]}"):
+        _train(OPTIONS[route](Spoils(how)))
+
+
+def test_the_pass_before_is_not_mistaken_for_this_one() -> None:
+    gm = make_fx(lambda x: (x @ x).sin())(torch.ones(3, 3))
+    _erase_output(gm.graph)
+    TemporalConvPass(always=True)(gm.graph)
+
+    @dataclass(frozen=True)
+    class Innocent(MagiInductorPass):
+        def __call__(self, graph: Graph) -> None:
+            pass
+
+    Innocent()(gm.graph)
+
+
+@dataclass(frozen=True)
+class Unsorted(MagiInductorPass):
+    """Puts a new node after the node that reads it, which Inductor sorts after its hooks."""
+
+    hook = HOOK
+
+    def __call__(self, graph: Graph) -> None:
+        (node,) = graph.find_nodes(op="call_function", target=aten.sin.default)
+        with graph.inserting_after(node):
+            new = graph.call_function(aten.neg.default, node.args)
+        new.meta.update(node.meta)
+        node.args = (new,)
+
+
+def test_nodes_in_another_order_are_no_flaw(inductor: Any) -> None:
+    x = torch.rand(3, 3)
+    with torch.no_grad():
+        compiled = torch.compile(lambda x: x.sin(), options=PassPipeline([Unsorted()]).inductor_options())
+        torch.testing.assert_close(compiled(x), (-x).sin())
