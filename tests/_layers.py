@@ -160,9 +160,9 @@ def _sentence(layer: Path) -> str:
 
 
 def drawn(page: str) -> str:
-    """*page* with the drawing of each package in its place, ``<!-- layers of NAME -->``."""
+    """*page* with the drawing of each package in its place, under a comment that names it."""
     for name in LAYERS:
-        mark, end = f"<!-- layers of {name} -->\n```text\n", "```\n"
+        mark, end = f"<!-- not run: the layers of {name}, drawn by tests/_layers.py -->\n```text\n", "```\n"
         before, found, rest = page.partition(mark)
         assert found, f"the page has no place for {name}"
         page = f"{before}{mark}{drawing(name)}\n{end}{rest.partition(end)[2]}"
