@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from ._verify.trees import leaves_of
+
 
 @dataclass(frozen=True)
 class Field:
@@ -145,17 +147,7 @@ def _enter(value: Any, step: Step) -> object:
 
 def tensors_in(value: object, path: str) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors that *value*, found at *path*, is or holds, each with its own path."""
-    if isinstance(value, torch.Tensor):
-        yield path, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from tensors_in(item, f"{path}{Item(key)}")
-    elif not hasattr(value, "_fields") and isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from tensors_in(item, f"{path}{Item(index)}")
-    else:
-        for name, part in _parts(value):
-            yield from tensors_in(part, f"{path}.{name}")
+    return ((name, leaf) for name, leaf in leaves_of(value, path) if isinstance(leaf, torch.Tensor))
 
 
 def holds_anything(value: object) -> bool:
