@@ -244,7 +244,8 @@ def test_nothing_of_this_package_is_compiled_between_two_regions(ns: str, mutate
         return int(torch._dynamo.utils.counters["frames"]["total"])
 
     packet = getattr(torch.ops, ns).op
-    assert frames(op) == frames(packet) == frames(torch.add)
+    assert frames(op_def(op).torch_op) == frames(packet) == frames(torch.add)
+    assert frames(op) == frames(packet) + 1  # the exposed function, as any function of the user's would be
 
 
 def test_threads_register_and_call(ns: str) -> None:

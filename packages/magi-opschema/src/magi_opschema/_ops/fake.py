@@ -22,6 +22,29 @@ from .callables import check_callable
 FakeSpec = Callable[..., Any] | Sequence[str] | None
 
 
+class FakeSlot:
+    """The fake of one op. Until the op's first use another one may be given in its place.
+
+    Attributes:
+        given: where the user gave it: the name of an option, or the place of a function; empty for the default.
+        is_used: whether the op was called or traced; the first real call compares itself with the fake.
+    """
+
+    def __init__(self, fake: Callable[..., Any], given: str) -> None:
+        self.given = given
+        self.is_used = False
+        self._fake = fake
+
+    def give(self, fake: Callable[..., Any], given: str) -> None:
+        """Put *fake* in place of the default."""
+        self._fake, self.given = fake, given
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """The fake's outputs."""
+        self.is_used = True
+        return self._fake(*args, **kwargs)
+
+
 def make_fake(lowering: SignatureLowering, spec: FakeSpec) -> Callable[..., Any]:
     """The fake at the flat signature.
 
