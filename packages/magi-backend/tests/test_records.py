@@ -241,3 +241,33 @@ def test_copies_share_what_the_originals_share() -> None:
     torch.testing.assert_close(first, torch.tensor([1.0, 2.0]))
     torch.testing.assert_close(second, torch.tensor([3.0, 4.0]))
     torch.testing.assert_close(base, torch.arange(4.0))
+
+
+def test_floats_are_named_with_the_way_out() -> None:
+    @magi_register_custom_op("backend_records::floats")
+    def floats(x: Tensor, cfg: Known, by: float, rates: list[float], count: int) -> Tensor:
+        return x * by
+
+    @magi_register_custom_op("backend_records::tensors")
+    def tensors(x: Tensor, by: Tensor) -> Tensor:
+        return x * by
+
+    def counted(fn: Any, values: list[Any]) -> Any:
+        explained = explain(fn)
+        for value in values:
+            report = explained(torch.ones(2), value)
+        return report
+
+    known = Known(torch.ones(2), 1.0)
+    report = counted(lambda x, by: floats(x, known, by, [1.0], 2), [0.1, 0.2, 0.3])
+    assert len(report.compilations) == 3
+    (op,) = report.compilations[0].ops
+    assert op.floats == ("cfg.eps", "by", "rates")
+    sentence = "floats     cfg.eps, by, rates: each value compiles a graph of its own; a Tensor without"
+    assert sentence in op.text
+    assert "floats     cfg.eps, by, rates: each value" in " ".join(report.to_text(width=200).split("\n"))
+    assert "floats     cfg.eps, by, rates" in report.to_html()
+
+    report = counted(tensors, [torch.tensor(value) for value in (0.1, 0.2, 0.3)])
+    assert len(report.compilations) == 1
+    assert "floats" not in report.compilations[0].ops[0].text.split("calls")[1]

@@ -227,7 +227,7 @@ def test_nothing_of_this_package_is_compiled_between_two_regions(ns: str, mutate
     else:
 
         @magi_register_custom_op(f"{ns}::op", backward_fn=lambda ctx, grad: (grad, grad))
-        def op(x: Tensor, out: Tensor) -> Tensor:  # type: ignore[misc]
+        def op(x: Tensor, out: Tensor) -> Tensor:
             return x + out
 
     x, out = torch.ones(2, requires_grad=grad), torch.ones(2)
