@@ -375,7 +375,7 @@ class TestLater:
         with pytest.raises(
             RuleError,
             match=rf"{ns}::op: the {what} of test_identity.py:\d+ comes too late: the op was called or traced before, "
-            r"and graphs may hold it without\. Register it right after the definition, or give it to the decorator\.",
+            r"and what was compiled then would not have it\. Register it right after the definition, or give it to the",
         ):
             give(op, what)
 

@@ -165,5 +165,11 @@ def _expose(
     to = writer_of(lowering, is_traced=True)
     exposed: Any = compile_source(emit_exposed(lowering, name, calls, to, f"exposed {_title(fn)}"))
     exposed.__signature__ = lowering.signature
-    hints = {key: evaluate(hint, scope) for key, hint in inspect.get_annotations(inspect.unwrap(fn)).items()}
-    return cast("Callable[..., Any]", make_registered_op(exposed, torch_op, fn, hints))
+    return cast("Callable[..., Any]", make_registered_op(exposed, torch_op, fn, _hints(lowering.signature, scope)))
+
+
+def _hints(signature: inspect.Signature, scope: Scope) -> dict[str, object]:
+    """The annotations of *signature*, evaluated."""
+    annotations = {parameter.name: parameter.annotation for parameter in signature.parameters.values()}
+    annotations["return"] = signature.return_annotation
+    return {name: evaluate(annotation, scope) for name, annotation in annotations.items()}

@@ -83,6 +83,8 @@ def _second(what: str, earlier: str, fn: Callable[..., Any]) -> str:
 def _refuse_used(definition: OpDef, what: str, fn: Callable[..., Any]) -> None:
     if not definition.registration.fake.is_used:
         return
-    text = f"the {what} of {location(fn)} comes too late: the op was called or traced before, and graphs may hold it"
+    text = (
+        f"the {what} of {location(fn)} comes too late: the op was called or traced before, and what was compiled then"
+    )
     fix = "Register it right after the definition, or give it to the decorator"
-    raise RuleError(definition.lowering.sentence(f"{text} without. {fix}."))
+    raise RuleError(definition.lowering.sentence(f"{text} would not have it. {fix}."))
