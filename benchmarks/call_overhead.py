@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from _results import Row, measure_paired, rows_of, write
@@ -130,6 +130,34 @@ def _inference(*, with_backward: bool) -> tuple[Callable[..., Any], Callable[...
     return rich, hand
 
 
+def _direct() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """One op whose signature torch takes as it is."""
+
+    @magi_register_custom_op("bench_magi::direct", infer_output_meta_fn=["x"])
+    def rich(x: Tensor, weight: Tensor, eps: float, groups: int = 2) -> Tensor:
+        return x.clone()
+
+    @torch.library.custom_op("bench_hand::direct", mutates_args=())
+    def hand(x: Tensor, weight: Tensor, eps: float, groups: int = 2) -> Tensor:
+        return x.clone()
+
+    return rich, hand
+
+
+def _lowered() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """One op with annotations of our own, whose values go to torch as they are."""
+
+    @magi_register_custom_op("bench_magi::lowered", infer_output_meta_fn=["x"])
+    def rich(x: Tensor, weight: Tensor, mode: Literal["rms", "layer"], groups: Annotated[int, "even"] = 2) -> Tensor:
+        return x.clone()
+
+    @torch.library.custom_op("bench_hand::lowered", mutates_args=())
+    def hand(x: Tensor, weight: Tensor, mode: str, groups: int = 2) -> Tensor:
+        return x.clone()
+
+    return rich, hand
+
+
 def _mutating() -> tuple[Callable[..., Any], Callable[..., Any]]:
     @magi_register_custom_op("bench_magi::mutating", mutates_args=["cfg.out"])
     def rich(x: Tensor, cfg: Target) -> None:
@@ -201,6 +229,10 @@ def measure() -> list[Row]:
     trained, trained_hand = _inference(with_backward=True)
     pair("autograd_idle", {"magi": lambda: trained(x, cfg), "custom_op": lambda: trained_hand(x, *flat)})
     pair("autograd_active", {"magi": lambda: trained(wanted, cfg), "custom_op": lambda: trained_hand(wanted, *flat)})
+    direct, direct_hand = _direct()
+    pair("direct", {"magi": lambda: direct(x, weight, 1e-6), "custom_op": lambda: direct_hand(x, weight, 1e-6)})
+    lowered, lowered_hand = _lowered()
+    pair("lowered", {"magi": lambda: lowered(x, weight, "rms"), "custom_op": lambda: lowered_hand(x, weight, "rms")})
     mutating, mutating_hand = _mutating()
     pair("mutating", {"magi": lambda: mutating(x, target), "custom_op": lambda: mutating_hand(x, out, *flat[1:])})
     leaves20, leaves20_hand = _leaves20()

@@ -45,7 +45,7 @@ MAGI_COMPILE = [
     (compiled(dynamic_arg_dims=["x"]), TargetTypeError, "scale: dynamic_arg_dims=['x'] is a list; it takes a dict of"),
     (compiled(dynamic_arg_dims="x"), TargetTypeError, "dynamic_arg_dims='x' is a str"),
     (compiled(dynamic_arg_dims=0), TargetTypeError, "dynamic_arg_dims=0 is a int"),
-    (compiled(dynamic_arg_dims={0: 0}), TargetError, "scale has no parameter 0 for dynamic_arg_dims."),
+    (compiled(dynamic_arg_dims={0: 0}), TargetError, "dynamic_arg_dims names 0, which is not the name of a"),
     (compiled(dynamic_arg_dims={"x": 0.0}), TargetError, "dynamic_arg_dims['x'] is 0.0; it takes a dimension such as"),
     (compiled(dynamic_arg_dims={"x": "0"}), TargetError, "dynamic_arg_dims['x'] is '0'"),
     (compiled(dynamic_arg_dims={"x": [True]}), TargetError, "dynamic_arg_dims['x'] is [True]"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from magi_backend import BackendError, ConfigError, TargetError, TargetTypeError, magi_compile
+from magi_backend import BackendError, ConfigError, TargetError, TargetTypeError, explain, magi_compile
 from magi_backend._records.collect import Collector, collecting
 from torch import Tensor, nn
 
@@ -154,6 +154,120 @@ def test_named_dimensions_are_dynamic_and_negative_ones_count_from_the_last() ->
     y = torch.ones(2)
     assert compilations(fn, (torch.ones(3, 4), y), (torch.ones(5, 4), y), (torch.ones(5, 8), y)) == 1
     assert compilations(fn, (torch.ones(3, 4), torch.ones(6))) == 1
+
+
+class This(nn.Module):
+    def forward(this, x: Tensor) -> Tensor:
+        return x + 1
+
+
+class Static(nn.Module):
+    @staticmethod
+    def forward(x: Tensor, y: float = 1.0) -> Tensor:
+        return x + y
+
+
+class OfTheClass(nn.Module):
+    @classmethod
+    def forward(cls, x: Tensor) -> Tensor:
+        return x + 1
+
+
+class Renamed(Plain):
+    def forward(self, tokens: Tensor, x: float = 1.0) -> Tensor:  # type: ignore[override]
+        return tokens + x
+
+
+@pytest.mark.parametrize("kind", [This, Static, OfTheClass], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("is_instance", [False, True], ids=["class", "instance"])
+@pytest.mark.parametrize("dims", [None, {"x": 0}], ids=str)
+def test_what_is_bound_is_found_by_binding(kind: Any, is_instance: bool, dims: Any) -> None:
+    class Own(kind):  # type: ignore[misc]
+        pass
+
+    module = magi_compile(Own(), dynamic_arg_dims=dims) if is_instance else magi_compile(Own, dynamic_arg_dims=dims)()
+    calls = [(torch.ones(size, 4),) for size in (3, 5, 7)]
+
+    assert compilations(module, *calls) == 1
+    torch.testing.assert_close(module(x=torch.ones(2, 4)), torch.full((2, 4), 2.0))
+    with pytest.raises(TargetError, match=r"Own has no parameter '(this|self|cls)'.* Its parameters are x"):
+        magi_compile(Own, dynamic_arg_dims={"self" if kind is Static else "this" if kind is This else "cls": 0})
+
+
+class Methods:
+    @magi_compile
+    def plain(this, x: Tensor) -> Tensor:
+        return x + 1
+
+    @magi_compile(dynamic_arg_dims={"x": 0})
+    def named(self, x: Tensor) -> Tensor:
+        return x + 1
+
+    @magi_compile
+    @staticmethod
+    def static_inside(x: Tensor) -> Tensor:
+        return x + 1
+
+    @staticmethod
+    @magi_compile(dynamic_arg_dims={"x": 0})
+    def static_outside(x: Tensor) -> Tensor:
+        return x + 1
+
+    @magi_compile(dynamic_arg_dims={"x": 0})
+    @classmethod
+    def class_inside(cls, x: Tensor) -> Tensor:
+        return x + 1
+
+    @classmethod
+    @magi_compile
+    def class_outside(cls, x: Tensor) -> Tensor:
+        return x + 1
+
+
+@pytest.mark.parametrize("name", [name for name in vars(Methods) if not name.startswith("__")])
+def test_a_method_decorated_in_a_class_body(name: str) -> None:
+    torch._dynamo.reset()
+    method = getattr(Methods(), name)
+
+    assert compilations(method, *[(torch.ones(size, 4),) for size in (3, 5, 7)]) == 1
+    assert explain(method)(torch.ones(4, 4)).agrees
+
+
+def test_the_forward_of_a_module_decorated_in_its_class_body() -> None:
+    class Own(Plain):
+        @magi_compile(dynamic_arg_dims={"x": 0})
+        def forward(this, x: Tensor, scale: float = 1.0) -> Tensor:
+            return torch.relu(this.linear(x)) * scale
+
+    module = Own()
+    assert compilations(module, *[(torch.ones(size, 4),) for size in (3, 5, 7)]) == 1
+    names = [d.name for call in explain(module.forward)(torch.ones(3, 4)).calls for d in call.differences]
+    assert "gradient of linear.weight" in names
+
+
+def test_a_function_whose_first_parameter_is_called_self() -> None:
+    @magi_compile(dynamic_arg_dims={"self": 0})
+    def fn(self: Tensor, scale: float = 2.0) -> Tensor:
+        return self * scale
+
+    assert compilations(fn, *[(torch.ones(size),) for size in (3, 5, 7)]) == 1
+    torch.testing.assert_close(fn(self=torch.ones(2)), torch.full((2,), 2.0))
+    assert compilations(magi_compile(lambda self: self + 1, dynamic_arg_dims={"self": 0}), (torch.ones(3),)) == 1
+
+
+def test_a_subclass_is_asked_for_its_own_parameters() -> None:
+    @magi_compile
+    class Base(Plain):
+        pass
+
+    class Own(Base, Renamed):
+        forward = Renamed.forward
+
+    assert compilations(Own(), *[(torch.ones(size, 4),) for size in (3, 5, 7)]) == 1
+    named: Any = type("Named", (magi_compile(type("B", (Plain,), {}), dynamic_arg_dims={"scale": 0}), Renamed), {})
+    named.forward = Renamed.forward
+    with pytest.raises(TargetError, match=r"Named has no parameter 'scale'.* Its parameters are tokens, x"):
+        named()(torch.ones(3, 4))
 
 
 def test_no_mark_stays_on_a_tensor_and_the_users_own_stay() -> None:

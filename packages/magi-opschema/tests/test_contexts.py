@@ -227,7 +227,7 @@ def test_nothing_of_this_package_is_compiled_between_two_regions(ns: str, mutate
     else:
 
         @magi_register_custom_op(f"{ns}::op", backward_fn=lambda ctx, grad: (grad, grad))
-        def op(x: Tensor, out: Tensor) -> Tensor:  # type: ignore[misc]
+        def op(x: Tensor, out: Tensor) -> Tensor:
             return x + out
 
     x, out = torch.ones(2, requires_grad=grad), torch.ones(2)
@@ -244,7 +244,8 @@ def test_nothing_of_this_package_is_compiled_between_two_regions(ns: str, mutate
         return int(torch._dynamo.utils.counters["frames"]["total"])
 
     packet = getattr(torch.ops, ns).op
-    assert frames(op) == frames(packet) == frames(torch.add)
+    assert frames(op_def(op).torch_op) == frames(packet) == frames(torch.add)
+    assert frames(op) == frames(packet) + 1  # the exposed function, as any function of the user's would be
 
 
 def test_threads_register_and_call(ns: str) -> None:

@@ -918,19 +918,23 @@ def test_a_look_alike_in_compiled_code(ns: str, value: Any, is_argument: bool) -
         compiled(X, value)
 
 
-@pytest.mark.parametrize("form", ["direct", "lowered"])
+@pytest.mark.parametrize("form", ["direct", "lowered", "flattened"])
 def test_a_call_that_does_not_fit_the_signature(ns: str, form: str) -> None:
-    annotation = {"direct": float, "lowered": Annotated[float, "m"]}[form]
-    op = magi_register_custom_op(f"{ns}::op")(with_annotation(annotation))
-    calls: list[tuple[Op, str]] = [
-        (lambda: op(X), "missing a required argument: 'value'."),
-        (lambda: op(X, 1.0, 2), "too many positional arguments."),
-        (lambda: op(X, 1.0, zz=3), "got an unexpected keyword argument 'zz'."),
-        (lambda: op(X, 1.0, x=X), "multiple values for argument 'x'."),
+    """The op is a function, and Python itself refuses the call of one; a flat call is refused in our words."""
+    annotation = {"direct": float, "lowered": Annotated[float, "m"], "flattened": Box[float]}[form]
+    op: Any = magi_register_custom_op(f"{ns}::op")(with_annotation(annotation))
+    calls: list[tuple[tuple[Any, ...], dict[str, Any], str, str]] = [
+        ((X,), {}, "missing a required argument: 'value'.", "body() missing 1 required positional argument: 'value'"),
+        ((X, 1.0, 2), {}, "too many positional arguments.", "body() takes 2 positional arguments but 3 were given"),
+        ((X, 1.0), {"zz": 3}, "got an unexpected keyword argument 'zz'.", "unexpected keyword argument 'zz'"),
+        ((X, 1.0), {"x": X}, "multiple values for argument 'x'.", "body() got multiple values for argument 'x'"),
     ]
-    for call, sentence in calls:
-        with pytest.raises(TypeError, match=re.escape(f"{ns}::op: {sentence} (test_errors.py")):
-            call()
+    for args, kwargs, flat, plain in calls:
+        with pytest.raises(TypeError, match=re.escape(plain)):
+            op(*args, **kwargs)
+        if form != "flattened":
+            with pytest.raises(TypeError, match=re.escape(f"{ns}::op: {flat} (test_errors.py")):
+                op.torch_op(*args, **kwargs)
 
 
 @pytest.mark.parametrize("grad", [False, True])

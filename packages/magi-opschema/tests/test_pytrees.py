@@ -189,13 +189,22 @@ class TestNode:
         dims = pytree.tree_map(lambda _: stand_in, record)
         assert flattened(dims)[1] == flattened(record)[1]
 
-    def test_optree_too(self) -> None:
-        cxx = pytest.importorskip("torch.utils._cxx_pytree")
-        leaves, spec = cxx.tree_flatten(cfg())
-        assert len(leaves) == 2
-        assert spec == cxx.tree_flatten(cfg())[1]
+    @pytest.mark.parametrize(
+        "make", [cfg, lambda: Inner(X, mode=Mode.LAYER), lambda: Box(Box(X)), lambda: Slotted(X)],
+        ids=["nested", "inner", "generic", "slotted"],
+    )  # fmt: skip
+    def test_optree_too(self, make: Callable[[], Any]) -> None:
+        """With optree in the test group: without it this would pass without a test."""
+        import optree
+        from torch.utils import _cxx_pytree as cxx
+
+        leaves, spec = cxx.tree_flatten(make())
+        assert len(leaves) == len(flattened(make())[0])
+        assert spec == cxx.tree_flatten(make())[1]
         hash(spec)
-        same(cxx.tree_unflatten(leaves, spec), cfg())
+        same(cxx.tree_unflatten(leaves, spec), make())
+        doubled = optree.tree_map(lambda tensor: tensor * 2, make(), namespace="torch")
+        same(doubled, pytree.tree_map(lambda tensor: tensor * 2, make()))
 
     def test_lowering_alone_registers_nothing(self) -> None:
         record = make_dataclass("Alone", [("weight", Tensor)], frozen=True)

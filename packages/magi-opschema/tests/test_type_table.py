@@ -236,7 +236,8 @@ def test_row(ns: str, annotation: Any, value: Any, schema_types: list[str], path
 
     assert [leaf.schema_type for leaf in definition.lowering.leaves[1:]] == schema_types
     assert definition.path == path
-    assert (op is definition.torch_op) is (path != "flattened")
+    assert op is definition.exposed_op
+    assert vars(op)["torch_op"] is definition.torch_op
     torch._C.parse_schema(f"{ns}::{definition.lowering.schema}")
 
     x = torch.arange(3.0)

@@ -1,71 +1,86 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which dimensions of which parameters vary between calls."""
+"""Which dimensions of which arguments vary between calls."""
 
 from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
 import torch
 
+from ._argument_path import ArgumentPath, holds_anything, tensors_in
 from .errors import TargetError, TargetTypeError
 
 
-if typing.TYPE_CHECKING:
-    from collections.abc import Callable
+MarkedTensor = tuple[torch.Tensor, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class DynamicDims:
-    """The dynamic dimensions of a function's parameters.
+    """The dynamic dimensions of a function's arguments.
 
     Attributes:
         target: Name of the function, for errors.
-        signature: Its signature, without ``self``.
-        dims: Parameter name to dimensions; negative ones count from the last.
-        named: Whether the user named them, so that a dimension that a tensor lacks is an error.
+        signature: Its signature, as it is called: without a parameter that is bound already.
+        dims: Path of a tensor, or of what holds tensors, to dimensions; negative ones count from the last.
+        named: Whether the user named them, so that a name that marks nothing is an error.
     """
 
     target: str
     signature: inspect.Signature
-    dims: Mapping[str, tuple[int, ...]]
+    dims: Mapping[ArgumentPath, tuple[int, ...]]
     named: bool
 
-    def of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[torch.Tensor, tuple[int, ...]]]:
+    def of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[MarkedTensor]:
         """The tensors of one call with their dynamic dimensions, from 0 up.
 
         Raises:
-            TargetError: A dimension that the tensor does not have, or a named argument that is not a tensor.
+            TargetError: A named argument that holds no tensor, or a dimension that its tensor does not have.
         """
         if not self.dims:
             return []
         try:
-            given = self.signature.bind(*args, **kwargs).arguments
+            bound = self.signature.bind(*args, **kwargs)
         except TypeError:
             return []  # the function itself says best which of its arguments are missing
+        bound.apply_defaults()
+        given = bound.arguments
+        if self.named:
+            return [marked for path, dims in self.dims.items() for marked in self._named(path, dims, given)]
         return [
-            (given[name], tuple(self._checked(name, given[name], dim) for dim in dims))
-            for name, dims in self.dims.items()
-            if self._is_tensor(name, given.get(name)) and (self.named or given[name].ndim)
+            (value, dims)
+            for path, dims in self.dims.items()
+            if isinstance(value := given[path.parameter], torch.Tensor) and value.ndim
         ]
 
-    def _is_tensor(self, name: str, value: object) -> bool:
-        if self.named and value is not None and not isinstance(value, torch.Tensor):
-            msg = (
-                f"{self.target}: dynamic_arg_dims names {name!r}, which was called with {value!r} (a "
-                f"{type(value).__name__}). Only a Tensor has dimensions; torch makes numbers dynamic by itself."
-            )
-            raise TargetTypeError(msg)
-        return isinstance(value, torch.Tensor)
+    def _named(self, path: ArgumentPath, dims: tuple[int, ...], given: Mapping[str, Any]) -> Iterator[MarkedTensor]:
+        try:
+            value = path.find(given[path.parameter])
+        except LookupError:
+            raise TargetError(self._marks_nothing(path, "is not there in this call", given)) from None
+        found = list(tensors_in(value, str(path)))
+        if not found and holds_anything(value):
+            was = f"was called with {value!r} (a {type(value).__name__})"
+            raise TargetTypeError(self._marks_nothing(path, was, given))
+        for name, tensor in found:
+            yield tensor, tuple(self._checked(name, tensor, dim) for dim in dims)
+
+    def _marks_nothing(self, path: ArgumentPath, why: str, given: Mapping[str, Any]) -> str:
+        there = [name for parameter, value in given.items() for name, _ in tensors_in(value, parameter)]
+        listed = f"The tensors of this call are {', '.join(there)}." if there else "This call has no tensors."
+        return (
+            f"{self.target}: dynamic_arg_dims names '{path}', which {why}. Only a Tensor has dimensions; torch makes "
+            f"numbers dynamic by itself. {listed}"
+        )
 
     def _checked(self, name: str, tensor: torch.Tensor, dim: int) -> int:
         if not -tensor.ndim <= dim < tensor.ndim:
             msg = (
-                f"{self.target}: dynamic_arg_dims asks for dimension {dim} of {name!r}, which was called with shape "
+                f"{self.target}: dynamic_arg_dims asks for dimension {dim} of '{name}', which was called with shape "
                 f"{tuple(tensor.shape)}: its dimensions are {-tensor.ndim} to {tensor.ndim - 1}."
             )
             raise TargetError(msg)
@@ -73,40 +88,56 @@ class DynamicDims:
 
 
 def dynamic_dims(
-    fn: Callable[..., Any], given: Mapping[str, int | Sequence[int]] | None, *, target: str, is_method: bool
+    fn: Callable[..., Any], given: Mapping[str, int | Sequence[int]] | None, *, target: str
 ) -> DynamicDims:
     """The dynamic dimensions of *fn*: those *given*, or dimension 0 of each parameter annotated as a Tensor.
 
-    *is_method* says that *fn* is a function of a class, which its instances call.
-
     Raises:
-        TargetError: A parameter that *fn* does not have, or dimensions that are no integers.
+        TargetError: A parameter that *fn* does not have, a name that is no path, or dimensions that are no integers.
     """
     signature = inspect.signature(fn)
-    if is_method:
-        signature = signature.replace(parameters=list(signature.parameters.values())[1:])
     if given is None:
         hints = _hints(fn)
-        dims = {name: (0,) for name in signature.parameters if _is_tensor(hints.get(name))}
-        return DynamicDims(target, signature, dims, named=False)
+        annotated = [name for name in signature.parameters if _is_tensor(hints.get(name))]
+        return DynamicDims(target, signature, {ArgumentPath(name): (0,) for name in annotated}, named=False)
     asked: object = given
     if not isinstance(asked, Mapping):
         msg = (
-            f"{target}: dynamic_arg_dims={given!r} is a {type(given).__name__}; it takes a dict of parameter names and "
-            "dimensions, such as {'x': 0}."
+            f"{target}: dynamic_arg_dims={given!r} is a {type(given).__name__}; it takes a dict of names and "
+            "dimensions, such as {'x': 0, 'cfg.weight': 1}."
         )
         raise TargetTypeError(msg)
-    positional = [n for n, p in signature.parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    for name in given:
-        if name not in positional:
-            close = get_close_matches(str(name), positional, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            known = ", ".join(positional)
-            msg = f"{target} has no parameter {name!r} for dynamic_arg_dims.{hint} Its parameters are {known}."
-            raise TargetError(msg)
-    return DynamicDims(
-        target, signature, {name: _as_dims(target, name, value) for name, value in given.items()}, named=True
-    )
+    hints = _hints(fn)
+    dims = {_path(target, name, signature, hints): _as_dims(target, name, value) for name, value in given.items()}
+    return DynamicDims(target, signature, dims, named=True)
+
+
+def _path(target: str, name: object, signature: inspect.Signature, hints: Mapping[str, object]) -> ArgumentPath:
+    path = ArgumentPath.parse(name) if isinstance(name, str) else None
+    if path is None:
+        msg = (
+            f"{target}: dynamic_arg_dims names {name!r}, which is not the name of a parameter, or of a part of one "
+            "such as 'cfg.weight', 'xs[0]' or \"opts['mask']\"."
+        )
+        raise TargetError(msg)
+    if path.parameter not in signature.parameters:
+        known = list(signature.parameters)
+        hint = _did_you_mean(path.parameter, known)
+        listed = f"Its parameters are {', '.join(known)}." if known else "It has no parameters."
+        msg = f"{target} has no parameter '{path.parameter}' for dynamic_arg_dims.{hint} {listed}"
+        raise TargetError(msg)
+    if (unknown := path.unknown_field(hints.get(path.parameter))) is not None:
+        msg = (
+            f"{target}: dynamic_arg_dims names '{path}', and {unknown.cls.__name__} has no field '{unknown.name}'."
+            f"{_did_you_mean(unknown.name, unknown.fields)} Its fields are {', '.join(unknown.fields)}."
+        )
+        raise TargetError(msg)
+    return path
+
+
+def _did_you_mean(name: str, names: Sequence[str]) -> str:
+    close = get_close_matches(name, names, n=1)
+    return f" Did you mean '{close[0]}'?" if close else ""
 
 
 def _as_dims(target: str, name: str, value: object) -> tuple[int, ...]:

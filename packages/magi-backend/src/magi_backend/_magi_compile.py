@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, overload
@@ -19,7 +20,7 @@ from ._settings.config import CompileConfig, ConfigPatch
 from .errors import TargetTypeError
 
 
-T = TypeVar("T", bound=Callable[..., Any])
+T = TypeVar("T", bound="Callable[..., Any] | staticmethod[Any, Any] | classmethod[Any, Any, Any]")
 
 
 @overload
@@ -58,20 +59,24 @@ def magi_compile(
     copies stay what they were. Every instance of a class, and of its subclasses, is compiled at its first call.
 
     Args:
-        obj: A subclass or an instance of ``nn.Module``, a function, or a bound method.
-        dynamic_arg_dims: Parameter name to the dimension, or dimensions, whose size varies between calls. Without it,
-            dimension 0 of each parameter that is annotated as a Tensor.
+        obj: A subclass or an instance of ``nn.Module``, a function, also in a class body and under ``staticmethod`` or
+            ``classmethod``, or a bound method.
+        dynamic_arg_dims: Name to the dimension, or dimensions, whose size varies between calls. A name is that of a
+            parameter, or the path of a part of one: ``"cfg.weight"``, ``"xs[0]"``, ``"opts['mask']"``. Of a list, a
+            mapping or a record it means every tensor inside. Without it, dimension 0 of each parameter that is
+            annotated as a Tensor.
         model_tag: A name for reports and the progress line; by default that of *obj*.
         enable_if: Asked once, now; false gives *obj* back unchanged.
         config_patch: Settings by dotted name, or a function of the settings that returns such a dict or other settings.
 
     Returns:
-        *obj*, compiled; a function or a bound method gives another function.
+        *obj*, compiled; a function or a bound method gives another function, a ``staticmethod`` or ``classmethod``
+        another one of its kind.
 
     Raises:
         TargetTypeError: *obj* is none of the above, or an option has a wrong type.
-        TargetError: A parameter in *dynamic_arg_dims* that *obj* does not have; at the call, a dimension that its
-            tensor does not have.
+        TargetError: A parameter or field in *dynamic_arg_dims* that *obj* does not have; at the call, a name that
+            marks nothing, or a dimension that its tensor does not have.
         ConfigError: An unknown name or a bad value in *config_patch*.
 
     Example:
@@ -89,22 +94,24 @@ def magi_compile(
             enable_if=enable_if,
             config_patch=config_patch,
         )
-    signature_of = _signature_target(obj)
+    called = _called_function(obj)
     _check_options(model_tag, enable_if)
     # A bad name or value is an error here, not at the first call, and also where enable_if says no.
     CompileConfig.resolve(config_patch=config_patch)
-    dims = dynamic_dims(signature_of, dynamic_arg_dims, target=_name(obj), is_method=isinstance(obj, type))
+    dims = dynamic_dims(called, dynamic_arg_dims, target=_name(obj))
     if enable_if is not None and not enable_if():
         return obj
     repair_capture()
     backend = PatchedBackend(config_patch, model_tag or _name(obj))
     if isinstance(obj, type):
-        _torch_compat.set_compiled_call(obj, CompiledCall(backend, dims))
+        _torch_compat.set_compiled_call(obj, CompiledCall(backend, dynamic_arg_dims))
         return obj
     if isinstance(obj, nn.Module):
         _torch_compat.set_compiled_call(obj, _compiled(_torch_compat.plain_call(obj), backend, dims))
         return obj
-    return _compiled(obj, backend, dims)
+    if isinstance(obj, staticmethod | classmethod):
+        return type(obj)(_compiled(called, backend, dims))
+    return _compiled(called, backend, dims)
 
 
 class CompiledCall:
@@ -115,14 +122,16 @@ class CompiledCall:
     out of pickles and copies by ``nn.Module.__getstate__``.
     """
 
-    def __init__(self, backend: PatchedBackend, dims: DynamicDims) -> None:
+    def __init__(self, backend: PatchedBackend, dynamic_arg_dims: Mapping[str, int | Sequence[int]] | None) -> None:
         self.backend = backend
-        self.dims = dims
+        self.dynamic_arg_dims = dynamic_arg_dims
 
     def __get__(self, instance: nn.Module | None, owner: type) -> Any:
         if instance is None:
             return self
-        compiled = _compiled(_torch_compat.plain_call(instance), self.backend, self.dims)
+        # A subclass may have a forward of its own, with other parameters.
+        dims = dynamic_dims(_called_function(instance), self.dynamic_arg_dims, target=_name(instance))
+        compiled = _compiled(_torch_compat.plain_call(instance), self.backend, dims)
         _torch_compat.set_compiled_call(instance, compiled)
         return compiled
 
@@ -139,12 +148,15 @@ def _compiled(fn: Callable[..., Any], backend: PatchedBackend, dims: DynamicDims
     return _torch_compat.marked_as_compiled(call, fn)
 
 
-def _signature_target(obj: object) -> Callable[..., Any]:
-    """The function whose parameters *obj* is called with."""
+def _called_function(obj: object) -> Callable[..., Any]:
+    """The function behind *obj* with the parameters that it is called with: what binding leaves of them."""
     if isinstance(obj, type) and issubclass(obj, nn.Module):
-        return obj.forward
+        forward = inspect.getattr_static(obj, "forward")
+        return forward.__get__(object(), obj) if hasattr(forward, "__get__") else forward  # type: ignore[no-any-return]
     if isinstance(obj, nn.Module):
         return obj.forward
+    if isinstance(obj, staticmethod | classmethod):
+        return _called_function(obj.__func__)
     if isinstance(obj, types.FunctionType | types.MethodType):
         return obj
     kind = f"the class {obj.__qualname__}" if isinstance(obj, type) else f"an object of type {type(obj).__qualname__}"

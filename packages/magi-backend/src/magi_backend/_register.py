@@ -6,13 +6,14 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 
 import magi_opschema
 import magi_tritonwrap
 
 
-F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def magi_register_custom_op(
@@ -26,8 +27,9 @@ def magi_register_custom_op(
     is_subgraph_boundary: bool = False,
     tags: Sequence[Any] = (),
     override: bool = False,
+    register_pytree: bool = True,
     extra_triton_kernels: Iterable[Any] = (),
-) -> Callable[[F], F]:
+) -> Callable[[Callable[P, R]], magi_opschema.RegisteredOp[P, R]]:
     """Register a function as a PyTorch operator that the compiler sees through to its Triton launches.
 
     As ``magi_opschema.magi_register_custom_op``, and beyond it: launches of Triton kernels in the body become nodes of
@@ -45,6 +47,7 @@ def magi_register_custom_op(
         is_subgraph_boundary: The backend ``magi`` splits graphs at this operator.
         tags: Tags of the operator.
         override: Replace an operator of this name, for notebooks and reloads.
+        register_pytree: Make the records of the signature nodes of torch's pytrees, as for magi-opschema.
         extra_triton_kernels: All kernels that the source of the body does not tell, for the report and the cache key:
             with them, a launch that only the arguments lead to does not bypass the cache. Launches of kernels reached
             in any way are captured when the operator is compiled.
@@ -70,7 +73,7 @@ def magi_register_custom_op(
     """
     magi_opschema.magi_register_custom_op(name)  # refuses what is not a name, such as the function itself
 
-    def register(fn: F) -> F:
+    def register(fn: Callable[P, R]) -> magi_opschema.RegisteredOp[P, R]:
         kernels = magi_tritonwrap.find_kernels(fn, extra=extra_triton_kernels)
         infer = infer_output_meta_fn
         if infer is None and kernels.may_launch:
@@ -85,13 +88,14 @@ def magi_register_custom_op(
             is_subgraph_boundary=is_subgraph_boundary,
             tags=tags,
             override=override,
+            register_pytree=register_pytree,
             # In eager calls a launch that is wrapped by hand would pay for the higher-order op.
         )(magi_tritonwrap.launch_directly(fn) if kernels.may_wrap else fn)
         if kernels.may_launch:
             definition = magi_opschema.op_def(exposed)
             report = magi_tritonwrap.make_see_through(definition.torch_op, definition.lowered_fn, kernels=kernels)
             magi_opschema.annotate(exposed, "see-through", _see_through_note(report))
-        return cast("F", exposed)
+        return exposed
 
     return register
 

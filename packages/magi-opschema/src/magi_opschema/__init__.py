@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ._ops.catalogue import op_def as op_def
     from ._ops.decorator import magi_register_custom_op as magi_register_custom_op
     from ._ops.opcheck import opcheck as opcheck
+    from ._ops.registered_op import RegisteredOp as RegisteredOp
     from ._ops.rules import register_autocast as register_autocast
     from ._ops.rules import register_kernel as register_kernel
     from ._ops.rules import register_sharding as register_sharding
@@ -33,6 +34,7 @@ _HOMES = {
     "ObjectHandle": "_handles.annotation",
     "OpDef": "_ops.catalogue",
     "OpSchemaError": "errors",
+    "RegisteredOp": "_ops.registered_op",
     "SignatureLowering": "_model.lowering",
     "annotate": "_ops.catalogue",
     "get_object": "_handles.registry",
@@ -52,6 +54,7 @@ __all__ = [
     "ObjectHandle",
     "OpDef",
     "OpSchemaError",
+    "RegisteredOp",
     "SignatureLowering",
     "annotate",
     "get_object",

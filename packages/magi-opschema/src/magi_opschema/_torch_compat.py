@@ -57,6 +57,11 @@ def writes_counted(tensor: torch.Tensor) -> int:
     return tensor._version
 
 
+def storage_id(tensor: torch.Tensor) -> int:
+    """A number that two Tensors, real or fake, have in common if they share memory."""
+    return id(tensor) if tensor.layout is not torch.strided else int(tensor.untyped_storage()._cdata)
+
+
 def is_capturing(tensor: torch.Tensor) -> bool:
     """True while a CUDA graph is captured on the Tensor's device, where nothing can be read back."""
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()

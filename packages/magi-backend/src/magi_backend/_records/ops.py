@@ -50,4 +50,7 @@ def _use(definition: OpDef, calls: int) -> OpUse:
         description=str(definition),
         boundary="subgraph_boundary" in definition.traits,
         compute_sensitive="compute_sensitive" in definition.traits,
+        floats=tuple(
+            ".".join(map(str, leaf.path)) for leaf in definition.lowering.leaves if leaf.schema_type.startswith("float")
+        ),
     )

@@ -20,6 +20,7 @@ class OpUse:
         boundary: Whether graphs are split at it.
         compute_sensitive: Whether its outputs are saved rather than recomputed.
         kernels: Names of the Triton kernels that the compiler sees through it.
+        floats: Paths of the float parameters and fields, each of which is a constant of a graph.
     """
 
     name: str
@@ -29,6 +30,16 @@ class OpUse:
     boundary: bool = False
     compute_sensitive: bool = False
     kernels: tuple[str, ...] = ()
+    floats: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """What a report says of the operator, in lines."""
+        lines = [self.description, f"calls      {self.calls}"]
+        if self.floats:
+            way_out = "compiles a graph of its own; a Tensor without dimensions varies within one graph"
+            lines.append(f"floats     {', '.join(self.floats)}: each value {way_out}")
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)

@@ -3,22 +3,18 @@
 
 from __future__ import annotations
 
-import copy
-import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from magi_backend import _torch_compat
 from magi_backend._records.collect import Collector, collecting
 from magi_backend._records.records import describe_input
 from magi_backend._settings.options import read_request
-from magi_backend._verify.compare import Difference, compare, compare_trees, magnitude
-from magi_backend._verify.copies import InputCopies, copy_inputs
 from magi_backend._verify.random import replayed_random_numbers
+from magi_backend._verify.run import Outcome, differences, run
+from magi_backend._verify.trees import leaves_of
 from magi_backend.errors import OptionError, TargetTypeError
 
 from .calls import CallRecord
@@ -73,31 +69,29 @@ def explain(
     def explained(*args: Any, **kwargs: Any) -> Report:
         with replayed_random_numbers() as rewind:
 
-            def run(target: Callable[..., Any]) -> _Run:
+            def replay(target: Callable[..., Any]) -> Outcome:
                 rewind()
-                return _run(target, args, kwargs, modules)
+                return run(target, args, kwargs, modules)
 
-            reference = run(eager)
+            reference = replay(eager)
             before, breaks = len(collector), _torch_compat.graph_breaks()
             with collecting(collector):
-                first = run(compiled)
+                first = replay(compiled)
             after = _torch_compat.graph_breaks()
             new_breaks = tuple(reason for reason, count in after.items() if count > breaks.get(reason, 0))
-            next_seconds = min(run(compiled).seconds for _ in range(2))
-            eager_seconds = min(reference.seconds, run(eager).seconds)
+            next_seconds = min(replay(compiled).seconds for _ in range(2))
+            eager_seconds = min(reference.seconds, replay(eager).seconds)
         calls.append(
             CallRecord(
                 inputs=tuple(
-                    describe_input(leaf)
-                    for leaf in pytree.tree_leaves((args, kwargs))
-                    if isinstance(leaf, torch.Tensor)
+                    describe_input(leaf) for _, leaf in leaves_of((args, kwargs)) if isinstance(leaf, torch.Tensor)
                 ),
                 first_seconds=first.seconds,
                 next_seconds=next_seconds,
                 eager_seconds=eager_seconds,
                 compilations=len(collector) - before,
                 graph_breaks=new_breaks,
-                differences=_differences(first, reference),
+                differences=differences(first, reference),
             )
         )
         return Report(_name(eager), _torch_compat.torch_text(), tuple(calls), collector.compilations())
@@ -121,82 +115,6 @@ def _check_options(options: Mapping[str, Any] | None, *, mode: str | None, dynam
         if not isinstance(value, bool) and not (value is None and "None" in kinds):
             msg = f"explain: {name}={value!r} is a {type(value).__name__}; it takes {kinds}."
             raise OptionError(msg)
-
-
-@dataclass(frozen=True)
-class _Run:
-    """The result of one run: outputs, arguments that were written to, and gradients by the name of what they are of."""
-
-    outputs: Any
-    written: dict[str, torch.Tensor]
-    gradients: dict[str, torch.Tensor | None]
-    seconds: float
-
-
-def _run(
-    target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], modules: tuple[nn.Module, ...]
-) -> _Run:
-    copies = copy_inputs((args, kwargs))
-    args, kwargs = copies.values
-    state = [copy.deepcopy(dict(module.named_buffers())) for module in modules]
-    versions = _versions(copies.values)
-    start = time.perf_counter()
-    try:
-        outputs = target(*args, **kwargs)
-        gradients = _gradients(outputs, copies, modules)
-        _torch_compat.synchronize()
-        seconds = time.perf_counter() - start
-        outputs = pytree.tree_map(
-            lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, outputs
-        )
-    finally:
-        with torch.no_grad():
-            for module, buffers in zip(modules, state, strict=True):
-                for name, buffer in module.named_buffers():
-                    buffer.copy_(buffers[name])
-    written = {
-        name: tensor.detach()
-        for name, (tensor, version) in _versions(copies.values).items()
-        if version != versions[name][1]
-    }
-    return _Run(outputs, written, gradients, seconds)
-
-
-def _versions(arguments: Any) -> dict[str, tuple[torch.Tensor, int]]:
-    """Each tensor argument, and how often it was written to so far."""
-    return {
-        pytree.keystr(path): (leaf, _torch_compat.version(leaf))
-        for path, leaf in pytree.tree_leaves_with_path(arguments)
-        if isinstance(leaf, torch.Tensor)
-    }
-
-
-def _gradients(outputs: Any, copies: InputCopies, modules: tuple[nn.Module, ...]) -> dict[str, torch.Tensor | None]:
-    roots = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-    wanted: dict[str, torch.Tensor] = {
-        name: p for module in modules for name, p in module.named_parameters() if p.requires_grad
-    }
-    for (path, _), leaf in zip(pytree.tree_leaves_with_path(copies.values), copies.leaves, strict=True):
-        if leaf is not None:
-            wanted[f"argument{pytree.keystr(path)}"] = leaf
-    if not roots or not wanted:
-        return {}
-    generator = torch.Generator().manual_seed(0)
-    cotangents = [torch.randn(root.shape, generator=generator, dtype=root.dtype).to(root.device) for root in roots]
-    found = torch.autograd.grad(roots, list(wanted.values()), cotangents, allow_unused=True)
-    return dict(zip(wanted, found, strict=True))
-
-
-def _differences(actual: _Run, expected: _Run) -> tuple[Difference, ...]:
-    largest = max((magnitude(g) for g in expected.gradients.values() if g is not None), default=1.0)
-    return (
-        *compare_trees("output", actual.outputs, expected.outputs),
-        *compare_trees("argument after the call", actual.written, expected.written),
-        *(
-            compare(f"gradient of {name}", actual.gradients.get(name), gradient, scale=min(1.0, largest))
-            for name, gradient in expected.gradients.items()
-        ),
-    )
 
 
 def _eager_and_compiled(

@@ -169,7 +169,7 @@ def _sizes(compilation: Compilation) -> str:
 
 
 def _ops(compilation: Compilation) -> str:
-    blocks = [f"<pre>{escape(op.description)}\ncalls      {op.calls}</pre>" for op in compilation.ops]
+    blocks = [f"<pre>{escape(op.text)}</pre>" for op in compilation.ops]
     return "<h3>Operators</h3>" + "".join(blocks) if blocks else ""
 
 

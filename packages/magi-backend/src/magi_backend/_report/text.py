@@ -73,7 +73,7 @@ def _compilation(compilation: Compilation) -> Iterator[RenderableType]:
     if compilation.pieces:
         yield Text("pieces " + " | ".join(compilation.pieces))
     for op in compilation.ops:
-        yield Padding(Text(f"{op.description}\ncalls      {op.calls}"), (1, 0, 0, 2))
+        yield Padding(Text(op.text), (1, 0, 0, 2))
     yield Text()
     yield from _table(
         "Graphs",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import types
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -72,7 +73,9 @@ def uncompiled(fn: Any) -> Callable[..., Any] | None:
     """What ``torch.compile`` or ``magi_compile`` made *fn* from; None when *fn* is not compiled."""
     original = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", None)
     if original is not None:
-        return original  # type: ignore[no-any-return]
+        # A method that was compiled in the body of its class is found, unbound, through the bound one.
+        is_bound = isinstance(fn, types.MethodType)
+        return types.MethodType(original, fn.__self__) if is_bound else original
     if isinstance(fn, torch.nn.Module) and fn._compiled_call_impl is not None:
         return fn._call_impl
     return None

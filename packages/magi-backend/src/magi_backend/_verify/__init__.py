@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled code beside eager code.
 
+trees.py      values taken apart by place, also inside records, and built again
 copies.py     copies of inputs that a compiler cannot tell from the originals
 random.py     the same random numbers for several runs
 compare.py    how far apart two results are, and how far is too far
+run.py        one run with its gradients, and two runs compared
 check.py      `magi.check`: the first call of a compiled piece against eager, forward and backward
 blame.py      the first operator that differs
 """

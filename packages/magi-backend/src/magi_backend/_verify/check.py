@@ -5,38 +5,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import torch
-from torch.utils import _pytree as pytree
 
 from magi_backend.errors import MismatchError
 
-from .compare import Difference, compare, compare_trees, magnitude
-from .copies import copy_inputs
+from .compare import Difference
 from .random import replayed_random_numbers
+from .run import differences, run
+from .trees import leaves_of
 
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
 Function = Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a function computed from inputs of its own.
-
-    Attributes:
-        outputs: The leaves of its result.
-        inputs: The inputs after the call, which may have written to them.
-        gradients: The gradient of each input that requires one, for fixed cotangents; None for the others.
-    """
-
-    outputs: Any
-    inputs: tuple[Any, ...]
-    gradients: tuple[torch.Tensor | None, ...]
 
 
 class CheckedPiece:
@@ -81,9 +63,9 @@ class CheckedPiece:
 
     def _check(self, args: tuple[Any, ...]) -> None:
         names = [str(node.target) for node in self._eager.graph.find_nodes(op="placeholder")]
-        differences = differences_between(self._compiled, self._eager, args, names)
-        self._report(self._title, differences)
-        wrong = next((difference for difference in differences if not difference.agrees), None)
+        found = differences_between(self._compiled, self._eager, args, names)
+        self._report(self._title, found)
+        wrong = next((difference for difference in found if not difference.agrees), None)
         if wrong is not None:
             culprit = self._blame(args, wrong.name.startswith("gradient"))
             size = f"by {wrong.largest:.3g}" if not wrong.note else f": {wrong.note}"
@@ -101,43 +83,13 @@ def differences_between(
 
     *names* are those of the inputs, where they have any.
     """
-    names = names or [f"input {index}" for index in range(len(args))]
     with replayed_random_numbers() as rewind:
-        expected = outcome(eager, args)
+        expected = run(_listing(eager), args)
         rewind()
-        actual = outcome(compiled, args)
-    size = max((magnitude(g) for g in expected.gradients if g is not None), default=1.0)
-    gradients = (
-        compare(f"gradient of {name}", ours, theirs, scale=min(1.0, size))
-        for name, ours, theirs in zip(names, actual.gradients, expected.gradients, strict=True)
-        if theirs is not None or ours is not None
-    )
-    return (
-        *compare_trees("output", actual.outputs, expected.outputs),
-        *compare_trees("input after the call", actual.inputs, expected.inputs),
-        *gradients,
-    )
+        actual = run(_listing(compiled), args)
+    return differences(actual, expected, kind="input", names={f"[0][{i}]": name for i, name in enumerate(names)})
 
 
-def outcome(fn: Function, args: tuple[Any, ...]) -> Outcome:
-    """Run *fn* on copies of *args* and differentiate its outputs."""
-    copies = copy_inputs(args)
-    outputs = fn(*copies.values)
-    found = iter(_gradients(pytree.tree_leaves(outputs), [leaf for leaf in copies.leaves if leaf is not None]))
-    gradients = tuple(next(found) if leaf is not None else None for leaf in copies.leaves)
-    return Outcome(
-        _detached(pytree.tree_leaves(outputs)), tuple(_detached(value) for value in copies.values), gradients
-    )
-
-
-def _gradients(leaves: Sequence[Any], wanted: list[torch.Tensor]) -> Sequence[torch.Tensor | None]:
-    roots = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-    if not roots or not wanted:
-        return [None] * len(wanted)
-    generator = torch.Generator().manual_seed(0)
-    cotangents = [torch.randn(root.shape, generator=generator, dtype=root.dtype).to(root.device) for root in roots]
-    return torch.autograd.grad(roots, wanted, cotangents, allow_unused=True)
-
-
-def _detached(tree: Any) -> Any:
-    return pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, tree)
+def _listing(fn: Function) -> Function:
+    """*fn* with a list of what it returns: a piece returns a tuple, its compiled code a list."""
+    return lambda *args: [leaf for _, leaf in leaves_of(fn(*args))]

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import _pytree as pytree
+
+from .trees import Node, node_of
 
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def compare(name: str, actual: object, expected: object, *, scale: float = 1.0) 
     tolerance made for outputs would let zeros pass for them.
     """
     if not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
-        agrees = type(actual) is type(expected) and bool(actual == expected)
+        agrees = _is_same(actual, expected)
         return Difference(
             name, 0.0 if agrees else float("inf"), EXACT, agrees, "" if agrees else f"{actual!r} is not {expected!r}"
         )
@@ -79,19 +80,34 @@ def compare(name: str, actual: object, expected: object, *, scale: float = 1.0) 
 
 def compare_trees(name: str, actual: object, expected: object) -> tuple[Difference, ...]:
     """Each leaf of *actual* against the leaf of *expected* at the same place."""
-    leaves, spec = pytree.tree_flatten_with_path(actual)
-    others, other_spec = pytree.tree_flatten_with_path(expected)
-    if spec != other_spec:
-        return (Difference(name, float("inf"), EXACT, agrees=False, note=f"structure {spec} is not {other_spec}"),)
+    ours, theirs = node_of(actual), node_of(expected)
+    if ours is None and theirs is None:
+        return (compare(name, actual, expected),)
+    if ours is None or theirs is None or ours.kind != theirs.kind:
+        note = f"structure {_shown(ours, actual)} is not {_shown(theirs, expected)}"
+        return (Difference(name, float("inf"), EXACT, agrees=False, note=note),)
     return tuple(
-        compare(name + pytree.keystr(path), leaf, other)
-        for (path, leaf), (_, other) in zip(leaves, others, strict=True)
+        difference
+        for (step, part), (_, other) in zip(ours.parts, theirs.parts, strict=True)
+        for difference in compare_trees(name + step, part, other)
     )
+
+
+def _shown(node: Node | None, value: object) -> str:
+    return type(value).__qualname__ if node is None else str(node.kind)
 
 
 def magnitude(tensor: torch.Tensor) -> float:
     """The largest absolute value in *tensor*; 0 for an empty one."""
     return float(tensor.detach().abs().max()) if tensor.numel() else 0.0
+
+
+def _is_same(actual: Any, expected: Any) -> bool:
+    """Equal, of one class; a nan is the same as another."""
+    if actual is expected:
+        return True
+    both_nan = actual != actual and expected != expected  # noqa: PLR0124
+    return type(actual) is type(expected) and bool(actual == expected or both_nan)
 
 
 def _largest(a: torch.Tensor, b: torch.Tensor) -> float:

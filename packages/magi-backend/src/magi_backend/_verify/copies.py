@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from magi_backend import _torch_compat
+
+from .trees import leaves_of, with_leaves
 
 
 @dataclass(frozen=True)
@@ -19,43 +20,45 @@ class InputCopies:
 
     Attributes:
         values: The tree, with copies in place of its tensors: same strides, same memory shared among them, same
-            requirement of gradients and marks of dynamic dimensions.
-        leaves: For each leaf of the tree, what to differentiate for it; None where no gradient is required.
+            requirement of gradients and marks of dynamic dimensions. Its lists, dicts and dataclasses are copies too.
+        wanted: What to differentiate for each tensor that requires a gradient, by its path.
     """
 
     values: Any
-    leaves: tuple[torch.Tensor | None, ...]
+    wanted: dict[str, torch.Tensor]
 
 
 def copy_inputs(tree: Any) -> InputCopies:
     """Copy every tensor of *tree*, in which each leaf that is none stays what it is."""
-    flat, spec = pytree.tree_flatten(tree)
-    sharing: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
-    for value in flat:
-        if isinstance(value, torch.Tensor):
-            sharing[_torch_compat.storage_id(value)].append(value)
-    bases: dict[int, torch.Tensor] = {}
-    copies: list[Any] = []
-    leaves: list[torch.Tensor | None] = []
-    for value in flat:
-        if not isinstance(value, torch.Tensor):
-            copies.append(value)
-            leaves.append(None)
-            continue
-        storage = _torch_compat.storage_id(value)
-        if len(sharing[storage]) > 1:
-            if storage not in bases:
-                bases[storage] = _alone(_torch_compat.view_base(value))
-            twin = bases[storage].as_strided(value.size(), value.stride(), value.storage_offset())
-            copies.append(twin)
-            leaves.append(None)
-            continue
-        leaf = _alone(value).requires_grad_(value.requires_grad)
-        _torch_compat.copy_dynamic_marks(value, leaf)
+    leaves = list(leaves_of(tree))
+    copier = _Copier(Counter(_torch_compat.storage_id(leaf) for _, leaf in leaves if isinstance(leaf, torch.Tensor)))
+    copies = [copier.copy(path, leaf) if isinstance(leaf, torch.Tensor) else leaf for path, leaf in leaves]
+    remaining = iter(copies)
+    return InputCopies(with_leaves(tree, lambda _: next(remaining)), copier.wanted)
+
+
+@dataclass
+class _Copier:
+    """Copies one tensor after the other; those that share memory become views of one copy of it."""
+
+    sharing: Counter[int]
+    """How many of the tensors are in each storage."""
+    bases: dict[int, torch.Tensor] = field(default_factory=dict)
+    wanted: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def copy(self, path: str, tensor: torch.Tensor) -> torch.Tensor:
+        """The copy of *tensor*, which is at *path*."""
+        storage = _torch_compat.storage_id(tensor)
+        if self.sharing[storage] > 1:
+            if storage not in self.bases:
+                self.bases[storage] = _alone(_torch_compat.view_base(tensor))
+            return self.bases[storage].as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+        leaf = _alone(tensor).requires_grad_(tensor.requires_grad)
+        _torch_compat.copy_dynamic_marks(tensor, leaf)
+        if tensor.requires_grad:
+            self.wanted[path] = leaf
         # Code may write to an input that is no leaf, though it requires a gradient.
-        copies.append(leaf if value.is_leaf else leaf.clone())
-        leaves.append(leaf if value.requires_grad else None)
-    return InputCopies(pytree.tree_unflatten(copies, spec), tuple(leaves))
+        return leaf if tensor.is_leaf else leaf.clone()
 
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:

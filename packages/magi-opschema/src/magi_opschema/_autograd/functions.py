@@ -61,7 +61,7 @@ class AutogradBridge:
 
     lowering: SignatureLowering
     op: Any
-    formula: Formula | None
+    formula: Callable[[], Formula | None]
     vmap_rule: Callable[[], VmapRule | None]
 
     @functools.cached_property
@@ -112,7 +112,7 @@ class AutogradBridge:
         return self._gather_output(apply(*self.inputs.spread(self.inputs.fill(args, kwargs))))
 
     def _function(self, **methods: Callable[..., Any]) -> type:
-        run_backward = self._missing_backward if self.formula is None else self._backward
+        run_backward = self._backward
 
         def backward(ctx: Any, *grads: Any) -> Any:
             return run_backward(ctx, *grads)
@@ -145,7 +145,7 @@ class AutogradBridge:
 
     def _save(self, ctx: Any, flat: Flat, spread: Flat, output: Any) -> None:
         """What the backward needs, and what the user's `setup_context_fn` saves."""
-        formula = self.formula
+        formula = self.formula()
         if formula is None:
             return
         places = self._tensors
@@ -159,11 +159,13 @@ class AutogradBridge:
             formula.setup_context_fn(ctx, self._values.rebuild(*flat), structure(self.lowering.returns, outputs))
 
     def _backward(self, ctx: Any, *spread_grads: Any) -> Any:
-        assert self.formula is not None
+        formula = self.formula()
+        if formula is None:
+            self._refuse_gradient()
         lowering, inputs = self.lowering, self.inputs
         grads = structure(lowering.returns, self.outputs.gather(spread_grads, ctx._magi_counts))  # noqa: SLF001
         shapes = dict(zip((inputs.names[i] for i in self._tensors.shaped), ctx._magi_shapes, strict=True))  # noqa: SLF001
-        returned = self.formula.backward_fn(ctx, *positional(lowering.returns, grads))
+        returned = formula.backward_fn(ctx, *positional(lowering.returns, grads))
         found = lower_gradients(returned, lowering, shapes)
         # A list without gradients still has a place for each of its Tensors.
         for name in (inputs.names[i] for i in inputs.tensor_lists):
@@ -172,7 +174,7 @@ class AutogradBridge:
         spread = inputs.spread(tuple([found.get(name) for name in inputs.names]))
         return as_output((None, *spread[1:]) if inputs.tensor_lists else spread)
 
-    def _missing_backward(self, *_: Any) -> Any:
+    def _refuse_gradient(self) -> NoReturn:
         text = (
             "a gradient was asked of this op, which has no backward_fn. "
             "Give it one, or call it under torch.no_grad() or on detached Tensors."

@@ -42,13 +42,17 @@ class Checked(Protocol):
 def emit_exposed(
     lowering: SignatureLowering, op_name: str, calls: Mapping[str, Callable[..., Any]], to: Writer, title: str
 ) -> Source:
-    """The function that the decorator returns on the flattened path.
+    """The function that the decorator returns.
 
     *calls* binds `torch_op` and what the eager lane needs, see `_lane`.
     """
-    exprs = _flatten_parameters(lowering.parameters, to)
-    exprs = _name_tensors(lowering, exprs, to)
-    arguments = ", ".join(_argument_texts(lowering.arguments, exprs, to))
+    if lowering.path == "flattened":
+        exprs = _name_tensors(lowering, _flatten_parameters(lowering.parameters, to), to)
+    else:
+        # The kernel looks at the values: here a check of a Literal would make a symbolic int a constant.
+        exprs = {parameter.name: parameter.name for parameter in lowering.parameters}
+    texts = _argument_texts(lowering.arguments, exprs, to)
+    arguments = ", ".join(map(_passed, lowering.arguments, texts))
     names = {name: to.bind(name, call) for name, call in calls.items()}
     output = to.temporary("output")
     to.line(f"if {_needs_dispatch(lowering, exprs, names)}:")
@@ -65,7 +69,7 @@ def emit_exposed(
     to.line(f"{INDENT}{INDENT}{names['explain']}({values})")
     to.line(f"{INDENT}{INDENT}raise")
     to.line(f"return {_rebuild_output(lowering.returns, output, to) if lowering.rebuilds_returns else output}")
-    doc = f"Flatten the arguments and call {op_name}."
+    doc = f"{'Flatten the arguments and call' if lowering.path == 'flattened' else 'Call'} {op_name}."
     return _source(lowering.name, _user_parameters(lowering.parameters, to), doc, to, title)
 
 
@@ -213,7 +217,11 @@ def _refusals(lowering: SignatureLowering, to: Writer, *, are_real: bool) -> Ite
 
 
 def _flat_call(arguments: Iterable[Argument]) -> str:
-    return ", ".join(f"{a.name}={a.name}" if a.is_keyword_only else a.name for a in arguments)
+    return ", ".join(_passed(argument, argument.name) for argument in arguments)
+
+
+def _passed(argument: Argument, text: str) -> str:
+    return f"{argument.name}={text}" if argument.is_keyword_only else text
 
 
 def _open_arguments(arguments: Iterable[Argument], to: Writer) -> None:

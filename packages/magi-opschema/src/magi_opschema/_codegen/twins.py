@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from magi_opschema._model.lowering import SignatureLowering
+from magi_opschema._model.schema import python_type
 from magi_opschema.errors import ReturnValueError
 
 from .functions import Checked, emit_lowered, emit_refusals
@@ -37,7 +38,17 @@ def compile_lowered(
 
     doc = _DOCS[purpose].format(name=lowering.name)
     title = f"{purpose} {fn.__module__}.{fn.__qualname__}"
-    return compile_source(emit_lowered(lowering, fn, purpose, doc, to, title, reject_output, refuse, checked))
+    twin = compile_source(emit_lowered(lowering, fn, purpose, doc, to, title, reject_output, refuse, checked))
+    if purpose == "lowered":
+        twin.__annotations__ = _annotations(lowering)
+    return twin
+
+
+def _annotations(lowering: SignatureLowering) -> dict[str, Any]:
+    """The flat signature in Python's types, for torch.library.infer_schema and other readers."""
+    returned = [python_type(leaf.schema_type) for leaf in lowering.return_leaves]
+    output = None if lowering.returns is None else returned[0] if len(returned) == 1 else tuple[tuple(returned)]  # type: ignore[misc]
+    return {**{known.name: python_type(known.schema_type) for known in lowering.arguments}, "return": output}
 
 
 def compile_refusals(lowering: SignatureLowering) -> Callable[..., None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import sys
+import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -36,6 +37,15 @@ _VALUES: dict[str, tuple[type, ...]] = {
 _INT64 = range(-(2**63), 2**63)
 _LAYOUTS = {torch.strided: "strided"}
 _MEMORY_FORMATS = {torch.contiguous_format: "contiguous_format"}
+
+
+def python_type(schema_type: str) -> Any:
+    """The annotation that torch.library.infer_schema reads as *schema_type*: `list[float]` for `float[]`."""
+    if schema_type.endswith("?"):
+        return typing.Optional[python_type(schema_type[:-1])]  # noqa: UP045  (infer_schema knows no other spelling)
+    if schema_type.endswith("[]"):
+        return list[python_type(schema_type[:-2])]  # type: ignore[misc]
+    return torch.types.Number if schema_type == "Scalar" else _VALUES[schema_type][0]
 
 
 class Packing(Protocol):

@@ -35,7 +35,7 @@ class OpDef:
         fn: the user's function.
         lowered_fn: its flat twin, which takes the schema's arguments; `fn` itself on the direct path.
         torch_op: the registered OpOverload.
-        exposed_op: what the decorator returned; `torch_op` itself except on the flattened path.
+        exposed_op: what the decorator returned, a function that calls `torch_op`.
         lowering: signature, schema and tree.
         traits: `"compute_sensitive"`, `"subgraph_boundary"`; a backend reads them.
     """

@@ -9,6 +9,8 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 
+from .registered_op import RegisteredOp
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,7 +28,7 @@ def magi_register_custom_op(
     tags: Sequence[torch.Tag] = (),
     override: bool = False,
     register_pytree: bool = True,
-) -> Callable[[Callable[P, R]], Callable[P, R]]:
+) -> Callable[[Callable[P, R]], RegisteredOp[P, R]]:
     """Register a function as a PyTorch custom op; its signature may hold frozen dataclasses, Literals, Enums and more.
 
     Args:
@@ -48,7 +50,9 @@ def magi_register_custom_op(
             torch.func see the Tensors in them. A class that is registered already stays as it is.
 
     Returns:
-        A decorator. What it returns is called as the function is; `op_def` tells what it was lowered to.
+        A decorator. What it returns is called as the function is, and has its name, doc, signature, hints and pickle;
+        `.torch_op` is the OpOverload, `.register_fake`, `.register_autograd`, `.register_kernel` and so on add to it,
+        and `op_def` tells what the function was lowered to.
 
     Raises:
         SignatureError: the signature has no flat form; every bad place is named.
@@ -74,7 +78,7 @@ def magi_register_custom_op(
 
     refuse_other_than_name(name)
 
-    def decorate(fn: Callable[P, R]) -> Callable[P, R]:
+    def decorate(fn: Callable[P, R]) -> RegisteredOp[P, R]:
         exposed = define(
             fn,
             name,
@@ -88,6 +92,6 @@ def magi_register_custom_op(
             override=override,
             register_pytree=register_pytree,
         )
-        return cast("Callable[P, R]", exposed)
+        return cast("RegisteredOp[P, R]", exposed)
 
     return decorate

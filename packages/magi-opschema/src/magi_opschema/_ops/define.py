@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,14 +11,12 @@ from typing import Any, cast
 
 import torch
 
-from magi_opschema._autograd.functions import Formula
-from magi_opschema._call.structure import gradient_names
 from magi_opschema._codegen.functions import emit_exposed
 from magi_opschema._codegen.reject import writer_of
 from magi_opschema._codegen.source import compile_source
 from magi_opschema._environment import refuse_unknown_variables
-from magi_opschema._lowering.annotations import scope_of
-from magi_opschema._lowering.candidates import TORCH_OP_ATTRIBUTE, refuse_other_than_functions
+from magi_opschema._lowering.annotations import Scope, evaluate, scope_of
+from magi_opschema._lowering.candidates import refuse_other_than_functions
 from magi_opschema._lowering.signature import lower_signature_in
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._text import location, show_value, show_with_type
@@ -36,11 +35,12 @@ from magi_opschema._torch_compat import (
 )
 from magi_opschema.errors import DuplicateOpError, OpNameError, OptionError
 
-from .callables import check_callable
 from .catalogue import OpDef, is_known, op_def, remember
 from .explain_call import explain
-from .fake import FakeSpec, make_fake
+from .fake import FakeSlot, FakeSpec, make_fake
+from .formula import make_formula
 from .pytrees import register_records
+from .registered_op import make_registered_op
 from .registration import Registration, register, registering, replacing, unregister
 
 
@@ -68,17 +68,19 @@ def define(
     refuse_unknown_variables()
     refuse_other_than_functions(fn)
     op_name = _op_name(fn, name)
-    lowering = lower_signature_in(fn, scope_of(fn, frame), mutates_args, op_name)
-    formula = _formula(lowering, setup_context_fn, backward_fn)
+    scope = scope_of(fn, frame)
+    lowering = lower_signature_in(fn, scope, mutates_args, op_name)
+    formula = make_formula(lowering, setup_context_fn, backward_fn)
     _check_tags(lowering, tags)
     _check_flags(lowering, {**traits, "override": override, "register_pytree": register_pytree})
-    fake = make_fake(lowering, infer_output_meta_fn)
+    given = "" if infer_output_meta_fn is None else "infer_output_meta_fn"
+    fake = FakeSlot(make_fake(lowering, infer_output_meta_fn), given)
     marks = frozenset(trait for trait, is_set in traits.items() if is_set)
     with registering:
         with replacing(_replaced(op_name, lowering, override=override)):
             registration = register(op_name, lowering, fn, fake, formula, tags)
             try:
-                exposed = _expose(lowering, fn, op_name, registration.torch_op)
+                exposed = _expose(lowering, fn, op_name, registration.torch_op, scope)
             except BaseException:
                 unregister(registration)
                 raise
@@ -116,24 +118,6 @@ def _op_name(fn: Callable[..., Any], name: str | None) -> str:
     return name
 
 
-def _formula(
-    lowering: SignatureLowering, setup_context_fn: Callable[..., None] | None, backward_fn: Callable[..., Any] | None
-) -> Formula | None:
-    if backward_fn is None:
-        if setup_context_fn is not None:
-            text = "setup_context_fn saves for a backward_fn, and there is none. Give one."
-            raise OptionError(lowering.sentence(text))
-        return None
-    if lowering.mutated:
-        names = ", ".join(f"'{argument.name}'" for argument in lowering.mutated)
-        text = f"backward_fn together with mutates_args ({names}): the gradient of an op that writes into its arguments"
-        raise OptionError(lowering.sentence(f"{text} is not defined. Return new Tensors instead."))
-    if setup_context_fn is not None:
-        check_callable(lowering, "setup_context_fn", setup_context_fn, ("ctx", "inputs", "output"))
-    check_callable(lowering, "backward_fn", backward_fn, ("ctx", *gradient_names(lowering.returns)))
-    return Formula(setup_context_fn, backward_fn)
-
-
 def _check_tags(lowering: SignatureLowering, tags: object) -> None:
     if not isinstance(tags, Iterable) or not all(isinstance(tag, torch.Tag) for tag in tags):
         fix = "Write for example tags=(torch.Tag.flexible_layout,)."
@@ -162,10 +146,10 @@ def _replaced(name: str, lowering: SignatureLowering, *, override: bool) -> Regi
     return other.registration
 
 
-def _expose(lowering: SignatureLowering, fn: Callable[..., Any], name: str, torch_op: Any) -> Callable[..., Any]:
+def _expose(
+    lowering: SignatureLowering, fn: Callable[..., Any], name: str, torch_op: Any, scope: Scope
+) -> Callable[..., Any]:
     """What the decorator returns."""
-    if lowering.path != "flattened":
-        return cast("Callable[..., Any]", torch_op)
     calls: dict[str, Callable[..., Any]] = {
         "torch_op": torch_op,
         "explain": explain,
@@ -179,9 +163,13 @@ def _expose(lowering: SignatureLowering, fn: Callable[..., Any], name: str, torc
         "below_autograd": below_adinplaceorview if lowering.mutated else below_autograd,
     }
     to = writer_of(lowering, is_traced=True)
-    exposed = compile_source(emit_exposed(lowering, name, calls, to, f"exposed {_title(fn)}"))
-    exposed.__name__, exposed.__qualname__, exposed.__module__ = fn.__name__, fn.__qualname__, fn.__module__
-    exposed.__doc__ = fn.__doc__
-    exposed.__signature__ = lowering.signature  # type: ignore[attr-defined]
-    setattr(exposed, TORCH_OP_ATTRIBUTE, torch_op)
-    return exposed
+    exposed: Any = compile_source(emit_exposed(lowering, name, calls, to, f"exposed {_title(fn)}"))
+    exposed.__signature__ = lowering.signature
+    return cast("Callable[..., Any]", make_registered_op(exposed, torch_op, fn, _hints(lowering.signature, scope)))
+
+
+def _hints(signature: inspect.Signature, scope: Scope) -> dict[str, object]:
+    """The annotations of *signature*, evaluated."""
+    annotations = {parameter.name: parameter.annotation for parameter in signature.parameters.values()}
+    annotations["return"] = signature.return_annotation
+    return {name: evaluate(annotation, scope) for name, annotation in annotations.items()}

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,12 +14,64 @@ from magi_opschema._codegen.twins import compile_lowered, compile_refusals
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.tree import Leaf, dotted
 from magi_opschema._text import nearest, show_value
+from magi_opschema._torch_compat import storage_id
 from magi_opschema.errors import OptionError
 
 from .callables import check_callable
 
 
 FakeSpec = Callable[..., Any] | Sequence[str] | None
+
+
+class FakeSlot:
+    """The fake of one op. Until the op's first use another one may be given in its place.
+
+    Attributes:
+        given: where the user gave it: the name of an option, or the place of a function; empty for the default.
+        is_used: whether the op was called or traced; the first real call compares itself with the fake.
+    """
+
+    def __init__(self, fake: Callable[..., Any], given: str) -> None:
+        self.given = given
+        self.is_used = False
+        self._fake = fake
+
+    def give(self, fake: Callable[..., Any], given: str) -> None:
+        """Put *fake* in place of the default."""
+        self._fake, self.given = fake, given
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """The fake's outputs, each in memory of its own."""
+        self.is_used = True
+        output = self._fake(*args, **kwargs)
+        taken = {storage_id(tensor) for value in (*args, *kwargs.values()) for tensor in _tensors(value)}
+        return _apart(output, taken)
+
+
+def _apart(output: Any, taken: set[int]) -> Any:
+    """*output* with another Tensor for each that shares memory with one before.
+
+    A fake may return its argument, or one Tensor twice, to say what outputs look like. A tracer knows a Tensor by its
+    identity, and would take one for the other in silence.
+    """
+    if isinstance(output, (tuple, list)):
+        return type(output)([_apart(item, taken) for item in output])
+    if not isinstance(output, torch.Tensor):
+        return output
+    if storage_id(output) in taken:
+        if output.layout is not torch.strided:
+            return torch.empty_like(output)
+        return torch.empty_strided(output.shape, output.stride(), dtype=output.dtype, device=output.device)
+    taken.add(storage_id(output))
+    return output
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
 
 
 def make_fake(lowering: SignatureLowering, spec: FakeSpec) -> Callable[..., Any]:

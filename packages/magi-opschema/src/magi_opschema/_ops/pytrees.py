@@ -24,7 +24,6 @@ from magi_opschema.errors import RecordTreeError
 from .record_context import RecordContext, dumped, find_class, loaded, name_of
 
 
-_ABSENT = object()
 _STAND_IN = "_magi_children"
 """Attribute of a record that was unflattened with something else than Tensors: the names of its children."""
 _registered: dict[str, list[type]] = {}
@@ -53,8 +52,9 @@ def _register(record: Record) -> None:
             return
         name = name_of(cls)
         names = tuple(field.name for field in dataclasses.fields(cls))
+        optional = frozenset(field.name for field in dataclasses.fields(cls) if not field.init)
         annotated = frozenset(part.name for part in record.fields if all(leaf.is_tensor for leaf in leaves(part.node)))
-        node = _Node(cls, names, annotated if cls.__dictoffset__ == 0 else frozenset())
+        node = _Node(cls, names, optional, annotated if cls.__dictoffset__ == 0 else frozenset())
         earlier = compat.class_saved_as(name)
         compat.register_pytree_node(
             cls,
@@ -76,6 +76,8 @@ class _Node:
 
     cls: type
     names: tuple[str, ...]
+    optional: frozenset[str]
+    """The fields with init=False, which may have no value."""
     always: frozenset[str]
     """Of a class with slots, the fields that hold nothing but Tensors, or stand for them."""
 
@@ -83,15 +85,15 @@ class _Node:
         names, children, constants = [], [], []
         remembered = getattr(record, _STAND_IN, ())
         for name in self.names:
-            value = getattr(record, name, _ABSENT)  # a field with init=False may have no value
-            if value is _ABSENT:
+            if name in self.optional and not hasattr(record, name):
                 continue
+            value = getattr(record, name)
             if _is_child(value) or name in remembered or (name in self.always and value is not None):
                 names.append(name)
                 children.append(value)
             else:
                 constants.append((name, value))
-        return children, RecordContext(tuple(names), tuple(constants))
+        return children, RecordContext.of(tuple(names), tuple(constants))
 
     def flatten_with_keys(self, record: Any) -> tuple[list[tuple[Any, Any]], RecordContext]:
         children, context = self.flatten(record)

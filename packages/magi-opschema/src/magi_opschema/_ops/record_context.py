@@ -6,7 +6,7 @@ from __future__ import annotations
 import enum
 import importlib
 import math
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -15,37 +15,38 @@ from magi_opschema.errors import RecordTreeError
 
 
 Constants: TypeAlias = tuple[tuple[str, Any], ...]
+Form: TypeAlias = tuple[type, Any]
+_TEXTS = (float, complex)
+_CONTAINERS = (tuple, list)
 _TORCH_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
 _classes: dict[str, type] = {}
 """Classes that values were saved of, by name; it finds those that are local to a function."""
 
 
-class RecordContext:
-    """The names of the fields that are children, and the other fields with their values.
+class RecordContext(NamedTuple):
+    """The names of the fields that are children, and the other fields, each as its form.
 
-    Equal if the values are, of the same types: `1` is not `True` or `1.0`, and a nan equals itself.
+    Forms are equal if the values are, of the same types: `1` is not `True` or `1.0`, and a nan equals itself. It is a
+    tuple of constants, so that Dynamo can make a constant of one that traced code made: `torch.export` with
+    `strict=True` asks for that where a record is returned.
     """
 
-    __slots__ = ("children", "constants")
+    children: tuple[str, ...]
+    forms: tuple[tuple[str, Form], ...]
 
-    def __init__(self, children: tuple[str, ...], constants: Constants) -> None:
-        self.children = children
-        self.constants = constants
+    @staticmethod
+    def of(children: tuple[str, ...], constants: Constants) -> RecordContext:
+        """The context of a record with these fields."""
+        return RecordContext(children, tuple([(name, _form(value)) for name, value in constants]))
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, RecordContext):
-            return NotImplemented
-        return self.children == other.children and _identity(self.constants) == _identity(other.constants)
-
-    def __hash__(self) -> int:
-        return hash((self.children, _identity(self.constants)))
+    @property
+    def constants(self) -> Constants:
+        """The fields that are no children, with their values."""
+        return tuple([(name, _value(form)) for name, form in self.forms])
 
     def __repr__(self) -> str:
         shown = [*self.children, *(f"{name}={value!r}" for name, value in self.constants)]
         return f"({', '.join(shown)})"
-
-    def __reduce__(self) -> tuple[type[RecordContext], tuple[tuple[str, ...], Constants]]:
-        return RecordContext, (self.children, self.constants)
 
 
 class _Same:
@@ -63,18 +64,34 @@ class _Same:
         return id(self.value)
 
 
-def _identity(value: Any) -> object:
-    """What two values have in common if one may stand for the other in a graph."""
+def _form(value: Any) -> Form:
+    """The class of *value*, and what it has in common with every value that may stand for it in a graph."""
     kind = type(value)
-    if kind in {float, complex}:
+    if kind in _TEXTS:
         return kind, repr(value)
-    if isinstance(value, (tuple, list)):
-        return kind, tuple([_identity(item) for item in value])
-    if isinstance(value, dict):
-        return kind, tuple([(key, _identity(item)) for key, item in value.items()])
+    if kind in _CONTAINERS or (isinstance(value, tuple) and hasattr(value, "_fields")):
+        return kind, tuple([_form(item) for item in value])
+    if kind is dict:
+        return kind, tuple([(key, _form(item)) for key, item in value.items()])
     if value is None or isinstance(value, (int, str, enum.Enum, torch.device, *_TORCH_CONSTANTS)):
         return kind, value
-    return _Same(value)
+    return kind, _Same(value)
+
+
+def _value(form: Form) -> Any:
+    """The inverse of `_form`."""
+    kind, content = form
+    if kind in _TEXTS:
+        return kind(content)
+    if kind in _CONTAINERS:
+        return kind([_value(item) for item in content])
+    if kind is dict:
+        return {key: _value(item) for key, item in content}
+    if type(content) is _Same:
+        return content.value
+    if type(content) is tuple:
+        return kind(*[_value(item) for item in content])
+    return content
 
 
 def dumped(context: RecordContext, cls: type) -> dict[str, Any]:
@@ -89,9 +106,8 @@ def dumped(context: RecordContext, cls: type) -> dict[str, Any]:
 
 def loaded(dump: dict[str, Any]) -> RecordContext:
     """The inverse of `dumped`."""
-    return RecordContext(
-        tuple(dump["children"]), tuple((name, _load(item)) for name, item in dump["constants"].items())
-    )
+    constants = tuple([(name, _load(item)) for name, item in dump["constants"].items()])
+    return RecordContext.of(tuple(dump["children"]), constants)
 
 
 def _dump(value: Any, path: str) -> Any:

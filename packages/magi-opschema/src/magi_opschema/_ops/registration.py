@@ -33,6 +33,8 @@ from magi_opschema._torch_compat import (
 )
 from magi_opschema.errors import RuleError
 
+from .fake import FakeSlot
+
 
 registering = threading.RLock()
 """Held from the question whether a name is free until its op is known."""
@@ -49,6 +51,8 @@ class Registration:
     check: CallCheck
     steps: list[Step]
     """What was registered, so that it can be registered again."""
+    fake: FakeSlot
+    formula: Formula | None
     vmap_rule: VmapRule | None = None
     device_keys: set[str] = field(default_factory=set)
     """Dispatch keys of the device types that have a body of their own."""
@@ -63,7 +67,7 @@ def register(
     name: str,
     lowering: SignatureLowering,
     fn: Callable[..., Any],
-    fake: Callable[..., Any],
+    fake: FakeSlot,
     formula: Formula | None,
     tags: Sequence[torch.Tag],
 ) -> Registration:
@@ -92,16 +96,19 @@ def register(
             define(library)
             torch_op = getattr(getattr(torch.ops, namespace), op_name).default
             explain_errors(torch_op, Explanation(name, lowering).of_flat)
-            registration = Registration(name, library, torch_op, CallCheck(lowering, torch_op), [define])
+            check = CallCheck(lowering, torch_op)
+            registration = Registration(name, library, torch_op, check, [define], fake, formula)
             registration.add(_impl(op_name, body_kernel(lowering, fn, registration.check), "CompositeExplicitAutograd"))
-            registration.add(lambda library: register_fake(library, name, fake, lowering.location))
+            registration.add(lambda library: register_fake(library, name, fake.run, lowering.location))
             if lowering.mutated:
                 registration.add(_impl(op_name, mutation_kernel(lowering, torch_op), "Autograd"))
                 registration.add(_impl(op_name, _version_kernel(lowering, torch_op), "ADInplaceOrView"))
                 batched = _batched_mutation(lowering, registration)
                 registration.add(lambda library: torch.library.register_vmap(name, batched, lib=library))
             else:
-                bridge = AutogradBridge(lowering, torch_op, formula, lambda: registration.vmap_rule)
+                bridge = AutogradBridge(
+                    lowering, torch_op, lambda: registration.formula, lambda: registration.vmap_rule
+                )
                 registration.add(_impl(op_name, autograd_kernel(bridge), "Autograd"))
                 registration.add(_impl(op_name, transforms_kernel(bridge), "FuncTorchDynamicLayerFrontMode"))
         except BaseException:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import torch
 
@@ -21,6 +21,10 @@ from .catalogue import OpDef, op_def
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+@overload
+def register_kernel(op: object, device_type: str, fn: F) -> F: ...
+@overload
+def register_kernel(op: object, device_type: str, fn: None = None) -> Callable[[F], F]: ...
 def register_kernel(op: object, device_type: str, fn: F | None = None) -> Any:
     """Give *op* another body for one device type, for example plain PyTorch on "cpu" beside Triton on "cuda".
 
@@ -83,6 +87,10 @@ def _dispatch_key(definition: OpDef, device_type: str) -> str:
         raise RuleError(definition.lowering.sentence(text)) from error
 
 
+@overload
+def register_vmap(op: object, rule: F) -> F: ...
+@overload
+def register_vmap(op: object, rule: None = None) -> Callable[[F], F]: ...
 def register_vmap(op: object, rule: F | None = None) -> Any:
     """Give *op* a rule for torch.vmap. Without one, the op is called once for each element of the batch.
 
@@ -145,6 +153,10 @@ def register_autocast(op: object, device_type: str, dtype: torch.dtype) -> None:
     definition.registration.add(lambda library: torch.library.register_autocast(name, device_type, dtype, lib=library))
 
 
+@overload
+def register_sharding(op: object, rule: F) -> F: ...
+@overload
+def register_sharding(op: object, rule: None = None) -> Callable[[F], F]: ...
 def register_sharding(op: object, rule: F | None = None) -> Any:
     """Give *op* its acceptable shardings, so that it takes DTensors.
 

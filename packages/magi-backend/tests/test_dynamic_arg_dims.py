@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names in ``dynamic_arg_dims``: parts of records, lists and mappings, and names that mark nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from magi_backend import TargetError, magi_compile
+from magi_backend._records.collect import Collector, collecting
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Inner:
+    scale: Tensor
+    eps: float = 1e-6
+
+
+@dataclass(frozen=True)
+class Cfg:
+    x: Tensor
+    inner: Inner | None = None
+    rest: tuple[Tensor, ...] = ()
+
+
+class Pair(NamedTuple):
+    left: Tensor
+    right: Tensor
+
+
+X, Y, Z = torch.ones(3, 4), torch.ones(5, 4), torch.ones(7, 4)
+
+
+def values_of(value: Any) -> Any:
+    """The sum of all tensors in what the parameter was called with."""
+    return sum(leaf.sum() for leaf in nested_tensors(value))
+
+
+def nested_tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [tensor for item in value.values() for tensor in nested_tensors(item)]
+    if isinstance(value, Cfg):
+        return [value.x, *([] if value.inner is None else [value.inner.scale]), *value.rest]
+    if isinstance(value, list | tuple):
+        return [tensor for item in value for tensor in nested_tensors(item)]
+    return []
+
+
+@pytest.mark.parametrize(
+    ("path", "make"),
+    [
+        ("v.x", Cfg),
+        ("v", Cfg),
+        ("v.inner.scale", lambda x: Cfg(torch.ones(2), Inner(x))),
+        ("v.inner", lambda x: Cfg(torch.ones(2), Inner(x))),
+        ("v.rest", lambda x: Cfg(torch.ones(2), rest=(x, x + 1))),
+        ("v.rest[1]", lambda x: Cfg(torch.ones(2), rest=(torch.ones(2), x))),
+        ("v", lambda x: [x, x + 1]),
+        ("v[0]", lambda x: [x, torch.ones(2)]),
+        ("v[-1]", lambda x: (torch.ones(2), x)),
+        ("v['k']", lambda x: {"k": x, "other": torch.ones(2)}),
+        ("v.k", lambda x: {"k": x}),
+        ("v", lambda x: {"k": [x]}),
+        ("v.right", lambda x: Pair(torch.ones(2), x)),
+        ("v[0].x", lambda x: [Cfg(x)]),
+    ],
+    ids=[f"case{number}" for number in range(14)],
+)
+def test_names_reach_into_records_lists_and_mappings(path: str, make: Any) -> None:
+    torch._dynamo.reset()
+    fn: Any = magi_compile(lambda v: values_of(v) + 1, dynamic_arg_dims={path: 0})
+
+    with torch._dynamo.config.patch(automatic_dynamic_shapes=False):
+        collector = Collector(fresh=False)
+        with collecting(collector):
+            for x in (X, Y, Z):
+                fn(make(x))
+    assert len(collector) == 1
+    assert not vars(X)
+
+
+def test_collected_arguments_are_named_as_well() -> None:
+    @magi_compile(dynamic_arg_dims={"xs[0]": 0, "named.y": 1})
+    def fn(*xs: Tensor, **named: Tensor) -> Tensor:
+        return xs[0].sum() + named["y"].sum()
+
+    with torch._dynamo.config.patch(automatic_dynamic_shapes=False):
+        collector = Collector(fresh=False)
+        with collecting(collector):
+            for size in (3, 5, 7):
+                fn(torch.ones(size, 2), y=torch.ones(2, size))
+    assert len(collector) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        (
+            "c.inner.scal",
+            r"fn: dynamic_arg_dims names 'c.inner.scal', and Inner has no field 'scal'\. Did you mean 'scale'",
+        ),
+        ("c.rset", r"Cfg has no field 'rset'\. Did you mean 'rest'\? Its fields are x, inner, rest\."),
+        ("p.up", r"Pair has no field 'up'\. Its fields are left, right\."),
+        ("c[", r"fn: dynamic_arg_dims names 'c\[', which is not the name of a parameter"),
+        ("c + 1", r"which is not the name of a parameter, or of a part of one such as 'cfg.weight', 'xs\[0\]'"),
+        (3, r"fn: dynamic_arg_dims names 3, which is not the name of a parameter"),
+        ("d.x", r"fn has no parameter 'd' for dynamic_arg_dims"),
+    ],
+)
+def test_a_part_that_is_not_there_is_named_at_decoration(path: Any, sentence: str) -> None:
+    def fn(c: Cfg, p: Pair) -> Tensor:
+        return c.x + p.left
+
+    with pytest.raises(TargetError, match=sentence):
+        magi_compile(fn, dynamic_arg_dims={path: 0})
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        (
+            "v[2]",
+            [X, Y],
+            (
+                r"names 'v\[2\]', which is not there in this call\..* "
+                r"The tensors of this call are v\[0\], v\[1\]\."
+            ),
+        ),
+        ("v['b']", {"a": X}, r"which is not there in this call\..* The tensors of this call are v\['a'\]\."),
+        (
+            "v.inner.eps",
+            Cfg(X, Inner(Y)),
+            (
+                r"names 'v.inner.eps', which was called with 1e-06 \(a float\)\. Only a Tensor "
+                r"has dimensions.* The tensors of this call are v.x, v.inner.scale\."
+            ),
+        ),
+        ("v", 3, r"names 'v', which was called with 3 \(a int\)\..* This call has no tensors\."),
+        ("v.x", X, r"names 'v.x', which is not there in this call"),
+        ("v", [1, 2], r"names 'v', which was called with \[1, 2\] \(a list\)"),
+    ],
+)
+def test_a_name_that_marks_nothing_is_an_error_at_the_call(path: str, value: Any, sentence: str) -> None:
+    fn: Any = magi_compile(lambda v: 0, dynamic_arg_dims={path: 0})
+
+    with pytest.raises(TargetError, match=sentence):
+        fn(value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"), [("v", None), ("v.inner.scale", Cfg(X)), ("v", []), ("v.rest", Cfg(X)), ("v", {})], ids=str
+)
+def test_an_optional_part_may_be_absent(path: str, value: Any) -> None:
+    fn: Any = magi_compile(lambda v: 5, dynamic_arg_dims={path: 0})
+    assert fn(value) == 5
+
+
+def test_a_missing_dimension_of_a_part_is_named() -> None:
+    fn: Any = magi_compile(lambda v: 0, dynamic_arg_dims={"v": 2})
+    with pytest.raises(TargetError, match=r"dimension 2 of 'v\[1\].x', which was called with shape \(3, 4\)"):
+        fn([torch.ones(1, 1, 1), Cfg(X)])

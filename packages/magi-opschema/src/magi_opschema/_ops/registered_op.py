@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the decorator returns, as type checkers see it and as it is put together."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
+
+import torch
+
+
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class RegisteredOp(Protocol[P, R_co]):
+    """A function that calls a registered op; it has the name, doc, signature, hints and pickle of the user's.
+
+    Attributes:
+        torch_op: the OpOverload that graphs hold, and that torch's own functions take.
+    """
+
+    __name__: str
+    __qualname__: str
+    __module__: str
+    __source__: str
+    torch_op: torch._ops.OpOverload
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    @overload
+    def register_fake(self, fn: F) -> F: ...
+    @overload
+    def register_fake(self, fn: None = None) -> Callable[[F], F]: ...
+
+    def register_autograd(self, backward: F, /, *, setup_context: Callable[..., None] | None = None) -> F: ...
+
+    @overload
+    def register_kernel(self, device_type: str, fn: F) -> F: ...
+    @overload
+    def register_kernel(self, device_type: str, fn: None = None) -> Callable[[F], F]: ...
+
+    @overload
+    def register_vmap(self, rule: F) -> F: ...
+    @overload
+    def register_vmap(self, rule: None = None) -> Callable[[F], F]: ...
+
+    def register_autocast(self, device_type: str, dtype: torch.dtype) -> None: ...
+
+    @overload
+    def register_sharding(self, rule: F) -> F: ...
+    @overload
+    def register_sharding(self, rule: None = None) -> Callable[[F], F]: ...
+
+
+def make_registered_op(exposed: Any, torch_op: Any, fn: Callable[..., Any], hints: dict[str, object]) -> Any:
+    """*exposed*, which calls *torch_op*, with the identity of *fn* and the methods of `RegisteredOp`.
+
+    *hints* are the annotations of *fn*, evaluated.
+    """
+    from magi_opschema._lowering.candidates import TORCH_OP_ATTRIBUTE
+
+    from . import late, rules
+
+    exposed.__name__, exposed.__qualname__, exposed.__module__ = fn.__name__, fn.__qualname__, fn.__module__
+    exposed.__doc__, exposed.__annotations__ = fn.__doc__, hints
+    exposed.torch_op = torch_op
+    setattr(exposed, TORCH_OP_ATTRIBUTE, torch_op)
+    for method in (
+        late.register_fake,
+        late.register_autograd,
+        rules.register_kernel,
+        rules.register_vmap,
+        rules.register_autocast,
+        rules.register_sharding,
+    ):
+        setattr(exposed, method.__name__, functools.partial(method, torch_op))
+    return exposed

@@ -1,0 +1,453 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the decorator returns is the user's function to Python, and an op to torch, on every path."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import pickle
+import re
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NewType, assert_type
+
+import pytest
+import torch
+from magi_opschema import (
+    RegisteredOp,
+    magi_register_custom_op,
+    op_def,
+    register_kernel,
+    register_sharding,
+    register_vmap,
+)
+from magi_opschema.errors import RuleError
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+
+Metres = NewType("Metres", float)
+X = torch.arange(3.0)
+
+
+@dataclass(frozen=True)
+class Cfg:
+    scale: float = 2.0
+    shift: Tensor | None = None
+
+
+def plain_direct(x: Tensor, scale: float = 2.0, *, times: int = 1) -> Tensor:
+    """Scale, as torch would take it."""
+    return x * scale * times
+
+
+def plain_lowered(x: Tensor, mode: Literal["a", "b"] = "a", by: Annotated[Metres, "m"] = Metres(2.0)) -> Tensor:
+    """Scale, with annotations of our own."""
+    return x * by
+
+
+def plain_flattened(x: Tensor, cfg: Cfg = Cfg(), *, times: int = 1) -> tuple[Tensor]:
+    """Scale, with a record."""
+    return (x * cfg.scale * times,)
+
+
+def derive(ctx: Any, grad: Tensor) -> Any:
+    return grad * 2, None, None
+
+
+register = functools.partial(magi_register_custom_op, infer_output_meta_fn=["x"], backward_fn=derive)
+
+
+@register("opschema_identity::direct")
+def direct(x: Tensor, scale: float = 2.0, *, times: int = 1) -> Tensor:
+    """Scale, as torch would take it."""
+    return x * scale * times
+
+
+@register("opschema_identity::lowered")
+def lowered(x: Tensor, mode: Literal["a", "b"] = "a", by: Annotated[Metres, "m"] = Metres(2.0)) -> Tensor:
+    """Scale, with annotations of our own."""
+    return x * by
+
+
+@register("opschema_identity::flattened")
+def flattened(x: Tensor, cfg: Cfg = Cfg(), *, times: int = 1) -> tuple[Tensor]:
+    """Scale, with a record."""
+    return (x * cfg.scale * times,)
+
+
+OPS: list[Any] = [direct, lowered, flattened]
+PLAIN: dict[Any, Callable[..., Any]] = {
+    direct: plain_direct,
+    lowered: plain_lowered,
+    flattened: plain_flattened,
+}
+every_path = pytest.mark.parametrize("op", OPS, ids=lambda op: op.__name__)
+
+
+def first(output: Any) -> Tensor:
+    (tensor,) = output if isinstance(output, tuple) else (output,)
+    return tensor  # type: ignore[no-any-return]
+
+
+@every_path
+class TestFunction:
+    """What Python sees."""
+
+    def test_name_doc_and_module(self, op: Any) -> None:
+        assert inspect.isfunction(op)
+        assert op.__name__ == op.__qualname__ == PLAIN[op].__name__.removeprefix("plain_")
+        assert op.__module__ == __name__
+        assert inspect.getdoc(op) == inspect.getdoc(PLAIN[op])
+        assert op_def(op).path == op.__name__
+        assert op_def(op).exposed_op is op
+
+    def test_signature_and_hints(self, op: Any) -> None:
+        assert inspect.signature(op) == inspect.signature(PLAIN[op])
+        assert typing.get_type_hints(op) == typing.get_type_hints(PLAIN[op])
+        assert typing.get_type_hints(op, include_extras=True) == typing.get_type_hints(PLAIN[op], include_extras=True)
+        assert all(not isinstance(hint, str) for hint in op.__annotations__.values())
+
+    def test_pickle_and_copies(self, op: Any) -> None:
+        assert pickle.loads(pickle.dumps(op)) is op
+        assert copy.copy(op) is copy.deepcopy(op) is op
+        assert pickle.loads(pickle.dumps([op, (op,)])) == [op, (op,)]
+
+    def test_it_is_called_as_the_function_is(self, op: Any) -> None:
+        expected = PLAIN[op](X)
+        torch.testing.assert_close(op(X), expected)
+        torch.testing.assert_close(op(x=X), expected)
+        compiled_op: Any = torch.compile(op, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled_op(X), expected)
+        if "times" in inspect.signature(op).parameters:
+            torch.testing.assert_close(op(X, times=3), PLAIN[op](X, times=3))
+
+            def thrice(x: Tensor) -> Any:
+                return op(x, times=3)
+
+            compiled: Any = torch.compile(thrice, fullgraph=True, backend="aot_eager")
+            torch.testing.assert_close(compiled(X), PLAIN[op](X, times=3))
+
+
+def test_hints_of_classes_that_are_local(ns: str) -> None:
+    @dataclass(frozen=True)
+    class Local:
+        by: float = 2.0
+
+    @magi_register_custom_op(f"{ns}::op")
+    def op(x: Tensor, cfg: Local = Local()) -> Tensor:
+        return x * cfg.by
+
+    assert typing.get_type_hints(op) == {"x": Tensor, "cfg": Local, "return": Tensor}
+
+
+@every_path
+class TestOverload:
+    """What torch's own functions take is `op.torch_op`."""
+
+    def test_a_graph_holds_it(self, op: Any) -> None:
+        graphs: list[torch.fx.GraphModule] = []
+
+        def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+            graphs.append(graph)
+            return graph.forward
+
+        compiled: Any = torch.compile(op, fullgraph=True, backend=backend)
+        compiled(X)
+        exported = torch.export.export(Calls(op), (X,)).graph_module
+        for graph in (*graphs, exported):
+            assert [node.target for node in graph.graph.nodes if node.op == "call_function"][:1] == [op.torch_op]
+        assert isinstance(op.torch_op, torch._ops.OpOverload)
+
+    def test_opcheck(self, op: Any) -> None:
+        assert set(torch.library.opcheck(op.torch_op, (X, *flat_arguments(op))).values()) == {"SUCCESS"}
+
+    @pytest.mark.parametrize("form", ["policy", "list"])
+    def test_selective_checkpoint(self, op: Any, form: str) -> None:
+        seen: list[Any] = []
+
+        def policy(ctx: Any, target: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+            seen.append(target)
+            return CheckpointPolicy.MUST_SAVE if target is op.torch_op else CheckpointPolicy.PREFER_RECOMPUTE
+
+        chosen = policy if form == "policy" else [op.torch_op]
+        contexts = functools.partial(create_selective_checkpoint_contexts, chosen)
+        runs: list[Any] = []
+
+        class Count(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                runs.append(func)
+                return func(*args, **(kwargs or {}))
+
+        x = X.clone().requires_grad_()
+        with Count():  # type: ignore[no-untyped-call]
+            saved = checkpoint(lambda x: first(op(x)).sin(), x, use_reentrant=False, context_fn=contexts)
+            saved.sum().backward()
+        torch.testing.assert_close(x.grad, 2 * (X * 2).cos())
+        assert runs.count(op.torch_op) == 1  # it was saved, and not run again
+        assert form == "list" or op.torch_op in seen
+
+
+class Calls(torch.nn.Module):
+    def __init__(self, op: Any) -> None:
+        super().__init__()
+        self.op = op
+
+    def forward(self, x: Tensor) -> Any:
+        return self.op(x)
+
+
+def flat_arguments(op: Any) -> tuple[Any, ...]:
+    return {"direct": (2.0,), "lowered": ("a", 2.0), "flattened": (2.0, None, 1)}[op.__name__]
+
+
+def make_op(name: str, path: str, **options: Any) -> RegisteredOp[..., Any]:
+    annotation = {"direct": float, "lowered": Annotated[float, "m"], "flattened": Cfg}[path]
+
+    def op(x: Tensor, value: Any) -> Tensor:
+        return x * (value.scale if isinstance(value, Cfg) else value)
+
+    op.__annotations__["value"] = annotation
+    decorated = magi_register_custom_op(name, **options)(op)
+    assert op_def(decorated).path == path
+    return decorated
+
+
+VALUES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "direct": (3.0, (3.0,)),
+    "lowered": (3.0, (3.0,)),
+    "flattened": (Cfg(3.0), (3.0, None)),
+}
+
+
+@pytest.mark.parametrize("path", VALUES)
+class TestTorchLibrary:
+    """torch.library's functions that add to an op take `op.torch_op`, with functions at the flat signature."""
+
+    def test_register_kernel(self, ns: str, path: str) -> None:
+        op = make_op(f"{ns}::op", path)
+        torch.library.register_kernel(op.torch_op, "cpu", lambda x, *values: x + values[0] * 100)
+        torch.testing.assert_close(op(X, VALUES[path][0]), X + 300)
+
+    def test_register_autocast(self, ns: str, path: str) -> None:
+        op = make_op(f"{ns}::op", path)
+        torch.library.register_autocast(op.torch_op, "cpu", torch.bfloat16)
+        with torch.autocast("cpu"):
+            assert op(X, VALUES[path][0]).dtype == torch.bfloat16
+
+    def test_register_torch_dispatch(self, ns: str, path: str) -> None:
+        class Mode(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                raise AssertionError
+
+        op = make_op(f"{ns}::op", path)
+        torch.library.register_torch_dispatch(op.torch_op, Mode, lambda mode, func, types, args, kwargs: X * 9)
+        with Mode():  # type: ignore[no-untyped-call]
+            output = op(X, VALUES[path][0])
+        assert torch.equal(output, X * 9)
+
+    def test_a_vmap_rule_is_given_to_the_op_itself(self, ns: str, path: str) -> None:
+        op, value = make_op(f"{ns}::op", path), VALUES[path][0]
+        torch.library.register_vmap(op.torch_op, lambda *args: pytest.fail("the op's own bridge comes first"))
+        batch = torch.ones(2, 3)
+        torch.testing.assert_close(torch.vmap(op, in_dims=(0, None))(batch, value), batch * 3)
+
+        @op.register_vmap
+        def rule(info: Any, in_dims: Any, x: Tensor, value: Any) -> tuple[Tensor, int]:
+            return x + 50, 0
+
+        torch.testing.assert_close(torch.vmap(op, in_dims=(0, None))(batch, value), batch + 50)
+
+    def test_infer_schema_reads_the_lowered_function(self, ns: str, path: str) -> None:
+        definition = op_def(make_op(f"{ns}::op", path))
+        inferred = torch.library.infer_schema(definition.lowered_fn, mutates_args=(), op_name="op")
+        assert torch._C.parse_schema(inferred) == torch._C.parse_schema(definition.lowering.schema)
+
+
+@dataclass(frozen=True)
+class Many:
+    a: Tensor | None
+    b: list[Tensor]
+    c: list[int]
+    d: float | None
+    e: torch.dtype
+    f: torch.device
+    g: str | None
+    h: bool
+    i: int | float
+    j: list[float] | None
+    k: Literal["x", "y"] = "x"
+    l: int = 3  # noqa: E741
+
+
+def test_infer_schema_with_every_type_that_it_knows(ns: str) -> None:
+    @magi_register_custom_op(f"{ns}::op", mutates_args=["m.b"])
+    def op(x: Tensor, m: Many) -> None: ...
+
+    @magi_register_custom_op(f"{ns}::pair", infer_output_meta_fn=lambda x, cfg: (x, [x]))
+    def pair(x: Tensor, cfg: Cfg) -> tuple[Tensor, list[Tensor]]:
+        return x + 1, [x + 2]
+
+    for known, mutated in ((op, ["m__b"]), (pair, [])):
+        definition = op_def(known)
+        inferred = torch.library.infer_schema(definition.lowered_fn, mutates_args=mutated, op_name=known.__name__)
+        assert re.sub(r"\(a\d+!\)", "(a!)", inferred) == re.sub(r"\(a\d+!\)", "(a!)", definition.lowering.schema)
+
+
+class TestLater:
+    """A fake and a gradient that follow the definition, as with torch.library.custom_op."""
+
+    @pytest.mark.parametrize("path", VALUES)
+    def test_a_fake(self, ns: str, path: str) -> None:
+        def op(x: Tensor, value: Any) -> Tensor:
+            return x[:1].clone()
+
+        op.__annotations__["value"] = {"direct": float, "lowered": Annotated[float, "m"], "flattened": Cfg}[path]
+        halved: Any = magi_register_custom_op(f"{ns}::op")(op)
+
+        @halved.register_fake
+        def halved_fake(x: Tensor, value: Any) -> Tensor:
+            assert isinstance(value, Cfg) is (path == "flattened")
+            return x.new_empty(1)
+
+        value = VALUES[path][0]
+        assert halved(X, value).shape == (1,)
+        compiled: Any = torch.compile(halved, fullgraph=True, backend="aot_eager")
+        assert compiled(X, value).shape == (1,)
+        assert halved_fake(X, value).shape == (1,)
+
+    @pytest.mark.parametrize("path", VALUES)
+    @pytest.mark.parametrize("has_context", [False, True])
+    def test_a_gradient(self, ns: str, path: str, has_context: bool) -> None:
+        op = make_op(f"{ns}::op", path)
+
+        def save(ctx: Any, inputs: Any, output: Any) -> None:
+            ctx.factor = 5.0
+
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            return grad * (ctx.factor if has_context else 7.0), None
+
+        assert op.register_autograd(backward, setup_context=save if has_context else None) is backward
+        x = X.clone().requires_grad_()
+        for run in (op, torch.compile(op, fullgraph=True, backend="aot_eager")):
+            (grad,) = torch.autograd.grad(run(x, VALUES[path][0]).sum(), x)
+            torch.testing.assert_close(grad, torch.full((3,), 5.0 if has_context else 7.0))
+        derived: Any = torch.func.grad(lambda x: op(x, VALUES[path][0]).sum())  # type: ignore[misc]
+        torch.testing.assert_close(derived(X), torch.full((3,), 5.0 if has_context else 7.0))
+
+    def test_as_decorators(self, ns: str) -> None:
+        op = make_op(f"{ns}::op", "flattened")
+
+        @op.register_autograd
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            return grad * 4, None
+
+        @op.register_fake()
+        def fake(x: Tensor, value: Cfg) -> Tensor:
+            return torch.empty_like(x)
+
+        @op.register_kernel("cpu")
+        def on_cpu(x: Tensor, value: Cfg) -> Tensor:
+            return x * 11
+
+        op.register_autocast("cpu", torch.bfloat16)
+        x = X.clone().requires_grad_()
+        op(x, Cfg()).sum().backward()
+        torch.testing.assert_close(x.grad, torch.full((3,), 4.0))
+        torch.testing.assert_close(op(X, Cfg()), X * 11)
+
+    @pytest.mark.parametrize("first_use", ["called", "compiled", "exported", "traced"])
+    @pytest.mark.parametrize("what", ["fake", "gradient"])
+    def test_too_late(self, ns: str, first_use: str, what: str) -> None:
+        op = make_op(f"{ns}::op", "direct")
+        if first_use == "called":
+            op(X, 2.0)
+        elif first_use == "compiled":
+            torch.compile(op, fullgraph=True, backend="aot_eager")(X, 2.0)
+        elif first_use == "exported":
+            torch.export.export(Calls(lambda x: op(x, 2.0)), (X,))
+        else:
+            with torch._subclasses.FakeTensorMode():
+                op(torch.empty(3), 2.0)
+        with pytest.raises(
+            RuleError,
+            match=rf"{ns}::op: the {what} of test_identity.py:\d+ comes too late: the op was called or traced before, "
+            r"and what was compiled then would not have it\. Register it right after the definition, or give it to the",
+        ):
+            give(op, what)
+
+    @pytest.mark.parametrize("what", ["fake", "gradient"])
+    @pytest.mark.parametrize("earlier", ["decorator", "method"])
+    @pytest.mark.parametrize("is_used", [False, True])
+    def test_twice(self, ns: str, what: str, earlier: str, is_used: bool) -> None:
+        options: dict[str, Any] = {}
+        if earlier == "decorator":
+            options = {"infer_output_meta_fn": ["x"]} if what == "fake" else {"backward_fn": lambda ctx, g: (g, None)}
+        op = make_op(f"{ns}::op", "direct", **options)
+        if earlier == "method":
+            give(op, what)
+        if is_used:
+            op(X, 2.0)
+        where = "infer_output_meta_fn" if (what, earlier) == ("fake", "decorator") else r"test_identity.py:\d+"
+        with pytest.raises(
+            RuleError,
+            match=rf"{ns}::op: it has a {what} already \({where}\); that of test_identity.py:\d+ would be a second\.",
+        ):
+            give(op, what)
+
+    def test_what_does_not_fit_is_refused_at_once(self, ns: str) -> None:
+        op = make_op(f"{ns}::op", "direct")
+        with pytest.raises(ValueError, match=r"infer_output_meta_fn is called as infer_output_meta_fn\(x, value\)"):
+            op.register_fake(lambda x: x)
+        with pytest.raises(ValueError, match=r"backward_fn is called as backward_fn\(ctx, grad\)"):
+            op.register_autograd(lambda ctx: None)
+        with pytest.raises(ValueError, match=r"setup_context_fn is called as"):
+            op.register_autograd(lambda ctx, g: (g, None), setup_context=lambda ctx: None)
+
+        @magi_register_custom_op(f"{ns}::written", mutates_args=["x"])
+        def written(x: Tensor) -> None:
+            x.zero_()
+
+        with pytest.raises(ValueError, match="the gradient of an op that writes into its arguments is not defined"):
+            written.register_autograd(lambda ctx: None)
+        op.register_autograd(lambda ctx, g: (g, None))  # what was refused left nothing behind
+
+
+def give(op: RegisteredOp[..., Any], what: str) -> None:
+    if what == "fake":
+        op.register_fake(lambda x, value: torch.empty_like(x))
+    else:
+        op.register_autograd(lambda ctx, grad: (grad, None))
+
+
+def test_types_for_a_checker(ns: str) -> None:
+    """mypy checks these; at run time `assert_type` returns its argument."""
+
+    @magi_register_custom_op(f"{ns}::typed")
+    def typed(x: Tensor, scale: float = 1.0) -> Tensor:
+        return x * scale
+
+    def body(x: Tensor, scale: float = 1.0) -> Tensor:
+        return x * scale
+
+    def rule(info: Any, in_dims: Any, x: Tensor, scale: float) -> tuple[Tensor, int]:
+        return x, 0
+
+    def shardings(x: Any, scale: float) -> list[Any]:
+        return []
+
+    assert_type(typed.register_fake(body)(X), Tensor)
+    assert_type(typed(X, 2.0), Tensor)
+    assert_type(typed.torch_op, torch._ops.OpOverload)
+    as_callable: Callable[[Tensor, float], Tensor] = typed
+    as_op: RegisteredOp[[Tensor, float], Tensor] = typed
+    assert as_callable is as_op
+    assert register_kernel(typed, "cpu")(body) is body
+    assert_type(register_vmap(typed)(rule)(None, None, X, 1.0), tuple[Tensor, int])
+    assert_type(register_vmap(typed, rule)(None, None, X, 1.0), tuple[Tensor, int])
+    assert_type(register_sharding(typed)(shardings)(X, 1.0), list[Any])
+    assert_type(register_sharding(typed, shardings)(X, 1.0), list[Any])
+    assert_type(typed.register_vmap(rule)(None, None, X, 1.0), tuple[Tensor, int])
