@@ -265,6 +265,17 @@ def aten(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHON)
+def libraries(session: nox.Session) -> None:
+    """Search three libraries of Triton kernels for their launches, run ops of theirs, and note the counts."""
+    _install_editable(session, *PACKAGES, groups=("test", "models"))
+    # Their own requirements name other releases of torch and Triton.
+    session.install("--no-deps", *_group("libraries"))
+    session.run("pytest", *(session.posargs or ["tests/test_libraries.py"]), env=ONE_THREAD)
+    if not session.posargs:
+        session.run("python", "docs/_libraries.py", env=ONE_THREAD)
+
+
+@nox.session(python=PYTHON)
 def bench(session: nox.Session) -> None:
     """Run benchmarks by name, for example `nox -s bench -- call_overhead`; all of them without a name."""
     _install_editable(session, *PACKAGES, groups=("bench", "models"))

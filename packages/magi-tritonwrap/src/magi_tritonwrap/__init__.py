@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from ._kernel.report import FoundKernel, KernelReport, OpReport, UnresolvedLaunch
+from ._kernel.launchers import register_launcher
+from ._kernel.report import FoundKernel, InnerOp, KernelReport, OpReport, UnresolvedLaunch
 from ._launch.capture import CapturedLaunch, LaunchLog, capture_launches
 from ._launch.wrap import launch_directly, wrap_kernels
 from ._op import triton_op
@@ -23,6 +24,7 @@ from .errors import (
 __all__ = [
     "CapturedLaunch",
     "FoundKernel",
+    "InnerOp",
     "KernelReport",
     "LaunchLog",
     "LostSettingWarning",
@@ -38,6 +40,7 @@ __all__ = [
     "find_kernels",
     "launch_directly",
     "make_see_through",
+    "register_launcher",
     "see_through_report",
     "triton_op",
     "wrap_kernels",

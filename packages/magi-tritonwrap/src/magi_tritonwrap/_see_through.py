@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import triton
@@ -13,7 +14,7 @@ from torch._library.custom_ops import CustomOpDef
 from torch._ops import OpOverload, OpOverloadPacket
 
 from ._devices import Bodies
-from ._kernel.bodies import BODIES
+from ._kernel.bodies import BODIES, INNER_BODIES
 from ._kernel.kernels import as_kernel, check_supported, is_kernel
 from ._kernel.report import FoundKernel, KernelReport, OpReport
 from ._key.cache_key import CacheKeyEntry
@@ -21,6 +22,8 @@ from ._launch.capture import CapturedLaunch, capture_launches
 from ._launch.probe import why_untraceable
 from ._reader.find import find_kernels
 from ._torch_compat import (
+    body_of_custom_op,
+    custom_op_named,
     decomposition_is_disabled,
     has_unrecognized_type,
     overload_of,
@@ -50,7 +53,14 @@ class _SeeThroughOp:
     opaque_because: str
     captured: dict[tuple[str, int], CapturedLaunch] = field(default_factory=dict)
     fallbacks: list[str] = field(default_factory=list)
+    whole_inside: dict[str, str] = field(default_factory=dict)
+    """Operators that the body calls and that could not be traced there, and why."""
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def name(self) -> str:
+        """Qualified name of the operator."""
+        return qualified_name(self.op)
 
     def note(self, launches: Sequence[CapturedLaunch]) -> None:
         """Remember launches that a trace has met, one for each kernel definition: factories make new objects."""
@@ -65,7 +75,7 @@ class _SeeThroughOp:
                 return
             self.fallbacks.append(reason)
         msg = (
-            f"{qualified_name(self.op)} stays opaque to the compiler: its body cannot be traced. {reason}. "
+            f"{self.name} stays opaque to the compiler: its body cannot be traced. {reason}. "
             "Its results are right, and Inductor does not see its kernels."
         )
         warnings.warn(OpaqueFallbackWarning(msg), stacklevel=2)
@@ -86,17 +96,24 @@ class _SeeThroughOp:
             if place not in known
         )
         return OpReport(
-            op=qualified_name(self.op),
+            op=self.name,
             see_through=not self.opaque_because,
             reason=self.opaque_because,
             kernels=(*self.found.kernels, *captured),
             unresolved=() if self.captured else self.found.unresolved,
             cache=self.key.state,
             fallbacks=tuple(self.fallbacks),
+            inner_ops=tuple(
+                replace(inner, opaque_because=self.whole_inside.get(inner.op, inner.opaque_because))
+                for inner in self.found.inner_ops
+            ),
         )
 
 
 _OPS: dict[str, _SeeThroughOp] = {}
+_INNER_OPS: dict[str, _SeeThroughOp] = {}
+"""`custom_op`s of others that the body of an op calls: seen through there, whole in every other place."""
+_OUTER_OP: contextvars.ContextVar[_SeeThroughOp | None] = contextvars.ContextVar("magi_tritonwrap_op", default=None)
 _LOCK = threading.Lock()
 
 
@@ -149,7 +166,21 @@ def make_see_through(
         if not record.opaque_because:
             set_cache_key_entries(overload, [key])
             set_decomposition_rule(overload, _decompose)
+            for inner in found.inner_ops:
+                if not inner.opaque_because:
+                    _see_through_inside(inner.op)
     return record.report()
+
+
+def _see_through_inside(name: str) -> None:
+    """Let the bodies of other ops be traced through the `custom_op` *name*."""
+    body, op = body_of_custom_op(name), custom_op_named(name)
+    if body is None or (name in _INNER_OPS and _INNER_OPS[name].op is op):
+        return
+    found = find_kernels(body)
+    INNER_BODIES[name] = body
+    _INNER_OPS[name] = _SeeThroughOp(op, body, found, Bodies(op), CacheKeyEntry(name, body, found), "")
+    set_decomposition_rule(op, _decompose)
 
 
 def check_report(found: KernelReport) -> None:
@@ -181,7 +212,8 @@ def see_through_report(op: OpOverload | CustomOpDef | str) -> OpReport:
 
 def _decompose(mode: Any, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """AOTAutograd's question what *op* is made of; *mode* is its functional mode, not active at this moment."""
-    record = _OPS.get(qualified_name(op))
+    outer = _OUTER_OP.get()
+    record = _OPS.get(qualified_name(op)) or (_INNER_OPS.get(qualified_name(op)) if outer is not None else None)
     if record is None or record.op is not op or record.opaque_because or decomposition_is_disabled():
         return mode.__torch_dispatch__(op, types, args, kwargs)
     if has_unrecognized_type(types):
@@ -191,9 +223,15 @@ def _decompose(mode: Any, op: OpOverload, types: Sequence[type], args: tuple[Any
     reason = why_untraceable(record.fn, args, kwargs)
     if reason:
         record.fall_back(reason)
+        if outer is not None:
+            outer.whole_inside[record.name] = f"its body cannot be traced. {reason}"
         return mode.__torch_dispatch__(op, types, args, kwargs)
-    with mode, capture_launches() as log:
-        result = record.fn(*args, **kwargs)
+    token = _OUTER_OP.set(record)
+    try:
+        with mode, capture_launches() as log:
+            result = record.fn(*args, **kwargs)
+    finally:
+        _OUTER_OP.reset(token)
     record.note(log.launches)
     return result
 

@@ -12,10 +12,11 @@ from triton.runtime.autotuner import Autotuner, Heuristics
 
 from magi_tritonwrap._torch_compat import (
     interpreted_classes,
-    kernel_classes,
     unsupported_autotune_arguments_are_ignored,
 )
 from magi_tritonwrap.errors import UnsupportedKernelError
+
+from .launchers import kernel_behind
 
 
 @dataclass(frozen=True)
@@ -61,18 +62,21 @@ class Kernel:
 
 
 def is_kernel(value: object) -> bool:
-    """Whether *value* is what `triton.jit`, `triton.autotune` or `triton.heuristics` returned."""
-    return isinstance(value, kernel_classes())
+    """Whether *value* is what `triton.jit`, `triton.autotune` or `triton.heuristics` returned, or launches it."""
+    return kernel_behind(value) is not None
 
 
 def as_kernel(value: Any) -> Kernel:
-    """Take the decorators of a kernel apart; the caller has asked `is_kernel`."""
+    """Take the decorators of a kernel apart; the caller has asked `is_kernel`.
+
+    A launcher of a library's own around the kernel is left out: `outermost` is what Triton made.
+    """
     layers: list[Any] = []
-    inner = value
+    outermost = inner = kernel_behind(value)
     while isinstance(inner, Autotuner | Heuristics):
         layers.append(inner)
         inner = inner.fn
-    return Kernel(value, tuple(layers), inner)
+    return Kernel(outermost, tuple(layers), inner)
 
 
 def check_supported(kernel: Kernel) -> None:

@@ -83,6 +83,27 @@ class UnsupportedLaunch:
 
 
 @dataclass(frozen=True)
+class InnerOp:
+    """An operator of somebody else's that a body calls.
+
+    Attributes:
+        op: `namespace::name`.
+        opaque_because: why a compiled graph holds it whole; empty where the graph sees its launches.
+        file: file of the call.
+        line: its line.
+    """
+
+    op: str
+    opaque_because: str
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        state = f"opaque, {self.opaque_because}" if self.opaque_because else "seen through here"
+        return f"{self.op} ({self.file}:{self.line}): {state}"
+
+
+@dataclass(frozen=True)
 class KernelReport:
     """Kernels that a function can launch, as far as its source tells.
 
@@ -90,11 +111,13 @@ class KernelReport:
         kernels: one entry a kernel, in the order of their first launch.
         unresolved: launches whose kernel is known only at run time.
         unsupported: launches that `make_see_through` refuses.
+        inner_ops: operators of other libraries that the function calls and that may launch kernels.
     """
 
     kernels: tuple[FoundKernel, ...]
     unresolved: tuple[UnresolvedLaunch, ...]
     unsupported: tuple[UnsupportedLaunch, ...] = ()
+    inner_ops: tuple[InnerOp, ...] = ()
 
     @property
     def may_launch(self) -> bool:
@@ -110,6 +133,7 @@ class KernelReport:
         lines = [f"kernel      {kernel}" for kernel in self.kernels]
         lines += [f"unresolved  {launch}" for launch in self.unresolved]
         lines += [f"unsupported {launch}" for launch in self.unsupported]
+        lines += [f"inner op    {op}" for op in self.inner_ops]
         return "\n".join(lines) if lines else "no Triton launch"
 
 
@@ -125,6 +149,7 @@ class OpReport:
         unresolved: launches that only a compilation can resolve; empty once one has.
         cache: `keyed`, or `bypassed: ` and the value that has no stable form. Filled in by the first compilation.
         fallbacks: why the op stayed opaque in single compilations.
+        inner_ops: operators of other libraries that the body calls, seen through there or opaque.
     """
 
     op: str
@@ -134,6 +159,7 @@ class OpReport:
     unresolved: tuple[UnresolvedLaunch, ...]
     cache: str
     fallbacks: tuple[str, ...] = field(default=())
+    inner_ops: tuple[InnerOp, ...] = ()
 
     def __str__(self) -> str:
         count = len(self.kernels)
@@ -141,6 +167,7 @@ class OpReport:
         lines = [f"{self.op}: {state}" + (f", {self.reason}" if self.reason else "")]
         lines += [f"  kernel      {kernel}" for kernel in self.kernels]
         lines += [f"  unresolved  {launch}" for launch in self.unresolved]
+        lines += [f"  inner op    {op}" for op in self.inner_ops]
         lines += [f"  fall-back   {fallback}" for fallback in self.fallbacks]
         lines += [f"  cache       {self.cache}"]
         return "\n".join(lines)

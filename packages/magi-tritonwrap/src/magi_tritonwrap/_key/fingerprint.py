@@ -28,7 +28,7 @@ from typing import Any
 from torch._library.custom_ops import CustomOpDef
 from torch._ops import OpOverload, OpOverloadPacket
 
-from magi_tritonwrap._kernel.bodies import bodies_mentioned, body_of_op
+from magi_tritonwrap._kernel.bodies import bodies_mentioned, body_of_inner_op
 from magi_tritonwrap._library import (
     Standing,
     content_of,
@@ -179,7 +179,7 @@ class _Walk:
         return None
 
     def _op(self, value: Any, place: Place) -> str:
-        body = body_of_op(value)
+        body = body_of_inner_op(value)
         op = overload_of(value) if isinstance(value, CustomOpDef) else value
         inner = "" if body is None else self.form(body, place.of(f"body of {op}"))
         return digest("op", str(op), *schemas_of(op), inner)

@@ -26,6 +26,7 @@ import triton
 from triton.runtime.autotuner import Autotuner, Config, Heuristics
 from triton.runtime.jit import JITFunction
 
+from magi_tritonwrap._kernel.launchers import kernel_behind
 from magi_tritonwrap._library import Standing, standing_of
 from magi_tritonwrap._torch_compat import interpreted_classes, kernel_in_wrapper
 
@@ -138,7 +139,8 @@ def kernel_form(walk: Walk, value: Any, place: Place) -> str | None:
         return digest("autotuner", *(walk.form(part, place) for part in (tuned, pruned, value.fn)))
     if isinstance(value, triton.language.constexpr):
         return digest("constexpr", walk.form(value.value, place))
-    return None
+    launched = kernel_behind(value)
+    return None if launched is None else digest("launcher", type(value).__qualname__, walk.form(launched, place))
 
 
 def foreign_form(value: Any, place: Place) -> str | None:

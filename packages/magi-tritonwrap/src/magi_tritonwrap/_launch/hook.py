@@ -8,6 +8,8 @@ there only while some thread has a scope open, which is while an op is traced; a
 did. Threads without a scope go on to the original method.
 
 `Heuristics.run` stays as it is: it computes its values and calls `run` of what it decorates, which is a hooked class.
+A launcher of a library's own (`@libentry`) stands back while a scope is open: its kernel is launched in its place. An
+autotuner derived from Triton's is launched as the autotuner that it is.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from magi_tritonwrap._kernel.launchers import classes_with_own_run, is_launcher_class, kernel_behind
 from magi_tritonwrap._library import in_library_folder
 from magi_tritonwrap._torch_compat import calling_frame, launch_classes, wrap_triton_disabled
 
@@ -70,10 +73,10 @@ def _open_scope() -> None:
     global _open_scopes  # noqa: PLW0603 - the classes are process-wide, and so is the count
     with _LOCK:
         _open_scopes += 1
-        for cls in launch_classes():
+        for cls in _hooked_classes():
             run = cls.__dict__["run"]
             if not hasattr(run, _MARK):
-                cls.run = _hooked(run)
+                cls.run = _standing_back(run) if is_launcher_class(cls) else _hooked(run)
 
 
 def _close_scope() -> None:
@@ -82,11 +85,25 @@ def _close_scope() -> None:
         _open_scopes -= 1
         if _open_scopes:
             return
-        for cls in launch_classes():
+        for cls in _hooked_classes():
             hook = getattr(cls.__dict__["run"], _MARK, None)
             # Otherwise someone has wrapped the hook since, and what they wrap has to stay.
             if hook is not None and hook is cls.__dict__["run"]:
                 cls.run = hook.__wrapped__
+
+
+def _hooked_classes() -> tuple[type[Any], ...]:
+    return (*launch_classes(), *classes_with_own_run())
+
+
+def _standing_back(run: Run) -> Run:
+    @functools.wraps(run)
+    def hooked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        inner = None if _LISTENER.get() is None else kernel_behind(self)
+        return run(self, *args, **kwargs) if inner is None else inner.run(*args, **kwargs)
+
+    setattr(hooked, _MARK, hooked)
+    return hooked
 
 
 def _hooked(run: Run) -> Run:

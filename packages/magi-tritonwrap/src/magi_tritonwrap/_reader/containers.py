@@ -24,9 +24,23 @@ def items_of(value: Value) -> tuple[Value, ...]:
     return (Unknown("an item is known at run time"),)
 
 
+def entries_of(value: Value, at: int) -> tuple[Value, ...]:
+    """What unpacking a value gives at one position."""
+    match value:
+        case Group(items=items) if at < len(items):
+            return items[at][1]
+        case Known(obj=obj, how=how) if isinstance(obj, tuple | list) and at < len(obj):
+            return (Known(_pairs(obj)[at][1], f"{how}[{at}]"),)
+    return (Unknown("a part of an item is known at run time"),)
+
+
 def chosen(table: Value, keys: list[Known]) -> tuple[Value, ...]:
-    """The entries of a table for the keys that are known, or all entries."""
+    """The entries of a table for the keys that are known, or all entries.
+
+    A table that exists already and can still be filled may have other entries by the time that it is asked.
+    """
     entries: list[tuple[object, tuple[Value, ...]]] = []
+    later: tuple[Value, ...] = ()
     match table:
         case Group(items=items):
             entries = list(items)
@@ -34,7 +48,10 @@ def chosen(table: Value, keys: list[Known]) -> tuple[Value, ...]:
             entries = [(key, (Known(value, f"{how}[{_key_text(key)}]"),)) for key, value in _pairs(obj)]
     wanted = [key.obj for key in keys]
     hits = [values for key, values in entries if any(type(key) is type(one) and key == one for one in wanted)]
-    return tuple(value for values in (hits or [values for _, values in entries]) for value in values)
+    if not hits and isinstance(table, Known) and isinstance(table.obj, dict | list):
+        text = f"no entry {keys[0].obj!r}" if len(keys) == 1 else "no entries" if not entries else "not every entry"
+        later = (Unknown(f"{table.how} has {text} yet", unread=bool(keys) or not entries),)
+    return (*(value for values in (hits or [values for _, values in entries]) for value in values), *later)
 
 
 def _pairs(table: Any) -> list[tuple[object, Any]]:

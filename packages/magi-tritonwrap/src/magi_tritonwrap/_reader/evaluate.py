@@ -11,8 +11,8 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
-from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
+from collections.abc import Iterable, Iterator
+from types import BuiltinMethodType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -23,12 +23,12 @@ from magi_tritonwrap._library import is_library_function, is_library_module
 from magi_tritonwrap._torch_compat import kernel_in_wrapper, triton_wrappers
 
 from .attributes import MISSING, runs_code_when_read
-from .containers import TABLES, chosen, items_of
+from .bindings import Binding
+from .containers import TABLES, chosen, entries_of, items_of
+from .entrance import Bound, Entrance, bound_by_get, called_by
 from .memory import Memory
-from .scopes import constructor, function_scope, imported, parameters
-from .source import FunctionNode
+from .scopes import constructor, imported
 from .values import (
-    Binding,
     Group,
     Known,
     Launcher,
@@ -38,15 +38,11 @@ from .values import (
     Scope,
     Unknown,
     Value,
-    identity_of,
-    identity_of_arguments,
 )
 
 
 _WRAPPERS = triton_wrappers()
 _DECORATORS = (triton.jit, triton.autotune, triton.heuristics)
-Bound = tuple[tuple[tuple[Value, ...], ...], Mapping[str, tuple[Value, ...]]]
-"""Arguments of a call, by position and by name."""
 
 
 class Resolver:
@@ -54,7 +50,7 @@ class Resolver:
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
-        self._entered: dict[object, tuple[Value, Bound, Scope | None]] = {}
+        self._entrance = Entrance(self.values)
 
     def values(self, expression: ast.expr, scope: Scope) -> tuple[Value, ...]:
         """Everything that *expression* can stand for in *scope*."""
@@ -101,12 +97,11 @@ class Resolver:
     def name(self, name: str, scope: Scope) -> tuple[Value, ...]:
         """Everything that a name can stand for."""
         known = scope.names.get(name, ())
-        if name in scope.bindings:
-            bound = (value for binding in scope.bindings[name] for value in self._bound(binding, scope))
-            return (*known, *bound)
-        if known:
-            return known
-        return self.name(name, scope.parent) if scope.parent is not None else scope.outside(name)
+        outside: tuple[Value, ...] = ()
+        if name in scope.from_outside or (name not in scope.bindings and name not in scope.names):
+            outside = self.name(name, scope.parent) if scope.parent is not None else scope.outside(name)
+        bound = (value for binding in scope.bindings.get(name, ()) for value in self._bound(binding, scope))
+        return (*known, *bound, *outside)
 
     def _bound(self, binding: Binding, scope: Scope) -> tuple[Value, ...]:
         node = binding.node
@@ -114,6 +109,9 @@ class Resolver:
             return self.values(node, scope)
         if binding.kind == "item" and isinstance(node, ast.expr):
             return tuple(item for value in self.values(node, scope) for item in items_of(value))
+        if binding.kind == "entry" and isinstance(node, ast.expr):
+            items = (item for value in self.values(node, scope) for item in items_of(value))
+            return tuple(part for item in items for part in entries_of(item, binding.detail))
         if binding.kind == "import":
             return imported(node, binding.detail, scope)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -128,7 +126,8 @@ class Resolver:
             case New(cls=cls, init=init):
                 return self._attribute_of_new(cls, init, value, name)
             case Unknown():
-                return (Unknown(f"{value.reason}, so its attribute '{name}' is known at run time", value.unread),)
+                reason = f"{value.reason}, so its attribute '{name}' is known at run time"
+                return (Unknown(reason, value.unread and not _is_of_tensors(name)),)
         return (Unknown(f"the attribute '{name}' is known at run time"),)
 
     def _attribute_of_object(self, obj: Any, how: str, name: str) -> tuple[Value, ...]:
@@ -138,13 +137,15 @@ class Resolver:
         if isinstance(static, functools.cached_property):
             return self.returned(Partial(Known(static.func, how), ((Known(obj, how),),)))
         if static is MISSING and not (isinstance(obj, torch.nn.Module) or is_library_module(type(obj).__module__)):
-            return (Unknown(f"{how} has no attribute '{name}' yet", unread=not _holds_no_code(obj)),)
+            return (Unknown(f"{how} has no attribute '{name}' yet", unread=_may_hold_code(obj, name)),)
         if runs_code_when_read(obj, name, static):
             return (Unknown(f"{how}.{name} is computed by a {type(static).__qualname__}", unread=True),)
         try:
             found = getattr(obj, name)
         except Exception:  # noqa: BLE001 - a module's or a class's own __getattr__ may raise anything
-            return (Unknown(f"{how} has no attribute '{name}' yet", unread=not _holds_no_code(obj)),)
+            return (Unknown(f"{how} has no attribute '{name}' yet", unread=_may_hold_code(obj, name)),)
+        if found is None:
+            return (Unknown(f"{how}.{name} is None until something sets it", unread=_may_hold_code(obj, name)),)
         return (Known(found, f"{how}.{name}"),)
 
     def _attribute_of_new(self, cls: type, init: Scope | None, instance: Value, name: str) -> tuple[Value, ...]:
@@ -192,10 +193,11 @@ class Resolver:
         return self.returned(Partial(Known(method, cls.__qualname__), ((owner,), self.values(index, scope))))
 
     def _call(self, call: ast.Call, scope: Scope) -> tuple[Value, ...]:
-        results: list[Value] = []
-        for callee in self.values(call.func, scope):
-            results += self.result(callee, call, scope)
-        return tuple(results)
+        return tuple(result for callee in self.callees(call, scope) for result in self.result(callee, call, scope))
+
+    def callees(self, call: ast.Call, scope: Scope) -> tuple[Value, ...]:
+        """Everything that a call can run, the functions inside a library's wrapper included."""
+        return tuple(inner for callee in self.values(call.func, scope) for inner in called_by(callee))
 
     def result(self, callee: Value, call: ast.Call, scope: Scope) -> tuple[Value, ...]:
         """What `callee(...)` returns, with the arguments of *call*."""
@@ -207,8 +209,12 @@ class Resolver:
                 return tuple(Partial(value, *bound) for value in self.values(call.args[0], scope))
             if callee.obj is getattr and len(call.args) >= 2:
                 return self._getattr(call, scope)
-            if _is_mapping_get(callee.obj):
-                return chosen(Known(callee.obj.__self__, callee.how), [])
+            if isinstance(callee.obj, BuiltinMethodType) and isinstance(callee.obj.__self__, dict):
+                table = Known(callee.obj.__self__, callee.how.rpartition(".")[0])
+                return self._from_dict(callee.obj.__name__, table, call, scope)
+            binder = bound_by_get(callee.obj)
+            if binder is not None:
+                return (binder(self.bind(call, scope)[0]),)
             if isinstance(callee.obj, type) and not is_library_module(callee.obj.__module__):
                 return (
                     New(
@@ -220,6 +226,18 @@ class Resolver:
             return tuple(value for argument in call.args for value in self.values(argument, scope))
         args, kwargs = self.bind(call, scope)
         return self.returned(Partial(callee, args, kwargs))
+
+    def _from_dict(self, method: str, table: Known, call: ast.Call, scope: Scope) -> tuple[Value, ...]:
+        """What a method of a dict returns."""
+        if method in ("get", "pop", "setdefault"):
+            keys = [value for argument in call.args[:1] for value in self.values(argument, scope)]
+            defaults = (value for argument in call.args[1:2] for value in self.values(argument, scope))
+            return (*chosen(table, [key for key in keys if isinstance(key, Known)]), *defaults)
+        if method in ("items", "values"):
+            pairs = [(Known(key, repr(key)), Known(value, f"{table.how}[{key!r}]")) for key, value in table.obj.items()]
+            items = [Group(((0, (key,)), (1, (value,)))) if method == "items" else value for key, value in pairs]
+            return (Group(tuple((at, (item,)) for at, item in enumerate(items))),)
+        return (Unknown(f"what '{method}' of a dict returns is known at run time"),)
 
     def _getattr(self, call: ast.Call, scope: Scope) -> tuple[Value, ...]:
         names = [value.obj for value in self.values(call.args[1], scope) if isinstance(value, Known)]
@@ -245,53 +263,7 @@ class Resolver:
 
     def enter(self, function: Value, bound: Bound = ((), {})) -> Scope | None:
         """The scope of a call of *function*, one for equal calls; None where its source is not there or not read."""
-        key = (identity_of(function), identity_of_arguments(*bound))
-        if key not in self._entered:
-            self._entered[key] = (function, bound, self._enter(function, bound))
-        return self._entered[key][2]
-
-    def _enter(self, function: Value, bound: Bound) -> Scope | None:
-        args, kwargs = bound
-        match function:
-            case Partial(function=inner, args=first, kwargs=given):
-                return self.enter(inner, ((*first, *args), {**given, **kwargs}))
-            case Local(node=node, scope=parent):
-                names = parameters(node, args, kwargs, self._defaults(node, parent))
-                return Scope(node, parent.file, parent.globals, names, parent)
-            case Known(obj=MethodType() as method, how=how):
-                this = (Known(method.__self__, how.rpartition(".")[0] or how),)
-                return self.enter(Known(method.__func__, how), ((this, *args), kwargs))
-            case Known(obj=functools.partial() as partial, how=how):
-                first = tuple((Known(value, how),) for value in partial.args)
-                given = {name: (Known(value, how),) for name, value in partial.keywords.items()}
-                return self.enter(Known(partial.func, how), ((*first, *args), {**given, **kwargs}))
-            case Known(obj=FunctionType() as code) if not is_library_function(code):
-                return function_scope(code, args, kwargs)
-            case Known(obj=obj, how=how):
-                inner = inspect.getattr_static(obj, "__wrapped__", None)
-                if callable(inner):
-                    return self.enter(Known(inner, how), bound)
-                return self._enter_instance(obj, how, bound)
-        return None
-
-    def _defaults(self, node: FunctionNode, parent: Scope) -> dict[str, tuple[Value, ...]]:
-        """Defaults of a function that the body defines; their expressions belong to the body."""
-        arguments = node.args
-        positional = [*arguments.posonlyargs, *arguments.args]
-        with_default = positional[len(positional) - len(arguments.defaults) :]
-        pairs = [*zip(with_default, arguments.defaults, strict=True)]
-        pairs += [
-            (name, value) for name, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value
-        ]
-        return {argument.arg: self.values(value, parent) for argument, value in pairs}
-
-    def _enter_instance(self, obj: Any, how: str, bound: Any) -> Scope | None:
-        name = "forward" if isinstance(obj, torch.nn.Module) else "__call__"
-        method = inspect.getattr_static(type(obj), name, None)
-        if isinstance(obj, type) or not isinstance(method, FunctionType) or is_library_function(method):
-            return None
-        args, kwargs = bound
-        return self.enter(Known(method, how), (((Known(obj, how),), *args), kwargs))
+        return self._entrance.enter(function, bound)
 
     def is_kernel_definition(self, value: Local) -> bool:
         """Whether a function of the body is decorated with `triton.jit`, by whatever name."""
@@ -312,10 +284,16 @@ class Resolver:
         return any(isinstance(value, Known) and value.obj in _DECORATORS for value in self.values(decorator, scope))
 
 
-def _holds_no_code(obj: Any) -> bool:
-    """Whether no launch can hide behind an attribute that *obj* lacks: a default of None, a number, a library."""
+def _may_hold_code(obj: Any, name: str) -> bool:
+    """Whether a launch can hide behind an attribute that *obj* lacks: not with None, a number, a tensor, a library."""
     is_library = isinstance(obj, ModuleType) and is_library_module(obj.__name__)
-    return is_library or obj is None or isinstance(obj, bool | int | float | complex | str | bytes)
+    is_plain = obj is None or isinstance(obj, bool | int | float | complex | str | bytes | torch.Tensor)
+    return not (is_library or is_plain or _is_of_tensors(name))
+
+
+def _is_of_tensors(name: str) -> bool:
+    """Whether an attribute is one that tensors have: what `value.copy_(x)` calls is then torch's, not an author's."""
+    return hasattr(torch.Tensor, name)
 
 
 def _constant(node: ast.expr | None) -> object:
@@ -338,7 +316,3 @@ def _as_wrapped(value: Value) -> Value:
     if isinstance(value, Local):
         return Local(value.node, value.scope, value.how, wrapped=True)
     return value
-
-
-def _is_mapping_get(obj: Any) -> bool:
-    return isinstance(obj, BuiltinMethodType) and obj.__name__ == "get" and isinstance(obj.__self__, dict)

@@ -13,22 +13,31 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from magi_tritonwrap._kernel.bodies import body_of_op
+from magi_tritonwrap._kernel.bodies import as_overload, body_of_op, body_of_whole_op
 from magi_tritonwrap._kernel.kernels import Kernel, as_kernel, is_kernel
 from magi_tritonwrap._kernel.options import can_pass, cannot_pass
-from magi_tritonwrap._kernel.report import FoundKernel, KernelReport, UnresolvedLaunch, UnsupportedLaunch
+from magi_tritonwrap._kernel.report import FoundKernel, InnerOp, KernelReport, UnresolvedLaunch, UnsupportedLaunch
 from magi_tritonwrap._library import is_library_function
-from magi_tritonwrap._torch_compat import autograd_function_of, kernel_of_launcher
+from magi_tritonwrap._torch_compat import (
+    autograd_function_of,
+    has_decomposition_rule,
+    is_op_of_torch,
+    kernel_of_launcher,
+    qualified_name,
+)
 from magi_tritonwrap.errors import UnsupportedKernelError
 
+from .bindings import walk_own
 from .evaluate import Resolver
 from .memory import Memory
 from .scopes import constructor
-from .values import Known, Launcher, Local, Partial, Scope, Unknown, Value, identity_of, walk_own
+from .values import Known, Launcher, Local, Partial, Scope, Unknown, Value, identity_of
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from torch._ops import OpOverload
 
 
 _LAUNCH_METHODS = ("run", "warmup")
@@ -91,8 +100,10 @@ class _Found:
 class _Walk:
     """Visits the calls of a function and of everything it calls, each function once for each set of arguments."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Memory, ops: frozenset[str] = frozenset()) -> None:
         self._memory = memory
+        self._inside = ops  # the operators whose bodies lead here
+        self._inner_ops: dict[str, InnerOp] = {}
         self._resolver = Resolver(memory)
         self._found: dict[object, _Found] = {}
         self._unresolved: dict[tuple[str, int], UnresolvedLaunch] = {}
@@ -115,7 +126,9 @@ class _Walk:
             for found in self._found.values()
         )
         unresolved = (replace(one, in_key=one.in_key or is_complete) for one in self._unresolved.values())
-        return KernelReport(kernels, tuple(unresolved), tuple(self._unsupported.values()))
+        return KernelReport(
+            kernels, tuple(unresolved), tuple(self._unsupported.values()), tuple(self._inner_ops.values())
+        )
 
     def add(self, found: _Found, wrapped: bool, launch: tuple[str, int] | None) -> None:
         key = id(found.kernel) if found.kernel is not None else (found.file, found.line)
@@ -127,8 +140,12 @@ class _Walk:
 
     def function(self, callee: Value, call: tuple[ast.Call, Scope] | None) -> None:
         """Visit what *callee* runs, with the arguments of *call* where there is one."""
-        body = body_of_op(callee.obj) if isinstance(callee, Known) else None
-        if body is not None:
+        op = as_overload(callee.obj) if isinstance(callee, Known) else None
+        if op is not None:
+            body = body_of_op(op)
+            if body is None:
+                self._whole_op(op, call)
+                return
             callee = Known(body, "body of an op")
         bound = self._resolver.bind(*call) if call is not None else ((), {})
         scope = self._resolver.enter(callee, bound)
@@ -142,6 +159,26 @@ class _Walk:
         self._seen.add(key)
         self._visits[place] += 1
         self._visit(scope)
+
+    def _whole_op(self, op: OpOverload, call: tuple[ast.Call, Scope] | None) -> None:
+        """Look into an operator that graphs hold whole: inside this body its launches may be seen all the same."""
+        name = qualified_name(op)
+        if is_op_of_torch(op) or name in self._inner_ops or name in self._inside:
+            return
+        body = body_of_whole_op(op)
+        reason = "it has no Python body that can be read"
+        if body is not None:
+            inner = _Walk(self._memory, self._inside | {name})
+            inner.function(Known(body, f"body of {name}"), None)
+            report = inner.report(is_complete=False)
+            if not report.may_launch:
+                return
+            reason = _why_whole(name, report)
+            if not reason:
+                self._found = {**inner._found, **self._found}
+                self._inner_ops.update(inner._inner_ops)
+        place = ("", 0) if call is None else (call[1].file, call[0].lineno)
+        self._inner_ops[name] = InnerOp(name, reason, *place)
 
     def _visit(self, scope: Scope) -> None:
         defined: list[Local] = []
@@ -166,7 +203,7 @@ class _Walk:
 
     def _visit_call(self, call: ast.Call, scope: Scope) -> tuple[Value, ...]:
         """Visit what a call runs; returns what it makes with `functools.partial`, for somebody else to call."""
-        callees = self._resolver.values(call.func, scope)
+        callees = self._resolver.callees(call, scope)
         if any(isinstance(callee, Known) and callee.obj is functools.partial for callee in callees):
             return self._resolver.values(call, scope)
         for callee in callees:
@@ -210,7 +247,7 @@ class _Walk:
         site = (scope.file, call.lineno)
         if isinstance(kernel, Known):
             described = as_kernel(kernel.obj)
-            found = _Found(kernel.obj, described.name, kernel.how, described.file, described.line)
+            found = _Found(described.outermost, described.name, kernel.how, described.file, described.line)
             self.add(found, kernel.wrapped, site)
             reason = why_unsupported(described, call)
             if reason:
@@ -252,6 +289,15 @@ def why_unsupported(kernel: Kernel, call: ast.Call) -> str:
     if unknown:
         return cannot_pass(unknown)
     return ""
+
+
+def _why_whole(op: str, report: KernelReport) -> str:
+    """Why the launches of a `custom_op` cannot be seen where another op calls it; empty where they can."""
+    if has_decomposition_rule(op):
+        return "its library has a rule of its own for it in compiled graphs"
+    if not report.kernels:
+        return f"which kernels it launches is known only at run time: {report.unresolved[0].reason}"
+    return str(report.unsupported[0]) if report.unsupported else ""
 
 
 def _place(scope: Scope) -> tuple[str, int, int]:

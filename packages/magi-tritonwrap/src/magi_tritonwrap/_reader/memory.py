@@ -68,7 +68,7 @@ class Memory:
             self._reaches_up_to = min(self._reaches_up_to, self._open[key].depth)
             return self._open[key].values
         if len(self._open) >= _MAX_DEPTH:
-            return ()
+            return (Unknown("the way to it is longer than the search goes", unread=True),)
         if self.is_out_of_time:
             return (Unknown(self.out_of_time, unread=True),)
         question = _Question(expression, scope, len(self._open))

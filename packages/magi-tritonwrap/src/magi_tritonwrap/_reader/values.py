@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-import ast
 import builtins
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from .source import FunctionNode
+from .bindings import Binding, bindings, declared_outside
+from .source import FunctionNode
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,89 +108,19 @@ class Scope:
     names: dict[str, tuple[Value, ...]]
     parent: Scope | None = None
     bindings: dict[str, list[Binding]] = field(init=False)
+    from_outside: frozenset[str] = field(init=False)
+    """Names declared `global` or `nonlocal`: besides what is bound here, they can stand for what they are outside."""
 
     def __post_init__(self) -> None:
-        self.bindings = {}
-        for name, binding in _bindings(self.node):
-            self.bindings.setdefault(name, []).append(binding)
+        self.bindings = bindings(self.node)
+        self.from_outside = declared_outside(self.node)
 
     def outside(self, name: str) -> tuple[Value, ...]:
         """The value of a name that this function does not bind itself."""
         if name in self.globals:
+            if self.globals[name] is None:
+                return (Unknown(f"the global '{name}' is None until something sets it", unread=True),)
             return (Known(self.globals[name], f"global '{name}'"),)
         if hasattr(builtins, name):
             return (Known(getattr(builtins, name), f"builtin '{name}'"),)
         return (Unknown(f"'{name}' is not defined yet", unread=True),)
-
-
-@dataclass(frozen=True, eq=False)
-class Binding:
-    """One statement that gives a name its value.
-
-    `kind` is `value` (the expression itself), `item` (an item of it), `import`, `define` or `opaque` (a `with` or an
-    `except` target).
-    """
-
-    kind: str
-    node: ast.AST
-    detail: Any = None
-
-
-def _bindings(function: FunctionNode) -> Iterator[tuple[str, Binding]]:
-    body = [function.body] if isinstance(function, ast.Lambda) else function.body
-    for statement in body:
-        for node in walk_own(statement):
-            yield from _bindings_of(node)
-
-
-def walk_own(node: ast.AST) -> Iterator[ast.AST]:
-    """Like `ast.walk`, but stays out of the bodies of nested functions and classes."""
-    yield node
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
-        return
-    for child in ast.iter_child_nodes(node):
-        yield from walk_own(child)
-
-
-def _bindings_of(node: ast.AST) -> Iterator[tuple[str, Binding]]:
-    match node:
-        case ast.Assign(targets=targets, value=value):
-            for target in targets:
-                yield from _targets(target, value)
-        case ast.AnnAssign(target=target, value=ast.expr() as value):
-            yield from _targets(target, value)
-        case ast.NamedExpr(target=target, value=value):
-            yield from _targets(target, value)
-        case _:
-            yield from _statement_bindings(node)
-
-
-def _statement_bindings(node: ast.AST) -> Iterator[tuple[str, Binding]]:
-    match node:
-        case ast.For(target=ast.Name(id=name), iter=source) | ast.comprehension(target=ast.Name(id=name), iter=source):
-            yield name, Binding("item", source)
-        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-            yield name, Binding("define", node)
-        case ast.Import(names=names):
-            for alias in names:
-                yield alias.asname or alias.name.split(".")[0], Binding("import", node, alias)
-        case ast.ImportFrom(names=names):
-            for alias in names:
-                yield alias.asname or alias.name, Binding("import", node, alias)
-        case ast.withitem(optional_vars=ast.Name(id=name)) | ast.ExceptHandler(name=str(name)):
-            yield name, Binding("opaque", node)
-
-
-def _targets(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, Binding]]:
-    match target, value:
-        case ast.Name(id=name), _:
-            yield name, Binding("value", value)
-        case ((ast.Tuple(elts=targets) | ast.List(elts=targets)), (ast.Tuple(elts=values) | ast.List(elts=values))) if (
-            len(targets) == len(values)
-        ):
-            for one_target, one_value in zip(targets, values, strict=True):
-                yield from _targets(one_target, one_value)
-        case ((ast.Tuple(elts=targets) | ast.List(elts=targets)), _):
-            for one_target in targets:
-                if isinstance(one_target, ast.Name):
-                    yield one_target.id, Binding("item", value)

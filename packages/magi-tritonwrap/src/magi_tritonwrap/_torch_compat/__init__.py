@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The private names of torch and Triton that this package touches: one function per quirk, with the releases served.
+
+kernels.py    what Triton makes of a kernel, and what torch puts around it
+operators.py  operators: their bodies, and torch's tables of decompositions and kernels
+tracing.py    fake and functional tensors, active modes, the nodes of launches
+"""
+
+from .kernels import (
+    calling_frame,
+    interpreted_classes,
+    kernel_classes,
+    kernel_in_wrapper,
+    kernel_of_launcher,
+    launch_classes,
+    new_kernel,
+    triton_wrappers,
+    unsupported_autotune_arguments_are_ignored,
+)
+from .operators import (
+    DISPATCH_MODE,
+    body_of_custom_op,
+    body_of_torch_triton_op,
+    custom_op_named,
+    has_composite_kernel,
+    has_decomposition_rule,
+    has_kernel_for_device,
+    is_op_of_torch,
+    overload_of,
+    qualified_name,
+    registration_of,
+    schemas_of,
+    set_cache_key_entries,
+    set_decomposition_rule,
+    torch_triton_ops,
+)
+from .tracing import (
+    autograd_function_of,
+    cache_bypass,
+    decomposition_is_disabled,
+    fake_mode_of,
+    fake_tensors,
+    functional_values,
+    has_unrecognized_type,
+    is_launch,
+    keeping_graphs,
+    launch_constants,
+    launched_kernel,
+    proxy_tracing_disabled,
+    tracing_is_active,
+    unwrap_functional,
+    wrap_triton_disabled,
+    wrap_triton_enabled,
+)
+
+
+__all__ = [
+    "DISPATCH_MODE",
+    "autograd_function_of",
+    "body_of_custom_op",
+    "body_of_torch_triton_op",
+    "cache_bypass",
+    "calling_frame",
+    "custom_op_named",
+    "decomposition_is_disabled",
+    "fake_mode_of",
+    "fake_tensors",
+    "functional_values",
+    "has_composite_kernel",
+    "has_decomposition_rule",
+    "has_kernel_for_device",
+    "has_unrecognized_type",
+    "interpreted_classes",
+    "is_launch",
+    "is_op_of_torch",
+    "keeping_graphs",
+    "kernel_classes",
+    "kernel_in_wrapper",
+    "kernel_of_launcher",
+    "launch_classes",
+    "launch_constants",
+    "launched_kernel",
+    "new_kernel",
+    "overload_of",
+    "proxy_tracing_disabled",
+    "qualified_name",
+    "registration_of",
+    "schemas_of",
+    "set_cache_key_entries",
+    "set_decomposition_rule",
+    "torch_triton_ops",
+    "tracing_is_active",
+    "triton_wrappers",
+    "unsupported_autotune_arguments_are_ignored",
+    "unwrap_functional",
+    "wrap_triton_disabled",
+    "wrap_triton_enabled",
+]

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels and launches: the classes that Triton makes, and what torch puts around them."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Iterable
+from types import FrameType, FunctionType
+from typing import Any
+
+import torch
+import triton
+from torch._higher_order_ops.triton_kernel_wrap import TraceableTritonKernelWrapper
+from torch._library import triton as torch_triton
+from triton.runtime.autotuner import Autotuner, Heuristics
+from triton.runtime.jit import JITFunction
+
+
+_INTERPRETER = "triton.runtime.interpreter"
+
+
+def launch_classes() -> tuple[type[Any], ...]:
+    """Classes whose `run` a launch ends in (Triton 3.2 on: `kernel[grid](...)` calls `self.run`)."""
+    return (JITFunction, Autotuner, *interpreted_classes())
+
+
+def kernel_classes() -> tuple[type[Any], ...]:
+    """Everything that `triton.jit`, `triton.autotune` and `triton.heuristics` return."""
+    return (JITFunction, Autotuner, Heuristics, *interpreted_classes())
+
+
+def interpreted_classes() -> tuple[type[Any], ...]:
+    """The class of kernels made under TRITON_INTERPRET=1; none where there can be no such kernel yet.
+
+    Its module imports numpy, which Triton does not declare (3.6 to 3.9); without the interpreter nobody needs it.
+    """
+    if _INTERPRETER not in sys.modules and not triton.knobs.runtime.interpret:
+        return ()
+    return (importlib.import_module(_INTERPRETER).InterpretedFunction,)
+
+
+def triton_wrappers() -> tuple[object, ...]:
+    """The functions that put a kernel into a graph: `wrap_triton`, and the older name that some code imports."""
+    return (torch.library.wrap_triton, torch_triton.capture_triton)
+
+
+def kernel_in_wrapper(value: object) -> Any:
+    """The kernel inside what `torch.library.wrap_triton` returned; None for anything else."""
+    return value.kernel if isinstance(value, TraceableTritonKernelWrapper) else None
+
+
+def kernel_of_launcher(value: object) -> Any:
+    """The kernel behind a `kernel[grid]` that exists already; None for anything else.
+
+    Triton returns a closure over the kernel, called `self` there (3.2 to 3.7 at least).
+    """
+    if isinstance(value, FunctionType) and value.__qualname__.startswith("KernelInterface.__getitem__"):
+        return inspect.getclosurevars(value).nonlocals.get("self")
+    return None
+
+
+def calling_frame() -> FrameType:
+    """The frame that called the caller; `inspect.stack` reads source files, which a launch has no time for."""
+    return sys._getframe(2)
+
+
+def unsupported_autotune_arguments_are_ignored() -> bool:
+    """Whether the user asked Inductor to overlook autotune settings that it cannot honour (torch 2.6 on)."""
+    from torch._inductor import config
+
+    return bool(config.unsafe_ignore_unsupported_triton_autotune_args)
+
+
+def new_kernel(like: Any, function: FunctionType, source: str) -> Any:
+    """A JITFunction with the settings of *like*, of another function and source.
+
+    Triton keeps `repr=` in a private attribute and a table of kernels by name, which the new one must not enter; a
+    source is set by `_unsafe_update_src` (3.4 on) or by assignment.
+    """
+    from triton.runtime import jit
+
+    table: dict[str, Any] = getattr(jit, "_triton_jit_function_registry", {})
+    before = dict(table)
+    parameters = inspect.signature(function).parameters
+    settings = {
+        setting: [name for name in _names(getattr(like, setting), like) if name in parameters]
+        for setting in ("do_not_specialize", "do_not_specialize_on_alignment")
+    }
+    kernel = type(like)(
+        function,
+        version=like.version,
+        debug=like.debug,
+        noinline=like.noinline,
+        repr=getattr(like, "_repr", None),
+        launch_metadata=like.launch_metadata,
+        **settings,
+    )
+    table.clear()
+    table.update(before)
+    if hasattr(kernel, "_unsafe_update_src"):
+        kernel._unsafe_update_src(source)
+    else:
+        kernel.src = source
+    return kernel
+
+
+def _names(parameters: Iterable[int | str], kernel: Any) -> list[str]:
+    """Parameters given by position or by name, by name."""
+    return [kernel.arg_names[one] if isinstance(one, int) else one for one in parameters]

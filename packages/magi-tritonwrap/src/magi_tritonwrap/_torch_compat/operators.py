@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators: their names and bodies, and torch's tables of decompositions and kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._library import triton as torch_triton
+from torch._library.custom_ops import OPDEFS, CustomOpDef
+from torch._ops import OpOverload
+from torch._subclasses.functional_tensor import FunctionalTensorMode
+
+
+DISPATCH_MODE = FunctionalTensorMode
+"""The mode under which AOTAutograd traces, and for which a decomposition is registered (torch 2.6 on)."""
+
+_NAMESPACES_OF_TORCH = frozenset(
+    (
+        *("aten", "prim", "prims", "rngprims", "debugprims", "higher_order", "inductor", "c10d", "c10d_functional"),
+        *("_c10d_functional", "_c10d_functional_autograd", "_dtensor", "fsdp", "symm_mem", "streams", "profiler"),
+        *("quantized", "_quantized", "quantized_decomposed", "sparse", "mkl", "mkldnn", "mkldnn_prepacked", "onednn"),
+        *("onnx", "prepacked", "xnnpack", "cuda", "debug", "export"),
+    )
+)
+
+
+def qualified_name(op: OpOverload) -> str:
+    """`namespace::name` or `namespace::name.overload`; torch's tables of kernels and rules are keyed by it."""
+    return str(op._name)
+
+
+def _dispatcher_name(op: OpOverload) -> str:
+    name: str = op.name()
+    return name
+
+
+def set_decomposition_rule(op: OpOverload, rule: Any) -> None:
+    """Let *rule* answer for *op* under AOTAutograd's functional mode, in place of any rule that is there.
+
+    `torch.library.register_torch_dispatch` refuses a second rule, and its registration cannot be taken back; the table
+    it fills is the same since torch 2.6.
+    """
+    from torch._library.simple_registry import singleton
+
+    name = qualified_name(op)
+    if name in OPDEFS:
+        OPDEFS[name].register_torch_dispatch(DISPATCH_MODE, rule)
+        return
+    singleton.find(name).torch_dispatch_rules._data[DISPATCH_MODE] = rule
+
+
+def overload_of(definition: CustomOpDef) -> OpOverload:
+    """The operator behind what `torch.library.custom_op` returns."""
+    return definition._opoverload
+
+
+def schemas_of(op: Any) -> list[str]:
+    """The schemas of *op*, with the defaults that torch puts into generated code but not into its cache keys."""
+    overloads = [getattr(op, name) for name in op.overloads()] if hasattr(op, "overloads") else [op]
+    return [str(overload._schema) for overload in overloads]
+
+
+def torch_triton_ops() -> tuple[str, ...]:
+    """Names of the operators that AOTAutograd decomposes into Triton launches (torch 2.7 on)."""
+    return tuple(torch_triton.triton_ops_to_kernels)
+
+
+def body_of_torch_triton_op(name: str) -> Callable[..., Any] | None:
+    """The body given to `torch.library.triton_op`, which registers it as the op's fake as well; None otherwise."""
+    definition = OPDEFS.get(name)
+    if definition is None or name not in torch_triton.triton_ops_to_kernels:
+        return None
+    body: Callable[..., Any] | None = definition._abstract_fn
+    return body
+
+
+def custom_op_named(name: str) -> OpOverload:
+    """The operator of that name that `torch.library.custom_op` made."""
+    op: OpOverload = OPDEFS[name]._opoverload
+    return op
+
+
+def body_of_custom_op(name: str) -> Callable[..., Any] | None:
+    """The body given to `torch.library.custom_op`; None for any other operator, and for a `triton_op`."""
+    definition = OPDEFS.get(name)
+    if definition is None or name in torch_triton.triton_ops_to_kernels:
+        return None
+    body: Callable[..., Any] = definition._init_fn
+    return body
+
+
+def has_decomposition_rule(name: str) -> bool:
+    """Whether an operator of `torch.library.custom_op` has a rule under AOTAutograd's functional mode already."""
+    return DISPATCH_MODE in OPDEFS[name]._torch_dispatch_fns
+
+
+def is_op_of_torch(op: OpOverload) -> bool:
+    """Whether torch itself registers the operator: its namespaces, as of torch 2.10 to 2.15."""
+    return op.namespace in _NAMESPACES_OF_TORCH
+
+
+def set_cache_key_entries(op: OpOverload, entries: list[object]) -> None:
+    """Put *entries* into the table of kernels that AOTAutograd's cache key reads, for graphs that call *op*.
+
+    torch asks of an entry what it asks of a JITFunction: `.src`, `.__name__` and `.fn` (torch 2.7 on).
+    """
+    torch_triton.triton_ops_to_kernels[qualified_name(op)] = entries
+
+
+def has_kernel_for_device(op: OpOverload, device_type: str) -> bool:
+    """Whether a body was registered for this device type itself, not through a composite key (private, all)."""
+    key = torch._C._dispatch_key_for_device(device_type)
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(_dispatcher_name(op), key))
+
+
+def has_composite_kernel(op: OpOverload) -> bool:
+    """Whether one body was registered for every device type."""
+    keys = ("CompositeExplicitAutograd", "CompositeImplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(_dispatcher_name(op), key) for key in keys)
+
+
+def registration_of(op: OpOverload) -> dict[str, object]:
+    """Something that changes whenever a device type gets another body, by device type.
+
+    The dispatcher keeps no Python function, but its dump has a line for each registration, replaced ones included. A
+    `torch.library.custom_op` keeps its bodies in a table of its own.
+    """
+    lines: dict[str, list[str]] = {}
+    for line in torch._C._dispatch_dump(_dispatcher_name(op)).splitlines():
+        key, separator, registration = line.partition(":")
+        if separator:
+            lines.setdefault(key.removesuffix(" (inactive)").lower(), []).append(registration)
+    definition = OPDEFS.get(qualified_name(op))
+    bodies = {} if definition is None else definition._backend_fns
+    return {key: (tuple(found), bodies.get(key)) for key, found in lines.items()}

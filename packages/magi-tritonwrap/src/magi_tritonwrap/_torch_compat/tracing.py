@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traces: fake and functional tensors, the modes that are active, and the nodes of launches in a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from types import BuiltinMethodType, MethodType
+from typing import Any
+
+import torch
+from torch._functorch import config as functorch_config
+from torch._guards import detect_fake_mode
+from torch._higher_order_ops.triton_kernel_wrap import (
+    kernel_side_table,
+    triton_kernel_wrapper_functional,
+    triton_kernel_wrapper_mutation,
+)
+from torch._library import triton as torch_triton
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+
+
+def wrap_triton_disabled() -> AbstractContextManager[None]:
+    """Make `wrap_triton(kernel)[grid]` launch the bare kernel, in this thread (torch 2.6 on, private throughout)."""
+    return torch_triton.set_wrap_triton_enabled(False)
+
+
+def wrap_triton_enabled() -> AbstractContextManager[None]:
+    """Make `wrap_triton(kernel)[grid]` go through the higher-order op, in this thread."""
+    return torch_triton.set_wrap_triton_enabled(True)
+
+
+def tracing_is_active(values: Iterable[object]) -> bool:
+    """Whether a launch with these arguments belongs into a graph rather than onto a device.
+
+    True under the fake, proxy and functional modes of torch, and for their tensors. A user's own mode (a FLOP counter,
+    a logger) does not count: torch has no rule for the higher-order op under it, and eager numbers are what it expects.
+    """
+    keys = torch._C._TorchDispatchModeKey
+    if any(torch._C._get_dispatch_mode(key) is not None for key in (keys.FUNCTIONAL, keys.PROXY, keys.FAKE)):
+        return True
+    return any(isinstance(value, FakeTensor | FunctionalTensor) for value in values)
+
+
+def unwrap_functional(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor inside a FunctionalTensor, with pending writes applied."""
+    return tensor.from_functional() if isinstance(tensor, FunctionalTensor) else tensor
+
+
+def functional_values(values: Iterable[object]) -> list[torch.Tensor]:
+    """What the functional tensors among *values* hold now; a traced write replaces it by another tensor."""
+    return [torch._from_functional_tensor(value.elem) for value in values if isinstance(value, FunctionalTensor)]
+
+
+def fake_mode_of(values: object) -> FakeTensorMode | None:
+    """The mode that the fake tensors among *values* belong to; None when there are none."""
+    mode: FakeTensorMode | None = detect_fake_mode(values)
+    return mode
+
+
+def fake_tensors() -> FakeTensorMode:
+    """A mode in which factories make fake tensors, which meet real ones without an error."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def keeping_graphs(graphs: list[torch.fx.GraphModule]) -> Any:
+    """A backend of `torch.compile` that runs AOTAutograd, and appends each graph that Inductor would be given.
+
+    Inputs that are fake come from another mode than the one that Dynamo made for AOTAutograd. From torch 2.11 on
+    AOTAutograd takes them over into it; 2.10 refuses them (`detect_fake_mode` in `torch/_guards.py`).
+    """
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch._aot_autograd.utils import make_boxed_func
+    from torch._guards import TracingContext
+
+    def keep(graph: torch.fx.GraphModule, _: object) -> Any:
+        graphs.append(graph)
+        return make_boxed_func(graph.forward)
+
+    compile_graph = aot_autograd(fw_compiler=keep)
+
+    def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        mode = TracingContext.get().fake_mode
+        assert mode is not None, "Dynamo makes one before it calls a backend"
+        return compile_graph(graph, [mode.from_tensor(x) if isinstance(x, FakeTensor) else x for x in inputs])
+
+    return backend
+
+
+def is_launch(target: object) -> bool:
+    """Whether the target of a graph node is a Triton launch, functional or mutating."""
+    return target in (triton_kernel_wrapper_functional, triton_kernel_wrapper_mutation)
+
+
+def launched_kernel(index: int) -> Any:
+    """The kernel that the node of a launch has by number, because a graph cannot hold it."""
+    return kernel_side_table.get_kernel(index)
+
+
+def launch_constants(index: int) -> dict[str, Any]:
+    """The arguments that the node of a launch has by number."""
+    return dict(kernel_side_table.get_constant_args(index))
+
+
+def proxy_tracing_disabled() -> AbstractContextManager[object]:
+    """Run operators without recording them in the graph being traced."""
+    return disable_proxy_modes_tracing()
+
+
+def decomposition_is_disabled() -> bool:
+    """Whether torch.export asked that Triton ops stay whole (the flag is private; seen on torch 2.13)."""
+    return not getattr(functorch_config, "decompose_custom_triton_ops", True)
+
+
+def has_unrecognized_type(types: Sequence[type]) -> bool:
+    """Whether a tensor subclass is among *types* that must be desugared first, as in torch's own `triton_op`."""
+    known = (torch.Tensor, FunctionalTensor)
+    return any(not issubclass(tensor_type, FakeTensor) and tensor_type not in known for tensor_type in types)
+
+
+def cache_bypass(reason: str) -> Exception:
+    """The exception that makes AOTAutograd compile without its cache, and log *reason*."""
+    from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
+
+    return BypassAOTAutogradCache(reason)
+
+
+def autograd_function_of(apply: object) -> Any:
+    """`MyFunction` for `MyFunction.apply`; None for anything else.
+
+    A method of Python until torch 2.13, a builtin in 2.15 (`torch/autograd/function.py`).
+    """
+    if not isinstance(apply, MethodType | BuiltinMethodType) or apply.__name__ != "apply":
+        return None
+    owner = apply.__self__
+    return owner if isinstance(owner, type) and issubclass(owner, torch.autograd.Function) else None
