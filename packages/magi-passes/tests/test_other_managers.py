@@ -194,6 +194,7 @@ def test_the_gate_is_asked_and_there_is_a_record(inductor: Any, route: str) -> N
     asked = [(record.pass_name, record.ran, record.reason) for record in records]
     assert asked == [("Sines", False, "1 sines"), ("Sines", True, "2 sines")]
     assert all(record.graph.endswith("_inference") for record in records)
+    assert {record.hook for record in records} == {HOOK if "itself" in route or route == "in a list" else ""}
 
 
 @pytest.mark.parametrize("route", SOME)
