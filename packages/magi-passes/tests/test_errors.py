@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, make_dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,11 @@ TABLE: list[tuple[Callable[[], object], type[Exception], str]] = [
         lambda: _pass(inductor_config_keys_potentially_mutated_by_this_pass="triton.max_tiles"),
         PassDefinitionError,
         r"must be a tuple of strings, such as \('triton.max_tiles',\); got 'triton.max_tiles'",
+    ),
+    (
+        lambda: _pass(__call__=functools.partialmethod(print)),
+        PassDefinitionError,
+        r"^Bad.__call__ is a partialmethod; define it with def",
     ),
     (lambda: _pass(hook="post_grad"), PassDefinitionError, r"Bad.hook is 'post_grad'; Inductor has pre_grad_custom"),
     (

@@ -40,7 +40,8 @@ class PassContext:
         is_backward: Whether this is the backward graph of a training step.
         is_inference: Whether no gradient will be asked for.
         is_subgraph: Whether the graph is the body of a higher-order op inside the graph that is compiled.
-        hook: The Inductor option that runs the pass, such as ``post_grad_custom_post_pass``.
+        hook: The Inductor option that runs the pass, such as ``post_grad_custom_post_pass``; empty when a caller
+            other than a pipeline runs it.
         example_inputs: The inputs the graph is compiled for: real tensors, fake tensors, ints or SymInts.
         user_keys: The Inductor keys that the user set and that no pass may change.
         config: Every Inductor key with its value when the compilation started. Read-only.
@@ -86,7 +87,7 @@ def context_of(
 
     Args:
         graph: The graph that the passes are asked about.
-        hook: The Inductor option through which they are reached.
+        hook: The Inductor option through which they are reached; empty where that is not known.
         declared: The Inductor keys that they declare.
         user_keys: The keys that the user set in the options; those that differ from Inductor's default are added.
     """

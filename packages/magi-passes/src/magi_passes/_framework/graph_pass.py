@@ -7,6 +7,8 @@ import functools
 import types
 from typing import TYPE_CHECKING, Any
 
+from magi_passes.errors import PassDefinitionError
+
 from .context import current_context
 from .declared import DeclaredPass
 from .disable import note_pass
@@ -64,7 +66,10 @@ class MagiInductorPass(DeclaredPass):
         super().__init_subclass__(**kwargs)
         note_pass(cls)
         body = vars(cls).get("__call__")
-        if isinstance(body, types.FunctionType):
+        if body is not None and not isinstance(body, types.FunctionType):
+            msg = f"{cls.__qualname__}.__call__ is a {type(body).__name__}; define it with def."
+            raise PassDefinitionError(msg)
+        if body is not None:
             setattr(cls, "__call__", _safe_by_itself(body))  # noqa: B010 - mypy does not let a method be assigned
 
 

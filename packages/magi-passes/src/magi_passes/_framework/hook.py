@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch._inductor.custom_graph_pass import CustomGraphPass
@@ -28,7 +28,7 @@ class PipelineHook(CustomGraphPass):
     """The value of one hook option. One object on every torch: before 2.13 a hook holds a single pass.
 
     Attributes:
-        name: The Inductor option that holds this object.
+        name: The Inductor option that holds this object; empty when another library's manager holds it.
         parts: Passes of this package, and any other hook, in the order in which they run.
         user_keys: Inductor keys that the user set in the options, whatever their value.
     """
@@ -57,7 +57,7 @@ class PipelineHook(CustomGraphPass):
         try:
             for part in self.parts:
                 if isinstance(part, DeclaredPass):
-                    records.append(run_pass(part, graph, context, self.name))
+                    records.append(run_pass(part, graph, context))
                 elif _torch_compat.is_inference_aware(part):
                     part(graph, is_inference=context.is_inference)
                 else:
@@ -104,7 +104,7 @@ def as_pipeline_hook(name: str, *values: object) -> PipelineHook | None:
     A pass that somebody put there by itself is a pipeline of one.
     """
     if len(values) == 1 and isinstance(values[0], PipelineHook):
-        return values[0]
+        return values[0] if values[0].name == name else replace(values[0], name=name)
     parts = tuple(part for value in values for part in parts_of(value))
     if not any(isinstance(part, DeclaredPass) for part in parts):
         return None

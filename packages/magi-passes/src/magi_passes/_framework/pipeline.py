@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
 from magi_passes import _torch_compat
 from magi_passes._identity.code import digest
 from magi_passes.errors import PassArgumentError, PassArgumentTypeError, PassDefinitionError
@@ -87,7 +89,7 @@ class PassPipeline:
                 options[name] = PipelineHook(name, (*parts_of(before), *passes), user_keys | keys)
         return options
 
-    def as_pass(self) -> PipelineHook:
+    def as_pass(self) -> CustomGraphPass:
         """The whole pipeline as one pass, for a pass manager that is called from one of Inductor's hooks.
 
         It asks each pass and writes its record, and the configuration comes back when the compilation ends. Its
@@ -111,8 +113,7 @@ class PassPipeline:
                 "or use inductor_options(), which has a hook for each."
             )
             raise PassArgumentError(msg)
-        in_order = sorted(self.passes, key=lambda p: _torch_compat.HOOKS.index(p.hook))
-        return PipelineHook(in_order[-1].hook if in_order else MagiInductorPass.hook, tuple(in_order))
+        return PipelineHook("", tuple(sorted(self.passes, key=lambda p: _torch_compat.HOOKS.index(p.hook))))
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:

@@ -38,7 +38,8 @@ class PassRecord:
         config_changes: Inductor key -> (value before, value after); what the user's own setting overruled is not here.
         seconds: Wall time of the predicate and of the pass.
         compile_id: Dynamo's id of the compilation, such as ``0/0``; None when Dynamo did not start it.
-        hook: The Inductor option that the pass was reached through; empty when it was called directly.
+        hook: The Inductor option that the pass was reached through; empty when a caller
+            other than a pipeline ran it.
     """
 
     pass_name: str

@@ -56,11 +56,11 @@ def run_directly(part: DeclaredPass, graph: object) -> None:
         raise PassArgumentTypeError(msg)
     keys = part.inductor_config_keys_potentially_mutated_by_this_pass
     check_keys_exist(type(part))
-    trace([run_pass(part, graph, context_of(graph, type(part).hook, keys), "")])
+    trace([run_pass(part, graph, context_of(graph, "", keys))])
 
 
-def run_pass(part: DeclaredPass, graph: Graph, context: PassContext, hook: str) -> PassRecord:
-    """Ask *part* about *graph*, run it if it applies, and publish the record; *hook* is the option that it came from.
+def run_pass(part: DeclaredPass, graph: Graph, context: PassContext) -> PassRecord:
+    """Ask *part* about *graph*, run it if it applies, and publish the record.
 
     Raises:
         PassFailedError: The pass raised an error, which is the cause.
@@ -88,7 +88,7 @@ def run_pass(part: DeclaredPass, graph: Graph, context: PassContext, hook: str) 
             config_changes=outcome.changes,
             seconds=perf_counter() - start,
             compile_id=context.compile_id,
-            hook=hook,
+            hook=context.hook,
         )
         publish(record, collectors_of_current())
     return record
