@@ -37,13 +37,13 @@ class CodeNames:
     """Names that a code object and the functions nested in it use.
 
     Attributes:
-        globals: names read as globals.
-        mentioned: every name and every string constant, a superset of the attributes it can read; `getattr(ns, "k")`
+        globals: Names read as globals.
+        mentioned: Every name and every string constant, a superset of the attributes it can read; `getattr(ns, "k")`
             is in it.
-        attributes: names that it asks objects for.
-        whole: variables that are used other than for an attribute: passed on, stored, called.
-        asked: variables with the attributes that they are used for.
-        imports: modules it imports when it runs.
+        attributes: Names that it asks objects for.
+        whole: Variables that are used other than for an attribute: passed on, stored, called.
+        asked: Variables with the attributes that they are used for.
+        imports: Modules it imports when it runs.
     """
 
     globals: tuple[str, ...]
