@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 import magi_opschema
 import magi_tritonwrap
+
+from ._undecided import UndecidedOp
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -38,7 +38,8 @@ def magi_register_custom_op(
         mutates_args: Parameters, leaf paths or flat names that the body writes to.
         infer_output_meta_fn: The shapes of the outputs: a function at the user's signature, or a list of parameter
             paths that the outputs look like. Without it, an operator that launches Triton kernels takes them from its
-            body, run with every launch dropped; any other one looks like its tensor inputs, in order.
+            body, run with every launch dropped; any other one looks like its tensor inputs, in order. Where only a run
+            can tell whether the body launches, it is run in that way at the first fake call.
         setup_context_fn: ``(ctx, inputs, output)``, as for magi-opschema.
         backward_fn: ``(ctx, *grads)``, as for magi-opschema.
         is_compute_sensitive: The outputs are saved for the backward rather than computed again.
@@ -72,9 +73,20 @@ def magi_register_custom_op(
 
     def register(fn: F) -> F:
         kernels = magi_tritonwrap.find_kernels(fn, extra=extra_triton_kernels)
+        exposed: Any
+
+        def see_through() -> None:
+            definition = magi_opschema.op_def(exposed)
+            report = magi_tritonwrap.make_see_through(definition.torch_op, definition.lowered_fn, kernels=kernels)
+            magi_opschema.annotate(exposed, "see-through", _see_through_note(report))
+
         infer = infer_output_meta_fn
-        if infer is None and kernels.may_launch:
-            infer = _fake_from_body(fn)
+        is_undecided = kernels.only_a_run_tells and (infer is None or callable(infer))
+        if is_undecided:
+            note = lambda reason: magi_opschema.annotate(exposed, "see-through", f"no: {reason}")  # noqa: E731
+            infer = UndecidedOp(name or fn.__qualname__, fn, kernels, cast("Any", infer), see_through, note).fake()
+        elif infer is None and kernels.may_launch:
+            infer = magi_tritonwrap.fake_from_body(fn)
         exposed = magi_opschema.magi_register_custom_op(
             name,
             mutates_args=mutates_args,
@@ -87,29 +99,17 @@ def magi_register_custom_op(
             override=override,
             # In eager calls a launch that is wrapped by hand would pay for the higher-order op.
         )(magi_tritonwrap.launch_directly(fn) if kernels.may_wrap else fn)
-        if kernels.may_launch:
-            definition = magi_opschema.op_def(exposed)
-            report = magi_tritonwrap.make_see_through(definition.torch_op, definition.lowered_fn, kernels=kernels)
-            magi_opschema.annotate(exposed, "see-through", _see_through_note(report))
+        if kernels.may_launch and not is_undecided:
+            see_through()
         return cast("F", exposed)
 
     return register
 
 
-def _fake_from_body(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """*fn* with its launches dropped: on fake tensors it allocates its outputs and computes nothing."""
-
-    @functools.wraps(fn)
-    def fake(*args: Any, **kwargs: Any) -> Any:
-        with magi_tritonwrap.capture_launches(drop=True):
-            return fn(*args, **kwargs)
-
-    fake.__signature__ = inspect.signature(fn)  # type: ignore[attr-defined]
-    return fake
-
-
 def _see_through_note(report: magi_tritonwrap.OpReport) -> str:
     if not report.see_through:
         return f"no: {report.reason}"
+    if not report.kernels:
+        return "Triton kernels that are captured at compilation"
     count = len(report.kernels)
     return f"{count} Triton kernel{'' if count == 1 else 's'}"

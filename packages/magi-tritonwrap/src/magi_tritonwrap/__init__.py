@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from ._kernel.launchers import register_launcher
-from ._kernel.report import FoundKernel, InnerOp, KernelReport, OpReport, UnresolvedLaunch
+from ._kernel.report import FoundKernel, InnerOp, KernelReport, OpReport, SideEffect, UnresolvedLaunch
+from ._launch.body_as_fake import LaunchProbe, fake_from_body, probe_launches
 from ._launch.capture import CapturedLaunch, LaunchLog, capture_launches
 from ._launch.wrap import launch_directly, wrap_kernels
 from ._op import triton_op
@@ -12,6 +13,7 @@ from ._reader.find import find_kernels
 from ._see_through import make_see_through, see_through_report
 from .errors import (
     LostSettingWarning,
+    NoFakeError,
     NotAnOpError,
     OpaqueFallbackWarning,
     TritonWrapError,
@@ -27,19 +29,24 @@ __all__ = [
     "InnerOp",
     "KernelReport",
     "LaunchLog",
+    "LaunchProbe",
     "LostSettingWarning",
+    "NoFakeError",
     "NotAnOpError",
     "OpReport",
     "OpaqueFallbackWarning",
+    "SideEffect",
     "TritonWrapError",
     "UnknownOpError",
     "UnresolvedLaunch",
     "UnsupportedKernelError",
     "UnsupportedLaunchError",
     "capture_launches",
+    "fake_from_body",
     "find_kernels",
     "launch_directly",
     "make_see_through",
+    "probe_launches",
     "register_launcher",
     "see_through_report",
     "triton_op",

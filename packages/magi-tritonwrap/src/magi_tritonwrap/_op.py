@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 
-from ._launch.capture import capture_launches
+from ._launch.body_as_fake import fake_from_body
 from ._launch.wrap import launch_directly
 from ._reader.find import find_kernels
 from ._see_through import check_report, make_see_through
@@ -73,17 +72,12 @@ def triton_op(
 
 
 def _define(name: str, fn: Callable[..., Any], mutates_args: str | Iterable[str], schema: str | None) -> CustomOpDef:
-    @functools.wraps(fn)
-    def fake(*args: Any, **kwargs: Any) -> Any:
-        with capture_launches(drop=True):
-            return fn(*args, **kwargs)
-
     found = find_kernels(fn)
     check_report(found)
     eager = launch_directly(fn) if found.may_wrap else fn
     mutated = mutates_args if isinstance(mutates_args, str) else tuple(mutates_args)
     text = schema if schema is not None else torch.library.infer_schema(fn, mutates_args=mutated)
     op: CustomOpDef = torch.library.custom_op(name, eager, mutates_args=mutated, schema=text)
-    op.register_fake(fake)
+    op.register_fake(fake_from_body(fn))
     make_see_through(op, fn, kernels=found)
     return op

@@ -76,7 +76,8 @@ class _SeeThroughOp:
             self.fallbacks.append(reason)
         msg = (
             f"{self.name} stays opaque to the compiler: its body cannot be traced. {reason}. "
-            "Its results are right, and Inductor does not see its kernels."
+            "Its results are right, and Inductor does not see its kernels. Where its outputs depend on data, give it a "
+            "fake of its own: infer_output_meta_fn, or register_fake."
         )
         warnings.warn(OpaqueFallbackWarning(msg), stacklevel=2)
 
