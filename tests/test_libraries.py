@@ -11,6 +11,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -55,6 +56,42 @@ def test_every_launching_function(library: str) -> None:
     assert {one["name"] for one in missed} == set(MISSES[library])
     assert [one["name"] for one in missed if one["is_silent"]] == [], "each says that something is left"
     assert len(functions) - len(missed) >= LEAST_FOUND[library]
+
+
+@pytest.fixture
+def ops_of_libraries() -> Callable[[str], list[dict[str, Any]]]:
+    missing = [name for name, library in LIBRARIES.items() if folder_of(library.package) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} is not installed; nox -s libraries installs it")
+
+    def run(mode: str) -> list[dict[str, Any]]:
+        command = [sys.executable, str(HERE / "_library_ops.py"), mode]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    return run
+
+
+@pytest.mark.slow
+def test_thirty_ops_compile_and_nearly_all_are_seen_through(ops_of_libraries: Callable[..., Any]) -> None:
+    found = ops_of_libraries("graphs")
+    assert len(found) == 30
+    assert [one for one in found if "error" in one] == []
+    opaque = [one for one in found if one["opaque"]]
+    assert len(found) - len(opaque) >= 28
+    assert all(one["launches"] for one in found if not one["opaque"])
+    for one in opaque:
+        (text,) = one["warnings"]
+        assert "stays opaque to the compiler: its body cannot be traced." in text
+        assert "it decides by data of a tensor (" in text
+
+
+@pytest.mark.slow
+def test_numbers_are_the_librarys(ops_of_libraries: Callable[..., Any]) -> None:
+    found = [one for one in ops_of_libraries("numbers") if "not_here" not in one]
+    assert len(found) >= 14, "the interpreter runs at least these"
+    assert [one for one in found if not one.get("equal")] == []
 
 
 def test_the_record_is_of_the_names_and_misses_on_file() -> None:

@@ -52,7 +52,19 @@ def by_comparison(x: Tensor) -> Tensor:
     return patterns.module_level(x) if torch.equal(x, x.clone()) else x.clone()
 
 
-READING = [by_item, by_branch, by_loop_over_lengths, by_comparison]
+def by_segments(x: Tensor) -> Tensor:
+    at = torch.repeat_interleave(torch.arange(x.numel()), torch.ones_like(x, dtype=torch.int64))
+    mask = torch.stack([at, at], 1)[: len(x.nonzero())]
+    return patterns.module_level(x) + x[x > 0].sum() + mask.sum()
+
+
+def refuses_most_data(x: Tensor) -> Tensor:
+    assert x.max() <= 300, "a label is out of range"
+    assert 0 < x.max().item() <= 3, "a label is out of range"
+    return patterns.module_level(x)
+
+
+READING = [by_item, by_branch, by_loop_over_lengths, by_comparison, by_segments, refuses_most_data]
 
 
 @pytest.mark.parametrize("body", READING)
@@ -65,7 +77,7 @@ def test_a_body_that_reads_data_is_its_own_fake(body: Callable[[Tensor], Tensor]
 
 
 @pytest.mark.usefixtures("stub")
-@pytest.mark.parametrize("body", [by_item, by_branch, by_comparison])
+@pytest.mark.parametrize("body", [by_item, by_branch, by_comparison, refuses_most_data])
 def test_an_op_that_reads_data_compiles_and_stays_opaque(body: Callable[[Tensor], Tensor], ops: Ops) -> None:
     op = triton_op(f"{ops.namespace}::reads", body, mutates_args=())
     with pytest.warns(OpaqueFallbackWarning, match=r"cannot be traced\..*register_fake"):
@@ -97,6 +109,10 @@ def sized_by_nonzero(x: Tensor) -> Tensor:
     return x.nonzero()
 
 
+def sized_by_unique(x: Tensor) -> Tensor:
+    return x.unique()
+
+
 def by_array(x: Tensor) -> Tensor:
     return torch.from_numpy(x.numpy() * 2)
 
@@ -113,7 +129,8 @@ def never_ends(x: Tensor) -> Tensor:
         (sized_by_item, r"reads data of its tensors \(.*:\d+\), and its outputs depend on them"),
         (typed_by_data, "its outputs depend on them"),
         (counted_by_data, "its outputs depend on them"),
-        (sized_by_nonzero, "does not run on fake tensors: DynamicOutputShapeException"),
+        (sized_by_nonzero, "its outputs depend on them"),
+        (sized_by_unique, "does not run on fake tensors: DynamicOutputShapeException"),
         (by_array, r"does not run on fake tensors: RuntimeError: \.numpy\(\)"),
         (never_ends, "reads data in a loop that does not end"),
     ],

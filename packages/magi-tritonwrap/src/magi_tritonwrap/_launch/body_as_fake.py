@@ -2,8 +2,8 @@
 """A body on fake tensors: as the op's own fake, and to see whether it launches anything.
 
 Launches are dropped, so that the body allocates its outputs and computes nothing. Where it asks a tensor for its data
-(`.item()`, `.tolist()`, `if mask.any()`), the fake answers with a made-up number, and runs the body once more with
-another: outputs that come out the same do not depend on the data.
+(`.item()`, `.tolist()`, `if mask.any()`, the size of `x.nonzero()`), the fake answers with a made-up number, and runs
+the body once more with another: outputs that come out the same do not depend on the data.
 """
 
 from __future__ import annotations
@@ -35,11 +35,46 @@ from .probe import told
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_FIRST, _SECOND = 1, 257  # far apart, and no multiple of a block size: sizes that follow from them differ
+_FIRST = (1, True)
+# A number that is far off and no multiple of a block size, so that sizes which follow from it differ; then others, for
+# a body that refuses data.
+_OTHERS = ((257, False), (257, True), (3, False), (3, True))
 _MOST_ANSWERS = 100_000  # a loop that waits for a value would never end
 # What `Tensor.item()` is: inside a registered fake torch hands the first on, elsewhere the second.
 _ITEM = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)  # noqa: SLF001 - an operator's name
 _READS = (*_ITEM, torch.ops.aten.is_nonzero.default, torch.ops.aten.equal.default, torch.ops.aten.allclose.default)
+
+
+def _picked(number: int, x: torch.Tensor, indices: Any) -> torch.Tensor:
+    """`x[indices]` where each mask picks *number* entries."""
+    picks: list[Any] = []
+    for index in indices:
+        picks += [index.new_empty(number, dtype=torch.int64)] * index.dim() if _is_mask(index) else [index]
+    result: torch.Tensor = torch.ops.aten.index.Tensor(x, picks)
+    return result
+
+
+def _repeated(number: int, x: torch.Tensor, _repeats: torch.Tensor, dim: int | None = None) -> torch.Tensor:
+    size = [number] if dim is None else [number if at == dim % x.dim() else one for at, one in enumerate(x.shape)]
+    return x.new_empty(size)
+
+
+def _masked(number: int, x: torch.Tensor, _mask: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(number)
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+
+
+# Operators whose output has as many entries as the data say, and that output for a made-up number of them.
+_SIZED_BY_DATA: dict[Any, Callable[..., torch.Tensor]] = {
+    torch.ops.aten.nonzero.default: lambda n, x: x.new_empty((n, x.dim()), dtype=torch.int64),
+    torch.ops.aten.index.Tensor: _picked,
+    torch.ops.aten.masked_select.default: _masked,
+    torch.ops.aten.repeat_interleave.self_Tensor: _repeated,
+    torch.ops.aten.repeat_interleave.Tensor: lambda n, repeats: repeats.new_empty(n, dtype=torch.int64),
+}
 
 
 @dataclass(frozen=True)
@@ -77,7 +112,7 @@ def fake_from_body(fn: Callable[P, R]) -> Callable[P, R]:
         first, asked = _run(fn, args, kwargs, _FIRST)
         if not asked:
             return first
-        second, _ = _run(fn, args, kwargs, _SECOND)
+        second = _with_other_data(fn, args, kwargs)
         if _described(first) != _described(second):
             why = f"reads data of its tensors ({asked}), and its outputs depend on them"
             raise NoFakeError(_no_fake(fn, why))
@@ -120,36 +155,55 @@ class _Refusing(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Answering(TorchDispatchMode):
-    """Answers for the data of tensors with one made-up number."""
+def _asks_for_data(func: Any, args: Any, kwargs: Any) -> bool:
+    if func is torch.ops.aten.index.Tensor:
+        return any(_is_mask(index) for index in args[1])
+    return func in _READS or (func in _SIZED_BY_DATA and kwargs.get("output_size") is None)
 
-    def __init__(self, number: int) -> None:
+
+class _Answering(TorchDispatchMode):
+    """Answers for the data of tensors with one made-up number, and one truth value."""
+
+    def __init__(self, number: int, truth: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._number = number
+        self._number, self._truth = number, truth
         self._answers = 0
         self.asked = ""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in _READS:
+        if not _asks_for_data(func, args, kwargs or {}):
             return func(*args, **(kwargs or {}))
         self._answers += 1
         if self._answers > _MOST_ANSWERS:
             raise _Refused("it reads data in a loop that does not end")
         self.asked = self.asked or ":".join(map(str, launch_site()))
+        if func in _SIZED_BY_DATA:
+            return _SIZED_BY_DATA[func](self._number, *args, **(kwargs or {}))
         dtype = args[0].dtype if func in _ITEM else torch.bool
         if dtype is torch.bool:
-            return self._number == _FIRST
+            return self._truth
         return float(self._number) if dtype.is_floating_point else self._number
 
 
-def _run(fn: Callable[P, R], args: Any, kwargs: Any, number: int) -> tuple[R, str]:
-    with capture_launches(drop=True), _Answering(number) as answers:
+def _run(fn: Callable[P, R], args: Any, kwargs: Any, data: tuple[int, bool]) -> tuple[R, str]:
+    with capture_launches(drop=True), _Answering(*data) as answers:
         try:
             return fn(*args, **kwargs), answers.asked
         except Exception as error:
             if answers.asked or isinstance(error, _Refused) or cannot_be_fake(error):
                 raise NoFakeError(_no_fake(fn, f"does not run on fake tensors: {told(error)}")) from error
             raise
+
+
+def _with_other_data(fn: Callable[P, R], args: Any, kwargs: Any) -> R:
+    """What *fn* returns for other data; a body may refuse some, such as an index that is out of range."""
+    refused: list[NoFakeError] = []
+    for data in _OTHERS:
+        try:
+            return _run(fn, args, kwargs, data)[0]
+        except NoFakeError as error:
+            refused.append(error)
+    raise refused[0]
 
 
 def _no_fake(fn: Callable[..., Any], why: str) -> str:
