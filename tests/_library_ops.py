@@ -199,8 +199,8 @@ def numbers(number: int, op: LibraryOp) -> dict[str, Any]:
         return {"not_here": f"{type(error).__name__}: {error}"}
     made = registered(number, op)
     torch.compiler.reset()  # Dynamo counts the ops of one signature together
-    compiled = torch.compile(made, backend="aot_eager", fullgraph=True, dynamic=False)  # type: ignore[no-untyped-call]
-    return {"equal": bool(torch.equal(compiled(*op.inputs), expected) and torch.equal(made(*op.inputs), expected))}
+    compiled = torch.compile(made, backend="aot_eager", fullgraph=True, dynamic=False)
+    return {"equal": bool(torch.equal(compiled(*op.inputs), expected) and torch.equal(made(*op.inputs), expected))}  # type: ignore[no-untyped-call]
 
 
 def without_autotuning() -> None:

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from magi_backend import magi_register_custom_op
 from magi_opschema import op_def
-from magi_tritonwrap import NoFakeError, OpaqueFallbackWarning, find_kernels
+from magi_tritonwrap import NoFakeError, OpaqueFallbackWarning, UnsupportedLaunchError, find_kernels
 from magi_tritonwrap.testing import aot_graphs, launches_of, stub_driver
 from torch import Tensor
 from torch._dynamo.exc import TorchRuntimeError
@@ -215,6 +215,25 @@ def test_no_fake_can_be_had(ns: str) -> None:
     ):
         graph_of(pair)
     assert issubclass(NoFakeError, RuntimeError)
+
+
+def with_pdl(x: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    row_kernel[(1,)](x, out, 50, BLOCK=64, launch_pdl=True)
+    return out
+
+
+def test_launches_that_no_graph_can_carry(ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnsupportedLaunchError):
+        magi_register_custom_op(f"{ns}::refused")(with_pdl)
+    with pytest.warns(OpaqueFallbackWarning, match="launch_pdl="):
+        op = magi_register_custom_op(f"{ns}::per_op", on_unsupported="opaque")(with_pdl)
+    assert op_def(op).notes["see-through"].startswith("no: Triton kernel 'row_kernel' is launched with launch_pdl=")
+    monkeypatch.setenv("MAGI_COMPILE_ON_UNSUPPORTED", "opaque")
+    with pytest.warns(OpaqueFallbackWarning, match="launch_pdl="):
+        by_setting = magi_register_custom_op(f"{ns}::by_setting")(with_pdl)
+    graph, _ = graph_of(by_setting)
+    assert launches_of(graph) == []
 
 
 def test_the_body_does_not_run_at_decoration_nor_when_it_is_read_whole(ns: str) -> None:

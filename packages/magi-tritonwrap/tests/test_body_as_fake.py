@@ -110,7 +110,8 @@ def sized_by_nonzero(x: Tensor) -> Tensor:
 
 
 def sized_by_unique(x: Tensor) -> Tensor:
-    return x.unique()
+    result: Tensor = x.unique()
+    return result
 
 
 def by_array(x: Tensor) -> Tensor:

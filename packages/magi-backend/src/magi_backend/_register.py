@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import magi_opschema
 import magi_tritonwrap
 
+from ._settings.config import CompileConfig
 from ._undecided import UndecidedOp
 
 
@@ -27,6 +28,7 @@ def magi_register_custom_op(
     tags: Sequence[Any] = (),
     override: bool = False,
     extra_triton_kernels: Iterable[Any] = (),
+    on_unsupported: Literal["error", "opaque"] | None = None,
 ) -> Callable[[F], F]:
     """Register a function as a PyTorch operator that the compiler sees through to its Triton launches.
 
@@ -49,6 +51,8 @@ def magi_register_custom_op(
         extra_triton_kernels: All kernels that the source of the body does not tell, for the report and the cache key:
             with them, a launch that only the arguments lead to does not bypass the cache. Launches of kernels reached
             in any way are captured when the operator is compiled.
+        on_unsupported: ``"opaque"`` keeps the operator whole, with a warning, where a kernel or a launch is one that no
+            graph can carry; ``"error"`` raises. None takes the setting, ``MAGI_COMPILE_ON_UNSUPPORTED``.
 
     Returns:
         The decorator.
@@ -77,7 +81,12 @@ def magi_register_custom_op(
 
         def see_through() -> None:
             definition = magi_opschema.op_def(exposed)
-            report = magi_tritonwrap.make_see_through(definition.torch_op, definition.lowered_fn, kernels=kernels)
+            report = magi_tritonwrap.make_see_through(
+                definition.torch_op,
+                definition.lowered_fn,
+                kernels=kernels,
+                on_unsupported=on_unsupported or CompileConfig().on_unsupported,
+            )
             magi_opschema.annotate(exposed, "see-through", _see_through_note(report))
 
         infer = infer_output_meta_fn
@@ -97,13 +106,18 @@ def magi_register_custom_op(
             is_subgraph_boundary=is_subgraph_boundary,
             tags=tags,
             override=override,
-            # In eager calls a launch that is wrapped by hand would pay for the higher-order op.
-        )(magi_tritonwrap.launch_directly(fn) if kernels.may_wrap else fn)
+        )(_eager_body(fn, kernels, name or fn.__qualname__))
         if kernels.may_launch and not is_undecided:
             see_through()
         return cast("F", exposed)
 
     return register
+
+
+def _eager_body(fn: Callable[..., Any], kernels: magi_tritonwrap.KernelReport, name: str) -> Callable[..., Any]:
+    # In eager calls a launch that is wrapped by hand would pay for the higher-order op.
+    body = magi_tritonwrap.launch_directly(fn) if kernels.may_wrap else fn
+    return magi_tritonwrap.explain_cpu_tensors(body, name) if kernels.kernels else body
 
 
 def _see_through_note(report: magi_tritonwrap.OpReport) -> str:

@@ -8,12 +8,14 @@ tracing.py    fake and functional tensors, active modes, the nodes of launches
 
 from .kernels import (
     calling_frame,
+    has_triton_driver,
     interpreted_classes,
     kernel_classes,
     kernel_in_wrapper,
     kernel_of_launcher,
     launch_classes,
     new_kernel,
+    refuses_cpu_tensors,
     triton_wrappers,
     unsupported_autotune_arguments_are_ignored,
 )
@@ -76,6 +78,7 @@ __all__ = [
     "has_composite_kernel",
     "has_decomposition_rule",
     "has_kernel_for_device",
+    "has_triton_driver",
     "has_unrecognized_type",
     "interpreted_classes",
     "is_collective",
@@ -92,6 +95,7 @@ __all__ = [
     "overload_of",
     "proxy_tracing_disabled",
     "qualified_name",
+    "refuses_cpu_tensors",
     "registration_of",
     "schemas_of",
     "set_cache_key_entries",
