@@ -94,6 +94,41 @@ def test_numbers_are_the_librarys(ops_of_libraries: Callable[..., Any]) -> None:
     assert [one for one in found if not one.get("equal")] == []
 
 
+ADOPTED = """
+import sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+import torch
+from _library_scan import pretended_gpu
+from _pages import read_page
+with pretended_gpu():
+    import liger_kernel.ops
+(block,) = [block for block in read_page(Path({page!r})).blocks if block.language == "python"]
+(Path({folder!r}) / "adopted_page.py").write_text(block.code)
+sys.path.insert(0, {folder!r})
+import adopted_page
+from collections import Counter
+from magi_tritonwrap.testing import aot_graphs, launches_of
+ids = torch.zeros(1, 8, dtype=torch.long)
+with pretended_gpu(is_available=False), torch.no_grad():
+    (graph,) = aot_graphs(lambda ids: adopted_page.model(input_ids=ids, use_cache=False).logits, ids, device="cpu")
+targets = {{str(node.target) for node in graph.graph.nodes}}
+assert not [target for target in targets if target.startswith("liger.")], targets
+print(sorted(Counter(launch.kernel.fn.__name__ for launch in launches_of(graph)).items()))
+"""
+
+
+@pytest.mark.slow
+def test_adopting_a_library(tmp_path: Path) -> None:
+    if folder_of("liger_kernel") is None:
+        pytest.skip("liger-kernel is not installed; nox -s libraries installs it")
+    page = HERE.parent / "docs" / "adopt-a-triton-library.md"
+    program = ADOPTED.format(tests=str(HERE), page=str(page), folder=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=500)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[('_rms_norm_forward_kernel', 5), ('_swiglu_forward_kernel', 2), ('_triton_rope', 2)]\n"
+
+
 def test_the_record_is_of_the_names_and_misses_on_file() -> None:
     keeper = record_keeper()
     record = keeper.read_record()

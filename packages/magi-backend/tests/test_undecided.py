@@ -10,14 +10,14 @@ import sys
 import types
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 from magi_backend import magi_register_custom_op
-from magi_opschema import op_def
+from magi_opschema import ObjectHandle, op_def, register_object
 from magi_tritonwrap import NoFakeError, OpaqueFallbackWarning, UnsupportedLaunchError, find_kernels
 from magi_tritonwrap.testing import aot_graphs, launches_of, stub_driver
 from torch import Tensor
@@ -195,6 +195,22 @@ def test_a_body_that_reads_data_is_stopped(body: Callable[..., Any], count: int,
     with pytest.warns(OpaqueFallbackWarning, match=r"does not run on fake tensors: .*it reads data of a tensor"):
         (graph,) = aot_graphs(lambda *args: (op(*args), args[0] + 1), *[torch.ones(4, 50)] * count, device="cpu")
     assert op_def(op).torch_op in {node.target for node in graph.graph.nodes} or body is nothing
+
+
+class Runner:
+    def double(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+def test_an_object_behind_a_handle_keeps_the_op_opaque_without_a_word(ns: str) -> None:
+    @magi_register_custom_op(f"{ns}::run")
+    def run(x: Tensor, runner: ObjectHandle[Runner]) -> Tensor:
+        return runner.double(x)
+
+    runner = Runner()
+    handle = register_object(runner)
+    (graph,) = aot_graphs(lambda x: run(x, cast("Runner", handle)), torch.ones(4, 50), device="cpu")
+    assert op_def(run).torch_op in {node.target for node in graph.graph.nodes}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from magi_opschema.errors import HandleError
 from magi_tritonwrap import KernelReport, NoFakeError, OpaqueFallbackWarning, fake_from_body, probe_launches
 from torch.utils._pytree import tree_leaves
 
@@ -73,12 +74,14 @@ class UndecidedOp:
             self._launches = True
             self._on_launch()
         elif probe.stopped_by:
-            self._stay_opaque(f"its body does not run on fake tensors: {probe.stopped_by}")
+            # An object behind a handle is never there for a fake: nothing is wrong with such a body.
+            is_handle = isinstance(probe.error, HandleError)
+            self._stay_opaque(f"its body does not run on fake tensors: {probe.stopped_by}", warn=not is_handle)
 
-    def _stay_opaque(self, reason: str) -> None:
+    def _stay_opaque(self, reason: str, *, warn: bool = True) -> None:
         self._opaque_because = reason
         self._on_opaque(reason)
-        if self._infer is None:
+        if warn and self._infer is None:
             text = f"{self._name}: whether it launches Triton kernels is known only at run time, and {reason}."
             fix = "It stays opaque, and its outputs are taken to look like its tensor inputs."
             msg = f"{text} {fix} State them with infer_output_meta_fn."

@@ -84,10 +84,12 @@ class LaunchProbe:
     Attributes:
         launches: the launches that it came to, in order.
         stopped_by: why it did not run to its end; empty where it did.
+        error: the exception that stopped it.
     """
 
     launches: tuple[CapturedLaunch, ...]
     stopped_by: str
+    error: Exception | None = None
 
 
 def fake_from_body(fn: Callable[P, R]) -> Callable[P, R]:
@@ -136,7 +138,7 @@ def probe_launches(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         try:
             fn(*fresh_args, **fresh_kwargs)
         except Exception as error:  # noqa: BLE001 - whatever the body raises is the reason, and is reported
-            return LaunchProbe(tuple(log.launches), told(error))
+            return LaunchProbe(tuple(log.launches), told(error), error)
     return LaunchProbe(tuple(log.launches), "")
 
 
