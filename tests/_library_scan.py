@@ -16,7 +16,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -133,8 +133,12 @@ def _scanned(place: Place, function: Any, kernels: frozenset[Place]) -> ScannedF
 
 
 @contextmanager
-def pretended_gpu() -> Iterator[None]:
-    """Let torch and Triton tell of a GPU that there is none of: enough for the import of a library."""
+def pretended_gpu(*, is_available: bool = True, for_triton: bool = True) -> Iterator[None]:
+    """Let torch and Triton tell of a GPU that there is none of: enough for the import of a library.
+
+    With *is_available* off `torch.compile` works meanwhile, and code that asks for properties gets them;
+    with *for_triton* off Triton hears of none, as its interpreter wants it.
+    """
     properties = SimpleNamespace(
         name="pretended",
         major=9,
@@ -147,14 +151,16 @@ def pretended_gpu() -> Iterator[None]:
         max_threads_per_multi_processor=2048,
     )
     names: dict[str, Any] = {
-        "is_available": lambda: True,
+        "device": lambda device: nullcontext(),
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "get_device_name": lambda device=None: properties.name,
         "get_device_capability": lambda device=None: (properties.major, properties.minor),
         "get_device_properties": lambda device=None: properties,
     }
-    with stub_driver(), mock.patch.multiple(torch.cuda, **names):
+    if is_available:
+        names["is_available"] = lambda: True
+    with stub_driver() if for_triton else nullcontext(), mock.patch.multiple(torch.cuda, **names):
         yield
 
 

@@ -11,6 +11,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -55,6 +56,77 @@ def test_every_launching_function(library: str) -> None:
     assert {one["name"] for one in missed} == set(MISSES[library])
     assert [one["name"] for one in missed if one["is_silent"]] == [], "each says that something is left"
     assert len(functions) - len(missed) >= LEAST_FOUND[library]
+
+
+@pytest.fixture
+def ops_of_libraries() -> Callable[[str], list[dict[str, Any]]]:
+    missing = [name for name, library in LIBRARIES.items() if folder_of(library.package) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} is not installed; nox -s libraries installs it")
+
+    def run(mode: str) -> list[dict[str, Any]]:
+        command = [sys.executable, str(HERE / "_library_ops.py"), mode]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    return run
+
+
+@pytest.mark.slow
+def test_thirty_ops_compile_and_nearly_all_are_seen_through(ops_of_libraries: Callable[..., Any]) -> None:
+    found = ops_of_libraries("graphs")
+    assert len(found) == 30
+    assert [one for one in found if "error" in one] == []
+    opaque = [one for one in found if one["opaque"]]
+    assert len(found) - len(opaque) >= 28
+    assert all(one["launches"] for one in found if not one["opaque"])
+    for one in opaque:
+        (text,) = one["warnings"]
+        assert "stays opaque to the compiler: its body cannot be traced." in text
+        assert "it decides by data of a tensor (" in text
+
+
+@pytest.mark.slow
+def test_numbers_are_the_librarys(ops_of_libraries: Callable[..., Any]) -> None:
+    found = [one for one in ops_of_libraries("numbers") if "not_here" not in one]
+    assert len(found) >= 14, "the interpreter runs at least these"
+    assert [one for one in found if not one.get("equal")] == []
+
+
+ADOPTED = """
+import sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+import torch
+from _library_scan import pretended_gpu
+from _pages import read_page
+with pretended_gpu():
+    import liger_kernel.ops
+(block,) = [block for block in read_page(Path({page!r})).blocks if block.language == "python"]
+(Path({folder!r}) / "adopted_page.py").write_text(block.code)
+sys.path.insert(0, {folder!r})
+import adopted_page
+from collections import Counter
+from magi_tritonwrap.testing import aot_graphs, launches_of
+ids = torch.zeros(1, 8, dtype=torch.long)
+with pretended_gpu(is_available=False), torch.no_grad():
+    (graph,) = aot_graphs(lambda ids: adopted_page.model(input_ids=ids, use_cache=False).logits, ids, device="cpu")
+targets = {{str(node.target) for node in graph.graph.nodes}}
+assert not [target for target in targets if target.startswith("liger.")], targets
+print(sorted(Counter(launch.kernel.fn.__name__ for launch in launches_of(graph)).items()))
+"""
+
+
+@pytest.mark.slow
+def test_adopting_a_library(tmp_path: Path) -> None:
+    if folder_of("liger_kernel") is None:
+        pytest.skip("liger-kernel is not installed; nox -s libraries installs it")
+    page = HERE.parent / "docs" / "adopt-a-triton-library.md"
+    program = ADOPTED.format(tests=str(HERE), page=str(page), folder=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=500)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[('_rms_norm_forward_kernel', 5), ('_swiglu_forward_kernel', 2), ('_triton_rope', 2)]\n"
 
 
 def test_the_record_is_of_the_names_and_misses_on_file() -> None:

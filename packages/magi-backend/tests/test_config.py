@@ -24,6 +24,7 @@ def test_defaults() -> None:
         "compile_sizes": (),
         "hot_sizes": 0,
         "hot_after": 3,
+        "on_unsupported": "error",
         "pass_config.enable_nd_tiling_workaround": True,
         "pass_config.enable_conv_layout": True,
         "pass_config.enable_temporal_conv": True,
@@ -36,6 +37,7 @@ def test_defaults() -> None:
     [
         ("MODE", "max-autotune", "mode", "max-autotune"),
         ("CHECK", "1", "check", True),
+        ("ON_UNSUPPORTED", "opaque", "on_unsupported", "opaque"),
         ("PROGRESS", "false", "progress", False),
         ("BOUNDARY_OPS", "a::b, c::d", "boundary_ops", ("a::b", "c::d")),
         ("MEMORY_BUDGET", "0.5", "memory_budget", 0.5),

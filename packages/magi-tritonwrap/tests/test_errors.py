@@ -143,10 +143,10 @@ def test_every_error_has_one_root_and_a_builtin_base() -> None:
         for name, value in vars(magi_tritonwrap).items()
         if name.endswith("Error") and value is not TritonWrapError
     ]
-    assert len(errors) == 4
+    assert len(errors) == 6
     for error in errors:
         assert issubclass(error, TritonWrapError)
-        assert any(issubclass(error, builtin) for builtin in (TypeError, ValueError, KeyError))
+        assert any(issubclass(error, builtin) for builtin in (TypeError, ValueError, KeyError, RuntimeError))
 
 
 def test_supported_kernels_are_not_refused() -> None:

@@ -365,7 +365,9 @@ def test_inner_op_that_cannot_be_traced_stays_whole_and_is_named(ops: Ops) -> No
         (graph,) = aot_graphs(op, torch.ones(300))
     assert inner._opoverload in {node.target for node in graph.graph.nodes}
     (named,) = see_through_report(op).inner_ops
-    assert named.opaque_because.startswith("its body cannot be traced. GuardOnDataDependentSymNode")
+    assert named.opaque_because.startswith(
+        "its body cannot be traced. GuardOnDataDependentSymNode: it decides by data of a tensor ("
+    )
 
 
 def test_ops_inside_that_are_named_as_opaque(ops: Ops) -> None:

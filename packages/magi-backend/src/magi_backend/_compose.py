@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import magi_passes
+import magi_tritonwrap
 import torch
 
 from . import _torch_compat
@@ -125,6 +126,7 @@ def _compile_piece(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, pi
     reported = _Reported()
     with (
         magi_passes.collect_records() as pass_records,
+        magi_tritonwrap.unsupported_launches(job.request.config.on_unsupported),
         _torch_compat.partitioner(partitioner_settings(job.request.config.memory_budget)),
     ):
 

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 import magi_opschema
 import magi_tritonwrap
+
+from ._settings.config import CompileConfig
+from ._undecided import UndecidedOp
 
 
 P = ParamSpec("P")
@@ -29,6 +30,7 @@ def magi_register_custom_op(
     override: bool = False,
     register_pytree: bool = True,
     extra_triton_kernels: Iterable[Any] = (),
+    on_unsupported: Literal["error", "opaque"] | None = None,
 ) -> Callable[[Callable[P, R]], magi_opschema.RegisteredOp[P, R]]:
     """Register a function as a PyTorch operator that the compiler sees through to its Triton launches.
 
@@ -40,7 +42,8 @@ def magi_register_custom_op(
         mutates_args: Parameters, leaf paths or flat names that the body writes to.
         infer_output_meta_fn: The shapes of the outputs: a function at the user's signature, or a list of parameter
             paths that the outputs look like. Without it, an operator that launches Triton kernels takes them from its
-            body, run with every launch dropped; any other one looks like its tensor inputs, in order.
+            body, run with every launch dropped; any other one looks like its tensor inputs, in order. Where only a run
+            can tell whether the body launches, it is run in that way at the first fake call.
         setup_context_fn: ``(ctx, inputs, output)``, as for magi-opschema.
         backward_fn: ``(ctx, *grads)``, as for magi-opschema.
         is_compute_sensitive: The outputs are saved for the backward rather than computed again.
@@ -51,6 +54,8 @@ def magi_register_custom_op(
         extra_triton_kernels: All kernels that the source of the body does not tell, for the report and the cache key:
             with them, a launch that only the arguments lead to does not bypass the cache. Launches of kernels reached
             in any way are captured when the operator is compiled.
+        on_unsupported: ``"opaque"`` keeps the operator whole, with a warning, where a kernel or a launch is one that no
+            graph can carry; ``"error"`` raises. None takes the setting, ``MAGI_COMPILE_ON_UNSUPPORTED``.
 
     Returns:
         The decorator.
@@ -75,9 +80,25 @@ def magi_register_custom_op(
 
     def register(fn: Callable[P, R]) -> magi_opschema.RegisteredOp[P, R]:
         kernels = magi_tritonwrap.find_kernels(fn, extra=extra_triton_kernels)
+        exposed: Any
+
+        def see_through() -> None:
+            definition = magi_opschema.op_def(exposed)
+            report = magi_tritonwrap.make_see_through(
+                definition.torch_op,
+                definition.lowered_fn,
+                kernels=kernels,
+                on_unsupported=on_unsupported or CompileConfig().on_unsupported,
+            )
+            magi_opschema.annotate(exposed, "see-through", _see_through_note(report))
+
         infer = infer_output_meta_fn
-        if infer is None and kernels.may_launch:
-            infer = _fake_from_body(fn)
+        is_undecided = kernels.only_a_run_tells and (infer is None or callable(infer))
+        if is_undecided:
+            note = lambda reason: magi_opschema.annotate(exposed, "see-through", f"no: {reason}")  # noqa: E731
+            infer = UndecidedOp(name or fn.__qualname__, fn, kernels, cast("Any", infer), see_through, note).fake()
+        elif infer is None and kernels.may_launch:
+            infer = magi_tritonwrap.fake_from_body(fn)
         exposed = magi_opschema.magi_register_custom_op(
             name,
             mutates_args=mutates_args,
@@ -89,31 +110,24 @@ def magi_register_custom_op(
             tags=tags,
             override=override,
             register_pytree=register_pytree,
-            # In eager calls a launch that is wrapped by hand would pay for the higher-order op.
-        )(magi_tritonwrap.launch_directly(fn) if kernels.may_wrap else fn)
-        if kernels.may_launch:
-            definition = magi_opschema.op_def(exposed)
-            report = magi_tritonwrap.make_see_through(definition.torch_op, definition.lowered_fn, kernels=kernels)
-            magi_opschema.annotate(exposed, "see-through", _see_through_note(report))
-        return exposed
+        )(_eager_body(fn, kernels, name or fn.__qualname__))
+        if kernels.may_launch and not is_undecided:
+            see_through()
+        return cast("magi_opschema.RegisteredOp[P, R]", exposed)
 
     return register
 
 
-def _fake_from_body(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """*fn* with its launches dropped: on fake tensors it allocates its outputs and computes nothing."""
-
-    @functools.wraps(fn)
-    def fake(*args: Any, **kwargs: Any) -> Any:
-        with magi_tritonwrap.capture_launches(drop=True):
-            return fn(*args, **kwargs)
-
-    fake.__signature__ = inspect.signature(fn)  # type: ignore[attr-defined]
-    return fake
+def _eager_body(fn: Callable[..., Any], kernels: magi_tritonwrap.KernelReport, name: str) -> Callable[..., Any]:
+    # In eager calls a launch that is wrapped by hand would pay for the higher-order op.
+    body = magi_tritonwrap.launch_directly(fn) if kernels.may_wrap else fn
+    return magi_tritonwrap.explain_cpu_tensors(body, name) if kernels.kernels else body
 
 
 def _see_through_note(report: magi_tritonwrap.OpReport) -> str:
     if not report.see_through:
         return f"no: {report.reason}"
+    if not report.kernels:
+        return "Triton kernels that are captured at compilation"
     count = len(report.kernels)
     return f"{count} Triton kernel{'' if count == 1 else 's'}"

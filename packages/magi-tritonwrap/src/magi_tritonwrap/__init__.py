@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 from ._kernel.launchers import register_launcher
-from ._kernel.report import FoundKernel, InnerOp, KernelReport, OpReport, UnresolvedLaunch
+from ._kernel.report import FoundKernel, InnerOp, KernelReport, OpReport, SideEffect, UnresolvedLaunch
+from ._launch.body_as_fake import LaunchProbe, fake_from_body, probe_launches
 from ._launch.capture import CapturedLaunch, LaunchLog, capture_launches
+from ._launch.on_cpu import explain_cpu_tensors
 from ._launch.wrap import launch_directly, wrap_kernels
 from ._op import triton_op
 from ._reader.find import find_kernels
-from ._see_through import make_see_through, see_through_report
+from ._see_through import make_see_through, see_through_report, unsupported_launches
 from .errors import (
+    CpuTensorError,
     LostSettingWarning,
+    NoFakeError,
     NotAnOpError,
     OpaqueFallbackWarning,
     TritonWrapError,
@@ -23,25 +27,33 @@ from .errors import (
 
 __all__ = [
     "CapturedLaunch",
+    "CpuTensorError",
     "FoundKernel",
     "InnerOp",
     "KernelReport",
     "LaunchLog",
+    "LaunchProbe",
     "LostSettingWarning",
+    "NoFakeError",
     "NotAnOpError",
     "OpReport",
     "OpaqueFallbackWarning",
+    "SideEffect",
     "TritonWrapError",
     "UnknownOpError",
     "UnresolvedLaunch",
     "UnsupportedKernelError",
     "UnsupportedLaunchError",
     "capture_launches",
+    "explain_cpu_tensors",
+    "fake_from_body",
     "find_kernels",
     "launch_directly",
     "make_see_through",
+    "probe_launches",
     "register_launcher",
     "see_through_report",
     "triton_op",
+    "unsupported_launches",
     "wrap_kernels",
 ]

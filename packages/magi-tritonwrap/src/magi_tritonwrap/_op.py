@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 
-from ._launch.capture import capture_launches
+from ._launch.body_as_fake import fake_from_body
+from ._launch.on_cpu import explain_cpu_tensors
 from ._launch.wrap import launch_directly
 from ._reader.find import find_kernels
-from ._see_through import check_report, make_see_through
+from ._see_through import OnUnsupported, make_see_through, why_refused
 
 
 if TYPE_CHECKING:
@@ -24,13 +24,25 @@ Body = TypeVar("Body", bound=Callable[..., Any])
 
 @overload
 def triton_op(
-    name: str, fn: None = None, /, *, mutates_args: str | Iterable[str], schema: str | None = None
+    name: str,
+    fn: None = None,
+    /,
+    *,
+    mutates_args: str | Iterable[str],
+    schema: str | None = None,
+    on_unsupported: OnUnsupported = ...,
 ) -> Callable[[Callable[..., Any]], CustomOpDef]: ...
 
 
 @overload
 def triton_op(
-    name: str, fn: Callable[..., Any], /, *, mutates_args: str | Iterable[str], schema: str | None = None
+    name: str,
+    fn: Callable[..., Any],
+    /,
+    *,
+    mutates_args: str | Iterable[str],
+    schema: str | None = None,
+    on_unsupported: OnUnsupported = ...,
 ) -> CustomOpDef: ...
 
 
@@ -41,6 +53,7 @@ def triton_op(
     *,
     mutates_args: str | Iterable[str],
     schema: str | None = None,
+    on_unsupported: OnUnsupported = "error",
 ) -> CustomOpDef | Callable[[Callable[..., Any]], CustomOpDef]:
     """Create a custom op that `torch.compile` sees through, from a body with plain Triton launches.
 
@@ -51,6 +64,7 @@ def triton_op(
         name: `namespace::name`.
         fn: the body; it may consist of PyTorch operators and Triton launches. Without one, a decorator is returned.
         mutates_args: names of the arguments that the body writes; this must be accurate.
+        on_unsupported: as for `make_see_through`.
         schema: for example `"(Tensor x, int[] sizes) -> Tensor"`; without one it is inferred from the annotations.
 
     Returns:
@@ -68,22 +82,24 @@ def triton_op(
         tensor([2., 2.])
     """
     if fn is None:
-        return lambda body: _define(name, body, mutates_args, schema)
-    return _define(name, fn, mutates_args, schema)
+        return lambda body: _define(name, body, mutates_args, schema, on_unsupported)
+    return _define(name, fn, mutates_args, schema, on_unsupported)
 
 
-def _define(name: str, fn: Callable[..., Any], mutates_args: str | Iterable[str], schema: str | None) -> CustomOpDef:
-    @functools.wraps(fn)
-    def fake(*args: Any, **kwargs: Any) -> Any:
-        with capture_launches(drop=True):
-            return fn(*args, **kwargs)
-
+def _define(
+    name: str,
+    fn: Callable[..., Any],
+    mutates_args: str | Iterable[str],
+    schema: str | None,
+    on_unsupported: OnUnsupported,
+) -> CustomOpDef:
     found = find_kernels(fn)
-    check_report(found)
+    why_refused(found, on_unsupported)
     eager = launch_directly(fn) if found.may_wrap else fn
+    eager = explain_cpu_tensors(eager, name) if found.kernels else eager
     mutated = mutates_args if isinstance(mutates_args, str) else tuple(mutates_args)
     text = schema if schema is not None else torch.library.infer_schema(fn, mutates_args=mutated)
     op: CustomOpDef = torch.library.custom_op(name, eager, mutates_args=mutated, schema=text)
-    op.register_fake(fake)
-    make_see_through(op, fn, kernels=found)
+    op.register_fake(fake_from_body(fn))
+    make_see_through(op, fn, kernels=found, on_unsupported=on_unsupported)
     return op

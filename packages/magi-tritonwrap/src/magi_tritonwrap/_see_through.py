@@ -6,8 +6,9 @@ from __future__ import annotations
 import contextvars
 import threading
 import warnings
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import triton
 from torch._library.custom_ops import CustomOpDef
@@ -19,6 +20,7 @@ from ._kernel.kernels import as_kernel, check_supported, is_kernel
 from ._kernel.report import FoundKernel, KernelReport, OpReport
 from ._key.cache_key import CacheKeyEntry
 from ._launch.capture import CapturedLaunch, capture_launches
+from ._launch.on_cpu import check_driver
 from ._launch.probe import why_untraceable
 from ._reader.find import find_kernels
 from ._torch_compat import (
@@ -31,13 +33,22 @@ from ._torch_compat import (
     set_cache_key_entries,
     set_decomposition_rule,
 )
-from .errors import NotAnOpError, OpaqueFallbackWarning, UnknownOpError, UnsupportedLaunchError
+from .errors import (
+    NotAnOpError,
+    OpaqueFallbackWarning,
+    TritonWrapError,
+    UnknownOpError,
+    UnsupportedKernelError,
+    UnsupportedLaunchError,
+)
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
+OnUnsupported = Literal["error", "opaque"]
+"""What to do with an op whose kernels or launches no graph can carry."""
 _INTERPRETED = "Triton runs its interpreter (TRITON_INTERPRET=1), so there is nothing to compile"
 
 
@@ -51,6 +62,7 @@ class _SeeThroughOp:
     bodies: Bodies
     key: CacheKeyEntry
     opaque_because: str
+    on_unsupported: OnUnsupported = "error"
     captured: dict[tuple[str, int], CapturedLaunch] = field(default_factory=dict)
     fallbacks: list[str] = field(default_factory=list)
     whole_inside: dict[str, str] = field(default_factory=dict)
@@ -75,8 +87,9 @@ class _SeeThroughOp:
                 return
             self.fallbacks.append(reason)
         msg = (
-            f"{self.name} stays opaque to the compiler: its body cannot be traced. {reason}. "
-            "Its results are right, and Inductor does not see its kernels."
+            f"{self.name} stays opaque to the compiler: its body cannot be traced. {reason.rstrip('.')}. "
+            "Its results are right, and Inductor does not see its kernels. Where its outputs depend on data, give it a "
+            "fake of its own: infer_output_meta_fn, or register_fake."
         )
         warnings.warn(OpaqueFallbackWarning(msg), stacklevel=2)
 
@@ -114,11 +127,16 @@ _OPS: dict[str, _SeeThroughOp] = {}
 _INNER_OPS: dict[str, _SeeThroughOp] = {}
 """`custom_op`s of others that the body of an op calls: seen through there, whole in every other place."""
 _OUTER_OP: contextvars.ContextVar[_SeeThroughOp | None] = contextvars.ContextVar("magi_tritonwrap_op", default=None)
+_ON_UNSUPPORTED: contextvars.ContextVar[OnUnsupported] = contextvars.ContextVar("on_unsupported", default="error")
 _LOCK = threading.Lock()
 
 
 def make_see_through(
-    op: OpOverload | CustomOpDef, fn: Callable[..., Any], *, kernels: KernelReport | Iterable[Any] | None = None
+    op: OpOverload | CustomOpDef,
+    fn: Callable[..., Any],
+    *,
+    kernels: KernelReport | Iterable[Any] | None = None,
+    on_unsupported: OnUnsupported = "error",
 ) -> OpReport:
     """Let AOTAutograd decompose *op* into the launches of *fn*; launches need no `wrap_triton`.
 
@@ -132,6 +150,8 @@ def make_see_through(
             tell is captured when the op is compiled.
         kernels: a report of `find_kernels(fn)` that is there already, or all kernels that the source cannot tell: the
             cache key covers them, so that launches which only the arguments lead to do not bypass the cache.
+        on_unsupported: `"opaque"` keeps the op whole, with a warning, where a kernel or a launch is one that no graph
+            can carry: for code that one cannot edit. `"error"` raises.
 
     Returns:
         OpReport: as `see_through_report(op)` at this moment.
@@ -154,12 +174,15 @@ def make_see_through(
     overload = _as_overload(op)
     _check_callable(overload, fn)
     found = kernels if isinstance(kernels, KernelReport) else find_kernels(fn, extra=kernels or ())
-    check_report(found)
+    refused = why_refused(found, on_unsupported)
     made = [as_kernel(kernel.kernel) for kernel in found.kernels if kernel.kernel is not None]
     interpreted = bool(triton.knobs.runtime.interpret) or any(kernel.is_interpreted for kernel in made)
     name = qualified_name(overload)
     key = CacheKeyEntry(name, fn, found)
-    record = _SeeThroughOp(overload, fn, found, Bodies(overload), key, _INTERPRETED if interpreted else "")
+    reason = _INTERPRETED if interpreted else refused
+    record = _SeeThroughOp(overload, fn, found, Bodies(overload), key, reason, on_unsupported)
+    if refused and not interpreted:
+        record.fall_back(refused)
     with _LOCK:
         BODIES[name] = fn
         _OPS[name] = record
@@ -181,6 +204,34 @@ def _see_through_inside(name: str) -> None:
     INNER_BODIES[name] = body
     _INNER_OPS[name] = _SeeThroughOp(op, body, found, Bodies(op), CacheKeyEntry(name, body, found), "")
     set_decomposition_rule(op, _decompose)
+
+
+def why_refused(found: KernelReport, on_unsupported: OnUnsupported) -> str:
+    """Why no graph can carry what was found; empty where one can.
+
+    Raises:
+        TritonWrapError: as `check_report`, where *on_unsupported* is `"error"`.
+    """
+    try:
+        check_report(found)
+    except (UnsupportedKernelError, UnsupportedLaunchError) as error:
+        if on_unsupported == "error":
+            raise
+        return str(error)
+    return ""
+
+
+@contextmanager
+def unsupported_launches(on_unsupported: OnUnsupported) -> Iterator[None]:
+    """While open, ops with kernels or launches that no graph can carry are treated so at their compilation.
+
+    It is for all ops what `on_unsupported=` is for one; either that says `"opaque"` is enough.
+    """
+    token = _ON_UNSUPPORTED.set(on_unsupported)
+    try:
+        yield
+    finally:
+        _ON_UNSUPPORTED.reset(token)
 
 
 def check_report(found: KernelReport) -> None:
@@ -220,7 +271,9 @@ def _decompose(mode: Any, op: OpOverload, types: Sequence[type], args: tuple[Any
         return NotImplemented
     if record.bodies.has_other_body(args, kwargs):
         return mode.__torch_dispatch__(op, types, args, kwargs)
-    reason = why_untraceable(record.fn, args, kwargs)
+    if record.found.kernels:
+        check_driver(record.name, args, kwargs)
+    reason = _why_whole(record, args, kwargs)
     if reason:
         record.fall_back(reason)
         if outer is not None:
@@ -234,6 +287,16 @@ def _decompose(mode: Any, op: OpOverload, types: Sequence[type], args: tuple[Any
         _OUTER_OP.reset(token)
     record.note(log.launches)
     return result
+
+
+def _why_whole(record: _SeeThroughOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Why an op stays whole in this graph; empty where its body can be traced."""
+    try:
+        return why_untraceable(record.fn, args, kwargs)
+    except TritonWrapError as error:
+        if "opaque" not in (record.on_unsupported, _ON_UNSUPPORTED.get()):
+            raise
+        return str(error)
 
 
 def _check_callable(op: OpOverload, fn: object) -> None:

@@ -19,6 +19,14 @@ class UnsupportedLaunchError(TritonWrapError, ValueError):
     """A launch passes something that a compiled graph cannot carry, for example an unknown launch option."""
 
 
+class NoFakeError(TritonWrapError, RuntimeError):
+    """A body that was to be its op's own fake cannot be: its outputs depend on data, or it asks for addresses."""
+
+
+class CpuTensorError(TritonWrapError, RuntimeError):
+    """An op that launches Triton kernels got CPU tensors, and has no body for them."""
+
+
 class NotAnOpError(TritonWrapError, TypeError):
     """`make_see_through` was given something that is not a registered operator."""
 

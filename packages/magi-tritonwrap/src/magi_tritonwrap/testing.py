@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FunctionType
@@ -18,6 +19,9 @@ from ._torch_compat import fake_tensors, is_launch, keeping_graphs, launch_const
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+
+_NUMBERS = itertools.count()
 
 
 class StubDriver:
@@ -56,6 +60,8 @@ def aot_graphs(
 ) -> list[torch.fx.GraphModule]:
     """Compile *fn* up to AOTAutograd, on fake tensors, and return the graphs that Inductor would be given.
 
+    The graphs are not run, so they may write into inputs or read data.
+
     Args:
         fn: the function to compile, `fullgraph=True`.
         inputs: arguments of *fn*; tensors are replaced by fake ones of the same shape, dtype and `requires_grad`.
@@ -77,13 +83,16 @@ def aot_graphs(
 
 
 def _alone(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Call *fn* from code and globals of its own, so that compilations neither count nor clean up together."""
+    """Call *fn* from code and globals of its own, so that compilations neither count nor clean up together.
+
+    A name of its own keeps Dynamo from taking a size that differs from an earlier call's for a dynamic one.
+    """
 
     def program(*inputs: Any) -> Any:
         return fn(*inputs)
 
     return FunctionType(
-        program.__code__.replace(),
+        program.__code__.replace(co_name=f"program_{next(_NUMBERS)}"),
         {"__name__": __name__, "__builtins__": builtins},
         "program",
         None,

@@ -50,6 +50,8 @@ class UnresolvedLaunch:
         line: its line.
         in_key: whether the kernel can still be reached from the code, so that the cache key covers it; an object that
             only the op's arguments lead to cannot.
+        is_launch: whether it is written as a launch, so that only its kernel is in question; otherwise a call behind
+            which a launch may hide.
     """
 
     text: str
@@ -57,6 +59,7 @@ class UnresolvedLaunch:
     file: str
     line: int
     in_key: bool = True
+    is_launch: bool = True
 
     def __str__(self) -> str:
         return f"{self.text} ({self.file}:{self.line}): {self.reason}"
@@ -104,6 +107,26 @@ class InnerOp:
 
 
 @dataclass(frozen=True)
+class SideEffect:
+    """A call that does more than compute, for the reason of which a body is not run to see what it launches.
+
+    Attributes:
+        text: the source of the call.
+        what: what it does.
+        file: file of the call.
+        line: its line.
+    """
+
+    text: str
+    what: str
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.text}(...) {self.what} ({self.file}:{self.line})"
+
+
+@dataclass(frozen=True)
 class KernelReport:
     """Kernels that a function can launch, as far as its source tells.
 
@@ -112,12 +135,22 @@ class KernelReport:
         unresolved: launches whose kernel is known only at run time.
         unsupported: launches that `make_see_through` refuses.
         inner_ops: operators of other libraries that the function calls and that may launch kernels.
+        doubtful: calls that were not followed because only a run can tell what they call.
+        effects: calls that do I/O or talk to other ranks.
     """
 
     kernels: tuple[FoundKernel, ...]
     unresolved: tuple[UnresolvedLaunch, ...]
     unsupported: tuple[UnsupportedLaunch, ...] = ()
     inner_ops: tuple[InnerOp, ...] = ()
+    doubtful: tuple[UnresolvedLaunch, ...] = ()
+    effects: tuple[SideEffect, ...] = ()
+
+    @property
+    def only_a_run_tells(self) -> bool:
+        """Whether the function launches something or nothing is open: no launch was read, and not every call was."""
+        launches = self.kernels or any(launch.is_launch for launch in self.unresolved)
+        return not launches and bool(self.unresolved or self.doubtful)
 
     @property
     def may_launch(self) -> bool:

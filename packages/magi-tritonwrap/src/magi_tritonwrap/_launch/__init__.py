@@ -6,5 +6,7 @@ normalise.py       a launch as Triton would carry it out, for torch's higher-ord
 self_contained.py  kernels that Inductor can write down again
 capture.py         `capture_launches`: record, trace or drop
 probe.py           whether a body can be traced, before the trace that counts
+on_cpu.py          what to say where an op of kernels gets CPU tensors
+body_as_fake.py    a body on fake tensors: as a fake, and to see what it launches
 wrap.py            `wrap_kernels`, `launch_directly`
 """

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 from magi_tritonwrap._kernel.kernels import as_kernel
 from magi_tritonwrap._library import in_library_folder
-from magi_tritonwrap._torch_compat import fake_mode_of, proxy_tracing_disabled, unwrap_functional
+from magi_tritonwrap._torch_compat import decides_by_data, fake_mode_of, proxy_tracing_disabled, unwrap_functional
 from magi_tritonwrap.errors import TritonWrapError
 
 from .hook import Run, listening
@@ -55,7 +55,7 @@ def why_untraceable(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
         except TritonWrapError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever the body raises is the reason, and is reported
-            return _told(error)
+            return told(error)
     return ""
 
 
@@ -66,9 +66,11 @@ def _same_layout(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 
-def _told(error: Exception) -> str:
+def told(error: Exception) -> str:
+    """An error of a body in one line, with the place in the author's code."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not in_library_folder(frame.filename)]
     place = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
-    first_line = str(error).strip().partition("\n")[0]
+    # torch names a symbol there, another one at each trace.
+    first_line = "it decides by data of a tensor" if decides_by_data(error) else str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {first_line}{place}"

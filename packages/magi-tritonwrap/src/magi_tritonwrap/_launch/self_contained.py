@@ -254,7 +254,9 @@ def _compiled(kernel: JITFunction[Any], tree: ast.Module, namespace: dict[str, A
     line = _definition_line(kernel)
     for node in ast.walk(tree):
         if isinstance(node, ast.stmt | ast.expr | ast.arg | ast.keyword | ast.alias):
+            # Columns of several lines make no range on one.
             node.lineno = node.end_lineno = line
+            node.col_offset = node.end_col_offset = 0
     exec(compile(tree, original.__code__.co_filename, "exec", dont_inherit=True), namespace)  # noqa: S102
     function = namespace.pop(definition.name)
     assert isinstance(function, FunctionType)

@@ -9,6 +9,8 @@ attributes.py  which attributes can be read without running code
 containers.py  entries of tuples, lists and dicts
 memory.py      each question asked once, and within a time
 entrance.py    from a callable to the scope of its call
+effects.py     which calls do I/O or talk to other ranks
+notes.py       what is noted about a call
 evaluate.py    from an expression to the values that it can stand for
 find.py        from a function to its kernels: `find_kernels`
 """

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from magi_tritonwrap._library import is_library_function
+from magi_tritonwrap._library import is_library_function, is_library_module
 
 from .scopes import function_scope, parameters
 from .source import FunctionNode
@@ -96,6 +96,8 @@ def called_by(callee: Value) -> Iterator[Value]:
     closure, or in the table of a `functools.singledispatch`.
     """
     yield callee
+    if isinstance(callee, Known) and isinstance(callee.obj, torch.nn.Module):
+        yield from _modules_of_library(callee.obj, callee.how)
     if not isinstance(callee, Known) or not isinstance(callee.obj, FunctionType):
         return
     if not is_library_function(callee.obj):
@@ -107,6 +109,16 @@ def called_by(callee: Value) -> Iterator[Value]:
         function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
         if isinstance(function, FunctionType | functools.partial) and not _is_of_library(function):
             yield Known(value, f"{callee.how}, wrapped by {callee.obj.__module__}")
+
+
+def _modules_of_library(module: torch.nn.Module, how: str) -> Iterator[Value]:
+    """The modules inside one of torch's, such as a Sequential: its forward calls those that are not torch's."""
+    if is_library_module(type(module).__module__):
+        for name, inner in vars(module).get("_modules", {}).items():
+            if inner is not None and not is_library_module(type(inner).__module__):
+                yield Known(inner, f"{how}.{name}")
+            elif inner is not None:
+                yield from _modules_of_library(inner, f"{how}.{name}")
 
 
 def bound_by_get(obj: object) -> Binder | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import inspect
 from collections.abc import Iterable, Iterator
 from types import BuiltinMethodType, FunctionType, ModuleType
@@ -27,7 +28,7 @@ from .bindings import Binding
 from .containers import TABLES, chosen, entries_of, items_of
 from .entrance import Bound, Entrance, bound_by_get, called_by
 from .memory import Memory
-from .scopes import constructor, imported
+from .scopes import constructor, imported, loaded_module
 from .values import (
     Group,
     Known,
@@ -42,6 +43,7 @@ from .values import (
 
 
 _WRAPPERS = triton_wrappers()
+_MODULE = Unknown("which module it is depends on a name known at run time", unread=True)
 _DECORATORS = (triton.jit, triton.autotune, triton.heuristics)
 
 
@@ -209,6 +211,11 @@ class Resolver:
                 return tuple(Partial(value, *bound) for value in self.values(call.args[0], scope))
             if callee.obj is getattr and len(call.args) >= 2:
                 return self._getattr(call, scope)
+            if callee.obj is importlib.import_module and call.args:
+                names = [value.obj for value in self.values(call.args[0], scope) if isinstance(value, Known)]
+                return tuple(found for name in names for found in loaded_module(str(name))) or (_MODULE,)
+            if callee.obj is super and not call.args:
+                return self._parent(scope)
             if isinstance(callee.obj, BuiltinMethodType) and isinstance(callee.obj.__self__, dict):
                 table = Known(callee.obj.__self__, callee.how.rpartition(".")[0])
                 return self._from_dict(callee.obj.__name__, table, call, scope)
@@ -238,6 +245,18 @@ class Resolver:
             items = [Group(((0, (key,)), (1, (value,)))) if method == "items" else value for key, value in pairs]
             return (Group(tuple((at, (item,)) for at, item in enumerate(items))),)
         return (Unknown(f"what '{method}' of a dict returns is known at run time"),)
+
+    def _parent(self, scope: Scope) -> tuple[Value, ...]:
+        """What `super()` means in a method."""
+        classes = [value.obj for value in scope.names.get("__class__", ()) if isinstance(value, Known)]
+        if not classes or isinstance(scope.node, ast.Lambda) or not scope.node.args.args:
+            return (Unknown("the class of super() is known at run time", unread=True),)
+        cls = classes[0]
+        this = self.name(scope.node.args.args[0].arg, scope)
+        owners = [one.obj for one in this if isinstance(one, Known) and isinstance(one.obj, cls)]
+        return tuple(Known(super(cls, owner), f"super of {cls.__qualname__}") for owner in owners) or (
+            New(cls.__mro__[1], None),
+        )
 
     def _getattr(self, call: ast.Call, scope: Scope) -> tuple[Value, ...]:
         names = [value.obj for value in self.values(call.args[1], scope) if isinstance(value, Known)]

@@ -7,20 +7,25 @@ import ast
 import functools
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from magi_tritonwrap._kernel.bodies import as_overload, body_of_op, body_of_whole_op
-from magi_tritonwrap._kernel.kernels import Kernel, as_kernel, is_kernel
-from magi_tritonwrap._kernel.options import can_pass, cannot_pass
-from magi_tritonwrap._kernel.report import FoundKernel, InnerOp, KernelReport, UnresolvedLaunch, UnsupportedLaunch
+from magi_tritonwrap._kernel.kernels import as_kernel, is_kernel
+from magi_tritonwrap._kernel.report import (
+    FoundKernel,
+    InnerOp,
+    KernelReport,
+    SideEffect,
+    UnresolvedLaunch,
+    UnsupportedLaunch,
+)
 from magi_tritonwrap._library import is_library_function
 from magi_tritonwrap._torch_compat import (
     autograd_function_of,
-    has_decomposition_rule,
     is_op_of_torch,
     kernel_of_launcher,
     qualified_name,
@@ -28,8 +33,10 @@ from magi_tritonwrap._torch_compat import (
 from magi_tritonwrap.errors import UnsupportedKernelError
 
 from .bindings import walk_own
+from .effects import effect_of, effect_of_method, is_harmless_name
 from .evaluate import Resolver
 from .memory import Memory
+from .notes import LAUNCH_METHODS, Found, looks_like_launch, open_call, why_unsupported, why_whole
 from .scopes import constructor
 from .values import Known, Launcher, Local, Partial, Scope, Unknown, Value, identity_of
 
@@ -40,7 +47,6 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload
 
 
-_LAUNCH_METHODS = ("run", "warmup")
 _MAX_VISITS = 32  # of one function, each with other arguments: recursion through partials would never end
 
 
@@ -71,7 +77,7 @@ def find_kernels(fn: Callable[..., Any], *, extra: Iterable[Any] = (), seconds: 
     walk.function(Known(fn, "the body"), None)
     listed = [as_kernel(kernel) for kernel in _kernels_in(extra)]
     for kernel in listed:
-        walk.add(_Found(kernel.outermost, kernel.name, "listed in extra=", kernel.file, kernel.line), False, None)
+        walk.add(Found(kernel.outermost, kernel.name, "listed in extra=", kernel.file, kernel.line), False, None)
     return walk.report(is_complete=bool(listed))
 
 
@@ -83,20 +89,6 @@ def _kernels_in(extra: object) -> Iterable[Any]:
         yield kernel
 
 
-@dataclass
-class _Found:
-    """A kernel met on the walk, and the launches of it so far."""
-
-    kernel: Any
-    name: str
-    how: str
-    file: str
-    line: int
-    launches: list[tuple[str, int]] = field(default_factory=list)
-    wrapped: set[tuple[str, int]] = field(default_factory=set)
-    bare: set[tuple[str, int]] = field(default_factory=set)
-
-
 class _Walk:
     """Visits the calls of a function and of everything it calls, each function once for each set of arguments."""
 
@@ -105,9 +97,11 @@ class _Walk:
         self._inside = ops  # the operators whose bodies lead here
         self._inner_ops: dict[str, InnerOp] = {}
         self._resolver = Resolver(memory)
-        self._found: dict[object, _Found] = {}
+        self._found: dict[object, Found] = {}
         self._unresolved: dict[tuple[str, int], UnresolvedLaunch] = {}
         self._unsupported: dict[tuple[str, int], UnsupportedLaunch] = {}
+        self._doubtful: dict[tuple[str, int], UnresolvedLaunch] = {}
+        self._effects: dict[tuple[str, int], SideEffect] = {}
         self._seen: set[object] = set()
         self._visits: Counter[object] = Counter()
 
@@ -127,10 +121,15 @@ class _Walk:
         )
         unresolved = (replace(one, in_key=one.in_key or is_complete) for one in self._unresolved.values())
         return KernelReport(
-            kernels, tuple(unresolved), tuple(self._unsupported.values()), tuple(self._inner_ops.values())
+            kernels,
+            tuple(unresolved),
+            tuple(self._unsupported.values()),
+            tuple(self._inner_ops.values()),
+            tuple(self._doubtful.values()),
+            tuple(self._effects.values()),
         )
 
-    def add(self, found: _Found, wrapped: bool, launch: tuple[str, int] | None) -> None:
+    def add(self, found: Found, wrapped: bool, launch: tuple[str, int] | None) -> None:
         key = id(found.kernel) if found.kernel is not None else (found.file, found.line)
         entry = self._found.setdefault(key, found)
         if launch is not None and launch not in entry.launches:
@@ -173,7 +172,7 @@ class _Walk:
             report = inner.report(is_complete=False)
             if not report.may_launch:
                 return
-            reason = _why_whole(name, report)
+            reason = why_whole(name, report)
             if not reason:
                 self._found = {**inner._found, **self._found}
                 self._inner_ops.update(inner._inner_ops)
@@ -208,19 +207,34 @@ class _Walk:
             return self._resolver.values(call, scope)
         for callee in callees:
             self._visit_callee(callee, call, scope)
-        if isinstance(call.func, ast.Attribute) and call.func.attr in _LAUNCH_METHODS:
+        if isinstance(call.func, ast.Attribute) and call.func.attr in LAUNCH_METHODS:
             for owner in self._resolver.values(call.func.value, scope):
                 if _is_kernel_value(owner, self._resolver):
                     self._launched(owner, call, scope)
         for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
             self._visit_argument(argument, scope)
-        unknown = [callee for callee in callees if isinstance(callee, Unknown)]
-        unread = [callee for callee in unknown if callee.unread]
-        if unread or (unknown and len(unknown) == len(callees) and _looks_like_launch(call)):
-            self._note(call, scope, (unread or unknown)[0])
+        self._note_unknown(call, scope, callees)
         return ()
 
+    def _note_unknown(self, call: ast.Call, scope: Scope, callees: tuple[Value, ...]) -> None:
+        """Note what is left open about a call: a launch, code not read, a method that anything may have."""
+        unknown = [callee for callee in callees if isinstance(callee, Unknown)]
+        unread = [callee for callee in unknown if callee.unread]
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        site = (scope.file, call.lineno)
+        if unread or (unknown and len(unknown) == len(callees) and looks_like_launch(call)):
+            self._unresolved.setdefault(site, open_call(call, scope, (unread or unknown)[0]))
+        elif unknown and effect_of_method(name):
+            self._effects.setdefault(site, SideEffect(ast.unparse(call.func), effect_of_method(name), *site))
+        elif unknown and not is_harmless_name(name):
+            self._doubtful.setdefault(site, open_call(call, scope, unknown[0]))
+
     def _visit_callee(self, callee: Value, call: ast.Call, scope: Scope) -> None:
+        effect = effect_of(callee.obj) if isinstance(callee, Known) else ""
+        if effect:
+            site = (scope.file, call.lineno)
+            self._effects.setdefault(site, SideEffect(ast.unparse(call.func), effect, *site))
+            return
         match callee:
             case Launcher(kernel=kernel) | Partial(function=Launcher(kernel=kernel)):
                 self._launched(kernel, call, scope)
@@ -247,7 +261,7 @@ class _Walk:
         site = (scope.file, call.lineno)
         if isinstance(kernel, Known):
             described = as_kernel(kernel.obj)
-            found = _Found(described.outermost, described.name, kernel.how, described.file, described.line)
+            found = Found(described.outermost, described.name, kernel.how, described.file, described.line)
             self.add(found, kernel.wrapped, site)
             reason = why_unsupported(described, call)
             if reason:
@@ -255,16 +269,12 @@ class _Walk:
         elif isinstance(kernel, Local):
             name = getattr(kernel.node, "name", "<lambda>")
             line = min([kernel.node.lineno, *(node.lineno for node in getattr(kernel.node, "decorator_list", []))])
-            found = _Found(None, name, "made by a factory at run time", kernel.scope.file, line)
+            found = Found(None, name, "made by a factory at run time", kernel.scope.file, line)
             self.add(found, kernel.wrapped, site)
-
-    def _note(self, call: ast.Call, scope: Scope, value: Unknown) -> None:
-        launch = UnresolvedLaunch(ast.unparse(call.func), value.reason, scope.file, call.lineno, in_key=value.unread)
-        self._unresolved.setdefault((launch.file, launch.line), launch)
 
     def _leave_unread(self, scope: Scope) -> None:
         name = f"{getattr(scope.node, 'name', '<lambda>')}(...)"
-        launch = UnresolvedLaunch(name, self._memory.out_of_time, scope.file, scope.node.lineno)
+        launch = UnresolvedLaunch(name, self._memory.out_of_time, scope.file, scope.node.lineno, is_launch=False)
         self._unresolved.setdefault((launch.file, launch.line), launch)
 
     def _note_missing_source(self, callee: Value) -> None:
@@ -274,30 +284,10 @@ class _Walk:
             return
         code = function.__code__
         reason = f"the source of {function.__qualname__} is not available"
-        launch = UnresolvedLaunch(f"{function.__qualname__}(...)", reason, code.co_filename, code.co_firstlineno)
-        self._unresolved.setdefault((launch.file, launch.line), launch)
-
-
-def why_unsupported(kernel: Kernel, call: ast.Call) -> str:
-    """Why a graph cannot carry a launch, as far as the call itself tells; empty when it can."""
-    if isinstance(call.func, ast.Attribute) and call.func.attr == "warmup":
-        return (
-            "is compiled by .warmup() in the op's body, and a graph has no compiled kernel to look at. "
-            "Launch the kernel itself, and choose its grid from torch.cuda.get_device_properties()."
+        launch = UnresolvedLaunch(
+            f"{function.__qualname__}(...)", reason, code.co_filename, code.co_firstlineno, is_launch=False
         )
-    unknown = [keyword.arg for keyword in call.keywords if keyword.arg and not can_pass(kernel, keyword.arg)]
-    if unknown:
-        return cannot_pass(unknown)
-    return ""
-
-
-def _why_whole(op: str, report: KernelReport) -> str:
-    """Why the launches of a `custom_op` cannot be seen where another op calls it; empty where they can."""
-    if has_decomposition_rule(op):
-        return "its library has a rule of its own for it in compiled graphs"
-    if not report.kernels:
-        return f"which kernels it launches is known only at run time: {report.unresolved[0].reason}"
-    return str(report.unsupported[0]) if report.unsupported else ""
+        self._unresolved.setdefault((launch.file, launch.line), launch)
 
 
 def _place(scope: Scope) -> tuple[str, int, int]:
@@ -308,14 +298,6 @@ def _is_kernel_value(value: Value, resolver: Resolver) -> bool:
     if isinstance(value, Known):
         return is_kernel(value.obj)
     return isinstance(value, Local) and resolver.is_kernel_definition(value)
-
-
-def _looks_like_launch(call: ast.Call) -> bool:
-    """`something[grid](...)`, or `something.run(..., grid=...)`."""
-    if isinstance(call.func, ast.Subscript):
-        return True
-    named = isinstance(call.func, ast.Attribute) and call.func.attr in _LAUNCH_METHODS
-    return named and any(keyword.arg == "grid" for keyword in call.keywords)
 
 
 def _identity(scope: Scope) -> object:

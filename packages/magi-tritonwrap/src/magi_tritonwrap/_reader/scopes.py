@@ -64,7 +64,7 @@ def imported(node: ast.AST, alias: ast.alias, scope: Scope) -> tuple[Value, ...]
     """What an import in the body binds, if the module is loaded: reading imports nothing."""
     if isinstance(node, ast.Import):
         name = alias.name if alias.asname else alias.name.split(".")[0]
-        return _module(name)
+        return loaded_module(name)
     if not isinstance(node, ast.ImportFrom):
         return ()
     package = scope.globals.get("__package__") or scope.globals.get("__name__", "")
@@ -75,10 +75,11 @@ def imported(node: ast.AST, alias: ast.alias, scope: Scope) -> tuple[Value, ...]
         return (Unknown(f"the module '{name}' is imported by the body and not loaded yet", unread=True),)
     if hasattr(found, alias.name):
         return (Known(getattr(found, alias.name), f"{name}.{alias.name}"),)
-    return _module(f"{name}.{alias.name}")
+    return loaded_module(f"{name}.{alias.name}")
 
 
-def _module(name: str) -> tuple[Value, ...]:
+def loaded_module(name: str) -> tuple[Value, ...]:
+    """The module of that name, if it is loaded."""
     found = sys.modules.get(name)
     if isinstance(found, ModuleType):
         return (Known(found, f"module '{name}'"),)

@@ -73,6 +73,20 @@ def unsupported_autotune_arguments_are_ignored() -> bool:
     return bool(config.unsafe_ignore_unsupported_triton_autotune_args)
 
 
+def has_triton_driver() -> bool:
+    """Whether Triton can launch anything: without a GPU, asking for its driver raises a RuntimeError (3.2 to 3.9)."""
+    try:
+        triton.runtime.driver.active.get_current_target()
+    except RuntimeError:
+        return False
+    return True
+
+
+def refuses_cpu_tensors(error: Exception) -> bool:
+    """Whether an error of a launch says that there is no GPU, or that a tensor is not on it (Triton 3.2 to 3.9)."""
+    return "active drivers" in str(error) or "cannot be accessed from Triton" in str(error)
+
+
 def new_kernel(like: Any, function: FunctionType, source: str) -> Any:
     """A JITFunction with the settings of *like*, of another function and source.
 

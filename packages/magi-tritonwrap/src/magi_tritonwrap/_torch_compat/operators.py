@@ -16,6 +16,7 @@ from torch._subclasses.functional_tensor import FunctionalTensorMode
 DISPATCH_MODE = FunctionalTensorMode
 """The mode under which AOTAutograd traces, and for which a decomposition is registered (torch 2.6 on)."""
 
+_COLLECTIVES = ("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
 _NAMESPACES_OF_TORCH = frozenset(
     (
         *("aten", "prim", "prims", "rngprims", "debugprims", "higher_order", "inductor", "c10d", "c10d_functional"),
@@ -99,6 +100,11 @@ def has_decomposition_rule(name: str) -> bool:
 def is_op_of_torch(op: OpOverload) -> bool:
     """Whether torch itself registers the operator: its namespaces, as of torch 2.10 to 2.15."""
     return op.namespace in _NAMESPACES_OF_TORCH
+
+
+def is_collective(op: object) -> bool:
+    """Whether an operator talks to other ranks: torch registers those in namespaces of their own."""
+    return isinstance(op, OpOverload) and op.namespace in _COLLECTIVES
 
 
 def set_cache_key_entries(op: OpOverload, entries: list[object]) -> None:

@@ -17,9 +17,27 @@ from torch._higher_order_ops.triton_kernel_wrap import (
     triton_kernel_wrapper_mutation,
 )
 from torch._library import triton as torch_triton
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+
+_NOT_FAKE = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+    GuardOnDataDependentSymNode,
+)
+_NOT_FAKE_TEXTS = ("data pointer", ".numpy() is not supported", "passed to FakeTensor.__format__", "meta tensor")
 
 
 def wrap_triton_disabled() -> AbstractContextManager[None]:
@@ -65,6 +83,28 @@ def fake_tensors() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+def concrete_number(value: Any) -> Any:
+    """A symbolic number as a plain one: its hint, or 8 where nothing is known; any other value as it is."""
+    if not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return value
+    return value.node.hint if value.node.has_hint() else 8
+
+
+def decides_by_data(error: Exception) -> bool:
+    """Whether code on fake tensors needed a number that only the data tell."""
+    return isinstance(error, DataDependentOutputException | GuardOnDataDependentSymNode)
+
+
+def cannot_be_fake(error: Exception) -> bool:
+    """Whether an error of code on fake tensors says that fake tensors do not have what was asked for.
+
+    The classes are private (torch 2.10 to 2.15); an address and a NumPy array are refused by a RuntimeError.
+    """
+    if isinstance(error, _NOT_FAKE):
+        return True
+    return isinstance(error, RuntimeError | TypeError) and any(text in str(error) for text in _NOT_FAKE_TEXTS)
+
+
 def keeping_graphs(graphs: list[torch.fx.GraphModule]) -> Any:
     """A backend of `torch.compile` that runs AOTAutograd, and appends each graph that Inductor would be given.
 
@@ -84,7 +124,11 @@ def keeping_graphs(graphs: list[torch.fx.GraphModule]) -> Any:
     def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         mode = TracingContext.get().fake_mode
         assert mode is not None, "Dynamo makes one before it calls a backend"
-        return compile_graph(graph, [mode.from_tensor(x) if isinstance(x, FakeTensor) else x for x in inputs])
+        compile_graph(graph, [mode.from_tensor(x) if isinstance(x, FakeTensor) else x for x in inputs])
+        # The graph is not run: it may read data, or write into inputs on a device that this build of torch lacks.
+        (returned,) = graph.graph.find_nodes(op="output")
+        outputs = [one.meta["example_value"] if isinstance(one, torch.fx.Node) else one for one in returned.args[0]]
+        return lambda *_: outputs
 
     return backend
 

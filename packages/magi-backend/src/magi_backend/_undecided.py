@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An operator of which only a run can tell whether its body launches Triton kernels."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from magi_opschema.errors import HandleError
+from magi_tritonwrap import KernelReport, NoFakeError, OpaqueFallbackWarning, fake_from_body, probe_launches
+from torch.utils._pytree import tree_leaves
+
+
+class UndecidedOp:
+    """The fake of such an operator; at its calls, and never before, the body is run with every launch dropped.
+
+    Where the body launches, the operator is seen through from then on. Where it runs to its end, it is its own fake.
+    A body that does I/O or talks to other ranks is not run, and one that reads data is stopped: the operator stays
+    opaque, and looks like its tensor inputs in order.
+
+    Args:
+        name: The operator, for messages.
+        fn: Its body.
+        kernels: What was read of the body.
+        infer: The fake that its author gave, if any.
+        on_launch: Called once, when the body has launched something.
+        on_opaque: Called once, with the reason why that cannot be found out.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        kernels: KernelReport,
+        infer: Callable[..., Any] | None,
+        on_launch: Callable[[], None],
+        on_opaque: Callable[[str], None],
+    ) -> None:
+        self._name, self._fn, self._infer = name, fn, infer
+        self._own = fake_from_body(fn)
+        self._on_launch, self._on_opaque = on_launch, on_opaque
+        self._lock = threading.RLock()
+        self._launches = False
+        self._effect = str(kernels.effects[0]) if kernels.effects else ""
+        self._opaque_because = ""
+
+    def fake(self) -> Callable[..., Any]:
+        """The fake at the signature of the body."""
+
+        @functools.wraps(self._infer or self._fn)
+        def fake(*args: Any, **kwargs: Any) -> Any:
+            with self._lock:
+                self._decide(args, kwargs)
+            if self._infer is not None:
+                return self._infer(*args, **kwargs)
+            return self._like_inputs(args, kwargs) if self._opaque_because else self._own(*args, **kwargs)
+
+        fake.__signature__ = inspect.signature(self._infer or self._fn)  # type: ignore[attr-defined]
+        return fake
+
+    def _decide(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._launches or self._opaque_because:
+            return
+        if self._effect:
+            self._stay_opaque(f"it is not run to find out, because {self._effect}")
+            return
+        probe = probe_launches(self._fn, args, kwargs)
+        if probe.launches:
+            self._launches = True
+            self._on_launch()
+        elif probe.stopped_by:
+            # An object behind a handle is never there for a fake: nothing is wrong with such a body.
+            is_handle = isinstance(probe.error, HandleError)
+            self._stay_opaque(f"its body does not run on fake tensors: {probe.stopped_by}", warn=not is_handle)
+
+    def _stay_opaque(self, reason: str, *, warn: bool = True) -> None:
+        self._opaque_because = reason
+        self._on_opaque(reason)
+        if warn and self._infer is None:
+            text = f"{self._name}: whether it launches Triton kernels is known only at run time, and {reason}."
+            fix = "It stays opaque, and its outputs are taken to look like its tensor inputs."
+            msg = f"{text} {fix} State them with infer_output_meta_fn."
+            warnings.warn(OpaqueFallbackWarning(msg), stacklevel=2)
+
+    def _like_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Output i looks like tensor input i, for one output or a tuple of them."""
+        bound = inspect.signature(self._fn).bind(*args, **kwargs)
+        inputs = [leaf for leaf in tree_leaves((bound.args, bound.kwargs)) if isinstance(leaf, torch.Tensor)]
+        returned = inspect.signature(self._fn, eval_str=True).return_annotation
+        if returned is None:
+            return None
+        count = 1 if returned is torch.Tensor else len(getattr(returned, "__args__", ()))
+        is_tuple = getattr(returned, "__origin__", None) is tuple
+        if len(inputs) < count or not (returned is torch.Tensor or is_tuple):
+            text = f"{self._name}: its outputs are not known before it runs, because {self._opaque_because}."
+            msg = f"{text} Give infer_output_meta_fn, a function that returns tensors like the outputs."
+            raise NoFakeError(msg)
+        outputs = tuple(torch.empty_like(inputs[at]) for at in range(count))
+        return outputs if is_tuple else outputs[0]

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,type-arg"
+"""Bodies of which only a run can tell whether they launch: found out at a fake call; results are right either way."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import types
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from magi_backend import magi_register_custom_op
+from magi_opschema import ObjectHandle, op_def, register_object
+from magi_tritonwrap import NoFakeError, OpaqueFallbackWarning, UnsupportedLaunchError, find_kernels
+from magi_tritonwrap.testing import aot_graphs, launches_of, stub_driver
+from torch import Tensor
+from torch._dynamo.exc import TorchRuntimeError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@pytest.fixture(autouse=True)
+def _stub() -> Iterator[None]:
+    with stub_driver():
+        yield
+
+
+@triton.jit
+def row_kernel(x, out, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    tl.store(out + row, tl.sum(tl.load(x + row * n + at, at < n, 0.0)))
+
+
+def rows(x: Tensor) -> Tensor:
+    out = x.new_empty(x.shape[0])
+    row_kernel[(x.shape[0],)](x, out, x.shape[1], BLOCK=64)
+    return out
+
+
+def plain_rows(x: Tensor) -> Tensor:
+    return x.sum(1)
+
+
+class Holder:
+    def __init__(self, fn: Any) -> None:
+        self.fn = fn
+
+
+launching, plain = Holder(rows), Holder(plain_rows)
+WEAK: dict[str, Any] = {"launching": weakref.ref(launching), "plain": weakref.ref(plain)}
+
+
+def hidden(name: str) -> types.ModuleType:
+    """A module that nothing of the body leads to."""
+    module = types.ModuleType(f"magi_hidden_{name}")
+    module.__dict__["work"] = {"launching": rows, "plain": plain_rows}[name]
+    sys.modules[module.__name__] = module
+    return module
+
+
+def by_module_name(which: str) -> Callable[[Tensor], Tensor]:
+    hidden(which)
+
+    def body(x: Tensor) -> Tensor:
+        result: Tensor = importlib.import_module("_".join(("magi", "hidden", which))).work(x)
+        return result
+
+    return body
+
+
+def by_weak_reference(which: str) -> Callable[[Tensor], Tensor]:
+    reference = WEAK[which]
+
+    def body(x: Tensor) -> Tensor:
+        result: Tensor = reference().fn(x)
+        return result
+
+    return body
+
+
+def by_fold(which: str) -> Callable[[Tensor], Tensor]:
+    def body(x: Tensor) -> Tensor:
+        result: Tensor = functools.reduce(lambda value, holder: holder.fn(value), (WEAK[which](),), x)
+        return result
+
+    return body
+
+
+BODIES = [by_module_name, by_weak_reference, by_fold]
+
+
+def graph_of(op: Any, *inputs: Tensor, dynamic: bool | None = None) -> tuple[torch.fx.GraphModule, tuple[Any, ...]]:
+    """The graph of an op alone, and the shape that it has there."""
+    (graph,) = aot_graphs(op, *(inputs or (torch.ones(4, 50),)), dynamic=dynamic)
+    (returned,) = graph.graph.find_nodes(op="output")
+    return graph, tuple(returned.args[0][0].meta["val"].shape)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("make", BODIES)
+def test_a_launch_that_the_search_misses(make: Callable[..., Any], dynamic: bool | None, ns: str) -> None:
+    body = make("launching")
+    assert find_kernels(body).kernels == ()
+    op = magi_register_custom_op(f"{ns}::rows")(body)
+    assert "see-through" not in op_def(op).notes
+    graph, shape = graph_of(op, dynamic=dynamic)
+    assert len(launches_of(graph)) == 1
+    assert len(shape) == 1
+    assert dynamic or shape == (4,)
+    assert op_def(op).notes["see-through"] == "Triton kernels that are captured at compilation"
+
+
+@pytest.mark.parametrize("make", BODIES)
+def test_no_launch_after_all(make: Callable[..., Any], ns: str) -> None:
+    op = magi_register_custom_op(f"{ns}::rows")(make("plain"))
+    graph, shape = graph_of(op)
+    assert shape == (4,), "the body is its own fake"
+    assert op_def(op).torch_op in {node.target for node in graph.graph.nodes}
+    assert torch.equal(op(torch.ones(4, 50)), torch.full((4,), 50.0))
+
+
+@pytest.mark.parametrize("make", BODIES)
+def test_shapes_of_the_author_stay(make: Callable[..., Any], ns: str) -> None:
+    calls: list[torch.Size] = []
+
+    def infer(x: Tensor) -> Tensor:
+        calls.append(x.shape)
+        return x.new_empty(x.shape[0])
+
+    op = magi_register_custom_op(f"{ns}::rows", infer_output_meta_fn=infer)(make("launching"))
+    graph, shape = graph_of(op)
+    assert len(launches_of(graph)) == 1
+    assert (shape, bool(calls)) == ((4,), True)
+
+
+def prints(x: Tensor, log: list[int]) -> None:
+    print("working on it")  # noqa: T201 - what is tested
+
+
+def writes(x: Tensor, log: list[int]) -> None:
+    with open("/dev/null", "w") as file:  # noqa: PTH123 - the builtin is what is tested
+        file.write("working on it")
+
+
+def reduces(x: Tensor, log: list[int]) -> None:
+    torch.distributed.all_reduce(x)
+
+
+@pytest.mark.parametrize("effect", [prints, writes, reduces])
+def test_a_body_with_effects_is_not_run_to_find_out(effect: Callable[..., Any], ns: str) -> None:
+    log: list[int] = []
+
+    def body(x: Tensor) -> Tensor:
+        log.append(1)
+        effect(x, log)
+        result: Tensor = WEAK["plain"]().fn(x)
+        return result
+
+    op = magi_register_custom_op(f"{ns}::effect")(body)
+    with pytest.warns(OpaqueFallbackWarning, match=r"is not run to find out, because .*State them with infer_output"):
+        _, shape = graph_of(op)
+    assert shape == (4, 50), "what the documentation says of an op that tells nothing else"
+    assert log == []
+    assert op_def(op).notes["see-through"].startswith("no: it is not run to find out, because ")
+
+
+def one(x: Tensor) -> Tensor:
+    assert x.sum().item() < 1e9
+    return WEAK["plain"]().fn(x)  # type: ignore[no-any-return]
+
+
+def two(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    if (x > 0).any():
+        WEAK["plain"]().fn(x)
+    return x.clone(), y.clone()
+
+
+def nothing(x: Tensor) -> None:
+    WEAK["plain"]().fn(x[: int(x[0, 0])])
+
+
+@pytest.mark.parametrize(("body", "count"), [(one, 1), (two, 2), (nothing, 1)])
+def test_a_body_that_reads_data_is_stopped(body: Callable[..., Any], count: int, ns: str) -> None:
+    op = magi_register_custom_op(f"{ns}::reads")(body)
+    with pytest.warns(OpaqueFallbackWarning, match=r"does not run on fake tensors: .*it reads data of a tensor"):
+        (graph,) = aot_graphs(lambda *args: (op(*args), args[0] + 1), *[torch.ones(4, 50)] * count, device="cpu")
+    assert op_def(op).torch_op in {node.target for node in graph.graph.nodes} or body is nothing
+
+
+class Runner:
+    def double(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+def test_an_object_behind_a_handle_keeps_the_op_opaque_without_a_word(ns: str) -> None:
+    @magi_register_custom_op(f"{ns}::run")
+    def run(x: Tensor, runner: ObjectHandle[Runner]) -> Tensor:
+        return runner.double(x)
+
+    runner = Runner()
+    handle = register_object(runner)
+    (graph,) = aot_graphs(lambda x: run(x, cast("Runner", handle)), torch.ones(4, 50), device="cpu")
+    assert op_def(run).torch_op in {node.target for node in graph.graph.nodes}
+
+
+@dataclass(frozen=True)
+class Pair:
+    left: Tensor
+    right: Tensor
+
+
+def test_no_fake_can_be_had(ns: str) -> None:
+    @magi_register_custom_op(f"{ns}::pair")
+    def pair(x: Tensor) -> Pair:
+        assert x.sum().item()
+        return WEAK["plain"]().fn(x)  # type: ignore[no-any-return]
+
+    with (
+        pytest.warns(OpaqueFallbackWarning),
+        pytest.raises(TorchRuntimeError, match=r"pair: its outputs are not known before it runs.*infer_output_meta_fn"),
+    ):
+        graph_of(pair)
+    assert issubclass(NoFakeError, RuntimeError)
+
+
+def with_pdl(x: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    row_kernel[(1,)](x, out, 50, BLOCK=64, launch_pdl=True)
+    return out
+
+
+def test_launches_that_no_graph_can_carry(ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnsupportedLaunchError):
+        magi_register_custom_op(f"{ns}::refused")(with_pdl)
+    with pytest.warns(OpaqueFallbackWarning, match="launch_pdl="):
+        op = magi_register_custom_op(f"{ns}::per_op", on_unsupported="opaque")(with_pdl)
+    assert op_def(op).notes["see-through"].startswith("no: Triton kernel 'row_kernel' is launched with launch_pdl=")
+    monkeypatch.setenv("MAGI_COMPILE_ON_UNSUPPORTED", "opaque")
+    with pytest.warns(OpaqueFallbackWarning, match="launch_pdl="):
+        by_setting = magi_register_custom_op(f"{ns}::by_setting")(with_pdl)
+    graph, _ = graph_of(by_setting)
+    assert launches_of(graph) == []
+
+
+def test_the_body_does_not_run_at_decoration_nor_when_it_is_read_whole(ns: str) -> None:
+    calls: list[int] = []
+
+    def undecided(x: Tensor) -> Tensor:
+        calls.append(1)
+        return WEAK["plain"]().fn(x)  # type: ignore[no-any-return]
+
+    def read_whole(x: Tensor) -> Tensor:
+        calls.append(2)
+        return torch.sin(x).contiguous()
+
+    magi_register_custom_op(f"{ns}::undecided")(undecided)
+    op = magi_register_custom_op(f"{ns}::read_whole")(read_whole)
+    graph_of(op)
+    assert calls == []

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+"""A body on fake tensors: its own fake, also where it reads data, and a probe of what it launches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import tritonwrap_patterns as patterns
+from magi_tritonwrap import (
+    NoFakeError,
+    OpaqueFallbackWarning,
+    fake_from_body,
+    find_kernels,
+    probe_launches,
+    see_through_report,
+    triton_op,
+)
+from magi_tritonwrap.testing import aot_graphs, launches_of
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from conftest import Ops
+
+
+def by_item(x: Tensor) -> Tensor:
+    scale = 1.0 / max(x.sum().item(), 1)
+    return patterns.module_level(x) * scale
+
+
+def by_branch(x: Tensor) -> Tensor:
+    if (x > 0).all():
+        return patterns.module_level(x)
+    return torch.zeros_like(x)
+
+
+def by_loop_over_lengths(x: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    for length in x.long().tolist():
+        patterns.double_kernel[(length,)](x, out, length, BLOCK=128)
+    return out
+
+
+def by_comparison(x: Tensor) -> Tensor:
+    return patterns.module_level(x) if torch.equal(x, x.clone()) else x.clone()
+
+
+def by_segments(x: Tensor) -> Tensor:
+    at = torch.repeat_interleave(torch.arange(x.numel()), torch.ones_like(x, dtype=torch.int64))
+    mask = torch.stack([at, at], 1)[: len(x.nonzero())]
+    return patterns.module_level(x) + x[x > 0].sum() + mask.sum()
+
+
+def refuses_most_data(x: Tensor) -> Tensor:
+    assert x.max() <= 300, "a label is out of range"
+    assert 0 < x.max().item() <= 3, "a label is out of range"
+    return patterns.module_level(x)
+
+
+READING = [by_item, by_branch, by_loop_over_lengths, by_comparison, by_segments, refuses_most_data]
+
+
+@pytest.mark.parametrize("body", READING)
+def test_a_body_that_reads_data_is_its_own_fake(body: Callable[[Tensor], Tensor]) -> None:
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        fake = fake_from_body(body)(torch.ones(300))
+    assert (fake.shape, fake.dtype) == ((300,), torch.float32)
+    assert mode.shape_env is not None
+    assert not mode.shape_env.pending_fresh_unbacked_symbols
+
+
+@pytest.mark.usefixtures("stub")
+@pytest.mark.parametrize("body", [by_item, by_branch, by_comparison, refuses_most_data])
+def test_an_op_that_reads_data_compiles_and_stays_opaque(body: Callable[[Tensor], Tensor], ops: Ops) -> None:
+    op = triton_op(f"{ops.namespace}::reads", body, mutates_args=())
+    with pytest.warns(OpaqueFallbackWarning, match=r"cannot be traced\..*register_fake"):
+        (graph,) = aot_graphs(op, torch.ones(300), device="cpu")
+    assert op._opoverload in {node.target for node in graph.graph.nodes}
+    assert len(see_through_report(op).fallbacks) == 1
+
+
+@pytest.mark.usefixtures("stub")
+def test_lengths_that_only_size_launches_are_seen_through(ops: Ops) -> None:
+    op = triton_op(f"{ops.namespace}::reads", by_loop_over_lengths, mutates_args=())
+    (graph,) = aot_graphs(op, torch.ones(3), device="cpu")
+    assert len(launches_of(graph)) == 3
+
+
+def sized_by_item(x: Tensor) -> Tensor:
+    return x.new_empty(int(x.sum()))
+
+
+def typed_by_data(x: Tensor) -> Tensor:
+    return x.double() if x.any() else x.clone()
+
+
+def counted_by_data(x: Tensor) -> list[Tensor]:
+    return [x.clone() for _ in range(int(x[0]))]
+
+
+def sized_by_nonzero(x: Tensor) -> Tensor:
+    return x.nonzero()
+
+
+def sized_by_unique(x: Tensor) -> Tensor:
+    result: Tensor = x.unique()
+    return result
+
+
+def by_array(x: Tensor) -> Tensor:
+    return torch.from_numpy(x.numpy() * 2)
+
+
+def never_ends(x: Tensor) -> Tensor:
+    while not x.any() or x.all():
+        x = x + 1
+    return x
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (sized_by_item, r"reads data of its tensors \(.*:\d+\), and its outputs depend on them"),
+        (typed_by_data, "its outputs depend on them"),
+        (counted_by_data, "its outputs depend on them"),
+        (sized_by_nonzero, "its outputs depend on them"),
+        (sized_by_unique, "does not run on fake tensors: DynamicOutputShapeException"),
+        (by_array, r"does not run on fake tensors: RuntimeError: \.numpy\(\)"),
+        (never_ends, "reads data in a loop that does not end"),
+    ],
+)
+def test_no_fake_can_be_had(body: Callable[[Tensor], Any], reason: str) -> None:
+    with FakeTensorMode(), pytest.raises(NoFakeError, match=rf"{body.__name__}.*{reason}.*infer_output_meta_fn="):
+        fake_from_body(body)(torch.ones(3))
+
+
+def test_errors_of_the_body_itself_are_its_own() -> None:
+    def refuses(x: Tensor) -> Tensor:
+        raise ValueError("x has the wrong size")
+
+    def multiplies(x: Tensor) -> Tensor:
+        return torch.ones(2, 3) @ x
+
+    for body, error in ((refuses, ValueError), (multiplies, RuntimeError)):
+        with FakeTensorMode(), pytest.raises(error) as raised:
+            fake_from_body(body)(torch.ones(2, 2))
+        assert not isinstance(raised.value, NoFakeError)
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_probe(symbolic: bool) -> None:
+    shape_env = ShapeEnv() if symbolic else None
+    mode = FakeTensorMode(shape_env=shape_env, static_shapes=not symbolic)
+    x = mode.from_tensor(torch.ones(300))
+    probe = probe_launches(patterns.helper_of_helper, (x,), {})
+    assert [launch.name for launch in probe.launches] == ["double_kernel"]
+    assert probe.stopped_by == ""
+    assert shape_env is None or not shape_env.guards, "the trace that is going on hears nothing of it"
+    assert probe_launches(patterns.twice, (x,), {}).launches == ()
+
+
+def raises(x: Tensor) -> Tensor:
+    raise LookupError("not here")
+
+
+def talks(x: Tensor) -> Tensor:
+    result: Tensor = torch.ops._c10d_functional.all_reduce(x, "sum", "0")
+    return result
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [(by_item, "reads data of a tensor"), (raises, "LookupError: not here"), (talks, "it talks to other ranks")],
+)
+def test_probe_that_stops(body: Callable[[Tensor], Tensor], reason: str) -> None:
+    probe = probe_launches(body, (torch.ones(3),), {})
+    assert probe.launches == ()
+    assert reason in probe.stopped_by
+
+
+def prints(x: Tensor) -> None:
+    print(x.shape)  # noqa: T201 - what is tested
+
+
+def saves(x: Tensor) -> None:
+    torch.save(x, "file")
+
+
+def reduces(x: Tensor) -> None:
+    torch.distributed.all_reduce(x)
+
+
+def by_path(x: Tensor, folder: Any) -> None:
+    (folder / "log").write_text(str(x.shape))
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        (prints, "writes to the terminal"),
+        (saves, "reads or writes a file"),
+        (reduces, "talks to other ranks"),
+        (talks, "talks to other ranks"),
+        (by_path, "may read or write a stream"),
+    ],
+)
+def test_effects_are_noted(body: Callable[..., Any], what: str) -> None:
+    (effect,) = find_kernels(body).effects
+    assert effect.what == what
+    assert str(effect).endswith(f"({__file__}:{body.__code__.co_firstlineno + 1})")
+
+
+class Parent:
+    def work(self, x: Tensor) -> Tensor:
+        return patterns.module_level(x)
+
+
+class Child(Parent):
+    def work(self, x: Tensor) -> Tensor:
+        return super().work(x)
+
+
+class Launching(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return patterns.module_level(x)
+
+
+child = Child()
+layers = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Sequential(Launching()))
+
+
+def through_layers(x: Tensor) -> Tensor:
+    result: Tensor = layers(x)
+    return result
+
+
+@pytest.mark.parametrize("body", [child.work, lambda x: Child().work(x), through_layers])
+def test_parents_and_modules_of_torch_are_followed(body: Callable[..., Any]) -> None:
+    assert [kernel.name for kernel in find_kernels(body).kernels] == ["double_kernel"]
+
+
+@pytest.mark.parametrize(
+    "body", [lambda x, o: o.work(x), lambda x, o: o(x + 1), lambda x, o: [o][0].work(x)], ids=["method", "call", "item"]
+)
+def test_calls_that_only_a_run_can_tell(body: Callable[..., Any]) -> None:
+    report = find_kernels(body)
+    assert report.only_a_run_tells
+    assert len(report.doubtful) == 1
+    assert not find_kernels(lambda x: x.work()).kernels
+    assert not find_kernels(patterns.module_level).only_a_run_tells
+    assert not find_kernels(patterns.twice).only_a_run_tells

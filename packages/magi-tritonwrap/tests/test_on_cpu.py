@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An op of Triton kernels that gets CPU tensors says so by name, with both ways out; with a CPU body it works."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+import tritonwrap_patterns as patterns
+from magi_tritonwrap import CpuTensorError, explain_cpu_tensors, triton_op
+from magi_tritonwrap.testing import aot_graphs
+from torch import Tensor
+from torch._dynamo.exc import BackendCompilerFailed
+
+
+if TYPE_CHECKING:
+    from conftest import Ops
+
+WAYS_OUT = r'launches Triton kernels, which need a GPU.*register_kernel\(op, "cpu"\), or set TRITON_INTERPRET=1'
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU Triton has a driver")
+
+
+def through_inner_helper(x: Tensor) -> Tensor:
+    return patterns.helper_of_helper(x)
+
+
+@pytest.mark.parametrize("body", [patterns.module_level, patterns.table, through_inner_helper])
+def test_cpu_tensors_without_a_body_for_them(body: object, ops: Ops) -> None:
+    def wrapper(x: Tensor) -> Tensor:
+        return body(x)  # type: ignore[operator,no-any-return]
+
+    name = f"{ops.namespace}::on_cpu"
+    op = triton_op(name, wrapper, mutates_args=())
+    with pytest.raises(CpuTensorError, match=f"^{name} {WAYS_OUT}"):
+        op(torch.ones(4))
+    with pytest.raises(BackendCompilerFailed, match=f"{name} {WAYS_OUT}"):
+        aot_graphs(op, torch.ones(4), device="cpu")
+
+    op.register_kernel("cpu")(patterns.twice)
+    assert torch.equal(op(torch.ones(4)), torch.full((4,), 2.0))
+    (graph,) = aot_graphs(op, torch.ones(4), device="cpu")
+    assert op._opoverload in {node.target for node in graph.graph.nodes}
+
+
+def test_other_errors_and_other_devices_stay_as_they_are() -> None:
+    def refuses(x: object) -> None:
+        raise ValueError("x is too small")
+
+    def no_driver(x: object) -> None:
+        raise RuntimeError("0 active drivers ([]). There should only be one.")
+
+    with pytest.raises(ValueError, match="^x is too small$"):
+        explain_cpu_tensors(refuses, "mylib::op")(torch.ones(2))
+    for other in (torch.ones(2, device="meta"), 3):
+        with pytest.raises(RuntimeError, match="^0 active drivers"):
+            explain_cpu_tensors(no_driver, "mylib::op")(other)
