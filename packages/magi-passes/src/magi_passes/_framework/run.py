@@ -142,8 +142,8 @@ def _check_scoped(part: DeclaredPass) -> None:
     name, keys = type(part).__qualname__, part.inductor_config_keys_potentially_mutated_by_this_pass
     msg = (
         f"{name} may change Inductor's configuration ({', '.join(keys)}), and was called where nothing would put it "
-        f"back: no compilation of Inductor is under way. Compile with PassPipeline([{name}(...)]).inductor_options(), "
-        "or call the pass inside `with PassPipeline([...]).scope():`."
+        "back: outside of a compilation by Inductor, or in one that began before the first pass was made. Compile with "
+        f"PassPipeline([{name}(...)]).inductor_options(), or call the pass inside `with PassPipeline([...]).scope():`."
     )
     raise UnscopedConfigError(msg)
 
