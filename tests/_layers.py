@@ -73,8 +73,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "magi_backend": (
         "errors",
         "_torch_compat",
-        "_register",
+        "_undecided",
         "_settings",
+        "_register",
         "_epilogue",
         "_recompute",
         "_repairs",
