@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from magi_tritonwrap._torch_compat import (
+    ITEM_OPERATORS,
     cannot_be_fake,
     concrete_number,
     fake_tensors,
@@ -40,9 +41,12 @@ _FIRST = (1, True)
 # a body that refuses data.
 _OTHERS = ((257, False), (257, True), (3, False), (3, True))
 _MOST_ANSWERS = 100_000  # a loop that waits for a value would never end
-# What `Tensor.item()` is: inside a registered fake torch hands the first on, elsewhere the second.
-_ITEM = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)  # noqa: SLF001 - an operator's name
-_READS = (*_ITEM, torch.ops.aten.is_nonzero.default, torch.ops.aten.equal.default, torch.ops.aten.allclose.default)
+_READS = (
+    *ITEM_OPERATORS,
+    torch.ops.aten.is_nonzero.default,
+    torch.ops.aten.equal.default,
+    torch.ops.aten.allclose.default,
+)
 
 
 def _picked(number: int, x: torch.Tensor, indices: Any) -> torch.Tensor:
@@ -181,7 +185,7 @@ class _Answering(TorchDispatchMode):
         self.asked = self.asked or ":".join(map(str, launch_site()))
         if func in _SIZED_BY_DATA:
             return _SIZED_BY_DATA[func](self._number, *args, **(kwargs or {}))
-        dtype = args[0].dtype if func in _ITEM else torch.bool
+        dtype = args[0].dtype if func in ITEM_OPERATORS else torch.bool
         if dtype is torch.bool:
             return self._truth
         return float(self._number) if dtype.is_floating_point else self._number

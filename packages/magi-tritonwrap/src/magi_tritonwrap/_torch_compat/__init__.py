@@ -38,6 +38,7 @@ from .operators import (
     torch_triton_ops,
 )
 from .tracing import (
+    ITEM_OPERATORS,
     autograd_function_of,
     cache_bypass,
     cannot_be_fake,
@@ -62,6 +63,7 @@ from .tracing import (
 
 __all__ = [
     "DISPATCH_MODE",
+    "ITEM_OPERATORS",
     "autograd_function_of",
     "body_of_custom_op",
     "body_of_torch_triton_op",

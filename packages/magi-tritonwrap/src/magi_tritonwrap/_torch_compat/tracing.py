@@ -30,6 +30,9 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 
+ITEM_OPERATORS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
+"""What `Tensor.item()` is: inside a registered fake torch hands the first to a mode, elsewhere the second."""
+
 _NOT_FAKE = (
     DataDependentOutputException,
     DynamicOutputShapeException,
