@@ -53,7 +53,7 @@ def traced(x: Tensor, weight: Tensor) -> tuple[GraphModule, list[Any]]:
     return graph, [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
 
 
-def only_inner(module: GraphModule, inputs: list[Any], *, config_patches: dict[str, Any]) -> Any:
+def only_inner(module: GraphModule, inputs: list[Any], *, config_patches: dict[str, Any], **_: object) -> Any:
     """In the place of `compile_fx`: options are put in place, and the graph goes to the inner compilation."""
     with config.patch(config_patches):
         return compile_fx._compile_fx_inner(module, inputs, is_inference=True, graph_id=0)  # noqa: SLF001

@@ -128,7 +128,8 @@ def test_a_launch_is_found_and_captured() -> None:
     with capture_launches(drop=True) as log:
         op_def(launch).fn(torch.ones(3), Blend())
     assert [launch.name for launch in log.launches] == ["blend_kernel"]
-    assert see_through_report(op_def(launch).torch_op).kernels[0].name == "blend_kernel"
+    assert see_through_report(launch).kernels[0].name == "blend_kernel"
+    assert see_through_report(launch) == see_through_report(op_def(launch).torch_op)
     assert "1 Triton kernel" in str(op_def(launch))
 
 

@@ -117,6 +117,8 @@ def test_an_operator_without_a_launch_stays_opaque(ns: str) -> None:
 
     with pytest.raises(UnknownOpError):
         see_through_report(op_def(scale).torch_op)
+    with pytest.raises(UnknownOpError, match="opaque"):
+        see_through_report(scale)
     assert "see-through" not in str(op_def(scale))
 
 

@@ -8,6 +8,7 @@ import threading
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal
 
 import triton
@@ -248,8 +249,12 @@ def check_report(found: KernelReport) -> None:
         raise UnsupportedLaunchError("; ".join(str(launch) for launch in found.unsupported))
 
 
-def see_through_report(op: OpOverload | CustomOpDef | str) -> OpReport:
+def see_through_report(op: OpOverload | CustomOpDef | Callable[..., Any] | str) -> OpReport:
     """What is known about an operator that `make_see_through` or `triton_op` made: kernels, cache, fall-backs.
+
+    Args:
+        op: the operator, its qualified name, or what a decorator returned for it: a `CustomOpDef`, or a function with
+            the operator as its `torch_op`.
 
     Raises:
         UnknownOpError: no such operator was made see-through.
@@ -306,8 +311,11 @@ def _check_callable(op: OpOverload, fn: object) -> None:
 
 
 def _as_overload(op: Any) -> OpOverload:
+    """The operator that *op* is, or that stands behind the function which a decorator returned."""
     if isinstance(op, CustomOpDef):
         return overload_of(op)
+    if isinstance(op, FunctionType):
+        op = getattr(op, "torch_op", op)
     if isinstance(op, OpOverload):
         return op
     if isinstance(op, OpOverloadPacket):
