@@ -62,7 +62,8 @@ def find_kernels(fn: Callable[..., Any], *, extra: Iterable[Any] = (), seconds: 
         extra: kernels that the source cannot tell, for example those of a compiled extension or of an object in the
             arguments. The cache key covers them; so list all, and a launch that only the arguments lead to no longer
             bypasses the cache.
-        seconds: the time after which the search ends. The report then lists as unresolved what it has not read.
+        seconds: the processor time after which the search ends, so that a busy machine finds no less. The report then
+            lists as unresolved what it has not read.
 
     Returns:
         KernelReport: `.kernels`, and `.unresolved` for launches whose kernel is known only at run time. Those are

@@ -36,12 +36,12 @@ class Memory:
     """Answers of one `find_kernels` call.
 
     Args:
-        seconds: the time after which every further answer is an `Unknown` that says so.
+        seconds: the processor time of this thread after which every further answer is an `Unknown` that says so.
     """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._deadline = time.monotonic() + seconds
+        self._deadline = time.thread_time() + seconds
         self._final: dict[tuple[int, int], _Question] = {}
         self._drafts: dict[tuple[int, int], _Question] = {}
         self._open: dict[tuple[int, int], _Question] = {}
@@ -50,7 +50,7 @@ class Memory:
     @property
     def is_out_of_time(self) -> bool:
         """Whether the search should end."""
-        return time.monotonic() > self._deadline
+        return time.thread_time() > self._deadline
 
     @property
     def out_of_time(self) -> str:
