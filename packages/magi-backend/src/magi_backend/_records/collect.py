@@ -138,6 +138,7 @@ def open_log(
             inputs=tuple(describe_input(value) for value in example_inputs),
             ops=ops,
             settings=tuple((name, repr(value), request.config.origin(name)) for name, value in request.config.items()),
+            capture_seconds=_torch_compat.capture_seconds(),
         ),
         fresh=collector is not None and collector.fresh,
         watched=collector is not None,

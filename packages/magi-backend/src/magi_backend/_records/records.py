@@ -194,6 +194,7 @@ class Compilation:
         cache: Use of the caches.
         sizes: The sizes of its calls; None where no input is a size, or nothing counts them.
         seconds: Time from the call of the backend to its return; a backward compiled later is not in it.
+        capture_seconds: Time that Dynamo traced before it called the backend; 0 where torch does not tell.
         error: The message of the exception that ended the compilation, or empty.
     """
 
@@ -209,6 +210,7 @@ class Compilation:
     cache: CacheUse = field(default_factory=CacheUse)
     sizes: SizesOutcome | None = None
     seconds: float = 0.0
+    capture_seconds: float = 0.0
     error: str = ""
 
 

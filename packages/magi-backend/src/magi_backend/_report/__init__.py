@@ -4,6 +4,7 @@
 calls.py      what one explained call took, and how far it was from eager
 report.py     the report
 sizes.py      the sizes of a graph's calls, for both
+capture.py    a capture that took long, for both
 text.py       as text
 html.py       as a page
 explain.py    runs a function compiled and eager, and makes the report

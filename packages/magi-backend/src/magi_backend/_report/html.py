@@ -6,6 +6,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
+from .capture import capture_line
 from .sizes import SIZE_COLUMNS, size_cells, size_lines
 
 
@@ -104,6 +105,7 @@ def _compilation(compilation: Compilation) -> str:
                 f"<p>{compilation.nodes} calls captured, {compilation.seconds:.2f} s, "
                 f"caches: {cache.hits} hits, {cache.misses} misses, {cache.bypasses} bypasses</p>"
             ),
+            f"<p>{escape(capture_line(compilation))}</p>" if capture_line(compilation) else "",
             f"<p class='bad'>{escape(compilation.error)}</p>" if compilation.error else "",
             _pieces(compilation.pieces),
             _titled("Graphs", ("graph", "operator calls", "symbols", "time"), _graphs(compilation.graphs)),

@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from .capture import capture_line
 from .sizes import SIZE_COLUMNS, size_cells, size_lines
 
 
@@ -68,6 +69,8 @@ def _compilation(compilation: Compilation) -> Iterator[RenderableType]:
         style="bold",
     )
     yield Text(f"inputs {_summary(compilation.inputs)}")
+    if slow := capture_line(compilation):
+        yield Text(slow)
     if compilation.error:
         yield Text(f"failed: {compilation.error}", style="red")
     if compilation.pieces:
