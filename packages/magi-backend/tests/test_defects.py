@@ -360,8 +360,8 @@ def test_every_file_is_a_defect_with_a_range() -> None:
         assert defect.fixed is None or not defect.concerns(defect.fixed)
 
 
-def of_sizes(x: Tensor, y: Tensor) -> Tensor:
-    return torch.div(x.shape[0], y.shape[0], rounding_mode="trunc")
+def of_two_tensors(x: Tensor, y: Tensor) -> Tensor:
+    return torch.div(torch.tensor(x.shape[0]), torch.tensor(y.shape[0]), rounding_mode="trunc")
 
 
 def of_a_tensor_and_a_size(x: Tensor, y: Tensor) -> Tensor:
@@ -373,7 +373,7 @@ def of_products_of_sizes(x: Tensor, y: Tensor) -> Tensor:
 
 
 @concerned("bound_infinite_quotients")
-@pytest.mark.parametrize("fn", [of_sizes, of_a_tensor_and_a_size, of_products_of_sizes])
+@pytest.mark.parametrize("fn", [of_two_tensors, of_a_tensor_and_a_size, of_products_of_sizes])
 def test_quotients_of_unbounded_sizes(fn: Callable[..., Tensor]) -> None:
     inputs = torch.randn(8), torch.randn(3)
     with pytest.raises(torch._dynamo.exc.TorchDynamoException, match="Invalid NaN comparison"):
