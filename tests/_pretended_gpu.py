@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -85,3 +87,15 @@ def generated(
         with pytest.raises(Exception, match="Generated") as caught:
             torch.compile(fn, fullgraph=True, **how)(*given)
     return str(caught.value)
+
+
+def module_of(source: str, folder: Path) -> types.ModuleType:
+    """The module with this *source*, from a file in *folder*, where Triton looks for the text of a kernel."""
+    file = folder / "kernel.py"
+    file.write_text(source)
+    spec = importlib.util.spec_from_file_location("generated_kernel", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

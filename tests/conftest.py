@@ -43,9 +43,3 @@ def _fresh_dynamo() -> Iterator[None]:
 def root() -> Path:
     """The root of the checkout, for tests of the repository itself."""
     return ROOT
-
-
-@pytest.fixture(autouse=True)
-def _same_random_numbers() -> None:
-    """A comparison within rounding passes or fails by what it compares, not by the run."""
-    torch.manual_seed(0)

@@ -18,7 +18,7 @@ from magi_backend import explain, magi_register_custom_op
 from torch import Tensor
 
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+pytestmark = pytest.mark.gpu
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,11 @@ import re
 import shutil
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from _layers import LAYERS, PAGE, drawn, folder_of, layers_on_disk, upward_imports
+from _layers import LAYERS, PAGE, drawn, folder_of, imported, layers_on_disk, upward_imports
 from packaging.requirements import Requirement
-
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 ROOT = Path(__file__).parent.parent
@@ -31,13 +27,11 @@ def project(package: str) -> dict[str, Any]:
     return tomllib.loads((ROOT / "packages" / package / "pyproject.toml").read_text())
 
 
-def imports(file: Path) -> Iterator[tuple[str, int]]:
-    """Every absolute module name that *file* imports, also inside functions and under TYPE_CHECKING."""
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+def dotted(file: Path) -> str:
+    """The module that *file* is, from the folder that holds its package."""
+    top = next(folder for folder in file.parents if not (folder / "__init__.py").is_file())
+    parts = file.relative_to(top).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def sources(package: str) -> list[Path]:
@@ -88,7 +82,7 @@ def test_siblings_are_imported_through_public_names_only(package: str) -> None:
     own, others = IMPORT_NAMES[package], set(IMPORT_NAMES.values()) - {IMPORT_NAMES[package]}
     trespasses = []
     for file in sources(package):
-        for module, line in imports(file):
+        for module, line in imported(file, dotted(file)):
             top, *rest = module.split(".")
             if top in others and (top not in ALLOWED.get(package, set()) or any(part.startswith("_") for part in rest)):
                 trespasses.append(f"{file.relative_to(ROOT)}:{line} imports {module}")
@@ -183,7 +177,7 @@ def test_nothing_outside_the_packages_imports_a_private_module(folder: str) -> N
     private = [
         f"{file.relative_to(ROOT)}:{line} imports {module}"
         for file in sorted((ROOT / folder).rglob("*.py"))
-        for module, line in imports(file)
+        for module, line in imported(file, dotted(file))
         if module.split(".")[0] in IMPORT_NAMES.values() and any(part.startswith("_") for part in module.split("."))
     ]
 

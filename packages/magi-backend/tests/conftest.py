@@ -57,9 +57,3 @@ def ns() -> str:
 def set_env(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
     """Set ``MAGI_COMPILE_<name>``."""
     return lambda name, value: monkeypatch.setenv(f"MAGI_COMPILE_{name}", value)
-
-
-@pytest.fixture(autouse=True)
-def _same_random_numbers() -> None:
-    """A comparison within rounding passes or fails by what it compares, not by the run."""
-    torch.manual_seed(0)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import triton
-from _pretended_gpu import generated
+from _pretended_gpu import generated, module_of
 from magi_backend._records.collect import Collector, collecting
 from magi_backend._repairs.divide_sizes_exactly import NAME
 from torch import Tensor
@@ -59,13 +58,7 @@ def ptx(code: str, folder: Path) -> str:
     """What Triton makes of the first kernel in *code* for a card of compute capability 9.0."""
     kernel_source = code.split("async_compile.triton(", 1)[1].split("'''")[1]
     imports, decorated = kernel_source.replace("triton_helpers.set_driver_to_gpu()", "").split("@triton_heuristics", 1)
-    file = folder / "kernel.py"
-    file.write_text(f"{imports}@triton.jit{decorated.split('@triton.jit', 1)[1]}")
-    spec = importlib.util.spec_from_file_location("divided", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = module_of(f"{imports}@triton.jit{decorated.split('@triton.jit', 1)[1]}", folder)
     (kernel,) = (value for name, value in vars(module).items() if name.startswith("triton_") and hasattr(value, "fn"))
     (signature,) = re.findall(r"'signature': (\{.*?\})", code)
     types = ast.literal_eval(signature)

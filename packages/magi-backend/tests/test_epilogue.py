@@ -6,14 +6,13 @@ There is no GPU here: Inductor generates code for fake CUDA tensors, and Triton 
 
 from __future__ import annotations
 
-import importlib.util
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import triton
 import triton.language as tl
-from _pretended_gpu import generated
+from _pretended_gpu import generated, module_of
 from magi_backend import magi_register_custom_op
 from magi_backend._epilogue import _reads_only
 from magi_backend._records.collect import Collector, collecting
@@ -68,14 +67,8 @@ def body(code: str) -> str:
 def compiles(code: str, tmp_path: Path, dtype: torch.dtype) -> None:
     """Let Triton compile the kernel in *code*."""
     lines = code.split("@triton.jit\ndef double_kernel", 1)[1].split("''', device_str='cuda')", 1)[0]
-    file = tmp_path / "kernel.py"
     header = "import triton\nimport triton.language as tl\n"
-    file.write_text(f"{header}\n@triton.jit\ndef double_kernel{lines}")
-    spec = importlib.util.spec_from_file_location("generated_kernel", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = module_of(f"{header}\n@triton.jit\ndef double_kernel{lines}", tmp_path)
     with stub_driver(), FakeTensorMode():
         x = torch.empty(256, device="cuda", dtype=dtype)
         generate_ttir(module.double_kernel, {"x": x, "out": x, "n": 256, "BLOCK": 64}, {})

@@ -48,9 +48,3 @@ def recorder() -> Recorder:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--accept", action="store_true", help="write golden files instead of comparing with them")
-
-
-@pytest.fixture(autouse=True)
-def _same_random_numbers() -> None:
-    """A comparison within rounding passes or fails by what it compares, not by the run."""
-    torch.manual_seed(0)

@@ -69,9 +69,3 @@ def trace() -> Callable[..., torch.fx.GraphModule]:
 @pytest.fixture(scope="session")
 def pretend_cuda() -> Callable[..., torch.fx.GraphModule]:
     return _pretend_cuda
-
-
-@pytest.fixture(autouse=True)
-def _same_random_numbers() -> None:
-    """A comparison within rounding passes or fails by what it compares, not by the run."""
-    torch.manual_seed(0)

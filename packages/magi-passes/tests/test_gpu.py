@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn import functional
 
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+pytestmark = pytest.mark.gpu
 
 
 class Video(nn.Module):

@@ -56,9 +56,3 @@ def stub() -> Iterator[None]:
 
     with stub_driver():
         yield
-
-
-@pytest.fixture(autouse=True)
-def _same_random_numbers() -> None:
-    """A comparison within rounding passes or fails by what it compares, not by the run."""
-    torch.manual_seed(0)

@@ -19,10 +19,7 @@ if TYPE_CHECKING:
     from conftest import Ops
 
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU: torch.cuda.is_available() is False"),
-]
+pytestmark = pytest.mark.gpu
 
 
 NOTICE_BROKEN_KERNELS = {"module_level", "helper_of_helper", "autotune_two_configs", "heuristics_alone", "run_method"}

@@ -80,6 +80,7 @@ def magi_register_custom_op(
 
     def register(fn: Callable[P, R]) -> magi_opschema.RegisteredOp[P, R]:
         kernels = magi_tritonwrap.find_kernels(fn, extra=extra_triton_kernels)
+        title = name or fn.__qualname__
         exposed: Any
 
         def see_through() -> None:
@@ -92,11 +93,15 @@ def magi_register_custom_op(
             )
             magi_opschema.annotate(exposed, "see-through", _see_through_note(report))
 
+        def stay_opaque(reason: str) -> None:
+            magi_opschema.annotate(exposed, "see-through", f"no: {reason}")
+
         infer = infer_output_meta_fn
         is_undecided = kernels.only_a_run_tells and (infer is None or callable(infer))
         if is_undecided:
-            note = lambda reason: magi_opschema.annotate(exposed, "see-through", f"no: {reason}")  # noqa: E731
-            infer = UndecidedOp(name or fn.__qualname__, fn, kernels, cast("Any", infer), see_through, note).fake()
+            infer = UndecidedOp(
+                name or fn.__qualname__, fn, kernels, cast("Any", infer), see_through, stay_opaque
+            ).fake()
         elif infer is None and kernels.may_launch:
             infer = magi_tritonwrap.fake_from_body(fn)
         exposed = magi_opschema.magi_register_custom_op(
@@ -110,7 +115,7 @@ def magi_register_custom_op(
             tags=tags,
             override=override,
             register_pytree=register_pytree,
-        )(_eager_body(fn, kernels, name or fn.__qualname__))
+        )(_eager_body(fn, kernels, title))
         if kernels.may_launch and not is_undecided:
             see_through()
         return cast("magi_opschema.RegisteredOp[P, R]", exposed)

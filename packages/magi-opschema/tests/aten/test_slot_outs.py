@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from _counted import Counted
+from _slot_kernels import Counted, save_input, square
 from magi_opschema import aten
 from torch import Tensor
 
@@ -116,14 +116,6 @@ def test_without_a_backward_gradients_go_to_aten(slot: Slot) -> None:
     assert kernel.calls == 2
 
 
-def _square(input: Tensor) -> Tensor:
-    return input.detach() ** 2
-
-
-def _square_context(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.save_for_backward(inputs[0])
-
-
 def _square_backward(ctx: Any, grad: Tensor) -> Any:
     (x,) = ctx.saved_tensors
     return 20 * x * grad  # ten times too much, to be told from ATen's
@@ -131,7 +123,7 @@ def _square_backward(ctx: Any, grad: Tensor) -> Any:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_backward_is_used(slot: Slot, compiled: bool) -> None:
-    slot("square", 1, _square, backward=_square_backward, setup_context=_square_context)
+    slot("square", 1, square, backward=_square_backward, setup_context=save_input)
     x = torch.tensor([1.0, 2.0], requires_grad=True)
 
     def run(x: Tensor) -> Tensor:
@@ -147,9 +139,9 @@ def test_a_backward_is_not_used_where_the_kernel_does_not_support_the_call(slot:
     slot(
         "square",
         1,
-        _square,
+        square,
         backward=_square_backward,
-        setup_context=_square_context,
+        setup_context=save_input,
         supports=lambda input: input.shape[0] > 5,
     )
     x = torch.tensor([1.0, 2.0], requires_grad=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from _counted import Counted
+from _slot_kernels import Counted
 from magi_opschema import aten
 from magi_opschema.aten import errors, testing
 from magi_opschema.aten._dispatch import load as _load

@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING
 
 import torch
-from _counted import Counted
+from _slot_kernels import Counted
 from magi_opschema import aten
 from torch import Tensor
 

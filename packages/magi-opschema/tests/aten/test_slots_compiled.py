@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from _counted import Counted
+from _slot_kernels import Counted, save_input, square
 from magi_opschema import aten
 from magi_opschema.aten import _torch_compat
 from magi_opschema.aten._dispatch import library as _library
@@ -160,17 +160,11 @@ def test_opcheck_passes_on_every_library_operator_of_a_base(slot: Slot, base: st
 
 
 def test_opcheck_passes_on_an_operator_with_a_backward(slot: Slot) -> None:
-    def square(input: Tensor) -> Tensor:
-        return input.detach() ** 2
-
-    def save(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(inputs[0])
-
     def backward(ctx: Any, grad: Tensor) -> Any:
         (x,) = ctx.saved_tensors
         return 2 * x * grad
 
-    slot("square", 1, square, backward=backward, setup_context=save)
+    slot("square", 1, square, backward=backward, setup_context=save_input)
     x = torch.randn(3, requires_grad=True)
     aten.square(x)
     checked = [op for name, op in library_ops().items() if name.startswith("square__")]

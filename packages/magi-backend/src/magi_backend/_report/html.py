@@ -96,7 +96,7 @@ def _verdict(call: CallRecord, *, gradients: bool) -> str:
 
 
 def _compilation(compilation: Compilation) -> str:
-    cache = compilation.cache
+    cache, slow_capture = compilation.cache, capture_line(compilation)
     return "\n".join(
         [
             f"<section id='compilation-{compilation.index}'>",
@@ -105,7 +105,7 @@ def _compilation(compilation: Compilation) -> str:
                 f"<p>{compilation.nodes} calls captured, {compilation.seconds:.2f} s, "
                 f"caches: {cache.hits} hits, {cache.misses} misses, {cache.bypasses} bypasses</p>"
             ),
-            f"<p>{escape(capture_line(compilation))}</p>" if capture_line(compilation) else "",
+            f"<p>{escape(slow_capture)}</p>" if slow_capture else "",
             f"<p class='bad'>{escape(compilation.error)}</p>" if compilation.error else "",
             _pieces(compilation.pieces),
             _titled("Graphs", ("graph", "operator calls", "symbols", "time"), _graphs(compilation.graphs)),

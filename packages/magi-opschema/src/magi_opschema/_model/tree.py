@@ -161,21 +161,7 @@ Node: TypeAlias = Leaf | Record | Sequence | Optional | MaskedList
 
 def leaves(node: Node) -> Iterator[Leaf]:
     """The leaves of *node* in schema order."""
-    match node:
-        case Leaf():
-            yield node
-        case Record():
-            for part in node.fields:
-                yield from leaves(part.node)
-        case Sequence():
-            for item in node.items:
-                yield from leaves(item)
-        case Optional():
-            yield node.is_some
-            yield from leaves(node.inner)
-        case MaskedList():
-            yield node.values
-            yield node.present
+    return (each for each in nodes(node) if isinstance(each, Leaf))
 
 
 def nodes(node: Node) -> Iterator[Node]:
