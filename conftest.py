@@ -14,6 +14,7 @@ def _same_random_numbers() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what is marked ``gpu`` where there is none, so that a bare ``pytest`` passes anywhere."""
     if torch.cuda.is_available():
         return
     for item in items:
