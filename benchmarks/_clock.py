@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 
 
 QUEUED_SECONDS, MOST_QUEUED = 0.25, 20
+WARM_UPS = 3
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,25 @@ class Clock:
 def calls_in_a_queue(seconds_alone: float, queued_seconds: float = QUEUED_SECONDS) -> int:
     """Enough calls that waiting for the first launch does not count."""
     return min(MOST_QUEUED, max(1, round(queued_seconds / seconds_alone)))
+
+
+def time_in_turn(
+    rows: Sequence[dict[str, Any]],
+    calls: Sequence[Callable[[], Any]],
+    commands: Iterable[str],
+    clock: Clock,
+    *,
+    queued_seconds: float,
+) -> None:
+    """Give each of *rows* the seconds of its call: some of a call alone, and those of a queue for each command."""
+    counts = []
+    for row, call in zip(rows, calls, strict=True):
+        row["alone_seconds"] = [clock.seconds(call) for _ in range(WARM_UPS)]
+        counts.append(calls_in_a_queue(min(row["alone_seconds"]), queued_seconds))
+        row["seconds"] = []
+    for _ in commands:
+        for row, call, count in zip(rows, calls, counts, strict=True):
+            row["seconds"].append(clock.seconds(call, count))
 
 
 def stay_on_one_core() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from _arms import Arm, arm_named
-from _clock import Clock, calls_in_a_queue, measure_configurations_alone, stay_on_one_core, true_float32
+from _clock import Clock, measure_configurations_alone, stay_on_one_core, time_in_turn, true_float32
 from _decoders import build as build_yardstick
 from _decoders import input_shape
 from _difference import difference, judged
@@ -27,7 +27,6 @@ from torch._dynamo.utils import counters
 
 ARMS = ("stock_dynamic", "stock_static", "magi_hot")
 HOT = "magi_dynamic:magi.hot_sizes=8+magi.hot_after=2"
-WARM_UPS = 3
 MOST_CALLS_UNTIL_SETTLED = 6
 QUEUED_SECONDS = 0.1
 Row = dict[str, Any]
@@ -212,14 +211,8 @@ def measure(name: str, arm_name: str, tiny: bool, lock_file: str, *, commands: I
         base: Row = {"arm": arm_name, "torch": torch.__version__, "triton": version_of("triton")}
         base |= {"device": device_name(), "compile_seconds": compile_seconds}
         base |= {"codes": len(codes.made), "without_code": codes.failed[:5]}
-        rows = [base | {"case": each, "seconds": []} | case.compared(each) for each in case.shapes]
+        rows = [base | {"case": each} | case.compared(each) for each in case.shapes]
         clock.make_room()
-        inputs = [case.input(each) for each in case.shapes]
-        calls = []
-        for row, given in zip(rows, inputs, strict=True):
-            row["alone_seconds"] = [clock.seconds(functools.partial(case.run, given)) for _ in range(WARM_UPS)]
-            calls.append(calls_in_a_queue(min(row["alone_seconds"]), 0.0 if tiny else QUEUED_SECONDS))
-        for _ in commands:
-            for row, given, count in zip(rows, inputs, calls, strict=True):
-                row["seconds"].append(clock.seconds(functools.partial(case.run, given), count))
+        calls = [functools.partial(case.run, case.input(each)) for each in case.shapes]
+        time_in_turn(rows, calls, commands, clock, queued_seconds=0.0 if tiny else QUEUED_SECONDS)
     return rows

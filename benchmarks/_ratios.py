@@ -210,11 +210,44 @@ def _hot_sizes(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return found
 
 
+def _libraries(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """What seeing through an op is worth, and what it costs beside the library's call in eager mode.
+
+    The median is over the ops at their small size, the worst at their large one; the two sizes of the Llama block
+    count as one, by the geometric mean. Where an op seen through failed, and the other arm did not, its speedup is 0.
+    """
+    seconds = {(row["case"], row["arm"]): row["seconds"] for row in rows if row["seconds"]}
+    found: dict[str, float] = {}
+    for (case, arm), theirs in sorted(seconds.items()):
+        mine = seconds.get((case, "seen_through"))
+        if arm in {"opaque", "dynamo"}:
+            found[f"{case}_vs_{arm}_speedup"] = ratio_of(theirs, mine) if mine else 0.0
+        elif arm == "eager" and mine:
+            found[f"{case}_vs_eager"] = ratio_of(mine, theirs)
+
+    def of_ops(ending: str) -> list[float]:
+        return [value for key, value in found.items() if key.endswith(ending) and not key.startswith("llama_block")]
+
+    for size, suffix in (("small", ""), ("large", "_large")):
+        for against in ("vs_opaque_speedup", "vs_dynamo_speedup"):
+            if each := of_ops(f"_{size}_{against}"):
+                found[f"libraries{suffix}_median_{against}"] = statistics.median(each)
+    if each := of_ops("_large_vs_eager"):
+        found["libraries_worst_vs_eager"] = max(each)
+    if each := of_ops("_small_vs_eager"):
+        found["libraries_small_worst_vs_eager"] = max(each)
+    block = [found.get(f"llama_block_{size}_vs_dynamo_speedup") for size in ("small", "large")]
+    if None not in block:
+        found["llama_block_vs_dynamo_speedup"] = math.prod(each for each in block if each is not None) ** 0.5
+    return found
+
+
 FROM_ROWS: dict[str, Callable[[Sequence[Mapping[str, Any]]], dict[str, float]]] = {
     "backend_parity": _backend_parity,
     "decoder_fragments": _decoder_fragments,
     "dynamic_decode": _dynamic_decode,
     "hot_sizes": _hot_sizes,
+    "libraries": _libraries,
     "real_decoders": _real_decoders,
     "recompute": _recompute,
 }
