@@ -41,10 +41,13 @@ def code_of(name: str, arm: str, size: str) -> str:
             stack.enter_context(context)
         # It would make constants on the GPU.
         stack.enter_context(torch._inductor.config.patch(joint_graph_constant_folding=False))
-        stack.enter_context(mock.patch("torch.nn.init.kaiming_uniform_"))
         stack.enter_context(torch.no_grad())
-        # The opaque arm learns its fakes from a run of the body.
-        with mock.patch.object(JITFunction, "run"), mock.patch.object(Autotuner, "run"):
+        # The opaque arm learns its fakes from a run of the body; weights would be drawn on the GPU.
+        with (
+            mock.patch.object(JITFunction, "run"),
+            mock.patch.object(Autotuner, "run"),
+            mock.patch("torch.nn.init.kaiming_uniform_"),
+        ):
             case = LibraryCase(name, ARMS[arm], (size,), "cuda", torch.bfloat16)
         try:
             case.call(*case.inputs[size])

@@ -33,6 +33,7 @@ H200 = types.SimpleNamespace(
     L2_cache_size=50 << 20,
     shared_memory_per_block=49152,
     shared_memory_per_block_optin=232448,
+    gcnArchName="",
 )
 
 
