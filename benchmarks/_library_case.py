@@ -122,7 +122,9 @@ class LibraryCase:
         """What stands for each op in what is compiled."""
         if self.arm.name == "dynamo":
             return library
-        named = {name: (f"library_{self.arm.name}::{name}", op.body) for name, op in self.program.ops.items()}
+        named = {
+            name: (f"library_{self.name}_{self.arm.name}::{name}", op.body) for name, op in self.program.ops.items()
+        }
         if self.arm.name != "opaque":
             return {name: seen_through(*op) for name, op in named.items()}
         opaque = {name: OpaqueOp(*op) for name, op in named.items()}

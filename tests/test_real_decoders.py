@@ -12,6 +12,7 @@ from typing import Any
 
 import decoder_fragments
 import dynamic_decode
+import libraries
 import pytest
 import real_decoders
 import torch
@@ -130,7 +131,7 @@ def test_every_name_of_a_pass_is_one() -> None:
         pipeline_options(("layuot",))
 
 
-@pytest.mark.parametrize("program", [decoder_fragments, dynamic_decode, real_decoders])
+@pytest.mark.parametrize("program", [decoder_fragments, dynamic_decode, libraries, real_decoders])
 def test_what_processes_load_before_they_are_forked_exists(program: Any) -> None:
     # The server of multiprocessing passes over a module that it cannot import.
     for name in program.PRELOAD:
