@@ -18,6 +18,7 @@ from _clock import Clock, measure_configurations_alone, stay_on_one_core, time_i
 from _decoders import build as build_yardstick
 from _decoders import input_shape
 from _difference import difference, judged
+from _real_case import RECOMPILE_LIMIT
 from _real_models import MODELS as REAL_MODELS
 from _real_models import compiled_part, decode
 from _results import device_name, version_of
@@ -194,6 +195,7 @@ def measure(name: str, arm_name: str, tiny: bool, lock_file: str, *, commands: I
         torch.set_num_threads(1)
     else:
         measure_configurations_alone(lock_file)
+    torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT  # noqa: SLF001 (documented)
     codes = _Codes()
     logging.getLogger("magi_backend").addHandler(codes)
     logging.getLogger("magi_backend").setLevel(logging.INFO)

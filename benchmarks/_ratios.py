@@ -167,11 +167,13 @@ def _decoder_fragments(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def _real_decoders(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The ratios of each decode, over its floor too, and of the compilations of its first and second call.
 
-    The keys of a changed model end in ``_nobreak``.
+    The keys of a changed model end in ``_nobreak``, those under Dynamo's own limit of compilations in ``_limit8``.
     """
-    unchanged = [row for row in rows if "_nobreak" not in row["case"]]
-    changed = [{**row, "case": row["case"].replace("_nobreak", "")} for row in rows if "_nobreak" in row["case"]]
-    return _of_decodes(unchanged) | {f"{key}_nobreak": value for key, value in _of_decodes(changed).items()}
+    under: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        suffix = next((each for each in ("_nobreak", "_limit8") if each in row["case"]), "")
+        under.setdefault(suffix, []).append({**row, "case": row["case"].replace(suffix, "")})
+    return {f"{key}{suffix}": value for suffix, those in under.items() for key, value in _of_decodes(those).items()}
 
 
 def _of_decodes(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,36 @@ from _real_models import MODELS, compiled_part, decode, denoise, without_the_bre
 from torch import Tensor
 
 
-class RealCase(Case):
-    """The model *name* under *arm*, a *tiny* one on the CPU; *references* is a folder that all arms of it share."""
+RECOMPILE_LIMIT, DEFAULT_LIMIT = 64, 8
 
-    def __init__(self, name: str, arm: Arm, references: Path, *, no_break: bool, tiny: bool) -> None:
-        self.name, self.arm, self.no_break, self.tiny = name + "_nobreak" * no_break, arm, no_break, tiny
+
+@dataclass(frozen=True)
+class Conditions:
+    """Under which every arm of a model runs.
+
+    Attributes:
+        no_break: Whether the model is changed, see `_real_models.without_the_break`.
+        default_limit: Whether Dynamo gives up on a function after eight compilations, as it does unless told otherwise,
+            and leaves it to eager code. Else it gives up after 64, which no arm reaches.
+        tiny: Whether the model is a small one on the CPU.
+    """
+
+    no_break: bool = False
+    default_limit: bool = False
+    tiny: bool = False
+
+    @property
+    def suffix(self) -> str:
+        """What the names of the rows end in."""
+        return "_nobreak" * self.no_break + f"_limit{DEFAULT_LIMIT}" * self.default_limit
+
+
+class RealCase(Case):
+    """The model *name* under *arm* and *conditions*; *references* is a folder that all arms of it share."""
+
+    def __init__(self, name: str, arm: Arm, references: Path, conditions: Conditions) -> None:
+        self.name, self.arm, self.tiny = name + conditions.suffix, arm, conditions.tiny
+        self.no_break, tiny = conditions.no_break, conditions.tiny
         self.kind, self.references = MODELS[name], references
         self.clock = Clock("cpu" if tiny else "cuda")
         self.dtype = torch.float32 if tiny else torch.bfloat16
@@ -89,10 +115,11 @@ class RealCase(Case):
 
 
 def measure(
-    name: str, arm: str, plan: Plan, references: str, no_break: bool, tiny: bool, *, commands: Iterator[str]
+    name: str, arm: str, plan: Plan, references: str, conditions: Conditions, *, commands: Iterator[str]
 ) -> list[Row]:
     """Compile and measure one case in this process, on the parent's *commands*; its rows."""
-    if tiny:
+    if conditions.tiny:
         torch.set_num_threads(1)
-    case = RealCase(name, arm_named(arm), Path(references), no_break=no_break, tiny=tiny)
+    torch._dynamo.config.recompile_limit = DEFAULT_LIMIT if conditions.default_limit else RECOMPILE_LIMIT  # noqa: SLF001 (documented)
+    case = RealCase(name, arm_named(arm), Path(references), conditions)
     return measure_case(case, plan, commands)

@@ -7,7 +7,8 @@
     python benchmarks/real_decoders.py --merge DIR/rows.jsonl ...
 
 The arms of a model are processes with caches of their own. They compile at the same time, by decoding twice, and then
-they measure in turn, once each a round, while nothing compiles. ``--cold`` compiles stock and the backend with symbolic
+they measure in turn, once each a round, while nothing compiles. Dynamo may compile each function 64 times, so that all
+arms run compiled code; with ``--default-limit`` eight times, as it does by itself. ``--cold`` compiles stock and the backend with symbolic
 sizes, each alone on the machine, and measures nothing else. ``--nobreak`` changes the model under every arm, see
 `_real_models.without_the_break`. Outputs are compared with those of eager code in float32, those of arms with
 symbolic sizes also at a second size. ``--rows FILE`` goes on from a run that was cut off. ``--tiny`` is for a CPU.
@@ -22,7 +23,7 @@ from typing import Any
 
 from _decode_table import table
 from _ratios import ratios
-from _real_case import measure
+from _real_case import Conditions, measure
 from _real_models import MODELS
 from _rows import publish
 from _runs import parser_of, place_of_arm, plan_of, run, split
@@ -54,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", type=split, default=list(MODELS), help=f"comma-separated: {', '.join(MODELS)}")
     parser.add_argument("--cold", action="store_true", help="only compile, each arm alone on the machine")
     parser.add_argument("--nobreak", action="store_true", help="change the two lines at which torch <= 2.12 breaks")
+    parser.add_argument("--default-limit", action="store_true", help="leave Dynamo's recompile_limit as it is")
     parser.set_defaults(compile_seconds=450.0, step_seconds=200.0, living=8)
     options = parser.parse_args(argv)
     if options.merge:
@@ -73,14 +75,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         kernels="by name" if options.kernels else "by kind",
         second_size=True,
     )
+    conditions = Conditions(options.nobreak, options.default_limit, options.tiny)
     with tempfile.TemporaryDirectory() as references:
         groups = [
             [
                 Job(
-                    model + "_nobreak" * options.nobreak + "_compile" * options.cold,
+                    model + conditions.suffix + "_compile" * options.cold,
                     arm,
                     measure,
-                    (model, arm, plan, references, options.nobreak, options.tiny),
+                    (model, arm, plan, references, conditions),
                 )
                 for arm in options.arms
             ]

@@ -91,6 +91,8 @@ def test_ratios_of_decodes() -> None:
         row("wan21", "magi_tuned", 1.5, 1.5),
         row("wan21_nobreak", "stock_dynamic", 4.0),
         row("wan21_nobreak", "magi_dynamic", 1.0),
+        row("wan21_limit8", "stock_dynamic", 3.0),
+        row("wan21_limit8", "magi_dynamic", 1.0),
         row("wan21_compile", "stock_dynamic", 100.0, compiled_beside=0),
         row("wan21_compile", "magi_dynamic", 50.0, compiled_beside=0),
         row("wan21_compile_together", "stock_dynamic", 100.0, compiled_beside=5),
@@ -107,6 +109,7 @@ def test_ratios_of_decodes() -> None:
         "wan21_vs_floor": 2.0,
         "wan21_compile_vs_stock": 0.5,
         "wan21_vs_stock_dynamic_speedup_nobreak": 4.0,
+        "wan21_vs_stock_dynamic_speedup_limit8": 3.0,
         "kl_vs_stock_dynamic_speedup": 0.0,
     }
     newer = [{**one, "torch": "2.13.0"} for one in rows]

@@ -44,7 +44,7 @@ TILES = "NDTilingWorkaroundPass"
     ("fn", "tensors", "dims", "chooser", "plan"),
     [
         (_video, VIDEO, (3, 4), {}, "ConvPaddingPass + TemporalConvPass + ForceChannelsLastPass + " + TILES),
-        (_video, VIDEO, (), {}, "ConvPaddingPass + TemporalConvPass + ForceChannelsLastPass"),
+        (_video, VIDEO, (), {}, "ConvPaddingPass + TemporalConvPass + ForceChannelsLastPass + " + TILES),
         (_video, VIDEO, (3, 4), {"nd_tiling": False}, "ConvPaddingPass + TemporalConvPass + ForceChannelsLastPass"),
         (_video, VIDEO, (3, 4), {"layout": False}, "ConvPaddingPass + TemporalConvPass + " + TILES),
         (_video, VIDEO, (3, 4), {"temporal": False}, "ConvPaddingPass + ConvLayoutPass + " + TILES),

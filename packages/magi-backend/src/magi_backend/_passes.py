@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import magi_passes
-from magi_passes import ConvChooser, MagiInductorPass, NDTilingWorkaroundPass, Reason, ZeroPadGuardPass
+from magi_passes import ConvChooser, MagiInductorPass, NarrowSizesPass, NDTilingWorkaroundPass, Reason, ZeroPadGuardPass
 
 from . import _torch_compat
 from ._epilogue import EpilogueFusion
@@ -74,6 +74,7 @@ def chosen_passes(
     if tiling and not config.tune:
         # For graphs that the chooser leaves alone; its own reason is on record.
         passes.append(NDTilingWorkaroundPass(max_tiles=wanted.max_tiles))
+    passes.append(NarrowSizesPass())
     if _torch_compat.epilogue_keys():
         passes.append(EpilogueFusion())
     return tuple(passes)

@@ -11,6 +11,7 @@ from ._graph.predicates import is_conv_heavy, is_convolution, is_dynamic
 from ._graph.work import ConvShare, conv_share
 from ._rewrites.layout import ConvLayoutPass
 from ._rewrites.moments import ChannelMomentsPass
+from ._rewrites.narrow_sizes import NarrowSizesPass
 from ._rewrites.nd_tiling import NDTilingWorkaroundPass
 from ._rewrites.pad_guard import ZeroPadGuardPass
 from ._rewrites.padding import ConvPaddingPass
@@ -41,6 +42,7 @@ __all__ = [
     "MagiInductorPass",
     "MagiPassesError",
     "NDTilingWorkaroundPass",
+    "NarrowSizesPass",
     "PassArgumentError",
     "PassArgumentTypeError",
     "PassContext",

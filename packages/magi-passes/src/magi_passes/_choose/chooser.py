@@ -8,8 +8,8 @@ The cost model asks three questions of the graph, with the sizes of the example 
    and channels-last is forced, because their inputs are written that way.
 3. Otherwise, is channels-last expected to be faster (`ConvLayoutPass`)?
 
-Padding and group norms are rewritten along with either, because that takes work away and adds none. A dynamic graph
-on a GPU that is changed by any of them also gets tilings of up to three dimensions: the rewrites leave kernels that
+Padding and group norms are rewritten along with either, because that takes work away and adds none. A graph on a GPU
+that is changed by any of them also gets tilings of up to three dimensions: the rewrites leave kernels that
 read one layout and write another, and in one dimension each load of those touches a sector of its own. In the decoder
 of WAN 2.1 that is 403 ms against 261 (one H200, torch 2.11). Tilings of two dimensions made another model 0.7 times as
 fast, so only tuning tries them.
@@ -145,7 +145,7 @@ class ConvChooser(MagiInductorPass):
             wanted = _rewrites()
         plan = [part for part in wanted if self._may(part) and part.is_applicable(graph, context)]
         on_gpu = any(conv.x.meta["val"].device.type != "cpu" for conv in convolutions)
-        tiling = NDTilingWorkaroundPass(None if plan and on_gpu else OLD_TORCH, self.max_tiles)
+        tiling = NDTilingWorkaroundPass(None if plan and on_gpu else OLD_TORCH, self.max_tiles, static=bool(plan))
         return (*plan, *(part for part in (tiling,) if self._may(part) and part.is_applicable(graph, context)))
 
     def _may(self, part: MagiInductorPass) -> bool:

@@ -62,6 +62,10 @@ class Compilation:
     """The keys that passes have changed so far."""
     matches: dict[Any, Any] = field(default_factory=dict)
     """Answers of Inductor's block matcher, see `_torch_compat.install_tilings`."""
+    requests: set[str] = field(default_factory=set)
+    """What passes ask of code generation beside the configuration, by their names."""
+    fitting: dict[Any, bool] = field(default_factory=dict)
+    """Which sizes fit into 32 bits, see `_torch_compat.install_narrow_sizes`."""
 
     @functools.cached_property
     def start(self) -> Start:

@@ -8,7 +8,11 @@ transpose it back and forth.
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING
+
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from magi_passes import _torch_compat
 
@@ -26,8 +30,50 @@ def stored_channels_last(write: Writer, x: Node) -> Node:
         return x
     known = next((user for user in x.users if user.target is op), None)
     if known is None:
+        _store_what_is_repeated(x)
         known = write.after(x)(op, x)
     return known
+
+
+def _store_what_is_repeated(x: Node) -> None:
+    """Where *x* repeats pixels of a video that lies channels-first, have it read a copy that lies channels-last.
+
+    Replication padding and nearest upsampling compute where each pixel comes from, and Inductor finds no tile that
+    reads one layout and writes the other through such an index.
+    """
+    reader, source, repeats = x, x, False
+    while source.target in _REPEATS or source.target is _CONVERT:
+        repeats = repeats or source.target in _REPEATS
+        reader, source = source, source.args[0]  # type: ignore[assignment]
+    if repeats and _lies_channels_first(source):
+        stored = stored_channels_last(Writer(source.graph, reader), source)
+        reader.replace_input_with(source, stored)
+
+
+_CONVERT = torch.ops.prims.convert_element_type.default
+_REPEATS = (aten._unsafe_index.Tensor, aten.index.Tensor)  # noqa: SLF001
+
+
+_MOVES = frozenset({_CONVERT, aten.cat.default, operator.getitem, aten.split.Tensor, aten.split_with_sizes.default}) | {
+    *(aten.view.default, aten.reshape.default, aten.permute.default, aten.clone.default, aten.slice.Tensor),
+}
+
+
+def _lies_channels_first(x: Node) -> bool:
+    """Whether *x* is computed, element by element, from an image or a video that the graph gets channels-first."""
+    todo, seen = [x], {x}
+    while todo:
+        node = todo.pop()
+        value, target = node.meta.get("val"), node.target
+        if node.op == "placeholder" and isinstance(value, torch.Tensor) and value.dim() in (4, 5):
+            if not statically_known_true(value.stride(1) == 1):
+                return True
+            continue
+        if target in _MOVES or torch.Tag.pointwise in getattr(target, "tags", ()):
+            new = [operand for operand in node.all_input_nodes if operand not in seen]
+            todo += new
+            seen.update(new)
+    return False
 
 
 def store_sums(graph: Graph, videos: list[Node]) -> None:

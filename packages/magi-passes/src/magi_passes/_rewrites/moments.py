@@ -12,7 +12,13 @@ which is exact, because all channels have equally many pixels (Chan, Golub and L
 
 The normalisation reads the same flattened view, and asks every element for its row and frame again
 (``(x + w * y + h * w * t) // (h * w) % frames``). It only needs the two numbers of the element's group, so it moves to
-the image, with the numbers repeated for each channel.
+the image, with the numbers repeated for each channel. Where a weight and a bias for each channel follow, all four
+become two, as in eager code (``ComputeFusedParamsCUDAKernel`` in aten/src/ATen/native/cuda/group_norm_kernel.cu):
+
+    (x - mean) * factor * weight + bias = x * scale + shift,    scale = factor * weight,    shift = bias - mean * scale
+
+Both are written to memory. Channels-last, neighbouring elements are of different channels, so each would load the four
+numbers, the sums behind them, and take the root once more.
 """
 
 from __future__ import annotations
@@ -22,12 +28,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch.fx.experimental.symbolic_shapes import has_free_symbols, statically_known_true
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from magi_passes._framework.arguments import check_types
 from magi_passes._framework.graph_pass import MagiInductorPass
 from magi_passes._framework.reason import Reason
 from magi_passes._graph.convolution import Writer, aten, replace_by
+from magi_passes._graph.storage import stored_channels_last
 from magi_passes._graph.strides import strides_kept
 
 
@@ -53,10 +60,10 @@ class GroupMoments:
 
 @dataclass(frozen=True)
 class ChannelMomentsPass(MagiInductorPass):
-    """Take the mean and variance of dynamic group norms by channel first, and normalise the image as it lies.
+    """Take the mean and variance of group norms by channel first, and normalise the image as it lies.
 
     Attributes:
-        always: Rewrite static group norms and those on the CPU as well.
+        always: Rewrite group norms on the CPU as well.
     """
 
     hook: ClassVar[str] = "post_grad_custom_pre_pass"
@@ -72,9 +79,9 @@ class ChannelMomentsPass(MagiInductorPass):
         check_types(self)
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:  # noqa: ARG002
-        """Some group norm can be rewritten, and its size is symbolic or *always* is set."""
+        """Some group norm can be rewritten, and is on CUDA or *always* is set."""
         count = sum(self._pays(node) for node in graph.nodes)
-        return Reason(count > 0, f"{count} group norms" if self.always else f"{count} group norms of symbolic size")
+        return Reason(count > 0, f"{count} group norms")
 
     def __call__(self, graph: Graph) -> None:
         """Rewrite them."""
@@ -89,8 +96,7 @@ class ChannelMomentsPass(MagiInductorPass):
         moments = _read(node)
         if moments is None:
             return False
-        image = moments.image.meta["val"]
-        return self.always or (image.device.type == "cuda" and has_free_symbols(image))
+        return self.always or moments.image.meta["val"].device.type == "cuda"
 
 
 def _read(node: Node) -> GroupMoments | None:
@@ -136,9 +142,47 @@ def _rewrite(graph: Graph, moments: GroupMoments) -> None:
     for user in list(moments.node.users):
         replace_by(user, results[user.args[1]])  # type: ignore[index]
     for normalised, *of_groups in _normalised(moments.grouped, results[1], image):
-        write = Writer(graph, normalised)
+        affine = _affine_after(normalised)
+        write = Writer(graph, affine.node)
         mean, factor = (_for_each_channel(write, x, image) for x in of_groups)
-        replace_by(normalised, write(aten.mul.Tensor, write(aten.sub.Tensor, image, mean), factor))
+        scale = factor if affine.weight is None else write(aten.mul.Tensor, factor, affine.weight)
+        offset = write(aten.mul.Tensor, mean, scale)
+        shift = write(aten.neg.default, offset) if affine.bias is None else write(aten.sub.Tensor, affine.bias, offset)
+        scale, shift = (stored_channels_last(write, x) for x in (scale, shift))
+        replace_by(affine.node, write(aten.add.Tensor, write(aten.mul.Tensor, image, scale), shift))
+
+
+@dataclass(frozen=True)
+class Affine:
+    """*node* is what was normalised, times *weight* and plus *bias* where there are such numbers for each channel."""
+
+    node: Node
+    weight: Node | None = None
+    bias: Node | None = None
+
+
+def _affine_after(normalised: Node) -> Affine:
+    """The weight and the bias that follow *normalised*, where nothing else reads what comes before them."""
+    scaled, weight = _only_user(normalised, aten.mul.Tensor)
+    shifted, bias = _only_user(scaled, aten.add.Tensor)
+    return Affine(shifted, weight, bias)
+
+
+def _only_user(node: Node, target: Any) -> tuple[Node, Node | None]:
+    """The one user of *node*, with its other operand, if it calls *target* with one number for each channel."""
+    users = list(node.users)
+    if len(users) == 1 and users[0].target is target and not users[0].kwargs and users[0].args.count(node) == 1:
+        other: Any = next(arg for arg in users[0].args if arg is not node)
+        if isinstance(other, torch.fx.Node) and _is_of_channels(other, node):
+            return users[0], other
+    return node, None
+
+
+def _is_of_channels(x: Node, image: Node) -> bool:
+    """Whether *x* is one number for each channel of *image*: (1, channels, 1, …), and leaves its shape and type."""
+    ours, theirs = x.meta["val"], image.meta["val"]
+    of_channels = (1, theirs.shape[1], *[1] * (theirs.dim() - 2))
+    return tuple(ours.shape) == of_channels and torch.promote_types(ours.dtype, theirs.dtype) == theirs.dtype
 
 
 def _normalised(grouped: Node, mean: Node, image: Node) -> list[tuple[Node, Node, Node]]:

@@ -33,6 +33,7 @@ class NDTilingWorkaroundPass(MagiInductorPass):
         max_tiles: How many tile dimensions a kernel may have, 2 or 3. A kernel gets three only where its grid is within
             the limits of CUDA at the sizes that the compilation is guarded for, and reduces nothing.
         nodes_per_conv: The threshold of `is_conv_heavy`.
+        static: Run on static graphs too.
     """
 
     inductor_config_keys_potentially_mutated_by_this_pass: ClassVar[tuple[str, ...]] = (
@@ -44,6 +45,7 @@ class NDTilingWorkaroundPass(MagiInductorPass):
     max_torch: str | None = "2.11"
     max_tiles: int = 3
     nodes_per_conv: int = 300
+    static: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what no torch understands.
@@ -69,12 +71,13 @@ class NDTilingWorkaroundPass(MagiInductorPass):
             return Reason(False, f"torch {context.torch_version} is not older than {self.max_torch}")
         if "triton.prefer_nd_tiling" in context.user_keys:
             return Reason(False, f"you set triton.prefer_nd_tiling={context.config['triton.prefer_nd_tiling']}")
-        if not is_dynamic(graph):
+        if not self.static and not is_dynamic(graph):
             return Reason(False, "static: no placeholder carries a free symbol")
         convolutions, nodes = sum(map(is_convolution, all_nodes(graph))), sum(1 for _ in all_nodes(graph))
         if not is_conv_heavy(graph, self.nodes_per_conv):
             return Reason(False, f"not convolution-heavy: {convolutions} convolutions in {nodes} nodes")
-        return Reason(True, f"dynamic, {convolutions} convolutions in {nodes} nodes")
+        kind = "dynamic" if is_dynamic(graph) else "static"
+        return Reason(True, f"{kind}, {convolutions} convolutions in {nodes} nodes")
 
     def _is_too_new(self, context: PassContext) -> bool:
         numbers = _torch_compat.numbers_of

@@ -93,6 +93,8 @@ class TemporalConvPass(MagiInductorPass):
         max_taps: The concatenation is as many times larger than the input.
         min_skipped: Split frames by the taps that read no zeros when at least this share of the arithmetic goes; below
             it, zero frames are written and one convolution does them all.
+        native_channels: From so many input channels on, a convolution that no tap can be left out of stays 3D, with
+            its input stored channels-last: the 3D kernel is then as fast, and the taps need not be written.
     """
 
     hook: ClassVar[str] = "post_grad_custom_pre_pass"
@@ -100,6 +102,7 @@ class TemporalConvPass(MagiInductorPass):
     always: bool = False
     max_taps: int = 4
     min_skipped: float = 0.125
+    native_channels: int = 192
 
     def __post_init__(self) -> None:
         """Refuse what cannot be a limit.
@@ -147,19 +150,26 @@ class TemporalConvPass(MagiInductorPass):
     def _rewrite(self, write: Writer, conv: Convolution) -> Node:
         source = source_of(conv)
         length = source.x.meta["val"].shape[2]
-        frames = _frames_first(write, source.x)
         if isinstance(length, int):
             groups = split_frames(length, source.before, source.after, conv)
             computed = sum(group.count * len(group.taps) for group in groups)
             total = sum(group.count for group in groups) * conv.kernel[0]
             if all(group.taps for group in groups) and total - computed >= self.min_skipped * total:
+                frames = _frames_first(write, source.x)
                 parts = [_convolve(write, conv, Source(frames, source.before, 0), group) for group in groups]
                 return _as_video(write, conv, parts)
+        if self._is_best_in_3d(conv):
+            return _convolve_in_3d(write, conv, source)
+        frames = _frames_first(write, source.x)
         if source.before or source.after:
             time = (*((source.before, source.after),), *[(0, 0)] * (frames.meta["val"].dim() - 1))
             frames = write(aten.constant_pad_nd.default, frames, flat_pads(time), 0.0)
         every = Frames(0, -1, tuple(range(conv.kernel[0])))
         return _as_video(write, conv, [_convolve(write, conv, Source(frames, 0, 0), every)])
+
+    def _is_best_in_3d(self, conv: Convolution) -> bool:
+        # Over time alone, the taps side by side are one matrix product, which no 3D kernel reaches.
+        return conv.weight.meta["val"].shape[1] >= self.native_channels and conv.kernel[1:] != (1, 1)
 
 
 def is_temporal(conv: Convolution) -> bool:
@@ -188,6 +198,16 @@ def _convolve(write: Writer, conv: Convolution, source: Source, frames: Frames) 
     weight = planes[0] if len(planes) == 1 else at_weight(aten.cat.default, planes, 1)
     args = (conv.bias, list(conv.stride[1:]), list(conv.padding[1:]), list(conv.dilation[1:]), False, [0, 0])
     return write(aten.convolution.default, _side_by_side(write, conv, images), weight, *args, conv.groups)
+
+
+def _convolve_in_3d(write: Writer, conv: Convolution, source: Source) -> Node:
+    """*conv* itself, of a video that is stored channels-last."""
+    padding, x = (source.before, *conv.padding[1:]), source.x
+    if source.before != source.after:
+        padding = (0, *conv.padding[1:])
+        x = write(aten.constant_pad_nd.default, x, flat_pads([(source.before, source.after), (0, 0), (0, 0)]), 0.0)
+    args = (conv.weight, conv.bias, list(conv.stride), list(padding), list(conv.dilation), False, [0, 0, 0])
+    return write(aten.convolution.default, stored_channels_last(write, x), *args, conv.groups)
 
 
 # Writing so many elements takes a GPU about as long as launching a kernel: a few microseconds.

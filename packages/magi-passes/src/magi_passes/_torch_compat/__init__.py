@@ -4,7 +4,8 @@
 releases.py    releases as numbers
 config.py      Inductor's configuration, read, compared and put back
 compiling.py   how Inductor is called, and the two functions of it that are wrapped
-tilings.py     two mends of how it tiles kernels
+tilings.py     three mends of how it tiles kernels
+size_arguments.py    the type in which sizes reach a kernel
 graphs.py      graphs, symbolic sizes, operators
 machine.py     folders and devices of this machine
 
@@ -52,6 +53,7 @@ from .graphs import (
 )
 from .machine import device_identity, device_name, inductor_cache_dir, shared_folder, unique_suffix
 from .releases import numbers_of, release, torch_version
+from .size_arguments import install_narrow_sizes
 from .tilings import MAX_GRID_YZ, install_tilings, launchable_tiling
 
 
@@ -76,6 +78,7 @@ __all__ = [
     "guard_on",
     "inductor_cache_dir",
     "install",
+    "install_narrow_sizes",
     "install_tilings",
     "is_body_of_higher_order_op",
     "is_erased",

@@ -6,6 +6,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+from .size_arguments import guarded_within
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,7 +21,7 @@ _install_lock = threading.Lock()
 
 
 def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> None:
-    """Mend two things in how Inductor tiles kernels, for compilations for which *memo_of_current* gives a dict.
+    """Mend three things in how Inductor tiles kernels, for compilations for which *memo_of_current* gives a dict.
 
     `match_mod_div_block_expr` (torch/_inductor/codegen/block_analysis.py) is asked the same question for every pair of
     nodes that might fuse, and answers it by a search whose time grows exponentially with the rank: with ND tiling,
@@ -28,9 +30,16 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
     A grid of three dimensions has no way out when y or z exceeds what CUDA allows, and one with a reduction has
     produced kernels that address a dimension the grid does not have (torch 2.11 to 2.13). `launchable_tiling` takes
     two dimensions there: the grid of two has an overflow path.
+
+    A pointwise kernel with three tile dimensions is not tuned: it gets blocks of 16 by 16 by 16, each row of which is
+    a quarter of what neighbouring threads could read together. Here it gets the choice that `max_autotune_pointwise`
+    gives to all kernels. A padded downsampling of Stable Diffusion's encoder takes 0.38 ms in place of 0.58 (one H200,
+    torch 2.11).
     """
+    from torch._inductor import config
     from torch._inductor.codegen.block_analysis import BlockPatternMatcher
     from torch._inductor.codegen.simd import SIMDScheduling
+    from torch._inductor.codegen.triton import TritonKernel
     from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
     with _install_lock:
@@ -38,6 +47,7 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
             return
         match = BlockPatternMatcher.__dict__["match_mod_div_block_expr"].__func__
         choose = SIMDScheduling.__dict__["get_first_compatible_tiling"].__func__
+        write_kernel = TritonKernel.codegen_kernel
 
         def remembered_match(cls: Any, index: Any, index_var: Any, numel: Any, num_dims: int) -> Any:
             memo = memo_of_current()
@@ -56,8 +66,17 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
                 ranked = [launchable_tiling(tiling, is_reduction=reduction_numel != 1) for tiling in ranked]
             return choose(cls, node_schedule, numel, reduction_numel, ranked)
 
+        def write_tuned_kernel(self: Any, *args: Any, **kwargs: Any) -> Any:
+            has_three_dimensions = sum(not tree.is_reduction for tree in self.range_trees) == 3
+            is_tuned = has_three_dimensions and not self.features.is_reduction() and config.triton.autotune_pointwise
+            if memo_of_current() is None or not is_tuned:
+                return write_kernel(self, *args, **kwargs)
+            with config.patch(max_autotune_pointwise=True):
+                return write_kernel(self, *args, **kwargs)
+
         setattr(BlockPatternMatcher, "match_mod_div_block_expr", classmethod(remembered_match))  # noqa: B010
         setattr(SIMDScheduling, "get_first_compatible_tiling", classmethod(choose_launchable))  # noqa: B010
+        setattr(TritonKernel, "codegen_kernel", write_tuned_kernel)  # noqa: B010
         setattr(BlockPatternMatcher, "_magi_passes_original", match)  # noqa: B010
 
 
@@ -76,16 +95,4 @@ def launchable_tiling(tiling: Mapping[str, Any], *, is_reduction: bool) -> Mappi
 
 
 def _within_grid(size: Any) -> bool:
-    from torch._inductor.virtualized import V
-    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-
-    sizevars = V.graph.sizevars
-    if sizevars.statically_known_leq(size, MAX_GRID_YZ):
-        return True
-    # torch 2.12 has the first name; the second warns there from 2.13 on.
-    shape_env = sizevars.shape_env
-    hint = getattr(shape_env, "guarding_hint_or_throw", None) or shape_env.size_hint
-    if free_unbacked_symbols(size) or hint(size) > MAX_GRID_YZ:
-        return False
-    sizevars.check_leq(size, MAX_GRID_YZ)
-    return True
+    return guarded_within(size, MAX_GRID_YZ)

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Symbolic sizes as 32-bit integers in the kernels of dynamic graphs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.fx.experimental.symbolic_shapes import has_free_symbols
+
+from magi_passes import _torch_compat
+from magi_passes._framework.compilation import current_compilation
+from magi_passes._framework.graph_pass import MagiInductorPass
+from magi_passes._framework.reason import Reason
+
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+    from typing import Any
+
+    from torch.fx import Graph
+
+    from magi_passes._framework.context import PassContext
+
+
+@dataclass(frozen=True)
+class NarrowSizesPass(MagiInductorPass):
+    """Hand symbolic sizes to Triton kernels in 32 bits, where the kernel counts its elements in 32 bits.
+
+    Inductor hands them over in 64 bits, so that every index with a symbol is computed in 64, and divided in 64. Guards
+    make sure that all that a kernel computes from sizes stays below 2**31; a larger size compiles once more, and that
+    code has 64 bits where it needs them. Nothing else in the kernel changes, and static graphs are left alone.
+
+    Example:
+        >>> from magi_passes import NarrowSizesPass, PassPipeline
+        >>> options = PassPipeline([NarrowSizesPass()]).inductor_options()
+    """
+
+    def is_applicable(self, graph: Graph, context: PassContext) -> Reason:  # noqa: ARG002
+        """Some size is a symbol, on a GPU, and Inductor was called in a way that this package knows."""
+        values = [value for node in graph.nodes if isinstance(value := node.meta.get("val"), torch.Tensor)]
+        if not any(value.device.type == "cuda" and has_free_symbols(value) for value in values):
+            return Reason(False, "no tensor of symbolic size on CUDA")
+        if current_compilation() is None:
+            return Reason(False, "called outside of a compilation")
+        return Reason(True, "symbolic sizes")
+
+    def __call__(self, graph: Graph) -> None:  # noqa: ARG002
+        """Ask code generation for it."""
+        compilation = current_compilation()
+        if compilation is not None:
+            compilation.requests.add(type(self).__name__)
+            _torch_compat.install_narrow_sizes(_fitting_of_current)
+
+
+def _fitting_of_current() -> MutableMapping[Any, bool] | None:
+    compilation = current_compilation()
+    is_asked = compilation is not None and NarrowSizesPass.__name__ in compilation.requests
+    return compilation.fitting if compilation is not None and is_asked else None
