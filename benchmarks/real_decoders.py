@@ -7,11 +7,12 @@
     python benchmarks/real_decoders.py --merge DIR/rows.jsonl ...
 
 The arms of a model are processes with caches of their own. They compile at the same time, by decoding twice, and then
-they measure in turn, once each a round, while nothing compiles. Dynamo may compile each function 64 times, so that all
-arms run compiled code; with ``--default-limit`` eight times, as it does by itself. ``--cold`` compiles stock and the backend with symbolic
-sizes, each alone on the machine, and measures nothing else. ``--nobreak`` changes the model under every arm, see
-`_real_models.without_the_break`. Outputs are compared with those of eager code in float32, those of arms with
-symbolic sizes also at a second size. ``--rows FILE`` goes on from a run that was cut off. ``--tiny`` is for a CPU.
+they measure in turn, once each a round, while nothing compiles. Dynamo may compile each function 64 times, so that
+all arms run compiled code; with ``--default-limit`` eight times, as it does by itself. ``--cold`` compiles stock and
+the backend with symbolic sizes, each alone on the machine, and measures nothing else. ``--nobreak`` changes the model
+under every arm, see `_real_models.without_the_break`. Outputs are compared with those of eager code in float32, those
+of arms with symbolic sizes also at a second size. ``--rows FILE`` goes on from a run that was cut off. ``--tiny`` is
+for a CPU.
 """
 
 from __future__ import annotations
