@@ -158,7 +158,7 @@ class TemporalConvPass(MagiInductorPass):
                 frames = _frames_first(write, source.x)
                 parts = [_convolve(write, conv, Source(frames, source.before, 0), group) for group in groups]
                 return _as_video(write, conv, parts)
-        if self._is_best_in_3d(conv):
+        if conv.weight.meta["val"].shape[1] >= self.native_channels:
             return _convolve_in_3d(write, conv, source)
         frames = _frames_first(write, source.x)
         if source.before or source.after:
@@ -166,10 +166,6 @@ class TemporalConvPass(MagiInductorPass):
             frames = write(aten.constant_pad_nd.default, frames, flat_pads(time), 0.0)
         every = Frames(0, -1, tuple(range(conv.kernel[0])))
         return _as_video(write, conv, [_convolve(write, conv, Source(frames, 0, 0), every)])
-
-    def _is_best_in_3d(self, conv: Convolution) -> bool:
-        # Over time alone, the taps side by side are one matrix product, which no 3D kernel reaches.
-        return conv.weight.meta["val"].shape[1] >= self.native_channels and conv.kernel[1:] != (1, 1)
 
 
 def is_temporal(conv: Convolution) -> bool:
