@@ -15,8 +15,11 @@ from magi_passes import (
     PassContext,
     PassPipeline,
     TemporalConvPass,
+    _torch_compat,
     collect_records,
 )
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx.experimental.proxy_tensor import make_fx
 
 
 if TYPE_CHECKING:
@@ -35,9 +38,11 @@ def _convolutions(gm: torch.fx.GraphModule) -> list[torch.fx.Node]:
     return gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
 
 
-def _rewritten(gm: torch.fx.GraphModule, min_skipped: float = 0.125) -> torch.fx.GraphModule:
+def _rewritten(
+    gm: torch.fx.GraphModule, min_skipped: float = 0.125, native_channels: int = 192
+) -> torch.fx.GraphModule:
     ConvPaddingPass()(gm.graph)
-    TemporalConvPass(always=True, min_skipped=min_skipped)(gm.graph)
+    TemporalConvPass(always=True, min_skipped=min_skipped, native_channels=native_channels)(gm.graph)
     gm.graph.lint()
     gm.recompile()
     return gm
@@ -55,6 +60,7 @@ def _rewritten(gm: torch.fx.GraphModule, min_skipped: float = 0.125) -> torch.fx
     bias=st.booleans(),
     dynamic=st.sampled_from([(), (3, 4), (2, 3, 4), (0, 3, 4)]),
     min_skipped=st.sampled_from([0.0, 0.125, 2.0]),
+    native_channels=st.sampled_from([1, 192]),
 )
 def test_exact_for_everything_it_accepts(
     groups: int,
@@ -67,6 +73,7 @@ def test_exact_for_everything_it_accepts(
     bias: bool,
     dynamic: tuple[int, ...],
     min_skipped: float,
+    native_channels: int,
     trace: Any,
 ) -> None:
     def convolve(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -80,10 +87,60 @@ def test_exact_for_everything_it_accepts(
         expected = convolve(x, w, b)
     except RuntimeError:
         assume(False)
-    gm = _rewritten(trace(convolve, (x, w, b), [d for d in dynamic if x.shape[d] > 1]), min_skipped)
+    traced = trace(convolve, (x, w, b), [d for d in dynamic if x.shape[d] > 1])
+    gm = _rewritten(traced, min_skipped, native_channels)
 
-    assert all(node.meta["val"].dim() == 4 for node in _convolutions(gm))
+    if native_channels > 4:
+        assert all(node.meta["val"].dim() == 4 for node in _convolutions(gm))
     assert torch.equal(gm(x, w, b), expected)
+
+
+LAYOUT = _torch_compat.channels_last_op()
+
+
+@pytest.mark.parametrize("channels", [191, 192])
+@pytest.mark.parametrize("kernel", [(3, 3, 3), (3, 1, 1)])
+def test_many_channels_stay_in_three_dimensions(channels: int, kernel: tuple[int, ...], trace: Any) -> None:
+    x, w = torch.zeros(1, channels, 9, 6, 6), torch.zeros(4, channels, *kernel)
+    gm = _rewritten(trace(torch.conv3d, (x, w), (2, 3, 4)))
+    (conv,) = _convolutions(gm)
+    assert conv.meta["val"].dim() == (5 if channels >= 192 else 4)
+    assert conv.args[0].target is (LAYOUT if channels >= 192 else aten.cat.default)  # type: ignore[union-attr]
+
+
+def test_taps_are_left_out_of_many_channels_too(trace: Any) -> None:
+    x, w = torch.zeros(1, 192, 3, 6, 6), torch.zeros(4, 192, 3, 3, 3)
+    gm = _rewritten(trace(lambda x, w: torch.conv3d(torch.nn.functional.pad(x, (1, 1, 1, 1, 2, 0)), w), (x, w)))
+    assert len(_convolutions(gm)) == 3
+
+
+def _replicated(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.conv3d(torch.nn.functional.pad(x.relu(), (1, 1, 1, 1, 2, 0), mode="replicate"), w)
+
+
+def _upsampled(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.conv3d(torch.nn.functional.interpolate(x.relu(), scale_factor=2, mode="nearest"), w)
+
+
+def _joined(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    x = torch.cat([x, x.relu()], 2)
+    return torch.conv3d(torch.nn.functional.pad(x, (1, 1, 1, 1, 2, 0), mode="replicate"), w)
+
+
+@pytest.mark.parametrize("fn", [_replicated, _upsampled, _joined])
+@pytest.mark.parametrize("memory", ["channels first", "channels last"])
+def test_what_is_repeated_is_written_channels_last_before(fn: Any, memory: str) -> None:
+    """Where it lies channels-first: a kernel that repeats pixels cannot transpose them in tiles."""
+    x, w = _integers(1, 4, 3, 5, 5).float(), _integers(4, 4, 3, 3, 3).float()
+    if memory == "channels last":
+        x = x.contiguous(memory_format=torch.channels_last_3d)
+    gm = make_fx(fn, decomposition_table=select_decomp_table(), tracing_mode="fake")(x, w)
+    _rewritten(gm, native_channels=1)
+    (conv,) = _convolutions(gm)
+    stored = gm.graph.find_nodes(op="call_function", target=LAYOUT)
+    assert conv.args[0] in stored
+    assert len(stored) == (2 if memory == "channels first" else 1)
+    assert torch.equal(gm(x, w), fn(x, w))
 
 
 def test_the_layout_operator_is_a_copy(trace: Any) -> None:

@@ -148,8 +148,10 @@ def _rewrite(graph: Graph, moments: GroupMoments) -> None:
         scale = factor if affine.weight is None else write(aten.mul.Tensor, factor, affine.weight)
         offset = write(aten.mul.Tensor, mean, scale)
         shift = write(aten.neg.default, offset) if affine.bias is None else write(aten.sub.Tensor, affine.bias, offset)
-        scale, shift = (stored_channels_last(write, x) for x in (scale, shift))
         replace_by(affine.node, write(aten.add.Tensor, write(aten.mul.Tensor, image, scale), shift))
+    for scaled, scale, shifted, shift in _affine_calls(image):
+        scaled.replace_input_with(scale, stored_channels_last(Writer(graph, scaled), scale))
+        shifted.replace_input_with(shift, stored_channels_last(Writer(graph, shifted), shift))
 
 
 @dataclass(frozen=True)
@@ -168,21 +170,40 @@ def _affine_after(normalised: Node) -> Affine:
     return Affine(shifted, weight, bias)
 
 
+def _affine_calls(image: Node) -> list[tuple[Node, Node, Node, Node]]:
+    """Each ``image * scale + shift`` with numbers for each channel: the product, its factor, the sum, what it adds.
+
+    Inductor's own decomposition writes it for images that lie channels-first.
+    """
+    calls = []
+    for scaled in image.users:
+        scale, (shifted, shift) = _other_operand(scaled, aten.mul.Tensor, image), _only_user(scaled, aten.add.Tensor)
+        if scale is not None and shift is not None:
+            calls.append((scaled, scale, shifted, shift))
+    return calls
+
+
 def _only_user(node: Node, target: Any) -> tuple[Node, Node | None]:
     """The one user of *node*, with its other operand, if it calls *target* with one number for each channel."""
     users = list(node.users)
-    if len(users) == 1 and users[0].target is target and not users[0].kwargs and users[0].args.count(node) == 1:
-        other: Any = next(arg for arg in users[0].args if arg is not node)
-        if isinstance(other, torch.fx.Node) and _is_of_channels(other, node):
-            return users[0], other
-    return node, None
+    other = _other_operand(users[0], target, node) if len(users) == 1 else None
+    return (node, None) if other is None else (users[0], other)
+
+
+def _other_operand(call: Node, target: Any, image: Node) -> Node | None:
+    """What *call* of *target* takes beside *image*, if that is one number for each channel."""
+    if call.target is not target or call.kwargs or call.args.count(image) != 1:
+        return None
+    other: Any = next(arg for arg in call.args if arg is not image)
+    return other if isinstance(other, torch.fx.Node) and _is_of_channels(other, image) else None
 
 
 def _is_of_channels(x: Node, image: Node) -> bool:
-    """Whether *x* is one number for each channel of *image*: (1, channels, 1, …), and leaves its shape and type."""
+    """Whether *x* is one number for each channel of *image*, (batch or 1, channels, 1, …), of no wider a type."""
     ours, theirs = x.meta["val"], image.meta["val"]
-    of_channels = (1, theirs.shape[1], *[1] * (theirs.dim() - 2))
-    return tuple(ours.shape) == of_channels and torch.promote_types(ours.dtype, theirs.dtype) == theirs.dtype
+    shape, (batch, channels) = tuple(ours.shape), theirs.shape[:2]
+    of_channels = [(one_or_batch, channels, *[1] * (theirs.dim() - 2)) for one_or_batch in (1, batch)]
+    return shape in of_channels and torch.promote_types(ours.dtype, theirs.dtype) == theirs.dtype
 
 
 def _normalised(grouped: Node, mean: Node, image: Node) -> list[tuple[Node, Node, Node]]:

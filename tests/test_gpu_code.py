@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The code that the backend has Inductor write for a GPU: types of sizes and tiles. No GPU is needed to read it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from _pretended_gpu import generated
+from torch import Tensor
+
+
+pytestmark = pytest.mark.usefixtures("_fresh_dynamo")
+
+
+def types_of_sizes(code: str) -> list[set[str]]:
+    """For each kernel with symbolic sizes, the types in which it takes them."""
+    signatures = re.findall(r"'signature': (\{.*?\})", code)
+    return [set(found) for signature in signatures if (found := re.findall(r"'ks\d+': '(\w+)'", signature))]
+
+
+def padded(x: Tensor) -> Tensor:
+    return F.pad(x, (1, 2, 0, 1))
+
+
+def test_sizes_are_32_bits_wide() -> None:
+    x = torch.empty(2, 8, 40, 56)
+    assert types_of_sizes(generated(padded, x, dynamic=True, backend="magi")) == [{"i32"}]
+    assert types_of_sizes(generated(padded, x, dynamic=True)) == [{"i64"}]
+
+
+def test_the_pass_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAGI_PASSES_DISABLE", "NarrowSizesPass")
+    x = torch.empty(2, 8, 40, 56)
+    assert types_of_sizes(generated(padded, x, dynamic=True, backend="magi")) == [{"i64"}]
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.sum((1, 2)) / (x.shape[1] * x.shape[2]),
+        lambda x: x.sum((1, 2)) + x.shape[1] * x.shape[2],
+        lambda x: x.sum((1, 2)) * (x.shape[1] * x.shape[2] // 7),
+    ],
+    ids=["mean", "added", "quotient"],
+)
+def test_a_product_of_sizes_that_does_not_fit_keeps_its_64_bits(fn: Any) -> None:
+    """The last kernel of a mean counts few elements, and divides by the number of all of them."""
+    large = torch.empty(2, 70_000, 80_000, device="meta")
+    types = types_of_sizes(generated(fn, large, dynamic=True, backend="magi"))
+    assert types
+    assert all(each == {"i64"} for each in types), types
+
+
+def tuned(code: str) -> dict[int, set[str]]:
+    """Whether kernels are tuned like those of max-autotune, by the number of their tile dimensions."""
+    found: dict[int, set[str]] = {}
+    for hints, flag in re.findall(r"size_hints=\{(.*?)\}.*?'max_autotune_pointwise': (\w+)", code, re.DOTALL):
+        found.setdefault(hints.count(":"), set()).add(flag)
+    return found
+
+
+class Downsample(torch.nn.Module):
+    """A padded convolution of stride two, as in encoders of images: its padding is written channels-last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(128, 128, 3, 2, device="meta", dtype=torch.bfloat16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = x.new_empty(self.conv.weight.shape)
+        return F.conv2d(F.pad(x, (0, 1, 0, 1)), weight, stride=2)
+
+
+def test_tiles_of_three_dimensions_are_tuned() -> None:
+    x = torch.empty(1, 128, 512, 512, dtype=torch.bfloat16, device="meta")
+    code = generated(Downsample(), x, dynamic=True, backend="magi")
+    assert tuned(code)[3] == {"True"}
+    assert {flag for dimensions, flags in tuned(code).items() if dimensions < 3 for flag in flags} <= {"False"}
+
+
+def test_tiles_are_not_tuned_where_the_user_does_not_want_it() -> None:
+    x = torch.empty(1, 128, 512, 512, dtype=torch.bfloat16, device="meta")
+    with torch._inductor.config.patch({"triton.autotune_pointwise": False}):
+        code = generated(Downsample(), x, dynamic=True, backend="magi")
+    assert tuned(code)[3] == {"False"}
