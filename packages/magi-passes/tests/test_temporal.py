@@ -143,6 +143,20 @@ def test_what_is_repeated_is_written_channels_last_before(fn: Any, memory: str) 
     assert torch.equal(gm(x, w), fn(x, w))
 
 
+def test_what_is_looked_up_elsewhere_is_not_a_repeated_video(trace: Any) -> None:
+    """A video of entries of a table: what is stored is the video, and not the table."""
+
+    def looked_up(image: torch.Tensor, places: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        table = image.relu().reshape(8, -1)
+        return torch.conv3d(table[:, places].permute(1, 0, 2, 3, 4), w)
+
+    image, places, w = _integers(1, 8, 3, 4), torch.randint(0, 12, (2, 4, 5, 5)), _integers(4, 8, 3, 3, 3)
+    gm = _rewritten(trace(looked_up, (image, places, w)), native_channels=1)
+    (stored,) = gm.graph.find_nodes(op="call_function", target=LAYOUT)
+    assert stored.meta["val"].dim() == 5
+    assert torch.equal(gm(image, places, w), looked_up(image, places, w))
+
+
 def test_the_layout_operator_is_a_copy(trace: Any) -> None:
     _rewritten(trace(torch.conv3d, (_integers(1, 2, 3, 5, 5), _integers(4, 2, 3, 3, 3))))
     for shape in ((2, 3, 4, 5), (2, 3, 4, 5, 6)):

@@ -42,21 +42,30 @@ def _store_what_is_repeated(x: Node) -> None:
     reads one layout and writes the other through such an index.
     """
     reader, source, repeats = x, x, False
-    while source.target in _REPEATS or source.target is _CONVERT:
-        repeats = repeats or source.target in _REPEATS
+    while _repeats_pixels(source) or source.target is _CONVERT:
+        repeats = repeats or source.target is not _CONVERT
         reader, source = source, source.args[0]  # type: ignore[assignment]
     if repeats and _lies_channels_first(source):
         stored = stored_channels_last(Writer(source.graph, reader), source)
         reader.replace_input_with(source, stored)
 
 
+def _repeats_pixels(node: Node) -> bool:
+    """Whether *node* takes elements of an image or a video by their places in space alone."""
+    if node.target not in (aten._unsafe_index.Tensor, aten.index.Tensor):  # noqa: SLF001
+        return False
+    source, places = node.args
+    return source.meta["val"].dim() == node.meta["val"].dim() and places[:2] == [None, None]  # type: ignore[index, union-attr]
+
+
 _CONVERT = torch.ops.prims.convert_element_type.default
-_REPEATS = (aten._unsafe_index.Tensor, aten.index.Tensor)  # noqa: SLF001
-
-
-_MOVES = frozenset({_CONVERT, aten.cat.default, operator.getitem, aten.split.Tensor, aten.split_with_sizes.default}) | {
-    *(aten.view.default, aten.reshape.default, aten.permute.default, aten.clone.default, aten.slice.Tensor),
-}
+_MOVES = frozenset(
+    {
+        *(_CONVERT, operator.getitem, aten.cat.default, aten.clone.default),
+        *(aten.permute.default, aten.reshape.default, aten.slice.Tensor),
+        *(aten.split.Tensor, aten.split_with_sizes.default, aten.view.default),
+    }
+)
 
 
 def _lies_channels_first(x: Node) -> bool:
