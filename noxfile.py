@@ -271,9 +271,8 @@ def libraries(session: nox.Session) -> None:
     _install_editable(session, *PACKAGES, groups=("test", "models"))
     # Their own requirements name other releases of torch and Triton.
     session.install("--no-deps", *_group("libraries"))
-    session.run(
-        "pytest", *(session.posargs or ["tests/test_libraries.py", "tests/test_library_benchmark.py"]), env=ONE_THREAD
-    )
+    tests = ("libraries", "library_benchmark", "library_caches")
+    session.run("pytest", *(session.posargs or [f"tests/test_{name}.py" for name in tests]), env=ONE_THREAD)
     if not session.posargs:
         session.run("python", "docs/_libraries.py", env=ONE_THREAD)
 

@@ -20,11 +20,11 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
+from _gpu_properties import H200
 from _launch_scanner import Place, Scan
 from magi_tritonwrap import find_kernels
 from magi_tritonwrap.testing import stub_driver
@@ -139,24 +139,13 @@ def pretended_gpu(*, is_available: bool = True, for_triton: bool = True) -> Iter
     With *is_available* off `torch.compile` works meanwhile, and code that asks for properties gets them;
     with *for_triton* off Triton hears of none, as its interpreter wants it.
     """
-    properties = SimpleNamespace(
-        name="pretended",
-        major=9,
-        minor=0,
-        multi_processor_count=132,
-        total_memory=1 << 37,
-        warp_size=32,
-        shared_memory_per_block_optin=232448,
-        L2_cache_size=1 << 26,
-        max_threads_per_multi_processor=2048,
-    )
     names: dict[str, Any] = {
         "device": lambda device: nullcontext(),
         "device_count": lambda: 1,
         "current_device": lambda: 0,
-        "get_device_name": lambda device=None: properties.name,
-        "get_device_capability": lambda device=None: (properties.major, properties.minor),
-        "get_device_properties": lambda device=None: properties,
+        "get_device_name": lambda device=None: H200.name,
+        "get_device_capability": lambda device=None: (H200.major, H200.minor),
+        "get_device_properties": lambda device=None: H200,
     }
     if is_available:
         names["is_available"] = lambda: True
