@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import operator
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -54,9 +58,77 @@ def run_functionalized(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return functional.wrap_tensors(output)
 
 
-def dispatch(op: Any) -> Callable[..., Any]:
-    """The C function behind an OpOverload: the call without one Python frame (torch/_ops.py, `OpOverload.__call__`)."""
-    return op._op  # type: ignore[no-any-return]
+has_torch_function: Callable[..., bool] = torch.overrides.has_torch_function_variadic
+"""True if a mode or one of the arguments has a `__torch_function__` that must see the call."""
+
+has_torch_function_among: Callable[[Iterable[object]], bool] = torch.overrides.has_torch_function
+"""As `has_torch_function`, for the items of a list."""
+
+tracing_state: Callable[[], object] = torch._C._get_tracing_state
+"""None outside of torch.jit.trace."""
+
+dispatch: Callable[..., Any] = torch._C._dispatch_call_boxed
+"""`dispatch(handle_of(op), *args)` asks the dispatcher for *op*, and nothing else.
+
+The call of an OpOverload goes through the bindings of TorchScript (torch/_ops.py, `OpOverload.__call__`), which look at
+each argument twice more: for `__torch_function__`, and to record the call in torch.jit.trace. Where neither is to be
+found, this takes three quarters of the time.
+"""
+
+
+def handle_of(op: Any) -> Any:
+    """The dispatcher's handle of an OpOverload, for `dispatch`."""
+    return op._handle
+
+
+def _keys(*names: str) -> Any:
+    keys = (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)) for name in names)
+    return functools.reduce(operator.or_, keys)
+
+
+_AUTOGRAD = ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor")
+
+
+@dataclass(frozen=True)
+class ContextPool:
+    """Contexts that were left, to be entered again: making one takes as long as entering and leaving it.
+
+    The list is shared by threads. Whoever pops a context is the only one that has it, and appends it when it is left.
+    The contexts are those of `below_autograd` and `below_adinplaceorview`, which can be entered only once
+    (torch/csrc/autograd/init.cpp, `py_context_manager_DEPRECATED`).
+    """
+
+    make: Callable[[], Any]
+    unused: list[Any] = field(default_factory=list)
+
+
+below_autograd_pool = ContextPool(functools.partial(torch._C._ExcludeDispatchKeyGuard, _keys(*_AUTOGRAD)))
+below_adinplaceorview_pool = ContextPool(
+    functools.partial(torch._C._ExcludeDispatchKeyGuard, _keys(*_AUTOGRAD, "ADInplaceOrView"))
+)
+
+
+@functools.cache
+def _keys_of_a_new_thread() -> tuple[int, int]:
+    found: list[tuple[int, int]] = []
+    thread = threading.Thread(target=lambda: found.append(_keys_of_this_thread()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def _keys_of_this_thread() -> tuple[int, int]:
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    return included.raw_repr(), excluded.raw_repr()
+
+
+def is_dispatch_plain() -> bool:
+    """True if a call has nobody to ask but `__torch_function__` and the kernels at the keys of the Tensors themselves.
+
+    Modes, autocast, transforms, inference mode, torch.jit.trace and the contexts of this module add a key to the
+    dispatcher's, or take one away. Forward-mode AD has a level instead.
+    """
+    return forward_ad._current_level < 0 and _keys_of_this_thread() == _keys_of_a_new_thread()
 
 
 def apply_in_eager(function: Any) -> Callable[..., Any]:

@@ -46,10 +46,27 @@ class ExplainedCall(ExplainedOverload):
             raise
 
 
+class ExplainedPacket(OpOverloadPacket):
+    """The OpOverloadPacket of an explained op, `torch.ops.namespace.op`: it does not go through the OpOverload."""
+
+    _magi_explain: Callable[..., None]
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the op; an error is explained, or raised as it is."""
+        try:
+            return OpOverloadPacket.__call__(self, *args, **kwargs)
+        except Exception as error:
+            self._magi_explain(error, args, kwargs)
+            raise
+
+
 def explain_errors(op: OpOverload, explain: Callable[..., None]) -> None:
-    """Have `explain(error, args, kwargs)` called when a call of *op* raises an error."""
+    """Have `explain(error, args, kwargs)` called when a call of *op*, or of its packet, raises an error."""
     if type(op) is OpOverload:
         is_plain = OpOverload.__call__.__code__.co_names == ("_op",)
         op.__class__ = ExplainedOverload if is_plain else ExplainedCall
-        vars(op)["_magi_explain"] = explain
-        hide_from_dynamo(op.__class__.__call__)
+        packet = op._overloadpacket
+        packet.__class__ = ExplainedPacket
+        for explained in (op, packet):
+            vars(explained)["_magi_explain"] = explain
+            hide_from_dynamo(explained.__class__.__call__)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,11 +14,13 @@ from torch._library import simple_registry
 from torch.fx.experimental.sym_node import DynamicInt
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 is_dynamo_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 """Public; Dynamo folds it to True. `torch.compiler.is_compiling` takes twice as long."""
 
 
-def hide_from_dynamo(fn: Callable[..., Any]) -> Callable[..., Any]:
+def hide_from_dynamo(fn: F) -> F:
     """Keep Dynamo out of *fn* and of what it calls, at no cost a call.
 
     A body that runs between two compiled regions would else be traced and compiled.
