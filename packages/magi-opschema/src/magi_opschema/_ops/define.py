@@ -78,8 +78,7 @@ def define(
     formula = make_formula(lowering, setup_context_fn, backward_fn)
     _check_tags(lowering, tags)
     _check_flags(lowering, {**traits, "override": override, "register_pytree": register_pytree})
-    given = "" if infer_output_meta_fn is None else "infer_output_meta_fn"
-    fake = FakeSlot(make_fake(lowering, infer_output_meta_fn), given)
+    fake = FakeSlot(make_fake(lowering, infer_output_meta_fn), infer_output_meta_fn)
     marks = frozenset(trait for trait, is_set in traits.items() if is_set)
     with registering:
         with replacing(_replaced(op_name, lowering, override=override)):
