@@ -10,7 +10,7 @@ import sys
 import types
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from magi_backend import magi_register_custom_op
 from magi_opschema import ObjectHandle, op_def, register_object
+from magi_opschema.errors import RuleError
 from magi_tritonwrap import NoFakeError, OpaqueFallbackWarning, UnsupportedLaunchError, find_kernels
 from magi_tritonwrap.testing import aot_graphs, launches_of, stub_driver
 from torch import Tensor
@@ -49,6 +50,11 @@ def rows(x: Tensor) -> Tensor:
 
 def plain_rows(x: Tensor) -> Tensor:
     return x.sum(1)
+
+
+@dataclass(frozen=True)
+class Mode:
+    scale: float = 1.0
 
 
 class Holder:
@@ -141,6 +147,84 @@ def test_shapes_of_the_author_stay(make: Callable[..., Any], ns: str) -> None:
     graph, shape = graph_of(op)
     assert len(launches_of(graph)) == 1
     assert (shape, bool(calls)) == ((4,), True)
+
+
+def counted(calls: list[torch.Size]) -> Callable[..., Tensor]:
+    """A fake of the author's for any of the ops below."""
+
+    def infer(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        calls.append(x.shape)
+        return x.new_empty(x.shape[0])
+
+    return infer
+
+
+def seen(x: Tensor) -> Tensor:
+    return rows(x)
+
+
+def seen_lowered(x: Tensor, mode: Literal["sum"] = "sum") -> Tensor:
+    return rows(x)
+
+
+def seen_flattened(x: Tensor, cfg: Mode = Mode()) -> Tensor:
+    return rows(x)
+
+
+@pytest.mark.parametrize("as_decorator", [False, True])
+@pytest.mark.parametrize("body", [seen, seen_lowered, seen_flattened])
+def test_a_fake_of_the_author_replaces_that_of_the_body(body: Callable[..., Any], as_decorator: bool, ns: str) -> None:
+    calls: list[torch.Size] = []
+    op = magi_register_custom_op(f"{ns}::rows")(body)
+    assert op_def(op).path == {seen: "direct", seen_lowered: "lowered", seen_flattened: "flattened"}[body]
+    infer = counted(calls)
+    assert (op.register_fake()(infer) if as_decorator else op.register_fake(infer)) is infer
+    graph, shape = graph_of(op)
+    assert len(launches_of(graph)) == 1
+    assert shape == (4,)
+    with torch._subclasses.FakeTensorMode():
+        assert op(torch.empty(6, 50)).shape == (6,)
+    assert torch.Size((6, 50)) in calls
+
+
+@pytest.mark.parametrize("make", BODIES)
+@pytest.mark.parametrize("which", ["launching", "plain"])
+def test_a_later_fake_of_the_author_where_only_a_run_tells(make: Callable[..., Any], which: str, ns: str) -> None:
+    calls: list[torch.Size] = []
+    op = magi_register_custom_op(f"{ns}::rows")(make(which))
+    op.register_fake(counted(calls))
+    graph, shape = graph_of(op)
+    assert len(launches_of(graph)) == (which == "launching")
+    assert (shape, bool(calls)) == ((4,), True)
+
+
+@pytest.mark.parametrize("use", ["a fake call", "a compilation"])
+@pytest.mark.parametrize("body", [seen, by_fold("launching")], ids=["decided", "undecided"])
+def test_a_fake_that_comes_too_late(body: Callable[..., Any], use: str, ns: str) -> None:
+    op = magi_register_custom_op(f"{ns}::rows")(body)
+    if use == "a compilation":
+        graph_of(op)
+    with torch._subclasses.FakeTensorMode():
+        op(torch.empty(6, 50))
+    with pytest.raises(RuleError, match=rf"{ns}::rows: the fake of test_undecided.py:\d+ comes too late"):
+        op.register_fake(counted([]))
+
+
+@pytest.mark.parametrize("body", [seen, by_fold("launching")], ids=["decided", "undecided"])
+def test_one_fake_of_the_author_is_enough(body: Callable[..., Any], ns: str) -> None:
+    op = magi_register_custom_op(f"{ns}::rows")(body)
+    op.register_fake(counted([]))
+    with pytest.raises(RuleError, match=r"it has a fake already \(test_undecided.py:\d+\); that of"):
+        op.register_fake(counted([]))
+    calls: list[torch.Size] = []
+    again = magi_register_custom_op(f"{ns}::rows", override=True)(body)
+    again.register_fake(counted(calls))
+    with torch._subclasses.FakeTensorMode():
+        assert again(torch.empty(6, 50)).shape == (6,)
+    assert calls
+    given = magi_register_custom_op(f"{ns}::given", infer_output_meta_fn=lambda x: x.new_empty(4))(seen)
+    with pytest.raises(RuleError, match=r"it has a fake already \(infer_output_meta_fn\)"):
+        given.register_fake(counted([]))
 
 
 def prints(x: Tensor, log: list[int]) -> None:

@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 from magi_opschema import errors, magi_register_custom_op, op_def, register_autocast, register_kernel, register_vmap
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 
 
 @dataclass(frozen=True)
@@ -246,6 +249,152 @@ def test_nothing_of_this_package_is_compiled_between_two_regions(ns: str, mutate
     packet = getattr(torch.ops, ns).op
     assert frames(op_def(op).torch_op) == frames(packet) == frames(torch.add)
     assert frames(op) == frames(packet) + 1  # the exposed function, as any function of the user's would be
+
+
+class Functional(torch.Tensor):
+    """A subclass that hears of calls through `__torch_function__`."""
+
+    seen: list[Any] = []  # noqa: RUF012
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.seen.append(func)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@dataclass(frozen=True)
+class Lists:
+    some: list[Tensor]
+    maybe: list[Tensor] | None = None
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("where", ["x", "some", "maybe", "a mode"])
+def test_torch_function_sees_the_op(ns: str, where: str, grad: bool) -> None:
+    @magi_register_custom_op(f"{ns}::total", infer_output_meta_fn=["x"], backward_fn=lambda ctx, grad: (grad, None))
+    def total(x: Tensor, cfg: Lists) -> Tensor:
+        return x + sum(cfg.some) + sum(cfg.maybe or ())
+
+    def made(place: str) -> Tensor:
+        plain = torch.ones(2)
+        return plain.as_subclass(Functional) if place == where else plain
+
+    x = made("x").requires_grad_(grad)
+    cfg = Lists([torch.ones(2), made("some")], [made("maybe")])
+    torch_op = op_def(total).torch_op
+    total(torch.ones(2), Lists([]))  # the check of the first call looks at Tensors too
+    Functional.seen.clear()
+    with Listening() if where == "a mode" else contextlib.nullcontext() as mode:
+        output = total(x, cfg)
+    assert output.tolist() == [4.0, 4.0]
+    assert torch_op in (mode.seen if where == "a mode" else Functional.seen)
+
+
+class Listening(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_an_op_without_tensors_under_a_torch_function_mode(ns: str) -> None:
+    @magi_register_custom_op(f"{ns}::ones", infer_output_meta_fn=torch.empty)
+    def ones(n: int) -> Tensor:
+        return torch.ones(n)
+
+    ones(2)
+    with Listening() as mode:
+        assert ones(3).shape == (3,)
+    assert op_def(ones).torch_op in mode.seen
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_torch_jit_trace_records_the_op(ns: str, grad: bool) -> None:
+    apply = make_op(ns)
+    weight = torch.ones(3)
+
+    def run(x: Tensor) -> Tensor:
+        return apply(x, Config(weight))
+
+    traced = torch.jit.trace(run, (torch.ones(3).requires_grad_(grad),))  # type: ignore[no-untyped-call]
+    assert f"{ns}::apply" in str(traced.graph)
+    assert "PythonOp" not in str(traced.graph)
+
+
+@pytest.mark.parametrize("is_inner", [False, True])
+def test_a_gradient_is_recorded_at_the_outermost_op_alone(ns: str, is_inner: bool) -> None:
+    """Below the autograd keys nothing is recorded, whatever requires a gradient there."""
+    apply = make_op(ns)
+    weight = torch.ones(3, requires_grad=True)
+    inner: list[Tensor] = []
+
+    @magi_register_custom_op(f"{ns}::outer")
+    def outer(x: Tensor) -> Tensor:
+        inner.append(apply(weight, Config(x)))
+        return x.clone()
+
+    if is_inner:
+        with torch.enable_grad():
+            outer(torch.ones(3))
+            outer(torch.ones(3))
+        assert not any(output.requires_grad for output in inner)
+    else:
+        assert apply(weight, Config(torch.ones(3))).requires_grad
+
+
+@pytest.mark.parametrize("factor", [2.0, 2, True, np.float64(2.0)], ids=repr)
+def test_the_setup_sees_what_the_body_sees(ns: str, factor: Any) -> None:
+    """The dispatcher makes a float of an int, also where a gradient is wanted."""
+    seen: list[Any] = []
+
+    @magi_register_custom_op(
+        f"{ns}::scale",
+        setup_context_fn=lambda ctx, inputs, output: seen.append(inputs[1].factor),
+        backward_fn=lambda ctx, grad: (grad, None),
+    )
+    def scale(x: Tensor, cfg: Config) -> Tensor:
+        seen.append(cfg.factor)
+        return x * cfg.factor
+
+    x = torch.ones(2, requires_grad=True)
+    for _ in range(2):
+        scale(x, Config(torch.ones(1), factor)).sum().backward()
+    assert seen == [float(factor)] * 4
+    assert {type(value) for value in seen} == {float}
+
+
+@pytest.mark.parametrize("mutates", [False, True])
+@pytest.mark.parametrize("depth", [1, 3])
+def test_contexts_of_the_fast_lane_are_left(ns: str, depth: int, mutates: bool) -> None:
+    """Also by an error, and where an op calls itself; afterwards a gradient is recorded as before."""
+
+    def body(x: Tensor, left: int, fail: bool) -> Tensor:
+        if left:
+            return op(x, left - 1, fail)  # type: ignore[no-any-return]
+        if fail:
+            raise RuntimeError("planted")
+        return x.clone()
+
+    def writing(x: Tensor, left: int, fail: bool) -> None:
+        if left:
+            op(x, left - 1, fail)
+        elif fail:
+            raise RuntimeError("planted")
+
+    options = {"mutates_args": ["x"]} if mutates else {"infer_output_meta_fn": ["x"]}
+    op: Any = magi_register_custom_op(f"{ns}::op", **options)(writing if mutates else body)  # type: ignore[arg-type]
+    for _ in range(3):
+        op(torch.ones(2), depth, False)
+        with pytest.raises(RuntimeError, match="planted"):
+            op(torch.ones(2), depth, True)
+    assert (torch.ones(2, requires_grad=True) * 2).requires_grad
+    version = torch.ones(2)
+    before = version._version
+    version.add_(1)
+    assert version._version == before + 1
 
 
 def test_threads_register_and_call(ns: str) -> None:

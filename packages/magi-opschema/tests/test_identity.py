@@ -319,6 +319,33 @@ class TestLater:
         assert compiled(X, value).shape == (1,)
         assert halved_fake(X, value).shape == (1,)
 
+    @pytest.mark.parametrize("replaces", ["with the given", "with another"])
+    def test_a_fake_in_place_of_a_default_that_a_library_made(self, ns: str, replaces: str) -> None:
+        used: list[str] = []
+
+        def default(x: Tensor, value: float) -> Tensor:
+            raise AssertionError("the default is used")
+
+        def adopt(fake: Any) -> Any:
+            def wrapped(x: Tensor, value: float) -> Tensor:
+                used.append("wrapped")
+                return fake(x, value)  # type: ignore[no-any-return]
+
+            return fake if replaces == "with the given" else wrapped
+
+        default.adopt_fake = adopt  # type: ignore[attr-defined]
+        op = make_op(f"{ns}::op", "direct", infer_output_meta_fn=default)
+
+        @op.register_fake
+        def fake(x: Tensor, value: float) -> Tensor:
+            used.append("given")
+            return torch.empty_like(x)
+
+        op(X, 2.0)
+        assert used == (["given"] if replaces == "with the given" else ["wrapped", "given"])
+        with pytest.raises(RuleError, match=r"it has a fake already \(test_identity.py:\d+\)"):
+            op.register_fake(fake)
+
     @pytest.mark.parametrize("path", VALUES)
     @pytest.mark.parametrize("has_context", [False, True])
     def test_a_gradient(self, ns: str, path: str, has_context: bool) -> None:

@@ -43,7 +43,8 @@ def magi_register_custom_op(
         infer_output_meta_fn: The shapes of the outputs: a function at the user's signature, or a list of parameter
             paths that the outputs look like. Without it, an operator that launches Triton kernels takes them from its
             body, run with every launch dropped; any other one looks like its tensor inputs, in order. Where only a run
-            can tell whether the body launches, it is run in that way at the first fake call.
+            can tell whether the body launches, it is run in that way at the first fake call. A fake that is given with
+            ``register_fake`` of what this returns, before the first call, takes the place of that.
         setup_context_fn: ``(ctx, inputs, output)``, as for magi-opschema.
         backward_fn: ``(ctx, *grads)``, as for magi-opschema.
         is_compute_sensitive: The outputs are saved for the backward rather than computed again.
@@ -103,7 +104,7 @@ def magi_register_custom_op(
                 name or fn.__qualname__, fn, kernels, cast("Any", infer), see_through, stay_opaque
             ).fake()
         elif infer is None and kernels.may_launch:
-            infer = magi_tritonwrap.fake_from_body(fn)
+            infer = _replaceable(magi_tritonwrap.fake_from_body(fn))
         exposed = magi_opschema.magi_register_custom_op(
             name,
             mutates_args=mutates_args,
@@ -121,6 +122,16 @@ def magi_register_custom_op(
         return cast("magi_opschema.RegisteredOp[P, R]", exposed)
 
     return register
+
+
+def _replaceable(fake: Callable[..., Any]) -> Callable[..., Any]:
+    """A *fake* that nobody wrote, for which magi-opschema takes one that the author registers later."""
+    fake.adopt_fake = _as_given  # type: ignore[attr-defined]
+    return fake
+
+
+def _as_given(fake: Callable[..., Any]) -> Callable[..., Any]:
+    return fake
 
 
 def _eager_body(fn: Callable[..., Any], kernels: magi_tritonwrap.KernelReport, name: str) -> Callable[..., Any]:

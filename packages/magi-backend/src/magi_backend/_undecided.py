@@ -61,7 +61,14 @@ class UndecidedOp:
             return self._like_inputs(args, kwargs) if self._opaque_because else self._own(*args, **kwargs)
 
         fake.__signature__ = inspect.signature(self._infer or self._fn)  # type: ignore[attr-defined]
+        if self._infer is None:
+            fake.adopt_fake = self._adopt  # type: ignore[attr-defined]
         return fake
+
+    def _adopt(self, infer: Callable[..., Any]) -> Callable[..., Any]:
+        """The fake once the author gave *infer* after the definition: the body is still run to find its launches."""
+        self._infer = infer
+        return self.fake()
 
     def _decide(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._launches or self._opaque_because:

@@ -59,7 +59,7 @@ class OptionError(OpSchemaError, ValueError):
 
 
 class ArgumentError(OpSchemaError, TypeError):
-    """A value at a call is not of the class that the signature says."""
+    """A call does not fit the signature, or a value is not of the class that the signature says."""
 
 
 class ArgumentValueError(OpSchemaError, ValueError):

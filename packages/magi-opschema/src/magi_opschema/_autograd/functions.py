@@ -11,7 +11,6 @@ but torch binds the arguments of a Function with `setup_context` by inspect.sign
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
@@ -22,12 +21,29 @@ from magi_opschema._call.bridge import Bridge
 from magi_opschema._call.layout import Flat, FlatLayout, as_output, as_tuple
 from magi_opschema._call.structure import positional, structure
 from magi_opschema._call.vmap import VmapRule, vmap_by_loop
+from magi_opschema._codegen.functions import emit_saved
+from magi_opschema._codegen.reject import writer_of
+from magi_opschema._codegen.source import compile_source
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.tree import MaskedList, dotted, leaves, nodes
-from magi_opschema._torch_compat import apply_in_eager, below_autograd
+from magi_opschema._torch_compat import (
+    apply_in_eager,
+    below_autograd,
+    below_autograd_pool,
+    dispatch,
+    handle_of,
+    has_torch_function,
+    has_torch_function_among,
+    is_dispatch_plain,
+)
 from magi_opschema.errors import ForwardModeError, MissingBackwardError
 
-from .gradients import lower_gradients, shape_of
+from .gradients import lower_gradients
+
+
+_TENSORS = {"Tensor", "Tensor?"}
+_SETTLED: dict[str, type] = {"float": float, "SymInt": int, "bool": bool, "str": str, "Tensor[]": list}
+"""The class of the values that the dispatcher does not convert, by the type in the schema."""
 
 
 @dataclass(frozen=True)
@@ -74,15 +90,53 @@ class AutogradBridge:
         """The layout of the flat outputs."""
         return FlatLayout.of_outputs([leaf.schema_type for leaf in self.lowering.return_leaves])
 
+    def differentiate(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the op from outside of the dispatcher, which may have to differentiate it.
+
+        Where that is all there is to do, the kernel at the Autograd key would come to the same Function. The kernel is
+        asked where the dispatcher has more to do than to find it, and where the dispatcher would convert a value:
+        `setup_context_fn` sees what the body sees.
+        """
+        flat = self.inputs.fill(args, kwargs)
+        positions, classes = self._settled
+        is_settled = [type(flat[i]) for i in positions] == classes
+        if not is_settled or not is_dispatch_plain() or self._has_torch_function(flat):
+            return self.op(*args, **kwargs)
+        if not (self.inputs.tensor_lists or self.outputs.tensor_lists):
+            return self.eager(*flat)
+        return self._gather_output(self.eager(*self.inputs.spread(flat)))
+
+    @functools.cached_property
+    def _settled(self) -> tuple[list[int], list[type | None]]:
+        """The positions of the slots that hold no Tensor, and the classes that the dispatcher hands on as they are."""
+        others = [(i, s.schema_type) for i, s in enumerate(self.lowering.slots) if s.schema_type not in _TENSORS]
+        return [i for i, _ in others], [_SETTLED.get(schema_type) for _, schema_type in others]
+
+    def _has_torch_function(self, flat: Flat) -> bool:
+        if has_torch_function(*flat):
+            return True
+        lists = self.inputs.tensor_lists
+        return bool(lists) and any(has_torch_function_among(flat[i]) for i in lists)
+
     @functools.cached_property
     def eager(self) -> Callable[..., Any]:
         """Apply the Function that eager autograd and AOTAutograd see."""
-        run, save, spread_output = self._run, self._save, self._spread_output
+        # The two of `_run` and `_spread_output`, written out: this is most of what a call with a gradient takes.
+        op, save, make, unused = self._flat_op, self._save, below_autograd_pool.make, below_autograd_pool.unused
+        gather = self.inputs.gather if self.inputs.tensor_lists else None
+        spread_output = self._spread_output if self.outputs.tensor_lists else None
 
         def forward(ctx: Any, *spread: Any) -> Any:
-            flat, output = run(spread)
+            flat = spread if gather is None else gather(spread)
+            try:
+                context = unused.pop()
+            except IndexError:
+                context = make()
+            with context:
+                output = op(*flat)
+            unused.append(context)
             save(ctx, flat, spread, output)
-            return spread_output(output)
+            return output if spread_output is None else spread_output(output)
 
         return apply_in_eager(self._function(forward=forward))
 
@@ -122,10 +176,16 @@ class AutogradBridge:
         namespace = {name: staticmethod(method) for name, method in methods.items()}
         return type(f"{self.lowering.name}_function", (torch.autograd.Function,), namespace)
 
+    @functools.cached_property
+    def _flat_op(self) -> Callable[..., Any]:
+        """The op, on the slots by position."""
+        op, inputs = functools.partial(dispatch, handle_of(self.op)), self.inputs
+        return (lambda *flat: inputs.call(op, flat)) if inputs.keyword_only or inputs.bundles else op
+
     def _run(self, spread: Flat) -> tuple[Flat, Any]:
         flat = self.inputs.gather(spread)
         with below_autograd():
-            return flat, self.inputs.call(self.op, flat)
+            return flat, self._flat_op(*flat)
 
     def _spread_output(self, output: Any) -> Any:
         if not self.outputs.tensor_lists:
@@ -143,16 +203,18 @@ class AutogradBridge:
     def _values(self) -> Bridge:
         return Bridge(self.lowering)
 
+    @functools.cached_property
+    def _saved(self) -> Callable[..., tuple[tuple[bool, ...], Flat]]:
+        return compile_source(emit_saved(self.lowering, writer_of(self.lowering), f"saved {self.lowering.name}"))
+
     def _save(self, ctx: Any, flat: Flat, spread: Flat, output: Any) -> None:
         """What the backward needs, and what the user's `setup_context_fn` saves."""
         formula = self.formula()
         if formula is None:
             return
-        places = self._tensors
         flags = _flags(self.inputs, spread, ctx.needs_input_grad)
-        ctx.needs_grad = NeedsGrad(places.by_path, flags)
-        ctx.needs_input_grad = tuple([True in flags_below(flags) for flags_below in places.of_parameters])
-        ctx._magi_shapes = [shape_of(flat[i]) for i in places.shaped]  # noqa: SLF001
+        ctx.needs_grad = NeedsGrad(self._tensors.by_path, flags)
+        ctx.needs_input_grad, ctx._magi_shapes = self._saved(flags, *flat)  # noqa: SLF001
         outputs = as_tuple(output, len(self.outputs.names))
         ctx._magi_counts = tuple([len(outputs[i]) for i in self.outputs.tensor_lists])  # noqa: SLF001
         if formula.setup_context_fn is not None:
@@ -187,8 +249,6 @@ class _TensorPlaces:
     """Positions of the Tensor leaves among the flat arguments."""
 
     by_path: Mapping[str, int]
-    of_parameters: tuple[Callable[[Flat], Flat], ...]
-    """For each parameter, what takes the items of its Tensors out of the flat arguments."""
     shaped: tuple[int, ...]
     """Tensors, lists of them, and the masks of lists of optional ones."""
 
@@ -200,17 +260,8 @@ class _TensorPlaces:
         shaped = [position[leaf.name] for leaf in (*(leaf for below in tensors for leaf in below), *masks)]
         return _TensorPlaces(
             {dotted(leaf.path): position[leaf.name] for below in tensors for leaf in below},
-            tuple(_items(*(position[leaf.name] for leaf in below)) for below in tensors),
             tuple(shaped),
         )
-
-
-def _items(*positions: int) -> Callable[[Flat], Flat]:
-    """The items at *positions*, as a tuple however many they are."""
-    first, last = min(positions, default=0), max(positions, default=-1)
-    if positions == tuple(range(first, last + 1)):
-        return operator.itemgetter(slice(first, last + 1))
-    return operator.itemgetter(*positions)
 
 
 def _flags(inputs: FlatLayout, spread: Flat, needs_input_grad: tuple[bool, ...]) -> tuple[bool, ...]:

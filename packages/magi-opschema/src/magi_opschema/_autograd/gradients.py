@@ -22,15 +22,6 @@ Shapes = Mapping[str, Any]
 of a list of optional Tensors also its mask."""
 
 
-def shape_of(value: Any) -> Any:
-    """What `Shapes` holds of one flat argument."""
-    if isinstance(value, torch.Tensor):
-        return value.shape
-    if value is None:
-        return None
-    return [item.shape if isinstance(item, torch.Tensor) else item for item in value]
-
-
 def lower_gradients(returned: Any, lowering: SignatureLowering, shapes: Shapes) -> dict[str, Any]:
     """The gradient of each Tensor leaf, by leaf name; leaves without one are absent.
 

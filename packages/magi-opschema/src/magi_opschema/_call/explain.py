@@ -22,9 +22,12 @@ from magi_opschema._model.tree import Leaf
 from magi_opschema.errors import ArgumentError, OpSchemaError
 
 from .bridge import Bridge
+from .misfit import CallForm
 
 
 _PACKAGE = str(Path(__file__).parents[1])
+_OF_ANY_OP = ("Unknown keyword argument", "Argument '")
+"""What torch's errors about a call begin with where they do not begin with the op's name."""
 _REFUSED = re.compile(r"Expected a value of type '.*?' for argument '(\w+)'")
 
 
@@ -49,7 +52,11 @@ class Explanation:
                 self._refuse_first([a.leaves[0] for a in plain], [given[a.name] for a in plain], error)
             return
         if (argument := self._refused(error)) is None:
-            self._refuse_call(error, args, kwargs)
+            form = CallForm.of_schema if self.lowering.path == "flattened" else CallForm.of_signature
+            try:
+                form(self.lowering).check(args, kwargs)
+            except ArgumentError as misfit:
+                raise misfit from error
             return
         if argument.packing is None:
             self._refuse(argument.leaves[0], given[argument.name], error)
@@ -82,20 +89,11 @@ class Explanation:
     def _is_about_arguments(self, error: Exception) -> bool:
         """True if *error* was raised by the conversion of arguments, which comes before every kernel."""
         text = str(error)
-        return text.startswith((f"{self.op_name}() ", "Unknown keyword argument")) and f"{self.op_name}(" in text
+        return text.startswith((f"{self.op_name}() ", *_OF_ANY_OP)) and f"{self.op_name}(" in text
 
     def _refused(self, error: Exception) -> Argument | None:
         found = _REFUSED.search(str(error).partition("\n")[0])
         return next((a for a in self.lowering.arguments if found is not None and a.name == found[1]), None)
-
-    def _refuse_call(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuse a call that does not fit the signature; a flat call has another signature than the user's."""
-        if self.lowering.path == "flattened":
-            return
-        try:
-            self.lowering.signature.bind(*args, **kwargs)
-        except TypeError as unfit:
-            raise ArgumentError(self.lowering.sentence(f"{unfit}.")) from error
 
     def _refuse_first(self, leaves: Sequence[Leaf], values: Sequence[Any], error: Exception) -> None:
         for leaf, value in zip(leaves, values, strict=False):

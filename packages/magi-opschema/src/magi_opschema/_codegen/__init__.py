@@ -7,7 +7,8 @@
 | `writer` | the lines of one function, and the objects that its reserved names stand for |
 | `nodes` | a tree to lines that flatten a value and rebuild it |
 | `refusals` | conditions under which flat values are refused |
-| `functions` | whole functions: exposed, lowered, inputs, flatten |
+| `functions` | whole functions: lowered, inputs, flatten |
+| `exposed` | the function that the decorator returns |
 | `reject` | what generated code calls with a value that the signature refuses |
 | `twins` | flat twins of the user's functions, compiled |
 """

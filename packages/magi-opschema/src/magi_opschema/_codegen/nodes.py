@@ -12,7 +12,9 @@ The lines are straight: attribute reads and comparisons, no tree walk at the cal
                     _m_reject_cfg__mode(cfg__mode)
                 ... cfg.eps, cfg__mode ...
     rebuild     cfg = _m_new(_m_NormCfg)
-                cfg.__dict__.update(eps=cfg__eps, mode=cfg__mode)
+                _m_fields = cfg.__dict__
+                _m_fields["eps"] = cfg__eps
+                _m_fields["mode"] = cfg__mode
 
 Text holds identifiers that Python itself accepted as parameter or field names, flat names, and names with the
 reserved prefix. Every other object, defaults and classes and keys among them, is a bound global.
@@ -168,7 +170,11 @@ def _rebuild_record(node: Record, to: Writer) -> str:
     if node.is_plain and not to.is_traced:
         # A frozen dataclass's own __init__ goes through object.__setattr__ for each field, which takes twice as long.
         to.line(f"{name} = {to.bind('new', object.__new__)}({_class_name(node, to)})")
-        to.line(f"{name}.__dict__.update({named})")
+        if parts:
+            fields = to.temporary("fields")
+            to.line(f"{fields} = {name}.__dict__")
+            for field_name, text in parts:
+                to.line(f"{fields}[{field_name!r}] = {text}")
         return name
     match node.kind:
         case "dataclass":

@@ -11,7 +11,7 @@ import linecache
 import re
 import threading
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,33 @@ def compile_source(source: Source) -> types.FunctionType:
     if (folder := environment.folder(environment.DUMP)) is not None:
         _dump(source, folder, filename)
     return function
+
+
+def compile_at_first_call(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    """A function that *make* compiles when it is called for the first time, and that costs nothing more afterwards.
+
+    Compiling takes a third of a decoration, and many ops of a library are never called. Its code, defaults and globals
+    are then put into the function that is known already.
+    """
+    function = types.FunctionType(_compile_and_call.__code__, {})
+    lock = threading.Lock()
+
+    def compile_now() -> Callable[..., Any]:
+        with lock:
+            if function.__code__ is _compile_and_call.__code__:
+                made: Any = make()
+                function.__globals__.update(made.__globals__)
+                function.__defaults__, function.__kwdefaults__ = made.__defaults__, made.__kwdefaults__
+                function.__code__ = made.__code__  # last: another thread may call the function now
+        return function
+
+    function.__globals__["compile_now"] = compile_now
+    return function
+
+
+def _compile_and_call(*args: Any, **kwargs: Any) -> Any:
+    """The code of a function that is not compiled yet; `compile_now` is a global of that function alone."""
+    return compile_now()(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
 
 
 def _enter_in_linecache(source: Source) -> str:

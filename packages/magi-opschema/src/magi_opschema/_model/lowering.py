@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 from collections.abc import Mapping
@@ -59,22 +60,22 @@ class SignatureLowering:
         """The tree of each parameter, by its name."""
         return types.MappingProxyType({parameter.name: parameter.node for parameter in self.parameters})
 
-    @property
+    @functools.cached_property
     def leaves(self) -> tuple[Leaf, ...]:
         """All leaves of the parameters, in order."""
         return tuple(leaf for parameter in self.parameters for leaf in leaves(parameter.node))
 
-    @property
+    @functools.cached_property
     def return_leaves(self) -> tuple[Leaf, ...]:
         """The leaves of the return value, in order; none for `-> None`."""
         return () if self.returns is None else tuple(leaves(self.returns))
 
-    @property
+    @functools.cached_property
     def slots(self) -> tuple[Argument, ...]:
         """The arguments, each Tensor one of its own, also where more than 64 leaves made some share a list."""
         return slots_of(self.arguments)
 
-    @property
+    @functools.cached_property
     def mutated(self) -> tuple[Argument, ...]:
         """The slots that the op writes into."""
         return tuple(slot for slot in self.slots if slot.alias)

@@ -37,7 +37,9 @@ def magi_register_custom_op(
             dotted leaf paths, or flat names.
         infer_output_meta_fn: the fake. A function at the op's own signature that returns empty Tensors of the right
             shape, dtype, device and strides; or for each output the name or path of the input that it looks like;
-            or None: output i looks like Tensor input i. The first real call is compared with it.
+            or None: output i looks like Tensor input i. The first real call is compared with it. A function with an
+            attribute `adopt_fake` is a default that a library made: `register_fake` replaces it, as it replaces None,
+            by what `adopt_fake(fake)` returns.
         setup_context_fn: `setup_context_fn(ctx, inputs, output)`: saves on `ctx` what the backward needs.
             `inputs` are the arguments in the order of the signature; of a record output, `output` is a dict by field.
         backward_fn: `backward_fn(ctx, *grads)` returns one gradient for each parameter: for a record None, a dict by

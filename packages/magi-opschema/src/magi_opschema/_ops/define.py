@@ -11,7 +11,8 @@ from typing import Any, cast
 
 import torch
 
-from magi_opschema._codegen.functions import emit_exposed
+from magi_opschema._call.misfit import refusal_of_calls
+from magi_opschema._codegen.exposed import emit_exposed
 from magi_opschema._codegen.reject import writer_of
 from magi_opschema._codegen.source import compile_source
 from magi_opschema._environment import refuse_unknown_variables
@@ -23,15 +24,19 @@ from magi_opschema._text import location, show_value, show_with_type
 from magi_opschema._torch_compat import (
     any_requires_grad,
     are_transforms_active,
-    below_adinplaceorview,
-    below_autograd,
+    below_adinplaceorview_pool,
+    below_autograd_pool,
     dispatch,
     forward_ad,
+    handle_of,
+    has_torch_function,
+    has_torch_function_among,
     increment_version,
     is_dynamo_compiling,
     is_registered,
     reserved_part,
     speak_for_earlier,
+    tracing_state,
 )
 from magi_opschema.errors import DuplicateOpError, OpNameError, OptionError
 
@@ -73,14 +78,13 @@ def define(
     formula = make_formula(lowering, setup_context_fn, backward_fn)
     _check_tags(lowering, tags)
     _check_flags(lowering, {**traits, "override": override, "register_pytree": register_pytree})
-    given = "" if infer_output_meta_fn is None else "infer_output_meta_fn"
-    fake = FakeSlot(make_fake(lowering, infer_output_meta_fn), given)
+    fake = FakeSlot(make_fake(lowering, infer_output_meta_fn), infer_output_meta_fn)
     marks = frozenset(trait for trait, is_set in traits.items() if is_set)
     with registering:
         with replacing(_replaced(op_name, lowering, override=override)):
             registration = register(op_name, lowering, fn, fake, formula, tags)
             try:
-                exposed = _expose(lowering, fn, op_name, registration.torch_op, scope)
+                exposed = _expose(registration, fn, scope)
             except BaseException:
                 unregister(registration)
                 raise
@@ -146,24 +150,32 @@ def _replaced(name: str, lowering: SignatureLowering, *, override: bool) -> Regi
     return other.registration
 
 
-def _expose(
-    lowering: SignatureLowering, fn: Callable[..., Any], name: str, torch_op: Any, scope: Scope
-) -> Callable[..., Any]:
+def _expose(registration: Registration, fn: Callable[..., Any], scope: Scope) -> Callable[..., Any]:
     """What the decorator returns."""
-    calls: dict[str, Callable[..., Any]] = {
+    lowering, torch_op = registration.lowering, registration.torch_op
+    pool = below_adinplaceorview_pool if lowering.mutated else below_autograd_pool
+    bound: dict[str, object] = {
+        "refuse_call": refusal_of_calls(lowering),
         "torch_op": torch_op,
         "explain": explain,
-        "dispatch": dispatch(torch_op),
+        "call_with_care": torch_op if lowering.mutated else registration.bridge.differentiate,
+        "dispatch": dispatch,
+        "handle": handle_of(torch_op),
+        "below_autograd": pool.make,
+        "unused_contexts": pool.unused,
         "is_dynamo_compiling": is_dynamo_compiling,
         "are_transforms_active": are_transforms_active,
         "forward_ad": forward_ad,
+        "tracing_state": tracing_state,
+        "has_torch_function": has_torch_function,
+        "has_torch_function_among": has_torch_function_among,
         "is_grad_enabled": torch.is_grad_enabled,
         "any_requires_grad": any_requires_grad,
         "increment_version": increment_version,
-        "below_autograd": below_adinplaceorview if lowering.mutated else below_autograd,
     }
     to = writer_of(lowering, is_traced=True)
-    exposed: Any = compile_source(emit_exposed(lowering, name, calls, to, f"exposed {_title(fn)}"))
+    title = f"exposed {_title(fn)}"
+    exposed: Any = compile_source(emit_exposed(lowering, registration.name, bound, to, title))
     exposed.__signature__ = lowering.signature
     return cast("Callable[..., Any]", make_registered_op(exposed, torch_op, fn, _hints(lowering.signature, scope)))
 

@@ -27,14 +27,19 @@ class FakeSlot:
     """The fake of one op. Until the op's first use another one may be given in its place.
 
     Attributes:
-        given: where the user gave it: the name of an option, or the place of a function; empty for the default.
+        given: where the user gave it: the name of an option, or the place of a function; empty for a default.
         is_used: whether the op was called or traced; the first real call compares itself with the fake.
     """
 
-    def __init__(self, fake: Callable[..., Any], given: str) -> None:
-        self.given = given
+    def __init__(self, fake: Callable[..., Any], spec: FakeSpec) -> None:
         self.is_used = False
         self._fake = fake
+        self._adopt: Callable[[Callable[..., Any]], Callable[..., Any]] | None = getattr(spec, "adopt_fake", None)
+        self.given = "" if spec is None or self._adopt is not None else "infer_output_meta_fn"
+
+    def adopted(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """The fake at the user's signature that *fn*, which the user gives, makes together with a default."""
+        return fn if self._adopt is None else self._adopt(fn)
 
     def give(self, fake: Callable[..., Any], given: str) -> None:
         """Put *fake* in place of the default."""

@@ -45,7 +45,8 @@ def register_fake(op: object, fn: F | None = None) -> Any:
     if slot.given:
         raise RuleError(definition.lowering.sentence(_second("fake", slot.given, fn)))
     _refuse_used(definition, "fake", fn)
-    slot.give(fake, location(fn))
+    adopted = slot.adopted(fn)
+    slot.give(fake if adopted is fn else make_fake(definition.lowering, adopted), location(fn))
     return fn
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from magi_opschema._call.misfit import CallForm
 from magi_opschema._text import show_with_type
 from magi_opschema.errors import ArgumentError
 
@@ -49,10 +50,7 @@ def opcheck(op: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None = 
     if not isinstance(args, (tuple, list)):
         text = f"opcheck takes the arguments as a tuple, and got a {type(args).__name__}. Write opcheck(op, (x,))."
         raise ArgumentError(lowering.sentence(text))
-    try:
-        lowering.signature.bind(*args, **kwargs)
-    except TypeError as unfit:
-        raise ArgumentError(lowering.sentence(f"{unfit}.")) from None
+    CallForm.of_signature(lowering).check(args, kwargs)
     if definition.path != "flattened":
         return _opcheck(definition.torch_op, tuple(args), kwargs, options)
     from magi_opschema._call.bridge import Bridge

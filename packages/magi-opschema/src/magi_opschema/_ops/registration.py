@@ -18,6 +18,7 @@ from magi_opschema._call.checks import CallCheck, CheckedBody
 from magi_opschema._call.explain import Explanation
 from magi_opschema._call.layout import FlatLayout, as_output
 from magi_opschema._call.vmap import VmapRule, vmap_by_loop
+from magi_opschema._codegen.source import compile_at_first_call
 from magi_opschema._codegen.twins import compile_lowered
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.tree import dotted
@@ -46,6 +47,7 @@ class Registration:
     """What an op holds in torch; the library's end would be the op's end."""
 
     name: str
+    lowering: SignatureLowering
     library: torch.library.Library
     torch_op: Any
     check: CallCheck
@@ -56,6 +58,11 @@ class Registration:
     vmap_rule: VmapRule | None = None
     device_keys: set[str] = field(default_factory=set)
     """Dispatch keys of the device types that have a body of their own."""
+
+    @functools.cached_property
+    def bridge(self) -> AutogradBridge:
+        """The way to a gradient; of the formula and the vmap rule that are there when it is asked for."""
+        return AutogradBridge(self.lowering, self.torch_op, lambda: self.formula, lambda: self.vmap_rule)
 
     def add(self, step: Step) -> None:
         """Register something more."""
@@ -97,7 +104,7 @@ def register(
             torch_op = getattr(getattr(torch.ops, namespace), op_name).default
             explain_errors(torch_op, Explanation(name, lowering).of_flat)
             check = CallCheck(lowering, torch_op)
-            registration = Registration(name, library, torch_op, check, [define], fake, formula)
+            registration = Registration(name, lowering, library, torch_op, check, [define], fake, formula)
             registration.add(_impl(op_name, body_kernel(lowering, fn, registration.check), "CompositeExplicitAutograd"))
             registration.add(lambda library: register_fake(library, name, fake.run, lowering.location))
             if lowering.mutated:
@@ -106,9 +113,7 @@ def register(
                 batched = _batched_mutation(lowering, registration)
                 registration.add(lambda library: torch.library.register_vmap(name, batched, lib=library))
             else:
-                bridge = AutogradBridge(
-                    lowering, torch_op, lambda: registration.formula, lambda: registration.vmap_rule
-                )
+                bridge = registration.bridge
                 registration.add(_impl(op_name, autograd_kernel(bridge), "Autograd"))
                 registration.add(_impl(op_name, transforms_kernel(bridge), "FuncTorchDynamicLayerFrontMode"))
         except BaseException:
@@ -159,7 +164,8 @@ def register_body(registration: Registration, lowering: SignatureLowering, fn: C
 def body_kernel(lowering: SignatureLowering, fn: Callable[..., Any], check: CallCheck) -> Callable[..., Any]:
     """The kernel of one body: *fn*, which has the user's signature, and the check of the first real call."""
     body = functools.cache(functools.partial(compile_lowered, lowering, fn, "lowered"))
-    return hide_from_dynamo(compile_lowered(lowering, fn, "kernel", CheckedBody(check, body)))
+    make = functools.partial(compile_lowered, lowering, fn, "kernel", CheckedBody(check, body))
+    return hide_from_dynamo(compile_at_first_call(lambda: hide_from_dynamo(make())))
 
 
 def _batched_mutation(lowering: SignatureLowering, registration: Registration) -> Callable[..., Any]:

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The function that the decorator returns: it opens the call, takes the arguments apart, and chooses a lane.
+
+| lane | when | what is called |
+|---|---|---|
+| traced | Dynamo reads the function | the OpOverload: one node of the graph |
+| careful | a gradient, a transform, forward-mode AD, torch.jit.trace, `__torch_function__` | `call_with_care` |
+| fast | else | the dispatcher below the autograd keys, without torch's bindings around it |
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from magi_opschema._model.tree import Node, leaves
+
+from .functions import argument_texts, flatten_parameters, passed, source_of, tuple_text, user_default
+from .nodes import rebuild
+from .source import Source
+from .writer import INDENT, Writer
+
+
+if TYPE_CHECKING:
+    from magi_opschema._model.lowering import Parameter, SignatureLowering
+
+
+def emit_exposed(
+    lowering: SignatureLowering, op_name: str, bound: Mapping[str, object], to: Writer, title: str
+) -> Source:
+    """The function that the decorator returns.
+
+    *bound* holds `torch_op`, what refuses a call that does not fit, and what the eager lanes need.
+    """
+    names = {name: to.bind(name, value) for name, value in bound.items()}
+    parameters = _open_call(lowering.parameters, names["refuse_call"], to)
+    if lowering.path == "flattened":
+        exprs = _name_tensors(lowering, flatten_parameters(lowering.parameters, to), to)
+    else:
+        # The kernel looks at the values: here a check of a Literal would make a symbolic int a constant.
+        exprs = {parameter.name: parameter.name for parameter in lowering.parameters}
+    texts = argument_texts(lowering.arguments, exprs, to)
+    arguments = ", ".join(map(passed, lowering.arguments, texts))
+    output = to.temporary("output")
+    to.line(f"if {names['is_dynamo_compiling']}():")
+    to.line(f"{INDENT}{output} = {names['torch_op']}({arguments})")
+    to.line("else:")
+    to.depth += 1
+    _write_eager_lanes(lowering, exprs, arguments, names, to)
+    to.depth -= 1
+    to.line(f"return {_rebuild_output(lowering.returns, output, to) if lowering.rebuilds_returns else output}")
+    doc = f"{'Flatten the arguments and call' if lowering.path == 'flattened' else 'Call'} {op_name}."
+    return source_of(lowering.name, parameters, doc, to, title)
+
+
+def _name_tensors(lowering: SignatureLowering, exprs: dict[str, str], to: Writer) -> dict[str, str]:
+    """Tensors are looked at twice, by the lane and by the op: read each once."""
+    return {
+        leaf.name: to.local(leaf.name, exprs[leaf.name]) if leaf.is_tensor else exprs[leaf.name]
+        for leaf in lowering.leaves
+    }
+
+
+def _write_eager_lanes(
+    lowering: SignatureLowering, exprs: Mapping[str, str], arguments: str, names: Mapping[str, str], to: Writer
+) -> None:
+    """Write the call outside of compiled code: as torch does it, or straight to what it would come to."""
+    output, error, context = map(to.temporary, ("output", "error", "context"))
+    lines = [
+        f"if {_needs_more_keys(lowering, exprs, names)}:",
+        f"{INDENT}{output} = {names['call_with_care']}({arguments})",
+        "else:",
+    ]
+    if lowering.mutated:
+        lines.append(f"{INDENT}{names['increment_version']}({_mutated_text(lowering, exprs)})")
+    lines += [
+        f"{INDENT}try:",
+        f"{INDENT}{INDENT}{context} = {names['unused_contexts']}.pop()",
+        f"{INDENT}except {to.builtin('IndexError')}:",
+        f"{INDENT}{INDENT}{context} = {names['below_autograd']}()",
+        f"{INDENT}with {context}:",
+        f"{INDENT}{INDENT}{output} = {names['dispatch']}({', '.join(filter(None, (names['handle'], arguments)))})",
+        f"{INDENT}{names['unused_contexts']}.append({context})",
+    ]
+    to.line("try:")
+    for line in lines:
+        to.line(f"{INDENT}{line}")
+    to.line(f"except {to.builtin('Exception')} as {error}:")
+    values = ", ".join([error, names["torch_op"], *(parameter.name for parameter in lowering.parameters)])
+    to.line(f"{INDENT}{names['explain']}({values})")
+    to.line(f"{INDENT}raise")
+
+
+def _needs_more_keys(lowering: SignatureLowering, exprs: Mapping[str, str], names: Mapping[str, str]) -> str:
+    """The condition under which a call must not go straight to the keys below autograd.
+
+    Of a mutating op only the mutated tensors matter to autograd: a gradient never flows through it.
+    """
+    tensors = [leaf for leaf in lowering.leaves if leaf.is_tensor]
+    alone = ", ".join(exprs[leaf.name] for leaf in tensors if not leaf.is_list)
+    conditions = [
+        f"{names['are_transforms_active']}()",
+        # Not a call: it would take as long as the one above.
+        f"{names['forward_ad']}._current_level >= 0",
+        f"{names['tracing_state']}() is not None",
+        # With no argument it does not look for a mode.
+        f"{names['has_torch_function']}({alone or names['handle']})",
+    ]
+    for leaf in tensors:
+        if leaf.is_list:
+            listed = f"{exprs[leaf.name]} or ()" if leaf.is_optional else exprs[leaf.name]
+            conditions.append(f"{names['has_torch_function_among']}({listed})")
+    watched = lowering.mutated or lowering.arguments
+    watched_texts = [exprs[leaf.name] for argument in watched for leaf in argument.leaves if leaf.is_tensor]
+    if watched_texts:
+        conditions.append(f"{names['is_grad_enabled']}() and {names['any_requires_grad']}({', '.join(watched_texts)})")
+    return " or ".join(conditions)
+
+
+def _mutated_text(lowering: SignatureLowering, exprs: Mapping[str, str]) -> str:
+    """The mutated tensors as one tuple: `(out, *outs, *(() if maybe is None else (maybe,)))`."""
+    texts = []
+    for argument in lowering.mutated:
+        value = exprs[argument.name]
+        if argument.schema_type == "Tensor[]":
+            value = f"*{value}"
+        elif argument.schema_type.endswith("?"):
+            value = f"*(() if {value} is None else ({value},))"
+        texts.append(value)
+    return tuple_text(texts)
+
+
+def _open_call(parameters: tuple[Parameter, ...], refuse_call: str, to: Writer) -> list[str]:
+    """Parameters that take any call, with the lines that give each its value, or refuse a call that does not fit.
+
+    Python refuses a call before a line of the function runs. So a parameter that can be given by position has no name
+    to Python, and is looked up among the arguments given by name.
+    """
+    empty, extra, named = to.bind("empty", inspect.Parameter.empty), to.temporary("extra"), to.temporary("named")
+    by_position = [parameter for parameter in parameters if not parameter.is_keyword_only]
+    if by_position:
+        to.line(f"if {named}:")
+    for parameter in by_position:
+        to.line(f"{INDENT}if {parameter.name} is {empty}:")
+        to.line(f"{INDENT}{INDENT}{parameter.name} = {named}.pop({parameter.name!r}, {empty})")
+    for parameter in parameters:
+        if parameter.has_default:
+            to.line(f"if {parameter.name} is {empty}:")
+            to.line(f"{INDENT}{parameter.name} = {user_default(parameter, to)}")
+    absent = [f"{parameter.name} is {empty}" for parameter in parameters if not parameter.has_default]
+    to.line(f"if {' or '.join([extra, named, *absent])}:")
+    to.line(f"{INDENT}{refuse_call}({tuple_text(parameter.name for parameter in parameters)}, {extra}, {named})")
+    texts = [f"{parameter.name}={empty}" for parameter in by_position]
+    by_name = [f"{parameter.name}={empty}" for parameter in parameters if parameter.is_keyword_only]
+    return [*texts, *(["/"] if texts else []), f"*{extra}", *by_name, f"**{named}"]
+
+
+def _rebuild_output(node: Node | None, output: str, to: Writer) -> str:
+    """Write the lines that rebuild the user's return value from the op's; return an expression for it."""
+    assert node is not None
+    names = [leaf.name for leaf in leaves(node)]
+    if names:
+        to.line(f"{', '.join(names)} = {output}")
+    return rebuild(node, to)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The classes of operators, and calls of an OpOverload whose errors are explained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch._library.custom_ops import CustomOpDef as CustomOpDef
+from torch._ops import OpOverload as OpOverload
+from torch._ops import OpOverloadPacket as OpOverloadPacket
+
+from .tracing import hide_from_dynamo
+
+
+class ExplainedOverload(OpOverload):
+    """An OpOverload whose call hands the dispatcher's error to a function that may raise a better one.
+
+    A wrapper would cost each call, and would not be the OpOverload that graphs hold. The call is that of
+    torch/_ops.py, `OpOverload.__call__`, from torch 2.10 to 2.13.
+    """
+
+    _magi_explain: Callable[..., None]
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the op; an error is explained, or raised as it is."""
+        try:
+            return self._op(*args, **kwargs)
+        except Exception as error:
+            self._magi_explain(error, args, kwargs)
+            raise
+
+
+class ExplainedCall(ExplainedOverload):
+    """An ExplainedOverload where torch's own call does more than ask the dispatcher, as in torch 2.15.
+
+    There it has a table of Python implementations beside the dispatcher's. One more Python frame a call.
+    """
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the op; an error is explained, or raised as it is."""
+        try:
+            return OpOverload.__call__(self, *args, **kwargs)
+        except Exception as error:
+            self._magi_explain(error, args, kwargs)
+            raise
+
+
+class ExplainedPacket(OpOverloadPacket):
+    """The OpOverloadPacket of an explained op, `torch.ops.namespace.op`: it does not go through the OpOverload."""
+
+    _magi_explain: Callable[..., None]
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the op; an error is explained, or raised as it is."""
+        try:
+            return OpOverloadPacket.__call__(self, *args, **kwargs)
+        except Exception as error:
+            self._magi_explain(error, args, kwargs)
+            raise
+
+
+def explain_errors(op: OpOverload, explain: Callable[..., None]) -> None:
+    """Have `explain(error, args, kwargs)` called when a call of *op*, or of its packet, raises an error."""
+    if type(op) is OpOverload:
+        is_plain = OpOverload.__call__.__code__.co_names == ("_op",)
+        op.__class__ = ExplainedOverload if is_plain else ExplainedCall
+        packet = op._overloadpacket
+        packet.__class__ = ExplainedPacket
+        for explained in (op, packet):
+            vars(explained)["_magi_explain"] = explain
+            hide_from_dynamo(explained.__class__.__call__)
