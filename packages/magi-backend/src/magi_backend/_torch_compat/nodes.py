@@ -49,6 +49,52 @@ def is_item_or_view(node: Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
 
 
+def is_item(node: Node) -> bool:
+    """Whether *node* takes an item of a tuple."""
+    return node.target is operator.getitem and not isinstance(
+        getattr(node.args[0], "meta", {}).get("example_value"), torch.Tensor
+    )
+
+
+def nesting(node: Node) -> int:
+    """By how many levels of ``torch.func``, saved-tensor hooks or the like a captured call changes what follows it.
+
+    Dynamo captures the two ends of such a region as two calls (2.10 to 2.15). Autocast and grad mode are not among
+    them: a call inside those can be captured again by itself.
+    """
+    name = getattr(node.target, "__name__", str(node.target))
+    if enters_autocast(node) or leaves_autocast(node):
+        return 0
+    if "increment_nesting" in name or name.startswith("_enter_") or name.endswith("hooks_disable"):
+        return 1
+    return -1 if "decrement_nesting" in name or name.startswith("_exit_") or name.endswith("hooks_enable") else 0
+
+
+def enters_autocast(node: Node) -> bool:
+    """Whether a captured call turns autocast on."""
+    return node.target is torch.amp.autocast_mode._enter_autocast
+
+
+def leaves_autocast(node: Node) -> bool:
+    """Whether a captured call turns autocast off, its first argument being the call that turned it on."""
+    return node.target is leave_autocast()
+
+
+def leave_autocast() -> Callable[..., Any]:
+    """What Dynamo captures at the end of a region of autocast."""
+    return torch.amp.autocast_mode._exit_autocast
+
+
+def sets_grad_mode(node: Node) -> bool:
+    """Whether a captured call turns the recording of gradients on or off."""
+    return node.target is set_grad_mode()
+
+
+def set_grad_mode() -> Callable[..., Any]:
+    """What Dynamo captures where grad mode changes."""
+    return torch._C._set_grad_enabled
+
+
 def is_empty(node: Node) -> bool:
     """Whether *node* makes a tensor without contents."""
     return operator_name(node.target) in {"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty"}
@@ -134,6 +180,12 @@ def is_graph(value: object) -> bool:
     from torch.fx import GraphModule
 
     return isinstance(value, GraphModule)
+
+
+def source_name(placeholder: Node) -> str:
+    """Where an input comes from, as Python: ``L['batch']['x']``; a method up to torch 2.12, and a property later."""
+    name = getattr(getattr(placeholder, "_dynamo_source", None), "name", "")
+    return str(name() if callable(name) else name)
 
 
 def graph_copy(gm: GraphModule) -> GraphModule:

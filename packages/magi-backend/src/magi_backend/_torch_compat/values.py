@@ -26,6 +26,11 @@ def copy_dynamic_marks(source: torch.Tensor, target: torch.Tensor) -> None:
         setattr(target, name, value)
 
 
+def fix_size(tensor: torch.Tensor, dim: int) -> None:
+    """Let Dynamo take the size of *tensor* in *dim* for a constant, also under ``dynamic=True``."""
+    torch._dynamo.mark_static(tensor, dim)
+
+
 @contextlib.contextmanager
 def dynamic_marks(tensors: Sequence[tuple[torch.Tensor, tuple[int, ...]]]) -> Iterator[None]:
     """Mark dimensions of *tensors* as dynamic within this context; every other mark is left as it was.

@@ -7,7 +7,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -81,13 +81,23 @@ def differences(
     gradients = ((key, actual.gradients.get(key), gradient) for key, gradient in expected.gradients.items())
     return (
         *compare_trees("output", actual.outputs, expected.outputs),
-        *(difference for difference in inputs if difference.name in written or not difference.agrees),
+        *(
+            replace(difference, name=_written_title(difference.name, kind, known))
+            for difference in inputs
+            if difference.name in written or not difference.agrees
+        ),
         *(
             compare(f"gradient of {_title(key, kind, known)}", ours, theirs, scale=min(1.0, size))
             for key, ours, theirs in gradients
             if ours is not None or theirs is not None
         ),
     )
+
+
+def _written_title(name: str, kind: str, names: Mapping[str, str]) -> str:
+    """*name*, which ends with the path of an input, with the name of that input where it has one."""
+    known = names.get(name.removeprefix(f"{kind} after the call"))
+    return f"{known} after the call" if known else name
 
 
 def _title(key: str, kind: str, names: Mapping[str, str]) -> str:
