@@ -128,7 +128,7 @@ def _compile_piece(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, pi
     base = dict(job.request.inductor)
     if job.log.fresh:
         base.setdefault("force_disable_caches", True)
-    if job.request.config.check:
+    if job.request.config.check or job.log.eager_random:
         base.setdefault("fallback_random", True)  # eager's random numbers, or dropout would differ
     reported = _Reported()
     with (

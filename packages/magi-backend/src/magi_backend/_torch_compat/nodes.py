@@ -138,6 +138,32 @@ def operator_schemas(gm: torch.fx.GraphModule) -> tuple[str, ...]:
     return tuple(sorted(str(op._schema) for op in overloads if op.namespace not in {"aten", "prim", "prims"}))
 
 
+def python_operators(graph: Graph) -> tuple[str, ...]:
+    """The operators in *graph*, as ``ns::op``, that have a kernel written in Python, also inside functional writes.
+
+    ``torch.library`` keeps the names of the kernels that it was given as ``ns/op/key`` (2.10 to 2.15).
+    """
+    named = {key.rpartition("/")[0].replace("/", "::") for key in torch.library._impls}
+    called = {
+        value for node in graph.nodes for value in (node.target, *node.args) if isinstance(value, torch._ops.OpOverload)
+    }
+    return tuple(sorted(operator_name(op) for op in called if {op.name(), operator_name(op)} & named))
+
+
+def has_body_for(op: Any, device_type: str) -> bool:
+    """Whether an operator has a kernel of its own for a type of device."""
+    return bool(
+        torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), torch._C._dispatch_key_for_device(device_type))
+    )
+
+
+def call_body_for(op: Any, device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the kernel of an operator for a type of device returns, called past autograd and all modes."""
+    key = torch._C._parse_dispatch_key(torch._C._dispatch_key_for_device(device_type))
+    assert key is not None, "the key of a device has a name"
+    return op.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
+
+
 def operator_names() -> list[str]:
     """Every operator that is registered, as ``ns::op``."""
     return sorted({name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names()})

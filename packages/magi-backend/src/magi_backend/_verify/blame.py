@@ -101,9 +101,9 @@ class _Search:
         together = side_by_side(self.gm, parts, entered)
         flat = tuple(value for each in entered for value in each.values)
         compiled = self.compile_part(_torch_compat.graph_copy(together))
-        with replayed_random_numbers() as rewind:
+        with replayed_random_numbers() as numbers:
             expected = run(together, flat)
-            rewind()
+            numbers.rewind()
             actual = run(compiled, flat)
         verdicts, start = [], 0
         for index, each in enumerate(entered):

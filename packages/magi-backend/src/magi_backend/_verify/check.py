@@ -77,9 +77,9 @@ class CheckedPiece:
     def _check(self, args: tuple[Any, ...]) -> None:
         placeholders = [str(node.target) for node in self._eager.graph.find_nodes(op="placeholder")]
         names = {f"[0][{place}]": self._names.get(name, name) for place, name in enumerate(placeholders)}
-        with replayed_random_numbers() as rewind:
+        with replayed_random_numbers() as numbers:
             expected = run(_listing(self._eager), args)
-            rewind()
+            numbers.rewind()
             actual = run(_listing(self._compiled), args)
         found = differences(actual, expected, kind="input", names=names)
         self._report(self._title, found)

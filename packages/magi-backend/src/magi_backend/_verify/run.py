@@ -16,7 +16,7 @@ from torch import nn
 from magi_backend import _torch_compat
 
 from .compare import Difference, compare, compare_trees, magnitude
-from .copies import copy_inputs
+from .copies import alone, copy_inputs
 from .trees import leaves_of, with_leaves
 
 
@@ -94,6 +94,25 @@ def differences(
     )
 
 
+def other_layouts(actual: Outcome, expected: Outcome) -> tuple[str, ...]:
+    """A line for each output of *actual* that has other strides than that of *expected*, and the same shape."""
+    pairs = zip(leaves_of(actual.outputs, "output"), leaves_of(expected.outputs, "output"), strict=False)
+    return tuple(
+        f"{path} has strides {ours.stride()} where eager's are {theirs.stride()}"
+        for (path, ours), (_, theirs) in pairs
+        if isinstance(ours, torch.Tensor)
+        and isinstance(theirs, torch.Tensor)
+        and ours.shape == theirs.shape
+        and ours.layout is theirs.layout is torch.strided
+        and _strides(ours) != _strides(theirs)
+    )
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The strides that matter: nothing is reached by that of a dimension of size 1."""
+    return tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
+
+
 def _written_title(name: str, kind: str, names: Mapping[str, str]) -> str:
     """*name*, which ends with the path of an input, with the name of that input where it has one."""
     known = names.get(name.removeprefix(f"{kind} after the call"))
@@ -136,4 +155,4 @@ def _gradients(outputs: Any, wanted: Mapping[str, torch.Tensor]) -> dict[str, to
 
 
 def _detached_copy(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+    return alone(leaf) if isinstance(leaf, torch.Tensor) else leaf
