@@ -82,7 +82,17 @@ def _aten_surface(seconds: Mapping[Measured, Sequence[float]]) -> dict[str, floa
     }
 
 
-DERIVED: dict[str, Callable[[Mapping[Measured, Sequence[float]]], dict[str, float]]] = {"aten_surface": _aten_surface}
+def _report_overhead(seconds: Mapping[Measured, Sequence[float]]) -> dict[str, float]:
+    """A check with its search over the compilation that it checks: the median over the models."""
+    cases = [case for arm, case in seconds if arm == "check"]
+    each = [ratio_of(seconds["check", case], seconds["compile", case]) for case in cases]
+    return {"check_vs_compile": statistics.median(each)}
+
+
+DERIVED: dict[str, Callable[[Mapping[Measured, Sequence[float]]], dict[str, float]]] = {
+    "aten_surface": _aten_surface,
+    "report_overhead": _report_overhead,
+}
 """Benchmarks whose ratios are more than one median over another."""
 
 

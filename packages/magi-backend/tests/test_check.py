@@ -66,8 +66,10 @@ def test_only_the_first_call_is_checked() -> None:
         torch.neg,
         torch.fx.symbolic_trace(lambda x: -x),
         "piece",
+        names={},
         blame=lambda args, gradients: "",
         report=lambda title, differences: reported.append(title),
+        seconds=0.0,
     )
 
     piece(torch.ones(3))
@@ -100,7 +102,7 @@ def test_a_wrong_gradient_names_the_first_operator_on_the_way_back() -> None:
         compiled(torch.randn(5, requires_grad=True), torch.randn(5))
 
     message = str(caught.value)
-    assert "gradient of L_x_ of the compiled code differs" in message
+    assert "gradient of x of the compiled code differs" in message
     assert "The first operator that differs on the way back from the outputs is sin (node z), File" in message
 
 

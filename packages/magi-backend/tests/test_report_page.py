@@ -67,7 +67,9 @@ def crowded() -> Report:
         Difference("output", 1e-6, TOLERANCE, True),
         Difference(f"gradient of {LONG}", 0.3, TOLERANCE, False, HOSTILE),
     )
-    call = CallRecord(("float32[1, 4, 64, 64]",) * 40, 93.2, 0.01, 0.02, 2, (f"break {HOSTILE} {LONG}",), differences)
+    call = CallRecord(
+        ("float32[1, 4, 64, 64]",) * 40, 93.2, (0.01,), (0.02,), 2, (f"break {HOSTILE} {LONG}",), differences
+    )
     return Report(HOSTILE, "2.13.0+cpu", (call, call), (compilation, Compilation(1, LONG, 0, (), ())))
 
 

@@ -39,10 +39,11 @@ from ._repairs._scope import repaired
 from ._split import boundary_overloads, compile_pieces, split_at
 from ._verify.blame import first_operator
 from ._verify.check import CheckedPiece
+from ._verify.names import input_names
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch.fx import GraphModule
 
@@ -60,6 +61,7 @@ class _Job:
     show: Callable[[str], None]
     defects: tuple[Defect, ...]
     sensitive: tuple[str, ...]
+    names: Mapping[str, str]
     sizes: str = ""
 
     def title(self, piece: str) -> str:
@@ -72,7 +74,7 @@ def compile_request(gm: GraphModule, example_inputs: Sequence[Any], request: Req
     defects, ops = active_defects(_torch_compat.torch_release()), op_uses(gm)
     sensitive = tuple(sorted(op.name for op in ops if op.compute_sensitive))
     with open_log(gm, example_inputs, request, ops) as log, phase(request, log.label, "capture") as show:
-        job = _Job(request, log, show, defects, sensitive)
+        job = _Job(request, log, show, defects, sensitive, input_names(gm) if request.config.check else {})
 
         def compile_static(static: GraphModule, inputs: Sequence[Any], sizes: str) -> Callable[..., Any]:
             with phase(request, log.label, sizes) as show:
@@ -96,22 +98,27 @@ def _compile_checked(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, 
         return _compile_piece(gm, example_inputs, job, piece)
     eager = _torch_compat.graph_copy(gm)
     quiet = replace(job, log=job.log.detached(), show=lambda _: None)
+    has_symbols = bool(_symbols(gm, "example_value"))
 
     def compile_part(part: GraphModule) -> Callable[..., Any]:
         return torch.compile(
-            part, backend=lambda graph, inputs: _compile_piece(graph, inputs, quiet, piece), dynamic=False
+            part, backend=lambda graph, inputs: _compile_piece(graph, inputs, quiet, piece), dynamic=has_symbols
         )
 
     def report(title: str, differences: tuple[Difference, ...]) -> None:
         largest = max((difference.largest for difference in differences), default=0.0)
         job.log.add_check(CheckOutcome(title, len(differences), largest, all(d.agrees for d in differences)))
 
+    start = time.perf_counter()
+    compiled = _compile_piece(gm, example_inputs, job, piece)
     return CheckedPiece(
-        _compile_piece(gm, example_inputs, job, piece),
+        compiled,
         eager,
         job.title(piece) or job.log.label,
+        names=job.names,
         blame=lambda args, gradients: first_operator(eager, args, compile_part, gradients=gradients),
         report=report,
+        seconds=time.perf_counter() - start,
     )
 
 
@@ -121,7 +128,7 @@ def _compile_piece(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, pi
     base = dict(job.request.inductor)
     if job.log.fresh:
         base.setdefault("force_disable_caches", True)
-    if job.request.config.check:
+    if job.request.config.check or job.log.eager_random:
         base.setdefault("fallback_random", True)  # eager's random numbers, or dropout would differ
     reported = _Reported()
     with (
@@ -199,11 +206,11 @@ def _outcome(record: magi_passes.PassRecord) -> PassOutcome:
     return PassOutcome(record.pass_name, record.ran, record.reason, changes, record.seconds)
 
 
-def _symbols(graph: GraphModule) -> tuple[str, ...]:
-    """The free symbols in the sizes of the inputs of *graph*, in order of appearance."""
+def _symbols(graph: GraphModule, meta: str = "val") -> tuple[str, ...]:
+    """The free symbols in the sizes of the inputs of *graph*, in order of appearance; *meta* is where it keeps them."""
     symbols: dict[str, None] = {}
     for placeholder in graph.graph.find_nodes(op="placeholder"):
-        value = placeholder.meta.get("val")
+        value = placeholder.meta.get(meta)
         for size in (*getattr(value, "shape", ()), value):
             expression = getattr(getattr(size, "node", None), "expr", None)
             symbols |= dict.fromkeys(sorted(map(str, getattr(expression, "free_symbols", ()))))

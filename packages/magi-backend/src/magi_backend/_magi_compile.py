@@ -136,7 +136,7 @@ class CompiledCall:
         return compiled
 
 
-def _compiled(fn: Callable[..., Any], backend: PatchedBackend, dims: DynamicDims) -> Callable[..., Any]:
+def _compiled(fn: Callable[..., Any], backend: Callable[..., Any], dims: DynamicDims) -> Callable[..., Any]:
     """*fn* compiled; its tensors carry marks for their dynamic dimensions during the call only."""
     compiled = torch.compile(fn, backend=backend)
 
@@ -145,7 +145,10 @@ def _compiled(fn: Callable[..., Any], backend: PatchedBackend, dims: DynamicDims
         with _torch_compat.dynamic_marks(dims.of_call(args, kwargs)):
             return compiled(*args, **kwargs)
 
-    return _torch_compat.marked_as_compiled(call, fn)
+    def remake(other: Callable[..., Any], by: Callable[..., Any]) -> Callable[..., Any]:
+        return _compiled(other, by, dims)
+
+    return _torch_compat.marked_as_compiled(call, fn, compiled, remake)
 
 
 def _called_function(obj: object) -> Callable[..., Any]:

@@ -11,6 +11,8 @@ import sympy
 import torch
 from torch.utils import _pytree as pytree
 
+from magi_backend._torch_compat import source_name
+
 from . import _torch_compat
 
 
@@ -83,7 +85,7 @@ def read_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphInputs:
 
 
 def _path(placeholder: Node) -> str:
-    match = re.fullmatch(r"L\['(\w+)'\](.*)", _torch_compat.source_name(placeholder))
+    match = re.fullmatch(r"L\['(\w+)'\](.*)", source_name(placeholder))
     return f"{match[1]}{match[2]}" if match else ""
 
 

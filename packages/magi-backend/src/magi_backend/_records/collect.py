@@ -30,7 +30,9 @@ logger = logging.getLogger("magi_backend")
 class CompilationLog:
     """The record of one compilation while it grows. A backward may join it later and from another thread."""
 
-    def __init__(self, compilation: Compilation, *, fresh: bool, watched: bool = False) -> None:
+    def __init__(
+        self, compilation: Compilation, *, fresh: bool, watched: bool = False, eager_random: bool = False
+    ) -> None:
         self._compilation = compilation
         self._lock = threading.Lock()
         self._sizes: Callable[[], SizesOutcome] | None = None
@@ -38,6 +40,8 @@ class CompilationLog:
         """Whether caches are to be passed by, so that every graph is compiled and recorded."""
         self.watched = watched
         """Whether someone will read it, so that calls are worth counting."""
+        self.eager_random = eager_random
+        """Whether the code is to draw eager's random numbers, to be compared with it."""
 
     @property
     def label(self) -> str:
@@ -74,7 +78,7 @@ class CompilationLog:
 
     def detached(self) -> CompilationLog:
         """A log of the same compilation that nobody reads, for what is compiled on its behalf."""
-        return CompilationLog(self.snapshot(), fresh=True)
+        return CompilationLog(self.snapshot(), fresh=True, eager_random=self.eager_random)
 
     def count_sizes(self, sizes: Callable[[], SizesOutcome]) -> None:
         """Ask *sizes* for what the calls were, each time that the record is read."""
@@ -90,8 +94,10 @@ class CompilationLog:
 class Collector:
     """The compilations that started while it was open, in order."""
 
-    def __init__(self, *, fresh: bool) -> None:
+    def __init__(self, *, fresh: bool, eager_random: bool = False) -> None:
         self.fresh = fresh
+        self.eager_random = eager_random
+        """Whether the compilations are to draw eager's random numbers from here on."""
         self._logs: list[CompilationLog] = []
 
     def add(self, log: CompilationLog) -> None:
@@ -142,6 +148,7 @@ def open_log(
         ),
         fresh=collector is not None and collector.fresh,
         watched=collector is not None,
+        eager_random=collector is not None and collector.eager_random,
     )
     if collector is not None:
         collector.add(log)

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from magi_backend._torch_compat import is_our_backend
+
 from ._defect import Defect
 from ._scope import replace
 
@@ -24,9 +26,6 @@ if TYPE_CHECKING:
 
 
 NAME = "compare_with_constants"
-_BACKENDS = "magi_backend._backend"
-# Where torch keeps the backend that it wraps for options, modes and recompilations.
-_INNER = ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable", "compiler_fn", "__wrapped__")
 
 
 def patch() -> None:
@@ -55,7 +54,7 @@ def patch() -> None:
                 tensor, other = args
                 is_number = isinstance(other, ConstantVariable) and isinstance(other.value, (bool, int, float, complex))
                 is_plain = tensor.class_type in (torch.Tensor, torch.nn.Parameter)
-                if is_number or not is_plain or not _is_ours(tx.output.compiler_fn):
+                if is_number or not is_plain or not is_our_backend(tx.output.compiler_fn):
                     return handler(tx, args, kwargs)
                 tx.output.tracing_context.magi_compared_with_constants = True
                 return ConstantVariable.create(value=False)
@@ -68,16 +67,6 @@ def patch() -> None:
         return make_handler
 
     replace(BuiltinVariable, "_make_handler", make)
-
-
-def _is_ours(compiler_fn: Any) -> bool:
-    """Whether *compiler_fn* is the function or an object of the module of our backends, or wraps one."""
-    while compiler_fn is not None:
-        if _BACKENDS in (getattr(compiler_fn, "__module__", ""), type(compiler_fn).__module__):
-            return True
-        known = getattr(compiler_fn, "__dict__", {})
-        compiler_fn = next((known[name] for name in _INNER if name in known), None)
-    return False
 
 
 def _mattered() -> bool:

@@ -7,5 +7,6 @@ sizes.py      the sizes of a graph's calls, for both
 capture.py    a capture that took long, for both
 text.py       as text
 html.py       as a page
+again.py      a function compiled anew, whatever Dynamo has compiled of it before
 explain.py    runs a function compiled and eager, and makes the report
 """

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 
 from magi_backend._verify.compare import Difference
@@ -15,22 +16,62 @@ class CallRecord:
     Attributes:
         inputs: Shape and dtype of each tensor argument.
         first_seconds: The compiled call, with the compilations that it caused, forward and backward.
-        next_seconds: The same call again, the faster of two.
-        eager_seconds: The same call without the compiler, the faster of two.
+        later_seconds: The same call again, each time.
+        eager_seconds: The same call without the compiler, each time; the first one included.
         compilations: How many graphs the call made the backend compile.
-        graph_breaks: Why Dynamo gave up tracing, and continued after it, during the first call.
+        graph_breaks: Where and why Dynamo gave up tracing, and continued after it, during the first call.
         differences: Every output, and every gradient where there are any, against eager.
+        layouts: A line for each output whose strides are not eager's.
+        random: What random numbers the two sides drew; empty where none were drawn.
+        again: Whether the function had been compiled before, and was compiled again for the report.
     """
 
     inputs: tuple[str, ...]
     first_seconds: float
-    next_seconds: float
-    eager_seconds: float
+    later_seconds: tuple[float, ...]
+    eager_seconds: tuple[float, ...]
     compilations: int
     graph_breaks: tuple[str, ...]
     differences: tuple[Difference, ...]
+    layouts: tuple[str, ...] = ()
+    random: str = ""
+    again: bool = False
 
     def largest(self, *, gradients: bool) -> Difference | None:
         """The output, or the gradient, that is furthest from eager; None when there is none."""
         chosen = [d for d in self.differences if d.name.startswith("gradient") == gradients]
         return max(chosen, key=lambda d: (not d.agrees, d.largest), default=None)
+
+    @property
+    def wrong(self) -> tuple[Difference, ...]:
+        """What differs from eager by more than is allowed."""
+        return tuple(difference for difference in self.differences if not difference.agrees)
+
+    def lines(self) -> tuple[str, ...]:
+        """What to say of the call beside its row in a table: all that is out of the ordinary."""
+        wrong = [f"DIFFER: {_said(difference)}" for difference in self.wrong]
+        if wrong:
+            wrong.append('Which operator is to blame: compile with options={"magi.check": True}, and call it once.')
+        breaks = [f"Graph break at {text}" for text in self.graph_breaks]
+        again = ["It had been compiled before; for this report it was compiled again, beside that."] * self.again
+        return (*breaks, *again, *([self.random] if self.random else []), *self.layouts, *wrong)
+
+
+def _said(difference: Difference) -> str:
+    if difference.note:
+        return f"{difference.name}: {difference.note}"
+    allowed = f"{difference.tolerance.atol:.1g} + {difference.tolerance.rtol:.1g} x the value"
+    return f"{difference.name} by {difference.largest:.1e} (allowed: {allowed})"
+
+
+def spread(seconds: tuple[float, ...]) -> str:
+    """The median of *seconds*, and from where to where they lie."""
+    if not seconds:
+        return "not run"
+    median = statistics.median(seconds)
+    return shown(median) if len(seconds) == 1 else f"{shown(median)} ({shown(min(seconds))} to {shown(max(seconds))})"
+
+
+def shown(seconds: float) -> str:
+    """*seconds* in the unit that suits them."""
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"

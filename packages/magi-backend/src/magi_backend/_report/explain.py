@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,16 +14,28 @@ from magi_backend._records.collect import Collector, collecting
 from magi_backend._records.records import describe_input
 from magi_backend._settings.options import read_request
 from magi_backend._verify.random import replayed_random_numbers
-from magi_backend._verify.run import Outcome, differences, run
+from magi_backend._verify.run import Outcome, differences, other_layouts, run
 from magi_backend._verify.trees import leaves_of
-from magi_backend.errors import OptionError, TargetTypeError
+from magi_backend.errors import OptionError, TargetError, TargetTypeError
 
+from .again import CompiledAnew, module_of
 from .calls import CallRecord
 from .report import Report
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from magi_backend._verify.random import Replay
+
+
+SAME_RANDOM = (
+    "It draws random numbers. They are eager's here (fallback_random), to be compared; by default they are not."
+)
+OTHER_RANDOM = (
+    "It draws random numbers, and by default not those of eager, so its results cannot be compared. What was compared "
+    "is the same function, compiled to draw eager's (fallback_random)."
+)
 
 
 def explain(
@@ -32,6 +45,7 @@ def explain(
     mode: str | None = None,
     dynamic: bool | None = None,
     fullgraph: bool = False,
+    repeats: int = 2,
 ) -> Callable[..., Report]:
     """Explain what ``torch.compile(fn, backend="magi")`` does with *fn*.
 
@@ -42,6 +56,8 @@ def explain(
         mode: As for ``torch.compile``.
         dynamic: As for ``torch.compile``.
         fullgraph: As for ``torch.compile``.
+        repeats: How often each call runs compiled after the first time, for the times of later calls. It runs eager
+            once, or one time less than that. 0 only compares.
 
     Returns:
         A function of the arguments of *fn*. Each call runs them eager and compiled, with the same random numbers and
@@ -49,9 +65,14 @@ def explain(
         compilation passes by all caches, so that every pass is asked. In grad mode it differentiates the outputs too
         and compares the gradients of parameters and inputs. It returns the report of all calls so far.
 
+        Where *fn* draws random numbers, the code compiled here draws eager's (``fallback_random``). An *fn* that is
+        compiled already draws its own: where it differs, the comparison is that of code compiled for it. It is
+        compiled once more also where Dynamo has compiled all of it before, as otherwise there would be nothing to tell.
+
     Raises:
         OptionError: *options* for a function that is compiled already, an unknown option or a wrong value. A call
             raises any error that the backend raises.
+        TargetError: *fn* was compiled by another backend.
         TargetTypeError: *fn* cannot be called.
 
     Example:
@@ -61,42 +82,97 @@ def explain(
     """
     _refuse_what_cannot_be_called(fn)
     _check_options(options, mode=mode, dynamic=dynamic, fullgraph=fullgraph)
-    eager, compiled = _eager_and_compiled(fn, options, mode=mode, dynamic=dynamic, fullgraph=fullgraph)
+    _check_repeats(repeats)
+    target = _target(fn, options, mode=mode, dynamic=dynamic, fullgraph=fullgraph)
     collector = Collector(fresh=True)
     calls: list[CallRecord] = []
-    modules = _modules(eager)
 
     def explained(*args: Any, **kwargs: Any) -> Report:
-        with replayed_random_numbers() as rewind:
+        with replayed_random_numbers() as numbers:
 
-            def replay(target: Callable[..., Any]) -> Outcome:
-                rewind()
-                return run(target, args, kwargs, modules)
+            def replay(called: Callable[..., Any]) -> Outcome:
+                numbers.rewind()
+                return run(called, args, kwargs, target.modules)
 
-            reference = replay(eager)
-            before, breaks = len(collector), _torch_compat.graph_breaks()
-            with collecting(collector):
-                first = replay(compiled)
-            after = _torch_compat.graph_breaks()
-            new_breaks = tuple(reason for reason, count in after.items() if count > breaks.get(reason, 0))
-            next_seconds = min(replay(compiled).seconds for _ in range(2))
-            eager_seconds = min(reference.seconds, replay(eager).seconds)
-        calls.append(
-            CallRecord(
-                inputs=tuple(
-                    describe_input(leaf) for _, leaf in leaves_of((args, kwargs)) if isinstance(leaf, torch.Tensor)
-                ),
-                first_seconds=first.seconds,
-                next_seconds=next_seconds,
-                eager_seconds=eager_seconds,
-                compilations=len(collector) - before,
-                graph_breaks=new_breaks,
-                differences=differences(first, reference),
-            )
-        )
-        return Report(_name(eager), _torch_compat.torch_text(), tuple(calls), collector.compilations())
+            calls.append(_explained_call(target, collector, numbers, replay, (args, kwargs), repeats))
+        return Report(_name(target.eager), _torch_compat.torch_text(), tuple(calls), collector.compilations())
 
     return explained
+
+
+@dataclass(frozen=True)
+class _Target:
+    """What is explained.
+
+    Attributes:
+        eager: The function as it was written.
+        given: The compiled function that is explained as it is; None for one that is compiled here.
+        anew: The function compiled for the report, by code of its own.
+    """
+
+    eager: Callable[..., Any]
+    given: Callable[..., Any] | None
+    anew: Callable[..., Any]
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The modules whose parameters and buffers the function uses."""
+        owner = module_of(self.eager)
+        return () if owner is None else (owner,)
+
+
+def _explained_call(
+    target: _Target,
+    collector: Collector,
+    numbers: Replay,
+    replay: Callable[[Callable[..., Any]], Outcome],
+    inputs: Any,
+    repeats: int,
+) -> CallRecord:
+    """Run the target eager and compiled by *replay*, and say what came of it."""
+    numbers.rewind()
+    eager = [replay(target.eager)]
+    draws = numbers.were_drawn()
+    before, broken = len(collector), len(_torch_compat.graph_breaks())
+    collector.eager_random = draws and target.given is None
+    compiled = target.anew if target.given is None else target.given
+    with collecting(collector):
+        first = replay(compiled)
+    found, random, again = differences(first, eager[0]), "", False
+    if draws:
+        random = SAME_RANDOM
+    if target.given is not None:
+        differ = draws and not all(difference.agrees for difference in found)
+        collector.eager_random, again = draws, not len(collector)
+        if again or differ:
+            with collecting(collector if again else Collector(fresh=True, eager_random=True)):
+                other = replay(target.anew)
+            if draws:
+                found, random = differences(other, eager[0]), OTHER_RANDOM
+    new_breaks = tuple(dict.fromkeys(map(_broken_at, _torch_compat.graph_breaks()[broken:])))
+    later = tuple(replay(compiled).seconds for _ in range(repeats))
+    eager += [replay(target.eager) for _ in range(repeats - 2)]
+    return CallRecord(
+        inputs=tuple(describe_input(leaf) for _, leaf in leaves_of(inputs) if isinstance(leaf, torch.Tensor)),
+        first_seconds=first.seconds,
+        later_seconds=later,
+        eager_seconds=tuple(outcome.seconds for outcome in eager),
+        compilations=len(collector) - before,
+        graph_breaks=new_breaks,
+        differences=found,
+        layouts=other_layouts(first, eager[0]),
+        random=random,
+        again=again,
+    )
+
+
+def _broken_at(broken: Any) -> str:
+    """``model.py:12, in forward: the reason``, of a graph break that Dynamo has on record."""
+    reason = next((line.strip() for line in str(broken.reason).splitlines() if line.strip()), "unknown")
+    if not broken.user_stack:
+        return f"an unknown line: {reason}"
+    frame = broken.user_stack[-1]
+    return f"{frame.filename}:{frame.lineno}, in {frame.name}: {reason}"
 
 
 def _refuse_what_cannot_be_called(fn: object) -> None:
@@ -117,14 +193,17 @@ def _check_options(options: Mapping[str, Any] | None, *, mode: str | None, dynam
             raise OptionError(msg)
 
 
-def _eager_and_compiled(
-    fn: Callable[..., Any],
-    options: Mapping[str, Any] | None,
-    **keywords: Any,
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _check_repeats(repeats: object) -> None:
+    if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 0:
+        msg = f"explain: repeats={repeats!r} is not a number of calls; it takes 0, 1, 2, …"
+        raise OptionError(msg)
+
+
+def _target(fn: Callable[..., Any], options: Mapping[str, Any] | None, **keywords: Any) -> _Target:
     original = _torch_compat.uncompiled(fn)
     if original is None:
-        return fn, torch.compile(fn, backend="magi", options=dict(options) if options else None, **keywords)
+        compiled = torch.compile(fn, backend="magi", options=dict(options) if options else None, **keywords)
+        return _Target(fn, None, _anew(fn, compiled))
     given = [name for name, value in {"options": options, **keywords}.items() if value]
     if given:
         msg = (
@@ -132,12 +211,25 @@ def _eager_and_compiled(
             "Give them to torch.compile, or explain the function itself."
         )
         raise OptionError(msg)
-    return original, fn
+    return _Target(original, fn, _anew(original, fn))
 
 
-def _modules(fn: object) -> tuple[nn.Module, ...]:
-    owner = fn if isinstance(fn, nn.Module) else getattr(fn, "__self__", None)
-    return (owner,) if isinstance(owner, nn.Module) else ()
+def _anew(original: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """*original* compiled again as *compiled* was.
+
+    Raises:
+        TargetError: Another backend compiled it.
+    """
+    how = _torch_compat.compiled_by(compiled)
+    if how is None or not _torch_compat.is_our_backend(how.backend):
+        by = f"the backend {how.backend_name!r}" if how is not None else "something other than torch.compile"
+        name = _name(original)
+        msg = (
+            f"explain: {name} was compiled by {by}, and what that did is not on record here. Explain the function "
+            f'itself: explain({name}), or what torch.compile({name}, backend="magi") returns.'
+        )
+        raise TargetError(msg)
+    return CompiledAnew(original, how)
 
 
 def _name(fn: object) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
+from .calls import spread
 from .capture import capture_line
 from .sizes import SIZE_COLUMNS, size_cells, size_lines
 
@@ -62,22 +63,22 @@ def as_html(title: str, torch: str, calls: Sequence[CallRecord], compilations: S
 
 
 def _calls(calls: Sequence[CallRecord]) -> str:
-    longest = max((max(call.first_seconds, call.eager_seconds) for call in calls), default=0.0)
+    longest = max((max(call.first_seconds, *call.eager_seconds) for call in calls), default=0.0)
     rows = [
         (
             _inputs(call.inputs),
             f"<span id='call-{index}-graphs'>{call.compilations}</span>",
             _bar(call.first_seconds, longest),
-            _bar(call.next_seconds, longest),
-            _bar(call.eager_seconds, longest),
+            escape(spread(call.later_seconds)),
+            escape(spread(call.eager_seconds)),
             _verdict(call, gradients=False),
             _verdict(call, gradients=True),
         )
         for index, call in enumerate(calls)
     ]
-    columns = ("inputs", "graphs compiled", "first call", "next call", "eager", "outputs", "gradients")
-    breaks = [f"<p class='bad'>Graph break: {escape(reason)}</p>" for call in calls for reason in call.graph_breaks]
-    return "<h2>Calls</h2>" + _table(columns, rows) + "".join(breaks)
+    columns = ("inputs", "graphs compiled", "first call", "later calls", "eager", "outputs", "gradients")
+    lines = [f"<p class='bad'>{escape(line)}</p>" for call in calls for line in call.lines()]
+    return "<h2>Calls</h2>" + _table(columns, rows) + "".join(lines)
 
 
 def _inputs(inputs: tuple[str, ...], shown: int = 3) -> str:
@@ -92,7 +93,7 @@ def _verdict(call: CallRecord, *, gradients: bool) -> str:
         return "none"
     if worst.agrees:
         return f"<span class='good'>agree</span>, within {worst.largest:.1e}"
-    return f"<span class='bad'>differ</span>: {escape(worst.name)} by {worst.largest:.1e} {escape(worst.note)}"
+    return f"<span class='bad'>differ</span> by {worst.largest:.1e}, see below"
 
 
 def _compilation(compilation: Compilation) -> str:

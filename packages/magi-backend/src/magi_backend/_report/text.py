@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from .calls import shown, spread
 from .capture import capture_line
 from .sizes import SIZE_COLUMNS, size_cells, size_lines
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from magi_backend._records.records import Compilation, GraphRecord, PassOutcome
-    from magi_backend._verify.compare import Difference
 
     from .calls import CallRecord
 
@@ -50,12 +50,12 @@ def _parts(
     yield Text()
     yield from _table(
         "Calls",
-        ("inputs", "graphs", "first call", "next call", "eager", "outputs", "gradients"),
+        ("inputs", "graphs", "first call", "later calls", "eager", "outputs", "gradients"),
         map(_call, calls),
     )
     for call in calls:
-        for reason in call.graph_breaks:
-            yield Text(f"Graph break with {_summary(call.inputs)}: {reason}", style="yellow")
+        for line in call.lines():
+            yield Text(f"{_summary(call.inputs)}: {line}", style="yellow")
     if not compilations:
         yield Text("No graph was compiled in these calls: the function had been compiled before.")
 
@@ -65,7 +65,7 @@ def _compilation(compilation: Compilation) -> Iterator[RenderableType]:
     used = f"caches: {cache.hits} hits, {cache.misses} misses" if cache.hits or cache.misses else "caches passed by"
     yield Text(
         f"Compilation {compilation.index}: {compilation.label}, {compilation.nodes} calls captured, "
-        f"{_seconds(compilation.seconds)}, {used}",
+        f"{shown(compilation.seconds)}, {used}",
         style="bold",
     )
     yield Text(f"inputs {_summary(compilation.inputs)}")
@@ -140,20 +140,19 @@ def _call(call: CallRecord) -> tuple[str, ...]:
     return (
         _summary(call.inputs),
         str(call.compilations),
-        _seconds(call.first_seconds),
-        _seconds(call.next_seconds),
-        _seconds(call.eager_seconds),
-        _difference(call.largest(gradients=False)),
-        _difference(call.largest(gradients=True)),
+        shown(call.first_seconds),
+        spread(call.later_seconds),
+        spread(call.eager_seconds),
+        _difference(call, gradients=False),
+        _difference(call, gradients=True),
     )
 
 
-def _difference(difference: Difference | None) -> str:
-    if difference is None:
+def _difference(call: CallRecord, *, gradients: bool) -> str:
+    worst = call.largest(gradients=gradients)
+    if worst is None:
         return "none"
-    if difference.agrees:
-        return f"agree, within {difference.largest:.1e}"
-    return f"DIFFER: {difference.name} by {difference.largest:.1e} {difference.note}".rstrip()
+    return f"agree, within {worst.largest:.1e}" if worst.agrees else f"DIFFER by {worst.largest:.1e}, see below"
 
 
 def _graph(graph: GraphRecord) -> tuple[str, ...]:
@@ -164,7 +163,7 @@ def _graph(graph: GraphRecord) -> tuple[str, ...]:
         ", ".join(graph.symbols) or "none",
         str(len(graph.kernels)),
         externs or "none",
-        f"failed: {graph.error}" if graph.error else _seconds(graph.seconds),
+        f"failed: {graph.error}" if graph.error else shown(graph.seconds),
     )
 
 
@@ -180,7 +179,3 @@ def _summary(inputs: tuple[str, ...], shown: int = 3) -> str:
     """The first inputs, and how many more there are; parameters make the list long."""
     more = f" and {len(inputs) - shown} more" if len(inputs) > shown else ""
     return ", ".join(inputs[:shown]) + more if inputs else "none"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"

@@ -51,6 +51,21 @@ def torch_text() -> str:
     return str(torch.__version__)
 
 
+_BACKENDS = "magi_backend._backend"
+# Where torch keeps the backend that it wraps for options, modes and recompilations.
+_INNER = ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable", "compiler_fn", "__wrapped__")
+
+
+def is_our_backend(compiler_fn: Any) -> bool:
+    """Whether *compiler_fn* is the function or an object of the module of our backends, or wraps one."""
+    while compiler_fn is not None:
+        if _BACKENDS in (getattr(compiler_fn, "__module__", ""), type(compiler_fn).__module__):
+            return True
+        known = getattr(compiler_fn, "__dict__", {})
+        compiler_fn = next((known[name] for name in _INNER if name in known), None)
+    return False
+
+
 def compile_fx(
     gm: GraphModule,
     example_inputs: Sequence[Any],
@@ -68,6 +83,13 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any)
     from torch._inductor.compile_fx import compile_fx_inner
 
     return compile_fx_inner(gm, example_inputs, **kwargs)
+
+
+def package(program: Any, path: str, options: dict[str, Any]) -> str:
+    """Compile an exported program by AOTInductor into the package *path*. All supported releases."""
+    from torch._inductor import aoti_compile_and_package
+
+    return str(aoti_compile_and_package(program, package_path=path, inductor_configs=options))
 
 
 def backend_fakes(values: Sequence[Any]) -> list[Any]:
@@ -151,15 +173,11 @@ def capture_seconds() -> float:
     return (time.time_ns() - began) / 1e9 if began and context.in_progress() else 0.0
 
 
-def graph_breaks() -> dict[str, int]:
-    """How often Dynamo broke a graph in this process so far, by its first line of reason."""
-    from torch._dynamo.utils import counters
+def graph_breaks() -> Sequence[Any]:
+    """Where and why Dynamo broke graphs in this process so far: each has a ``reason`` and a ``user_stack``."""
+    from torch._dynamo.utils import graph_break_reasons
 
-    breaks: dict[str, int] = {}
-    for reason, count in counters["graph_break"].items():
-        first = next((line.strip() for line in str(reason).splitlines() if line.strip()), "unknown")
-        breaks[first] = breaks.get(first, 0) + count
-    return breaks
+    return graph_break_reasons
 
 
 def trace_artifact(name: str, payload: Callable[[], dict[str, Any]]) -> None:

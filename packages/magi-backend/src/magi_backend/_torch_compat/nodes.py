@@ -49,6 +49,52 @@ def is_item_or_view(node: Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
 
 
+def is_item(node: Node) -> bool:
+    """Whether *node* takes an item of a tuple."""
+    return node.target is operator.getitem and not isinstance(
+        getattr(node.args[0], "meta", {}).get("example_value"), torch.Tensor
+    )
+
+
+def nesting(node: Node) -> int:
+    """By how many levels of ``torch.func``, saved-tensor hooks or the like a captured call changes what follows it.
+
+    Dynamo captures the two ends of such a region as two calls (2.10 to 2.15). Autocast and grad mode are not among
+    them: a call inside those can be captured again by itself.
+    """
+    name = getattr(node.target, "__name__", str(node.target))
+    if enters_autocast(node) or leaves_autocast(node):
+        return 0
+    if "increment_nesting" in name or name.startswith("_enter_") or name.endswith("hooks_disable"):
+        return 1
+    return -1 if "decrement_nesting" in name or name.startswith("_exit_") or name.endswith("hooks_enable") else 0
+
+
+def enters_autocast(node: Node) -> bool:
+    """Whether a captured call turns autocast on."""
+    return node.target is torch.amp.autocast_mode._enter_autocast
+
+
+def leaves_autocast(node: Node) -> bool:
+    """Whether a captured call turns autocast off, its first argument being the call that turned it on."""
+    return node.target is leave_autocast()
+
+
+def leave_autocast() -> Callable[..., Any]:
+    """What Dynamo captures at the end of a region of autocast."""
+    return torch.amp.autocast_mode._exit_autocast
+
+
+def sets_grad_mode(node: Node) -> bool:
+    """Whether a captured call turns the recording of gradients on or off."""
+    return node.target is set_grad_mode()
+
+
+def set_grad_mode() -> Callable[..., Any]:
+    """What Dynamo captures where grad mode changes."""
+    return torch._C._set_grad_enabled
+
+
 def is_empty(node: Node) -> bool:
     """Whether *node* makes a tensor without contents."""
     return operator_name(node.target) in {"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty"}
@@ -90,6 +136,32 @@ def operator_schemas(gm: torch.fx.GraphModule) -> tuple[str, ...]:
         if isinstance(target, torch._ops.OpOverloadPacket):
             overloads |= {getattr(target, name) for name in target.overloads()}
     return tuple(sorted(str(op._schema) for op in overloads if op.namespace not in {"aten", "prim", "prims"}))
+
+
+def python_operators(graph: Graph) -> tuple[str, ...]:
+    """The operators in *graph*, as ``ns::op``, that have a kernel written in Python, also inside functional writes.
+
+    ``torch.library`` keeps the names of the kernels that it was given as ``ns/op/key`` (2.10 to 2.15).
+    """
+    named = {key.rpartition("/")[0].replace("/", "::") for key in torch.library._impls}
+    called = {
+        value for node in graph.nodes for value in (node.target, *node.args) if isinstance(value, torch._ops.OpOverload)
+    }
+    return tuple(sorted(operator_name(op) for op in called if {op.name(), operator_name(op)} & named))
+
+
+def has_body_for(op: Any, device_type: str) -> bool:
+    """Whether an operator has a kernel of its own for a type of device."""
+    return bool(
+        torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), torch._C._dispatch_key_for_device(device_type))
+    )
+
+
+def call_body_for(op: Any, device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the kernel of an operator for a type of device returns, called past autograd and all modes."""
+    key = torch._C._parse_dispatch_key(torch._C._dispatch_key_for_device(device_type))
+    assert key is not None, "the key of a device has a name"
+    return op.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
 
 
 def operator_names() -> list[str]:
@@ -134,6 +206,12 @@ def is_graph(value: object) -> bool:
     from torch.fx import GraphModule
 
     return isinstance(value, GraphModule)
+
+
+def source_name(placeholder: Node) -> str:
+    """Where an input comes from, as Python: ``L['batch']['x']``; a method up to torch 2.12, and a property later."""
+    name = getattr(getattr(placeholder, "_dynamo_source", None), "name", "")
+    return str(name() if callable(name) else name)
 
 
 def graph_copy(gm: GraphModule) -> GraphModule:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import types
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +25,11 @@ def copy_dynamic_marks(source: torch.Tensor, target: torch.Tensor) -> None:
     """Give *target* the dynamic-dimension marks of *source*."""
     for name, value in _dynamic_marks(source).items():
         setattr(target, name, value)
+
+
+def fix_size(tensor: torch.Tensor, dim: int) -> None:
+    """Let Dynamo take the size of *tensor* in *dim* for a constant, also under ``dynamic=True``."""
+    torch._dynamo.mark_static(tensor, dim)
 
 
 @contextlib.contextmanager
@@ -63,9 +69,19 @@ def set_compiled_call(owner: torch.nn.Module | type[torch.nn.Module], call: obje
         vars(owner)["_compiled_call_impl"] = call
 
 
-def marked_as_compiled(call: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """*call*, which says that it is *original* compiled, as what ``torch.compile`` returns does."""
+def marked_as_compiled(
+    call: Callable[..., Any],
+    original: Callable[..., Any],
+    compiled: Callable[..., Any],
+    remake: Callable[[Callable[..., Any], Any], Callable[..., Any]],
+) -> Callable[..., Any]:
+    """*call*, which says that it is *original* compiled, as what ``torch.compile`` returns does.
+
+    *compiled* is what that returned, and *remake* makes the like of *call* from another function and backend.
+    """
     call._torchdynamo_orig_callable = original  # type: ignore[attr-defined]
+    call._magi_compiled = compiled  # type: ignore[attr-defined]
+    call._magi_remake = remake  # type: ignore[attr-defined]
     return call
 
 
@@ -79,6 +95,52 @@ def uncompiled(fn: Any) -> Callable[..., Any] | None:
     if isinstance(fn, torch.nn.Module) and fn._compiled_call_impl is not None:
         return fn._call_impl
     return None
+
+
+@dataclass(frozen=True)
+class CompiledBy:
+    """How ``torch.compile`` made a function: its backend, and what else it was told."""
+
+    backend: Any
+    dynamic: bool | None
+    fullgraph: bool
+    remake: Callable[[Callable[..., Any], Any], Callable[..., Any]] | None = None
+    """How ``magi_compile`` makes it of a function and a backend."""
+
+    def make(self, fn: Callable[..., Any], backend: Any) -> Callable[..., Any]:
+        """*fn* compiled by *backend* in the same way."""
+        if self.remake is not None:
+            return self.remake(fn, backend)
+        return torch.compile(fn, backend=backend, dynamic=self.dynamic, fullgraph=self.fullgraph)
+
+    @property
+    def backend_name(self) -> str:
+        """What the backend is called in ``torch.compile(backend=...)``."""
+        names = (getattr(self.backend, name, None) for name in ("compiler_name", "__name__"))
+        # Inductor's own wrapper has no name up to torch 2.12 (`_TorchCompileInductorWrapper`).
+        return next((str(name) for name in names if name), "inductor")
+
+
+def compiled_by(fn: Any) -> CompiledBy | None:
+    """How *fn* was compiled, as Dynamo keeps it in the closure of what ``torch.compile`` returns (2.10 to 2.15)."""
+    from torch._dynamo.eval_frame import _TorchDynamoContext, innermost_backend
+
+    if isinstance(fn, torch.nn.Module) and not hasattr(fn, "dynamo_ctx"):
+        fn = fn._compiled_call_impl
+    remake = getattr(fn, "_magi_remake", None)
+    fn = getattr(fn, "_magi_compiled", fn)
+    cells = (cell.cell_contents for cell in getattr(fn, "__closure__", None) or ())
+    for context in (getattr(fn, "dynamo_ctx", None), *cells):
+        if isinstance(context, _TorchDynamoContext):
+            backend = innermost_backend(context.callback)  # type: ignore[arg-type]
+            return CompiledBy(backend, context._dynamic, bool(context.fullgraph), remake)
+    return None
+
+
+def many_recompilations() -> contextlib.AbstractContextManager[Any]:
+    """Dynamo compiles a function anew in this context, however often it has done so before."""
+    patch: Any = torch._dynamo.config.patch
+    return patch(recompile_limit=2**20, accumulated_recompile_limit=2**20)  # type: ignore[no-any-return]
 
 
 def synchronize() -> None:

@@ -6,6 +6,8 @@ copies.py     copies of inputs that a compiler cannot tell from the originals
 random.py     the same random numbers for several runs
 compare.py    how far apart two results are, and how far is too far
 run.py        one run with its gradients, and two runs compared
+names.py      the names that a user knows the inputs of a graph by
+parts.py      a graph cut into parts that compute from eager values
+blame.py      the operator that differs
 check.py      `magi.check`: the first call of a compiled piece against eager, forward and backward
-blame.py      the first operator that differs
 """

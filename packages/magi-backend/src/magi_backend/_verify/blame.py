@@ -1,121 +1,146 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the first operator whose compiled result, or gradient, differs from eager.
+"""Find the operator whose compiled result, or gradient, differs from eager, though what enters it is eager's.
 
-The graph is cut behind an operator: what is before the cut is compiled for itself and compared with eager; for
-gradients, what is after it. Halving finds the shortest part that is wrong, and the operator at its cut is to blame.
+The graph is cut into parts that stand side by side in one graph and compute from eager values, so each is judged by
+itself. The first wrong part is cut again, until it is one operator. Where no part is wrong, it takes several operators
+together: then the range is shortened from both ends for as long as it stays wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-import torch
-from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Node
 
 from magi_backend import _torch_compat
 
-from .check import differences_between
+from .parts import Part, Unit, entering_values, part_of, side_by_side, units
+from .random import replayed_random_numbers
+from .run import Outcome, differences, run
 
 
-if TYPE_CHECKING:
-    from .check import Function
+Compile = Callable[[GraphModule], Callable[..., Any]]
 
-Compile = Callable[[GraphModule], "Function"]
+WAYS = 16
+"""Into how many parts a range is cut."""
+AT_ONCE = 24
+"""A range of at most so many operators is cut into single ones."""
+TYPICAL, MOST = 1.5, 3.0
+"""What a search compiles, in multiples of the operators of the graph: cut once, then a part of it; and the limit."""
+SMALL = 4 * AT_ONCE
+"""So many operators may be compiled in any case: in small graphs the limit would end a search that costs nothing."""
+
+
+def cost(seconds: float) -> str:
+    """What a search costs where compiling the whole piece took *seconds*."""
+    return f"about {TYPICAL * seconds:.0f} s, at most about {MOST * seconds:.0f} s"
 
 
 def first_operator(gm: GraphModule, args: tuple[Any, ...], compile_part: Compile, *, gradients: bool) -> str:
-    """A sentence on the first operator of *gm* that differs, on inputs *args*."""
-    calls = [node for node in gm.graph.nodes if node.op.startswith("call_")]
-    if gradients:
-        culprit = _halve(list(reversed(calls)), lambda node: _tail_differs(gm, node, args, compile_part))
-    else:
-        culprit = _halve(calls, lambda node: _head_differs(gm, node, args, compile_part))
-    if culprit is None:
-        return "No part of it differs when it is compiled for itself, so it takes the whole piece to go wrong."
-    direction = " on the way back from the outputs" if gradients else ""
-    return f"The first operator that differs{direction} is {_describe(culprit)}."
+    """A sentence on the operator of *gm* that differs, on inputs *args*: its output, or with *gradients* its gradient.
 
-
-def _halve(calls: list[Node], differs: Callable[[Node], bool]) -> Node | None:
-    """The first of *calls* up to which a part differs, if longer parts of a part that differs do too."""
-    if not calls or not differs(calls[-1]):
-        return None
-    low, high = 0, len(calls) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if differs(calls[middle]):
-            high = middle
-        else:
-            low = middle + 1
-    return calls[high]
-
-
-def _head_differs(gm: GraphModule, last: Node, args: tuple[Any, ...], compile_part: Compile) -> bool:
-    """Whether the part of *gm* that ends with *last* computes another value of it when compiled."""
-    head, known = Graph(), dict[Node, Node]()
-    for node in gm.graph.nodes:
-        known[node] = head.node_copy(node, known.__getitem__)
-        if node is last:
-            break
-    used = len(head.find_nodes(op="placeholder"))
-    head.output(_tensors_of(known[last], head))
-    return _differs(GraphModule(gm, head), args[:used], compile_part)
-
-
-def _tail_differs(gm: GraphModule, first: Node, args: tuple[Any, ...], compile_part: Compile) -> bool:
-    """Whether the part of *gm* that starts with *first* has other gradients, of what enters it, when compiled."""
-    nodes = list(gm.graph.nodes)
-    tail_nodes = nodes[nodes.index(first) :]
-    inside = set(tail_nodes)
-    entering = list(dict.fromkeys(n for node in tail_nodes for n in node.all_input_nodes if n not in inside))
-    values = _values(gm, args, entering)
-    tail, known = Graph(), dict[Node, Node]()
-    for node in entering:
-        known[node] = tail.node_copy(node) if node.op == "get_attr" else tail.placeholder(node.name)
-    for node in tail_nodes:
-        known[node] = tail.node_copy(node, known.__getitem__)
-    inputs = tuple(
-        value.detach().requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
-        for node, value in zip(entering, values, strict=True)
-        if node.op != "get_attr"
+    *compile_part* compiles a graph that was made of a part of *gm*.
+    """
+    whole = units(gm)
+    search = _Search(gm, args, compile_part, gradients=gradients, left=max(int(MOST * len(whole)), SMALL))
+    span = search.narrow(whole)
+    if len(span) == 1:
+        direction = " on the way back from the outputs" if gradients else ""
+        return f"The first operator that differs{direction} is {_describe(span[0])}."
+    if len(span) == len(whole):
+        return "No shorter part of it differs when it is compiled for itself, so it takes the whole piece to go wrong."
+    return (
+        f"It is among {len(span)} operators that differ when they are compiled together, and of which no part was "
+        f"found to differ by itself: from {_describe(span[0])} to {_describe(span[-1])}."
     )
-    return _differs(GraphModule(gm, tail), inputs, compile_part)
 
 
-def _values(gm: GraphModule, args: tuple[Any, ...], wanted: list[Node]) -> list[Any]:
-    """The eager values of *wanted* nodes."""
-    found: dict[Node, Any] = {}
+@dataclass
+class _Search:
+    """One search, with the operators that it may still compile."""
 
-    class Recorder(Interpreter):
-        def run_node(self, node: Node) -> Any:
-            found[node] = super().run_node(node)
-            return found[node]
+    gm: GraphModule
+    args: tuple[Any, ...]
+    compile_part: Compile
+    gradients: bool
+    left: int
 
-    copies = [value.clone() if isinstance(value, torch.Tensor) else value for value in args]
-    Recorder(gm, garbage_collect_values=False).run(*copies)
-    return [found[node] for node in wanted]
+    def narrow(self, span: tuple[Unit, ...]) -> tuple[Unit, ...]:
+        """The shortest range in *span* that differs, as far as it was found."""
+        alone_right = False
+        while len(span) > 1 and self.left >= len(span):
+            wrong = None if alone_right else self._wrong(_pieces(span))
+            if wrong is None:
+                alone_right = alone_right or len(span) <= AT_ONCE
+                wrong = self._wrong_without_an_end(span)
+            if wrong is None:
+                return span
+            span = wrong
+        return span
+
+    def _wrong_without_an_end(self, span: tuple[Unit, ...]) -> tuple[Unit, ...] | None:
+        """*span* without its last or first quarter, whichever is still wrong."""
+        quarter = max(len(span) // 4, 1)
+        candidates = [part for part in (span[:-quarter], span[quarter:]) if len(part) > 1]
+        return self._wrong(candidates) if candidates and self.left >= sum(map(len, candidates)) else None
+
+    def _wrong(self, candidates: Sequence[tuple[Unit, ...]]) -> tuple[Unit, ...] | None:
+        """The first of *candidates* that differs; for gradients the last, which the backward comes to first."""
+        self.left -= sum(map(len, candidates))
+        parts = [part_of(self.gm, units) for units in candidates]
+        found = [units for units, differ in zip(candidates, self._differ(parts), strict=True) if differ]
+        if not found:
+            return None
+        return found[-1] if self.gradients else found[0]
+
+    def _differ(self, parts: Sequence[Part]) -> list[bool]:
+        entered = entering_values(self.gm, self.args, parts)
+        together = side_by_side(self.gm, parts, entered)
+        flat = tuple(value for each in entered for value in each.values)
+        compiled = self.compile_part(_torch_compat.graph_copy(together))
+        with replayed_random_numbers() as numbers:
+            expected = run(together, flat)
+            numbers.rewind()
+            actual = run(compiled, flat)
+        verdicts, start = [], 0
+        for index, each in enumerate(entered):
+            places = range(start, start + len(each.values))
+            found = differences(_outcome(actual, index, places), _outcome(expected, index, places), kind="input")
+            wrong = [difference for difference in found if not difference.agrees]
+            verdicts.append(any(self.gradients or not d.name.startswith("gradient") for d in wrong))
+            start = places.stop
+        return verdicts
 
 
-def _tensors_of(node: Node, graph: Graph) -> tuple[Node, ...]:
-    """The output of a part that ends with *node*: the tensor, or the items of a tuple."""
-    value = node.meta.get("example_value")
-    if isinstance(value, tuple | list):
-        return tuple(graph.call_function(_item, (node, index)) for index in range(len(value)))
-    return (node,)
+def _pieces(span: tuple[Unit, ...]) -> list[tuple[Unit, ...]]:
+    """*span* in consecutive pieces of about equal length."""
+    count = len(span) if len(span) <= AT_ONCE else WAYS
+    bounds = [len(span) * index // count for index in range(count + 1)]
+    return [span[start:end] for start, end in itertools.pairwise(bounds)]
 
 
-def _item(values: Any, index: int) -> Any:
-    return values[index]
+def _outcome(outcome: Outcome, index: int, places: range) -> Outcome:
+    """What *outcome* says of part *index*, whose inputs are those at *places*."""
+    prefixes = tuple(f"[0][{place}]" for place in places)
+
+    def own(path: str) -> bool:
+        return path.startswith(prefixes) if prefixes else False
+
+    return replace(
+        outcome,
+        outputs=outcome.outputs[index],
+        inputs=tuple(outcome.inputs[0][place] for place in places),
+        written=frozenset(path for path in outcome.written if own(path)),
+        gradients={path: gradient for path, gradient in outcome.gradients.items() if own(path)},
+    )
 
 
-def _differs(part: GraphModule, inputs: tuple[Any, ...], compile_part: Compile) -> bool:
-    compiled = compile_part(_torch_compat.graph_copy(part))
-    return any(not difference.agrees for difference in differences_between(compiled, part, inputs))
-
-
-def _describe(node: Node) -> str:
+def _describe(unit: Unit) -> str:
     """The operator, and the innermost line of user code that called it."""
+    node: Node = unit[0]
     target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     lines = [line.strip() for line in (node.stack_trace or "").splitlines()]
     calls = [index for index, line in enumerate(lines) if line.startswith("File ")]

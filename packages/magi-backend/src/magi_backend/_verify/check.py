@@ -3,20 +3,27 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from magi_backend.errors import MismatchError
 
-from .compare import Difference
+from .blame import cost
 from .random import replayed_random_numbers
 from .run import differences, run
 from .trees import leaves_of
 
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch.fx import GraphModule
+
+    from .compare import Difference
+
+logger = logging.getLogger("magi_backend")
 
 Function = Callable[..., Any]
 
@@ -28,8 +35,10 @@ class CheckedPiece:
         compiled: The piece.
         eager: The graph that it was compiled from.
         title: How to call it in an error.
+        names: The names of inputs by placeholder, where they have any.
         blame: Finds the first operator that differs, given the inputs and whether it is a gradient that differs.
         report: Is told what was compared.
+        seconds: What compiling the piece took so far; a backward is compiled in the first call.
     """
 
     def __init__(
@@ -38,14 +47,18 @@ class CheckedPiece:
         eager: GraphModule,
         title: str,
         *,
+        names: Mapping[str, str],
         blame: Callable[[tuple[Any, ...], bool], str],
         report: Callable[[str, tuple[Difference, ...]], None],
+        seconds: float,
     ) -> None:
         self._compiled = compiled
         self._eager = eager
         self._title = title
+        self._names = names
         self._blame = blame
         self._report = report
+        self._seconds = seconds
         self._lock = threading.Lock()
         self._checked = False
 
@@ -62,32 +75,30 @@ class CheckedPiece:
         return self._compiled(*args)
 
     def _check(self, args: tuple[Any, ...]) -> None:
-        names = [str(node.target) for node in self._eager.graph.find_nodes(op="placeholder")]
-        found = differences_between(self._compiled, self._eager, args, names)
+        placeholders = [str(node.target) for node in self._eager.graph.find_nodes(op="placeholder")]
+        names = {f"[0][{place}]": self._names.get(name, name) for place, name in enumerate(placeholders)}
+        with replayed_random_numbers() as numbers:
+            expected = run(_listing(self._eager), args)
+            numbers.rewind()
+            actual = run(_listing(self._compiled), args)
+        found = differences(actual, expected, kind="input", names=names)
         self._report(self._title, found)
         wrong = next((difference for difference in found if not difference.agrees), None)
         if wrong is not None:
-            culprit = self._blame(args, wrong.name.startswith("gradient"))
             size = f"by {wrong.largest:.3g}" if not wrong.note else f": {wrong.note}"
             msg = (
                 f"magi.check: {self._title}: {wrong.name} of the compiled code differs from eager {size} "
-                f"(allowed: {wrong.tolerance.atol:.1g} + {wrong.tolerance.rtol:.1g} x the value). {culprit}"
+                f"(allowed: {wrong.tolerance.atol:.1g} + {wrong.tolerance.rtol:.1g} x the value)."
             )
-            raise MismatchError(msg)
+            logger.warning("%s Searching for the operator, which takes %s.", msg, cost(self._seconds + actual.seconds))
+            raise MismatchError(f"{msg} {self._culprit(args, gradients=wrong.name.startswith('gradient'))}")
 
-
-def differences_between(
-    compiled: Function, eager: Function, args: tuple[Any, ...], names: Sequence[str] = ()
-) -> tuple[Difference, ...]:
-    """Every output, written input and gradient of *compiled* against *eager*, each run on copies of *args*.
-
-    *names* are those of the inputs, where they have any.
-    """
-    with replayed_random_numbers() as rewind:
-        expected = run(_listing(eager), args)
-        rewind()
-        actual = run(_listing(compiled), args)
-    return differences(actual, expected, kind="input", names={f"[0][{i}]": name for i, name in enumerate(names)})
+    def _culprit(self, args: tuple[Any, ...], *, gradients: bool) -> str:
+        try:
+            return self._blame(args, gradients)
+        except Exception as error:
+            logger.warning("The search failed.", exc_info=True)
+            return f"The search for the operator failed with {type(error).__name__}: {error}"
 
 
 def _listing(fn: Function) -> Function:

@@ -51,9 +51,9 @@ class _Copier:
         storage = _torch_compat.storage_id(tensor)
         if self.sharing[storage] > 1:
             if storage not in self.bases:
-                self.bases[storage] = _alone(_torch_compat.view_base(tensor))
+                self.bases[storage] = alone(_torch_compat.view_base(tensor))
             return self.bases[storage].as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
-        leaf = _alone(tensor).requires_grad_(tensor.requires_grad)
+        leaf = alone(tensor).requires_grad_(tensor.requires_grad)
         _torch_compat.copy_dynamic_marks(tensor, leaf)
         if tensor.requires_grad:
             self.wanted[path] = leaf
@@ -61,10 +61,13 @@ class _Copier:
         return leaf if tensor.is_leaf else leaf.clone()
 
 
-def _alone(tensor: torch.Tensor) -> torch.Tensor:
+def alone(tensor: torch.Tensor) -> torch.Tensor:
     """A copy in memory of its own, with the strides of *tensor*."""
     original = tensor.detach()
     if original.layout is not torch.strided or _torch_compat.is_wrapper(original):
         return original.clone()
+    for dim in range(original.dim()):
+        if original.stride(dim) == 0 and original.size(dim) > 1:
+            original = original.narrow(dim, 0, 1)  # nothing can be written where elements share their memory
     twin = torch.empty_strided(original.size(), original.stride(), dtype=original.dtype, device=original.device)
-    return twin.copy_(original)
+    return twin.copy_(original).expand(tensor.size()) if twin.size() != tensor.size() else twin.copy_(original)

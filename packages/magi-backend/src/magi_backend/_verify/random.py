@@ -4,34 +4,52 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The generators of the CPU and of every GPU as they were at one time."""
+
+    cpu: torch.Tensor
+    gpus: tuple[torch.Tensor, ...]
+
+    def rewind(self) -> None:
+        """Put the generators back."""
+        torch.random.set_rng_state(self.cpu)
+        for device, state in enumerate(self.gpus):
+            torch.cuda.set_rng_state(state, device)
+
+    def were_drawn(self) -> bool:
+        """Whether random numbers were drawn since."""
+        now = _states()
+        pairs = zip((self.cpu, *self.gpus), (now.cpu, *now.gpus), strict=True)
+        return not all(torch.equal(before, after) for before, after in pairs)
+
+
+def _states() -> Replay:
+    gpus = tuple(torch.cuda.get_rng_state(device) for device in range(torch.cuda.device_count()))
+    return Replay(torch.random.get_rng_state(), gpus)
 
 
 @contextmanager
-def replayed_random_numbers() -> Iterator[Callable[[], None]]:
-    """Put the generators of the CPU and of every GPU back at the end; in between the value does so when it is called.
+def replayed_random_numbers() -> Iterator[Replay]:
+    """The generators as they are now, to go back to; they are put back at the end.
 
     Example:
-        >>> with replayed_random_numbers() as rewind:
+        >>> with replayed_random_numbers() as numbers:
         ...     first = torch.rand(2)
-        ...     rewind()
+        ...     numbers.rewind()
         ...     torch.equal(torch.rand(2), first)
         True
     """
     # Without a list of devices `fork_rng` warns where there is more than one (torch/random.py).
-    devices = list(range(torch.cuda.device_count()))
-    with torch.random.fork_rng(devices):
-        cpu, gpus = torch.random.get_rng_state(), [torch.cuda.get_rng_state(device) for device in devices]
-
-        def rewind() -> None:
-            torch.random.set_rng_state(cpu)
-            for device, state in zip(devices, gpus, strict=True):
-                torch.cuda.set_rng_state(state, device)
-
-        yield rewind
+    with torch.random.fork_rng(list(range(torch.cuda.device_count()))):
+        yield _states()

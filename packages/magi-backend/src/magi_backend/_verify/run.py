@@ -7,7 +7,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import nn
 from magi_backend import _torch_compat
 
 from .compare import Difference, compare, compare_trees, magnitude
-from .copies import copy_inputs
+from .copies import alone, copy_inputs
 from .trees import leaves_of, with_leaves
 
 
@@ -81,13 +81,42 @@ def differences(
     gradients = ((key, actual.gradients.get(key), gradient) for key, gradient in expected.gradients.items())
     return (
         *compare_trees("output", actual.outputs, expected.outputs),
-        *(difference for difference in inputs if difference.name in written or not difference.agrees),
+        *(
+            replace(difference, name=_written_title(difference.name, kind, known))
+            for difference in inputs
+            if difference.name in written or not difference.agrees
+        ),
         *(
             compare(f"gradient of {_title(key, kind, known)}", ours, theirs, scale=min(1.0, size))
             for key, ours, theirs in gradients
             if ours is not None or theirs is not None
         ),
     )
+
+
+def other_layouts(actual: Outcome, expected: Outcome) -> tuple[str, ...]:
+    """A line for each output of *actual* that has other strides than that of *expected*, and the same shape."""
+    pairs = zip(leaves_of(actual.outputs, "output"), leaves_of(expected.outputs, "output"), strict=False)
+    return tuple(
+        f"{path} has strides {ours.stride()} where eager's are {theirs.stride()}"
+        for (path, ours), (_, theirs) in pairs
+        if isinstance(ours, torch.Tensor)
+        and isinstance(theirs, torch.Tensor)
+        and ours.shape == theirs.shape
+        and ours.layout is theirs.layout is torch.strided
+        and _strides(ours) != _strides(theirs)
+    )
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The strides that matter: nothing is reached by that of a dimension of size 1."""
+    return tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
+
+
+def _written_title(name: str, kind: str, names: Mapping[str, str]) -> str:
+    """*name*, which ends with the path of an input, with the name of that input where it has one."""
+    known = names.get(name.removeprefix(f"{kind} after the call"))
+    return f"{known} after the call" if known else name
 
 
 def _title(key: str, kind: str, names: Mapping[str, str]) -> str:
@@ -126,4 +155,4 @@ def _gradients(outputs: Any, wanted: Mapping[str, torch.Tensor]) -> dict[str, to
 
 
 def _detached_copy(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+    return alone(leaf) if isinstance(leaf, torch.Tensor) else leaf

@@ -21,7 +21,6 @@ from .graphs import (
     is_ragged,
     is_size_of_input,
     number_symbols,
-    source_name,
 )
 from .moments import (
     Region,
@@ -66,6 +65,5 @@ __all__ = [
     "is_size_of_input",
     "no_function_modes",
     "number_symbols",
-    "source_name",
     "top_saved_tensor_hooks",
 ]

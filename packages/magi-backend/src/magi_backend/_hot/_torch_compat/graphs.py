@@ -12,12 +12,6 @@ import torch
 from torch.fx import GraphModule, Node
 
 
-def source_name(placeholder: Node) -> str:
-    """Where an input comes from, as Python: ``L['batch']['x']``; a method up to torch 2.12, and a property later."""
-    name = getattr(getattr(placeholder, "_dynamo_source", None), "name", "")
-    return str(name() if callable(name) else name)
-
-
 def is_parameter(placeholder: Node) -> bool:
     """Whether an input is a parameter or a buffer of a module."""
     return "_dynamo_static_input_type" in placeholder.meta.get("tensor_dict", {})
