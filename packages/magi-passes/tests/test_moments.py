@@ -120,9 +120,13 @@ def test_other_statistics_stay() -> None:
     assert str(gm.graph) == before
 
 
-def test_graphs_on_the_cpu_stay_unless_asked(pretend_cuda: Any) -> None:
+def test_graphs_on_the_cpu_stay_unless_asked() -> None:
     gm = _decomposed(lambda x: group_norm(x, 2), torch.randn(1, 8, 6, 6))
     assert not ChannelMomentsPass().is_applicable(gm.graph, PassContext())
     assert ChannelMomentsPass(always=True).is_applicable(gm.graph, PassContext()).text == "1 group norms"
-    pretend_cuda(gm, torch.float32)
-    assert ChannelMomentsPass().is_applicable(gm.graph, PassContext()).text == "1 group norms"
+
+
+@pytest.mark.parametrize(("pixels", "is_rewritten"), [(1024, True), (1023, False)])
+def test_small_norms_of_constant_size_stay(pixels: int, is_rewritten: bool, pretend_cuda: Any) -> None:
+    gm = pretend_cuda(_decomposed(lambda x: group_norm(x, 2), torch.empty(1, 8, 1024, pixels)), torch.float32)
+    assert bool(ChannelMomentsPass().is_applicable(gm.graph, PassContext())) is is_rewritten
