@@ -13,11 +13,12 @@ from _arms import Arm, arm_named
 from _case import Case, Plan, Row, measure_case
 from _clock import Clock, true_float32
 from _difference import difference, judged
+from _ratios import DEFAULT_LIMIT
 from _real_models import MODELS, compiled_part, decode, denoise, without_the_break
 from torch import Tensor
 
 
-RECOMPILE_LIMIT, DEFAULT_LIMIT = 64, 8
+RECOMPILE_LIMIT = 64
 
 
 @dataclass(frozen=True)

@@ -91,8 +91,11 @@ def test_ratios_of_decodes() -> None:
         row("wan21", "magi_tuned", 1.5, 1.5),
         row("wan21_nobreak", "stock_dynamic", 4.0),
         row("wan21_nobreak", "magi_dynamic", 1.0),
-        row("wan21_limit8", "stock_dynamic", 3.0),
-        row("wan21_limit8", "magi_dynamic", 1.0),
+        row("wan21_limit8", "stock_dynamic", 3.0, graphs=27),
+        row("wan21_limit8", "magi_dynamic", 1.0, graphs=3),
+        row("wan22", "stock_dynamic", 8.0, graphs=31),
+        row("wan22_limit8", "stock_static", 5.0, graphs=27),
+        row("wan22_limit8", "magi_dynamic", 2.0, graphs=3),
         row("wan21_compile", "stock_dynamic", 100.0, compiled_beside=0),
         row("wan21_compile", "magi_dynamic", 50.0, compiled_beside=0),
         row("wan21_compile_together", "stock_dynamic", 100.0, compiled_beside=5),
@@ -110,6 +113,8 @@ def test_ratios_of_decodes() -> None:
         "wan21_compile_vs_stock": 0.5,
         "wan21_vs_stock_dynamic_speedup_nobreak": 4.0,
         "wan21_vs_stock_dynamic_speedup_limit8": 3.0,
+        "wan22_vs_stock_dynamic_speedup": 4.0,
+        "wan22_vs_stock_static_speedup_limit8": 2.5,
         "kl_vs_stock_dynamic_speedup": 0.0,
     }
     newer = [{**one, "torch": "2.13.0"} for one in rows]
