@@ -23,7 +23,7 @@ from _library_scan import LIBRARIES, folder_of
 
 HERE = Path(__file__).parent
 MISSES: dict[str, dict[str, str]] = json.loads((HERE / "libraries" / "misses.json").read_text())
-LEAST_FOUND = {"liger-kernel": 131, "fla-core": 653, "flag_gems": 635}
+LEAST_FOUND = {"liger-kernel": 131, "fla-core": 654, "flag_gems": 635}
 
 
 def record_keeper() -> ModuleType:
