@@ -96,7 +96,6 @@ class Scan:
             Place(module.name, name): self._uses_of(module, name, nodes)
             for module in self._modules.values()
             for name, nodes in module.functions.items()
-            if name not in module.kernels
         }
 
     def launching(self) -> dict[Place, frozenset[Place]]:
@@ -193,7 +192,7 @@ class Scan:
     def _method(self, cls: Place, name: str, steps: int = 0) -> Iterator[Place]:
         module = self._modules[cls.module]
         own = f"{cls.name}.{name}"
-        if own in module.functions:
+        if own in module.functions or own in module.kernels:
             yield Place(cls.module, own)
         elif steps < _MAX_STEPS:
             for base in module.classes.get(cls.name, ()):
@@ -234,8 +233,7 @@ class _Reader:
             for place in self._resolve(node):
                 if self._scan.is_kernel(place):
                     uses.kernels.add(place)
-                else:
-                    uses.functions.update(self._scan.called(place))
+                uses.functions.update(self._scan.called(place))
         launched = _launched(node)
         if launched is not None:
             kernels = {place for place in self._resolve(launched) if self._scan.is_kernel(place)}
@@ -279,9 +277,11 @@ def _collect(body: list[ast.stmt], module: _Module, owner: str) -> None:
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             name = _defined(node.name, module, owner)
-            module.functions.setdefault(name, []).append(node)
+            # A kernel and the function that launches it may have one name, the kernel by another one meanwhile.
             if any(_is_jit(decorator) for decorator in node.decorator_list):
                 module.kernels.add(name)
+            else:
+                module.functions.setdefault(name, []).append(node)
         elif isinstance(node, ast.ClassDef):
             name = _defined(node.name, module, owner)
             module.classes[name] = node.bases

@@ -20,6 +20,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -28,6 +29,10 @@ from _gpu_properties import H200
 from _launch_scanner import Place, Scan
 from magi_tritonwrap import find_kernels
 from magi_tritonwrap.testing import stub_driver
+
+
+def _absent(*_args: Any) -> None:
+    """Stands for a function of another distribution."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +44,21 @@ class Library:
         under: modules whose functions count.
         without: names of packages that are left out: code for other devices and other compilers, and patches of models.
         environment: what its import reads.
+        elsewhere: modules of other distributions that its import needs, and what it takes of them.
     """
 
     package: str
     under: tuple[str, ...]
     without: frozenset[str]
     environment: dict[str, str] = field(default_factory=dict)
+    elsewhere: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def stand_ins(self) -> dict[str, ModuleType]:
+        """What stands for the modules of other distributions."""
+        made = {name: ModuleType(name) for name in self.elsewhere}
+        for name, taken in self.elsewhere.items():
+            vars(made[name]).update(dict.fromkeys(taken, _absent))
+        return made
 
 
 _OTHER_VENDORS = (
@@ -53,9 +67,16 @@ _OTHER_VENDORS = (
 )
 LIBRARIES = {
     "liger-kernel": Library(
-        "liger_kernel", ("liger_kernel.ops",), frozenset({"backends", "cutedsl", "cute", "cutile", "transformers"})
+        "liger_kernel",
+        ("liger_kernel.ops", "liger_kernel.megatron"),
+        frozenset({"backends", "cutedsl", "cute", "cutile", "transformers", "monkey_patch"}),
     ),
-    "fla-core": Library("fla", ("fla.ops", "fla.modules"), frozenset({"backends"})),
+    "fla-core": Library(
+        "fla",
+        ("fla.ops", "fla.modules"),
+        frozenset({"backends"}),
+        elsewhere={"fla.layers": (), "fla.layers.utils": ("pad_input", "unpad_input")},
+    ),
     "flag_gems": Library(
         "flag_gems", ("flag_gems",), frozenset({*_OTHER_VENDORS, "patches"}), {"GEMS_VENDOR": "nvidia"}
     ),
@@ -91,6 +112,7 @@ def scan(name: str) -> dict[str, Any]:
         for place, kernels in Scan(folder, library.package, library.without).launching().items()
         if place.module.startswith(library.under)
     }
+    sys.modules.update(library.stand_ins())
     with pretended_gpu(), mock.patch.dict(os.environ, library.environment):
         broken = {module: why for module in sorted({place.module for place in launching}) if (why := _failure(module))}
     found = [

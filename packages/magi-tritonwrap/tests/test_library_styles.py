@@ -536,3 +536,70 @@ def test_kernels_in_pairs(body: Callable[..., Any]) -> None:
 def test_reason_is_one_line_a_launch() -> None:
     text = str(find_kernels(from_table))
     assert re.fullmatch(r"unresolved  LAZY_TABLE\['double'\] \(.*:\d+\): global 'LAZY_TABLE' has no entry .* yet", text)
+
+
+def logged(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return method(*args, **kwargs)
+
+    return wrapper
+
+
+class Base:
+    def inherited(self, x: Tensor) -> Tensor:
+        return double(x)
+
+
+class Layer(Base, torch.nn.Module):
+    def step(self, x: Tensor) -> Tensor:
+        return double(x)
+
+    @staticmethod
+    def static_step(x: Tensor) -> Tensor:
+        return double(x)
+
+    @logged
+    def logged_step(self, x: Tensor) -> Tensor:
+        return self.step(x)
+
+    @property
+    def chosen(self) -> Callable[[Tensor], Tensor]:
+        return self.static_step
+
+    def of_own(self, x: Tensor) -> Tensor:
+        return self.step(x)
+
+    def of_base(self, x: Tensor) -> Tensor:
+        return self.inherited(x)
+
+    def of_static(self, x: Tensor) -> Tensor:
+        return self.static_step(x)
+
+    def of_property(self, x: Tensor) -> Tensor:
+        return self.chosen(x)
+
+    @staticmethod
+    def of_context(ctx: Any, x: Tensor) -> Tensor:
+        return ctx.step(x)
+
+    def of_argument(self, other: Any, x: Tensor) -> Tensor:
+        return other.step(x)
+
+
+@pytest.mark.parametrize("name", ["of_own", "of_base", "of_static", "of_property", "logged_step"])
+def test_methods_of_self_in_a_method_that_is_not_bound(name: str) -> None:
+    body = getattr(Layer, name)
+    assert names(body) == ["double_kernel"]
+    assert find_kernels(body).may_launch
+
+
+@pytest.mark.parametrize("name", ["of_context", "of_argument"])
+def test_other_parameters_are_no_instances_of_the_class(name: str) -> None:
+    assert names(getattr(Layer, name)) == []
+
+
+def test_a_method_whose_class_has_another_one_by_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = Layer.of_own
+    monkeypatch.setattr(Layer, "of_own", Layer.of_base)
+    assert names(body) == []

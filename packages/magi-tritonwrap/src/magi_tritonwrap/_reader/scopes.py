@@ -11,7 +11,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from .source import FunctionNode, function_node
-from .values import Known, Scope, Unknown, Value
+from .values import Known, New, Scope, Unknown, Value
 
 
 def constructor(cls: type) -> Any:
@@ -37,7 +37,22 @@ def function_scope(
         if parameter.default is not parameter.empty
     }
     names.update(parameters(node, args, kwargs, defaults))
+    cls = None if args else class_of_method(function)
+    if cls is not None and node.args.args:
+        this = node.args.args[0].arg
+        # A subclass may have other methods, so what `self` is stays open as well.
+        names[this] = (New(cls, None), *names[this])
     return Scope(node, function.__code__.co_filename, function.__globals__, names)
+
+
+def class_of_method(function: FunctionType) -> type | None:
+    """The class that has *function* as a method of its instances, as its name says; None where there is none."""
+    path, _, name = function.__qualname__.rpartition(".")
+    found: Any = function.__globals__.get(path.partition(".")[0]) if path else None
+    for part in path.split(".")[1:]:
+        found = inspect.getattr_static(found, part, None)
+    method = vars(found).get(name) if isinstance(found, type) else None
+    return found if isinstance(method, FunctionType) and inspect.unwrap(method) is function else None
 
 
 def parameters(
