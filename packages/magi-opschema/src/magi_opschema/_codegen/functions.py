@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from magi_opschema._model.tree import Leaf, MaskedList, Node, flat_name, leaves, nodes
 
 from .nodes import flatten, rebuild
-from .refusals import Refusal, refusals_of, write_refusals
+from .refusals import Refusal, refusals_of, write_readings, write_refusals
 from .reject import writer_of
 from .source import Source
 from .writer import INDENT, Reject, Writer
@@ -83,6 +83,8 @@ def emit_refusals(lowering: SignatureLowering, to: Writer, title: str) -> Source
     """From the flat arguments to the error about the first value that the signature refuses."""
     _open_arguments(lowering.arguments, to)
     write_refusals(_refusals(lowering, to, are_real=False), to)
+    for parameter in lowering.parameters:
+        write_readings(parameter.node, to)
     to.line("return None")
     return source_of("refuse_values", _flat_parameters(lowering.arguments, to), "Check the values.", to, title)
 
