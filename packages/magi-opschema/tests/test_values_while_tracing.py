@@ -91,9 +91,10 @@ def test_a_symbolic_index_is_not_read_while_tracing(ns: str) -> None:
     def op(x: Tensor, value: Literal[3, "a"]) -> Tensor:
         return x.clone()
 
-    compiled: Any = torch.compile(
-        lambda x: op.torch_op(x, x.shape[0] - 2), fullgraph=True, backend="aot_eager", dynamic=True
-    )
+    def run(x: Tensor) -> Any:
+        return op.torch_op(x, x.shape[0] - 2)
+
+    compiled: Any = torch.compile(run, fullgraph=True, backend="aot_eager", dynamic=True)
     assert compiled(torch.ones(2)).shape == (2,)
     assert compiled(torch.ones(3)).shape == (3,)
     with pytest.raises(ArgumentValueError, match=re.escape("'value' is 5 (int), expected one of 3, 'a'.")):
