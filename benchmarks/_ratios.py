@@ -18,7 +18,10 @@ from typing import Any
 
 Measured = tuple[str, str]  # arm, case
 
-_CALL_CASES = ("inference", "grad_mode", "autograd_idle", "autograd_active", "mutating", "leaves20", "decorate")
+_CALL_CASES = (
+    "inference", "grad_mode", "autograd_idle", "autograd_active",
+    "direct", "lowered", "mutating", "leaves20", "decorate",
+)  # fmt: skip
 
 RATIOS: dict[str, dict[str, tuple[Measured, Measured]]] = {
     "call_overhead": {
@@ -50,7 +53,9 @@ RATIOS: dict[str, dict[str, tuple[Measured, Measured]]] = {
     },
 }
 
-MILLISECONDS: dict[str, dict[str, Measured]] = {"call_overhead": {"import_ms": ("magi", "import")}}
+MILLISECONDS: dict[str, dict[str, Measured]] = {
+    "call_overhead": {"import_ms": ("magi", "import"), "first_op_ms": ("magi", "first op")}
+}
 """Medians that are published as they are."""
 
 DEFAULT_LIMIT = 8

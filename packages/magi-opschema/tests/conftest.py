@@ -21,6 +21,12 @@ def ns() -> str:
     return f"opschema_test_{next(_numbers)}"
 
 
+@pytest.fixture
+def x() -> torch.Tensor:
+    """Three numbers."""
+    return torch.arange(3.0)
+
+
 @pytest.fixture(autouse=True)
 def fresh_compiler() -> Iterator[None]:
     """No test sees what another compiled."""

@@ -25,7 +25,7 @@ from magi_opschema._codegen.functions import emit_saved
 from magi_opschema._codegen.reject import writer_of
 from magi_opschema._codegen.source import compile_source
 from magi_opschema._model.lowering import SignatureLowering
-from magi_opschema._model.tree import MaskedList, dotted, leaves, nodes
+from magi_opschema._model.tree import dotted
 from magi_opschema._torch_compat import (
     apply_in_eager,
     below_autograd,
@@ -97,26 +97,27 @@ class AutogradBridge:
         asked where the dispatcher has more to do than to find it, and where the dispatcher would convert a value:
         `setup_context_fn` sees what the body sees.
         """
-        flat = self.inputs.fill(args, kwargs)
+        inputs = self.inputs
+        flat = inputs.fill(args, kwargs) if kwargs or inputs.bundles else args
         positions, classes = self._settled
         is_settled = [type(flat[i]) for i in positions] == classes
-        if not is_settled or not is_dispatch_plain() or self._has_torch_function(flat):
+        if not is_settled or has_torch_function(*flat) or not is_dispatch_plain():
             return self.op(*args, **kwargs)
-        if not (self.inputs.tensor_lists or self.outputs.tensor_lists):
+        if not self._has_lists:
             return self.eager(*flat)
-        return self._gather_output(self.eager(*self.inputs.spread(flat)))
+        if any(has_torch_function_among(flat[i]) for i in inputs.tensor_lists):
+            return self.op(*args, **kwargs)
+        return self._gather_output(self.eager(*inputs.spread(flat)))
+
+    @functools.cached_property
+    def _has_lists(self) -> bool:
+        return bool(self.inputs.tensor_lists or self.outputs.tensor_lists)
 
     @functools.cached_property
     def _settled(self) -> tuple[list[int], list[type | None]]:
         """The positions of the slots that hold no Tensor, and the classes that the dispatcher hands on as they are."""
         others = [(i, s.schema_type) for i, s in enumerate(self.lowering.slots) if s.schema_type not in _TENSORS]
         return [i for i, _ in others], [_SETTLED.get(schema_type) for _, schema_type in others]
-
-    def _has_torch_function(self, flat: Flat) -> bool:
-        if has_torch_function(*flat):
-            return True
-        lists = self.inputs.tensor_lists
-        return bool(lists) and any(has_torch_function_among(flat[i]) for i in lists)
 
     @functools.cached_property
     def eager(self) -> Callable[..., Any]:
@@ -196,15 +197,17 @@ class AutogradBridge:
         return as_output(self.outputs.gather(spread)) if self.outputs.tensor_lists else spread
 
     @functools.cached_property
-    def _tensors(self) -> _TensorPlaces:
-        return _TensorPlaces.of(self.lowering, self.inputs)
+    def _index(self) -> Mapping[str, int]:
+        """The slot of each Tensor leaf, by the dotted path."""
+        position = {name: i for i, name in enumerate(self.inputs.names)}
+        return {dotted(leaf.path): position[leaf.name] for leaf in self.lowering.leaves if leaf.is_tensor}
 
     @functools.cached_property
     def _values(self) -> Bridge:
         return Bridge(self.lowering)
 
     @functools.cached_property
-    def _saved(self) -> Callable[..., tuple[tuple[bool, ...], Flat]]:
+    def _saved(self) -> Callable[..., tuple[tuple[bool, ...], dict[str, Any]]]:
         return compile_source(emit_saved(self.lowering, writer_of(self.lowering), f"saved {self.lowering.name}"))
 
     def _save(self, ctx: Any, flat: Flat, spread: Flat, output: Any) -> None:
@@ -212,11 +215,14 @@ class AutogradBridge:
         formula = self.formula()
         if formula is None:
             return
-        flags = _flags(self.inputs, spread, ctx.needs_input_grad)
-        ctx.needs_grad = NeedsGrad(self._tensors.by_path, flags)
+        flags = ctx.needs_input_grad
+        if self.inputs.tensor_lists:
+            flags = _flags(self.inputs, spread, flags)
+        ctx.needs_grad = NeedsGrad(self._index, flags)
         ctx.needs_input_grad, ctx._magi_shapes = self._saved(flags, *flat)  # noqa: SLF001
         outputs = as_tuple(output, len(self.outputs.names))
-        ctx._magi_counts = tuple([len(outputs[i]) for i in self.outputs.tensor_lists])  # noqa: SLF001
+        if self.outputs.tensor_lists:
+            ctx._magi_counts = tuple(len(outputs[i]) for i in self.outputs.tensor_lists)  # noqa: SLF001
         if formula.setup_context_fn is not None:
             formula.setup_context_fn(ctx, self._values.rebuild(*flat), structure(self.lowering.returns, outputs))
 
@@ -225,8 +231,9 @@ class AutogradBridge:
         if formula is None:
             self._refuse_gradient()
         lowering, inputs = self.lowering, self.inputs
-        grads = structure(lowering.returns, self.outputs.gather(spread_grads, ctx._magi_counts))  # noqa: SLF001
-        shapes = dict(zip((inputs.names[i] for i in self._tensors.shaped), ctx._magi_shapes, strict=True))  # noqa: SLF001
+        if self.outputs.tensor_lists:
+            spread_grads = self.outputs.gather(spread_grads, ctx._magi_counts)  # noqa: SLF001
+        grads, shapes = structure(lowering.returns, spread_grads), ctx._magi_shapes  # noqa: SLF001
         returned = formula.backward_fn(ctx, *positional(lowering.returns, grads))
         found = lower_gradients(returned, lowering, shapes)
         # A list without gradients still has a place for each of its Tensors.
@@ -244,30 +251,8 @@ class AutogradBridge:
         raise MissingBackwardError(self.lowering.sentence(text))
 
 
-@dataclass(frozen=True)
-class _TensorPlaces:
-    """Positions of the Tensor leaves among the flat arguments."""
-
-    by_path: Mapping[str, int]
-    shaped: tuple[int, ...]
-    """Tensors, lists of them, and the masks of lists of optional ones."""
-
-    @staticmethod
-    def of(lowering: SignatureLowering, layout: FlatLayout) -> _TensorPlaces:
-        position = {name: i for i, name in enumerate(layout.names)}
-        tensors = [[leaf for leaf in leaves(p.node) if leaf.is_tensor] for p in lowering.parameters]
-        masks = [n.present for p in lowering.parameters for n in nodes(p.node) if isinstance(n, MaskedList)]
-        shaped = [position[leaf.name] for leaf in (*(leaf for below in tensors for leaf in below), *masks)]
-        return _TensorPlaces(
-            {dotted(leaf.path): position[leaf.name] for below in tensors for leaf in below},
-            tuple(shaped),
-        )
-
-
 def _flags(inputs: FlatLayout, spread: Flat, needs_input_grad: tuple[bool, ...]) -> tuple[bool, ...]:
     """Whether each flat argument needs a gradient; a list does if one of its Tensors does."""
-    if not inputs.tensor_lists:
-        return needs_input_grad
     gathered = inputs.gather((spread[0], *needs_input_grad[1:]))
     return tuple(any(flag) if isinstance(flag, list) else bool(flag) for flag in gathered)
 

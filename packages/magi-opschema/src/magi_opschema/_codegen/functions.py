@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from magi_opschema._model.tree import Leaf, MaskedList, Node, flat_name, leaves, nodes
 
 from .nodes import flatten, rebuild
-from .refusals import Refusal, refusals_of, write_refusals
+from .refusals import Refusal, refusals_of, write_readings, write_refusals
 from .reject import writer_of
 from .source import Source
 from .writer import INDENT, Reject, Writer
@@ -83,6 +83,8 @@ def emit_refusals(lowering: SignatureLowering, to: Writer, title: str) -> Source
     """From the flat arguments to the error about the first value that the signature refuses."""
     _open_arguments(lowering.arguments, to)
     write_refusals(_refusals(lowering, to, are_real=False), to)
+    for parameter in lowering.parameters:
+        write_readings(parameter.node, to)
     to.line("return None")
     return source_of("refuse_values", _flat_parameters(lowering.arguments, to), "Check the values.", to, title)
 
@@ -100,18 +102,21 @@ def emit_inputs(lowering: SignatureLowering, to: Writer, title: str) -> Source:
 def emit_saved(lowering: SignatureLowering, to: Writer, title: str) -> Source:
     """From a flag for each slot, and the slots, to what a backward will ask.
 
-    That is one flag for each parameter, true if one of its leaves has it, and the shapes of the Tensors, `None` for
-    `None`; of a list a shape for each item, and behind all of them the masks of lists of optional Tensors.
+    That is one flag for each parameter, true if one of its leaves has it, and by name the shapes of the Tensors: None
+    for None, of a list one for each item; and the masks of lists of optional Tensors.
     """
     flags = to.temporary("flags")
     position = {slot.name: i for i, slot in enumerate(lowering.slots)}
-    wanted, shapes, masks = [], [], []
+    wanted: list[str] = []
+    shapes: dict[str, str] = {}
     for parameter in lowering.parameters:
         tensors = [leaf for leaf in leaves(parameter.node) if leaf.is_tensor]
         wanted.append(" or ".join(f"{flags}[{position[leaf.name]}]" for leaf in tensors) or "False")
-        shapes += [_shape_text(leaf) for leaf in tensors]
-        masks += [part.present.name for part in nodes(parameter.node) if isinstance(part, MaskedList)]
-    to.line(f"return {tuple_text(wanted)}, {tuple_text([*shapes, *masks])}")
+        shapes |= {leaf.name: _shape_text(leaf) for leaf in tensors}
+        masks = [part.present.name for part in nodes(parameter.node) if isinstance(part, MaskedList)]
+        shapes |= {name: name for name in masks}
+    saved = ", ".join(f"{name!r}: {text}" for name, text in shapes.items())
+    to.line(f"return {tuple_text(wanted)}, {{{saved}}}")
     doc = f"What the backward of {lowering.name} will ask."
     return source_of(f"{lowering.name}_saved", [flags, *position], doc, to, title)
 

@@ -46,6 +46,31 @@ def write_refusals(refusals: Iterator[Refusal], to: Writer) -> None:
         to.line(f"{INDENT}{to.bind(f'reject_{leaf.name}', to.reject(leaf))}({leaf.name})")
 
 
+def write_readings(node: Node, to: Writer, condition: str = "") -> None:
+    """Read each value that is written another way, for the error of one that cannot be read: only a body needs it."""
+    match node:
+        case Leaf():
+            codec = node.codec
+            if codec.described or "{reject}" not in codec.decode:
+                return
+            text = to.expression(node, codec.decode, node.name)
+            asked = [condition, "" if node.schema_type.startswith("str") else _is_no_symbol(node, to)]
+            conditions = " and ".join(filter(None, asked))
+            if conditions:
+                to.line(f"if {conditions}:")
+            to.line(f"{INDENT if conditions else ''}{text}")
+        case Record():
+            for part in node.fields:
+                write_readings(part.node, to, condition)
+        case Sequence():
+            for item in node.items:
+                write_readings(item, to, condition)
+        case Optional():
+            write_readings(node.inner, to, " and ".join(filter(None, (condition, node.is_some.name))))
+        case MaskedList():
+            pass
+
+
 def _of_leaf(leaf: Leaf, to: Writer, *, are_real: bool) -> Iterator[Refusal]:
     if leaf.refuses_none:
         yield leaf, f"{leaf.name} is None"

@@ -15,11 +15,11 @@ from .writer import Reject, Writer
 
 
 if TYPE_CHECKING:
-    from magi_opschema._model.lowering import SignatureLowering
+    from magi_opschema._model.lowering import SignatureTrees
 
 
 def writer_of(
-    lowering: SignatureLowering,
+    trees: SignatureTrees,
     *,
     returned: type[OpSchemaError] | None = None,
     of: str = "",
@@ -27,8 +27,8 @@ def writer_of(
     is_description: bool = False,
 ) -> Writer:
     """A writer of one function of an op; *returned* and *of* as `rejections` has them."""
-    rejects = rejections(lowering.title, lowering.location, returned=returned, of=of)
-    return Writer(lowering.prefix, rejects, lowering.title, is_traced, is_description)
+    rejects = rejections(trees.title, trees.location, returned=returned, of=of)
+    return Writer(trees.prefix, rejects, trees.title, is_traced, is_description)
 
 
 def rejections(function: str, location: str, *, returned: type[OpSchemaError] | None = None, of: str = "") -> Reject:

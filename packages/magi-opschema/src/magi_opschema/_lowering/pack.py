@@ -29,7 +29,7 @@ from . import codecs
 
 
 if TYPE_CHECKING:
-    from magi_opschema._model.lowering import SignatureLowering
+    from magi_opschema._model.lowering import SignatureTrees
 
 _FILLERS = {"SymInt": "0", "float": "0.0", "bool": "False", "str": '""'}
 _TEXTS: dict[str, Codec] = {
@@ -186,13 +186,13 @@ def _refuse_unless(leaf: Leaf, kinds: tuple[type, ...], value: str, to: Writer) 
     return value
 
 
-def pack(arguments: tuple[Argument, ...], lowering: SignatureLowering) -> tuple[Argument, ...]:
+def pack(arguments: tuple[Argument, ...], trees: SignatureTrees) -> tuple[Argument, ...]:
     """At most 64 arguments for any number of leaves.
 
     Raises:
         SignatureError: more than 64 leaves are left that cannot share an argument: lists of Tensors, generators.
     """
-    taken = {flat_name(node.path) for parameter in lowering.parameters for node in nodes(parameter.node)}
+    taken = {flat_name(node.path) for parameter in trees.parameters for node in nodes(parameter.node)}
     groups = {kind: members for kind, members in _by_kind(arguments, _kind).items() if len(members) > 2}
     alone = [replace(argument, default=NO_DEFAULT) for argument in arguments if _kind(argument) not in groups]
     packed = [
@@ -206,7 +206,7 @@ def pack(arguments: tuple[Argument, ...], lowering: SignatureLowering) -> tuple[
         for kind, members in tensors.items():
             alone += _bundle(kind, _free_name(f"packed_{kind}", taken), members)
     if len(alone) + len(packed) > MAX_ARGUMENTS:
-        raise SignatureError(lowering.title, lowering.location, (Problem("", _too_many(alone)),))
+        raise SignatureError(trees.title, trees.location, (Problem("", _too_many(alone)),))
     return (*alone, *packed)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from magi_opschema._codegen.functions import emit_flatten
 from magi_opschema._codegen.reject import writer_of
 from magi_opschema._codegen.source import compile_source
-from magi_opschema._model.lowering import LoweringPath, Parameter, SignatureLowering, is_flat_return
+from magi_opschema._model.lowering import LoweringPath, Parameter, SignatureLowering, SignatureTrees, is_flat_return
 from magi_opschema._model.schema import MAX_ARGUMENTS, NO_DEFAULT, Argument, default_text, takes
 from magi_opschema._model.tree import Leaf, MaskedList, Node, Optional, dotted, flat_name, leaves, nodes
 from magi_opschema._text import location, show_with_type
@@ -38,13 +38,12 @@ def lower_signature_in(
     parameters, returns = _lower_all(fn, title, signature, scope)
     flat_names = [flat_name(node.path) for parameter in parameters for node in nodes(parameter.node)]
     prefix = _free_prefix([name, *signature.parameters, *flat_names])
-    lowering = SignatureLowering(name, signature, parameters, returns, (), "flattened", prefix, location(fn), title)
-    mutated = mutated_leaves(lowering, mutates_args)
-    arguments = _arguments(lowering, mutated)
+    trees = SignatureTrees(name, signature, parameters, returns, prefix, location(fn), title)
+    arguments = _arguments(trees, mutated_leaves(trees, mutates_args))
     path = _choose_path(parameters, returns, arguments)
     if path == "flattened":
         arguments = _positional_with_trailing_defaults(arguments)
-    return replace(lowering, arguments=arguments, path=path)
+    return SignatureLowering(name, signature, parameters, returns, prefix, trees.location, title, arguments, path)
 
 
 def _lower_all(
@@ -133,11 +132,11 @@ def _free_prefix(names: Iterable[str]) -> str:
     return prefix
 
 
-def _arguments(lowering: SignatureLowering, mutated: set[str]) -> tuple[Argument, ...]:
+def _arguments(trees: SignatureTrees, mutated: set[str]) -> tuple[Argument, ...]:
     arguments: list[Argument] = []
     problems: list[Problem] = []
-    for parameter in lowering.parameters:
-        defaults = _leaf_defaults(parameter, lowering)
+    for parameter in trees.parameters:
+        defaults = _leaf_defaults(parameter, trees)
         for leaf, default in zip(leaves(parameter.node), defaults, strict=True):
             if default is not NO_DEFAULT and not takes(leaf.schema_type, default):
                 problems.append(_bad_default(leaf, default))
@@ -155,11 +154,11 @@ def _arguments(lowering: SignatureLowering, mutated: set[str]) -> tuple[Argument
                 )
             )
     if problems:
-        raise SignatureError(lowering.title, lowering.location, tuple(problems))
+        raise SignatureError(trees.title, trees.location, tuple(problems))
     if len(arguments) > MAX_ARGUMENTS:
         from .pack import pack  # few ops need it, and its classes take a fifth of the package's import time
 
-        return pack(tuple(arguments), lowering)
+        return pack(tuple(arguments), trees)
     return tuple(arguments)
 
 
@@ -169,7 +168,7 @@ def _bad_default(leaf: Leaf, default: object) -> Problem:
     return Problem(dotted(leaf.path), f"{shown}, which the schema type {leaf.schema_type} does not take. {fix}.")
 
 
-def _leaf_defaults(parameter: Parameter, lowering: SignatureLowering) -> list[object]:
+def _leaf_defaults(parameter: Parameter, trees: SignatureTrees) -> list[object]:
     """The parameter's default, flattened."""
     below = list(leaves(parameter.node))
     if not parameter.has_default:
@@ -178,8 +177,8 @@ def _leaf_defaults(parameter: Parameter, lowering: SignatureLowering) -> list[ob
         return [parameter.default]
     source = emit_flatten(
         (replace(parameter, is_keyword_only=False),),
-        writer_of(lowering, of="the default of "),
-        f"default of {lowering.name}",
+        writer_of(trees, of="the default of "),
+        f"default of {trees.name}",
     )
     return list(compile_source(source)(parameter.default))
 

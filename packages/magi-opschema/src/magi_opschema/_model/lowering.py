@@ -35,20 +35,40 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class SignatureLowering:
-    """What a signature became. `lower_signature` makes it; nothing in it changes afterwards."""
+class SignatureTrees:
+    """A signature as trees, before it is known which arguments the schema has."""
 
     name: str
     signature: inspect.Signature
     parameters: tuple[Parameter, ...]
     returns: Node | None
-    arguments: tuple[Argument, ...]
-    path: LoweringPath
     prefix: str
     """What every reserved name in generated code begins with; no name of the user's does."""
     location: str
     title: str
     """What errors about it begin with: the op's qualified name; without an op, the function's with brackets."""
+
+    @functools.cached_property
+    def leaves(self) -> tuple[Leaf, ...]:
+        """All leaves of the parameters, in order."""
+        return tuple(leaf for parameter in self.parameters for leaf in leaves(parameter.node))
+
+    @functools.cached_property
+    def return_leaves(self) -> tuple[Leaf, ...]:
+        """The leaves of the return value, in order; none for `-> None`."""
+        return () if self.returns is None else tuple(leaves(self.returns))
+
+    def sentence(self, text: str) -> str:
+        """An error message about this op: its title, *text*, and where it is defined."""
+        return f"{self.title}: {text} ({self.location})"
+
+
+@dataclass(frozen=True)
+class SignatureLowering(SignatureTrees):
+    """What a signature became. `lower_signature` makes it; nothing in it changes afterwards."""
+
+    arguments: tuple[Argument, ...]
+    path: LoweringPath
 
     @property
     def schema(self) -> str:
@@ -61,16 +81,6 @@ class SignatureLowering:
         return types.MappingProxyType({parameter.name: parameter.node for parameter in self.parameters})
 
     @functools.cached_property
-    def leaves(self) -> tuple[Leaf, ...]:
-        """All leaves of the parameters, in order."""
-        return tuple(leaf for parameter in self.parameters for leaf in leaves(parameter.node))
-
-    @functools.cached_property
-    def return_leaves(self) -> tuple[Leaf, ...]:
-        """The leaves of the return value, in order; none for `-> None`."""
-        return () if self.returns is None else tuple(leaves(self.returns))
-
-    @functools.cached_property
     def slots(self) -> tuple[Argument, ...]:
         """The arguments, each Tensor one of its own, also where more than 64 leaves made some share a list."""
         return slots_of(self.arguments)
@@ -79,10 +89,6 @@ class SignatureLowering:
     def mutated(self) -> tuple[Argument, ...]:
         """The slots that the op writes into."""
         return tuple(slot for slot in self.slots if slot.alias)
-
-    def sentence(self, text: str) -> str:
-        """An error message about this op: its title, *text*, and where it is defined."""
-        return f"{self.title}: {text} ({self.location})"
 
     @property
     def rebuilds_returns(self) -> bool:

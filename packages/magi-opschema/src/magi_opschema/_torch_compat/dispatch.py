@@ -109,17 +109,16 @@ below_adinplaceorview_pool = ContextPool(
 
 
 @functools.cache
-def _keys_of_a_new_thread() -> tuple[int, int]:
-    found: list[tuple[int, int]] = []
+def _keys_of_a_new_thread() -> tuple[Any, Any]:
+    found: list[tuple[Any, Any]] = []
     thread = threading.Thread(target=lambda: found.append(_keys_of_this_thread()))
     thread.start()
     thread.join()
     return found[0]
 
 
-def _keys_of_this_thread() -> tuple[int, int]:
-    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
-    return included.raw_repr(), excluded.raw_repr()
+def _keys_of_this_thread() -> tuple[Any, Any]:
+    return torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
 
 
 def is_dispatch_plain() -> bool:

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options and names that the decorator refuses, things that are no function, and what each error is besides."""
+
+from __future__ import annotations
+
+import builtins
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from _bad_inputs import Inner, X, located, plain, returning, shown, two_outputs, with_annotation
+from magi_opschema import errors, magi_register_custom_op, op_def
+from magi_opschema.errors import DuplicateOpError, OpNameError, OpSchemaError, OptionError
+from torch import Tensor
+
+
+def scaled(x: Tensor, cfg: Inner) -> Tensor:
+    return x * cfg.scale
+
+
+def writes(x: Tensor, out: Tensor, weights: list[Tensor] | None = None) -> None:
+    out.copy_(x)
+
+
+def nothing() -> Tensor:
+    return X
+
+
+# function, options, error class, sentence
+OPTIONS: list[tuple[Callable[..., Any], dict[str, Any], type[OpSchemaError], str]] = [
+    (writes, {"mutates_args": "out"}, OptionError,
+     "mutates_args='out' is one string. Write a tuple of names: ('out',)."),
+    (writes, {"mutates_args": None}, OptionError, "mutates_args=None is no tuple of names."),
+    (writes, {"mutates_args": ("outt",)}, OptionError,
+     "mutates_args names 'outt', which is no parameter, leaf path or flat name. Did you mean 'out'?"),
+    (writes, {"mutates_args": (0,)}, OptionError,
+     "mutates_args names 0, which is no parameter, leaf path or flat name."),
+    (writes, {"mutates_args": ("weights",)}, OptionError,
+     ("mutates_args names 'weights', a list of Tensors that may be None, which torch cannot functionalize "
+     "(pytorch #144072). Use list[Tensor], empty for None.")),
+    (scaled, {"mutates_args": ("cfg",)}, OptionError,
+     "mutates_args names 'cfg', which holds no Tensor, and an op can write into Tensors only."),
+    (scaled, {"mutates_args": ("cfg.scal",)}, OptionError, "Did you mean 'cfg.scale'?"),
+    (writes, {"mutates_args": ("out",), "backward_fn": lambda ctx: None}, OptionError,
+     ("backward_fn together with mutates_args ('out'): the gradient of an op that writes into its arguments is not "
+     "defined. Return new Tensors instead.")),
+    (plain, {"setup_context_fn": lambda ctx, inputs, output: None}, OptionError,
+     "setup_context_fn saves for a backward_fn, and there is none. Give one."),
+    (plain, {"backward_fn": "formula"}, OptionError, "backward_fn is 'formula' (str), expected a function."),
+    (plain, {"backward_fn": lambda ctx: None}, OptionError,
+     "backward_fn is called as backward_fn(ctx, grad), which test_option_errors.py:"),
+    (two_outputs, {"backward_fn": lambda ctx, grad: None}, OptionError,
+     "backward_fn is called as backward_fn(ctx, grad_0, grad_1), which test_option_errors.py:"),
+    (plain, {"backward_fn": lambda ctx, grad: None, "setup_context_fn": lambda ctx: None}, OptionError,
+     "setup_context_fn is called as setup_context_fn(ctx, inputs, output), which test_option_errors.py:"),
+    (plain, {"infer_output_meta_fn": 3}, OptionError,
+     "infer_output_meta_fn: 3 is no function, list of names or None. Write one of these."),
+    (plain, {"infer_output_meta_fn": {"x"}}, OptionError, "infer_output_meta_fn: {'x'} is no function"),
+    (plain, {"infer_output_meta_fn": "x"}, OptionError,
+     "infer_output_meta_fn: 'x' is one string. Write a list of names: ['x']."),
+    (plain, {"infer_output_meta_fn": []}, OptionError,
+     "infer_output_meta_fn: 0 names are given for 1 outputs. Give one for each."),
+    (plain, {"infer_output_meta_fn": ["y"]}, OptionError,
+     "infer_output_meta_fn: 'y' is no Tensor parameter or leaf path. Name one."),
+    (scaled, {"infer_output_meta_fn": ["cfg.scale"]}, OptionError,
+     "infer_output_meta_fn: 'cfg.scale' is no Tensor parameter or leaf path."),
+    (plain, {"infer_output_meta_fn": [0]}, OptionError,
+     "infer_output_meta_fn: 0 is no Tensor parameter or leaf path."),
+    (plain, {"infer_output_meta_fn": lambda: X}, OptionError,
+     "infer_output_meta_fn is called as infer_output_meta_fn(x), which test_option_errors.py:"),
+    (two_outputs, {}, OptionError,
+     ("infer_output_meta_fn: there are 2 outputs and 1 Tensor inputs, so output i cannot look like input i. "
+     "Pass a function, or names.")),
+    (nothing, {}, OptionError, "infer_output_meta_fn: there are 1 outputs and 0 Tensor inputs"),
+    (returning(float), {}, OptionError,
+     "infer_output_meta_fn: 'output' is a float, which looks like no Tensor input. Pass a function."),
+    (returning(list[Tensor]), {"infer_output_meta_fn": ["x"]}, OptionError,
+     "infer_output_meta_fn: 'output' and 'x' are not both lists. Pass a function."),
+    (plain, {"tags": ("core",)}, OptionError, "tags=('core',) is no tuple of torch.Tag values."),
+    (plain, {"tags": torch.Tag.core}, OptionError, "is no tuple of torch.Tag values."),
+    (with_annotation(Inner | None), {"mutates_args": ("value",)}, OptionError, "which holds no Tensor"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fn", "options", "error", "sentence"), OPTIONS, ids=shown)
+def test_options_are_refused_at_decoration(
+    ns: str, fn: Callable[..., Any], options: dict[str, Any], error: type[OpSchemaError], sentence: str
+) -> None:
+    with pytest.raises(error, match=re.escape(sentence)) as caught:
+        magi_register_custom_op(f"{ns}::op", **options)(fn)
+    assert str(caught.value).startswith(f"{ns}::op: ")
+    assert str(caught.value).endswith(located(fn))
+    assert not torch._C._jit_get_schemas_for_operator(f"{ns}::op")
+
+
+NOT_A_NAME = "is not 'namespace::op'"
+KEPT = "for itself. Choose another."
+
+
+NAMES = [
+    ("norm", f"the op name 'norm' {NOT_A_NAME}. Write 'namespace::norm'."),
+    ("", f"the op name '' {NOT_A_NAME}. Write 'namespace::op', two identifiers."),
+    ("a:b", f"the op name 'a:b' {NOT_A_NAME}. Write 'namespace::op', two identifiers."),
+    ("a::b::c", f"the op name 'a::b::c' {NOT_A_NAME}."),
+    ("a::b.overload", f"the op name 'a::b.overload' {NOT_A_NAME}."),
+    ("a::", f"the op name 'a::' {NOT_A_NAME}."),
+    ("::b", f"the op name '::b' {NOT_A_NAME}."),
+    ("a b::c", f"the op name 'a b::c' {NOT_A_NAME}."),
+    ("a::b\n", NOT_A_NAME),
+    ("a::größe", f"the op name 'a::größe' {NOT_A_NAME}."),
+    ("a::1b", f"the op name 'a::1b' {NOT_A_NAME}."),
+    ("opschema_names::class", f"the op name 'opschema_names::class' cannot be used: torch keeps 'class' {KEPT}"),
+    ("opschema_names::NoneType", f"torch keeps 'NoneType' {KEPT}"),
+    ("opschema_names::name", f"torch keeps 'name' {KEPT}"),
+    ("opschema_names::_dir", f"torch keeps '_dir' {KEPT}"),
+    ("opschema_names::__file__", f"torch keeps '__file__' {KEPT}"),
+    ("opschema_names::__init__", f"torch keeps '__init__' {KEPT}"),
+    ("opschema_names::__origin__", f"torch keeps '__origin__' {KEPT}"),
+    ("prim::op", f"torch keeps 'prim' {KEPT}"),
+    ("_::op", f"torch keeps '_' {KEPT}"),
+    ("load_library::op", f"torch keeps 'load_library' {KEPT}"),
+    ("higher_order::op", f"torch keeps 'higher_order' {KEPT}"),
+]
+
+
+@pytest.mark.parametrize(("name", "sentence"), NAMES)
+def test_name_is_refused(name: str, sentence: str) -> None:
+    with pytest.raises(OpNameError, match=re.escape(sentence)) as caught:
+        magi_register_custom_op(name)(plain)
+    assert str(caught.value).startswith("plain(): ")
+    assert str(caught.value).endswith(located(plain))
+
+
+def test_names_that_only_look_kept_are_taken(ns: str) -> None:
+    for op in ("load_library", "default", "self", "op_names", "match"):
+        assert torch.equal(magi_register_custom_op(f"{ns}::{op}")(plain)(X), X * 2)
+
+
+def test_lambda_has_no_name_of_its_own() -> None:
+    anonymous: Any = lambda x: x  # noqa: E731
+    anonymous.__annotations__ = {"x": Tensor, "return": Tensor}
+    with pytest.raises(OpNameError, match=re.escape("<lambda>' is not 'namespace::op'")):
+        magi_register_custom_op()(anonymous)
+
+
+def test_decorator_without_brackets() -> None:
+    fix = "Write @magi_register_custom_op() with brackets, or @magi_register_custom_op('namespace::op')."
+    sentence = f"takes a name, and got a function {located(plain)}. {fix}"
+    with pytest.raises(OpNameError, match=re.escape(sentence)):
+        magi_register_custom_op(plain)  # type: ignore[arg-type]
+    with pytest.raises(OpNameError, match=re.escape("the op name 5 (int) is no string.")):
+        magi_register_custom_op(5)  # type: ignore[arg-type]
+
+
+def test_duplicate_name_of_ours(ns: str) -> None:
+    magi_register_custom_op(f"{ns}::op")(plain)
+    sentence = (
+        f"{ns}::op: the op is registered already, by plain {located(plain)}. Choose another name, "
+        "or pass override=True to replace it, as after a reload."
+    )
+    with pytest.raises(DuplicateOpError, match=re.escape(sentence)):
+        magi_register_custom_op(f"{ns}::op")(scaled)
+
+
+def test_duplicate_name_of_another_library(ns: str) -> None:
+    library = torch.library.Library(ns, "FRAGMENT")
+    library.define("op(Tensor x) -> Tensor")
+    sentence = f"{ns}::op: the op is registered already, by another library. Choose another name."
+    for override in (False, True):
+        with pytest.raises(DuplicateOpError, match=re.escape(sentence)):
+            magi_register_custom_op(f"{ns}::op", override=override)(plain)
+
+
+def test_decorating_an_op_again(ns: str) -> None:
+    direct = magi_register_custom_op(f"{ns}::direct")(plain)
+    exposed = magi_register_custom_op(f"{ns}::exposed")(scaled)
+    packet = getattr(torch.ops, ns).direct
+    sentence = "is an op already. Decorate a function once; op_def(op).fn is the plain function."
+    for op in (direct, exposed, packet, op_def(exposed).torch_op):
+        with pytest.raises(DuplicateOpError, match=re.escape(sentence)):
+            magi_register_custom_op(f"{ns}::again")(op)
+    custom = torch.library.custom_op(f"{ns}::custom", plain, mutates_args=())
+    with pytest.raises(DuplicateOpError, match=r"registered by torch.library.custom_op\. Take that decorator off\."):
+        magi_register_custom_op(f"{ns}::again")(custom)
+
+
+@pytest.mark.parametrize("thing", [builtins.len, Inner, 3, "plain"])
+def test_what_is_no_function(ns: str, thing: Any) -> None:
+    with pytest.raises(OptionError, match="is no Python function. Wrap it in one whose parameters have annotations."):
+        magi_register_custom_op(f"{ns}::op")(thing)
+
+
+def test_a_static_or_class_method(ns: str) -> None:
+    sentence = f"plain is a staticmethod already. Put it above this decorator. {located(plain)}"
+    with pytest.raises(OptionError, match=re.escape(sentence)):
+        magi_register_custom_op(f"{ns}::op")(staticmethod(plain))
+    with pytest.raises(OptionError, match="plain is a classmethod already. Use a static method: an op has no class."):
+        magi_register_custom_op(f"{ns}::op")(classmethod(plain))  # type: ignore[arg-type]
+
+
+def test_each_error_is_a_builtin_one_too() -> None:
+    classes = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)]
+    assert len(classes) > 10
+    for cls in classes:
+        assert issubclass(cls, OpSchemaError)
+        if cls is not OpSchemaError:
+            base = cls.__bases__[1]
+            assert cls.__bases__[0] is OpSchemaError
+            assert base.__module__ == "builtins"
+            assert base is not Exception
+            assert issubclass(base, Exception)

@@ -1,0 +1,403 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signatures that have no schema, and the sentence that each must give: what, where, why and the fix."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections import namedtuple
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
+from dataclasses import InitVar, dataclass, make_dataclass
+from types import SimpleNamespace
+from typing import Annotated, Any, Generic, NamedTuple, NewType, NotRequired, Optional, TypedDict
+
+import numpy as np
+import pytest
+import torch
+from _bad_inputs import Box, Inner, Mode, T, located, returning, shown, with_annotation
+from magi_opschema import lower_signature, magi_register_custom_op
+from magi_opschema.errors import SignatureError
+from torch import Tensor
+from torch.types import Number
+
+
+@dataclass
+class Mutable:
+    scale: float
+
+
+@dataclass(frozen=True)
+class HoldsMutable:
+    inner: Mutable
+
+
+@dataclass(frozen=True)
+class Betas:
+    betas: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Opt:
+    opt: Betas
+
+
+@dataclass(frozen=True)
+class Tree:
+    left: Tree | None
+    value: float
+
+
+@dataclass(frozen=True)
+class Chain:
+    links: list[Chain]
+
+
+@dataclass(frozen=True)
+class Ping:
+    pong: Pong | None
+
+
+@dataclass(frozen=True)
+class Pong:
+    ping: Ping | None
+
+
+@dataclass(frozen=True)
+class WithInitVar:
+    x: float
+    factor: InitVar[float]
+
+
+@dataclass(frozen=True)
+class OwnInit:
+    x: float
+
+    def __init__(self, text: str) -> None:
+        object.__setattr__(self, "x", float(text))
+
+
+@dataclass(frozen=True)
+class NarrowInit:
+    x: float
+    y: float = 0.0
+
+    def __init__(self, x: float) -> None:
+        object.__setattr__(self, "x", x)
+
+
+@dataclass(frozen=True)
+class Growing(Generic[T]):
+    rest: Growing[list[T]] | None
+
+
+@dataclass(frozen=True)
+class Unresolved:
+    value: NotThere  # type: ignore[name-defined]  # noqa: F821
+
+
+class Partial(TypedDict, total=False):
+    height: int
+
+
+class OneMissing(TypedDict):
+    height: int
+    width: NotRequired[int]
+
+
+class BadPoint(NamedTuple):
+    x: bytes
+
+
+Untyped = namedtuple("Untyped", ["a", "b"])  # noqa: PYI024
+NO_FORM = "which has no flat schema form"
+NO_LIST = "and torch has no list of such elements that can be exported"
+
+
+# annotation of the parameter `value`, the whole sentence behind "parameter 'value…'"
+ANNOTATIONS: list[tuple[object, str]] = [
+    (Mutable, ("'value' has type Mutable, a mutable dataclass, whose changes an op could not give back. "
+              "Declare it @dataclass(frozen=True) class Mutable.")),
+    (HoldsMutable, "'value.inner' has type Mutable, a mutable dataclass"),
+    (dict, f"'value' has type dict, {NO_FORM}. Use a frozen dataclass, or tuple[T, ...]."),
+    (dict[str, float], f"'value' has type dict[str, float], {NO_FORM}. Use a frozen dataclass, or tuple[float, ...]."),
+    (Mapping[str, Tensor], f"'value' has type Mapping[str, Tensor], {NO_FORM}. Use a frozen dataclass"),
+    (Opt, f"'value.opt.betas' has type dict[str, float], {NO_FORM}. Use a frozen dataclass, or tuple[float, ...]."),
+    (list[Inner], ("'value' has type list[Inner], a list of records, which has no flat schema form. "
+                  "Use one frozen dataclass with a list for each field.")),
+    (tuple[Inner, ...], "'value' has type tuple[Inner, ...], a list of records"),
+    (list[Betas], "'value' has type list[Betas], a list of records"),
+    (Sequence[Mutable], "'value' has type Sequence[Mutable], a list of records"),
+    (tuple[Opt | None, ...], "'value' has type tuple[Opt | None, ...], a list of records"),
+    (list[Box[bytes]], "'value' has type list[Box[bytes]], a list of records"),
+    (list[Partial], "'value' has type list[Partial], a list of records"),
+    (set[int], f"'value' has type set[int], {NO_FORM}. Use a sorted tuple[T, ...]."),
+    (frozenset[str], f"'value' has type frozenset[str], {NO_FORM}. Use a sorted tuple[T, ...]."),
+    (Any, f"'value' has type Any, {NO_FORM}. Say which type it has."),
+    (object, f"'value' has type object, {NO_FORM}. Say which type it has."),
+    (Callable[[int], int], (f"'value' has type Callable[[int], int], {NO_FORM}. Register one op for each function, "
+                           "or choose between them by a Literal or an Enum.")),
+    (typing.Callable, f"'value' has type Callable, {NO_FORM}. Register one op for each function"),
+    (list, f"'value' has type list, {NO_FORM}. Say what it holds, for example list[int]."),
+    (tuple, f"'value' has type tuple, {NO_FORM}. Say what it holds, for example tuple[int, int] or tuple[int, ...]."),
+    (typing.List, f"'value' has type list, {NO_FORM}. Say what it holds, for example list[int]."),  # noqa: UP006
+    (typing.Tuple, f"'value' has type tuple, {NO_FORM}. Say what it holds"),  # noqa: UP006
+    (Sequence, f"'value' has type Sequence, {NO_FORM}. Say what it holds, for example Sequence[int]."),
+    (Iterable[int], f"'value' has type Iterable[int], {NO_FORM}. Use Sequence[T]."),
+    (MutableSequence[int], f"'value' has type MutableSequence[int], {NO_FORM}. Use Sequence[T]: the op gets a copy."),
+    (Optional, f"'value' has type Optional, {NO_FORM}. See the type table in the documentation of magi-opschema."),
+    (bytes, f"'value' has type bytes, {NO_FORM}. Use str, or a uint8 Tensor."),
+    (bytearray, f"'value' has type bytearray, {NO_FORM}. Use str, or a uint8 Tensor."),
+    (np.ndarray, f"'value' has type ndarray, {NO_FORM}. Pass a Tensor: torch.from_numpy() shares its memory."),
+    (np.float32, f"'value' has type float32, {NO_FORM}. Pass a Tensor"),
+    (torch.nn.Module, f"'value' has type Module, {NO_FORM}. Pass its tensors, or a frozen dataclass of them."),
+    (torch.nn.Linear, f"'value' has type Linear, {NO_FORM}. Pass its tensors, or a frozen dataclass of them."),
+    (torch.Size, f"'value' has type Size, {NO_FORM}. Use tuple[int, ...]."),
+    (torch.SymInt, f"'value' has type SymInt, {NO_FORM}. Use int: every int of a schema may be symbolic."),
+    (None, f"'value' has type None, {NO_FORM}."),
+    (SimpleNamespace, (f"'value' has type SimpleNamespace, {NO_FORM}. "
+                      "Use a frozen dataclass with the parts of SimpleNamespace that the op needs.")),
+    (int | str, ("'value' has type int | str, which is a union of 2 types, and a schema argument has one. "
+                "Use a frozen dataclass with one optional field for each.")),
+    (Tensor | float | None, "'value' has type Tensor | float | None, which is a union of 2 types"),
+    (Inner | Mode, "'value' has type Inner | Mode, which is a union of 2 types"),
+    (list[int | None], (f"'value' has type list[int | None], {NO_LIST}. "
+                       "Use two lists, the values and one bool for each that says whether it is there.")),
+    (list[list[int]], f"'value' has type list[list[int]], {NO_LIST}. Use one list for each part, or a Tensor."),
+    (list[Number], f"'value' has type list[int | float | bool], {NO_LIST}."),
+    (list[tuple[int, int]], f"'value' has type list[tuple[int, int]], {NO_LIST}."),
+    (list[torch.Generator], f"'value' has type list[Generator], {NO_LIST}."),
+    (Tree, ("'value.left' has type Tree, a record that contains itself, so it has no fixed number of leaves. "
+           "Use a Tensor or lists.")),
+    (Chain, "'value.links' has type list[Chain], a list of records"),
+    (Ping, "'value.pong.ping' has type Ping, a record that contains itself"),
+    (WithInitVar, ("'value' has type WithInitVar, whose InitVar 'factor' cannot be read back from an instance. "
+                  "Make it a field.")),
+    (OwnInit, ("'value' has type OwnInit, whose __init__ takes (text) where its fields are (x). "
+              "Let the dataclass write __init__, or give it the fields as parameters.")),
+    (NarrowInit, "'value' has type NarrowInit, whose __init__ takes (x) where its fields are (x, y)."),
+    (Partial, "'value' has type Partial, a TypedDict whose key 'height' may be missing."),
+    (OneMissing, "'value' has type OneMissing, a TypedDict whose key 'width' may be missing."),
+    (Growing[int], "has type Growing[list[list[list["),
+    (Untyped, "'value' has type Untyped, a namedtuple whose field 'a' has no annotation. Use typing.NamedTuple."),
+    (BadPoint, f"'value.x' has type bytes, {NO_FORM}."),
+    (T, f"'value' has type T, {NO_FORM}. Give the type variable a type, as in Cfg[int] for a class Cfg(Generic[T])."),
+    (Box, f"'value.value' has type T, {NO_FORM}. Give the type variable a type"),
+    (Box[bytes], f"'value.value' has type bytes, {NO_FORM}."),
+    (NewType("Table", dict[str, int]), f"'value' has type dict[str, int], {NO_FORM}."),
+    (Annotated[bytes, "raw"], f"'value' has type bytes, {NO_FORM}."),
+    (tuple[int, bytes], f"'value.1' has type bytes, {NO_FORM}."),
+    ([int], "'value' has type [<class 'int'>], which is no type. Write a type, such as list[int] for [int]."),
+    ({"a": int}, "'value' has type {'a': <class 'int'>}, which is no type."),
+    (5, f"'value' has type 5, {NO_FORM}."),
+    (len, f"'value' has type len, {NO_FORM}."),
+]  # fmt: skip
+
+
+UNRESOLVED: list[tuple[object, str]] = [
+    ("NotThere", ("the annotation 'NotThere' of parameter 'value' could not be evaluated: name 'NotThere' is not "
+                 "defined. Import what it names where the op is defined, also at run time, not only under "
+                 "TYPE_CHECKING.")),
+    ("list[NotThere]", "the annotation 'list[NotThere]' of parameter 'value' could not be evaluated"),
+    ("torch.NotThere", "could not be evaluated: module 'torch' has no attribute 'NotThere'."),
+    ("list[", "the annotation 'list[' of parameter 'value' could not be evaluated: "),
+    ("1 / 0", "the annotation '1 / 0' of parameter 'value' could not be evaluated: division by zero."),
+    (Unresolved, "the annotation 'NotThere' of parameter 'value.value' could not be evaluated"),
+]  # fmt: skip
+BelowA = make_dataclass("BelowA", [("b", Tensor)], frozen=True)
+Clashing = make_dataclass("Clashing", [("a__b", Tensor), ("a", BelowA)], frozen=True)
+
+
+# return annotation, sentence
+RETURNS: list[tuple[object, str]] = [
+    (inspect.Signature.empty, ("the return value has no annotation, and the schema needs its type. "
+                              "Annotate it, for example -> Tensor, or -> None")),
+    (dict[str, Tensor], f"the return value 'output' has type dict[str, Tensor], {NO_FORM}."),
+    (Inner | None, ("the return value has type Inner | None, a record that may be None, and an op returns the same "
+                   "number of outputs at every call. Return a record of T | None.")),
+    (str, ("the return value has type str, and an op cannot return a str. "
+          "Return Tensors, numbers, None, or tuples or frozen dataclasses of these.")),
+    (tuple[Tensor, str], "and an op cannot return a str."),
+    (torch.dtype, "and an op cannot return a ScalarType."),
+    (complex, "and an op cannot return a complex."),
+    (list[int], "the return value has type list[int], and an op cannot return a SymInt[]."),
+    (Mode, "the return value has type Mode, and an op cannot return a str."),
+    (Any, "the return value 'output' has type Any"),
+    ("NotThere", "the annotation 'NotThere' of the return value 'output' could not be evaluated"),
+    (Clashing,
+     "'output.a__b' and 'output.a.b' have the same flat name 'output__a__b'. Rename one."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("annotation", "sentence"), [*ANNOTATIONS, *UNRESOLVED], ids=shown)
+def test_annotation_is_refused_at_decoration(ns: str, annotation: object, sentence: str) -> None:
+    body = with_annotation(annotation)
+    with pytest.raises(SignatureError, match=re.escape(sentence)) as caught:
+        magi_register_custom_op(f"{ns}::op")(body)
+    message = str(caught.value)
+    assert message.startswith(f"{ns}::op: ")
+    assert message.endswith(located(body))
+    assert "0x" not in message
+    assert caught.value.function == f"{ns}::op"
+    assert all(problem.path.startswith("value") for problem in caught.value.problems)
+    assert not torch._C._jit_get_schemas_for_operator(f"{ns}::op")
+
+
+@pytest.mark.parametrize(("annotation", "sentence"), RETURNS, ids=shown)
+def test_return_annotation_is_refused_at_decoration(ns: str, annotation: object, sentence: str) -> None:
+    body = returning(annotation)
+    with pytest.raises(SignatureError, match=re.escape(sentence)) as caught:
+        magi_register_custom_op(f"{ns}::op")(body)
+    assert str(caught.value).endswith(located(body))
+
+
+def star(x: Tensor, *rest: Tensor) -> Tensor:
+    return x
+
+
+def double_star(x: Tensor, **options: int) -> Tensor:
+    return x
+
+
+def positional(x: Tensor, value: int, /, y: int) -> Tensor:
+    return x
+
+
+def unannotated(x: Tensor, value) -> Tensor:  # type: ignore[no-untyped-def]
+    return x
+
+
+async def coroutine(x: Tensor) -> Tensor:
+    return x
+
+
+def generator(x: Tensor) -> Iterator[Tensor]:
+    yield x
+
+
+async def async_generator(x: Tensor) -> AsyncIterator[Tensor]:
+    yield x
+
+
+def clashing(x: Tensor, cfg: Inner, cfg__scale: float) -> Tensor:
+    return x
+
+
+def clashing_some(x: Tensor, cfg: Inner | None, cfg__is_some: bool) -> Tensor:
+    return x
+
+
+@dataclass(frozen=True)
+class HasIsSome:
+    is_some: bool = True
+
+
+def is_some_field(x: Tensor, cfg: HasIsSome | None) -> Tensor:
+    return x
+
+
+@dataclass(frozen=True)
+class Nothing:
+    pass
+
+
+@dataclass(frozen=True)
+class HasIsSomeRecord:
+    is_some: Nothing = Nothing()
+
+
+def is_some_record(x: Tensor, cfg: HasIsSomeRecord | None) -> Tensor:
+    return x
+
+
+def clashing_unicode(x: Tensor, größe: int, gru00f6u00dfe: int) -> Tensor:  # noqa: PLC2401
+    return x
+
+
+def default_of_other_type(x: Tensor, n: int = "three") -> Tensor:  # type: ignore[assignment]
+    return x
+
+
+def default_none(x: Tensor, bias: Tensor = None) -> Tensor:  # type: ignore[assignment]
+    return x
+
+
+def default_list_item(x: Tensor, sizes: Sequence[int] = (1, 2.5)) -> Tensor:  # type: ignore[assignment]
+    return x
+
+
+def default_in_record(x: Tensor, cfg: Inner = Inner(scale="big")) -> Tensor:  # type: ignore[arg-type]  # noqa: B008
+    return x
+
+
+MANY_LISTS = make_dataclass("MANY_LISTS", [(f"t{i}", list[Tensor]) for i in range(64)], frozen=True)
+
+
+def many_lists(cfg: MANY_LISTS, generator: torch.Generator) -> Tensor:  # type: ignore[valid-type]
+    return torch.ones(1)
+
+
+# function, sentence of the SignatureError
+SIGNATURES: list[tuple[Callable[..., Any], str]] = [
+    (star, ("'*rest' takes any number of values, and a schema has a fixed number of arguments. "
+           "Use a list or tuple[T, ...] parameter.")),
+    (double_star, "'**options' takes any names, and a schema has fixed names. Use a frozen dataclass."),
+    (positional, "parameter 'value' is positional-only, and every schema argument has a name. Remove the '/'."),
+    (unannotated, ("parameter 'value' has no annotation, and the schema needs its type. "
+                  "Annotate it, for example value: Tensor.")),
+    (coroutine, "is a coroutine or a generator, and an op returns when it is done. Write a plain function."),
+    (generator, "is a coroutine or a generator"),
+    (async_generator, "is a coroutine or a generator"),
+    (clashing, "'cfg.scale' and 'cfg__scale' have the same flat name 'cfg__scale'. Rename one."),
+    (clashing_some, "'cfg.is_some' and 'cfg__is_some' have the same flat name 'cfg__is_some'. Rename one."),
+    (is_some_field, "'cfg.is_some' and 'cfg.is_some' have the same flat name 'cfg__is_some'."),
+    (is_some_record, "'cfg.is_some' and 'cfg.is_some' have the same flat name 'cfg__is_some'."),
+    (clashing_unicode, "'größe' and 'gru00f6u00dfe' have the same flat name 'gru00f6u00dfe'. Rename one."),
+    (default_of_other_type, ("the default of 'n' is 'three' (str), which the schema type SymInt does not take. "
+                            "Change the default or the annotation.")),
+    (default_none, ("the default of 'bias' is None (NoneType), which the schema type Tensor does not take. "
+                   "Annotate it T | None.")),
+    (default_list_item, "the default of 'sizes' is (1, 2.5) (tuple), which the schema type SymInt[] does not take."),
+    (default_in_record, "the default of 'cfg.scale' is 'big' (str), which the schema type float does not take."),
+    (many_lists, ("the signature has 64 lists of Tensors and 1 other values that cannot share an argument, and torch "
+                 "registers no schema of more than 64 arguments. Pass some as one list.")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fn", "sentence"), SIGNATURES, ids=lambda value: getattr(value, "__name__", ""))
+def test_signature_is_refused_at_decoration(ns: str, fn: Callable[..., Any], sentence: str) -> None:
+    with pytest.raises(SignatureError, match=re.escape(sentence)) as caught:
+        magi_register_custom_op(f"{ns}::op")(fn)
+    assert str(caught.value).startswith(f"{ns}::op: ")
+    assert located(fn) in str(caught.value)
+    with pytest.raises(SignatureError, match=re.escape(sentence)) as caught:
+        lower_signature(fn)
+    assert str(caught.value).startswith(f"{fn.__name__}(): ")
+
+
+def test_all_bad_places_are_in_one_error(ns: str) -> None:
+    @dataclass(frozen=True)
+    class Bad:
+        table: dict[str, int]
+        fine: int
+        raw: bytes
+
+    def body(x: Tensor, cfg: Bad, *rest: int, pick: set[int]) -> str:
+        return ""
+
+    with pytest.raises(SignatureError) as caught:
+        magi_register_custom_op(f"{ns}::op")(body)
+    assert [problem.path for problem in caught.value.problems] == ["cfg.table", "cfg.raw", "rest", "pick", ""]
+    lines = str(caught.value).splitlines()
+    assert lines[0] == f"{ns}::op: 5 places of the signature have no flat schema form {located(body)}:"
+    assert lines[1] == (
+        "  - parameter 'cfg.table' has type dict[str, int], which has no flat schema form. "
+        "Use a frozen dataclass, or tuple[int, ...]."
+    )
+    assert [line.split("'")[1] for line in lines[1:5]] == ["cfg.table", "cfg.raw", "*rest", "pick"]
+    assert lines[5].startswith("  - the return value has type str")
+
+
+def test_the_tables_are_as_long_as_they_should_be() -> None:
+    at_decoration = len(ANNOTATIONS) + len(UNRESOLVED) + len(RETURNS) + len(SIGNATURES)
+    assert at_decoration >= 100

@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values that a call or a body is refused for, in eager and in compiled code."""
+
+from __future__ import annotations
+
+import enum
+import re
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, make_dataclass
+from typing import Annotated, Any, Literal, NamedTuple, NewType, TypedDict
+from unittest import mock
+
+import pytest
+import torch
+from _bad_inputs import Box, Inner, Mode, X, located, shown, with_annotation
+from magi_opschema import magi_register_custom_op, op_def
+from magi_opschema.errors import ArgumentError, ArgumentValueError, OpSchemaError, ReturnValueError
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.types import Number
+
+
+Op = Callable[..., Any]
+
+
+class Level(enum.Enum):
+    LOW = 1
+    HIGH = 2.5
+
+
+@dataclass(frozen=True)
+class Cfg:
+    inner: Inner = Inner()  # noqa: RUF009  (it is frozen)
+    level: Level = Level.LOW
+
+
+class Sizes(TypedDict):
+    height: int
+    width: int
+
+
+class Point(NamedTuple):
+    x: float
+    y: float
+
+
+class SubInner(Inner):
+    pass
+
+
+class LooksLike:
+    scale = 1.0
+    mode = "rms"
+    __class__ = Inner  # type: ignore[assignment]
+
+
+class LooksLikeMode:
+    name = value = "rms"
+    __class__ = Mode  # type: ignore[assignment]
+
+
+Twin = make_dataclass("Inner", [("scale", float), ("mode", str)], frozen=True)
+NOT_INNER = "expected a Inner, not a subclass or a look-alike, because the op rebuilds it from its fields."
+NOT_MODE = "expected one of Mode.RMS, Mode.LAYER, or the value of one."
+NOT_SIZES = "expected a dict with exactly the keys 'height', 'width'."
+
+
+# annotation, bad value, error class, sentence
+CALLS: list[tuple[object, Any, type[OpSchemaError], str]] = [
+    (Inner, {"scale": 1.0}, ArgumentError, f"'value' is {{'scale': 1.0}} (dict), {NOT_INNER}"),
+    (Inner, None, ArgumentError, f"'value' is None (NoneType), {NOT_INNER}"),
+    (Inner, SubInner(), ArgumentError, f"(SubInner), {NOT_INNER}"),
+    (Inner, Twin(1.0, "rms"), ArgumentError, f"'value' is Inner(scale=1.0, mode='rms') (Inner), {NOT_INNER}"),
+    (Inner, LooksLike(), ArgumentError, f"(LooksLike), {NOT_INNER}"),
+    (Inner, mock.Mock(spec=Inner), ArgumentError, f"(Mock), {NOT_INNER}"),
+    (Inner, Inner, ArgumentError, f"(type), {NOT_INNER}"),
+    (Inner, Inner(mode="batch"), ArgumentValueError, "'value.mode' is 'batch' (str), expected one of 'rms', 'layer'."),  # type: ignore[arg-type]
+    (Cfg, Cfg(inner=3), ArgumentError, f"'value.inner' is 3 (int), {NOT_INNER}"),  # type: ignore[arg-type]
+    (Cfg, Cfg(Inner(mode="x")), ArgumentValueError, "'value.inner.mode' is 'x' (str)"),  # type: ignore[arg-type]
+    (Cfg, Cfg(level=3), ArgumentValueError, "'value.level' is 3 (int), expected one of Level.LOW, Level.HIGH"),  # type: ignore[arg-type]
+    (Inner | None, "x", ArgumentError, f"'value' is 'x' (str), {NOT_INNER[:-1]}"),
+    (Box[Mode], Box(3), ArgumentValueError, f"'value.value' is 3 (int), {NOT_MODE}"),
+    (Mode, "batch", ArgumentValueError, f"'value' is 'batch' (str), {NOT_MODE}"),
+    (Mode, Level.LOW, ArgumentValueError, f"(Level), {NOT_MODE}"),
+    (Mode, LooksLikeMode(), ArgumentValueError, f"(LooksLikeMode), {NOT_MODE}"),
+    (Mode, None, ArgumentValueError, f"'value' is None (NoneType), {NOT_MODE}"),
+    (Mode, torch.ones(2), ArgumentValueError, f"(Tensor), {NOT_MODE}"),
+    (Mode | None, 3, ArgumentValueError, f"'value' is 3 (int), {NOT_MODE[:-1]}, or None."),
+    (Level, torch.ones(2), ArgumentValueError, "(Tensor), expected one of Level.LOW, Level.HIGH, or the value of one."),
+    (Level, True, ArgumentValueError, "'value' is True (bool), expected one of Level.LOW, Level.HIGH"),
+    (Literal["a", 1], "b", ArgumentValueError, "'value' is 'b' (str), expected one of 'a', 1."),
+    (Literal["a", 1], True, ArgumentValueError, "'value' is True (bool), expected one of 'a', 1."),
+    (Literal[1, 2], 3, ArgumentValueError, "'value' is 3 (int), expected one of 1, 2."),
+    (Literal["rms", "layer"], "batch", ArgumentValueError, "'value' is 'batch' (str), expected one of 'rms', 'layer'."),
+    (list[Literal["a", "b"]], ["a", "c"], ArgumentValueError,
+     "'value' is ['a', 'c'] (list), expected a list with each item one of 'a', 'b'."),
+    (list[Mode], ["rms", "x"], ArgumentValueError, f"expected a list with each item {NOT_MODE[9:]}"),
+    (list[Mode], 3, ArgumentValueError, f"'value' is 3 (int), expected a list with each item {NOT_MODE[9:]}"),
+    (tuple[Mode, ...], "rms", ArgumentValueError,
+     f"'value' is 'rms' (str), expected a tuple with each item {NOT_MODE[9:]}"),
+    (list[torch.dtype], ["torch.int8"], ArgumentValueError, "expected a list with each item a torch.dtype."),
+    (list[torch.device], [3], ArgumentValueError, "expected a list with each item a torch.device."),
+    (list[complex], ["1j"], ArgumentValueError, "'value' is ['1j'] (list), expected a list of numbers."),
+    (list[complex], 1j, ArgumentValueError, "'value' is 1j (complex), expected a list of numbers."),
+    (tuple[int, float], (1,), ArgumentError, "'value' is (1,) (tuple), expected a tuple of 2, tuple[int, float]."),
+    (tuple[int, float], (1, 2.0, 3), ArgumentError, "'value' is (1, 2.0, 3) (tuple), expected a tuple of 2"),
+    (tuple[int, float], [1, 2.0], ArgumentError, "'value' is [1, 2.0] (list), expected a tuple of 2"),
+    (tuple[tuple[int, int], int], ((1, 2, 3), 4), ArgumentError,
+     "'value.0' is (1, 2, 3) (tuple), expected a tuple of 2"),
+    (tuple[int, int] | None, 3, ArgumentError, "'value' is 3 (int), expected a tuple of 2, tuple[int, int]."),
+    (Point, (1.0, 2.0), ArgumentError,
+     "'value' is (1.0, 2.0) (tuple), expected a Point, not a subclass or a look-alike"),
+    (Sizes, {"height": 1}, ArgumentError, f"'value' is {{'height': 1}} (dict), {NOT_SIZES}"),
+    (Sizes, {"height": 1, "width": 2, "depth": 3}, ArgumentError, NOT_SIZES),
+    (Sizes, {"height": 1, "depth": 2}, ArgumentError, NOT_SIZES),
+    (Sizes, [("height", 1), ("width", 2)], ArgumentError, f"(list), {NOT_SIZES}"),
+    (list[Tensor | None], torch.ones(2, 2), ArgumentError, "(Tensor), expected list[Tensor | None]."),
+    (list[Tensor | None], [None, 3], ArgumentError, "'value' is [None, 3] (list), expected list[Tensor | None]."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("annotation", "value", "error", "sentence"), CALLS, ids=shown)
+def test_value_is_refused_at_the_call(
+    ns: str, annotation: object, value: Any, error: type[OpSchemaError], sentence: str
+) -> None:
+    called = []
+
+    def body(x: Tensor, value: Any) -> Tensor:
+        called.append(value)
+        return x * 2
+
+    body.__annotations__["value"] = annotation
+    op = magi_register_custom_op(f"{ns}::op")(body)
+    calls: list[Op] = [lambda: op(X, value), lambda: op(x=X, value=value)]
+    for call in calls:
+        with pytest.raises(error, match=re.escape(sentence)) as caught:
+            call()
+        assert str(caught.value).startswith(f"{ns}::op: '")
+        assert str(caught.value).endswith(located(body))
+    assert not called
+
+
+@dataclass(frozen=True)
+class TwoTensors:
+    y: Tensor
+    z: Tensor
+
+
+# return annotation, what the body returns, sentence
+OUTPUTS: list[tuple[object, Any, str]] = [
+    (None, X, "'output' is tensor([0., 1., 2.]) (Tensor), expected None."),
+    (Tensor, None, "'output' is None (NoneType), expected a Tensor."),
+    (Tensor, (X + 1, X + 2), "expected a Tensor."),
+    (int, "three", "'output' is 'three' (str), expected an int of 64 bits."),
+    (list[Tensor], [X + 1, 3], "(list), expected a list with each item a Tensor."),
+    (tuple[Tensor, float], (X + 1, "x"), "'output.1' is 'x' (str), expected a float."),
+    (TwoTensors, (X + 1, X + 2), "expected a TwoTensors, not a subclass or a look-alike"),
+    (tuple[Tensor, tuple[Tensor, Tensor]], (X + 1, (X + 2,)),
+     "'output.1' is (tensor([2., 3., 4.]),) (tuple), expected a tuple of 2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("annotation", "value", "sentence"), OUTPUTS, ids=shown)
+def test_output_is_refused(ns: str, annotation: object, value: Any, sentence: str) -> None:
+    def body(x: Tensor) -> Any:
+        return value
+
+    body.__annotations__["return"] = annotation
+    op = magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=lambda x: value)(body)
+    with pytest.raises(ReturnValueError, match=re.escape(sentence)) as caught:
+        op(X)
+    assert str(caught.value).endswith(located(body))
+
+
+# annotation, bad value, what the sentence says of it; the dispatcher alone looks at these
+PLAIN: list[tuple[object, Any, str]] = [
+    (Tensor, 3, "'value' is 3 (int), expected a Tensor."),
+    (Tensor | None, "x", "'value' is 'x' (str), expected a Tensor, or None."),
+    (list[Tensor], X, "'value' is tensor([0., 1., 2.]) (Tensor), expected a list with each item a Tensor."),
+    (list[Tensor], [X, None], "'value' is [tensor([0., 1., 2.]), None] (list), expected a list with each item"),
+    (int, "q", "'value' is 'q' (str), expected an int of 64 bits."),
+    (int, 1.5, "'value' is 1.5 (float), expected an int of 64 bits."),
+    (int, 2**70, "'value' is 1180591620717411303424 (int), expected an int of 64 bits."),
+    (int, None, "'value' is None (NoneType), expected an int of 64 bits."),
+    (int | None, "q", "'value' is 'q' (str), expected an int of 64 bits, or None."),
+    (float, "big", "'value' is 'big' (str), expected a float."),
+    (float, 1j, "'value' is 1j (complex), expected a float."),
+    (bool, "yes", "'value' is 'yes' (str), expected a bool."),
+    (str, 3, "'value' is 3 (int), expected a str."),
+    (str, Mode.RMS, "'value' is <Mode.RMS: 'rms'> (Mode), expected a str."),
+    (complex, "i", "'value' is 'i' (str), expected a complex."),
+    (Number, "1", "'value' is '1' (str), expected a number."),
+    (torch.dtype, "float32", "'value' is 'float32' (str), expected a torch.dtype."),
+    (torch.device, 1.5, "'value' is 1.5 (float), expected a torch.device."),
+    (torch.layout, "strided", "'value' is 'strided' (str), expected a torch.layout."),
+    (list[int], 3, "'value' is 3 (int), expected a list with each item an int of 64 bits."),
+    (list[int], [1.5], "'value' is [1.5] (list), expected a list with each item an int of 64 bits."),
+    (list[float] | None, ["x"], "'value' is ['x'] (list), expected a list with each item a float, or None."),
+    (list[str], 3, "'value' is 3 (int), expected a list with each item a str."),
+    (NewType("Meters", float), "x", "'value' is 'x' (str), expected a float."),
+    (tuple[int, ...], ["x"], "'value' is ['x'] (list), expected a list with each item an int of 64 bits."),
+    (Literal[1, 2], "x", "'value' is 'x' (str), expected one of 1, 2."),
+]
+
+
+@pytest.mark.parametrize("form", ["alone", "in a record", "packed"])
+@pytest.mark.parametrize(("annotation", "value", "sentence"), PLAIN, ids=shown)
+def test_a_leaf_of_another_class(ns: str, annotation: object, value: Any, sentence: str, form: str) -> None:
+    def body(x: Tensor, value: Any) -> Tensor:
+        raise AssertionError("the body runs")
+
+    if form == "packed" and annotation == list[Tensor]:
+        pytest.skip("lists of Tensors share no argument")
+    many = [(f"f{i}", annotation) for i in range(65 if form == "packed" else 1)]
+    record = make_dataclass("Holds", [*many, ("value", annotation)], frozen=True)
+    body.__annotations__["value"] = annotation if form == "alone" else record
+    op = magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=["x"])(body)
+    good = {Tensor: X, int: 1, float: 1.0, bool: True, str: "", complex: 1j, Number: 1, torch.dtype: torch.int8,
+            torch.device: torch.device("cpu"), torch.layout: torch.strided, Literal[1, 2]: 1}  # fmt: skip
+    others = good.get(annotation, () if typing.get_origin(annotation) in {list, tuple} else None)
+    if isinstance(annotation, NewType):
+        others = 1.0
+    passed = value if form == "alone" else record(*[others for _ in many], value)
+    path = sentence if form == "alone" else sentence.replace("'value'", "'value.value'", 1)
+    for x in (X, X.clone().requires_grad_()):
+        for args, kwargs in (((x, passed), {}), ((), {"value": passed, "x": x})):
+            with pytest.raises((ArgumentError, ArgumentValueError), match=re.escape(path)) as caught:
+                op(*args, **kwargs)
+            assert str(caught.value).startswith(f"{ns}::op: ")
+            assert str(caught.value).endswith(located(body))
+
+
+@pytest.mark.parametrize("form", ["direct", "lowered", "flattened"])
+def test_a_leaf_of_another_class_in_compiled_code(ns: str, form: str) -> None:
+    annotation = {"direct": float, "lowered": Annotated[float, "m"], "flattened": Box[float]}[form]
+    op = magi_register_custom_op(f"{ns}::op")(with_annotation(annotation))
+    assert op_def(op).path == form
+    value, path = (Box("big"), "value.value") if form == "flattened" else ("big", "value")
+    with pytest.raises(Exception, match=rf"{ns}::op: '{path}' is 'big' \(str\), expected a float\. \(_bad_inputs"):
+        torch.compile(op, fullgraph=True, backend="eager")(X, value)
+
+
+LOOK_ALIKES: list[Any] = [
+    make_dataclass("Box", ["value"], frozen=True)(1),
+    [1],
+    {"value": 1},
+    (1,),
+    X,
+    object(),
+    None,
+    3,
+    "text",
+    Box,
+]
+
+
+@pytest.mark.parametrize("is_argument", [False, True])
+@pytest.mark.parametrize("value", LOOK_ALIKES, ids=lambda value: type(value).__name__)
+def test_a_look_alike_in_compiled_code(ns: str, value: Any, is_argument: bool) -> None:
+    """Dynamo traces the refusal too, and has no repr of most objects."""
+    op: Any = magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=["x"])(with_annotation(Box[int]))
+    plain = value is None or isinstance(value, (int, str))
+    shown = f"{value!r} ({type(value).__name__})" if plain else f"of class {type(value).__name__}"
+    sentence = rf"{ns}::op: 'value' is {re.escape(shown)}, expected a Box, .*\(_bad_inputs.py:\d+\)"
+    compiled: Any = torch.compile(op if is_argument else lambda x, _: op(x, value), fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match=sentence):
+        compiled(X, value)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_wrong_class_where_the_op_writes(ns: str, grad: bool) -> None:
+    cls = make_dataclass("Written", [("out", Tensor), ("outs", list[Tensor])], frozen=True)
+
+    def body(x: Tensor, value: Any) -> None:
+        raise AssertionError("the body runs")
+
+    body.__annotations__["value"] = cls
+    op = magi_register_custom_op(f"{ns}::op", mutates_args=["value"])(body)
+    cases: list[tuple[Any, Any, str]] = [
+        ("x", [], "'value.out' is 'x' (str), expected a Tensor."),
+        (X, 3, "'value.outs' is 3 (int), expected a list with each item a Tensor."),
+        (X, [X, None], "'value.outs' is [tensor([0., 1., 2.]), None] (list), expected a list with each item a Tensor."),
+        (X, X, "'value.outs' is tensor([0., 1., 2.]) (Tensor), expected a list with each item a Tensor."),
+    ]
+    for out, outs, sentence in cases:
+        with torch.set_grad_enabled(grad), pytest.raises(ArgumentError, match=re.escape(sentence)):
+            op(X, cls(out, outs))
+
+
+def test_an_error_of_the_body_is_left_alone(ns: str) -> None:
+    texts = ["planted", f"{ns}::op() Expected", "Unknown keyword argument 'a' for operator 'b'."]
+
+    def body(x: Tensor, value: Box[int]) -> Tensor:
+        raise RuntimeError(texts[value.value])
+
+    op = magi_register_custom_op(f"{ns}::op")(body)
+    for i, text in enumerate(texts):
+        for x in (X, X.clone().requires_grad_()):
+            with pytest.raises(RuntimeError, match=re.escape(text)):
+                op(x, Box(i))
+            with pytest.raises(RuntimeError, match=re.escape(text)):
+                op_def(op).torch_op(x, i)
+
+
+LITERALS: list[tuple[object, Any, str]] = [
+    (Literal[1, 2], 3, "'value' is 3 (int), expected one of 1, 2."),
+    (Literal[1, 2] | None, 3, "'value' is 3 (int), expected one of 1, 2, or None."),
+    (Literal[True], False, "'value' is False (bool), expected one of True."),
+    (list[Literal[3, 4]], [3, 5], "'value' is [3, 5] (list), expected a list with each item one of 3, 4."),
+    (Literal["a", "b"], "c", "'value' is 'c' (str), expected one of 'a', 'b'."),
+]
+
+
+@pytest.mark.parametrize("fake", ["by name", "a function"])
+@pytest.mark.parametrize(("annotation", "value", "sentence"), LITERALS, ids=shown)
+def test_a_wrong_literal_is_found_while_tracing(
+    ns: str, annotation: object, value: Any, sentence: str, fake: str
+) -> None:
+    infer: Any = ["x"] if fake == "by name" else lambda x, value: torch.empty_like(x)
+    op = magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=infer)(with_annotation(annotation))
+    assert op_def(op).path == "lowered"
+    with FakeTensorMode(), pytest.raises(ArgumentValueError, match=re.escape(sentence)):
+        op(torch.empty(2), value)
+    with pytest.raises(Exception, match=re.escape(sentence)):
+        torch.compile(lambda x: op(x, value), fullgraph=True, backend="aot_eager")(X)
+
+
+def test_a_symbolic_literal_is_checked_when_it_has_a_value(ns: str) -> None:
+    op = magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=["x"])(with_annotation(Literal[2, 3]))
+    compiled = torch.compile(lambda x: op(x, x.shape[0]), fullgraph=True, backend="aot_eager", dynamic=True)
+    assert compiled(torch.ones(2)).shape == (2,)
+    with pytest.raises(ArgumentValueError, match=re.escape("'value' is 4 (int), expected one of 2, 3.")):
+        compiled(torch.ones(4))
