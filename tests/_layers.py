@@ -89,6 +89,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_hot",
         "_report",
         "_compose",
+        "_ahead",
         "testing",
         "_backend",
         "_entry_point",
