@@ -94,6 +94,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_backend",
         "_entry_point",
         "_magi_compile",
+        "__main__",
     ),
 }
 """The package's own ``__init__`` stands above all of them and is not listed."""

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from magi_backend._settings.options import Request
 
-NOT_AHEAD = ("check", "boundary_ops", "compile_sizes", "hot_sizes", "memory_budget")
-"""Settings of what happens in a process that has the model: in its calls, its pieces, or its backward."""
+NOT_AHEAD = ("check", "boundary_ops", "compile_sizes", "hot_sizes", "memory_budget", "report")
+"""Settings of what happens where `torch.compile` does: in calls, in pieces, in a backward, in the record of a run."""
 
 
 def aot_compile(
