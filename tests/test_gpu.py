@@ -156,7 +156,6 @@ class Launching(torch.nn.Module):
         return tuned(sine(x.exp(), CFG), Affine(2.0)) + 1
 
 
-@pytest.mark.notices_broken_kernels
 def test_launches_are_in_a_package_that_runs_without_triton(tmp_path: Path) -> None:
     batch = torch.export.Dim("batch", min=2, max=4096)
     x = torch.randn(64, 7, device="cuda")
