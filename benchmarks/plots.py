@@ -31,15 +31,7 @@ RUN_OF_TESTS = "gpu_e2e"
 COLUMNS = 3
 OURS, THEIRS = "#5b5bd6", "#b4b4c4"
 OUR_ARMS = (
-    "magi",
-    "dispatch",
-    "see_through",
-    "seen_through",
-    "epilogue",
-    "handle",
-    "object",
-    "slot8",
-    "active",
+    *("magi", "check", "dispatch", "see_through", "seen_through", "epilogue", "handle", "object", "slot8", "active"),
     "opaque_opschema",
 )
 UNITS = ((1.0, "s"), (1e3, "ms"), (1e6, "µs"))

@@ -89,10 +89,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_hot",
         "_report",
         "_compose",
+        "_ahead",
         "testing",
         "_backend",
         "_entry_point",
         "_magi_compile",
+        "__main__",
     ),
 }
 """The package's own ``__init__`` stands above all of them and is not listed."""

@@ -66,7 +66,7 @@ def _layers(model: nn.Module, inputs: tuple[Tensor, ...]) -> list[nn.Module]:
     called: dict[nn.Module, Tensor] = {}
 
     def note(module: nn.Module, args: Any, output: Any) -> None:
-        if isinstance(output, Tensor) and output.is_floating_point():
+        if isinstance(output, Tensor) and output.requires_grad:
             called.setdefault(module, output)
 
     leaves = [module for module in model.modules() if not list(module.children())]

@@ -14,7 +14,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from magi_backend import explain, magi_register_custom_op
+from magi_backend import aot_compile, explain, magi_register_custom_op
 from torch import Tensor
 
 
@@ -117,6 +117,55 @@ def test_a_dataclass_operator_with_a_kernel_and_a_backward_is_seen_through() -> 
     assert "magi_gpu.sine" not in forward.externs
     assert any("sine_kernel" in kernel for kernel in forward.kernels)
     assert any("sine_backward_kernel" in kernel for kernel in backward.kernels)
+
+
+@triton.autotune([triton.Config({"BLOCK": block}) for block in (128, 512)], key=["n"])
+@triton.jit
+def tuned_kernel(x, out, n, scale, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, at < n) * scale, at < n)
+
+
+@magi_register_custom_op("magi_gpu::tuned")
+def tuned(x: Tensor, cfg: Affine) -> Tensor:
+    out = torch.empty_like(x)
+    tuned_kernel[lambda meta: (triton.cdiv(out.numel(), meta["BLOCK"]),)](x, out, out.numel(), cfg.scale)
+    return out
+
+
+LOADING = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0].startswith(("magi_", "triton")):
+            raise ImportError(f"{name} is blocked")
+
+sys.meta_path.insert(0, Blocked())
+import torch
+run = torch._inductor.aoti_load_package(sys.argv[1])
+for x, expected in torch.load(sys.argv[2]):
+    torch.testing.assert_close(run(x), expected)
+"""
+
+
+class Launching(torch.nn.Module):
+    """A kernel with a fixed block, and one that is tuned."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return tuned(sine(x.exp(), CFG), Affine(2.0)) + 1
+
+
+def test_launches_are_in_a_package_that_runs_without_triton(tmp_path: Path) -> None:
+    batch = torch.export.Dim("batch", min=2, max=4096)
+    x = torch.randn(64, 7, device="cuda")
+    package = aot_compile(Launching(), tmp_path / "model.pt2", (x,), ({0: batch},))
+
+    values = [torch.randn(size, 7, device="cuda") for size in (2, 33, 4096)]
+    torch.save([(value, sine_reference(value.exp()) * 2 + 1) for value in values], tmp_path / "values.pt")
+    command = [sys.executable, "-c", LOADING, package, str(tmp_path / "values.pt")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_explaining_replays_the_random_numbers_of_the_gpu() -> None:

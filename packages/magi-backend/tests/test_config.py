@@ -24,6 +24,7 @@ def test_defaults() -> None:
         "compile_sizes": (),
         "hot_sizes": 0,
         "hot_after": 3,
+        "report": None,
         "on_unsupported": "error",
         "pass_config.enable_nd_tiling_workaround": True,
         "pass_config.enable_conv_layout": True,

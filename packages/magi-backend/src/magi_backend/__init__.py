@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
+    from ._ahead.compile import aot_compile
     from ._backend import magi
     from ._magi_compile import magi_compile
     from ._records.records import Compilation, GraphRecord, GuardOutcome, OpUse, PassOutcome, SizesOutcome, SizeUse
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         ConfigError,
         MismatchError,
         OptionError,
+        PackageError,
         TargetError,
         TargetTypeError,
     )
@@ -46,6 +48,7 @@ __all__ = [
     "MismatchError",
     "OpUse",
     "OptionError",
+    "PackageError",
     "PassConfig",
     "PassOutcome",
     "Report",
@@ -53,6 +56,7 @@ __all__ = [
     "SizesOutcome",
     "TargetError",
     "TargetTypeError",
+    "aot_compile",
     "explain",
     "magi",
     "magi_compile",
@@ -60,6 +64,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "_ahead.compile": ("aot_compile",),
     "_backend": ("magi",),
     "_verify.compare": ("Difference",),
     "_settings.config": ("CompileConfig", "PassConfig"),

@@ -11,6 +11,7 @@ __all__ = [
     "ConfigError",
     "MismatchError",
     "OptionError",
+    "PackageError",
     "TargetError",
     "TargetTypeError",
 ]
@@ -46,6 +47,10 @@ class BoundaryOpError(BackendError, LookupError):
 
 class MismatchError(BackendError, ArithmeticError):
     """A compiled piece and eager PyTorch disagree beyond the tolerance of their dtype."""
+
+
+class PackageError(BackendError, ValueError):
+    """A model calls an operator that cannot be part of a package that is compiled ahead of time."""
 
 
 def family() -> tuple[type[Exception], ...]:

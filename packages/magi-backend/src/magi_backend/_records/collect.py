@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from magi_backend import _torch_compat
 
+from .folder import EntryFile
 from .records import CacheUse, CheckOutcome, Compilation, GraphRecord, OpUse, SizesOutcome, describe_input
 
 
@@ -31,7 +32,13 @@ class CompilationLog:
     """The record of one compilation while it grows. A backward may join it later and from another thread."""
 
     def __init__(
-        self, compilation: Compilation, *, fresh: bool, watched: bool = False, eager_random: bool = False
+        self,
+        compilation: Compilation,
+        *,
+        fresh: bool,
+        watched: bool = False,
+        eager_random: bool = False,
+        file: EntryFile | None = None,
     ) -> None:
         self._compilation = compilation
         self._lock = threading.Lock()
@@ -42,6 +49,25 @@ class CompilationLog:
         """Whether someone will read it, so that calls are worth counting."""
         self.eager_random = eager_random
         """Whether the code is to draw eager's random numbers, to be compared with it."""
+        self._file = file
+        self._finished = False
+        self._keep()
+
+    def _keep(self) -> None:
+        """Write the record to its file, where it has one."""
+        if self._file is not None:
+            self._file.write(self.snapshot(), finished=self._finished)
+
+    def forget(self) -> None:
+        """Remove its file, and write no other."""
+        if self._file is not None:
+            self._file.remove()
+            self._file = None
+
+    def finish(self, **changes: Any) -> None:
+        """Replace fields of the record, the backend having returned; a backward may join it yet."""
+        self._finished = True
+        self.update(**changes)
 
     @property
     def label(self) -> str:
@@ -64,17 +90,20 @@ class CompilationLog:
         for guard in graph.guards:
             logger.info("%s %s: guard %s: %s", self.label, graph.kind, guard.name, guard.guard)
         _torch_compat.trace_artifact("magi_backend", lambda: asdict(graph))
+        self._keep()
 
     def add_check(self, check: CheckOutcome) -> None:
         """Append what was compared with eager."""
         with self._lock:
             self._compilation = replace(self._compilation, checks=(*self._compilation.checks, check))
         logger.info("%s: %s", self.label, check)
+        self._keep()
 
     def update(self, **changes: Any) -> None:
         """Replace fields of the record."""
         with self._lock:
             self._compilation = replace(self._compilation, **changes)
+        self._keep()
 
     def detached(self) -> CompilationLog:
         """A log of the same compilation that nobody reads, for what is compiled on its behalf."""
@@ -149,6 +178,7 @@ def open_log(
         fresh=collector is not None and collector.fresh,
         watched=collector is not None,
         eager_random=collector is not None and collector.eager_random,
+        file=EntryFile(request.config.report) if request.config.report else None,
     )
     if collector is not None:
         collector.add(log)
@@ -157,6 +187,7 @@ def open_log(
         yield log
     except _torch_compat.restarts():
         # Dynamo will capture the function again, with what it has learnt.
+        log.forget()
         if collector is not None:
             collector.discard(log)
         raise
@@ -169,4 +200,4 @@ def open_log(
             event: sum(after[key] - counts[key] for key in counts if key.endswith(event))
             for event in ("hit", "miss", "bypass")
         }
-        log.update(seconds=time.perf_counter() - start, cache=CacheUse(used["hit"], used["miss"], used["bypass"]))
+        log.finish(seconds=time.perf_counter() - start, cache=CacheUse(used["hit"], used["miss"], used["bypass"]))

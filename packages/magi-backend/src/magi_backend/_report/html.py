@@ -58,7 +58,7 @@ details {{ margin: .4rem 0; }}
 
 def as_html(title: str, torch: str, calls: Sequence[CallRecord], compilations: Sequence[Compilation]) -> str:
     """The page of a report."""
-    body = [_calls(calls), *map(_compilation, compilations)]
+    body = [*([_calls(calls)] if calls else []), *map(_compilation, compilations)]
     return _PAGE.format(title=escape(title), torch=escape(torch), body="\n".join(body))
 
 

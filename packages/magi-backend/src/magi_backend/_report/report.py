@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from magi_backend._records.plain import to_plain
 
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Report:
 
     def to_json(self, indent: int | None = 2) -> str:
         """The report as JSON; infinite differences become the string "inf"."""
-        return json.dumps(_plain(dataclasses.asdict(self)), indent=indent)
+        return json.dumps(to_plain(self), indent=indent)
 
     def to_html(self) -> str:
         """The report as one HTML page that needs no other file."""
@@ -67,11 +67,3 @@ class Report:
         from .text import as_renderable
 
         return as_renderable(self.title, self.torch, self.calls, self.compilations)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -40,6 +40,11 @@ def as_renderable(
     return Group(*_parts(title, torch, calls, compilations))
 
 
+def as_index(rows: Iterable[tuple[str, ...]]) -> RenderableType:
+    """A line for each compilation of a run."""
+    return Group(*_table("Compilations", ("number", "process", "rank", "of", "inputs", "compiled in"), rows))
+
+
 def _parts(
     title: str, torch: str, calls: Sequence[CallRecord], compilations: Sequence[Compilation]
 ) -> Iterator[RenderableType]:

@@ -98,6 +98,8 @@ class CompileConfig(BaseSettings):
         hot_sizes: How many sizes of a graph may have code of their own at a time because they came back; 0 turns that
             off. The one used longest ago is dropped first.
         hot_after: The call with the same sizes, counted from 1, at which that code is made.
+        report: A folder in which each compilation is written down as it happens, for
+            ``python -m magi_backend report FOLDER``.
         on_unsupported: What to do with an operator whose Triton kernels or launches no graph can carry: ``"error"``, or
             ``"opaque"`` to keep it whole with a warning. Operators whose source tells of one ask at decoration, and so
             see the environment alone.
@@ -130,6 +132,7 @@ class CompileConfig(BaseSettings):
     compile_sizes: SizeSets = ()
     hot_sizes: int = Field(default=0, ge=0)
     hot_after: int = Field(default=3, ge=1)
+    report: str | None = None
     on_unsupported: Literal["error", "opaque"] = "error"
     pass_config: PassConfig = PassConfig()
 

@@ -8,13 +8,14 @@ import re
 import time
 import types
 import typing
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch.fx import GraphModule
 
@@ -83,6 +84,14 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any)
     from torch._inductor.compile_fx import compile_fx_inner
 
     return compile_fx_inner(gm, example_inputs, **kwargs)
+
+
+@contextlib.contextmanager
+def copying_programs() -> Iterator[None]:
+    """Without the warning by which torch, when it copies a program, finds a class of its own deprecated (2.13)."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
+        yield
 
 
 def package(program: Any, path: str, options: dict[str, Any]) -> str:

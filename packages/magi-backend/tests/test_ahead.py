@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A package made by ``aot_compile`` runs where none of our packages can be imported; what cannot go in is named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from magi_backend import OptionError, PackageError, TargetTypeError, aot_compile, magi_register_custom_op
+from magi_opschema import ObjectHandle, register_kernel
+from torch import Tensor, nn
+
+
+BATCH = torch.export.Dim("batch", min=2, max=64)
+
+LOADING = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0].startswith(("magi_", "triton")):
+            raise ImportError(f"{name} is blocked")
+
+sys.meta_path.insert(0, Blocked())
+import torch
+package, values = sys.argv[1:]
+loaded = torch._inductor.aoti_load_package(package)
+for x, expected in torch.load(values):
+    torch.testing.assert_close(loaded(x), expected)
+assert not [name for name in sys.modules if name.startswith("magi_")]
+print("equal")
+"""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    factor: float = 2.0
+    shift: Tensor | None = None
+
+
+class Calling(nn.Module):
+    """A layer, and an operator on what it returns."""
+
+    def __init__(self, op: Any) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.op = op
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        result: Tensor | None = self.op(y)
+        return y if result is None else result
+
+
+def run_elsewhere(folder: Path, package: str, model: nn.Module, *inputs: Tensor) -> str:
+    """Load *package* in a process where our packages and Triton cannot be imported, and compare it with *model*."""
+    with torch.no_grad():
+        torch.save([(x, model(x)) for x in inputs], folder / "values.pt")
+    command = [sys.executable, "-W", "ignore", "-c", LOADING, package, str(folder / "values.pt")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def scaling(ns: str) -> Any:
+    @magi_register_custom_op(f"{ns}::scale", infer_output_meta_fn=["x"])
+    def scale(x: Tensor, cfg: Scaling) -> Tensor:
+        return x * cfg.factor + x.shape[0]
+
+    return lambda x: scale(x, Scaling(3.0))
+
+
+def writing(ns: str) -> Any:
+    @magi_register_custom_op(f"{ns}::add_one", mutates_args=["x"])
+    def add_one(x: Tensor) -> None:
+        x.add_(1)
+
+    return add_one
+
+
+def nested(ns: str) -> Any:
+    inner = scaling(ns)
+
+    @magi_register_custom_op(f"{ns}::outer", infer_output_meta_fn=["x"])
+    def outer(x: Tensor) -> Tensor:
+        scaled: Tensor = inner(x)
+        return scaled.relu()
+
+    return outer
+
+
+def with_a_body_for_the_cpu(ns: str) -> Any:
+    @magi_register_custom_op(f"{ns}::launched", infer_output_meta_fn=["x"])
+    def launched(x: Tensor) -> Tensor:
+        msg = "it launches a kernel"
+        raise RuntimeError(msg)
+
+    register_kernel(launched, "cpu", lambda x: x.sin() * x.shape[0])
+    return launched
+
+
+@pytest.mark.parametrize(
+    "make",
+    [scaling, *(pytest.param(make, marks=pytest.mark.slow) for make in (writing, nested, with_a_body_for_the_cpu))],
+)
+def test_a_package_runs_where_our_packages_are_not(make: Any, ns: str, tmp_path: Path) -> None:
+    model = Calling(make(ns)).eval()
+
+    package = aot_compile(model, tmp_path / "model.pt2", (torch.randn(3, 4),), ({0: BATCH},))
+
+    assert run_elsewhere(tmp_path, package, model, *(torch.randn(size, 4) for size in (2, 5, 64))) == "equal\n"
+
+
+@pytest.mark.slow
+def test_an_exported_program_with_keywords_and_our_options(ns: str, tmp_path: Path) -> None:
+    op = scaling(ns)
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor, *, mask: Tensor) -> Tensor:
+            scaled: Tensor = op(x)
+            return scaled * mask
+
+    x, mask = torch.randn(3, 4), torch.randn(3, 1)
+    program = torch.export.export(Model(), (x,), {"mask": mask}, dynamic_shapes={"x": {0: BATCH}, "mask": {0: BATCH}})
+    package = aot_compile(
+        program, tmp_path / "model.pt2", options={"magi.pass_config.max_tiles": 2, "max_autotune": False}
+    )
+
+    loaded = torch._inductor.aoti_load_package(package)
+    torch.testing.assert_close(loaded(x[:2], mask=mask[:2]), Model()(x[:2], mask=mask[:2]))
+
+
+@pytest.mark.slow
+def test_the_guards_against_defects_of_torch_hold_in_a_package(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.Upsample(scale_factor=2.0), nn.SiLU()).eval()
+    height = torch.export.Dim("height", min=4, max=64)
+    package = aot_compile(model, tmp_path / "model.pt2", (torch.randn(1, 4, 8, 8),), ({2: height},))
+
+    loaded, x = torch._inductor.aoti_load_package(package), torch.randn(1, 4, 11, 8)
+    torch.testing.assert_close(loaded(x), model(x))
+
+
+class Runner:
+    factor = 2
+
+
+RUNNER = Runner()
+
+
+def with_a_handle(ns: str) -> Any:
+    @magi_register_custom_op(f"{ns}::run", infer_output_meta_fn=["x"])
+    def run(x: Tensor, runner: ObjectHandle[Runner]) -> Tensor:
+        return x * runner.factor
+
+    return lambda x: run(x, RUNNER)
+
+
+def that_reads_data(ns: str) -> Any:
+    @magi_register_custom_op(f"{ns}::read", infer_output_meta_fn=["x"])
+    def read(x: Tensor) -> Tensor:
+        return x * 2 if x.sum().item() > 0 else x
+
+    return read
+
+
+def that_leaves_torch(ns: str) -> Any:
+    @magi_register_custom_op(f"{ns}::leave", infer_output_meta_fn=["x"])
+    def leave(x: Tensor) -> Tensor:
+        return torch.from_numpy(x.numpy() * 2)
+
+    return leave
+
+
+def of_another_library(ns: str) -> Any:
+    @torch.library.custom_op(f"{ns}::foreign", mutates_args=())
+    def foreign(x: Tensor) -> Tensor:
+        return x * 2
+
+    foreign.register_fake(torch.empty_like)
+    return foreign
+
+
+def of_another_library_that_writes(ns: str) -> Any:
+    @torch.library.custom_op(f"{ns}::foreign", mutates_args={"x"})
+    def foreign(x: Tensor) -> None:
+        x.mul_(2)
+
+    return foreign
+
+
+@pytest.mark.parametrize(
+    ("make", "sentences"),
+    [
+        (
+            with_a_handle,
+            (
+                "aot_compile: {ns}::run takes an object handle (runner), which stands for an object of this process",
+                "Pass what the body needs of it as Tensors and numbers, or compile the model where the object is",
+            ),
+        ),
+        (
+            that_reads_data,
+            (
+                "aot_compile: the body of {ns}::read cannot be traced into the package: ",
+                "or give it such a body for this device: register_kernel(op, 'cpu', fn).",
+            ),
+        ),
+        (
+            that_leaves_torch,
+            (
+                "aot_compile: the body of {ns}::leave cannot be traced into the package: ",
+                "Write it with operators of torch, whose sizes do not depend on data;",
+            ),
+        ),
+        (
+            of_another_library,
+            (
+                "aot_compile: {ns}::foreign is implemented in Python, and a package runs without it. ",
+                "Register it with magi_register_custom_op, whose body is traced into the package",
+            ),
+        ),
+        (of_another_library_that_writes, ("aot_compile: {ns}::foreign is implemented in Python",)),
+    ],
+)
+def test_what_cannot_go_in_is_named(make: Any, sentences: tuple[str, ...], ns: str, tmp_path: Path) -> None:
+    with pytest.raises(PackageError) as caught:
+        aot_compile(Calling(make(ns)), tmp_path / "model.pt2", (torch.randn(3, 4),), ({0: BATCH},))
+
+    for sentence in sentences:
+        assert sentence.format(ns=ns) in str(caught.value)
+    assert not (tmp_path / "model.pt2").exists()
+
+
+def test_a_body_for_one_size_only_is_an_error(ns: str, tmp_path: Path) -> None:
+    @magi_register_custom_op(f"{ns}::three", infer_output_meta_fn=["x"])
+    def three(x: Tensor) -> Tensor:
+        return x * 2 if x.shape[0] == 3 else x
+
+    with pytest.raises(Exception, match="specialized"):
+        aot_compile(Calling(three), tmp_path / "model.pt2", (torch.randn(3, 4),), ({0: BATCH},))
+
+
+def test_an_operator_that_calls_itself_is_an_error(ns: str, tmp_path: Path) -> None:
+    @magi_register_custom_op(f"{ns}::again", infer_output_meta_fn=["x"])
+    def again(x: Tensor) -> Tensor:
+        return again(x + 1)
+
+    with pytest.raises(PackageError, match=f"the bodies of {ns}::again call registered operators more than 8 levels"):
+        aot_compile(Calling(again), tmp_path / "model.pt2", (torch.randn(3, 4),))
+
+
+RELU = nn.ReLU()
+X = (torch.ones(3),)
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "sentence"),
+    [
+        (
+            ((lambda x: x), "m.pt2", X),
+            TargetTypeError,
+            "aot_compile takes a torch.nn.Module or what torch.export.export",
+        ),
+        ((RELU, "m.pt2"), TargetTypeError, "example_inputs is a NoneType. It is a tuple of the arguments"),
+        ((RELU, "m.pt2", torch.ones(3)), TargetTypeError, "example_inputs is a Tensor. It is a tuple of the arguments"),
+        ((RELU, "m.so", X), OptionError, "path='m.so' does not end in .pt2, as the names of packages do."),
+        ((RELU, "m.pt2", X, None, {"magi.chek": 1}), OptionError, "Did you mean 'magi.check'?"),
+        (
+            (RELU, "m.pt2", X, None, {"magi.check": True}),
+            OptionError,
+            "aot_compile: magi.check has no meaning ahead of time, only in torch.compile. Leave it out.",
+        ),
+        ((RELU, "m.pt2", X, None, {"magi.hot_sizes": 2}), OptionError, "magi.hot_sizes has no meaning ahead of time"),
+    ],
+)
+def test_what_is_asked_wrongly_is_refused(asked: tuple[Any, ...], kind: type[Exception], sentence: str) -> None:
+    with pytest.raises(kind) as caught:
+        aot_compile(*asked)
+
+    assert sentence in str(caught.value)
+
+
+def test_sizes_beside_a_program_are_refused() -> None:
+    program = torch.export.export(RELU, X)
+
+    with pytest.raises(TargetTypeError, match=r"dynamic_shapes beside an exported program. Give them to torch.export"):
+        aot_compile(program, "m.pt2", dynamic_shapes=({0: BATCH},))
