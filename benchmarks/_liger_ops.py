@@ -66,12 +66,8 @@ def dyt(x: Tensor, alpha: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
     return LigerDyTFunction.apply(x, alpha, gamma, beta)  # type: ignore[no-any-return]
 
 
-def rope_of_library(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    return LigerRopeFunction.apply(q, k, cos, sin)  # type: ignore[no-any-return]
-
-
 def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    # It writes into both, which an op must not without saying so.
+    # It writes into both, which an op must not without saying so, and which would change what the next call gets.
     return LigerRopeFunction.apply(q.clone(), k.clone(), cos, sin)  # type: ignore[no-any-return]
 
 
@@ -141,7 +137,7 @@ OPS = {
     "liger_relu_squared": LibraryOp(relu_squared, ROWS, rows(1)),
     "liger_softmax": LibraryOp(softmax, ROWS, rows(1)),
     "liger_dyt": LibraryOp(dyt, ROWS, _with_scalar),
-    "liger_rope": LibraryOp(rope, SEQUENCES, _rotary, rope_of_library),
+    "liger_rope": LibraryOp(rope, SEQUENCES, _rotary),
     "liger_kl_div": LibraryOp(kl_div, VOCABULARY, _log_and_probabilities),
     "liger_jsd": LibraryOp(jsd, VOCABULARY, _two_logs),
     "liger_tvd": LibraryOp(tvd, VOCABULARY, _two_probabilities),
