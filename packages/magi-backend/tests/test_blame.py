@@ -59,7 +59,8 @@ def written(x: Tensor) -> Tensor:
 def by_items(x: Tensor) -> Tensor:
     a, b = x.split(2)
     largest: Tensor = torch.sinh(b).max(dim=0).values
-    return a * largest + 1
+    product: Tensor = a * largest
+    return product + 1
 
 
 def in_autocast(x: Tensor) -> Tensor:
