@@ -75,13 +75,13 @@ def weight_of(value: Any) -> Tensor:
 
 
 def wrong(eager: Callable[..., Any], otherwise: Callable[..., Any]) -> Any:
-    """What says that it is *eager* compiled, and does something else."""
+    """*eager*, which does something else once it is compiled."""
 
-    def compiled(*args: Any) -> Any:
-        return otherwise(*args)
+    @torch.compile(backend="magi")
+    def fn(*args: Any) -> Any:
+        return otherwise(*args) if torch.compiler.is_compiling() else eager(*args)
 
-    compiled._torchdynamo_orig_callable = eager  # type: ignore[attr-defined]
-    return compiled
+    return fn
 
 
 def differing(eager: Callable[..., Any], otherwise: Callable[..., Any], *args: Any) -> list[str]:
