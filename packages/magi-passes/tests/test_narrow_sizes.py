@@ -75,6 +75,13 @@ def test_a_backward_that_may_not_guard_takes_what_is_known(shape_env: ShapeEnv) 
     assert not shape_env.guards
 
 
+def test_a_package_ahead_of_time_has_no_guards(shape_env: ShapeEnv) -> None:
+    area = _size(shape_env, 1024) * _size(shape_env, 768)
+    with V.set_aot_compilation(True):
+        assert not _is_within(shape_env, area)
+    assert not shape_env.guards
+
+
 def test_sizes_that_depend_on_data_are_not_guessed(shape_env: ShapeEnv) -> None:
     unbacked = shape_env.create_unbacked_symint()
     assert not _is_within(shape_env, unbacked.node.expr)
