@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The type in which sizes reach a kernel of Inductor. Run on torch 2.11 and 2.13; the same lines in 2.10, 2.12, 2.15."""
+"""The type in which sizes reach a kernel of Inductor. Run on torch 2.11 and 2.13, read in 2.10, 2.12 and 2.15."""
 
 from __future__ import annotations
 
