@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -111,7 +112,12 @@ def _private(folder: Path) -> Path:
 
 
 def _size(folder: Path) -> int:
-    return sum(entry.stat().st_size for entry in os.scandir(folder))
+    size = 0
+    for entry in os.scandir(folder):
+        # Another process may have put the file that it was writing into its place in between.
+        with contextlib.suppress(FileNotFoundError):
+            size += entry.stat().st_size
+    return size
 
 
 _warned: set[str] = set()
