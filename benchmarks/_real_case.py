@@ -46,11 +46,11 @@ class RealCase(Case):
     """The model *name* under *arm* and *conditions*; *references* is a folder that all arms of it share."""
 
     def __init__(self, name: str, arm: Arm, references: Path, conditions: Conditions) -> None:
-        self.name, self.arm, self.tiny = name + conditions.suffix, arm, conditions.tiny
-        self.no_break, tiny = conditions.no_break, conditions.tiny
+        self.name, self.arm = name + conditions.suffix, arm
+        self.no_break, self.tiny = conditions.no_break, conditions.tiny
         self.kind, self.references = MODELS[name], references
-        self.clock = Clock("cpu" if tiny else "cuda")
-        self.dtype = torch.float32 if tiny else torch.bfloat16
+        self.clock = Clock("cpu" if self.tiny else "cuda")
+        self.dtype = torch.float32 if self.tiny else torch.bfloat16
         self.model = self.built().to(self.dtype)
         part = compiled_part(self.model)
         self.eager = part.forward

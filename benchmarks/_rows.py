@@ -42,6 +42,13 @@ def joined(rows: Iterable[Row]) -> list[Row]:
     return list(kept.values())
 
 
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A Markdown table of *columns*, one line per row; the cells that a row lacks are empty, as in one that failed."""
+    complete = ([*cells, *[""] * (len(columns) - len(cells))] for cells in rows)
+    lines = [f"| {' | '.join(cells)} |" for cells in (columns, *complete)]
+    return [lines[0], f"|{'---|' * len(columns)}", *lines[1:]]
+
+
 def publish(
     name: str, files: Sequence[Path], place: Callable[[Row], Any], table: Callable[[Sequence[Row]], list[str]]
 ) -> None:

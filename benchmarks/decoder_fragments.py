@@ -20,7 +20,7 @@ from typing import Any
 from _fragment_case import measure
 from _fragments import FRAGMENTS
 from _ratios import ratios
-from _rows import publish
+from _rows import markdown, publish
 from _runs import median, parser_of, place_of_arm, plan_of, run, split
 from _workers import Job
 
@@ -39,18 +39,17 @@ Row = dict[str, Any]
 
 def table(rows: Sequence[Row]) -> list[str]:
     """A Markdown table, one line per row."""
-    lines = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
-    for row in rows:
-        seconds = median(row)
-        cells = [row["case"], row["arm"], row["torch"]]
-        if seconds is None:
-            cells += [row["reason"].replace("|", "/"), *[""] * (len(COLUMNS) - 4)]
-        else:
-            ours, eager = row["difference"], row["eager_difference"]
-            cells += [f"{1e3 * seconds:.3f}", f"{sum(row['cold_seconds']):.1f}", str(row["graphs"])]
-            cells += [f"{of[what]:.1e}" for what in ("relative", "largest") for of in (ours, eager)]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+    return markdown(COLUMNS, map(_cells, rows))
+
+
+def _cells(row: Row) -> list[str]:
+    seconds = median(row)
+    cells = [row["case"], row["arm"], row["torch"]]
+    if seconds is None:
+        return [*cells, row["reason"].replace("|", "/")]
+    ours, eager = row["difference"], row["eager_difference"]
+    cells += [f"{1e3 * seconds:.3f}", f"{sum(row['cold_seconds']):.1f}", str(row["graphs"])]
+    return [*cells, *(f"{of[what]:.1e}" for what in ("relative", "largest") for of in (ours, eager))]
 
 
 def place(row: Row) -> tuple[Any, ...]:

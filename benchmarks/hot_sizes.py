@@ -26,7 +26,7 @@ from typing import Any
 from _hot_case import ARMS, MODELS, measure
 from _hot_dispatch import CASES, measure_dispatch
 from _ratios import ratios
-from _rows import publish
+from _rows import markdown, publish
 from _runs import median, parser_of, place_of_arm, run, split
 from _workers import Job
 
@@ -41,19 +41,18 @@ Row = dict[str, Any]
 
 def table(rows: Sequence[Row]) -> list[str]:
     """A Markdown table, one line per row."""
-    lines = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
-    for row in rows:
-        cells = [row["case"], row["arm"], row["torch"]]
-        seconds = median(row)
-        if seconds is None:
-            cells += [row["reason"].replace("|", "/"), *[""] * 4]
-        else:
-            cells.append(f"{1e6 * seconds:.2f} µs" if seconds < 1e-4 else f"{1e3 * seconds:.3f} ms")
-            cells += [f"{row['compile_seconds']:.1f}", str(row["codes"])] if "codes" in row else ["", ""]
-            differences = [row.get(which) for which in ("difference", "eager_difference")]
-            cells += [f"{of['relative']:.1e}" if of else "" for of in differences]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+    return markdown(COLUMNS, map(_cells, rows))
+
+
+def _cells(row: Row) -> list[str]:
+    seconds = median(row)
+    cells = [row["case"], row["arm"], row["torch"]]
+    if seconds is None:
+        return [*cells, row["reason"].replace("|", "/")]
+    cells.append(f"{1e6 * seconds:.2f} µs" if seconds < 1e-4 else f"{1e3 * seconds:.3f} ms")
+    cells += [f"{row['compile_seconds']:.1f}", str(row["codes"])] if "codes" in row else ["", ""]
+    differences = [row.get(which) for which in ("difference", "eager_difference")]
+    return [*cells, *(f"{of['relative']:.1e}" if of else "" for of in differences)]
 
 
 def place(row: Row) -> tuple[Any, ...]:

@@ -31,7 +31,7 @@ from typing import Any
 
 from _library_case import ARMS, BLOCK, measure
 from _ratios import ratios
-from _rows import publish
+from _rows import markdown, publish
 from _runs import median, parser_of, place_of_arm, run, split
 from _workers import Job
 
@@ -57,18 +57,17 @@ Row = dict[str, Any]
 
 def table(rows: Sequence[Row]) -> list[str]:
     """A Markdown table, one line per row."""
-    lines = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
-    for row in rows:
-        seconds = median(row)
-        cells = [row["case"], row["arm"], row["torch"]]
-        if seconds is None:
-            cells += [row["reason"].replace("|", "/"), *[""] * 5]
-        else:
-            cells += [f"{1e6 * time:.1f} µs" for time in (seconds, min(row["alone_seconds"]))]
-            cells += [f"{row['compile_seconds']:.1f}", str(row["graphs"]), f"{row['difference']['relative']:.1e}"]
-            cells.append("yes" if row["stays_opaque"] else "")
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+    return markdown(COLUMNS, map(_cells, rows))
+
+
+def _cells(row: Row) -> list[str]:
+    seconds = median(row)
+    cells = [row["case"], row["arm"], row["torch"]]
+    if seconds is None:
+        return [*cells, row["reason"].replace("|", "/")]
+    cells += [f"{1e6 * time:.1f} µs" for time in (seconds, min(row["alone_seconds"]))]
+    cells += [f"{row['compile_seconds']:.1f}", str(row["graphs"]), f"{row['difference']['relative']:.1e}"]
+    return [*cells, "yes" if row["stays_opaque"] else ""]
 
 
 def place(row: Row) -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from _packages import check_elsewhere
 from magi_backend import aot_compile, explain, magi_register_custom_op
 from torch import Tensor
 
@@ -133,22 +134,6 @@ def tuned(x: Tensor, cfg: Affine) -> Tensor:
     return out
 
 
-LOADING = """
-import sys
-
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0].startswith(("magi_", "triton")):
-            raise ImportError(f"{name} is blocked")
-
-sys.meta_path.insert(0, Blocked())
-import torch
-run = torch._inductor.aoti_load_package(sys.argv[1])
-for x, expected in torch.load(sys.argv[2]):
-    torch.testing.assert_close(run(x), expected)
-"""
-
-
 class Launching(torch.nn.Module):
     """A kernel with a fixed block, and one that is tuned."""
 
@@ -162,10 +147,7 @@ def test_launches_are_in_a_package_that_runs_without_triton(tmp_path: Path) -> N
     package = aot_compile(Launching(), tmp_path / "model.pt2", (x,), ({0: batch},))
 
     values = [torch.randn(size, 7, device="cuda") for size in (2, 33, 4096)]
-    torch.save([(value, sine_reference(value.exp()) * 2 + 1) for value in values], tmp_path / "values.pt")
-    command = [sys.executable, "-c", LOADING, package, str(tmp_path / "values.pt")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    check_elsewhere(package, [(value, sine_reference(value.exp()) * 2 + 1) for value in values], tmp_path)
 
 
 def test_explaining_replays_the_random_numbers_of_the_gpu() -> None:

@@ -3,38 +3,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from _packages import check_elsewhere
 from magi_backend import OptionError, PackageError, TargetTypeError, aot_compile, magi_register_custom_op
 from magi_opschema import ObjectHandle, register_kernel
 from torch import Tensor, nn
 
 
 BATCH = torch.export.Dim("batch", min=2, max=64)
-
-LOADING = """
-import sys
-
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0].startswith(("magi_", "triton")):
-            raise ImportError(f"{name} is blocked")
-
-sys.meta_path.insert(0, Blocked())
-import torch
-package, values = sys.argv[1:]
-loaded = torch._inductor.aoti_load_package(package)
-for x, expected in torch.load(values):
-    torch.testing.assert_close(loaded(x), expected)
-assert not [name for name in sys.modules if name.startswith("magi_")]
-print("equal")
-"""
 
 
 @dataclass(frozen=True)
@@ -60,11 +41,8 @@ class Calling(nn.Module):
 def run_elsewhere(folder: Path, package: str, model: nn.Module, *inputs: Tensor) -> str:
     """Load *package* in a process where our packages and Triton cannot be imported, and compare it with *model*."""
     with torch.no_grad():
-        torch.save([(x, model(x)) for x in inputs], folder / "values.pt")
-    command = [sys.executable, "-W", "ignore", "-c", LOADING, package, str(folder / "values.pt")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+        values = [(x, model(x)) for x in inputs]
+    return check_elsewhere(package, values, folder)
 
 
 def scaling(ns: str) -> Any:

@@ -71,13 +71,13 @@ class NDTilingWorkaroundPass(MagiInductorPass):
             return Reason(False, f"torch {context.torch_version} is not older than {self.max_torch}")
         if "triton.prefer_nd_tiling" in context.user_keys:
             return Reason(False, f"you set triton.prefer_nd_tiling={context.config['triton.prefer_nd_tiling']}")
-        if not self.static and not is_dynamic(graph):
+        is_static = not is_dynamic(graph)
+        if is_static and not self.static:
             return Reason(False, "static: no placeholder carries a free symbol")
         convolutions, nodes = sum(map(is_convolution, all_nodes(graph))), sum(1 for _ in all_nodes(graph))
         if not is_conv_heavy(graph, self.nodes_per_conv):
             return Reason(False, f"not convolution-heavy: {convolutions} convolutions in {nodes} nodes")
-        kind = "dynamic" if is_dynamic(graph) else "static"
-        return Reason(True, f"{kind}, {convolutions} convolutions in {nodes} nodes")
+        return Reason(True, f"{'static' if is_static else 'dynamic'}, {convolutions} convolutions in {nodes} nodes")
 
     def _is_too_new(self, context: PassContext) -> bool:
         numbers = _torch_compat.numbers_of
