@@ -55,6 +55,17 @@ def test_a_product_of_sizes_that_does_not_fit_keeps_its_64_bits(fn: Any) -> None
     assert all(each == {"i64"} for each in types), types
 
 
+@pytest.mark.parametrize("fn", [torch.var_mean, torch.std, torch.sum])
+def test_a_reduction_over_two_tiled_dimensions(fn: Any) -> None:
+    """The blocks of such a variance are strings among the expressions that a kernel prints."""
+    options = {"triton.max_tiles": 3, "triton.prefer_nd_tiling": True, "triton.tile_reductions": True}
+    x = torch.empty(14, 320, 4000, device="meta")
+    code = generated(lambda x: fn(x, (0, 2)), x, dynamic=True, backend="magi", options=options)
+    assert "R1_BLOCK" in code
+    assert types_of_sizes(code)
+    assert all(each == {"i32"} for each in types_of_sizes(code))
+
+
 def tuned(code: str) -> dict[int, set[str]]:
     """Whether kernels are tuned like those of max-autotune, by the number of their tile dimensions."""
     found: dict[int, set[str]] = {}

@@ -28,6 +28,7 @@ def install_narrow_sizes(memo_of_current: Callable[[], MutableMapping[Any, bool]
     through `rename_indexing`. Where all of it fits into 32 bits, which a guard makes sure of, so do the sizes. The dict
     has the answers so far.
     """
+    import sympy
     from torch._inductor.codegen import triton as codegen
     from torch._inductor.codegen.common import SizeArg
     from torch._inductor.virtualized import V
@@ -40,7 +41,8 @@ def install_narrow_sizes(memo_of_current: Callable[[], MutableMapping[Any, bool]
 
         def remembered_rename(self: Any, index: Any) -> Any:
             if memo_of_current() is not None and not isinstance(index, (list, tuple)):
-                vars(self).setdefault("_magi_passes_expressions", set()).add(index)
+                # Inductor names blocks by strings, such as "R0_BLOCK".
+                vars(self).setdefault("_magi_passes_expressions", set()).add(sympy.sympify(index))
             return rename(self, index)
 
         def declare_narrow(signature: Any, *, size_dtype: Any, argdefs: Any, **rest: Any) -> Any:
