@@ -98,3 +98,27 @@ def test_tiles_are_not_tuned_where_the_user_does_not_want_it() -> None:
     with torch._inductor.config.patch({"triton.autotune_pointwise": False}):
         code = generated(Downsample(), x, dynamic=True, backend="magi")
     assert tuned(code)[3] == {"False"}
+
+
+class Video(torch.nn.Module):
+    """Three causal convolutions over time; each weight becomes one of two dimensions, three taps side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        convs = (torch.nn.Conv3d(128, 128, 3, bias=False, device="meta", dtype=torch.bfloat16) for _ in range(3))
+        self.convs = torch.nn.ModuleList(convs)
+
+    def forward(self, x: Tensor, *weights: Tensor) -> Tensor:
+        for weight in weights:
+            x = F.silu(F.conv3d(F.pad(x, (0, 0, 0, 0, 2, 0)), weight, padding=(0, 1, 1)))
+        return x
+
+
+def test_small_weights_are_written_together() -> None:
+    """Three tile dimensions are allowed in such a graph, and a kernel with three would be launched on its own."""
+    model = Video()
+    x = torch.empty(1, 128, 7, 30, 52, dtype=torch.bfloat16, device="meta")
+    code = generated(model, x, *model.parameters(), dynamic=False, backend="magi")
+    # The first frames see two taps, the others three: two widths, of three weights each.
+    launches = re.findall(r"triton_for\w*\.run\((.*?), stream", code)
+    assert [len(re.findall(r"arg\d+_1", arguments)) for arguments in launches] == [3, 3]
