@@ -281,7 +281,7 @@ def test_a_depthwise_convolution_behind_tokens_of_a_square_image(build: Callable
     explained = explain(model, dynamic=True)
 
     with torch.set_grad_enabled(grad):
-        with pytest.raises(Exception, match=r"Invalid ranges \[0:-1\]"):
+        with pytest.raises(Exception, match=r"Invalid ranges \[0:-1\]|truth value of Relational"):
             torch.compile(model, dynamic=True)(torch.randn(2, 3, 64, 64))
         reports = [explained(torch.randn(2, 3, size, size)) for size in (64, 96, 65)]
 

@@ -90,11 +90,21 @@ def report_if(name: str, mattered: Callable[[], bool]) -> None:
 
 
 def replace(owner: Any, attribute: str, make: Callable[[Any], Any]) -> None:
-    """Put ``make(original)`` in the place of *attribute* of a class or module, once; nothing where there is none."""
+    """Put ``make(original)`` in the place of *attribute* of a class or module, once; nothing where there is none.
+
+    Several repairs may replace the same function: each calls the one before it.
+    """
     found = inspect.getattr_static(owner, attribute, None)
     original = found.__func__ if isinstance(found, staticmethod) else found
-    if original is None or hasattr(original, "_magi_original"):
+    repair = (make.__module__, make.__qualname__)
+    if original is None or repair in _repairs_of(original):
         return
     function: Any = functools.wraps(original)(make(original))
-    function._magi_original = original
+    function._magi_original, function._magi_repair = original, repair
     setattr(owner, attribute, staticmethod(function) if isinstance(found, staticmethod) else function)
+
+
+def _repairs_of(function: Any) -> Iterator[tuple[str, str]]:
+    while hasattr(function, "_magi_original"):
+        yield function._magi_repair
+        function = function._magi_original
