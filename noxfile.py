@@ -249,8 +249,10 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON)
 def demo(session: nox.Session) -> None:
-    """Decode an image with a compiled VAE, train it for a step, and print what the compiler did."""
-    _install_editable(session, *PACKAGES, groups=("models",))
+    """Train a small VAE, decode with it at two sizes, and print what the compiler did."""
+    # A first use shows what pip does, in two parts, since the first is a large download.
+    session.install(*_pins(*PACKAGES), silent=False)
+    session.install(*_pins(*PACKAGES), *_editables(*PACKAGES), *_group("demo"), silent=False)
     session.run("python", "examples/vae_decode.py", *session.posargs)
 
 
