@@ -78,7 +78,7 @@ def _shows_what_was_drawn(path: Path) -> None:
         drawn, eager, compiled, difference = sheet[top : top + 192].split(288, dim=1)
         assert (eager - drawn).abs().mean() < 25 < drawn.std()
         assert (compiled - eager).abs().max() <= 1
-        assert difference.max() == 255
+        assert (difference == difference[..., :1]).all()  # grey, as it is one number for each pixel
 
 
 def test_a_reader_of_a_pipe_sees_at_once_what_the_demo_does(tmp_path: Path) -> None:
@@ -96,10 +96,15 @@ def test_a_reader_of_a_pipe_sees_at_once_what_the_demo_does(tmp_path: Path) -> N
 def test_the_demo_says_that_it_is_still_busy(capsys: pytest.CaptureFixture[str]) -> None:
     demo = runpy.run_path(str(EXAMPLES / "vae_decode.py"))
 
+    said = ""
     with demo["doing"]("waiting", every=0.01):
-        while "so far" not in (said := capsys.readouterr().out):
+        for _ in range(1000):
+            said += capsys.readouterr().out
+            if "so far" in said:
+                break
             time.sleep(0.01)
-        assert "so far" in said
+
+    assert "so far" in said
     assert "done in" in capsys.readouterr().out
 
 
