@@ -168,14 +168,14 @@ def unit(session: nox.Session, package: str) -> None:
 @nox.session(python=PYTHON)
 def e2e(session: nox.Session) -> None:
     """Run the end-to-end tests with all four packages installed."""
-    _install_editable(session, *PACKAGES, groups=("test", "models"))
+    _install_editable(session, *PACKAGES, groups=("test", "models", "frameworks"))
     _run_tests(session, "tests")
 
 
 @nox.session(python=PYTHON)
 def full(session: nox.Session) -> None:
     """Run every test that needs no GPU, the slow ones too."""
-    _install_editable(session, *PACKAGES, groups=("test", "models"), with_extras=True)
+    _install_editable(session, *PACKAGES, groups=("test", "models", "frameworks"), with_extras=True)
     # Without its dependencies: they are those of the other models, and torchvision, whose wheel is built for CUDA.
     session.install("--no-deps", *_group("timm"))
     for package in PACKAGES:
@@ -249,8 +249,10 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON)
 def demo(session: nox.Session) -> None:
-    """Decode an image with a compiled VAE, train it for a step, and print what the compiler did."""
-    _install_editable(session, *PACKAGES, groups=("models",))
+    """Train a small VAE, decode with it at two sizes, and print what the compiler did."""
+    # A first use shows what pip does, in two parts, since the first is a large download.
+    session.install(*_pins(*PACKAGES), silent=False)
+    session.install(*_pins(*PACKAGES), *_editables(*PACKAGES), *_group("demo"), silent=False)
     session.run("python", "examples/vae_decode.py", *session.posargs)
 
 
@@ -299,7 +301,7 @@ def compat(session: nox.Session, release: str) -> None:
     torch = release.partition("-")[0]
     pinned = session.python == PYTHON and torch in _group("torch")[0]
     pins = None if pinned else torch
-    _install_editable(session, *PACKAGES, groups=("test", "models"), torch=pins, with_extras=True)
+    _install_editable(session, *PACKAGES, groups=("test", "models", "frameworks"), torch=pins, with_extras=True)
     if torch in OLD_NUMPY:
         session.install(OLD_NUMPY[torch])
     places = {package: f"packages/{package}" for package in PACKAGES} | {"end-to-end": "tests"}

@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode an image with a compiled VAE, train the decoder for a step, and print what the compiler did.
+"""Train a small VAE on a picture that the program draws, decode it at two sizes, and print what the compiler did.
 
-The decoder is that of diffusers' ``AutoencoderKL`` with random weights. Its GroupNorm and SiLU are replaced by one
-operator of our own, whose settings are a nested dataclass: a Triton kernel on a GPU, plain PyTorch on a CPU.
+The model is diffusers' ``AutoencoderKL`` with random weights. GroupNorm and SiLU of its decoder are replaced by one
+operator of our own, whose settings are a nested dataclass: a Triton kernel on a GPU, plain PyTorch on a CPU. The
+decoder is compiled and compared with eager, and ``out/vae_decode.png`` shows both side by side.
 
-    python examples/vae_decode.py           # a narrow decoder, seconds on two cores
+    python examples/vae_decode.py           # a narrow model, about a minute on two cores that do nothing else
     python examples/vae_decode.py --full    # the width of SDXL's and FLUX's
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -23,12 +28,14 @@ import triton
 import triton.language as tl
 from diffusers import AutoencoderKL
 from magi_backend import Report, explain, magi_register_custom_op
-from PIL import Image
+from PIL import Image, ImageDraw
 from torch import Tensor, nn
 from torch.nn import functional
 
 
 RTOL = ATOL = 1e-4
+# Piped output would be kept back until a lot of it is there.
+say = functools.partial(print, flush=True)
 
 
 @dataclass(frozen=True)
@@ -157,39 +164,69 @@ def with_our_operator(decoder: Any) -> nn.Module:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The width of a decoder and the latents that it decodes."""
+    """The width of a model, the pictures [height, width] that it sees, and how it is trained."""
 
     channels: tuple[int, ...]
     layers: int
     groups: int
-    latents: tuple[tuple[int, int], tuple[int, int]]
-    training: tuple[int, int]
+    rate: float
+    attention: bool
+    training: tuple[int, int] = (32, 48)
+    steps: int = 60
+    decoded: tuple[tuple[int, int], ...] = ((64, 96), (96, 144))
 
 
-NARROW = Sizes((32, 64), layers=1, groups=8, latents=((32, 48), (40, 64)), training=(16, 24))
-FULL = Sizes((128, 256, 512, 512), layers=2, groups=32, latents=((32, 48), (40, 64)), training=(16, 24))
+NARROW = Sizes((16, 16), layers=0, groups=8, rate=4e-3, attention=False)
+FULL = Sizes((128, 256, 512, 512), layers=2, groups=32, rate=2e-4, attention=True, steps=300)
 
 
-def build(sizes: Sizes) -> nn.Module:
-    """The decoder of an ``AutoencoderKL`` with random weights."""
+def build(sizes: Sizes) -> Any:
+    """An ``AutoencoderKL`` with random weights."""
     torch.manual_seed(0)
-    vae: Any = AutoencoderKL(  # type: ignore[no-untyped-call]
+    return AutoencoderKL(  # type: ignore[no-untyped-call]
         down_block_types=["DownEncoderBlock2D"] * len(sizes.channels),
         up_block_types=["UpDecoderBlock2D"] * len(sizes.channels),
         block_out_channels=sizes.channels,
         layers_per_block=sizes.layers,
         norm_num_groups=sizes.groups,
         latent_channels=4,
+        mid_block_add_attention=sizes.attention,
     )
-    decoder: nn.Module = vae.decoder
-    return decoder
 
 
-def waves(height: int, width: int, device: torch.device) -> Tensor:
-    """Latents [1, 4, height, width] of a few smooth waves, so that the decoded image has something to look at."""
-    rows = torch.linspace(0, 6.0, height, device=device)[:, None]
-    columns = torch.linspace(0, 9.0, width, device=device)[None, :]
-    return torch.stack([torch.sin((1 + k) * rows / 2 + (2 - k) * columns / 3 + k) for k in range(4)])[None] * 2
+def draw(height: int, width: int, device: torch.device) -> Tensor:
+    """A sun over hills, as [1, 3, height, width] from -1 to 1."""
+    y = torch.linspace(0, 1, height, device=device)[:, None].expand(height, width)
+    x = torch.linspace(0, 1.5, width, device=device).expand(height, width)
+    picture = torch.stack([0.25 + 0.65 * y, 0.45 + 0.35 * y, 0.85 - 0.15 * y])
+    distance = ((x - 0.45).square() + (y - 0.3).square()).sqrt()
+    shapes = [(((0.14 - distance) * 60).sigmoid(), (1.0, 0.85, 0.3))]
+    hills = ((0.62, 0.08, 5, (0.35, 0.45, 0.6)), (0.74, 0.06, 9, (0.2, 0.4, 0.3)), (0.88, 0.03, 16, (0.1, 0.22, 0.15)))
+    for base, swing, waves, color in hills:
+        shapes.append((((y - base + swing * torch.sin(waves * x + 1)) * 60).sigmoid(), color))
+    for inside, color in shapes:
+        picture = picture * (1 - inside) + inside * torch.tensor(color, device=device)[:, None, None]
+    return picture[None] * 2 - 1
+
+
+@contextlib.contextmanager
+def doing(what: str, every: float = 10.0) -> Iterator[None]:
+    """Say what is being done, and every so many seconds that it still is."""
+    start, ended = time.perf_counter(), threading.Event()
+
+    def remind() -> None:
+        while not ended.wait(every):
+            say(f"  {time.perf_counter() - start:.0f} s so far")
+
+    say(what)
+    reminder = threading.Thread(target=remind, daemon=True)
+    reminder.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        reminder.join()
+    say(f"  done in {time.perf_counter() - start:.1f} s")
 
 
 class Step(nn.Module):
@@ -204,40 +241,65 @@ class Step(nn.Module):
         return functional.mse_loss(self.decoder(latents), target)
 
 
-def decode(decoder: nn.Module, sizes: Sizes, device: torch.device) -> tuple[Report, Tensor]:
-    """Decode at two sizes with one compiled decoder, each compared with eager."""
-    compiled = torch.compile(decoder, backend="magi", dynamic=True)
-    explained = explain(compiled)
-    with torch.no_grad():
-        for height, width in sizes.latents:
-            print(f"decoding latents of {height} x {width}")
-            report = explained(waves(height, width, device))
-        image = compiled(waves(*sizes.latents[-1], device))
-    return report, image
-
-
-def train(decoder: nn.Module, sizes: Sizes, device: torch.device) -> Report:
-    """One step of SGD, its loss and every gradient compared with eager."""
-    step = Step(decoder)
-    compiled = torch.compile(step, backend="magi", dynamic=True)
-    latents = waves(*sizes.training, device)
-    target = torch.zeros_like(decoder(latents))
-    print(f"training on latents of {sizes.training[0]} x {sizes.training[1]}")
-    report = explain(compiled)(latents, target)
-    optimizer = torch.optim.SGD(step.parameters(), lr=1e-2)
-    before = compiled(latents, target)
-    before.backward()
-    optimizer.step()
-    print(f"loss {before.item():.4f} before the step, {step(latents, target).item():.4f} after it\n")
+def train(vae: Any, sizes: Sizes, device: torch.device) -> Report:
+    """Train on one picture; the loss and the gradients of the first step are compared with eager."""
+    picture = draw(*sizes.training, device)
+    compiled = torch.compile(Step(vae.decoder), backend="magi", dynamic=False)
+    with doing("compiling a training step of the decoder, and comparing its gradients with eager"):
+        report = explain(compiled)(vae.encode(picture).latent_dist.sample().detach().requires_grad_(), picture)
+    optimizer = torch.optim.Adam(vae.parameters(), lr=sizes.rate)
+    with doing(f"training for {sizes.steps} steps"):
+        for step in range(sizes.steps):
+            latents = vae.encode(picture).latent_dist
+            error = compiled(latents.sample(), picture)
+            optimizer.zero_grad()
+            (error + 1e-6 * latents.kl().mean()).backward()
+            optimizer.step()
+            if step in {0, sizes.steps - 1}:
+                say(f"  error {error.item():.4f} in step {step + 1}")
     return report
 
 
-def save(image: Tensor, path: Path) -> None:
-    """Write [1, 3, H, W], stretched to the full range, as a PNG."""
-    low, high = image.amin(), image.amax()
-    pixels = ((image[0] - low) / (high - low) * 255).round().to(torch.uint8)
+def decode(vae: Any, sizes: Sizes, device: torch.device) -> tuple[Report, list[tuple[Tensor, Tensor, Tensor]]]:
+    """Decode at two sizes with one compiled decoder; for each what was drawn, and what eager and it make of that."""
+    decoder: nn.Module = vae.decoder
+    compiled = torch.compile(decoder, backend="magi", dynamic=True)
+    explained, decoded = explain(compiled), []
+    with torch.no_grad():
+        for height, width in sizes.decoded:
+            picture = draw(height, width, device)
+            latents = vae.encode(picture).latent_dist.mean
+            with doing(f"decoding {height} x {width} pixels, and comparing them with eager"):
+                report = explained(latents)
+            decoded.append((picture, decoder(latents), compiled(latents)))
+    return report, decoded
+
+
+def panels(drawn: Tensor, eager: Tensor, compiled: Tensor) -> dict[str, Tensor]:
+    """The pictures of one size, each [1, 3, H, W] from -1 to 1, by what to write under them."""
+    difference = (compiled - eager).abs().amax(1, keepdim=True).expand_as(eager)
+    largest = difference.max().item()
+    return {
+        f"drawn, {drawn.shape[2]} x {drawn.shape[3]}": drawn,
+        "decoded by eager": eager,
+        "decoded by compiled code": compiled,
+        f"difference: white is {largest:.0e}": difference / max(largest, 1e-30) * 2 - 1,
+    }
+
+
+def save(decoded: list[tuple[Tensor, Tensor, Tensor]], path: Path) -> None:
+    """Write a PNG with a row of four pictures for each size, enlarged without smoothing."""
+    width, height, caption = 288, 192, 20
+    sheet = Image.new("RGB", (4 * width, len(decoded) * (height + caption)), "white")
+    pen = ImageDraw.Draw(sheet)
+    for row, pictures in enumerate(decoded):
+        for column, (text, picture) in enumerate(panels(*pictures).items()):
+            pixels = ((picture[0].clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).permute(1, 2, 0)
+            image = Image.fromarray(pixels.cpu().numpy()).resize((width, height), Image.Resampling.NEAREST)
+            sheet.paste(image, (column * width, row * (height + caption)))
+            pen.text((column * width + 4, row * (height + caption) + height + 4), text, fill="black")
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels.permute(1, 2, 0).cpu().numpy()).save(path)
+    sheet.save(path)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -254,24 +316,24 @@ def main(arguments: list[str] | None = None) -> int:
     torch.backends.cudnn.allow_tf32 = False
     start = time.perf_counter()
 
-    original, decoder = build(sizes).to(device), with_our_operator(build(sizes)).to(device)
+    original, vae = build(sizes).to(device), build(sizes).to(device)
+    with_our_operator(vae.decoder)
     with torch.no_grad():
-        latents = waves(*sizes.latents[0], device)
-        replaced = torch.allclose(decoder(latents), original(latents), rtol=RTOL, atol=ATOL)
-    print(f"our operator against GroupNorm and SiLU, eager: {'agree' if replaced else 'DIFFER'}")
+        latents = vae.encode(draw(*sizes.training, device)).latent_dist.mean
+        replaced = torch.allclose(vae.decoder(latents), original.decoder(latents), rtol=RTOL, atol=ATOL)
+    say(f"our operator against GroupNorm and SiLU, eager: {'agree' if replaced else 'DIFFER'}")
 
-    decoded, image = decode(decoder, sizes, device)
-    trained = train(decoder, sizes, device)
-    print(decoded)
-    print(trained)
-    save(image, chosen.out / "vae_decode.png")
-    (chosen.out / "vae_decode.html").write_text(decoded.to_html())
+    trained = train(vae, sizes, device)
+    report, decoded = decode(vae, sizes, device)
+    say(f"\n{report}")
+    save(decoded, chosen.out / "vae_decode.png")
+    (chosen.out / "vae_decode.html").write_text(report.to_html())
     (chosen.out / "vae_train.html").write_text(trained.to_html())
-    print(
-        f"wrote {chosen.out}/vae_decode.png, vae_decode.html and vae_train.html in {time.perf_counter() - start:.0f} s"
-    )
-    agrees = replaced and decoded.agrees and trained.agrees
-    print("compiled and eager agree" if agrees else "compiled and eager DIFFER")
+    say(f"{chosen.out}/vae_decode.png shows what was drawn and decoded")
+    say(f"{chosen.out}/vae_decode.html and vae_train.html are the compiler's reports")
+    agrees = replaced and report.agrees and trained.agrees
+    said = "compiled and eager agree" if agrees else "compiled and eager DIFFER"
+    say(f"{said}, in {time.perf_counter() - start:.0f} s")
     return 0 if agrees else 1
 
 

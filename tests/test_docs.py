@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -170,3 +173,44 @@ def test_links_lead_somewhere(page: Path) -> None:
             lost.append(f"{target}: not on the site; link to a page of it")
 
     assert lost == []
+
+
+@pytest.mark.parametrize("package", ["magi_opschema", "magi_tritonwrap", "magi_passes", "magi_backend"])
+def test_the_reference_has_every_public_name_and_errors_last(package: str) -> None:
+    page = (DOCS / "reference" / f"{package.replace('_', '-')}.md").read_text()
+    module = importlib.import_module(package)
+    members = re.search(r"^      members:\n((?: {8}- \w+\n)+)", page, re.MULTILINE)
+    assert members is not None
+    names = re.findall(r"- (\w+)", members[1])
+
+    are_errors = [name.endswith(("Error", "Warning")) for name in names]
+
+    assert sorted(names) == sorted(module.__all__)
+    assert are_errors == sorted(are_errors)
+    assert inspect.isroutine(getattr(module, names[0])) or names[0] == "MagiInductorPass"
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
+def test_a_page_that_is_opened_from_a_folder_has_workers(tmp_path: Path) -> None:
+    """The search of the site is one; a browser starts none for a page without a server."""
+    shutil.copy(DOCS / "iframe-worker.js", tmp_path)
+    (tmp_path / "more.js").write_text("var factor = 3;")
+    (tmp_path / "work.js").write_text(
+        "addEventListener('message', async (event) => {"
+        " await importScripts('more.js'); postMessage({answer: event.data.number * factor}); });"
+    )
+    (tmp_path / "page.html").write_text(
+        "<body><script src='iframe-worker.js'></script><script>"
+        "const worker = new Worker('work.js');"
+        "worker.addEventListener('message', (event) => { document.title = `answer ${event.data.answer}`; });"
+        "worker.postMessage({number: 14});</script></body>"
+    )
+    flags = ("--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=10000", "--dump-dom")
+
+    command = [str(CHROMIUM), *flags, f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "page.html").as_uri()]
+    page = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+
+    assert "answer 42" in page

@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import _panels
 import pytest
 
 
@@ -84,6 +85,26 @@ def test_the_picture_is_of_this_result(path: Path) -> None:
     picture = (ROOT / "docs" / "plots" / f"{path.stem}.svg").read_text()
     assert f"commit {load(path)['commit']}" in picture
     assert f"plots/{path.stem}.svg" in (ROOT / "docs" / "performance.md").read_text()
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_the_picture_takes_its_ink_from_the_page_and_names_every_arm(path: Path) -> None:
+    picture = (ROOT / "docs" / "plots" / f"{path.stem}.svg").read_text()
+    drawn = {row["arm"] for rows in _panels.panels(load(path)["rows"]).values() for row in rows}
+
+    assert "prefers-color-scheme:dark" in picture
+    assert len(set(re.findall(r"(?:fill|stroke): (#\w+)", picture))) <= 2  # our bars and theirs, and no ground
+    for arm in drawn:
+        assert f"<!-- {_panels.of_arm(path.stem, arm)}" in picture  # beside the outlines of its letters
+
+
+@pytest.mark.parametrize("name", ["call_overhead", "see_through", "real_decoders"])
+def test_the_panels_go_by_the_names_of_the_table(name: str) -> None:
+    page = (ROOT / "docs" / "performance.md").read_text()
+    result = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+
+    for case in _panels.panels(result["rows"]):
+        assert f"| {_panels.of_case(name, case)}" in page
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/performance.md"])
