@@ -13,6 +13,7 @@ from ._settings.config import CompileConfig
 from ._undecided import UndecidedOp
 
 
+_BY_HANDLE = "no: these calls pass the handle of an object, which hides it; pass the object"
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -80,7 +81,7 @@ def magi_register_custom_op(
     magi_opschema.magi_register_custom_op(name)  # refuses what is not a name, such as the function itself
 
     def register(fn: Callable[P, R]) -> magi_opschema.RegisteredOp[P, R]:
-        kernels = magi_tritonwrap.find_kernels(fn, extra=extra_triton_kernels)
+        kernels = _kernels_of(fn, extra_triton_kernels)
         title = name or fn.__qualname__
         exposed: Any
 
@@ -119,9 +120,25 @@ def magi_register_custom_op(
         )(_eager_body(fn, kernels, title))
         if kernels.may_launch and not is_undecided:
             see_through()
+        by_handle = magi_opschema.op_def(exposed).by_handle
+        if by_handle is not None:
+            magi_opschema.annotate(by_handle.torch_op, "see-through", _BY_HANDLE)
         return cast("magi_opschema.RegisteredOp[P, R]", exposed)
 
     return register
+
+
+def _kernels_of(fn: Callable[..., Any], extra: object) -> magi_tritonwrap.KernelReport:
+    """The kernels that *fn* can launch, those of the methods of its parameters among them."""
+    listed: Any = tuple(extra) if isinstance(extra, Iterable) else extra
+    kernels = magi_tritonwrap.find_kernels(fn, extra=listed)
+    if not (kernels.doubtful or kernels.unresolved):
+        return kernels
+    try:
+        classes = magi_opschema.lower_signature(fn).objects
+    except magi_opschema.OpSchemaError:
+        return kernels  # the registration refuses the same, under the name of the operator
+    return magi_tritonwrap.find_kernels(fn, extra=listed, classes=classes) if classes else kernels
 
 
 def _replaceable(fake: Callable[..., Any]) -> Callable[..., Any]:

@@ -76,8 +76,11 @@ class StandIn:
             raise AttributeError(name)
         text = f"{self._title}: '{name}' was asked of a {self._type} where the op is described, not run. "
         why = "One description (fake, gradient or rule) serves every object, so it sees none. "
-        fix = f"Give what it needs of the {self._type} to the op as a parameter of its own; in a backward, call an op."
-        raise HandleError(f"{text}{why}{fix}")
+        fix = (
+            f"Give what it needs of the {self._type} to the op as a parameter of its own; or let its class declare its "
+        )
+        more = "fields with see_through_object, and pass the object instead of its handle. In a backward, call an op."
+        raise HandleError(f"{text}{why}{fix}{more}")
 
     def __repr__(self) -> str:
         return f"<stand-in for a {self._type}>"
@@ -123,6 +126,7 @@ def handle(annotation: object) -> Codec:
         "isinstance": isinstance,
         "accepted": (*_INTS, *classes, StandIn),
         "ints": _INTS,
+        "handles": (*_INTS, StandIn),
         "handle_of": handle_of,
         "is_dynamo_compiling": is_dynamo_compiling,
         "find": _finder(classes),

@@ -45,6 +45,7 @@ from .pytrees import (
 )
 from .tensors import counting_writes, increment_version, is_capturing, storage_id, writes_counted
 from .tracing import (
+    fix_local,
     guard_type,
     hide_from_dynamo,
     is_dynamo_compiling,
@@ -74,6 +75,7 @@ __all__ = [
     "dispatch",
     "dispatch_key_of",
     "explain_errors",
+    "fix_local",
     "forward_ad",
     "guard_type",
     "handle_of",
