@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pytest
 import torch
@@ -59,9 +59,9 @@ class Layer(nn.Module):
         super().__init__()
         self.run = run
         self.register_buffer("packed", EYE * scale)
-        self.runner: Any = Runner(scale) if place != "frozen" else Frozen(EYE * scale)
+        self.runner: Any = Frozen(EYE * scale) if place == "frozen" else Runner(scale)
         if place == "buffer":
-            self.runner.packed = self.packed
+            setattr(self.runner, "packed", self.packed)  # noqa: B010
 
     def forward(self, x: Tensor) -> Tensor:
         return self.run(x, self.runner) + 1
@@ -70,7 +70,8 @@ class Layer(nn.Module):
 def make(ns: str, annotation: Any = Runner) -> Op:
     @magi_register_custom_op(f"{ns}::run", infer_output_meta_fn=["x"])
     def run(x: Tensor, runner: ObjectHandle[annotation]) -> Tensor:
-        return runner.run(x)
+        out: Tensor = runner.run(x)
+        return out
 
     return run
 
@@ -97,7 +98,8 @@ class Compiled:
 
     def _forward(self, graph: Any, _: Any) -> Any:
         self.graphs.append(self._traced)
-        self.static.append(list(TracingContext.get().fw_metadata.static_input_indices))
+        metadata: Any = TracingContext.get().fw_metadata
+        self.static.append(list(metadata.static_input_indices))
         return graph
 
     def static_names(self, at: int = 0) -> list[str]:

@@ -85,13 +85,15 @@ class Module(nn.Linear):
 
 
 EYE = torch.eye(4)
+_HANDLE: Any = ObjectHandle
 Op = Callable[..., Tensor]
 
 
 def make(ns: str, annotation: Any, name: str = "run", **options: Any) -> Op:
     @magi_register_custom_op(f"{ns}::{name}", **{"infer_output_meta_fn": ["x"], **options})
     def run(x: Tensor, runner: annotation) -> Tensor:
-        return runner.run(x)
+        out: Tensor = runner.run(x)
+        return out
 
     return run
 
@@ -123,7 +125,7 @@ def x() -> Tensor:
 def test_an_object_is_taken_apart(
     ns: str, x: Tensor, annotation: Any, runner: Any, schema: str, is_handle: bool
 ) -> None:
-    run = make(ns, ObjectHandle[annotation] if is_handle else annotation)
+    run = make(ns, _HANDLE[annotation] if is_handle else annotation)
     with torch.no_grad():
         torch.testing.assert_close(run(x, runner), runner.run(x))
     assert op_def(run).lowering.schema == f"run(Tensor x, {schema}) -> Tensor"
@@ -222,9 +224,9 @@ def test_objects_in_objects_and_in_records(ns: str, x: Tensor) -> None:
     for fn in (run, torch.compile(run, backend="aot_eager", fullgraph=True)):
         for pair in pairs:
             torch.testing.assert_close(fn(x, Job(pair, 1.0), (shared, None)), pair.run(x) + shared.run(x) + 1.0)
-        handle = register_object(pairs[0])
+        handle: Any = register_object(pairs[0])
         torch.testing.assert_close(fn(x, Job(handle), (shared, shared)), pairs[0].run(x) + x)
-        other = register_object(shared)
+        other: Any = register_object(shared)
         torch.testing.assert_close(fn(x, Job(pairs[0]), (other, shared)), pairs[0].run(x) + x)
 
 
@@ -235,7 +237,7 @@ def test_none_default_and_keyword(ns: str, x: Tensor) -> None:
     def run(x: Tensor, maybe: ObjectHandle[Linear] | None = None, *, named: ObjectHandle[Linear] = default) -> Tensor:
         return named.run(x) if maybe is None else named.run(maybe.run(x))
 
-    handle = register_object(Linear(EYE * 2))
+    handle: Any = register_object(Linear(EYE * 2))
     for fn in (run, torch.compile(run, backend="aot_eager", fullgraph=True)):
         torch.testing.assert_close(fn(x), x * 3)
         torch.testing.assert_close(fn(x, Linear(EYE * 2)), x * 6)
@@ -322,7 +324,8 @@ def test_the_class_may_answer_for_attributes_itself(ns: str, x: Tensor) -> None:
 
         def run(self, x: Tensor) -> Tensor:
             assert not hasattr(self, "thrice")
-            return x @ self.twice
+            twice: Tensor = self.twice
+            return x @ twice
 
     torch.testing.assert_close(make(ns, ObjectHandle[Named])(x, Named(EYE)), x * 2)
 
