@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,3 +207,39 @@ def test_the_methods_of_an_object_are_in_the_key_of_the_cache(ns: str) -> None:
     assert not after.unstable
     assert after.digest != before
     assert fingerprint((op_def(f"{ns}_2::scaled").lowered_fn,), "the body").digest == before
+
+
+class Launcher:
+    @staticmethod
+    def scale(x: Tensor, weight: Tensor, out: Tensor) -> None:
+        scale_kernel[(1,)](x, weight, out, x.numel(), BLOCK=128)
+
+
+LAUNCHERS = {"first": Launcher}
+
+
+@see_through_object
+class Named(Scaler):
+    """Launches through a method that only a run can name."""
+
+    method: str
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__(weight)
+        self.method = "scale"
+
+    def _launch(self, x: Tensor, out: Tensor) -> None:
+        operator.methodcaller(self.method, x, self.weight, out)(LAUNCHERS["first"])
+
+
+def test_a_handle_decides_nothing_for_calls_with_the_object(ns: str, gpu: Any) -> None:
+    scaled = make(ns, Named)
+    assert "see-through" not in op_def(scaled).notes
+    handle = register_object(Named(gpu(128)))
+    (graph,) = aot_graphs(lambda x: scaled(x, handle), torch.ones(128))
+    assert not launches_of(graph)
+    assert "see-through" not in op_def(scaled).notes
+    runner = Named(gpu(128))
+    (graph,) = aot_graphs(lambda x: scaled(x, runner), torch.ones(128))
+    assert len(launches_of(graph)) == 1
+    assert op_def(scaled).notes["see-through"] == "Triton kernels that are captured at compilation"

@@ -85,11 +85,13 @@ def magi_register_custom_op(
         title = name or fn.__qualname__
         exposed: Any
 
+        def definition() -> magi_opschema.OpDef:
+            return magi_opschema.op_def(exposed)
+
         def see_through() -> None:
-            definition = magi_opschema.op_def(exposed)
             report = magi_tritonwrap.make_see_through(
-                definition.torch_op,
-                definition.lowered_fn,
+                definition().torch_op,
+                definition().lowered_fn,
                 kernels=kernels,
                 on_unsupported=on_unsupported or CompileConfig().on_unsupported,
             )
@@ -102,7 +104,7 @@ def magi_register_custom_op(
         is_undecided = kernels.only_a_run_tells and (infer is None or callable(infer))
         if is_undecided:
             infer = UndecidedOp(
-                name or fn.__qualname__, fn, kernels, cast("Any", infer), see_through, stay_opaque
+                name or fn.__qualname__, fn, kernels, cast("Any", infer), see_through, stay_opaque, definition
             ).fake()
         elif infer is None and kernels.may_launch:
             infer = _replaceable(magi_tritonwrap.fake_from_body(fn))
@@ -120,8 +122,7 @@ def magi_register_custom_op(
         )(_eager_body(fn, kernels, title))
         if kernels.may_launch and not is_undecided:
             see_through()
-        by_handle = magi_opschema.op_def(exposed).by_handle
-        if by_handle is not None:
+        if (by_handle := definition().by_handle) is not None:
             magi_opschema.annotate(by_handle.torch_op, "see-through", _BY_HANDLE)
         return cast("magi_opschema.RegisteredOp[P, R]", exposed)
 
