@@ -21,6 +21,7 @@ from magi_tritonwrap._key.fingerprint import fingerprint
 from magi_tritonwrap._torch_compat import fake_tensors
 from magi_tritonwrap.testing import aot_graphs, launches_of, stub_driver
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 
 @triton.jit
@@ -243,3 +244,42 @@ def test_a_handle_decides_nothing_for_calls_with_the_object(ns: str, gpu: Any) -
     (graph,) = aot_graphs(lambda x: scaled(x, runner), torch.ones(128))
     assert len(launches_of(graph)) == 1
     assert op_def(scaled).notes["see-through"] == "Triton kernels that are captured at compilation"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("place", ["argument", "layer"])
+def test_a_replay_of_a_cuda_graph_copies_no_weight(ns: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scaled, copied = make(ns, Scaler), []
+    original = torch._foreach_copy_
+
+    def counting(targets: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        copied.extend(source.numel() for source in sources)
+        return original(targets, sources, *args, **kwargs)
+
+    class Layer(nn.Module):
+        def __init__(self, runner: Scaler) -> None:
+            super().__init__()
+            self.runner = runner
+
+    runners = [Scaler(torch.randn(256, 256, device="cuda")) for _ in range(6)]
+    owners: list[Any] = [Layer(runner) for runner in runners] if place == "layer" else runners
+
+    def program(owner: Any, x: Tensor) -> Tensor:
+        out: Tensor = scaled(x.expand(256, 256).contiguous(), owner.runner if place == "layer" else owner)
+        return out + 1
+
+    compiled = torch.compile(program, backend="magi", mode="reduce-overhead", fullgraph=True)
+    x = torch.randn(256, 1, device="cuda")
+    monkeypatch.setattr(torch, "_foreach_copy_", counting)
+    before = counters["inductor"]["cudagraph_recorded_non_static_inputs"]
+    with torch.no_grad():
+        for _ in range(4):
+            copied.clear()
+            for runner, owner in zip(runners, owners, strict=True):
+                torch.compiler.cudagraph_mark_step_begin()
+                torch.testing.assert_close(compiled(owner, x), x * runner.weight + 1)
+    recordings = counters["inductor"]["cudagraph_recorded_non_static_inputs"] - before
+    assert recordings == len(runners), "one recording for each weight, with one input that is copied: x"
+    assert copied == [x.numel()] * len(runners)
+    runners[0].weight = torch.randn(256, 256, device="cuda")
+    torch.testing.assert_close(compiled(owners[0], x), x * runners[0].weight + 1)
