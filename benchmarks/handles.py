@@ -78,10 +78,10 @@ def measure() -> list[Row]:
     compiled = {
         name: torch.compile(op, fullgraph=True)
         for name, op in {
-            "handle": lambda x, handle: by_object(x, handle),
-            "object": lambda x, runner: by_object(x, runner),
-            "taken_apart": lambda x, weights: taken_apart(x, weights),
-            "int": lambda x, plain: by_int(x, plain),
+            "handle": lambda x, handle: by_object(x, handle).view(8),
+            "object": lambda x, runner: by_object(x, runner).view(8),
+            "taken_apart": lambda x, weights: taken_apart(x, weights).view(8),
+            "int": lambda x, plain: by_int(x, plain).view(8),
             "inlined": lambda x, weights: (x.clone(), weights.weight, weights.block)[0],
         }.items()
     }
@@ -96,7 +96,8 @@ def measure() -> list[Row]:
 def main() -> None:
     """Measure and write."""
     torch.set_num_threads(1)
-    write("handles", measure(), note="One call of an op, eager and compiled; `register_release` is one cycle of the registry.")
+    note = "One call of an op, eager and compiled; `register_release` is one cycle of the registry."
+    write("handles", measure(), note=note)
 
 
 if __name__ == "__main__":

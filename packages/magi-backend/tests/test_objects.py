@@ -249,7 +249,8 @@ def test_a_handle_decides_nothing_for_calls_with_the_object(ns: str, gpu: Any) -
 @pytest.mark.gpu
 @pytest.mark.parametrize("place", ["argument", "layer"])
 def test_a_replay_of_a_cuda_graph_copies_no_weight(ns: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    scaled, copied = make(ns, Scaler), []
+    scaled = make(ns, Scaler)
+    copied: list[int] = []
     original = torch._foreach_copy_
 
     def counting(targets: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:

@@ -13,6 +13,7 @@ import torch
 from magi_opschema import ObjectHandle, magi_register_custom_op, op_def, register_object, see_through_object
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._guards import TracingContext
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -138,6 +139,39 @@ def test_32_layers_in_one_model(ns: str, x: Tensor) -> None:
     torch.testing.assert_close(compiled.call(x), stack(x))
     assert len(compiled.graphs) == 1
     assert len(compiled.static_names()) == 32
+
+
+def python_guards(compiled: Any) -> list[str]:
+    """The guards of the first graph of *compiled* that run Python at every call, without those about all graphs."""
+    entries = _debug_get_cache_entry_list(compiled._torchdynamo_orig_callable.__code__)
+    lines = str(entries[0].guard_manager).splitlines()
+    return [line for line in lines if "LAMBDA_GUARD" in line and "init_ambient_guards" not in line]
+
+
+@pytest.mark.parametrize("annotation", [Runner, Frozen])
+def test_no_guard_of_an_object_runs_python(ns: str, x: Tensor, annotation: Any) -> None:
+    run = make(ns, annotation)
+    runners = [Runner(float(i), Tile()) if annotation is Runner else Frozen(EYE * i) for i in range(4)]
+
+    def program(x: Tensor, runners: list[Any]) -> Tensor:
+        for runner in runners:
+            x = run(x, runner)
+        return x
+
+    compiled = torch.compile(program, backend="eager", fullgraph=True)
+    compiled(x, runners)
+    assert python_guards(compiled) == []
+
+
+def test_the_class_is_guarded(ns: str, x: Tensor) -> None:
+    class Other(Runner):
+        pass
+
+    compiled = torch.compile(make(ns), backend="eager", fullgraph=True)
+    compiled(x, Runner(1.0))
+    with pytest.raises(Exception, match="expected a Runner, not a subclass"):
+        compiled(x, Other(1.0))
+    torch.testing.assert_close(compiled(x, Runner(2.0)), x * 2)
 
 
 def test_a_tensor_that_was_read_before_stays_in_place_too(ns: str, x: Tensor) -> None:

@@ -18,7 +18,7 @@ def write_found_objects(node: Node, value: str, to: Writer, is_dynamo_compiling:
     """Write, for a parameter that is an object or None, the look at the object whose handle an eager call passes."""
     found = node.inner if isinstance(node, Optional) else node
     if isinstance(found, Record) and found.handle is not None:
-        to.line(f"if {to.builtin('isinstance')}({value}, {to.builtin('int')}) and not {is_dynamo_compiling}():")
+        to.line(f"if not {is_dynamo_compiling}() and {to.builtin('isinstance')}({value}, {to.builtin('int')}):")
         to.line(f"{INDENT}{value} = {to.expression(found.handle, found.handle.codec.decode, value)}")
 
 
@@ -28,7 +28,10 @@ def handle_conditions(node: Node, value: str, to: Writer) -> Iterator[str]:
         return
     match node:
         case Record(handle=Leaf() as leaf):
-            yield to.expression(leaf, "{isinstance}({value}, {handles})", value)
+            # To Dynamo a symbolic int is an int, and nothing stands in for an object. A class that two ops name is
+            # compared at every call, in Python.
+            asked = "({isinstance}({value}, {int}) if {is_dynamo_compiling}() else {isinstance}({value}, {handles}))"
+            yield to.expression(leaf, asked, value)
         case Record():
             is_one = f"{to.builtin('type')}({value}) is {class_name(node, to)}"
             if node.kind == "typeddict":

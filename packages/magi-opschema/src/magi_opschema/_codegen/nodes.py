@@ -37,8 +37,9 @@ from magi_opschema._model.tree import (
     flat_name,
     leaves,
 )
+from magi_opschema._torch_compat import is_dynamo_compiling
 
-from .rebuilt import original_class, rebuilt_class
+from .rebuilt import class_question, original_class, rebuilt_class
 from .writer import IDENTIFIER, INDENT, Writer
 
 
@@ -113,6 +114,10 @@ def _refuse_other_class(node: Record, value: str, to: Writer) -> None:
     if node.kind == "object":
         # The body of one op may pass on what it got to another.
         condition += f" and {to.bind('original_class', original_class)}({value}) is not {name}"
+    if to.is_traced and any(leaf.is_fixed for leaf in leaves(node)):
+        compiling = to.bind("is_dynamo_compiling", is_dynamo_compiling)
+        is_one = to.bind(f"is_{node.cls.__name__}" if name.isascii() else "is_record", class_question(node.cls))
+        condition = f"not {is_one}({value}) if {compiling}() else {condition}"
     _refuse(condition, node, value, to)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import functools
 import types
+from collections.abc import Callable
 from typing import Any, NoReturn
 
+from magi_opschema._torch_compat import answer_class, run_at_trace_time
 from magi_opschema.errors import ObjectFieldError, OptionError
 
 
@@ -58,6 +60,21 @@ def rebuilt_class(cls: Any, names: tuple[str, ...], path: str, title: str, locat
         text = f"{title}: '{path}' is a {cls.__name__}, and the body gets an instance of a subclass, which the class "
         fix = f"refuses: {error}. Use a frozen dataclass, or annotate Tensors and constants as parameters of their own."
         raise OptionError(f"{text}{fix} ({location})") from error
+
+
+@functools.cache
+def class_question(cls: type) -> Callable[[object], bool]:
+    """Whether an object is a *cls* and of no subclass, asked while Dynamo traces; it guards the type in C++."""
+
+    def look(context: Any) -> None:
+        answer_class(context, "value", "answer", cls)
+
+    def is_one(value: object) -> bool:
+        answer = isinstance(value, cls)
+        run_at_trace_time(look)
+        return answer
+
+    return is_one
 
 
 def original_class(value: object) -> type:

@@ -125,6 +125,7 @@ def handle(annotation: object) -> Codec:
     constants = {
         "isinstance": isinstance,
         "accepted": (*_INTS, *classes, StandIn),
+        "int": int,
         "ints": _INTS,
         "handles": (*_INTS, StandIn),
         "handle_of": handle_of,
@@ -136,7 +137,7 @@ def handle(annotation: object) -> Codec:
     return Codec(
         note=f"handle of a {name}",
         refuse="not {isinstance}({value}, {accepted})",
-        encode=("({value} if {isinstance}({value}, {ints}) and not {is_dynamo_compiling}() else {handle_of}({value}))"),
+        encode=("({value} if not {is_dynamo_compiling}() and {isinstance}({value}, {ints}) else {handle_of}({value}))"),
         decode="{find}({value}, {reject})",
         described="{StandIn}({value}, {type_name}, {title})",
         constants=constants,
@@ -166,7 +167,7 @@ def _traced_handle_of(obj: Any) -> Any:
     Graphs are guarded by the type of what was passed. The comparison becomes a guard, so that a shallow copy,
     which shares its original's ticket, is traced anew.
     """
-    if isinstance(obj, _INTS):
+    if isinstance(obj, int):  # to Dynamo a symbolic one is an int, too
         run_at_trace_time(_guard_type)
         return obj
     run_at_trace_time(_give_ticket)

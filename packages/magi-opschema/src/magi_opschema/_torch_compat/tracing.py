@@ -90,6 +90,20 @@ def fix_local(context: Any, name: str) -> None:
             node.meta.setdefault("tensor_dict", {}).setdefault("_dynamo_static_input_type", "unguarded")
 
 
+def answer_class(context: Any, name: str, answer: str, cls: type) -> None:
+    """Let the local *answer* be whether the local *name* is a *cls* and of no subclass, in the function that asked.
+
+    Written as `type(value) is cls`, torch 2.13 compares the types of any two objects of one class in a function of
+    Python at every call (torch/_dynamo/guards.py, `LAMBDA_GUARD`).
+    """
+    from torch._dynamo.variables import ConstantVariable
+
+    guard_type(context, name)
+    variable = context.get_local(name, stacklevel=1)._ComptimeVar__variable.realize()
+    answered = ConstantVariable.create(variable.python_type() is cls)
+    context._ComptimeContext__tx.parent.symbolic_locals[answer] = answered
+
+
 def register_fake(library: torch.library.Library, name: str, fake: Callable[..., Any], source: str) -> None:
     """`torch.library.register_fake` for a *source* that is known, ``file:line``.
 
