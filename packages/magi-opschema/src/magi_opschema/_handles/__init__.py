@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects behind integers: `ObjectHandle[T]` and the registry of this process.
+"""Objects behind integers, and classes whose objects are taken apart: `ObjectHandle[T]`.
 
 | module | what it holds |
 |---|---|
