@@ -31,6 +31,11 @@ RATIOS: dict[str, dict[str, tuple[Measured, Measured]]] = {
     "handles": {
         "handle_int_vs_int": (("handle", "call"), ("int", "call")),
         "handle_object_vs_int": (("object", "call"), ("int", "call")),
+        "taken_apart_vs_int": (("taken_apart", "call"), ("int", "call")),
+        "compiled_handle_vs_int": (("handle", "compiled"), ("int", "compiled")),
+        "compiled_object_vs_int": (("object", "compiled"), ("int", "compiled")),
+        "compiled_taken_apart_vs_int": (("taken_apart", "compiled"), ("int", "compiled")),
+        "compiled_int_vs_inlined": (("int", "compiled"), ("inlined", "compiled")),
     },
     "nvfp4_linear": {
         "m1_8192_vs_bf16_speedup": (("bf16", "m1_8192"), ("nvfp4", "m1_8192")),

@@ -662,3 +662,44 @@ def test_module_with_lazy_attributes(ops: Ops, monkeypatch: pytest.MonkeyPatch) 
     op = ops.define("lazy_attribute", body)
     make_see_through(op, body)
     assert launch_count(op) == 1
+
+
+@triton.jit
+def move_kernel(x, work, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at, at < n)
+    tl.store(work + at, value, at < n)
+    tl.store(out + at, value, at < n)
+
+
+def _moved(x: Tensor, work: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    move_kernel[(3,)](x, work, out, x.numel(), BLOCK=128)
+    return out
+
+
+def test_a_launch_that_writes_what_the_schema_does_not_say(ops: Ops) -> None:
+    schema, fake = "(Tensor x, Tensor work) -> Tensor", lambda x, work: torch.empty_like(x)
+    op = ops.define("moved", _moved, schema, fake=fake)
+    make_see_through(op, _moved)
+    text = r"moved: the body launches a kernel that writes into 'work', which the schema .* mutates_args=\('work',\)"
+    x, work = torch.ones(300), torch.ones(300)
+    for program in (op, lambda x, work: op(x, work.add_(1)), lambda x, work: op(x, work.view(300))):
+        with pytest.raises(Exception, match=text):
+            aot_graphs(program, x, work)
+
+    named = ops.define("named", _moved, schema.replace("Tensor work", "Tensor(a!) work"), fake=fake)
+    make_see_through(named, _moved)
+    for program in (named, lambda x, work: named(x, work.add_(1)), lambda x, work: named(work.view(300), work)):
+        (graph,) = aot_graphs(program, x, work)
+        assert len(launches_of(graph)) == 1
+
+
+def test_a_write_into_a_list_of_tensors(ops: Ops) -> None:
+    def body(x: Tensor, works: list[Tensor]) -> Tensor:
+        return _moved(x, works[1])
+
+    op = ops.define("listed", body, "(Tensor x, Tensor[] works) -> Tensor", fake=lambda x, works: torch.empty_like(x))
+    make_see_through(op, body)
+    with pytest.raises(Exception, match="writes into 'works', which the schema"):
+        aot_graphs(lambda x, a, b: op(x, [a, b]), *(torch.ones(300) for _ in range(3)))

@@ -13,6 +13,7 @@ from ._settings.config import CompileConfig
 from ._undecided import UndecidedOp
 
 
+_BY_HANDLE = "no: these calls pass the handle of an object, which hides it; pass the object"
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -80,15 +81,17 @@ def magi_register_custom_op(
     magi_opschema.magi_register_custom_op(name)  # refuses what is not a name, such as the function itself
 
     def register(fn: Callable[P, R]) -> magi_opschema.RegisteredOp[P, R]:
-        kernels = magi_tritonwrap.find_kernels(fn, extra=extra_triton_kernels)
+        kernels = _kernels_of(fn, extra_triton_kernels)
         title = name or fn.__qualname__
         exposed: Any
 
+        def definition() -> magi_opschema.OpDef:
+            return magi_opschema.op_def(exposed)
+
         def see_through() -> None:
-            definition = magi_opschema.op_def(exposed)
             report = magi_tritonwrap.make_see_through(
-                definition.torch_op,
-                definition.lowered_fn,
+                definition().torch_op,
+                definition().lowered_fn,
                 kernels=kernels,
                 on_unsupported=on_unsupported or CompileConfig().on_unsupported,
             )
@@ -101,7 +104,7 @@ def magi_register_custom_op(
         is_undecided = kernels.only_a_run_tells and (infer is None or callable(infer))
         if is_undecided:
             infer = UndecidedOp(
-                name or fn.__qualname__, fn, kernels, cast("Any", infer), see_through, stay_opaque
+                name or fn.__qualname__, fn, kernels, cast("Any", infer), see_through, stay_opaque, definition
             ).fake()
         elif infer is None and kernels.may_launch:
             infer = _replaceable(magi_tritonwrap.fake_from_body(fn))
@@ -119,9 +122,24 @@ def magi_register_custom_op(
         )(_eager_body(fn, kernels, title))
         if kernels.may_launch and not is_undecided:
             see_through()
+        if (by_handle := definition().by_handle) is not None:
+            magi_opschema.annotate(by_handle.torch_op, "see-through", _BY_HANDLE)
         return cast("magi_opschema.RegisteredOp[P, R]", exposed)
 
     return register
+
+
+def _kernels_of(fn: Callable[..., Any], extra: object) -> magi_tritonwrap.KernelReport:
+    """The kernels that *fn* can launch, those of the methods of its parameters among them."""
+    listed: Any = tuple(extra) if isinstance(extra, Iterable) else extra
+    kernels = magi_tritonwrap.find_kernels(fn, extra=listed)
+    if not (kernels.doubtful or kernels.unresolved):
+        return kernels
+    try:
+        classes = magi_opschema.lower_signature(fn).objects
+    except magi_opschema.OpSchemaError:
+        return kernels  # the registration refuses the same, under the name of the operator
+    return magi_tritonwrap.find_kernels(fn, extra=listed, classes=classes) if classes else kernels
 
 
 def _replaceable(fake: Callable[..., Any]) -> Callable[..., Any]:

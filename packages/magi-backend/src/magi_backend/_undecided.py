@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from magi_opschema import OpDef
 from magi_opschema.errors import HandleError
 from magi_tritonwrap import KernelReport, NoFakeError, OpaqueFallbackWarning, fake_from_body, probe_launches
 from torch.utils._pytree import tree_leaves
@@ -30,6 +31,7 @@ class UndecidedOp:
         infer: The fake that its author gave, if any.
         on_launch: Called once, when the body has launched something.
         on_opaque: Called once, with the reason why that cannot be found out.
+        definition: The operator's definition, once it has one.
     """
 
     def __init__(
@@ -40,10 +42,11 @@ class UndecidedOp:
         infer: Callable[..., Any] | None,
         on_launch: Callable[[], None],
         on_opaque: Callable[[str], None],
+        definition: Callable[[], OpDef],
     ) -> None:
         self._name, self._fn, self._infer = name, fn, infer
         self._own = fake_from_body(fn)
-        self._on_launch, self._on_opaque = on_launch, on_opaque
+        self._on_launch, self._on_opaque, self._definition = on_launch, on_opaque, definition
         self._lock = threading.RLock()
         self._launches = False
         self._effect = str(kernels.effects[0]) if kernels.effects else ""
@@ -55,10 +58,10 @@ class UndecidedOp:
         @functools.wraps(self._infer or self._fn)
         def fake(*args: Any, **kwargs: Any) -> Any:
             with self._lock:
-                self._decide(args, kwargs)
+                reason = self._decide(args, kwargs)
             if self._infer is not None:
                 return self._infer(*args, **kwargs)
-            return self._like_inputs(args, kwargs) if self._opaque_because else self._own(*args, **kwargs)
+            return self._like_inputs(args, kwargs, reason) if reason else self._own(*args, **kwargs)
 
         fake.__signature__ = inspect.signature(self._infer or self._fn)  # type: ignore[attr-defined]
         if self._infer is None:
@@ -70,12 +73,12 @@ class UndecidedOp:
         self._infer = infer
         return self.fake()
 
-    def _decide(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _decide(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Why the body is not run in this call; empty where it can be."""
         if self._launches or self._opaque_because:
-            return
+            return self._opaque_because
         if self._effect:
-            self._stay_opaque(f"it is not run to find out, because {self._effect}")
-            return
+            return self._stay_opaque(f"it is not run to find out, because {self._effect}")
         probe = probe_launches(self._fn, args, kwargs)
         if probe.launches:
             self._launches = True
@@ -83,9 +86,13 @@ class UndecidedOp:
         elif probe.stopped_by:
             # An object behind a handle is never there for a fake: nothing is wrong with such a body.
             is_handle = isinstance(probe.error, HandleError)
-            self._stay_opaque(f"its body does not run on fake tensors: {probe.stopped_by}", warn=not is_handle)
+            reason = f"its body does not run on fake tensors: {probe.stopped_by}"
+            if is_handle and self._definition().by_handle is not None:
+                return reason  # the operator that gets the objects themselves has this fake too
+            return self._stay_opaque(reason, warn=not is_handle)
+        return ""
 
-    def _stay_opaque(self, reason: str, *, warn: bool = True) -> None:
+    def _stay_opaque(self, reason: str, *, warn: bool = True) -> str:
         self._opaque_because = reason
         self._on_opaque(reason)
         if warn and self._infer is None:
@@ -93,19 +100,20 @@ class UndecidedOp:
             fix = "It stays opaque, and its outputs are taken to look like its tensor inputs."
             msg = f"{text} {fix} State them with infer_output_meta_fn."
             warnings.warn(OpaqueFallbackWarning(msg), stacklevel=2)
+        return reason
 
-    def _like_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _like_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> Any:
         """Output i looks like tensor input i, for one output or a tuple of them."""
         bound = inspect.signature(self._fn).bind(*args, **kwargs)
         inputs = [leaf for leaf in tree_leaves((bound.args, bound.kwargs)) if isinstance(leaf, torch.Tensor)]
-        returned = inspect.signature(self._fn, eval_str=True).return_annotation
-        if returned is None:
+        lowering = self._definition().lowering
+        if lowering.returns is None:
             return None
-        count = 1 if returned is torch.Tensor else len(getattr(returned, "__args__", ()))
-        is_tuple = getattr(returned, "__origin__", None) is tuple
-        if len(inputs) < count or not (returned is torch.Tensor or is_tuple):
-            text = f"{self._name}: its outputs are not known before it runs, because {self._opaque_because}."
+        kinds = [leaf.schema_type for leaf in lowering.return_leaves]
+        is_tuple = len(kinds) > 1
+        if len(inputs) < len(kinds) or set(kinds) != {"Tensor"} or lowering.rebuilds_returns:
+            text = f"{self._name}: its outputs are not known before it runs, because {reason}."
             msg = f"{text} Give infer_output_meta_fn, a function that returns tensors like the outputs."
             raise NoFakeError(msg)
-        outputs = tuple(torch.empty_like(inputs[at]) for at in range(count))
+        outputs = tuple(torch.empty_like(inputs[at]) for at in range(len(kinds)))
         return outputs if is_tuple else outputs[0]

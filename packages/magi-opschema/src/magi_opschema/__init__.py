@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from . import errors as errors
     from ._handles.annotation import ObjectHandle as ObjectHandle
+    from ._handles.declared import see_through_object as see_through_object
     from ._handles.registry import get_object as get_object
     from ._handles.registry import register_object as register_object
     from ._handles.registry import release_object as release_object
@@ -48,6 +49,7 @@ _HOMES = {
     "register_sharding": "_ops.rules",
     "register_vmap": "_ops.rules",
     "release_object": "_handles.registry",
+    "see_through_object": "_handles.declared",
 }
 
 __all__ = [
@@ -68,6 +70,7 @@ __all__ = [
     "register_sharding",
     "register_vmap",
     "release_object",
+    "see_through_object",
 ]
 
 

@@ -108,6 +108,12 @@ def _show_literal(value: object) -> str:
     return f"{type(value).__name__}.{value.name}" if hasattr(value, "name") else full_repr(value)
 
 
+def location_of_class(cls: type) -> str:
+    """Where a class is defined, as far as its methods tell: `runners.py:41`; else its module and name."""
+    methods = [found for found in vars(cls).values() if hasattr(found, "__code__")]
+    return location(methods[0]) if methods else f"{cls.__module__}.{cls.__qualname__}"
+
+
 def location(fn: Callable[..., Any]) -> str:
     """File and line of the `def` of *fn*, of a wrapper that of the function inside: `ops.py:41`."""
     fn = inspect.unwrap(fn)

@@ -70,6 +70,10 @@ class HandleError(OpSchemaError, LookupError):
     """A handle names no object of this process, or an object was asked for where there is none."""
 
 
+class ObjectFieldError(OpSchemaError, AttributeError):
+    """A body wrote an attribute of an object that was rebuilt for it, or read one that the object was not given."""
+
+
 class ReturnValueError(OpSchemaError, TypeError):
     """A body or a fake returned something that the signature does not say."""
 

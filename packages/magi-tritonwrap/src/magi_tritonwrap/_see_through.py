@@ -23,6 +23,7 @@ from ._key.cache_key import CacheKeyEntry
 from ._launch.capture import CapturedLaunch, capture_launches
 from ._launch.on_cpu import check_driver
 from ._launch.probe import why_untraceable
+from ._launch.writes import see_arguments
 from ._reader.find import find_kernels
 from ._torch_compat import (
     body_of_custom_op,
@@ -286,8 +287,10 @@ def _decompose(mode: Any, op: OpOverload, types: Sequence[type], args: tuple[Any
         return mode.__torch_dispatch__(op, types, args, kwargs)
     token = _OUTER_OP.set(record)
     try:
+        before = see_arguments(op, args, kwargs)
         with mode, capture_launches() as log:
             result = record.fn(*args, **kwargs)
+        before.refuse_writes()
     finally:
         _OUTER_OP.reset(token)
     record.note(log.launches)

@@ -27,6 +27,10 @@ class CpuTensorError(TritonWrapError, RuntimeError):
     """An op that launches Triton kernels got CPU tensors, and has no body for them."""
 
 
+class UndeclaredWriteError(TritonWrapError, RuntimeError):
+    """The body of an op launches a kernel that writes into a Tensor which the op's schema does not say is written."""
+
+
 class NotAnOpError(TritonWrapError, TypeError):
     """`make_see_through` was given something that is not a registered operator."""
 

@@ -105,7 +105,7 @@ class _Bridge:
                     text = f"names the field {show_value(name)}, which {record.label} does not have; it has"
                     self.fail(path, f"{text} {', '.join(fields)}", nearest(name, fields))
             given: Mapping[str, Any] = gradient
-        elif isinstance(gradient, record.cls) and record.kind == "dataclass":
+        elif isinstance(gradient, record.cls) and record.kind in {"dataclass", "object"}:
             # Fields that are no Tensor hold the values that the instance was built with; they say nothing.
             given = {name: getattr(gradient, name) for name, node in fields.items() if _holds_tensors(node)}
         elif isinstance(gradient, (tuple, list)):

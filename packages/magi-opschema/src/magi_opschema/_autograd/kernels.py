@@ -15,7 +15,10 @@ from magi_opschema._model.tree import dotted
 from magi_opschema._torch_compat import (
     any_requires_grad,
     below_autograd,
+    below_autograd_pool,
+    dispatch,
     forward_ad,
+    handle_of,
     hide_from_dynamo,
     is_forward_ad_active,
     is_functionalizing,
@@ -34,13 +37,20 @@ def _has_tangent(value: Any) -> bool:
 
 def autograd_kernel(bridge: AutogradBridge) -> Callable[..., Any]:
     """The kernel at the Autograd key: through the bridge where a derivative may be wanted, else straight on."""
-    is_grad_enabled, op = torch.is_grad_enabled, bridge.op
+    is_grad_enabled, make, unused = torch.is_grad_enabled, below_autograd_pool.make, below_autograd_pool.unused
+    handle = handle_of(bridge.op)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if (is_grad_enabled() and any_requires_grad(*args, **kwargs)) or is_forward_ad_active():
             return bridge.call(bridge.eager, args, kwargs)
-        with below_autograd():
-            return op(*args, **kwargs)
+        try:
+            context = unused.pop()
+        except IndexError:
+            context = make()
+        with context:
+            output = dispatch(handle, *args, **kwargs)
+        unused.append(context)
+        return output
 
     return hide_from_dynamo(kernel)
 

@@ -6,6 +6,8 @@
 | `source` | text as data, and the one place that compiles it |
 | `writer` | the lines of one function, and the objects that its reserved names stand for |
 | `nodes` | a tree to lines that flatten a value and rebuild it |
+| `by_handle` | calls that pass the handle of an object |
+| `rebuilt` | the class of what a body gets for an object |
 | `refusals` | conditions under which flat values are refused |
 | `functions` | whole functions: lowered, inputs, flatten |
 | `exposed` | the function that the decorator returns |

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from magi_opschema._model.tree import Node, leaves
 
+from .by_handle import handle_conditions, write_found_objects
 from .functions import argument_texts, flatten_parameters, passed, source_of, tuple_text, user_default
 from .nodes import rebuild
 from .source import Source
@@ -35,8 +36,10 @@ def emit_exposed(
     """
     names = {name: to.bind(name, value) for name, value in bound.items()}
     parameters = _open_call(lowering.parameters, names["refuse_call"], to)
+    _write_by_handle(lowering, names, to)
     if lowering.path == "flattened":
-        exprs = _name_tensors(lowering, flatten_parameters(lowering.parameters, to), to)
+        exprs = _name_parts(lowering, flatten_parameters(lowering.parameters, to), to)
+        _write_fixed(lowering, exprs, names, to)
     else:
         # The kernel looks at the values: here a check of a Literal would make a symbolic int a constant.
         exprs = {parameter.name: parameter.name for parameter in lowering.parameters}
@@ -54,12 +57,32 @@ def emit_exposed(
     return source_of(lowering.name, parameters, doc, to, title)
 
 
-def _name_tensors(lowering: SignatureLowering, exprs: dict[str, str], to: Writer) -> dict[str, str]:
-    """Tensors are looked at twice, by the lane and by the op: read each once."""
+def _write_by_handle(lowering: SignatureLowering, names: Mapping[str, str], to: Writer) -> None:
+    """Write what becomes of a handle in the place of an object that would be taken apart."""
+    for known in lowering.parameters:
+        write_found_objects(known.node, known.name, to, names["is_dynamo_compiling"])
+    conditions = [text for known in lowering.parameters for text in handle_conditions(known.node, known.name, to)]
+    if conditions:
+        arguments = [f"{p.name}={p.name}" if p.is_keyword_only else p.name for p in lowering.parameters]
+        to.line(f"if {' or '.join(conditions)}:")
+        to.line(f"{INDENT}return {names['by_handle']}({', '.join(arguments)})")
+
+
+def _name_parts(lowering: SignatureLowering, exprs: dict[str, str], to: Writer) -> dict[str, str]:
+    """Tensors are looked at twice, by the lane and by the op, and parts of objects by Dynamo: read each once."""
     return {
-        leaf.name: to.local(leaf.name, exprs[leaf.name]) if leaf.is_tensor else exprs[leaf.name]
+        leaf.name: to.local(leaf.name, exprs[leaf.name]) if leaf.is_tensor or leaf.is_fixed else exprs[leaf.name]
         for leaf in lowering.leaves
     }
+
+
+def _write_fixed(lowering: SignatureLowering, exprs: Mapping[str, str], names: Mapping[str, str], to: Writer) -> None:
+    """Write what Dynamo is told of the parts of objects."""
+    fixed = [exprs[leaf.name] for leaf in lowering.leaves if leaf.is_fixed]
+    if fixed:
+        to.line(f"if {names['is_dynamo_compiling']}():")
+        for text in fixed:
+            to.line(f"{INDENT}{text} = {names['fixed']}({text})")
 
 
 def _write_eager_lanes(

@@ -33,10 +33,13 @@ from magi_opschema._model.tree import (
     Optional,
     Record,
     Sequence,
+    dotted,
     flat_name,
     leaves,
 )
+from magi_opschema._torch_compat import is_dynamo_compiling
 
+from .rebuilt import class_question, original_class, rebuilt_class
 from .writer import IDENTIFIER, INDENT, Writer
 
 
@@ -48,7 +51,7 @@ def flatten(node: Node, value: str, to: Writer) -> list[str]:
         case Record():
             value = to.local(flat_name(node.path), value)
             _refuse_other_class(node, value, to)
-            return [text for part in node.fields for text in flatten(part.node, _read(node, value, part.name, to), to)]
+            return [text for part in node.fields for text in flatten(part.node, read(node, value, part.name, to), to)]
         case Sequence():
             value = to.local(flat_name(node.path), value)
             length = len(node.items)
@@ -105,9 +108,17 @@ def _refuse_other_class(node: Record, value: str, to: Writer) -> None:
             f"or not {all_}([{key} in {value} for {key} in {keys}])"
         )
         _refuse(condition, node, value, to)
-    else:
-        # `value.__class__` may lie, as that of a mock with a spec does.
-        _refuse(f"{to.builtin('type')}({value}) is not {_class_name(node, to)}", node, value, to)
+        return
+    # `value.__class__` may lie, as that of a mock with a spec does.
+    condition, name = f"{to.builtin('type')}({value}) is not {class_name(node, to)}", class_name(node, to)
+    if node.kind == "object":
+        # The body of one op may pass on what it got to another.
+        condition += f" and {to.bind('original_class', original_class)}({value}) is not {name}"
+    if to.is_traced and any(leaf.is_fixed for leaf in leaves(node)):
+        compiling = to.bind("is_dynamo_compiling", is_dynamo_compiling)
+        is_one = to.bind(f"is_{node.cls.__name__}" if name.isascii() else "is_record", class_question(node.cls))
+        condition = f"not {is_one}({value}) if {compiling}() else {condition}"
+    _refuse(condition, node, value, to)
 
 
 def _refuse(condition: str, node: Node, value: str, to: Writer) -> None:
@@ -116,16 +127,18 @@ def _refuse(condition: str, node: Node, value: str, to: Writer) -> None:
     to.line(f"{INDENT}{reject}({value})")
 
 
-def _class_name(node: Record, to: Writer) -> str:
+def class_name(node: Record, to: Writer, cls: type | None = None) -> str:
+    """A reserved name for the class of *node*, or for *cls* in its place."""
     name = node.cls.__name__
-    return to.bind(name if IDENTIFIER.match(name) else "record", node.cls)
+    return to.bind(name if IDENTIFIER.match(name) else "record", cls or node.cls)
 
 
 def _key(node: Record, name: str, to: Writer) -> str:
     return to.bind(f"key_{flat_name((*node.path, name))}", name)
 
 
-def _read(node: Record, value: str, name: str, to: Writer) -> str:
+def read(node: Record, value: str, name: str, to: Writer) -> str:
+    """An expression for the field *name* of the record *value*."""
     return f"{value}[{_key(node, name, to)}]" if node.kind == "typeddict" else f"{value}.{name}"
 
 
@@ -166,10 +179,12 @@ def rebuild(node: Node, to: Writer) -> str:
 def _rebuild_record(node: Record, to: Writer) -> str:
     parts = [(part.name, rebuild(part.node, to)) for part in node.fields]
     name = flat_name(node.path)
+    if node.kind == "object":
+        return _rebuild_object(node, parts, name, to)
     named = ", ".join(f"{field_name}={text}" for field_name, text in parts)
     if node.is_plain and not to.is_traced:
         # A frozen dataclass's own __init__ goes through object.__setattr__ for each field, which takes twice as long.
-        to.line(f"{name} = {to.bind('new', object.__new__)}({_class_name(node, to)})")
+        to.line(f"{name} = {to.bind('new', object.__new__)}({class_name(node, to)})")
         if parts:
             fields = to.temporary("fields")
             to.line(f"{fields} = {name}.__dict__")
@@ -178,10 +193,20 @@ def _rebuild_record(node: Record, to: Writer) -> str:
         return name
     match node.kind:
         case "dataclass":
-            built = f"{_class_name(node, to)}({named})"
+            built = f"{class_name(node, to)}({named})"
         case "namedtuple":
-            built = f"{_class_name(node, to)}({', '.join(text for _, text in parts)})"
+            built = f"{class_name(node, to)}({', '.join(text for _, text in parts)})"
         case "typeddict":
             built = f"{{{', '.join(f'{_key(node, key, to)}: {text}' for key, text in parts)}}}"
     to.line(f"{name} = {built}")
+    return name
+
+
+def _rebuild_object(node: Record, parts: list[tuple[str, str]], name: str, to: Writer) -> str:
+    """As an instance that nobody has initialised; a field may be a slot, or lie behind a `__setattr__`."""
+    names = tuple(field_name for field_name, _ in parts)
+    cls = rebuilt_class(node.cls, names, dotted(node.path), to.title, to.location)
+    to.line(f"{name} = {to.bind('new', object.__new__)}({class_name(node, to, cls)})")
+    for field_name, text in parts:
+        to.line(f"{to.bind('set', object.__setattr__)}({name}, {field_name!r}, {text})")
     return name

@@ -28,7 +28,7 @@ def writer_of(
 ) -> Writer:
     """A writer of one function of an op; *returned* and *of* as `rejections` has them."""
     rejects = rejections(trees.title, trees.location, returned=returned, of=of)
-    return Writer(trees.prefix, rejects, trees.title, is_traced, is_description)
+    return Writer(trees.prefix, rejects, trees.title, trees.location, is_traced, is_description)
 
 
 def rejections(function: str, location: str, *, returned: type[OpSchemaError] | None = None, of: str = "") -> Reject:
@@ -102,4 +102,5 @@ def _expected(node: Node) -> str:
             return node.label
     if node.kind == "typeddict":
         return f"a dict with exactly the keys {', '.join(repr(part.name) for part in node.fields)}"
-    return f"a {node.cls.__name__}, not a subclass or a look-alike, because the op rebuilds it from its fields"
+    text = f"a {node.cls.__name__}, not a subclass or a look-alike, because the op rebuilds it from its fields"
+    return f"{text}; or the handle that register_object() gave for one" if node.handle is not None else text

@@ -26,6 +26,8 @@ class Writer:
     reject: Reject
     title: str = ""
     """What errors about the op begin with."""
+    location: str = ""
+    """Where the op is defined."""
     is_traced: bool = False
     """True for code that Dynamo traces: it knows constructors, and no shorter way to an instance."""
     is_description: bool = False

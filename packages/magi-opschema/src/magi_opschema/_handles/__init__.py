@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects behind integers: `ObjectHandle[T]` and the registry of this process.
+"""Objects behind integers, and classes whose objects are taken apart: `ObjectHandle[T]`.
 
 | module | what it holds |
 |---|---|
 | `registry` | the objects that have a handle, and the public functions |
 | `annotation` | `ObjectHandle[T]`: its codec, and how Dynamo reads a handle |
+| `declared` | classes that declare their fields, so that ops take their objects apart |
+| `fixed` | what Dynamo is told of the parts of an object |
 """

@@ -76,8 +76,11 @@ class StandIn:
             raise AttributeError(name)
         text = f"{self._title}: '{name}' was asked of a {self._type} where the op is described, not run. "
         why = "One description (fake, gradient or rule) serves every object, so it sees none. "
-        fix = f"Give what it needs of the {self._type} to the op as a parameter of its own; in a backward, call an op."
-        raise HandleError(f"{text}{why}{fix}")
+        fix = (
+            f"Give what it needs of the {self._type} to the op as a parameter of its own; or let its class declare its "
+        )
+        more = "fields with see_through_object, and pass the object instead of its handle. In a backward, call an op."
+        raise HandleError(f"{text}{why}{fix}{more}")
 
     def __repr__(self) -> str:
         return f"<stand-in for a {self._type}>"
@@ -122,7 +125,9 @@ def handle(annotation: object) -> Codec:
     constants = {
         "isinstance": isinstance,
         "accepted": (*_INTS, *classes, StandIn),
+        "int": int,
         "ints": _INTS,
+        "handles": (*_INTS, StandIn),
         "handle_of": handle_of,
         "is_dynamo_compiling": is_dynamo_compiling,
         "find": _finder(classes),
@@ -132,7 +137,7 @@ def handle(annotation: object) -> Codec:
     return Codec(
         note=f"handle of a {name}",
         refuse="not {isinstance}({value}, {accepted})",
-        encode=("({value} if {isinstance}({value}, {ints}) and not {is_dynamo_compiling}() else {handle_of}({value}))"),
+        encode=("({value} if not {is_dynamo_compiling}() and {isinstance}({value}, {ints}) else {handle_of}({value}))"),
         decode="{find}({value}, {reject})",
         described="{StandIn}({value}, {type_name}, {title})",
         constants=constants,
@@ -162,7 +167,7 @@ def _traced_handle_of(obj: Any) -> Any:
     Graphs are guarded by the type of what was passed. The comparison becomes a guard, so that a shallow copy,
     which shares its original's ticket, is traced anew.
     """
-    if isinstance(obj, _INTS):
+    if isinstance(obj, int):  # to Dynamo a symbolic one is an int, too
         run_at_trace_time(_guard_type)
         return obj
     run_at_trace_time(_give_ticket)

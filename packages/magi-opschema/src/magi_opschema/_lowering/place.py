@@ -35,10 +35,16 @@ class Place:
     """What type variables stand for here."""
     outer: tuple[object, ...] = ()
     """The records around it, which it must not contain again; a generic class may, with another argument."""
+    is_fixed: bool = False
+    """Inside an object that is taken apart."""
+    is_opaque: bool = False
+    """Where an object is not taken apart: among the items of a list, and where only its handle is wanted."""
 
     def below(self, name: str, scope: Scope | None = None) -> Place:
         # Every leaf asks for this, and `dataclasses.replace` takes four times as long.
-        return Place((*self.path, name), scope or self.scope, self.subject, self.is_optional, self.bound, self.outer)
+        path, scope = (*self.path, name), scope or self.scope
+        inherited = (self.subject, self.is_optional, self.bound, self.outer, self.is_fixed, self.is_opaque)
+        return Place(path, scope, *inherited)
 
     def refuse(self, annotation: object, why: str, fix: str) -> Refused:
         of = f"{self.subject} '{dotted(self.path)}'" if self.path else self.subject
@@ -46,7 +52,8 @@ class Place:
 
     def leaf(self, schema_type: str, codec: Codec = IDENTITY) -> Leaf:
         is_padded = self.is_optional and not schema_type.endswith("?")
-        return Leaf(self.path, f"{schema_type}?" if is_padded else schema_type, flat_name(self.path), codec, is_padded)
+        text = f"{schema_type}?" if is_padded else schema_type
+        return Leaf(self.path, text, flat_name(self.path), codec, is_padded, self.is_fixed)
 
     def evaluated(self, annotation: object) -> object:
         """*annotation*, or what it says where it is a text.

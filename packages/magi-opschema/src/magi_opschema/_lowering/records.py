@@ -8,19 +8,19 @@ import inspect
 import typing
 from typing import TYPE_CHECKING, Any
 
+from magi_opschema._handles.declared import AnnotatedField, declared_fields, is_declared
+
 
 if TYPE_CHECKING:
     from .place import Place
 
 
-RecordKind = typing.Literal["dataclass", "namedtuple", "typeddict"]
-AnnotatedField = tuple[str, object, type]
-"""Name, annotation and defining class."""
+RecordKind = typing.Literal["dataclass", "namedtuple", "typeddict", "object"]
 
 
 def is_record(cls: type) -> bool:
-    """Whether *cls* is a dataclass, a named tuple or a TypedDict."""
-    return dataclasses.is_dataclass(cls) or typing.is_typeddict(cls) or _is_namedtuple(cls)
+    """Whether *cls* is a dataclass, a named tuple or a TypedDict, or declares the fields of its objects."""
+    return is_declared(cls) or dataclasses.is_dataclass(cls) or typing.is_typeddict(cls) or _is_namedtuple(cls)
 
 
 def _is_namedtuple(cls: type) -> bool:
@@ -38,11 +38,24 @@ def fields_of(annotation: object, cls: Any, inside: Place) -> tuple[RecordKind, 
     Raises:
         Refused: instances cannot be taken apart and made again.
     """
+    if is_declared(cls):
+        return "object", _object_fields(annotation, cls, inside)
     if dataclasses.is_dataclass(cls):
         return "dataclass", _dataclass_fields(annotation, cls, inside)
     if typing.is_typeddict(cls):
         return "typeddict", _typeddict_fields(annotation, cls, inside)
     return "namedtuple", _namedtuple_fields(annotation, cls, inside)
+
+
+def _object_fields(annotation: object, cls: Any, place: Place) -> list[AnnotatedField]:
+    if place.subject != "parameter":
+        raise place.refuse(annotation, "and an op returns no objects", "Return Tensors or numbers.")
+    return [part for part in declared_fields(cls) if not _is_class_variable(*part, place)]
+
+
+def _is_class_variable(name: str, hint: object, owner: type, inside: Place) -> bool:
+    evaluated = inside.below(name, scope=inside.scope.of_class(owner)).evaluated(hint)
+    return typing.ClassVar in {evaluated, typing.get_origin(evaluated)}
 
 
 def _typeddict_fields(annotation: object, cls: Any, place: Place) -> list[AnnotatedField]:

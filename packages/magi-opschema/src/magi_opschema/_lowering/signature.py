@@ -29,13 +29,21 @@ PREFIX = "_m_"
 
 
 def lower_signature_in(
-    fn: Callable[..., Any], scope: Scope, mutates_args: Iterable[str], op_name: str = ""
+    fn: Callable[..., Any],
+    scope: Scope,
+    mutates_args: Iterable[str],
+    op_name: str = "",
+    *,
+    is_opaque: bool = False,
 ) -> SignatureLowering:
-    """`lower_signature` of the op *op_name*, string annotations being evaluated in *scope*."""
+    """`lower_signature` of the op *op_name*, string annotations being evaluated in *scope*.
+
+    With *is_opaque*, an `ObjectHandle[T]` is a handle also where the object could be taken apart.
+    """
     signature = inspect.signature(fn)
     name = _identifier(fn.__name__)
     title = op_name or f"{name}()"
-    parameters, returns = _lower_all(fn, title, signature, scope)
+    parameters, returns = _lower_all(fn, title, signature, scope, is_opaque=is_opaque)
     flat_names = [flat_name(node.path) for parameter in parameters for node in nodes(parameter.node)]
     prefix = _free_prefix([name, *signature.parameters, *flat_names])
     trees = SignatureTrees(name, signature, parameters, returns, prefix, location(fn), title)
@@ -47,13 +55,14 @@ def lower_signature_in(
 
 
 def _lower_all(
-    fn: Callable[..., Any], title: str, signature: inspect.Signature, scope: Scope
+    fn: Callable[..., Any], title: str, signature: inspect.Signature, scope: Scope, *, is_opaque: bool
 ) -> tuple[tuple[Parameter, ...], Node | None]:
     problems: list[Problem] = []
     parameters: list[Parameter] = []
     for parameter in signature.parameters.values():
         try:
-            parameters.append(_lower_parameter(parameter, scope))
+            place = Place((parameter.name,), scope, "parameter", is_opaque=is_opaque)
+            parameters.append(_lower_parameter(parameter, place))
         except Refused as refused:
             problems += refused.problems
     returns: Node | None = None
@@ -72,10 +81,10 @@ def _lower_all(
     return tuple(parameters), returns
 
 
-def _lower_parameter(parameter: inspect.Parameter, scope: Scope) -> Parameter:
+def _lower_parameter(parameter: inspect.Parameter, place: Place) -> Parameter:
     if sentence := _unfit(parameter):
         raise Refused(Problem(parameter.name, sentence))
-    lowered = lower(parameter.annotation, Place((parameter.name,), scope, "parameter"))
+    lowered = lower(parameter.annotation, place)
     default = NO_DEFAULT if parameter.default is parameter.empty else parameter.default
     return Parameter(parameter.name, lowered.node, default, parameter.kind is parameter.KEYWORD_ONLY, lowered.is_plain)
 

@@ -17,7 +17,19 @@ from typing import Any
 import torch
 
 from magi_opschema._handles.annotation import ObjectHandle, handle, unfit
-from magi_opschema._model.tree import IDENTITY, Codec, Field, Leaf, MaskedList, Node, Optional, Record, Sequence
+from magi_opschema._handles.declared import is_declared
+from magi_opschema._model.tree import (
+    IDENTITY,
+    Codec,
+    Field,
+    Leaf,
+    MaskedList,
+    Node,
+    Optional,
+    Record,
+    Sequence,
+    leaves,
+)
 from magi_opschema._text import show_type
 from magi_opschema.errors import Problem
 
@@ -161,7 +173,32 @@ def _lower_handle(annotation: object, arguments: tuple[object, ...], place: Plac
         raise place.refuse(annotation, "and an op returns no objects", "Return Tensors or numbers.")
     if problem := unfit(arguments[0]):
         raise place.refuse(annotation, *problem)
-    return place.leaf("SymInt", handle(arguments[0]))
+    leaf = place.leaf("SymInt", handle(arguments[0]))
+    record = None if place.is_opaque else _lower_object(arguments[0], place)
+    if record is None:
+        return leaf
+    # An object is whole or taken apart: a part of one is no handle.
+    return record if place.is_fixed else replace(record, handle=leaf)
+
+
+def _lower_object(annotation: object, place: Place) -> Record | None:
+    """The tree of an object that is taken apart; None for one that can only be known by its handle.
+
+    Raises:
+        Refused: its class declares its fields, and one of them has no flat form.
+    """
+    resolved, _ = unwrap(substitute(place.evaluated(annotation), place.bound))
+    cls = typing.get_origin(resolved) or resolved
+    if not isinstance(cls, type) or not is_record(cls) or typing.is_typeddict(cls):
+        return None
+    try:
+        record = _lower_record(resolved, cls, replace(place, is_fixed=True))
+    except Refused:
+        if is_declared(cls):
+            raise
+        return None
+    holds_tensors = is_declared(cls) or any(leaf.is_tensor for leaf in leaves(record))
+    return record if holds_tensors else None
 
 
 def _lower_list(annotation: object, element: object, place: Place, *, as_tuple: bool) -> Node:
@@ -174,7 +211,8 @@ def _lower_list(annotation: object, element: object, place: Place, *, as_tuple: 
     if _is_record(resolved):
         fix = "Use one frozen dataclass with a list for each field."
         raise place.refuse(annotation, "a list of records, which has no flat schema form", fix)
-    inner = lower(element, replace(place, is_optional=False)).node
+    # A list of objects has no flat form, and a list of their handles has one.
+    inner = lower(element, replace(place, is_optional=False, is_opaque=True)).node
     if isinstance(inner, Leaf):
         if resolved in _WRITTEN_AS_TEXT:
             codec = codecs.torch_constant_text(resolved)
@@ -213,7 +251,7 @@ def _lower_tuple(annotation: object, items: tuple[object, ...], place: Place) ->
     return Sequence(place.path, lower_each([(item, place.below(str(i))) for i, item in enumerate(items)]), label)
 
 
-def _lower_record(annotation: object, cls: type, place: Place) -> Node:
+def _lower_record(annotation: object, cls: type, place: Place) -> Record:
     around = [outer for outer in place.outer if (typing.get_origin(outer) or outer) is cls]
     if annotation in around or len(around) > _MAX_OF_ONE_CLASS:
         raise place.refuse(
@@ -221,6 +259,8 @@ def _lower_record(annotation: object, cls: type, place: Place) -> Node:
         )
     inside = replace(place, outer=(*place.outer, annotation), bound=type_arguments(annotation))
     kind, annotated = fields_of(annotation, cls, inside)
+    if kind == "object":
+        inside = replace(inside, is_fixed=True)
     parts = lower_each(
         [(hint, inside.below(name, scope=place.scope.of_class(owner))) for name, hint, owner in annotated]
     )

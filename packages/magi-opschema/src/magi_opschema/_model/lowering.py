@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .schema import NO_DEFAULT, Argument, schema_text, slots_of
-from .tree import Leaf, Node, Sequence, leaves
+from .tree import Leaf, Node, Optional, Record, Sequence, leaves, nodes
 
 
 LoweringPath = Literal["direct", "lowered", "flattened"]
@@ -57,6 +57,18 @@ class SignatureTrees:
     def return_leaves(self) -> tuple[Leaf, ...]:
         """The leaves of the return value, in order; none for `-> None`."""
         return () if self.returns is None else tuple(leaves(self.returns))
+
+    @functools.cached_property
+    def takes_apart(self) -> tuple[Record, ...]:
+        """The objects that a caller may pass by their handle as well, which an op of its own takes."""
+        below = (node for parameter in self.parameters for node in nodes(parameter.node))
+        return tuple(node for node in below if isinstance(node, Record) and node.handle is not None)
+
+    @property
+    def objects(self) -> Mapping[str, type]:
+        """The class of each parameter for which the body gets an object that is rebuilt from its fields."""
+        found = ((p.name, p.node.inner if isinstance(p.node, Optional) else p.node) for p in self.parameters)
+        return {name: node.cls for name, node in found if isinstance(node, Record) and node.kind != "typeddict"}
 
     def sentence(self, text: str) -> str:
         """An error message about this op: its title, *text*, and where it is defined."""

@@ -101,6 +101,8 @@ def _label(node: Node) -> str:
     match node:
         case Optional():
             return f"{_label(node.inner)} | None"
+        case Record() if node.handle is not None or node.kind == "object":
+            return f"{node.label}, taken apart"
         case Record() | Sequence() | MaskedList():
             return node.label
     raise AssertionError(node)

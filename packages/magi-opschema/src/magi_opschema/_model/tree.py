@@ -79,6 +79,8 @@ class Leaf:
     codec: Codec = IDENTITY
     is_padded: bool = False
     """True below a record that may be None: the schema takes None for the leaf, and the user's annotation does not."""
+    is_fixed: bool = False
+    """True for a part of an object that was taken apart: a constant of compiled code, or a Tensor that stays."""
 
     @property
     def refuses_none(self) -> bool:
@@ -111,15 +113,17 @@ class Field:
 
 @dataclass(frozen=True)
 class Record:
-    """A frozen dataclass, NamedTuple or TypedDict."""
+    """A frozen dataclass, NamedTuple or TypedDict, or an object whose class declares its fields."""
 
     path: Path
     cls: type
-    kind: TypingLiteral["dataclass", "namedtuple", "typeddict"]
+    kind: TypingLiteral["dataclass", "namedtuple", "typeddict", "object"]
     fields: tuple[Field, ...]
     label: str
     is_plain: bool = False
     """True for a dataclass whose instances are their `__dict__`: nothing runs when one is made."""
+    handle: Leaf | None = None
+    """Where the annotation is `ObjectHandle[T]`, what stands for the object when the caller passes its handle."""
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,8 @@ class OpDef:
         exposed_op: what the decorator returned, a function that calls `torch_op`.
         lowering: signature, schema and tree.
         traits: `"compute_sensitive"`, `"subgraph_boundary"`; a backend reads them.
+        by_handle: the op that calls go to which pass the handle of an object in place of the object; None where the
+            signature has no object that is taken apart.
     """
 
     name: str
@@ -47,6 +49,7 @@ class OpDef:
     lowering: SignatureLowering
     traits: frozenset[str]
     registration: Registration = field(repr=False)
+    by_handle: OpDef | None = field(default=None, repr=False)
     _notes: dict[str, str] = field(default_factory=dict, repr=False)
 
     @functools.cached_property
@@ -81,6 +84,12 @@ def remember(op: OpDef) -> None:
     """Enter *op*; one of the same name is replaced."""
     with _lock:
         _ops[op.name] = op
+
+
+def forget(op: OpDef) -> None:
+    """Take *op* out again."""
+    with _lock:
+        _ops.pop(op.name, None)
 
 
 def is_known(name: str) -> bool:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import types
@@ -16,6 +17,7 @@ from magi_opschema._codegen.exposed import emit_exposed
 from magi_opschema._codegen.reject import writer_of
 from magi_opschema._codegen.source import compile_source
 from magi_opschema._environment import refuse_unknown_variables
+from magi_opschema._handles.fixed import fixed
 from magi_opschema._lowering.annotations import Scope, evaluate, scope_of
 from magi_opschema._lowering.candidates import refuse_other_than_functions
 from magi_opschema._lowering.signature import lower_signature_in
@@ -40,7 +42,8 @@ from magi_opschema._torch_compat import (
 )
 from magi_opschema.errors import DuplicateOpError, OpNameError, OptionError
 
-from .catalogue import OpDef, is_known, op_def, remember
+from .by_handle import fake_by_handle, lowered_by_handle
+from .catalogue import OpDef, forget, is_known, op_def, remember
 from .explain_call import explain
 from .fake import FakeSlot, FakeSpec, make_fake
 from .formula import make_formula
@@ -75,24 +78,55 @@ def define(
     op_name = _op_name(fn, name)
     scope = scope_of(fn, frame)
     lowering = lower_signature_in(fn, scope, mutates_args, op_name)
-    formula = make_formula(lowering, setup_context_fn, backward_fn)
     _check_tags(lowering, tags)
     _check_flags(lowering, {**traits, "override": override, "register_pytree": register_pytree})
-    fake = FakeSlot(make_fake(lowering, infer_output_meta_fn), infer_output_meta_fn)
     marks = frozenset(trait for trait, is_set in traits.items() if is_set)
+    make = functools.partial(_define, fn, scope, (setup_context_fn, backward_fn), marks, tags=tags, override=override)
     with registering:
-        with replacing(_replaced(op_name, lowering, override=override)):
-            registration = register(op_name, lowering, fn, fake, formula, tags)
-            try:
-                exposed = _expose(registration, fn, scope)
-            except BaseException:
-                unregister(registration)
-                raise
-        speak_for_earlier(registration.torch_op)
+        by_handle = None
+        if lowering.takes_apart:
+            _replaced(op_name, lowering, override=override)
+            opaque = lowered_by_handle(fn, scope, lowering)
+            by_handle = make(opaque, fake_by_handle(lowering, infer_output_meta_fn), None)
+        try:
+            definition = make(lowering, infer_output_meta_fn, by_handle)
+        except BaseException:
+            if by_handle is not None:
+                forget(by_handle)
+                unregister(by_handle.registration)
+            raise
         if register_pytree:
             register_records(lowering)
-        remember(OpDef(op_name, fn, registration.torch_op, exposed, lowering, marks, registration))
-    return exposed
+    return definition.exposed_op
+
+
+def _define(
+    fn: Callable[..., Any],
+    scope: Scope,
+    gradient: tuple[Callable[..., None] | None, Callable[..., Any] | None],
+    marks: frozenset[str],
+    lowering: SignatureLowering,
+    spec: FakeSpec,
+    by_handle: OpDef | None,
+    *,
+    tags: Sequence[torch.Tag],
+    override: bool,
+) -> OpDef:
+    """Register the op that *lowering* describes, and remember it."""
+    name = lowering.title
+    formula = make_formula(lowering, *gradient)
+    fake = FakeSlot(make_fake(lowering, spec), spec)
+    with replacing(_replaced(name, lowering, override=override)):
+        registration = register(name, lowering, fn, fake, formula, tags)
+        try:
+            exposed = _expose(registration, fn, scope, by_handle)
+        except BaseException:
+            unregister(registration)
+            raise
+    speak_for_earlier(registration.torch_op)
+    definition = OpDef(name, fn, registration.torch_op, exposed, lowering, marks, registration, by_handle)
+    remember(definition)
+    return definition
 
 
 def refuse_other_than_name(name: object) -> None:
@@ -150,13 +184,16 @@ def _replaced(name: str, lowering: SignatureLowering, *, override: bool) -> Regi
     return other.registration
 
 
-def _expose(registration: Registration, fn: Callable[..., Any], scope: Scope) -> Callable[..., Any]:
+def _expose(
+    registration: Registration, fn: Callable[..., Any], scope: Scope, by_handle: OpDef | None
+) -> Callable[..., Any]:
     """What the decorator returns."""
     lowering, torch_op = registration.lowering, registration.torch_op
     pool = below_adinplaceorview_pool if lowering.mutated else below_autograd_pool
     bound: dict[str, object] = {
         "refuse_call": refusal_of_calls(lowering),
         "torch_op": torch_op,
+        "by_handle": None if by_handle is None else by_handle.exposed_op,
         "explain": explain,
         "call_with_care": torch_op if lowering.mutated else registration.bridge.differentiate,
         "dispatch": dispatch,
@@ -164,6 +201,7 @@ def _expose(registration: Registration, fn: Callable[..., Any], scope: Scope) ->
         "below_autograd": pool.make,
         "unused_contexts": pool.unused,
         "is_dynamo_compiling": is_dynamo_compiling,
+        "fixed": fixed,
         "are_transforms_active": are_transforms_active,
         "forward_ad": forward_ad,
         "tracing_state": tracing_state,

@@ -102,10 +102,10 @@ def make_fake(lowering: SignatureLowering, spec: FakeSpec) -> Callable[..., Any]
             return compiled()(*args, **kwargs)
 
         return fake
-    return _like_inputs(lowering, _sources(lowering, spec))
+    return _like_inputs(lowering, sources_of(lowering, spec))
 
 
-def _sources(lowering: SignatureLowering, names: Sequence[str] | None) -> list[Leaf]:
+def sources_of(lowering: SignatureLowering, names: Sequence[str] | None) -> list[Leaf]:
     """The input leaf that each output looks like."""
     outputs = lowering.return_leaves
     for output in outputs:

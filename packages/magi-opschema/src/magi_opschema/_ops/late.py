@@ -47,6 +47,8 @@ def register_fake(op: object, fn: F | None = None) -> Any:
     _refuse_used(definition, "fake", fn)
     adopted = slot.adopted(fn)
     slot.give(fake if adopted is fn else make_fake(definition.lowering, adopted), location(fn))
+    if definition.by_handle is not None:
+        register_fake(definition.by_handle.torch_op, fn)
     return fn
 
 
@@ -74,6 +76,8 @@ def register_autograd(op: object, backward: F, /, *, setup_context: Callable[...
         raise RuleError(definition.lowering.sentence(_second("gradient", earlier, backward)))
     _refuse_used(definition, "gradient", backward)
     registration.formula = formula
+    if definition.by_handle is not None:
+        register_autograd(definition.by_handle.torch_op, backward, setup_context=setup_context)
     return backward
 
 

@@ -62,6 +62,8 @@ def register_kernel(op: object, device_type: str, fn: F | None = None) -> Any:
         text = f"it has a body for '{device_type}' already; {fn.__name__} ({location(fn)}) would be a second."
         raise RuleError(definition.lowering.sentence(text))
     register_body(registration, definition.lowering, fn, key)
+    if definition.by_handle is not None:
+        register_kernel(definition.by_handle.torch_op, device_type, fn)
     return fn
 
 
@@ -133,6 +135,8 @@ def register_vmap(op: object, rule: F | None = None) -> Any:
         return bridge.flatten_output(output), tuple(bridge.per_output(out_dims, "the vmap rule's out_dims"))
 
     definition.registration.vmap_rule = flat_rule
+    if definition.by_handle is not None:
+        register_vmap(definition.by_handle.torch_op, rule)
     return rule
 
 
@@ -151,6 +155,8 @@ def register_autocast(op: object, device_type: str, dtype: torch.dtype) -> None:
         text = f"autocast casts to {show_value(wanted)}, expected a dtype of floating-point numbers"
         raise RuleError(definition.lowering.sentence(f"{text}, such as torch.bfloat16."))
     definition.registration.add(lambda library: torch.library.register_autocast(name, device_type, dtype, lib=library))
+    if definition.by_handle is not None:
+        register_autocast(definition.by_handle.torch_op, device_type, dtype)
 
 
 @overload
@@ -197,4 +203,6 @@ def register_sharding(op: object, rule: F | None = None) -> Any:
         ]
 
     register_with_dtensor(definition.torch_op)(flat_rule)
+    if definition.by_handle is not None:
+        register_sharding(definition.by_handle.torch_op, rule)
     return rule

@@ -45,6 +45,8 @@ from .pytrees import (
 )
 from .tensors import counting_writes, increment_version, is_capturing, storage_id, writes_counted
 from .tracing import (
+    answer_class,
+    fix_local,
     guard_type,
     hide_from_dynamo,
     is_dynamo_compiling,
@@ -61,6 +63,7 @@ __all__ = [
     "GetAttrKey",
     "OpOverload",
     "OpOverloadPacket",
+    "answer_class",
     "any_requires_grad",
     "apply_in_eager",
     "are_transforms_active",
@@ -74,6 +77,7 @@ __all__ = [
     "dispatch",
     "dispatch_key_of",
     "explain_errors",
+    "fix_local",
     "forward_ad",
     "guard_type",
     "handle_of",

@@ -70,6 +70,40 @@ def guard_type(context: Any, name: str) -> None:
         install_guard(variable.source.make_guard(GuardBuilder.TYPE_MATCH))
 
 
+def fix_local(context: Any, name: str) -> None:
+    """Make a constant of a local number of the function that called `run_at_trace_time`, guarded by its value.
+
+    A Tensor that is an input of the graph is said to stay at its address, with no guard on which one it is, as
+    `torch._dynamo.mark_static_address(tensor, guard=False)` says; that one leaves a mark on the user's Tensor, and
+    comes too late for one that was read before (torch/_functorch/_aot_autograd/frontend_utils.py reads the mark).
+    """
+    from torch._dynamo.variables import ConstantVariable, TensorVariable
+    from torch._dynamo.variables.tensor import SymNodeVariable
+
+    variable = context.get_local(name, stacklevel=1)._ComptimeVar__variable.realize()
+    if isinstance(variable, SymNodeVariable):
+        number = variable.evaluate_expr()
+        context._ComptimeContext__tx.parent.symbolic_locals[name] = ConstantVariable.create(number)
+    elif isinstance(variable, TensorVariable):
+        node = variable.as_proxy().node
+        if node.op == "placeholder":
+            node.meta.setdefault("tensor_dict", {}).setdefault("_dynamo_static_input_type", "unguarded")
+
+
+def answer_class(context: Any, name: str, answer: str, cls: type) -> None:
+    """Let the local *answer* be whether the local *name* is a *cls* and of no subclass, in the function that asked.
+
+    Written as `type(value) is cls`, torch 2.13 compares the types of any two objects of one class in a function of
+    Python at every call (torch/_dynamo/guards.py, `LAMBDA_GUARD`).
+    """
+    from torch._dynamo.variables import ConstantVariable
+
+    guard_type(context, name)
+    variable = context.get_local(name, stacklevel=1)._ComptimeVar__variable.realize()
+    answered = ConstantVariable.create(variable.python_type() is cls)
+    context._ComptimeContext__tx.parent.symbolic_locals[answer] = answered
+
+
 def register_fake(library: torch.library.Library, name: str, fake: Callable[..., Any], source: str) -> None:
     """`torch.library.register_fake` for a *source* that is known, ``file:line``.
 
@@ -98,6 +132,9 @@ def _run_on_fakes(fn: Callable[..., Any], args: tuple[Any, ...], shape_env: Any)
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils._pytree import tree_map_only
 
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        # Detached, because from_tensor reads .grad, and torch warns of that on a tensor inside a graph. Outside of the
+        # mode, which knows no operator on a subclass that has no __torch_dispatch__; of such a one that is a Tensor.
+        detached = tree_map_only(torch.Tensor, torch.Tensor.detach, args)
     with FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True) as mode, torch.no_grad():
-        # Detached, because from_tensor reads .grad, and torch warns of that on a tensor inside a graph.
-        return fn(*tree_map_only(torch.Tensor, lambda tensor: mode.from_tensor(tensor.detach()), args))
+        return fn(*tree_map_only(torch.Tensor, mode.from_tensor, detached))

@@ -8,7 +8,7 @@ import functools
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
-from types import FunctionType, MethodType
+from types import FunctionType, MappingProxyType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,11 +38,11 @@ from .evaluate import Resolver
 from .memory import Memory
 from .notes import LAUNCH_METHODS, Found, looks_like_launch, open_call, why_unsupported, why_whole
 from .scopes import constructor
-from .values import Known, Launcher, Local, Partial, Scope, Unknown, Value, identity_of
+from .values import Known, Launcher, Local, New, Partial, Scope, Unknown, Value, identity_of
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch._ops import OpOverload
 
@@ -50,7 +50,13 @@ if TYPE_CHECKING:
 _MAX_VISITS = 32  # of one function, each with other arguments: recursion through partials would never end
 
 
-def find_kernels(fn: Callable[..., Any], *, extra: Iterable[Any] = (), seconds: float = 2.0) -> KernelReport:
+def find_kernels(
+    fn: Callable[..., Any],
+    *,
+    extra: Iterable[Any] = (),
+    seconds: float = 2.0,
+    classes: Mapping[str, type] = MappingProxyType({}),
+) -> KernelReport:
     """Find every Triton kernel that *fn* can launch, without calling anything.
 
     Followed are globals, closures, attributes, subscripts, methods, factories, `functools.partial`, `lru_cache`,
@@ -64,6 +70,8 @@ def find_kernels(fn: Callable[..., Any], *, extra: Iterable[Any] = (), seconds: 
             bypasses the cache.
         seconds: the processor time after which the search ends, so that a busy machine finds no less. The report then
             lists as unresolved what it has not read.
+        classes: for parameters of *fn* that are instances of one class and of no subclass, that class. Methods that are
+            called on them are followed.
 
     Returns:
         KernelReport: `.kernels`, and `.unresolved` for launches whose kernel is known only at run time. Those are
@@ -75,7 +83,7 @@ def find_kernels(fn: Callable[..., Any], *, extra: Iterable[Any] = (), seconds: 
         no Triton launch
     """
     walk = _Walk(Memory(seconds))
-    walk.function(Known(fn, "the body"), None)
+    walk.function(Known(fn, "the body"), None, {name: (New(cls, None),) for name, cls in classes.items()})
     listed = [as_kernel(kernel) for kernel in _kernels_in(extra)]
     for kernel in listed:
         walk.add(Found(kernel.outermost, kernel.name, "listed in extra=", kernel.file, kernel.line), False, None)
@@ -138,8 +146,13 @@ class _Walk:
         if launch is not None:
             (entry.wrapped if wrapped else entry.bare).add(launch)
 
-    def function(self, callee: Value, call: tuple[ast.Call, Scope] | None) -> None:
-        """Visit what *callee* runs, with the arguments of *call* where there is one."""
+    def function(
+        self,
+        callee: Value,
+        call: tuple[ast.Call, Scope] | None,
+        given: Mapping[str, tuple[Value, ...]] = MappingProxyType({}),
+    ) -> None:
+        """Visit what *callee* runs, with the arguments of *call* where there is one, and those *given* by name."""
         op = as_overload(callee.obj) if isinstance(callee, Known) else None
         if op is not None:
             body = body_of_op(op)
@@ -147,7 +160,7 @@ class _Walk:
                 self._whole_op(op, call)
                 return
             callee = Known(body, "body of an op")
-        bound = self._resolver.bind(*call) if call is not None else ((), {})
+        bound = self._resolver.bind(*call) if call is not None else ((), given)
         scope = self._resolver.enter(callee, bound)
         if scope is None:
             self._note_missing_source(callee)

@@ -47,6 +47,7 @@ from .tracing import (
     decomposition_is_disabled,
     fake_mode_of,
     fake_tensors,
+    functional_storage,
     functional_values,
     has_unrecognized_type,
     is_launch,
@@ -58,6 +59,7 @@ from .tracing import (
     unwrap_functional,
     wrap_triton_disabled,
     wrap_triton_enabled,
+    writes_traced,
 )
 
 
@@ -76,6 +78,7 @@ __all__ = [
     "decomposition_is_disabled",
     "fake_mode_of",
     "fake_tensors",
+    "functional_storage",
     "functional_values",
     "has_composite_kernel",
     "has_decomposition_rule",
@@ -109,4 +112,5 @@ __all__ = [
     "unwrap_functional",
     "wrap_triton_disabled",
     "wrap_triton_enabled",
+    "writes_traced",
 ]

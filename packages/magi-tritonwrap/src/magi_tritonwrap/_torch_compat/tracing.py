@@ -53,6 +53,16 @@ def wrap_triton_enabled() -> AbstractContextManager[None]:
     return torch_triton.set_wrap_triton_enabled(True)
 
 
+def functional_storage(value: object) -> object:
+    """What two Tensors of AOTAutograd's functional trace have in common if they share memory; None for any other."""
+    return value.elem.untyped_storage()._cdata if isinstance(value, FunctionalTensor) else None
+
+
+def writes_traced(tensor: Any) -> int:
+    """How often a Tensor of AOTAutograd's functional trace, or one that shares its memory, was written."""
+    return int(torch._functionalize_mutation_counter(tensor.elem))
+
+
 def tracing_is_active(values: Iterable[object]) -> bool:
     """Whether a launch with these arguments belongs into a graph rather than onto a device.
 
