@@ -141,6 +141,18 @@ def test_each_class_of_rows_has_its_kernel_and_nothing_is_opaque(rows: int, expe
     assert launches(rows) == expected
 
 
+def test_narrow_products_have_programs_for_every_multiprocessor() -> None:
+    for columns, fewest in ((8192, 256), (1024, 256), (256, 64)):
+        tile = tilings.VECTOR.for_columns(columns)
+        assert triton.cdiv(columns, tile.block_n) >= fewest
+        for rows in (2, 8, 9, 16):
+            # A tensor core takes 16 columns at least.
+            assert triton.cdiv(columns, tilings.gemm_tile(rows, columns).block_n) >= min(256, columns // 16)
+    assert tilings.gemm_tile(8, 8192).block_m == 8
+    assert tilings.gemm_tile(9, 8192).block_m == 16
+    assert tilings.gemm_tile(10_000, 8192) == tilings.MANY
+
+
 def moe_launches(tokens: int) -> list[str]:
     experts, hidden, inner = 8, 256, 128
     shapes = [(2 * inner, hidden), (hidden, inner)]

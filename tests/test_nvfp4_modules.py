@@ -96,6 +96,16 @@ def test_scales_keep_their_types(dtype: torch.dtype) -> None:
         assert torch.equal(tensor, before[name])
 
 
+def test_an_exported_program_holds_the_weights() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(linear(), nn.ReLU(), nvfp4.NVFP4Linear.from_float(nn.Linear(16, 8)))
+    x, rows = torch.randn(4, 32), torch.export.Dim("rows", min=1, max=64)
+    with torch.no_grad():
+        program = torch.export.export(model, (x,), dynamic_shapes=({0: rows},))
+        torch.testing.assert_close(program.module()(x[:3]), model(x[:3]))
+    assert sum(name.endswith("weight_packed") for name in program.state_dict) == 2
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_gradients_of_a_linear(compiled: bool) -> None:
     torch.manual_seed(0)
