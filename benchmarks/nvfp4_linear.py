@@ -39,8 +39,8 @@ BYTES_AN_ARM = 512 * 2**20
 LAYERS = 8
 EXPERTS, CHOSEN, HIDDEN, INTERMEDIATE, TOKENS = 64, 8, 4096, 1408, 12
 REPEATS, SECONDS = 15, 0.02
-TOLERANCE = 1e-2
-"""Relative error of both arms' outputs, where both have the same weights but bfloat16 rounds at other places."""
+TOLERANCE = 5e-2
+"""Relative error between the arms, which have the same weights: bfloat16 rounds at other places, layer after layer."""
 
 
 @dataclass(frozen=True)
