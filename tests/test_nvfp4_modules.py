@@ -202,10 +202,9 @@ def test_fsdp_leaves_it_whole() -> None:
 
 
 def small_llama() -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
+    transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         vocab_size=64,
         hidden_size=64,
         intermediate_size=96,
@@ -213,7 +212,7 @@ def small_llama() -> Any:
         num_attention_heads=4,
         num_key_value_heads=2,
     )
-    model: nn.Module = LlamaForCausalLM(config)
+    model: nn.Module = transformers.LlamaForCausalLM(config)
     return model.train(mode=False)
 
 
