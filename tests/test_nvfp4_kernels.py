@@ -79,9 +79,8 @@ def test_every_code_is_exact_under_the_interpreter() -> None:
     weight = nvfp4.NVFP4Weight.of(weight)
     assert torch.equal(decoded_copy(weight, torch.float32), exact.T)
     for parts in (1, 2, 4):
-        for apart in (False, True):
-            tile = GemmTile(16, 64, 32, parts, 4, 2, apart)
-            assert torch.equal(launch_gemm(torch.eye(16), weight, tile), exact), tile
+        tile = GemmTile(16, 64, 128, parts, 4, 2)
+        assert torch.equal(launch_gemm(torch.eye(16), weight, tile), exact), tile
     print("equal")
     """
     assert interpret(script).strip() == "equal"
@@ -153,6 +152,13 @@ def test_narrow_products_have_programs_for_every_multiprocessor() -> None:
     assert tilings.gemm_tile(10_000, 8192) == tilings.MANY
 
 
+@pytest.mark.parametrize(("parts", "block_k"), [(2, 64), (4, 32), (8, 16)])
+def test_a_tile_that_is_miscompiled_is_refused(parts: int, block_k: int) -> None:
+    with pytest.raises(ValueError, match=rf"{parts} parts has a block_k of {block_k}\. .* Use 128 or more\."):
+        tilings.GemmTile(16, 32, block_k, parts, 4, 3)
+    tilings.GemmTile(16, 32, block_k, 1, 4, 3)
+
+
 def moe_launches(tokens: int) -> list[str]:
     experts, hidden, inner = 8, 256, 128
     shapes = [(2 * inner, hidden), (hidden, inner)]
@@ -209,7 +215,7 @@ def test_the_products_compile_for_tensor_cores(tile: Any, experts: int) -> None:
     groups = dict.fromkeys(("tile_expert", "tile_row", "tile_end", "row_source"), "*i64")
     constants = {
         "EXPERTS": experts, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k,
-        "PARTS": tile.parts, "STAGES": tile.stages, "EVEN": True, "PACKED": True, "APART": tile.apart,
+        "PARTS": tile.parts, "STAGES": tile.stages, "EVEN": True, "PACKED": True,
     }  # fmt: skip
     signature = {"x": "*bf16", **WEIGHT, "out": "*bf16", **sizes, **groups}
     ptx = compiled_for_hopper(nvfp4_gemm_kernel, signature, constants, tile.warps)

@@ -14,13 +14,13 @@ def nvfp4_gemm_kernel(  # type: ignore[no-untyped-def]
     x, packed, block_scale, tensor_scale, out, m, n, words, blocks, stride_x,
     tile_expert, tile_row, tile_end, row_source,
     EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr,
-    STAGES: tl.constexpr, EVEN: tl.constexpr, PACKED: tl.constexpr, APART: tl.constexpr,
+    STAGES: tl.constexpr, EVEN: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """out[m, n] for BLOCK_M rows and BLOCK_N columns, in the type of x: float32, float16 or bfloat16.
 
     A row of the weight has so many *words* of eight codes and so many *blocks* with a scale. The weight is the left
     operand, as 8 rows of x then take the least work that tensor cores can do. Dots are over codes i and 4 + i of the
-    words, so x is taken apart into the elements 4 j + i, unless it comes as [m, 4, k / 4] (APART).
+    words, so x is taken apart into the elements 4 j + i.
 
     Each of PARTS parts of k has warps of its own, and their sums are added at the end: a few rows give too few tiles
     to occupy a GPU. EVEN says that BLOCK_K * PARTS divides k.
@@ -62,7 +62,7 @@ def nvfp4_gemm_kernel(  # type: ignore[no-untyped-def]
     for start in tl.range(0, span, WORDS, num_stages=STAGES):
         codes, scales = words_and_scales(at_words, at_scales, line_word + start, words, WORDS, EVEN, PACKED)
         w0, w1, w2, w3 = pairs_of(codes)
-        x0, x1, x2, x3 = quarters_of(at_x, in_row, strip_word + start, words, WORDS, APART)
+        x0, x1, x2, x3 = quarters_of(at_x, in_row, strip_word + start, words, WORDS)
         total = accumulated(decoded(w0, scales, PACKED), x0, total, PARTS)
         total = accumulated(decoded(w1, scales, PACKED), x1, total, PARTS)
         total = accumulated(decoded(w2, scales, PACKED), x2, total, PARTS)
@@ -97,20 +97,13 @@ def words_and_scales(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def quarters_of(at_x, in_row, first, words, WORDS: tl.constexpr, APART: tl.constexpr):  # type: ignore[no-untyped-def]
+def quarters_of(at_x, in_row, first, words, WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
     """The elements 4 j, 4 j + 1, 4 j + 2 and 4 j + 3 of x behind 8 * *first*, each [rows, 2 WORDS]; 0 where none is."""
-    if APART:
-        quarter = (first * 2)[:, None] + tl.arange(0, 2 * WORDS)[None, :]
-        there = in_row & (quarter < words * 2)
-        at = at_x[:, None] + quarter
-        x0, x1 = tl.load(at, there, other=0.0), tl.load(at + words * 2, there, other=0.0)
-        x2, x3 = tl.load(at + words * 4, there, other=0.0), tl.load(at + words * 6, there, other=0.0)
-    else:
-        element = (first * 8)[:, None] + tl.arange(0, 8 * WORDS)[None, :]
-        rows = tl.load(at_x[:, None] + element, in_row & (element < words * 8), other=0.0)
-        even, odd = tl.split(tl.reshape(rows, [first.shape[0], 2 * WORDS, 2, 2]))
-        x0, x2 = tl.split(even)
-        x1, x3 = tl.split(odd)
+    element = (first * 8)[:, None] + tl.arange(0, 8 * WORDS)[None, :]
+    rows = tl.load(at_x[:, None] + element, in_row & (element < words * 8), other=0.0)
+    even, odd = tl.split(tl.reshape(rows, [first.shape[0], 2 * WORDS, 2, 2]))
+    x0, x2 = tl.split(even)
+    x1, x3 = tl.split(odd)
     return x0, x1, x2, x3
 
 

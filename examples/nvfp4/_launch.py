@@ -92,8 +92,6 @@ def launch_gemm(x: Tensor, weight: NVFP4Weight, tile: GemmTile, groups: Groups |
     """Tiles of rows of x; with *groups*, each by the weight of its expert, in the order of the groups."""
     rows, columns, k = x.shape[0] if groups is None else groups.source.numel(), weight.columns, x.shape[1]
     out = x.new_empty(rows, columns)
-    if tile.apart:
-        x = x.view(x.shape[0], k // 4, 4).transpose(1, 2).contiguous().view(x.shape[0], k)
     tiles = triton.cdiv(rows, tile.block_m) if groups is None else groups.expert.numel()
     nvfp4_gemm_kernel[tiles, triton.cdiv(columns, tile.block_n)](
         *(x, weight.packed, weight.block_scale, weight.tensor_scale, out, rows, columns, k // 8, k // 16, x.stride(0)),
@@ -106,7 +104,6 @@ def launch_gemm(x: Tensor, weight: NVFP4Weight, tile: GemmTile, groups: Groups |
         STAGES=tile.stages,
         EVEN=k % (tile.block_k * tile.parts) == 0,
         PACKED=x.is_cuda,
-        APART=tile.apart,
         num_warps=tile.warps,
     )
     return out

@@ -10,6 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 
+FEWEST_ELEMENTS = 128
+"""Of a step of a tile with several parts."""
+
+
 @dataclass(frozen=True)
 class GemvTile:
     """One row by `block_n` columns, `blocks` scales of each column at a time."""
@@ -28,7 +32,8 @@ class GemvTile:
 class GemmTile:
     """`block_m` rows by `block_n` columns; `parts` parts of k, each with warps of its own, `block_k` elements a step.
 
-    With `apart`, x is taken apart by a copy before the launch and not by every program.
+    Raises:
+        ValueError: parts of fewer than 128 elements a step. On an H200, Triton 3.6 gives wrong sums for them.
     """
 
     block_m: int
@@ -37,7 +42,14 @@ class GemmTile:
     parts: int
     warps: int
     stages: int
-    apart: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what is known to be miscompiled."""
+        if self.parts > 1 and self.block_k < FEWEST_ELEMENTS:
+            raise ValueError(
+                f"A tile of {self.parts} parts has a block_k of {self.block_k}. Triton 3.6 multiplies batches of "
+                f"fewer than {FEWEST_ELEMENTS // 4} elements wrongly, four a step. Use {FEWEST_ELEMENTS} or more."
+            )
 
     def for_columns(self, columns: int) -> GemmTile:
         """The same with fewer columns a program where there would be too few programs."""
@@ -54,24 +66,22 @@ def _narrowed(block_n: int, columns: int, least: int) -> int:
     return block_n
 
 
-VECTOR = GemvTile(block_n=16, blocks=256, warps=4, stages=1)
+VECTOR = GemvTile(block_n=8, blocks=256, warps=4, stages=1)
 """Of the vector kernel, for rows in bfloat16."""
 
 VECTOR_ROWS = 1
 """Up to so many rows take the vector kernel, which reads the weight for each of them."""
 
 BY_ROWS = (
-    (8, GemmTile(8, 32, 128, parts=4, warps=4, stages=3)),
-    (16, GemmTile(16, 32, 128, parts=4, warps=4, stages=3)),
-    (32, GemmTile(32, 32, 128, parts=4, warps=4, stages=3)),
-    (64, GemmTile(64, 64, 128, parts=1, warps=4, stages=3)),
+    (8, GemmTile(8, 32, 256, parts=2, warps=2, stages=4)),
+    (32, GemmTile(16, 32, 256, parts=2, warps=2, stages=3)),
 )
 """Up to so many rows, these settings."""
 
-MANY = GemmTile(64, 64, 128, parts=1, warps=4, stages=3)
+MANY = GemmTile(64, 64, 128, parts=1, warps=4, stages=4)
 """For more rows."""
 
-COPIED_FROM = 257
+COPIED_FROM = 65
 """From so many rows on the weight is decoded to a copy for cuBLAS."""
 
 GROUPED_FROM = 33
