@@ -22,6 +22,7 @@ _CALL_CASES = (
     "inference", "grad_mode", "autograd_idle", "autograd_active",
     "direct", "lowered", "mutating", "leaves20", "decorate",
 )  # fmt: skip
+_NVFP4_CASES = ("m1_8192", "m4_8192", "m16_8192", "m64_8192", "m1024_8192", "llama_decode", "moe_decode")
 
 RATIOS: dict[str, dict[str, tuple[Measured, Measured]]] = {
     "call_overhead": {
@@ -38,10 +39,10 @@ RATIOS: dict[str, dict[str, tuple[Measured, Measured]]] = {
         "compiled_int_vs_inlined": (("int", "compiled"), ("inlined", "compiled")),
     },
     "nvfp4_linear": {
-        "m1_8192_vs_bf16_speedup": (("bf16", "m1_8192"), ("nvfp4", "m1_8192")),
+        **{f"{case}_vs_bf16_speedup": (("bf16", case), ("nvfp4", case)) for case in _NVFP4_CASES},
         "m1_8192_without_graph_vs_bf16_speedup": (("bf16", "m1_8192 no graph"), ("nvfp4", "m1_8192 no graph")),
-        "m1_8192_vs_floor": (("nvfp4", "m1_8192"), ("nvfp4 floor", "m1_8192")),
-        "m1_8192_bf16_vs_floor": (("bf16", "m1_8192"), ("bf16 floor", "m1_8192")),
+        **{f"{case}_vs_floor": (("nvfp4", case), ("nvfp4 floor", case)) for case in _NVFP4_CASES},
+        **{f"{case}_bf16_vs_floor": (("bf16", case), ("bf16 floor", case)) for case in _NVFP4_CASES},
     },
     "pass_overhead": {"pipeline_vs_compile": (("pipeline", "graph_of_1000"), ("compile", "graph_of_1000"))},
     "see_through": {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dozen PTX instructions of the NVFP4 example, in NumPy: its inline assembly can be tested without a GPU."""
+"""The few PTX instructions of the NVFP4 example, in NumPy: its inline assembly can be tested without a GPU."""
 
 from __future__ import annotations
 
@@ -53,8 +53,18 @@ def _packed(halves: Any) -> Register:
 
 
 def _lop3(a: Register, b: Register, c: Register, table: Register) -> Register:
-    assert table == 0xEA, "(a & b) | c"
-    return a & b | c
+    """Bit by bit, the bit of the table at 4 a + 2 b + c."""
+    every = np.uint32(0xFFFFFFFF)
+    chosen = np.uint32(0)
+    for place in (place for place in range(8) if int(table) >> place & 1):
+        wanted = (each if place >> at & 1 else each ^ every for at, each in ((2, a), (1, b), (0, c)))
+        chosen |= np.bitwise_and.reduce([np.uint32(each) for each in wanted])
+    return chosen
+
+
+def _rotate_left(low: Register, high: Register, by: Register) -> Register:
+    assert low == high, "a funnel shift of two words"
+    return np.uint32((int(low) << int(by) | int(low) >> 32 - int(by)) & 0xFFFFFFFF)
 
 
 INSTRUCTIONS: dict[str, Callable[..., Register]] = {
@@ -63,6 +73,8 @@ INSTRUCTIONS: dict[str, Callable[..., Register]] = {
     "shr.u32": lambda a, n: np.uint32(a >> n),
     "and.b32": lambda a, b: a & b,
     "lop3.b32": _lop3,
+    "shf.l.wrap.b32": _rotate_left,
+    "shf.r.wrap.b32": lambda low, high, by: _rotate_left(low, high, 32 - by),
     "max.u32": max,
     "sub.u32": lambda a, b: np.uint32(a - b),
     "abs.f32": lambda a: a & np.uint32(0x7FFFFFFF),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from . import quantize_linears
+from . import quantise_
 
 
 def bytes_of(model: nn.Module) -> int:
@@ -42,7 +42,7 @@ def main() -> int:
     model.to(device=device, dtype=torch.bfloat16)
     model.train(mode=False)
     quantised = copy.deepcopy(model)
-    count = quantize_linears(quantised, skip=["lm_head"])
+    report = quantise_(quantised, lambda name, _: name != "lm_head")
     tokens = torch.randint(0, config.vocab_size, (1, 24), device=device)
     compiled: Any = torch.compile(quantised, fullgraph=True)
     with torch.no_grad():
@@ -50,7 +50,8 @@ def main() -> int:
         eager = quantised(tokens).logits
         fast = compiled(tokens).logits
     against_eager, against_model = relative_error(fast, eager), relative_error(fast, expected)
-    print(f"{count} linears quantised, one graph, on {device}")
+    print(report)
+    print(f"{len(report.layers)} linears quantised, one graph, on {device}")
     print(f"memory             {bytes_of(model) / 2**20:.2f} MiB bfloat16, {bytes_of(quantised) / 2**20:.2f} MiB NVFP4")
     print(f"compiled and eager {against_eager:.4f} relative error")
     print(f"NVFP4 and bfloat16 {against_model:.4f} relative error")

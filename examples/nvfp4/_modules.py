@@ -1,55 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules in place of nn.Linear and of a mixture of experts; their weights are buffers, their runners have handles."""
+"""Modules in place of nn.Linear and of a mixture of experts; their weights are buffers, which runners are made of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Any, cast
+from collections.abc import Callable
+from typing import cast
 
 import torch
-from magi_opschema import register_object
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ._format import NVFP4Tensor, quantize_nvfp4, stack
 from ._ops import linear_gemm, moe_gemm
-from ._runners import NVFP4LinearRunner, NVFP4MoERunner
+from ._runners import NVFP4LinearRunner, NVFP4MoERunner, NVFP4Weight
 
 
 class _Quantized(nn.Module):
-    """Buffers that hold NVFP4 tensors, and a runner that is kept pointing at them.
+    """Buffers that hold NVFP4 tensors.
 
-    The scales keep their types whatever `.to(dtype)` or `.half()` does to the model.
+    A runner is made of them for each call, so that nothing has to follow what moves, loads or replaces them. The scales
+    keep their types whatever `.to(dtype)` or `.half()` does to the model. No parameter holds a weight: optimizers and
+    FSDP leave it alone.
     """
 
-    runner: Any
-
     def _hold(self, name: str, weight: NVFP4Tensor) -> None:
-        self.register_buffer(f"{name}_packed", weight.packed)
-        self.register_buffer(f"{name}_block_scale", weight.block_scale.view(torch.uint8))
-        self.register_buffer(f"{name}_tensor_scale", weight.tensor_scale)
+        for part, tensor in vars(NVFP4Weight.of(weight)).items():
+            self.register_buffer(f"{name}_{part}", tensor)
 
-    def _held(self, name: str) -> NVFP4Tensor:
+    def _held(self, name: str) -> NVFP4Weight:
         packed, block_scale, tensor_scale = (
             cast("Tensor", getattr(self, f"{name}_{part}")) for part in ("packed", "block_scale", "tensor_scale")
         )
-        return NVFP4Tensor(packed, block_scale.view(torch.float8_e4m3fn), tensor_scale)
-
-    def point_runner(self) -> None:
-        """Give the runner the buffers as they are now."""
-        raise NotImplementedError
-
-    def _begin(self) -> None:
-        # Registered before the first call, so that layers of one shape share one compiled graph.
-        register_object(self.runner, weak=True)
-        self.register_load_state_dict_post_hook(  # type: ignore[no-untyped-call]
-            lambda module, _: cast("_Quantized", module).point_runner()
-        )
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Copied or unpickled: the new runner needs a handle of its own."""
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        register_object(self.runner, weak=True)
+        return NVFP4Weight(packed, block_scale, tensor_scale)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Quantized:
         scales = {name: buffer for name, buffer in self._buffers.items() if name.endswith("tensor_scale")}
@@ -58,38 +40,36 @@ class _Quantized(nn.Module):
             moved = self._buffers[name]
             if scale is not None and moved is not None and moved.dtype != scale.dtype:
                 self._buffers[name] = scale.to(moved.device)
-        self.point_runner()
         return self
 
 
 class NVFP4Linear(_Quantized):
-    """`nn.Linear` with an NVFP4 weight; bias and activations keep their type."""
+    """`nn.Linear` with a frozen NVFP4 weight; bias and activations keep their type, gradients go to x and the bias."""
 
     def __init__(self, weight: NVFP4Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.packed.shape[0], weight.packed.shape[1] * 2
         self._hold("weight", weight)
-        self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
-        self.runner = NVFP4LinearRunner(weight)
-        self._begin()
-        self.point_runner()
+        self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=bias.requires_grad)
 
     @classmethod
     def from_float(cls, linear: nn.Linear) -> NVFP4Linear:
         """Quantise the weight of *linear*; its in_features are a multiple of 16."""
         return cls(quantize_nvfp4(linear.weight), linear.bias)
 
+    @property
+    def runner(self) -> NVFP4LinearRunner:
+        """What the op takes: the weight as it is now."""
+        return NVFP4LinearRunner(self._held("weight"))
+
     def forward(self, x: Tensor) -> Tensor:
         """X of shape [..., in_features] to [..., out_features]."""
-        out = linear_gemm(x, self.runner, self.out_features)
+        out = linear_gemm(x, self.runner)
         return out if self.bias is None else out + self.bias
 
     def extra_repr(self) -> str:
         """Sizes, as nn.Linear shows them."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-
-    def point_runner(self) -> None:
-        self.runner.weight = self._held("weight")
 
 
 class ReferenceMoE(nn.Module):
@@ -130,12 +110,8 @@ class NVFP4MoE(_Quantized):
     def __init__(self, router: nn.Module, gate_up: NVFP4Tensor, down: NVFP4Tensor, k: int) -> None:
         super().__init__()
         self.router, self.k = router, k
-        self.hidden_size = down.packed.shape[1]
         self._hold("gate_up", gate_up)
         self._hold("down", down)
-        self.runner = NVFP4MoERunner(gate_up, down)
-        self._begin()
-        self.point_runner()
 
     @classmethod
     def from_float(cls, moe: ReferenceMoE) -> NVFP4MoE:
@@ -143,28 +119,12 @@ class NVFP4MoE(_Quantized):
         gate_up, down = (stack([quantize_nvfp4(expert) for expert in part]) for part in (moe.gate_up, moe.down))
         return cls(moe.router, gate_up, down, moe.k)
 
+    @property
+    def runner(self) -> NVFP4MoERunner:
+        """What the op takes: the weights as they are now."""
+        return NVFP4MoERunner(self._held("gate_up"), self._held("down"))
+
     def forward(self, x: Tensor) -> Tensor:
         """X of shape [tokens, hidden]."""
         weights, ids = route(self.router, x, self.k)
-        return moe_gemm(x, weights, ids, self.runner, self.hidden_size)
-
-    def point_runner(self) -> None:
-        self.runner.gate_up, self.runner.down = self._held("gate_up"), self._held("down")
-
-
-def quantize_linears(model: nn.Module, *, skip: Collection[str] = ()) -> int:
-    """Put an `NVFP4Linear` in the place of each `nn.Linear` below *model*; return how many.
-
-    Args:
-        model: changed in place.
-        skip: dotted names of linears that stay, such as "lm_head".
-    """
-    found = [
-        (name, module)
-        for name, module in model.named_modules()
-        if type(module) is nn.Linear and name not in skip and module.in_features % 16 == 0
-    ]
-    for name, linear in found:
-        parent, _, attribute = name.rpartition(".")
-        setattr(model.get_submodule(parent), attribute, NVFP4Linear.from_float(linear))
-    return len(found)
+        return moe_gemm(x, weights, ids, self.runner)

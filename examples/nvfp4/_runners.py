@@ -1,125 +1,96 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runners: objects that hold quantised weights and know how to multiply by them.
 
-Each has two bodies: plain PyTorch, for a CPU, and Triton, which decodes the weights inside the product.
+Each has two bodies: plain PyTorch, for a CPU and for gradients, and Triton, which decodes weights inside the product.
+They are frozen dataclasses of Tensors, so an op takes them apart: their Tensors are inputs of a compiled graph, and
+nothing of Python is left in a call of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-import triton
 from torch import Tensor
 from torch.nn import functional
 
 from ._format import NVFP4Tensor, dequantize_nvfp4
-from ._kernels import nvfp4_gemm_kernel, nvfp4_gemv_kernel
-from ._packed_gemv import nvfp4_packed_gemv_kernel
+from ._launch import Groups, decoded_copy, launch_gemm, multiply, multiply_rows_of_experts
+from ._tilings import GROUPED_FROM, gemm_tile
 
 
 @dataclass(frozen=True)
-class GemvTile:
-    """Launch settings of the product with few rows; a word is 8 codes."""
+class NVFP4Weight:
+    """The parts of an `NVFP4Tensor` as kernels read them.
 
-    block_n: int = 16
-    block_words: int = 256
-    warps: int = 4
-    stages: int = 1
+    Attributes:
+        packed: uint8 [out_features, in_features / 2], experts stacked in front.
+        block_scale: uint8 [out_features, in_features / 16], the bits of E4M3 numbers.
+        tensor_scale: float32, a scalar or [experts].
+    """
+
+    packed: Tensor
+    block_scale: Tensor
+    tensor_scale: Tensor
+
+    @staticmethod
+    def of(weight: NVFP4Tensor) -> NVFP4Weight:
+        """The parts of *weight*, not copied."""
+        return NVFP4Weight(weight.packed, weight.block_scale.view(torch.uint8), weight.tensor_scale)
+
+    @property
+    def tensor(self) -> NVFP4Tensor:
+        """The same in the types of the format."""
+        return NVFP4Tensor(self.packed, self.block_scale.view(torch.float8_e4m3fn), self.tensor_scale)
+
+    @property
+    def columns(self) -> int:
+        """The features that a product has."""
+        return self.packed.shape[-2]
+
+    def decoded(self) -> Tensor:
+        """The values, float32."""
+        return dequantize_nvfp4(self.tensor)
 
 
 @dataclass(frozen=True)
-class GemmTile:
-    """Launch settings of the product with many rows."""
-
-    block_m: int = 32
-    block_n: int = 64
-    block_k: int = 128
-    warps: int = 4
-
-
-_SHAPES = (
-    *((16, 128, 4), (32, 128, 4), (16, 256, 4), (8, 256, 4), (16, 256, 8), (32, 256, 8)),
-    *((8, 512, 4), (4, 512, 4), (8, 512, 8), (16, 512, 8), (4, 1024, 4), (8, 1024, 8)),
-)
-GEMV_TILES = tuple(GemvTile(*shape, stages) for shape in _SHAPES for stages in (1, 2))
-"""What `NVFP4LinearRunner.tune` tries."""
-
-GEMV_ROWS = 4
-"""Up to so many rows are multiplied row by row."""
-
-
 class NVFP4LinearRunner:
     """x @ weight.T for a quantised weight of shape [out_features, in_features]."""
 
-    def __init__(self, weight: NVFP4Tensor) -> None:
-        self.weight = weight
-        self.gemv_tile = GemvTile()
-        self.gemm_tile = GemmTile()
+    weight: NVFP4Weight
 
     def run(self, x: Tensor) -> Tensor:
         """Plain PyTorch: x of shape [..., in_features] to [..., out_features], in the dtype of x."""
-        return functional.linear(x.float(), dequantize_nvfp4(self.weight)).to(x.dtype)
+        return functional.linear(x.float(), self.weight.decoded()).to(x.dtype)
 
     def run_triton(self, x: Tensor) -> Tensor:
         """The same by Triton kernels."""
         rows = x.reshape(-1, x.shape[-1])
         rows = rows if rows.stride(-1) == 1 else rows.contiguous()
-        out = rows.new_empty(rows.shape[0], self.weight.packed.shape[0])
-        if rows.shape[0] > GEMV_ROWS:
-            launch_gemm(rows, self.weight, out, self.gemm_tile)
-        elif rows.shape[0] > 0:
-            self._launch_gemv(rows, out)
+        out = multiply(rows, self.weight)
         return out.view(*x.shape[:-1], out.shape[-1])
 
-    def tune(self, x: Tensor) -> GemvTile:
-        """Try the launch settings on *x*, on a GPU, and keep the fastest for few rows."""
-        seconds = {}
-        for tile in GEMV_TILES:
-            self.gemv_tile = tile
-            seconds[tile] = triton.testing.do_bench(lambda: self.run_triton(x), warmup=5, rep=20)
-        self.gemv_tile = min(seconds, key=seconds.__getitem__)
-        return self.gemv_tile
+    def run_transposed(self, grad: Tensor) -> Tensor:
+        """The gradient with respect to x: grad of shape [..., out_features] to [..., in_features]."""
+        return (grad.float() @ self.weight.decoded()).to(grad.dtype)
 
-    def _launch_gemv(self, x: Tensor, out: Tensor) -> None:
-        tile, (n, k) = self.gemv_tile, (out.shape[1], x.shape[1])
-        grid = (triton.cdiv(n, tile.block_n), x.shape[0])
-        packed, scales = self.weight.packed, (self.weight.block_scale.view(torch.uint8), self.weight.tensor_scale)
-        if can_be_read_in_pairs(x):
-            nvfp4_packed_gemv_kernel[grid](
-                *(x.view(torch.int32), packed.view(torch.int64), *scales, out, n, k, x.stride(0) // 2),
-                BLOCK_N=tile.block_n,
-                BLOCKS=tile.block_words // 2,
-                STAGES=tile.stages,
-                num_warps=tile.warps,
-            )
-        else:
-            nvfp4_gemv_kernel[grid](
-                *(x, packed.view(torch.int32), *scales, out, n, k, x.stride(0)),
-                BLOCK_N=tile.block_n,
-                BLOCK_WORDS=tile.block_words,
-                STAGES=tile.stages,
-                num_warps=tile.warps,
-            )
+    def run_transposed_triton(self, grad: Tensor) -> Tensor:
+        """The same with a decoded copy of the weight in the dtype of grad."""
+        return grad @ decoded_copy(self.weight, grad.dtype)
 
 
-def can_be_read_in_pairs(x: Tensor) -> bool:
-    """Whether the kernel with PTX in it takes *x*: Triton's interpreter has no PTX, and pairs lie at even places."""
-    return x.is_cuda and x.dtype == torch.bfloat16 and x.stride(0) % 2 == 0 and x.storage_offset() % 2 == 0
-
-
+@dataclass(frozen=True)
 class NVFP4MoERunner:
     """A mixture of experts: gate and up, SiLU(gate) * up, down, summed with the weights of the chosen experts.
 
-    Args:
+    Attributes:
         gate_up: [experts, 2 * intermediate, hidden], the rows of the gate first.
         down: [experts, hidden, intermediate].
     """
 
-    def __init__(self, gate_up: NVFP4Tensor, down: NVFP4Tensor) -> None:
-        self.gate_up = gate_up
-        self.down = down
-        self.tile = GemmTile(block_m=16)
+    gate_up: NVFP4Weight
+    down: NVFP4Weight
 
     def run(self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
         """Plain PyTorch, one expert after the other.
@@ -130,32 +101,63 @@ class NVFP4MoERunner:
             topk_ids: [tokens, k], integers; an expert may stand twice in a row.
         """
         out = torch.zeros_like(hidden_states, dtype=torch.float32)
-        for expert in range(self.gate_up.packed.shape[0]):
-            token, place = torch.where(topk_ids == expert)
-            gate_up, down = (dequantize_nvfp4(NVFP4Tensor(*(p[expert] for p in w))) for w in (self.gate_up, self.down))
-            inner = silu_and_mul(functional.linear(hidden_states[token].float(), gate_up))
-            outer = functional.linear(inner, down) * topk_weights[token, place, None].float()
-            out.index_add_(0, token, outer)
+        for token, place, into, back in self._experts(topk_ids):
+            inner = silu_and_mul(functional.linear(hidden_states[token].float(), into))
+            out.index_add_(0, token, functional.linear(inner, back) * topk_weights[token, place, None].float())
         return out.to(hidden_states.dtype)
 
+    def run_gradients(
+        self, grad: Tensor, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The gradients of `run` with respect to hidden_states and topk_weights; *grad* is like its result."""
+        of_states = torch.zeros_like(hidden_states, dtype=torch.float32)
+        of_weights = torch.zeros_like(topk_weights, dtype=torch.float32)
+        for token, place, into, back in self._experts(topk_ids):
+            gate, up = functional.linear(hidden_states[token].float(), into).chunk(2, -1)
+            above, sigmoid = grad[token].float(), gate.sigmoid()
+            outer = functional.linear(gate * sigmoid * up, back)
+            of_weights[token, place] = (outer * above).sum(-1)
+            of_inner = (above * topk_weights[token, place, None].float()) @ back
+            of_gate = of_inner * up * sigmoid * (1 + gate * (1 - sigmoid))
+            of_states.index_add_(0, token, torch.cat([of_gate, of_inner * gate * sigmoid], -1) @ into)
+        return of_states.to(hidden_states.dtype), of_weights.to(topk_weights.dtype)
+
+    def _experts(self, topk_ids: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """For each expert the places in *topk_ids* that name it, and its two weights in float32."""
+        gate_up, down = self.gate_up.tensor, self.down.tensor
+        for expert in range(gate_up.packed.shape[0]):
+            token, place = torch.where(topk_ids == expert)
+            into, back = (dequantize_nvfp4(NVFP4Tensor(*(part[expert] for part in w))) for w in (gate_up, down))
+            yield token, place, into, back
+
     def run_triton(self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-        """The same by two grouped products over the rows sorted by expert; nothing is read back from the GPU."""
+        """The same by two launches for all experts; nothing is read back from the GPU."""
         tokens, k = topk_ids.shape
         if tokens == 0:
             return torch.empty_like(hidden_states)
         rows = hidden_states.contiguous()
-        order = topk_ids.flatten().argsort(stable=True)
-        plan = GroupPlan.of(topk_ids, self.gate_up.packed.shape[0], self.tile.block_m)
-        inner = rows.new_empty(tokens * k, self.gate_up.packed.shape[1])
-        launch_gemm(rows, self.gate_up, inner, self.tile, plan, order // k)
-        outer = rows.new_empty(tokens * k, self.down.packed.shape[1])
-        launch_gemm(
-            silu_and_mul(inner), self.down, outer, self.tile, plan, torch.arange(tokens * k, device=order.device)
-        )
-        restored = torch.empty_like(outer)
-        restored[order] = outer
-        weighted = restored.view(tokens, k, -1).float() * topk_weights.float().unsqueeze(-1)
+        outer = self._one_by_one(rows, topk_ids) if tokens * k < GROUPED_FROM else self._grouped(rows, topk_ids)
+        weighted = outer.view(tokens, k, -1).float() * topk_weights.float().unsqueeze(-1)
         return weighted.sum(1).to(hidden_states.dtype)
+
+    def _one_by_one(self, x: Tensor, topk_ids: Tensor) -> Tensor:
+        """Every row of every expert it goes to reads the weights of that expert."""
+        expert = topk_ids.flatten()
+        inner = multiply_rows_of_experts(x, self.gate_up, expert, topk_ids.shape[1])
+        return multiply_rows_of_experts(silu_and_mul(inner), self.down, expert, 1)
+
+    def _grouped(self, x: Tensor, topk_ids: Tensor) -> Tensor:
+        """Rows sorted by expert, so that those of one expert read its weights together."""
+        tokens, k = topk_ids.shape
+        experts = self.gate_up.packed.shape[0]
+        # Most tiles are as full as the rows of an expert fill them on average.
+        tile = gemm_tile(tokens * k // experts + 1, self.gate_up.columns * experts)
+        order = topk_ids.flatten().argsort(stable=True)
+        groups = groups_of(topk_ids, experts, tile.block_m, order // k)
+        inner = launch_gemm(x, self.gate_up, tile, groups)
+        in_order = Groups(groups.expert, groups.row, groups.end, torch.arange(tokens * k, device=order.device), experts)
+        outer = launch_gemm(silu_and_mul(inner), self.down, tile, in_order)
+        return torch.empty_like(outer).index_copy(0, order, outer)
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
@@ -164,55 +166,15 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return functional.silu(gate) * up
 
 
-@dataclass(frozen=True)
-class GroupPlan:
-    """Which tile has which rows, when rows are sorted by expert and no tile has rows of two.
-
-    Attributes:
-        expert: for each tile its expert, int32; the number of experts where there is no tile.
-        row: the first row of each tile.
-        end: the row behind the last of the tile's expert.
-    """
-
-    expert: Tensor
-    row: Tensor
-    end: Tensor
-    experts: int
-
-    @staticmethod
-    def of(topk_ids: Tensor, experts: int, block_m: int) -> GroupPlan:
-        """A plan of as many tiles as any routing of so many rows may need."""
-        device, rows = topk_ids.device, topk_ids.numel()
-        ids = topk_ids.flatten().long()
-        counts = torch.zeros(experts, dtype=torch.long, device=device).scatter_add_(0, ids, torch.ones_like(ids))
-        tiles = (counts + block_m - 1) // block_m
-        last_row, last_tile = counts.cumsum(0), tiles.cumsum(0)
-        tile = torch.arange(min(rows, rows // block_m + experts), device=device)
-        expert = torch.bucketize(tile, last_tile, right=True)
-        known = expert.clamp(max=experts - 1)
-        row = (last_row - counts)[known] + (tile - (last_tile - tiles)[known]) * block_m
-        return GroupPlan(expert.int(), row.int(), last_row[known].int(), experts)
-
-
-def launch_gemm(
-    x: Tensor,
-    weight: NVFP4Tensor,
-    out: Tensor,
-    tile: GemmTile,
-    plan: GroupPlan | None = None,
-    row_source: Tensor | None = None,
-) -> None:
-    """Out = x @ weight.T; with a plan, each sorted row by the weight of its expert."""
-    (m, n), k = out.shape, x.shape[1]
-    tiles = triton.cdiv(m, tile.block_m) if plan is None else plan.expert.numel()
-    groups = (out,) * 4 if plan is None else (plan.expert, plan.row, plan.end, row_source)
-    nvfp4_gemm_kernel[(triton.cdiv(n, tile.block_n), tiles)](
-        *(x, weight.packed, weight.block_scale.view(torch.uint8), weight.tensor_scale, out, m, n, k, x.stride(0)),
-        *groups,
-        EXPERTS=0 if plan is None else plan.experts,
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        BLOCK_K=tile.block_k,
-        EXACT=x.dtype == torch.float32,
-        num_warps=tile.warps,
-    )
+def groups_of(topk_ids: Tensor, experts: int, block_m: int, source: Tensor) -> Groups:
+    """As many tiles of *block_m* rows as any routing of so many rows may need."""
+    device, rows = topk_ids.device, topk_ids.numel()
+    ids = topk_ids.flatten().long()
+    counts = torch.zeros(experts, dtype=torch.long, device=device).scatter_add(0, ids, torch.ones_like(ids))
+    tiles = (counts + block_m - 1) // block_m
+    last_row, last_tile = counts.cumsum(0), tiles.cumsum(0)
+    tile = torch.arange(min(rows, rows // block_m + experts), device=device)
+    expert = torch.bucketize(tile, last_tile, right=True)
+    known = expert.clamp(max=experts - 1)
+    first_row, first_tile = (last_row - counts).gather(0, known), (last_tile - tiles).gather(0, known)
+    return Groups(expert, first_row + (tile - first_tile) * block_m, last_row.gather(0, known), source, experts)

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""examples/nvfp4 as part of a model: gradients, every way to save and load, FSDP2, a Llama quantised in place."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from _nvfp4 import EXAMPLES, ROUTINGS, by_hand, make_moe, nvfp4, routing
+from torch import Tensor, nn
+
+
+def linear(features: int = 32, bias: bool = True) -> Any:
+    return nvfp4.NVFP4Linear.from_float(nn.Linear(features, 16, bias=bias))
+
+
+def unpickled(module: nn.Module) -> Any:
+    return pickle.loads(pickle.dumps(module))
+
+
+def saved(module: nn.Module) -> Any:
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def through_state(module: nn.Module, *, assign: bool = False) -> Any:
+    file = io.BytesIO()
+    torch.save(module.state_dict(), file)
+    file.seek(0)
+    other = linear() if isinstance(module, nvfp4.NVFP4Linear) else make_moe()[1]
+    with torch.no_grad():
+        for tensor in other.state_dict().values():
+            tensor.zero_()
+    other.load_state_dict(torch.load(file, weights_only=True), assign=assign)
+    return other
+
+
+WAYS: dict[str, Callable[[nn.Module], Any]] = {
+    "deepcopy": copy.deepcopy,
+    "pickle": unpickled,
+    "torch.save": saved,
+    "state_dict": through_state,
+    "state_dict, assigned": lambda module: through_state(module, assign=True),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_linear_survives(way: str) -> None:
+    torch.manual_seed(0)
+    module, x = linear(), torch.randn(3, 32)
+    expected = module(x)
+    other = WAYS[way](module)
+    torch.testing.assert_close(other(x), expected, atol=0, rtol=0)
+    with torch.no_grad():
+        module.weight_packed.zero_()
+    torch.testing.assert_close(other(x), expected, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_mixture_of_experts_survives(way: str) -> None:
+    _, module, _ = make_moe()
+    x = torch.randn(3, 64)
+    torch.testing.assert_close(WAYS[way](module)(x), module(x), atol=0, rtol=0)
+
+
+def test_a_compiled_graph_sees_the_weights_as_they_are() -> None:
+    torch.manual_seed(0)
+    x, first, second = torch.randn(2, 32), linear(), linear()
+    compiled: Any = torch.compile(first, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), first(x))
+    with torch.compiler.set_stance("fail_on_recompile"):
+        first.load_state_dict(second.state_dict())
+        torch.testing.assert_close(compiled(x), second(x))
+        first.weight_packed = first.weight_packed ^ 0x88
+        torch.testing.assert_close(compiled(x) - first.bias, second.bias - second(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_scales_keep_their_types(dtype: torch.dtype) -> None:
+    module = linear()
+    before = {name: tensor.clone() for name, tensor in module.named_buffers()}
+    module.to(dtype)
+    assert module.bias.dtype == dtype
+    for name, tensor in module.named_buffers():
+        assert tensor.dtype == before[name].dtype
+        assert torch.equal(tensor, before[name])
+
+
+def test_an_exported_program_holds_the_weights() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(linear(), nn.ReLU(), nvfp4.NVFP4Linear.from_float(nn.Linear(16, 8)))
+    x, rows = torch.randn(4, 32), torch.export.Dim("rows", min=1, max=64)
+    with torch.no_grad():
+        program = torch.export.export(model, (x,), dynamic_shapes=({0: rows},))
+        torch.testing.assert_close(program.module()(x[:3]), model(x[:3]))
+    assert sum(name.endswith("weight_packed") for name in program.state_dict) == 2
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_of_a_linear(compiled: bool) -> None:
+    torch.manual_seed(0)
+    module = linear()
+    call: Any = torch.compile(module, fullgraph=True, backend="aot_eager") if compiled else module
+    x, weight = torch.randn(3, 5, 32, requires_grad=True), module.runner.weight.decoded()
+    call(x).square().sum().backward()
+    found = x.grad, module.bias.grad
+    y, bias = x.detach().requires_grad_(), module.bias.detach().requires_grad_()
+    nn.functional.linear(y, weight, bias).square().sum().backward()
+    torch.testing.assert_close(found, (y.grad, bias.grad))
+    assert [name for name, _ in module.named_parameters()] == ["bias"]
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_gradients_of_a_mixture_of_experts(name: str) -> None:
+    moe, _, runner = make_moe()
+    x, weights, ids = routing(name)
+    inputs = x.requires_grad_(), weights.requires_grad_()
+    found = torch.autograd.grad(nvfp4.moe_gemm(*inputs, ids, runner).sin().sum(), inputs)
+    by_float64 = by_hand(moe, *inputs, ids).sin().sum() if len(ids) else (x * 0).sum() + (weights * 0).sum()
+    expected = torch.autograd.grad(by_float64, inputs)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_mixture_of_experts_is_compiled_in_grad_mode() -> None:
+    moe, module, _ = make_moe()
+    x = torch.randn(5, 64)
+    compiled: Any = torch.compile(module, fullgraph=True, backend="aot_eager")
+    compiled(x).square().sum().backward()
+    moe(x).square().sum().backward()
+    torch.testing.assert_close(module.router.weight.grad, moe.router.weight.grad, atol=1e-3, rtol=1e-3)
+
+
+def test_an_adapter_trains_on_top() -> None:
+    torch.manual_seed(0)
+    base, down, up = linear(), nn.Linear(32, 4), nn.Linear(4, 16)
+    frozen = {name: tensor.clone() for name, tensor in base.named_buffers()}
+    x, target = torch.randn(64, 32), torch.randn(64, 16)
+    optimiser = torch.optim.Adam([*down.parameters(), *up.parameters()], lr=0.02)
+    losses = []
+    for _ in range(40):
+        loss = (base(x) + up(down(x)) - target).square().mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0]
+    for name, tensor in base.named_buffers():
+        assert torch.equal(tensor, frozen[name])
+
+
+SHARDED = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+import nvfp4
+
+dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(32, 32), nvfp4.NVFP4Linear.from_float(nn.Linear(32, 16)))
+x = torch.randn(4, 32)
+expected = model(x)
+before = {name: tensor.clone() for name, tensor in model[1].named_buffers()}
+for layer in model:
+    fully_shard(layer)
+fully_shard(model)
+assert isinstance(model[0].weight, DTensor)
+for name, tensor in model[1].named_buffers():
+    assert type(tensor) is torch.Tensor and torch.equal(tensor, before[name]), name
+torch.testing.assert_close(model(x), expected)
+model(x).sum().backward()
+assert model[0].weight.grad.full_tensor().abs().sum() > 0
+dist.destroy_process_group()
+print("whole")
+"""
+
+
+@pytest.mark.slow
+def test_fsdp_leaves_it_whole() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SHARDED, str(EXAMPLES)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.stdout.strip() == "whole", done.stderr
+
+
+def small_llama() -> Any:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    model: nn.Module = transformers.LlamaForCausalLM(config)
+    return model.train(mode=False)
+
+
+def test_a_llama_is_quantised_in_place() -> None:
+    model = small_llama()
+    weights = {
+        name: module.weight.detach().clone() for name, module in model.named_modules() if type(module) is nn.Linear
+    }
+    report = nvfp4.quantise_(model, lambda name, _: name != "lm_head")
+    assert len(report.layers) == 14
+    assert report.left == (("lm_head", "the filter"),)
+    for layer in report.layers:
+        module = model.get_submodule(layer.name)
+        assert isinstance(module, nvfp4.NVFP4Linear)
+        off = module.runner.weight.decoded() - weights[layer.name]
+        assert layer.error == pytest.approx(float(off.norm() / weights[layer.name].norm()))
+        assert 0.05 < layer.error < 0.15
+        assert layer.bytes_before / layer.bytes_after > 6.5
+        assert layer.name in str(report)
+    assert not model.get_submodule("model.layers.0.mlp.up_proj").training
+    with torch.no_grad():
+        logits = model(torch.arange(8)[None]).logits
+    assert logits.isfinite().all()
+
+
+def test_a_quantised_llama_generates_compiled() -> None:
+    model = small_llama()
+    nvfp4.quantise_(model)
+    tokens = torch.arange(8)[None]
+    with torch.no_grad():
+        expected = model(tokens, use_cache=False).logits
+        compiled: Any = torch.compile(model, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(tokens, use_cache=False).logits, expected)
+
+
+class Scaled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2
+
+
+def test_what_stays_and_why() -> None:
+    shared = nn.Linear(32, 32)
+    model = nn.ModuleDict({"a": shared, "b": shared, "odd": nn.Linear(20, 8), "scaled": Scaled(32, 8)})
+    report = nvfp4.quantise_(model)
+    assert [layer.name for layer in report.layers] == ["a"]
+    assert model["a"] is model["b"]
+    assert dict(report.left) == {
+        "odd": "in_features 20 is no multiple of 16",
+        "scaled": "a subclass of nn.Linear, Scaled",
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        (nn.Linear(32, 32), r"was given an nn\.Linear; .*NVFP4Linear\.from_float"),
+        (nn.Sequential(nn.ReLU()), r"turned no linear of Sequential \(there is no nn\.Linear below it\)"),
+        (nn.Sequential(nn.Linear(20, 8)), r"turned no linear of Sequential \(0: in_features 20 is no multiple of 16\)"),
+    ],
+)
+def test_nothing_to_turn(model: nn.Module, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        nvfp4.quantise_(model)
