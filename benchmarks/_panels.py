@@ -30,7 +30,13 @@ ARMS: Mapping[str, Mapping[str, str]] = {
     "call_overhead": {"magi": "magi-opschema", "custom_op": "custom_op", "torch_op": "its OpOverload, flat arguments"},
     "decoder_fragments": _DECODERS,
     "dynamic_decode": _DECODERS,
-    "handles": {"handle": "an object handle", "object": "the object itself", "int": "an int"},
+    "handles": {
+        "handle": "an object handle",
+        "object": "the object itself",
+        "taken_apart": "an object, taken apart",
+        "int": "an int",
+        "inlined": "the body, without an op",
+    },
     "hot_sizes": {**_DECODERS, "direct": "that code, called directly", "dispatch": "found by the sizes"},
     "libraries": {"eager": "eager", "dynamo": "Dynamo", "opaque": "opaque", "seen_through": "seen through"},
     "nvfp4_linear": {
@@ -75,6 +81,7 @@ _CASES: Mapping[str, Mapping[str, str]] = {
         "leaves20": "20 scalar leaves in three nested classes, by keyword",
         "decorate": "decoration of one op",
     },
+    "handles": {"call": "one call", "compiled": "one call in compiled code"},
     "nvfp4_linear": {
         "m1_8192": "one row, in a CUDA graph",
         "m1_8192 no graph": "without the CUDA graph",
