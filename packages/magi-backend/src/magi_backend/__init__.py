@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ._report.calls import CallRecord
     from ._report.explain import explain
     from ._report.report import Report
+    from ._report.run import RunReport, read_report
     from ._settings.config import CompileConfig, PassConfig
     from ._verify.compare import Difference
     from .errors import (
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         MismatchError,
         OptionError,
         PackageError,
+        ReportError,
         TargetError,
         TargetTypeError,
     )
@@ -52,6 +54,8 @@ __all__ = [
     "PassConfig",
     "PassOutcome",
     "Report",
+    "ReportError",
+    "RunReport",
     "SizeUse",
     "SizesOutcome",
     "TargetError",
@@ -61,6 +65,7 @@ __all__ = [
     "magi",
     "magi_compile",
     "magi_register_custom_op",
+    "read_report",
 ]
 
 _HOMES = {
@@ -82,6 +87,7 @@ _HOMES = {
     "_register": ("magi_register_custom_op",),
     "_report.calls": ("CallRecord",),
     "_report.report": ("Report",),
+    "_report.run": ("RunReport", "read_report"),
     "errors": tuple(name for name in __all__ if name.endswith("Error")),
 }
 

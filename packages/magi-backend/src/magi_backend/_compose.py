@@ -23,7 +23,10 @@ from ._hot.entry import with_sizes
 from ._passes import DefectGuards, chosen_passes, inductor_options
 from ._progress import phase
 from ._recompute import partitioner_settings
+from ._records.changes import GraphChanges
+from ._records.code import external_calls, generated_kernels
 from ._records.collect import CompilationLog, open_log
+from ._records.hidden import hidden_in_code, without_fractions
 from ._records.ops import op_uses
 from ._records.records import (
     CheckOutcome,
@@ -31,9 +34,8 @@ from ._records.records import (
     GraphRecord,
     GuardOutcome,
     PassOutcome,
-    external_calls,
-    generated_kernels,
 )
+from ._records.run import count_ours
 from ._repairs._listing import active_defects
 from ._repairs._scope import repaired
 from ._split import boundary_overloads, compile_pieces, split_at
@@ -101,9 +103,11 @@ def _compile_checked(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, 
     has_symbols = bool(_symbols(gm, "example_value"))
 
     def compile_part(part: GraphModule) -> Callable[..., Any]:
-        return torch.compile(
-            part, backend=lambda graph, inputs: _compile_piece(graph, inputs, quiet, piece), dynamic=has_symbols
-        )
+        def compile_inner(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            count_ours()
+            return _compile_piece(graph, inputs, quiet, piece)
+
+        return torch.compile(part, backend=compile_inner, dynamic=has_symbols)
 
     def report(title: str, differences: tuple[Difference, ...]) -> None:
         largest = max((difference.largest for difference in differences), default=0.0)
@@ -130,9 +134,9 @@ def _compile_piece(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, pi
         base.setdefault("force_disable_caches", True)
     if job.request.config.check or job.log.eager_random:
         base.setdefault("fallback_random", True)  # eager's random numbers, or dropout would differ
-    reported = _Reported()
+    reported, changes = _Reported(), GraphChanges(job.log)
     with (
-        magi_passes.collect_records() as pass_records,
+        magi_passes.collect_records(changes.observe if job.log.keeps_texts else None) as pass_records,
         magi_tritonwrap.unsupported_launches(job.request.config.on_unsupported),
         _torch_compat.partitioner(partitioner_settings(job.request.config.memory_budget)),
     ):
@@ -142,14 +146,16 @@ def _compile_piece(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, pi
             job.show(f"{job.title(piece)} {kind}".strip())
             nodes, symbols = _calls(graph), _symbols(graph)
             changed: Counter[str] = Counter()
+            given, before = job.log.kept(graph), _torch_compat.phase_seconds()
             result, error, start = None, "", time.perf_counter()
             try:
                 with repaired(job.defects, lambda name: changed.update([name])):
                     result = _torch_compat.compile_graph(graph, inputs, **kwargs)
             except BaseException as exception:
-                error = f"{type(exception).__name__}: {exception}"
+                error = without_fractions(f"{type(exception).__name__}: {exception}")
                 raise
             finally:
+                seconds, after = time.perf_counter() - start, _torch_compat.phase_seconds()
                 source = str(getattr(result, "source_code", None) or "")
                 job.log.add_graph(
                     GraphRecord(
@@ -160,9 +166,14 @@ def _compile_piece(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, pi
                         guards=_guards(job.defects, changed),
                         kernels=generated_kernels(source),
                         externs=external_calls(source),
-                        seconds=time.perf_counter() - start,
+                        seconds=seconds,
                         piece=job.title(piece),
                         error=error,
+                        given=given,
+                        changed=changes.new(),
+                        lowered=job.log.kept(graph),
+                        code=job.log.keep_text(hidden_in_code(source)) if job.log.keeps_texts else "",
+                        phases=tuple((phase, after[phase] - before[phase]) for phase in after),
                     )
                 )
             return result

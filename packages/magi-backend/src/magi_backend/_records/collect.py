@@ -13,8 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from magi_backend import _torch_compat
 
+from .breaks import graph_break, recompilation
 from .folder import EntryFile
+from .graph_text import graph_text
+from .hidden import without_fractions
 from .records import CacheUse, CheckOutcome, Compilation, GraphRecord, OpUse, SizesOutcome, describe_input
+from .run import ProcessFile, count_ours, process_file
 
 
 if TYPE_CHECKING:
@@ -58,6 +62,19 @@ class CompilationLog:
         if self._file is not None:
             self._file.write(self.snapshot(), finished=self._finished)
 
+    @property
+    def keeps_texts(self) -> bool:
+        """Whether graphs and code are wanted as text, for someone who reads the record."""
+        return self.watched or self._file is not None
+
+    def keep_text(self, text: str) -> str:
+        """What to put into the record for *text*: itself, or what stands for a file that it is in."""
+        return text if self.watched or self._file is None else self._file.folder.keep(text)
+
+    def kept(self, gm: GraphModule) -> str:
+        """What to put into the record for the text of *gm*; empty where nobody reads it."""
+        return self.keep_text(graph_text(gm.graph)) if self.keeps_texts else ""
+
     def forget(self) -> None:
         """Remove its file, and write no other."""
         if self._file is not None:
@@ -67,7 +84,9 @@ class CompilationLog:
     def finish(self, **changes: Any) -> None:
         """Replace fields of the record, the backend having returned; a backward may join it yet."""
         self._finished = True
-        self.update(**changes)
+        with self._lock:
+            inductor = sum(graph.seconds for graph in self._compilation.graphs)
+        self.update(inductor_seconds=inductor, **changes)
 
     @property
     def label(self) -> str:
@@ -158,30 +177,56 @@ def collecting(collector: Collector) -> Iterator[None]:
         _collector.reset(token)
 
 
+class _Frame(threading.local):
+    """The compilations of the function that Dynamo captures on this thread, which has not ended."""
+
+    def __init__(self) -> None:
+        self.logs: list[CompilationLog] = []
+        self.files: set[ProcessFile] = set()
+
+
+_frame = _Frame()
+
+
+def _frame_ended(end: _torch_compat.FrameEnd) -> None:
+    logs, _frame.logs = _frame.logs, []
+    for log in logs:
+        log.update(frame_seconds=end.seconds)
+    for file in _frame.files:
+        file.note(end)
+
+
 @contextlib.contextmanager
 def open_log(
     gm: GraphModule, example_inputs: Sequence[Any], request: Request, ops: tuple[OpUse, ...]
 ) -> Iterator[CompilationLog]:
     """The log of one compilation, filled in with times, cache use and a failure when it ends."""
-    collector = _collector.get()
+    collector, report = _collector.get(), request.config.report
     index = len(collector) if collector is not None else 0
+    compilation = Compilation(
+        index=index,
+        label=request.label or f"graph {index}",
+        nodes=sum(node.op.startswith("call_") for node in gm.graph.nodes),
+        inputs=tuple(describe_input(value) for value in example_inputs),
+        ops=ops,
+        settings=tuple((name, repr(value), request.config.origin(name)) for name, value in request.config.items()),
+        capture_seconds=_torch_compat.capture_seconds(),
+    )
     log = CompilationLog(
-        Compilation(
-            index=index,
-            label=request.label or f"graph {index}",
-            nodes=sum(node.op.startswith("call_") for node in gm.graph.nodes),
-            inputs=tuple(describe_input(value) for value in example_inputs),
-            ops=ops,
-            settings=tuple((name, repr(value), request.config.origin(name)) for name, value in request.config.items()),
-            capture_seconds=_torch_compat.capture_seconds(),
-        ),
+        compilation,
         fresh=collector is not None and collector.fresh,
         watched=collector is not None,
         eager_random=collector is not None and collector.eager_random,
-        file=EntryFile(request.config.report) if request.config.report else None,
+        file=EntryFile(report) if report else None,
     )
     if collector is not None:
         collector.add(log)
+    if log.keeps_texts:
+        log.update(**_capture(gm), captured=log.kept(gm))
+        _frame.logs.append(log)
+        if report:
+            _frame.files.add(process_file(report))
+        _torch_compat.when_frames_end(_frame_ended)
     start, counts = time.perf_counter(), _torch_compat.cache_counts()
     try:
         yield log
@@ -192,7 +237,7 @@ def open_log(
             collector.discard(log)
         raise
     except BaseException as exception:
-        log.update(error=f"{type(exception).__name__}: {exception}")
+        log.update(error=without_fractions(f"{type(exception).__name__}: {exception}"))
         raise
     finally:
         after = _torch_compat.cache_counts()
@@ -201,3 +246,16 @@ def open_log(
             for event in ("hit", "miss", "bypass")
         }
         log.finish(seconds=time.perf_counter() - start, cache=CacheUse(used["hit"], used["miss"], used["bypass"]))
+    count_ours()
+
+
+def _capture(gm: GraphModule) -> dict[str, Any]:
+    """What Dynamo tells of the function that it captured *gm* from."""
+    frame, stopped = _torch_compat.captured_frame(), _torch_compat.stopped_by(gm)
+    return {
+        "compile_id": frame.compile_id,
+        "function": frame.function,
+        "place": frame.place,
+        "recompiled": recompilation(frame.recompiled),
+        "stopped": None if stopped is None else graph_break(stopped),
+    }
