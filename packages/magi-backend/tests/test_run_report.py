@@ -435,3 +435,59 @@ def test_a_page_next_to_the_record(tmp_path: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"
     assert "cpp_fused_0" in (tmp_path / "report.html").read_text()
     assert len(read_report(tmp_path).entries) == 1
+
+
+def test_a_graph_from_a_cache_is_there_with_its_code(tmp_path: Path, fresh_caches: Path) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x.sin().sum()
+
+    for folder in ("cold", "warm"):
+        torch.compiler.reset()
+        x = torch.ones(3, requires_grad=True)
+        torch.compile(fn, backend="magi", options={"magi.report": str(tmp_path / folder)})(x).backward()
+
+    (cold,), (warm,) = (read_report(tmp_path / folder).entries for folder in ("cold", "warm"))
+    assert [graph.cached for graph in cold.compilation.graphs] == [False, False]
+    assert [graph.cached for graph in warm.compilation.graphs] == [True, True]
+    for before, after in zip(cold.compilation.graphs, warm.compilation.graphs, strict=True):
+        assert (after.kind, after.kernels, after.code) == (before.kind, before.kernels, before.code)
+    assert "from a cache" in read_report(tmp_path / "warm").to_text()
+    assert "from AOTAutograd&#x27;s cache" in read_report(tmp_path / "warm").to_html()
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_kernels_are_measured_in_a_few_calls(cached: bool, tmp_path: Path, fresh_caches: Path) -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x @ w).sin().sum()
+
+    options: dict[str, Any] = {"magi.report": str(tmp_path), "magi.profile": True}
+    x, w = torch.ones(64, 64, requires_grad=True), torch.ones(64, 64)
+    if cached:
+        torch.compile(fn, backend="magi")(x, w).backward()
+        torch.compiler.reset()
+    compiled = torch.compile(fn, backend="magi", options=options)
+    for call in range(1, 8):
+        compiled(x, w).backward()
+        (entry,) = read_report(tmp_path).entries
+        measured = [bool(graph.runs) for graph in entry.compilation.graphs]
+        assert measured == [call >= 5, call >= 5]
+        assert [graph.cached for graph in entry.compilation.graphs] == [cached, cached]
+
+    forward = {run.name: run for run in entry.compilation.graphs[0].runs}
+    assert forward["mm"].bytes == 3 * 64 * 64 * 4
+    assert forward["mm"].calls == 1
+    assert forward.keys() == {"mm", *entry.compilation.graphs[0].kernels}
+    for run in forward.values():
+        assert run.seconds > 0
+        assert run.share > 0
+    torch.testing.assert_close(compiled(x, w), fn(x, w), rtol=1e-4, atol=0)
+    assert "share of bandwidth" in read_report(tmp_path).to_html()
+
+
+def test_without_the_setting_nothing_is_measured(tmp_path: Path) -> None:
+    compiled = torch.compile(torch.sin, backend="magi", options={"magi.report": str(tmp_path)})
+    for _ in range(6):
+        compiled(torch.ones(3))
+
+    (entry,) = read_report(tmp_path).entries
+    assert [graph.runs for graph in entry.compilation.graphs] == [()]

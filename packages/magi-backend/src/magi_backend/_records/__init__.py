@@ -11,5 +11,6 @@ changes.py     a graph before and after each pass
 plain.py       records as plain data for JSON, and back
 folder.py      a file for each compilation of a run, and the folder read again
 run.py         what a process compiled besides
-collect.py     the collectors that are open where a compilation starts, the log, torch's trace
+log.py         one compilation while it grows; torch's trace gets it too
+collect.py     the collectors that are open where a compilation starts
 """

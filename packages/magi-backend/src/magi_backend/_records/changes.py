@@ -12,7 +12,7 @@ from .records import GraphChange
 if TYPE_CHECKING:
     from torch.fx import Graph
 
-    from .collect import CompilationLog
+    from .log import CompilationLog
 
 
 class GraphChanges:
@@ -25,11 +25,12 @@ class GraphChanges:
 
     def observe(self, name: str, graph: Graph) -> None:
         """Look at *graph*: before a pass where *name* is empty, else after the pass *name*."""
-        text = graph_text(graph)
-        if name and text != self._before:
-            keep = self._log.keep_text
-            self._found.append(GraphChange(name, keep(self._before), keep(text)))
-        self._before = text
+        with self._log.spending():
+            text = graph_text(graph)
+            if name and text != self._before:
+                keep = self._log.keep_text
+                self._found.append(GraphChange(name, keep(self._before), keep(text)))
+            self._before = text
 
     def new(self) -> tuple[GraphChange, ...]:
         """The changes since the last time. Those of the joint graph go to the forward, which is compiled first."""

@@ -1,142 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who gets to hear of a compilation: the collectors that are open where it starts, the log, and torch's trace."""
+"""The collectors that are open where a compilation starts, and its log from the start to the end."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from contextvars import ContextVar
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from magi_backend import _torch_compat
 
 from .breaks import graph_break, recompilation
 from .folder import EntryFile
-from .graph_text import graph_text
 from .hidden import without_fractions
-from .records import CacheUse, CheckOutcome, Compilation, GraphRecord, OpUse, SizesOutcome, describe_input
+from .log import CompilationLog
+from .records import CacheUse, Compilation, OpUse, describe_input
 from .run import ProcessFile, count_ours, process_file
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch.fx import GraphModule
 
     from magi_backend._settings.options import Request
-
-
-logger = logging.getLogger("magi_backend")
-
-
-class CompilationLog:
-    """The record of one compilation while it grows. A backward may join it later and from another thread."""
-
-    def __init__(
-        self,
-        compilation: Compilation,
-        *,
-        fresh: bool,
-        watched: bool = False,
-        eager_random: bool = False,
-        file: EntryFile | None = None,
-    ) -> None:
-        self._compilation = compilation
-        self._lock = threading.Lock()
-        self._sizes: Callable[[], SizesOutcome] | None = None
-        self.fresh = fresh
-        """Whether caches are to be passed by, so that every graph is compiled and recorded."""
-        self.watched = watched
-        """Whether someone will read it, so that calls are worth counting."""
-        self.eager_random = eager_random
-        """Whether the code is to draw eager's random numbers, to be compared with it."""
-        self._file = file
-        self._finished = False
-        self._keep()
-
-    def _keep(self) -> None:
-        """Write the record to its file, where it has one."""
-        if self._file is not None:
-            self._file.write(self.snapshot(), finished=self._finished)
-
-    @property
-    def keeps_texts(self) -> bool:
-        """Whether graphs and code are wanted as text, for someone who reads the record."""
-        return self.watched or self._file is not None
-
-    def keep_text(self, text: str) -> str:
-        """What to put into the record for *text*: itself, or what stands for a file that it is in."""
-        return text if self.watched or self._file is None else self._file.folder.keep(text)
-
-    def kept(self, gm: GraphModule) -> str:
-        """What to put into the record for the text of *gm*; empty where nobody reads it."""
-        return self.keep_text(graph_text(gm.graph)) if self.keeps_texts else ""
-
-    def forget(self) -> None:
-        """Remove its file, and write no other."""
-        if self._file is not None:
-            self._file.remove()
-            self._file = None
-
-    def finish(self, **changes: Any) -> None:
-        """Replace fields of the record, the backend having returned; a backward may join it yet."""
-        self._finished = True
-        with self._lock:
-            inductor = sum(graph.seconds for graph in self._compilation.graphs)
-        self.update(inductor_seconds=inductor, **changes)
-
-    @property
-    def label(self) -> str:
-        """The name of what is compiled."""
-        return self._compilation.label
-
-    def add_graph(self, graph: GraphRecord) -> None:
-        """Append the record of one forward or backward graph."""
-        with self._lock:
-            self._compilation = replace(self._compilation, graphs=(*self._compilation.graphs, graph))
-        for outcome in graph.passes:
-            logger.info(
-                "%s %s: %s %s: %s",
-                self.label,
-                graph.kind,
-                outcome.name,
-                "ran" if outcome.ran else "did not run",
-                outcome.reason,
-            )
-        for guard in graph.guards:
-            logger.info("%s %s: guard %s: %s", self.label, graph.kind, guard.name, guard.guard)
-        _torch_compat.trace_artifact("magi_backend", lambda: asdict(graph))
-        self._keep()
-
-    def add_check(self, check: CheckOutcome) -> None:
-        """Append what was compared with eager."""
-        with self._lock:
-            self._compilation = replace(self._compilation, checks=(*self._compilation.checks, check))
-        logger.info("%s: %s", self.label, check)
-        self._keep()
-
-    def update(self, **changes: Any) -> None:
-        """Replace fields of the record."""
-        with self._lock:
-            self._compilation = replace(self._compilation, **changes)
-        self._keep()
-
-    def detached(self) -> CompilationLog:
-        """A log of the same compilation that nobody reads, for what is compiled on its behalf."""
-        return CompilationLog(self.snapshot(), fresh=True, eager_random=self.eager_random)
-
-    def count_sizes(self, sizes: Callable[[], SizesOutcome]) -> None:
-        """Ask *sizes* for what the calls were, each time that the record is read."""
-        self._sizes = sizes
-
-    def snapshot(self) -> Compilation:
-        """The record as it is now."""
-        with self._lock:
-            compilation = self._compilation
-        return compilation if self._sizes is None else replace(compilation, sizes=self._sizes())
 
 
 class Collector:
@@ -222,11 +111,12 @@ def open_log(
     if collector is not None:
         collector.add(log)
     if log.keeps_texts:
-        log.update(**_capture(gm), captured=log.kept(gm))
-        _frame.logs.append(log)
-        if report:
-            _frame.files.add(process_file(report))
-        _torch_compat.when_frames_end(_frame_ended)
+        with log.spending():
+            log.update(**_capture(gm), captured=log.kept(gm))
+            _frame.logs.append(log)
+            if report:
+                _frame.files.add(process_file(report))
+            _torch_compat.when_frames_end(_frame_ended)
     start, counts = time.perf_counter(), _torch_compat.cache_counts()
     try:
         yield log

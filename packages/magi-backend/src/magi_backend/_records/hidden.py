@@ -25,7 +25,7 @@ HIDDEN = "…"
 """What stands where a number was."""
 
 _COMMON = {0.0, 0.5, 1.0, 2.0, *(10.0**-power for power in range(1, 13))}
-_FLOAT = re.compile(r"(?<![\w.])(?:\d+\.\d+(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+)(?![\w.]*\.\d)(?![a-eg-zA-EG-Z_])")
+_FLOAT = re.compile(r"(?<![\w.])\d+(?:\.\d+(?:[eE][-+]?\d+)?|[eE][-+]?\d+)(?![\w.]*\.\d)(?![a-eg-zA-EG-Z_])")
 # Inductor writes an index with a suffix, static_cast<int64_t>(64L), and a value without one.
 _VALUES_IN_CODE = re.compile(r"(static_cast<\w+>\(|tl\.full\(\[[^\]]*\], )(-?\d+)(?=[,)])")
 _FRAGMENT = re.compile(r"^#   %.*\n", re.MULTILINE)

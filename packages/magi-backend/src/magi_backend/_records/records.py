@@ -127,6 +127,7 @@ class GraphRecord:
         code: The generated code.
         phases: The parts of Inductor's work, with the seconds of each.
         runs: What ``magi.profile`` measured.
+        cached: Whether it came from AOTAutograd's cache; then nothing but the code is known of it.
     """
 
     kind: str
@@ -145,6 +146,7 @@ class GraphRecord:
     code: str = ""
     phases: tuple[tuple[str, float], ...] = ()
     runs: tuple[KernelRun, ...] = ()
+    cached: bool = False
 
     @property
     def title(self) -> str:
@@ -289,6 +291,7 @@ class Compilation:
         stopped: The graph break at which the capture ended; None where it reached the end of the function.
         inductor_seconds: The part of *seconds* in which Inductor compiled graphs; the rest is AOTAutograd's and ours.
         frame_seconds: Time from the start of the capture until the guards were built; 0 until then.
+        report_seconds: Time that this record took, in which graphs were written as text, and files.
     """
 
     index: int
@@ -313,6 +316,7 @@ class Compilation:
     stopped: GraphBreak | None = None
     inductor_seconds: float = 0.0
     frame_seconds: float = 0.0
+    report_seconds: float = 0.0
 
 
 def describe_input(value: Any) -> str:

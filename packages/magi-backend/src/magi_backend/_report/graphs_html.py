@@ -31,9 +31,10 @@ def graphs(compilation: Compilation) -> str:
 
 
 def _graph(graph: GraphRecord) -> str:
-    facts = [counted(graph.nodes, "operator call")]
+    facts = ["from AOTAutograd's cache" if graph.cached else counted(graph.nodes, "operator call")]
     facts += [f"symbols {', '.join(graph.symbols)}"] if graph.symbols else []
-    facts += [counted(len(graph.kernels), "kernel"), counted(len(graph.externs), "library call"), shown(graph.seconds)]
+    facts += [counted(len(graph.kernels), "kernel"), counted(len(graph.externs), "library call")]
+    facts += [] if graph.cached else [shown(graph.seconds)]
     failed = f"<p class='bad'>{escape(graph.error)}</p>" if graph.error else ""
     parts = (failed, phase_bar(graph_phases(graph)), *_texts(graph), _kernels(graph), _code(graph))
     return f"<h3>Graph {escape(graph.title)}</h3><p class='soft small'>{escape(', '.join(facts))}</p>{''.join(parts)}"

@@ -150,7 +150,8 @@ def _parts(compilation: Compilation) -> Iterator[str]:
     where = f"{short(compilation.place)}, number {compilation.compile_id}, " if compilation.place else ""
     yield (
         f"<p class='soft small' title='{escape(compilation.place)}'>{escape(where)}{compilation.nodes} calls captured, "
-        f"caches: {cache.hits} hits, {cache.misses} misses, {cache.bypasses} bypasses</p>"
+        f"caches: {cache.hits} hits, {cache.misses} misses, {cache.bypasses} bypasses, "
+        f"this record took {shown(compilation.report_seconds)}</p>"
     )
     if slow_capture := capture_line(compilation):
         yield f"<p>{escape(slow_capture)}</p>"

@@ -246,7 +246,7 @@ def _graph(graph: GraphRecord) -> tuple[str, ...]:
         ", ".join(graph.symbols) or "none",
         str(len(graph.kernels)),
         externs or "none",
-        f"failed: {graph.error}" if graph.error else shown(graph.seconds),
+        f"failed: {graph.error}" if graph.error else "from a cache" if graph.cached else shown(graph.seconds),
     )
 
 

@@ -3,6 +3,7 @@
 
 compiling.py    Inductor and Dynamo: how a graph is compiled, with which settings, and what is counted meanwhile
 frames.py       Dynamo: the function that is captured, why again, why it stopped, what it took
+loaded.py       compiled graphs as they become callable, from a cache too
 nodes.py        nodes and graphs: what they call, what they write to, how they are cut
 values.py       tensors, modules and compiled callables: what torch keeps on them
 
@@ -41,6 +42,7 @@ from .frames import (
     stopped_by,
     when_frames_end,
 )
+from .loaded import seeing_loaded
 from .nodes import (
     TritonLaunch,
     call_body_for,
@@ -151,6 +153,7 @@ __all__ = [
     "python_operators",
     "replace_submodule",
     "restarts",
+    "seeing_loaded",
     "set_compiled_call",
     "set_grad_mode",
     "sets_grad_mode",
