@@ -32,7 +32,7 @@ COLUMNS = 3
 OURS, THEIRS = "#5b5bd6", "#b4b4c4"
 OUR_ARMS = (
     *("magi", "check", "dispatch", "see_through", "seen_through", "epilogue", "handle", "object", "slot8", "active"),
-    "opaque_opschema",
+    *("opaque_opschema", "cold, report", "warm, report"),
 )
 UNITS = ((1.0, "s"), (1e3, "ms"), (1e6, "µs"))
 

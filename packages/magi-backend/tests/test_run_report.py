@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import logging
 import os
@@ -16,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from magi_backend import Compilation, ConfigError, GraphRecord, OpUse, PassOutcome, SizesOutcome, SizeUse
+from magi_backend import Compilation, ConfigError, GraphRecord, OpUse, PassOutcome, SizesOutcome, SizeUse, _torch_compat
 from magi_backend.__main__ import main
 from magi_backend._records import folder as folders
 from magi_backend._records.folder import Entry, EntryFile, Process, entries
@@ -26,6 +28,7 @@ from magi_backend._report.advice import advice_on
 from magi_backend._report.compare import compared
 from magi_backend._report.run import RunReport, read_report
 from magi_passes import MagiInductorPass, PassPipeline
+from torch import nn
 
 
 EVERYTHING = Compilation(
@@ -196,6 +199,7 @@ def test_graphs_and_code_are_kept_once(tmp_path: Path) -> None:
     assert graph.kernels[0] in graph.code
     assert dict(graph.phases).keys() >= {"lowering", "code generation", "compiling kernels"}
     assert 0 < sum(seconds for _, seconds in graph.phases) <= graph.seconds
+    assert 0 < first.report_seconds < first.seconds
     assert (second.captured, second.graphs[0].given) == (first.captured, graph.given)
     assert len([path for path in (tmp_path / "texts").iterdir() if path.read_text() == first.captured]) == 1
 
@@ -491,3 +495,58 @@ def test_without_the_setting_nothing_is_measured(tmp_path: Path) -> None:
 
     (entry,) = read_report(tmp_path).entries
     assert [graph.runs for graph in entry.compilation.graphs] == [()]
+
+
+def forwarding(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return method(self, *args, **kwargs)
+
+    return wrapper
+
+
+class Wrapped(nn.Module):
+    @forwarding
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+    @forwarding
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        return x.cos()
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return x.tan()
+
+
+class Named(Wrapped):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.exp()
+
+
+TANH: Any = nn.Sequential(nn.Tanh())
+
+
+@pytest.mark.parametrize(
+    ("fn", "name", "code"),
+    [
+        (Wrapped(), "Wrapped.forward", inspect.unwrap(Wrapped.forward).__code__),
+        (Wrapped().decode, "Wrapped.decode", inspect.unwrap(Wrapped.decode).__code__),
+        (Wrapped().encode, "Wrapped.encode", Wrapped.encode.__code__),
+        (Named(), "Named.forward", Named.forward.__code__),
+        (TANH, "Sequential.forward", nn.Sequential.forward.__code__),
+        (same, "same", same.__code__),
+    ],
+)
+def test_a_compilation_has_the_name_of_its_function(fn: Any, name: str, code: Any) -> None:
+    compiled = torch.compile(fn, backend=noting_frame)
+    compiled(torch.ones(3))
+
+    assert (frames[-1].function, frames[-1].place) == (name, f"{code.co_filename}:{code.co_firstlineno}")
+
+
+frames: list[_torch_compat.CapturedFrame] = []
+
+
+def noting_frame(gm: Any, example_inputs: Any) -> Any:
+    frames.append(_torch_compat.captured_frame())
+    return gm

@@ -42,18 +42,25 @@ class GraphLog:
         self._changes = GraphChanges(log)
         self._pass_records: Sequence[magi_passes.PassRecord] = ()
         self._reported = 0
+        self._repairs: Counter[str] = Counter()
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Hear of the passes of what is compiled here, also of a backward that is compiled later, and of caches."""
         observe = self._changes.observe if self._log.keeps_texts else None
-        with magi_passes.collect_records(observe) as self._pass_records, self._seeing(self._note_cached):
+        joint = tuple(defect for defect in self._defects if defect.is_of_joint_graphs)
+        with (
+            magi_passes.collect_records(observe) as self._pass_records,
+            self._seeing(self._note_cached),
+            repaired(joint, lambda name: self._repairs.update([name])),
+        ):
             yield
 
     def compiled(self, graph: GraphModule, kind: str, compile_graph: Callable[[], Any]) -> Any:
         """What *compile_graph* makes of *graph*, with a record of it, also where it raises."""
         nodes, symbols = sum(node.op == "call_function" for node in graph.graph.nodes), graph_symbols(graph)
-        repairs: Counter[str] = Counter()
+        # What was repaired in the joint graph goes to the forward, which is compiled first.
+        repairs, self._repairs = self._repairs, Counter()
         given, before, meter = self._log.kept(graph), _torch_compat.phase_seconds(), Meter()
         result, error, start = None, "", time.perf_counter()
         try:

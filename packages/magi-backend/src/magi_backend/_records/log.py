@@ -51,7 +51,6 @@ class CompilationLog:
         self._file = file
         self._finished = False
         self._spending = threading.local()
-        self._keep()
 
     def _keep(self) -> None:
         """Write the record to its file, where it has one."""

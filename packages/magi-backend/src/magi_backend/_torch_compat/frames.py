@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -41,18 +42,28 @@ def captured_frame() -> CapturedFrame:
     again = str(_metrics().get("recompile_reason") or "")
     if code is None:
         return CapturedFrame(compile_id(), recompiled=again)
-    arguments = getattr(compiling.get("frame"), "f_locals", {})
-    return CapturedFrame(
-        compile_id(), _function(code, arguments), f"{code.co_filename}:{code.co_firstlineno}", recompiled=again
-    )
+    function, place = _named(code, getattr(compiling.get("frame"), "f_locals", {}))
+    return CapturedFrame(compile_id(), function, place, again)
 
 
-def _function(code: CodeType, arguments: Mapping[str, Any]) -> str:
-    """The qualified name of *code*; of the forward of a module, whatever wraps it, the module's class."""
-    owner = arguments.get(code.co_varnames[0]) if code.co_argcount else None
+def _named(code: CodeType, values: Mapping[str, Any]) -> tuple[str, str]:
+    """The qualified name of *code*, where the frame holds *values*, and its place; of a wrapper, what it wraps."""
+    function = _wrapped(code, values)
+    inner = getattr(inspect.unwrap(function), "__code__", code) if function is not None else code
+    name = getattr(function, "__qualname__", code.co_qualname)
+    return name, f"{inner.co_filename}:{inner.co_firstlineno}"
+
+
+def _wrapped(code: CodeType, values: Mapping[str, Any]) -> Any:
+    """The function that a wrapper's *code* is about; None where it is no wrapper, or does not tell."""
+    takes_anything = code.co_flags & inspect.CO_VARARGS and code.co_flags & inspect.CO_VARKEYWORDS
+    inside = [values[name] for name in code.co_freevars if callable(values.get(name))] if takes_anything else []
+    if len(inside) == 1:
+        return type(inside[0]).forward if isinstance(inside[0], torch.nn.Module) else inside[0]
+    owner = values.get(code.co_varnames[0]) if code.co_argcount else None
     if isinstance(owner, torch.nn.Module) and getattr(type(owner).forward, "__code__", None) is code:
-        return f"{type(owner).__qualname__}.forward"
-    return code.co_qualname
+        return type(owner).forward
+    return None
 
 
 def compile_id() -> str:
@@ -165,13 +176,14 @@ class _AndTell:
         kind, reason = metrics.get("fail_type"), metrics.get("fail_reason")
         if any(error):
             kind, reason = error[0].__name__, error[1]
+        function, place = _named(code, getattr(compiling.get("frame"), "f_locals", {}))
         self.call(
             FrameEnd(
                 seconds=(end - start) / 1e9,
                 calls=int(metrics.get("graph_op_count") or 0),
                 failure=f"{kind}: {reason}" if kind else "",
-                function=_function(code, getattr(compiling.get("frame"), "f_locals", {})),
-                place=f"{code.co_filename}:{code.co_firstlineno}",
+                function=function,
+                place=place,
             )
         )
 
