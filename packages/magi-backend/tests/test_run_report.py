@@ -538,7 +538,7 @@ TANH: Any = nn.Sequential(nn.Tanh())
     ],
 )
 def test_a_compilation_has_the_name_of_its_function(fn: Any, name: str, code: Any) -> None:
-    compiled = torch.compile(fn, backend=noting_frame)
+    compiled: Any = torch.compile(fn, backend=noting_frame)
     compiled(torch.ones(3))
 
     assert (frames[-1].function, frames[-1].place) == (name, f"{code.co_filename}:{code.co_firstlineno}")
@@ -550,3 +550,23 @@ frames: list[_torch_compat.CapturedFrame] = []
 def noting_frame(gm: Any, example_inputs: Any) -> Any:
     frames.append(_torch_compat.captured_frame())
     return gm
+
+
+@pytest.mark.gpu
+def test_kernels_on_a_gpu_are_measured_by_its_own_clock(tmp_path: Path, fresh_caches: Path) -> None:
+    options: dict[str, Any] = {"magi.report": str(tmp_path), "magi.profile": True, "magi.mode": "reduce-overhead"}
+    x = torch.randn(4096, 4096, device="cuda")
+    compiled = torch.compile(lambda x: (x @ x).sin() + 1, backend="magi", options=options)
+    for _ in range(6):
+        compiled(x)
+
+    (entry,) = read_report(tmp_path).entries
+    (graph,) = entry.compilation.graphs
+    runs = {run.name: run for run in graph.runs}
+    assert runs.keys() == {"mm", *graph.kernels}
+    (kernel,) = graph.kernels
+    assert runs[kernel].bytes in {4096 * 4096 * 4, 2 * 4096 * 4096 * 4}  # it may write in place
+    assert 1e-6 < runs[kernel].seconds < 1e-2
+    assert 0.05 < runs[kernel].share < 2.0
+    assert runs["mm"].seconds > runs[kernel].seconds
+    assert "tl.load" in graph.code

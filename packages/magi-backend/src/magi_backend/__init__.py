@@ -14,9 +14,22 @@ if TYPE_CHECKING:
     from ._ahead.compile import aot_compile
     from ._backend import magi
     from ._magi_compile import magi_compile
-    from ._records.records import Compilation, GraphRecord, GuardOutcome, OpUse, PassOutcome, SizesOutcome, SizeUse
+    from ._records.records import (
+        Compilation,
+        GraphBreak,
+        GraphChange,
+        GraphRecord,
+        GuardOutcome,
+        KernelRun,
+        OpUse,
+        PassOutcome,
+        Recompilation,
+        SizesOutcome,
+        SizeUse,
+    )
     from ._register import magi_register_custom_op
     from ._report.calls import CallRecord
+    from ._report.compare import Comparison
     from ._report.explain import explain
     from ._report.report import Report
     from ._report.run import RunReport, read_report
@@ -40,19 +53,24 @@ __all__ = [
     "BackendError",
     "BoundaryOpError",
     "CallRecord",
+    "Comparison",
     "Compilation",
     "CompileConfig",
     "CompileSizesError",
     "ConfigError",
     "Difference",
+    "GraphBreak",
+    "GraphChange",
     "GraphRecord",
     "GuardOutcome",
+    "KernelRun",
     "MismatchError",
     "OpUse",
     "OptionError",
     "PackageError",
     "PassConfig",
     "PassOutcome",
+    "Recompilation",
     "Report",
     "ReportError",
     "RunReport",
@@ -77,15 +95,20 @@ _HOMES = {
     "_magi_compile": ("magi_compile",),
     "_records.records": (
         "Compilation",
+        "GraphBreak",
+        "GraphChange",
         "GraphRecord",
         "GuardOutcome",
+        "KernelRun",
         "OpUse",
         "PassOutcome",
+        "Recompilation",
         "SizesOutcome",
         "SizeUse",
     ),
     "_register": ("magi_register_custom_op",),
     "_report.calls": ("CallRecord",),
+    "_report.compare": ("Comparison",),
     "_report.report": ("Report",),
     "_report.run": ("RunReport", "read_report"),
     "errors": tuple(name for name in __all__ if name.endswith("Error")),

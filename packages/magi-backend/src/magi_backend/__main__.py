@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ._report.compare import Comparison, compared
+from ._report.compare import Comparison
 from ._report.run import RunReport, read_report
 from .errors import ReportError
 
@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         shown: RunReport | Comparison = read_report(asked.folder)
         if asked.compare:
-            shown = compared(read_report(asked.folder), read_report(asked.compare))
+            shown = read_report(asked.folder).compared_with(read_report(asked.compare))
     except ReportError as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -41,6 +41,7 @@ class _Measured:
         """The time between both marks, after the device has come to the second one."""
         if isinstance(self.start, float):
             return float(self.end - self.start)
+        self.end.synchronize()
         return float(self.start.elapsed_time(self.end)) / 1e3
 
 
@@ -119,8 +120,6 @@ def _bytes(tensors: list[torch.Tensor]) -> int:
 def _summed(runs: list[_Measured]) -> Iterator[KernelRun]:
     """The runs of each kernel as one, with the median of its time, those that take longest first."""
     on_gpu = any(not isinstance(run.start, float) for run in runs)
-    if on_gpu:
-        torch.cuda.synchronize()
     by_name: dict[str, list[_Measured]] = {}
     for run in runs:
         by_name.setdefault(run.name, []).append(run)
@@ -144,7 +143,5 @@ def copied_bytes_a_second(device: str) -> float:
         run = _Measured("copy", 0, _mark(device == "cuda"))
         target.copy_(source)
         run.end = _mark(device == "cuda")
-        if device == "cuda":
-            torch.cuda.synchronize()
         best = min(best, run.seconds())
     return 2 * source.numel() * source.element_size() / best

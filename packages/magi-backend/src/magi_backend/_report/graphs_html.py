@@ -92,8 +92,12 @@ def _run(run: KernelRun | None, longest: float) -> tuple[str, ...]:
     share = f"{run.share:.0%}" if run.share else ""
     return (
         str(run.calls),
-        fill(total / longest if longest else 0.0, f"{total * 1e6:.1f} µs"),
-        f"{run.seconds * 1e6:.1f} µs",
-        f"{run.bytes / 2**20:.2f} MiB",
+        _together(fill(total / longest if longest else 0.0, f"{total * 1e6:.1f} µs")),
+        _together(f"{run.seconds * 1e6:.1f} µs"),
+        _together(f"{run.bytes / 2**20:.2f} MiB" if run.bytes >= 2**20 else f"{run.bytes / 2**10:.1f} KiB"),
         share,
     )
+
+
+def _together(html: str) -> str:
+    return f"<span class='together'>{html}</span>"

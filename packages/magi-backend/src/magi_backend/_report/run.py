@@ -21,6 +21,8 @@ from .names import called
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from .compare import Comparison
+
 
 @dataclass(frozen=True)
 class Note:
@@ -102,6 +104,12 @@ class RunReport:
             yield None, f"Graph break at {found.at}.", " ".join(found.at.hints[:1])
         for given_up in self.given_up:
             yield None, f"{given_up.function} ({given_up.place}) runs in Python: {given_up.reason}", ""
+
+    def compared_with(self, after: RunReport) -> Comparison:
+        """What changed from this run to *after*: graphs, passes, kernels, settings and times."""
+        from .compare import compared
+
+        return compared(self, after)
 
     def to_text(self, width: int = 120) -> str:
         """The index, what to look at first, and each compilation, as plain text."""
