@@ -97,10 +97,16 @@ def _aten_surface(seconds: Mapping[Measured, Sequence[float]]) -> dict[str, floa
 
 
 def _report_overhead(seconds: Mapping[Measured, Sequence[float]]) -> dict[str, float]:
-    """A check with its search over the compilation that it checks: the median over the models."""
+    """A check with its search over the compilation that it checks, and the record of a run over the rest of it."""
     cases = [case for arm, case in seconds if arm == "check"]
     each = [ratio_of(seconds["check", case], seconds["compile", case]) for case in cases]
-    return {"check_vs_compile": statistics.median(each)}
+    found = {"check_vs_compile": statistics.median(each)} if each else {}
+    shares, warm = [], []
+    for case in (case for arm, case in seconds if arm == "cold, report"):
+        pairs = zip(seconds["cold, report", case], seconds["cold, with report", case], strict=True)
+        shares.append(statistics.median(spent / (total - spent) for spent, total in pairs))
+        warm.append(statistics.median(seconds["warm, report", case]) * 1e3)
+    return found | ({"report_compile_overhead": max(shares), "report_warm_ms": max(warm)} if shares else {})
 
 
 DERIVED: dict[str, Callable[[Mapping[Measured, Sequence[float]]], dict[str, float]]] = {

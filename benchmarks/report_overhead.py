@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs to be told which operator is compiled wrong, beside the compilation itself, on six real models.
+"""What it costs to be told: which operator is compiled wrong, and what a run compiled.
 
 The arm ``compile`` compiles a forward and its backward with caches that are empty, and runs them. The arm ``check``
 does the same under ``magi.check``, finds that a gradient or an output differs, because the compiler gets one operator
 in the middle of the model wrong, and searches for it. The models and the operator are those of the tests.
+
+The arm ``cold, report`` is the part of the arm ``cold, with report`` in which ``magi.report`` writes its record, and so
+for ``warm``, where caches have the code: two measurements of one compilation, since two compilations of a model differ
+by more than the record takes.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from unittest import mock
 
 import torch
 from _results import Row, rows_of, rows_written, write
+from magi_backend import read_report
 
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
@@ -27,8 +32,14 @@ import _planted  # the models of the end-to-end tests
 
 REPEATS = 3
 NOTE = (
-    "The ratio is the median over the models of the time of the check, with its search, over that of the compilation."
+    "`check_vs_compile` is the median over the models of the time of the check, with its search, over that of the "
+    "compilation. `report_compile_overhead` is the time that the record of a run takes of a compilation with empty "
+    "caches over the rest of that compilation, the largest over the models, and `report_warm_ms` what it takes where "
+    "caches have the code."
 )
+RECORDED = ", recorded"
+REPORTED = ("Qwen2", "VAE decoder")
+"""The models whose compilations are recorded: they take 20 s or more."""
 
 
 def compile_and_run(case: str) -> None:
@@ -67,17 +78,49 @@ def measure(title: str, repeats: int) -> list[Row]:
     return rows_of(title, found)
 
 
+def compile_and_report(case: str) -> dict[str, float]:
+    """A forward and its backward of *case*, compiled with empty caches and again from them; with the report's part."""
+    found: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as caches, mock.patch.dict("os.environ", TORCHINDUCTOR_CACHE_DIR=caches):
+        torch.compile(torch.relu)(torch.ones(8))  # the header of all kernels is compiled once for a folder
+        for state in ("cold", "warm"):
+            torch.compiler.reset()
+            model, inputs = _planted.planted(case, "middle")
+            options: dict[str, Any] = {"magi.report": str(Path(caches) / f"report-{state}")}
+            start = time.perf_counter()
+            torch.compile(model, backend="magi", dynamic=False, options=options)(*inputs).sum().backward()
+            found[f"{state}, with report"] = time.perf_counter() - start
+            entries = read_report(options["magi.report"]).entries
+            found[f"{state}, report"] = sum(entry.compilation.report_seconds for entry in entries)
+    return found
+
+
+def measure_report(title: str, repeats: int) -> list[Row]:
+    """The record of the compilations of one model, with empty caches and from them."""
+    found: dict[str, list[float]] = {}
+    for _ in range(repeats):
+        for arm, spent in compile_and_report(_planted.MODELS[title]).items():
+            found.setdefault(arm, []).append(spent)
+            sys.stderr.write(f"{time.strftime('%H:%M:%S')} {title} {arm} {spent:.3f} s\n")
+    return rows_of(f"{title}{RECORDED}", found)
+
+
 def main() -> None:
     """Measure the models that are named, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", action="append", choices=list(_planted.MODELS), help="again for several")
     parser.add_argument("--merge", action="store_true", help="keep the rows of the other models as they are published")
     parser.add_argument("--repeats", type=int, default=REPEATS)
+    parser.add_argument("--part", choices=["check", "report"], help="one of them alone")
     chosen = parser.parse_args()
     titles = chosen.model or list(_planted.MODELS)
-    rows = [row for row in rows_written("report_overhead") if row.case not in titles] if chosen.merge else []
+    parts = [chosen.part] if chosen.part else ["check", "report"]
+    measured = {f"{title}{RECORDED * (part == 'report')}" for title in titles for part in parts}
+    kept = rows_written("report_overhead") if chosen.merge else []
+    rows = [row for row in kept if row.case not in measured]
     for title in titles:
-        rows += measure(title, chosen.repeats)
+        rows += measure(title, chosen.repeats) if "check" in parts else []
+        rows += measure_report(title, chosen.repeats) if "report" in parts and title in REPORTED else []
     write("report_overhead", rows, note=NOTE)
 
 

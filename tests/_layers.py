@@ -85,6 +85,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_argument_path",
         "_dynamic",
         "_records",
+        "_profile",
+        "_graph_log",
         "_split",
         "_hot",
         "_report",

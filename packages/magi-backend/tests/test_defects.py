@@ -408,3 +408,41 @@ def test_a_quotient_of_bounded_sizes_has_no_guard() -> None:
     )
 
     assert guards(report) == []
+
+
+def shuffled(x: Tensor) -> Tensor:
+    return x[torch.randperm(x.shape[0])]
+
+
+def shuffled_twice(x: Tensor) -> Tensor:
+    return shuffled(x.sin())[torch.randperm(x.shape[0])].cos()
+
+
+def shuffled_rows(x: Tensor) -> Tensor:
+    order = torch.randperm(x.shape[0])
+    return x[order] + order.unsqueeze(1)
+
+
+@concerned("match_whole_permutations")
+@pytest.mark.parametrize("fn", [shuffled, shuffled_twice, shuffled_rows])
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_tensor_indexed_by_a_whole_permutation(fn: Callable[[Tensor], Tensor], grad: bool) -> None:
+    x = torch.randn(5, 3, requires_grad=grad)
+    with pytest.raises(torch._dynamo.exc.TorchDynamoException, match="Not all inputs to pattern found"):
+        torch.compile(fn, options={"fallback_random": True})(x)
+    torch.compiler.reset()
+
+    report = explain(fn)(x)
+
+    assert report.agrees
+    assert set(guards(report)) == {"match_whole_permutations"}
+    torch.compiler.reset()
+    compiled = torch.compile(fn, backend="magi", options={"magi.check": True})
+    assert compiled(x).shape == x.shape
+
+
+def test_a_part_of_a_permutation_needs_no_guard() -> None:
+    report = explain(lambda x: x[torch.randperm(x.shape[0])[:2]])(torch.randn(5, 3))
+
+    assert report.agrees
+    assert "match_whole_permutations" not in guards(report)

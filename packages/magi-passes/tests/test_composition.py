@@ -68,6 +68,15 @@ class Foreign(CustomGraphPass):
         return self.name
 
 
+@dataclass(frozen=True)
+class Never(MagiInductorPass):
+    def is_applicable(self, graph: Graph, context: PassContext) -> bool:
+        return False
+
+    def __call__(self, graph: Graph) -> None:
+        raise AssertionError
+
+
 HOOK = "post_grad_custom_post_pass"
 
 
@@ -116,6 +125,20 @@ def test_two_pipelines_run_one_after_the_other_and_the_last_one_wins(inductor: A
         torch.compile(product, options=both)(torch.ones(4, 4))
     assert ran == ["first saw None", "second saw 2"]
     assert [record.config_changes["triton.max_tiles"] for record in records] == [(None, 2), (2, 3)]
+
+
+def test_the_graph_is_observed_around_each_pass_that_runs(inductor: Any) -> None:
+    seen: list[tuple[str, int]] = []
+
+    def observe(name: str, graph: Any) -> None:
+        seen.append((name, len(graph.nodes)))
+
+    with collect_records(observe), collect_records() as records:
+        options = PassPipeline([Named(), Never()]).inductor_options({HOOK: [Foreign("before")]})
+        torch.compile(product, options=options)(torch.ones(4, 4))
+    nodes = seen[0][1]
+    assert seen == [("", nodes), ("Foreign", nodes), ("", nodes), ("Named", nodes)]
+    assert [record.pass_name for record in records] == ["Named", "Never"]
 
 
 def test_two_libraries_compile_side_by_side(inductor: Any) -> None:

@@ -14,11 +14,25 @@ if TYPE_CHECKING:
     from ._ahead.compile import aot_compile
     from ._backend import magi
     from ._magi_compile import magi_compile
-    from ._records.records import Compilation, GraphRecord, GuardOutcome, OpUse, PassOutcome, SizesOutcome, SizeUse
+    from ._records.records import (
+        Compilation,
+        GraphBreak,
+        GraphChange,
+        GraphRecord,
+        GuardOutcome,
+        KernelRun,
+        OpUse,
+        PassOutcome,
+        Recompilation,
+        SizesOutcome,
+        SizeUse,
+    )
     from ._register import magi_register_custom_op
     from ._report.calls import CallRecord
+    from ._report.compare import Comparison
     from ._report.explain import explain
     from ._report.report import Report
+    from ._report.run import RunReport, read_report
     from ._settings.config import CompileConfig, PassConfig
     from ._verify.compare import Difference
     from .errors import (
@@ -29,6 +43,7 @@ if TYPE_CHECKING:
         MismatchError,
         OptionError,
         PackageError,
+        ReportError,
         TargetError,
         TargetTypeError,
     )
@@ -38,20 +53,27 @@ __all__ = [
     "BackendError",
     "BoundaryOpError",
     "CallRecord",
+    "Comparison",
     "Compilation",
     "CompileConfig",
     "CompileSizesError",
     "ConfigError",
     "Difference",
+    "GraphBreak",
+    "GraphChange",
     "GraphRecord",
     "GuardOutcome",
+    "KernelRun",
     "MismatchError",
     "OpUse",
     "OptionError",
     "PackageError",
     "PassConfig",
     "PassOutcome",
+    "Recompilation",
     "Report",
+    "ReportError",
+    "RunReport",
     "SizeUse",
     "SizesOutcome",
     "TargetError",
@@ -61,6 +83,7 @@ __all__ = [
     "magi",
     "magi_compile",
     "magi_register_custom_op",
+    "read_report",
 ]
 
 _HOMES = {
@@ -72,16 +95,22 @@ _HOMES = {
     "_magi_compile": ("magi_compile",),
     "_records.records": (
         "Compilation",
+        "GraphBreak",
+        "GraphChange",
         "GraphRecord",
         "GuardOutcome",
+        "KernelRun",
         "OpUse",
         "PassOutcome",
+        "Recompilation",
         "SizesOutcome",
         "SizeUse",
     ),
     "_register": ("magi_register_custom_op",),
     "_report.calls": ("CallRecord",),
+    "_report.compare": ("Comparison",),
     "_report.report": ("Report",),
+    "_report.run": ("RunReport", "read_report"),
     "errors": tuple(name for name in __all__ if name.endswith("Error")),
 }
 

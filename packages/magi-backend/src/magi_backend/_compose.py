@@ -9,33 +9,25 @@ of each forward and backward graph, which activates the guards there and writes 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import magi_passes
 import magi_tritonwrap
 import torch
 
 from . import _torch_compat
+from ._graph_log import GraphLog, graph_symbols
 from ._hot.entry import with_sizes
-from ._passes import DefectGuards, chosen_passes, inductor_options
+from ._passes import chosen_passes, inductor_options
 from ._progress import phase
 from ._recompute import partitioner_settings
-from ._records.collect import CompilationLog, open_log
+from ._records.collect import open_log
+from ._records.log import CompilationLog
 from ._records.ops import op_uses
-from ._records.records import (
-    CheckOutcome,
-    ConfigChange,
-    GraphRecord,
-    GuardOutcome,
-    PassOutcome,
-    external_calls,
-    generated_kernels,
-)
+from ._records.records import CheckOutcome
+from ._records.run import count_ours
 from ._repairs._listing import active_defects
-from ._repairs._scope import repaired
 from ._split import boundary_overloads, compile_pieces, split_at
 from ._verify.blame import first_operator
 from ._verify.check import CheckedPiece
@@ -98,12 +90,14 @@ def _compile_checked(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, 
         return _compile_piece(gm, example_inputs, job, piece)
     eager = _torch_compat.graph_copy(gm)
     quiet = replace(job, log=job.log.detached(), show=lambda _: None)
-    has_symbols = bool(_symbols(gm, "example_value"))
+    has_symbols = bool(graph_symbols(gm, "example_value"))
 
     def compile_part(part: GraphModule) -> Callable[..., Any]:
-        return torch.compile(
-            part, backend=lambda graph, inputs: _compile_piece(graph, inputs, quiet, piece), dynamic=has_symbols
-        )
+        def compile_inner(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            count_ours()
+            return _compile_piece(graph, inputs, quiet, piece)
+
+        return torch.compile(part, backend=compile_inner, dynamic=has_symbols)
 
     def report(title: str, differences: tuple[Difference, ...]) -> None:
         largest = max((difference.largest for difference in differences), default=0.0)
@@ -123,95 +117,25 @@ def _compile_checked(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, 
 
 
 def _compile_piece(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, piece: str = "") -> Callable[..., Any]:
-    defects, schemas = tuple(defect.name for defect in job.defects), _torch_compat.operator_schemas(gm)
-    passes = chosen_passes(job.request.config, defects, job.sensitive, schemas)
+    config, defects = job.request.config, tuple(defect.name for defect in job.defects)
+    passes = chosen_passes(config, defects, job.sensitive, _torch_compat.operator_schemas(gm))
     base = dict(job.request.inductor)
     if job.log.fresh:
         base.setdefault("force_disable_caches", True)
-    if job.request.config.check or job.log.eager_random:
+    if config.check or job.log.eager_random:
         base.setdefault("fallback_random", True)  # eager's random numbers, or dropout would differ
-    reported = _Reported()
+    if config.profile:
+        base["triton.cudagraphs"] = False  # one is replayed as a whole, and no kernel in it can be measured
+    graphs = GraphLog(job.log, job.title(piece), job.defects, profiles=config.profile)
+
+    def compile_graph(graph: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
+        kind = "backward" if kwargs.get("is_backward") else "inference" if kwargs.get("is_inference") else "forward"
+        job.show(f"{job.title(piece)} {kind}".strip())
+        return graphs.compiled(graph, kind, lambda: _torch_compat.compile_graph(graph, inputs, **kwargs))
+
     with (
-        magi_passes.collect_records() as pass_records,
-        magi_tritonwrap.unsupported_launches(job.request.config.on_unsupported),
-        _torch_compat.partitioner(partitioner_settings(job.request.config.memory_budget)),
+        graphs.listening(),
+        magi_tritonwrap.unsupported_launches(config.on_unsupported),
+        _torch_compat.partitioner(partitioner_settings(config.memory_budget)),
     ):
-
-        def compile_graph(graph: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
-            kind = "backward" if kwargs.get("is_backward") else "inference" if kwargs.get("is_inference") else "forward"
-            job.show(f"{job.title(piece)} {kind}".strip())
-            nodes, symbols = _calls(graph), _symbols(graph)
-            changed: Counter[str] = Counter()
-            result, error, start = None, "", time.perf_counter()
-            try:
-                with repaired(job.defects, lambda name: changed.update([name])):
-                    result = _torch_compat.compile_graph(graph, inputs, **kwargs)
-            except BaseException as exception:
-                error = f"{type(exception).__name__}: {exception}"
-                raise
-            finally:
-                source = str(getattr(result, "source_code", None) or "")
-                job.log.add_graph(
-                    GraphRecord(
-                        kind=kind,
-                        nodes=nodes,
-                        symbols=symbols,
-                        passes=_outcomes(reported.new(pass_records)),
-                        guards=_guards(job.defects, changed),
-                        kernels=generated_kernels(source),
-                        externs=external_calls(source),
-                        seconds=time.perf_counter() - start,
-                        piece=job.title(piece),
-                        error=error,
-                    )
-                )
-            return result
-
         return _torch_compat.compile_fx(gm, example_inputs, compile_graph, inductor_options(passes, base))
-
-
-class _Reported:
-    """Hands out each pass record once: those of the joint graph go to the forward, which is compiled first."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def new(self, records: Sequence[magi_passes.PassRecord]) -> Sequence[magi_passes.PassRecord]:
-        """The records since the last time."""
-        fresh, self._count = records[self._count :], len(records)
-        return fresh
-
-
-def _calls(graph: GraphModule) -> int:
-    return sum(node.op == "call_function" for node in graph.graph.nodes)
-
-
-def _guards(defects: tuple[Defect, ...], changed: Counter[str]) -> tuple[GuardOutcome, ...]:
-    return tuple(
-        GuardOutcome(defect.name, defect.severity, defect.effect, defect.guard, changed[defect.name])
-        for defect in defects
-        if changed[defect.name]
-    )
-
-
-def _outcomes(records: Sequence[magi_passes.PassRecord]) -> tuple[PassOutcome, ...]:
-    """What the passes did, without the one that only stands for the guards."""
-    return tuple(_outcome(record) for record in records if record.pass_name != DefectGuards.__name__)
-
-
-def _outcome(record: magi_passes.PassRecord) -> PassOutcome:
-    changes = tuple(
-        ConfigChange(key, repr(before), repr(after)) for key, (before, after) in record.config_changes.items()
-    )
-    return PassOutcome(record.pass_name, record.ran, record.reason, changes, record.seconds)
-
-
-def _symbols(graph: GraphModule, meta: str = "val") -> tuple[str, ...]:
-    """The free symbols in the sizes of the inputs of *graph*, in order of appearance; *meta* is where it keeps them."""
-    symbols: dict[str, None] = {}
-    for placeholder in graph.graph.find_nodes(op="placeholder"):
-        value = placeholder.meta.get(meta)
-        for size in (*getattr(value, "shape", ()), value):
-            expression = getattr(getattr(size, "node", None), "expr", None)
-            symbols |= dict.fromkeys(sorted(map(str, getattr(expression, "free_symbols", ()))))
-    return tuple(symbols)

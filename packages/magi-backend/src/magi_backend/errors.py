@@ -53,6 +53,10 @@ class PackageError(BackendError, ValueError):
     """A model calls an operator that cannot be part of a package that is compiled ahead of time."""
 
 
+class ReportError(BackendError, LookupError):
+    """A folder holds no record of a run."""
+
+
 def family() -> tuple[type[Exception], ...]:
     """The root errors of the packages that this one composes, and its own: what a user is to meet as it is."""
     from magi_opschema import OpSchemaError

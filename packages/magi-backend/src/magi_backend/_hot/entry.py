@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch.fx import GraphModule
 
-    from magi_backend._records.collect import CompilationLog
+    from magi_backend._records.log import CompilationLog
     from magi_backend._settings.config import CompileConfig
 
     from .captured import Compile

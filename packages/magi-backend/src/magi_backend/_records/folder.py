@@ -1,18 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder in which each compilation has a file, written as it happens; and the folder read again."""
+"""A folder in which each compilation has a file, written as it happens; and the folder read again.
+
+FOLDER/<when>-<process>-<thread>.json   one compilation
+FOLDER/texts/<digest>.txt               a graph or generated code; the same text of all compilations is one file
+FOLDER/processes/<when>-<process>.json  what one process compiled besides, see run.py
+"""
 
 from __future__ import annotations
 
-import contextlib
+import functools
+import hashlib
 import json
 import logging
 import os
+import re
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from magi_backend import _torch_compat
 from magi_backend.errors import ConfigError
@@ -22,13 +29,17 @@ from .records import Compilation
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 logger = logging.getLogger("magi_backend")
 
 CAP = 256 * 2**20
 """Bytes that a folder may hold. What comes after is not written, and the log says so once."""
+
+_REFERENCE = "text:"
+_IS_REFERENCE = re.compile(r"text:[0-9a-f]{24}")
+"""What a record holds in the place of a text that has a file."""
 
 
 @dataclass(frozen=True)
@@ -65,42 +76,106 @@ class Entry:
     compilation: Compilation
 
 
+@functools.cache
+def folder_of(place: str) -> Folder:
+    """The folder at *place*, the same for all who write there from this process."""
+    return Folder(Path(place))
+
+
+class Folder:
+    """A folder that only its owner may read, and that takes no more than `CAP` bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._size, self._counted = 0, -1
+        self._kept: set[str] = set()
+
+    def make(self) -> Folder:
+        """Make it, where it is not there.
+
+        Raises:
+            ConfigError: It cannot be made, or it belongs to someone else.
+        """
+        _private(self.path)
+        return self
+
+    def write(self, path: Path, text: str) -> None:
+        """Put *text* into the file *path* of this folder, in whose place a whole new one comes.
+
+        A folder that is full, or that cannot be written to, is a warning in the log.
+        """
+        data = text.encode()
+        with self._lock:
+            try:
+                if not self._takes(len(data)):
+                    _warn_once(f"{self.path} holds {CAP // 2**20} MiB, so compilations are no longer written there.")
+                    return
+                path.parent.mkdir(exist_ok=True, mode=0o700)
+                part = path.with_suffix(f".{os.getpid()}.part")
+                part.write_bytes(data)
+                part.replace(path)
+            except OSError as error:
+                _warn_once(f"magi.report: {self.path} cannot be written to, and this run goes on without: {error}")
+
+    def _takes(self, more: int) -> bool:
+        """Whether *more* bytes fit. What other processes write is counted anew after each 32nd of what may be here."""
+        if self._counted < 0 or self._counted + more > CAP // 32:
+            self._size, self._counted = _size(self.path), 0
+        self._size += more
+        self._counted += more
+        return self._size <= CAP
+
+    def keep(self, text: str) -> str:
+        """Write *text* to a file of its own, unless it is there; what stands for it in a record."""
+        if not text:
+            return ""
+        name = hashlib.sha256(text.encode()).hexdigest()[:24]
+        path = self.path / "texts" / f"{name}.txt"
+        if name not in self._kept:
+            self._kept.add(name)
+            if not path.exists():
+                self.write(path, text)
+        return f"{_REFERENCE}{name}"
+
+    def text(self, reference: str) -> str:
+        """The text that *reference* of a record stands for; any other text as it is."""
+        if not _IS_REFERENCE.fullmatch(reference):
+            return reference
+        path = self.path / "texts" / f"{reference.removeprefix(_REFERENCE)}.txt"
+        return path.read_text() if path.exists() else ""
+
+
 class EntryFile:
     """The file of one compilation: a whole new one takes its place at each write, so that a crash leaves the last."""
 
-    def __init__(self, folder: str) -> None:
-        self._folder = _private(Path(folder))
+    def __init__(self, place: str) -> None:
+        self.folder = folder_of(place).make()
         self._started = time.time()
-        self._path = self._folder / f"{time.time_ns()}-{os.getpid()}-{threading.get_ident()}.json"
-        self._lock = threading.Lock()
+        self._path = self.folder.path / f"{file_stem()}-{threading.get_ident()}.json"
 
     def write(self, compilation: Compilation, *, finished: bool) -> None:
-        """Put *compilation* as it is now into the file. A folder that cannot be written to is a warning in the log."""
-        process = Process(os.getpid(), os.environ.get("RANK", ""), " ".join(sys.argv), _torch_compat.torch_text())
-        text = json.dumps(to_plain(Entry(process, self._started, finished, compilation)))
-        with self._lock:
-            try:
-                if _size(self._folder) + len(text) > CAP:
-                    _warn_once(f"{self._folder} holds {CAP // 2**20} MiB, so compilations are no longer written there.")
-                    return
-                part = self._path.with_suffix(".part")
-                part.write_text(text)
-                part.replace(self._path)
-            except OSError as error:
-                _warn_once(f"magi.report: {self._folder} cannot be written to, and this run goes on without: {error}")
+        """Put *compilation* as it is now into the file."""
+        entry = Entry(this_process(), self._started, finished, compilation)
+        self.folder.write(self._path, json.dumps(to_plain(entry)))
 
     def remove(self) -> None:
         """Take the file away."""
-        with self._lock:
-            self._path.unlink(missing_ok=True)
+        self._path.unlink(missing_ok=True)
 
 
-def _private(folder: Path) -> Path:
-    """*folder*, which nobody else may read: it says what a program is made of.
+def file_stem() -> str:
+    """The name of a file that this process begins now."""
+    return f"{time.time_ns()}-{os.getpid()}"
 
-    Raises:
-        ConfigError: It cannot be made, or it belongs to someone else.
-    """
+
+def this_process() -> Process:
+    """Who writes."""
+    return Process(os.getpid(), os.environ.get("RANK", ""), " ".join(sys.argv), _torch_compat.torch_text())
+
+
+def _private(folder: Path) -> None:
+    """Make *folder*, which nobody else may read: it says what a program is made of."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if folder.stat().st_mode & 0o077:
@@ -108,16 +183,18 @@ def _private(folder: Path) -> Path:
     except OSError as error:
         msg = f"magi.report = {str(folder)!r} cannot be a folder that only you can read: {error}"
         raise ConfigError(msg) from error
-    return folder
 
 
 def _size(folder: Path) -> int:
-    size = 0
-    for entry in os.scandir(folder):
-        # Another process may have put the file that it was writing into its place in between.
-        with contextlib.suppress(FileNotFoundError):
-            size += entry.stat().st_size
-    return size
+    return sum(_bytes(path) for path in folder.rglob("*"))
+
+
+def _bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        # Another process has put the file that it was writing into its place in between.
+        return 0
 
 
 _warned: set[str] = set()
@@ -129,7 +206,17 @@ def _warn_once(text: str) -> None:
         logger.warning(text)
 
 
-def entries(folder: Path) -> Iterator[Entry]:
-    """The compilations in *folder*, in the order in which they started."""
-    for path in sorted(folder.glob("*.json")):
+def entries(place: Path) -> Iterator[Entry]:
+    """The compilations in the folder *place*, in the order in which they started."""
+    for path in sorted(place.glob("*.json")):
         yield from_plain(Entry, json.loads(path.read_text()))
+
+
+def with_texts(value: Any, text_of: Callable[[str], str]) -> Any:
+    """The record *value* with each text in the place of what stands for it, as `Folder.text` gives it."""
+    if is_dataclass(value) and not isinstance(value, type):
+        changed = {field.name: with_texts(getattr(value, field.name), text_of) for field in fields(value)}
+        return replace(value, **changed)
+    if isinstance(value, tuple):
+        return tuple(with_texts(item, text_of) for item in value)
+    return text_of(value) if isinstance(value, str) else value

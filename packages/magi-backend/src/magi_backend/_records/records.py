@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +73,40 @@ class GuardOutcome:
 
 
 @dataclass(frozen=True)
+class GraphChange:
+    """What one pass did to a graph.
+
+    Attributes:
+        name: The pass.
+        before: The graph as text.
+        after: The same when the pass had returned.
+    """
+
+    name: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class KernelRun:
+    """What ``magi.profile`` measured of one kernel of a graph.
+
+    Attributes:
+        name: The kernel.
+        calls: How often it ran in one call of the graph.
+        seconds: Time on the device, of one call of the kernel.
+        bytes: Bytes of the tensors that it was given, each counted once.
+        share: Bytes a second over what the device copies in a second; 0 where that is not known.
+    """
+
+    name: str
+    calls: int
+    seconds: float
+    bytes: int
+    share: float
+
+
+@dataclass(frozen=True)
 class GraphRecord:
     """One graph of ATen operators that Inductor compiled.
 
@@ -88,6 +121,13 @@ class GraphRecord:
         seconds: Time to compile.
         piece: Which piece of a split graph it belongs to; empty when it was not split.
         error: The message of the exception that ended the compilation, or empty.
+        given: The graph as text as Inductor got it; empty where nobody keeps it.
+        changed: What each pass did that changed the graph, those of the joint graph too.
+        lowered: The graph as text as it was lowered, after all passes.
+        code: The generated code.
+        phases: The parts of Inductor's work, with the seconds of each.
+        runs: What ``magi.profile`` measured.
+        cached: Whether it came from AOTAutograd's cache; then nothing but the code is known of it.
     """
 
     kind: str
@@ -100,6 +140,18 @@ class GraphRecord:
     seconds: float
     piece: str = ""
     error: str = ""
+    given: str = ""
+    changed: tuple[GraphChange, ...] = ()
+    lowered: str = ""
+    code: str = ""
+    phases: tuple[tuple[str, float], ...] = ()
+    runs: tuple[KernelRun, ...] = ()
+    cached: bool = False
+
+    @property
+    def title(self) -> str:
+        """The piece and the kind."""
+        return f"{self.piece} {self.kind}".strip()
 
     @property
     def changes(self) -> tuple[ConfigChange, ...]:
@@ -178,6 +230,41 @@ class SizesOutcome:
 
 
 @dataclass(frozen=True)
+class GraphBreak:
+    """Where and why Dynamo stopped, ran a line in Python, and captured the rest as another graph.
+
+    Attributes:
+        place: ``model.py:12``, with the whole path.
+        function: What the line is in.
+        reason: One line.
+        hints: What torch advises.
+    """
+
+    place: str
+    function: str
+    reason: str
+    hints: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.place}, in {self.function}: {self.reason}" if self.function else f"{self.place}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Recompilation:
+    """Why the code that was there could not be used, so that the function was captured again.
+
+    Attributes:
+        of: Dynamo's number of that compilation, such as ``0/0``.
+        guard: The guard that failed, without the values that it compares.
+        place: The line of the program that the guard is there for, or empty.
+    """
+
+    of: str
+    guard: str
+    place: str = ""
+
+
+@dataclass(frozen=True)
 class Compilation:
     """One graph that Dynamo captured and gave to the backend.
 
@@ -196,6 +283,15 @@ class Compilation:
         seconds: Time from the call of the backend to its return; a backward compiled later is not in it.
         capture_seconds: Time that Dynamo traced before it called the backend; 0 where torch does not tell.
         error: The message of the exception that ended the compilation, or empty.
+        compile_id: Dynamo's number of the compilation, such as ``0/1``; empty where Dynamo did not start it.
+        function: The qualified name of the function that was captured.
+        place: Its file and first line.
+        captured: The captured graph as text; empty where nobody keeps it.
+        recompiled: Why it was captured again; None at the first time.
+        stopped: The graph break at which the capture ended; None where it reached the end of the function.
+        inductor_seconds: The part of *seconds* in which Inductor compiled graphs; the rest is AOTAutograd's and ours.
+        frame_seconds: Time from the start of the capture until the guards were built; 0 until then.
+        report_seconds: Time that this record took, in which graphs were written as text, and files.
     """
 
     index: int
@@ -212,22 +308,15 @@ class Compilation:
     seconds: float = 0.0
     capture_seconds: float = 0.0
     error: str = ""
-
-
-# "cpp_fused_add_0 = async_compile.cpp_pybinding(...)", "triton_poi_fused_1 = async_compile.triton('triton_...', ...)"
-_KERNEL = re.compile(r"^(\w+) = async_compile\.\w+\(", re.MULTILINE)
-# "buf3 = extern_kernels.convolution(...)", "torch.ops.aten.convolution_backward.default(...)"
-_EXTERN = re.compile(r"\b(?:extern_kernels\.(\w+)|torch\.ops\.(\w+\.\w+))[.\w]*\(")
-
-
-def generated_kernels(source: str) -> tuple[str, ...]:
-    """The names of the kernels that Inductor's generated module *source* defines."""
-    return tuple(_KERNEL.findall(source))
-
-
-def external_calls(source: str) -> tuple[str, ...]:
-    """The names of the library functions that Inductor's generated module *source* calls, one for each call."""
-    return tuple(name or op for name, op in _EXTERN.findall(source))
+    compile_id: str = ""
+    function: str = ""
+    place: str = ""
+    captured: str = ""
+    recompiled: Recompilation | None = None
+    stopped: GraphBreak | None = None
+    inductor_seconds: float = 0.0
+    frame_seconds: float = 0.0
+    report_seconds: float = 0.0
 
 
 def describe_input(value: Any) -> str:

@@ -33,6 +33,7 @@ class Defect:
         patch: Puts the repair in the place of torch's functions, where it does nothing outside its scope.
         is_torch_concerned: Asked when a compilation starts: whether torch's own way, as it is configured by the user,
             meets the defect. Otherwise only what this backend turns on needs the repair, and the report is silent.
+        is_of_joint_graphs: Whether it is met in the passes over the graph of forward and backward together too.
         mattered_in_capture: Asked when a compilation starts: whether the repair mattered when Dynamo captured it.
     """
 
@@ -44,6 +45,7 @@ class Defect:
     guard: str
     patch: Callable[[], None]
     is_torch_concerned: Callable[[], bool] = _always
+    is_of_joint_graphs: bool = False
     mattered_in_capture: Callable[[], bool] = _never
 
     @property

@@ -75,3 +75,8 @@ def spread(seconds: tuple[float, ...]) -> str:
 def shown(seconds: float) -> str:
     """*seconds* in the unit that suits them."""
     return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
+
+
+def counted(number: int, thing: str) -> str:
+    """``1 kernel``, ``2 kernels``."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

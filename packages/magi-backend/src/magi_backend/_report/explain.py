@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from magi_backend import _torch_compat
+from magi_backend._records.breaks import graph_break
 from magi_backend._records.collect import Collector, collecting
 from magi_backend._records.records import describe_input
 from magi_backend._settings.options import read_request
@@ -149,7 +150,7 @@ def _explained_call(
                 other = replay(target.anew)
             if draws:
                 found, random = differences(other, eager[0]), OTHER_RANDOM
-    new_breaks = tuple(dict.fromkeys(map(_broken_at, _torch_compat.graph_breaks()[broken:])))
+    new_breaks = tuple(dict.fromkeys(str(graph_break(each)) for each in _torch_compat.graph_breaks()[broken:]))
     later = tuple(replay(compiled).seconds for _ in range(repeats))
     eager += [replay(target.eager) for _ in range(repeats - 2)]
     return CallRecord(
@@ -164,15 +165,6 @@ def _explained_call(
         random=random,
         again=again,
     )
-
-
-def _broken_at(broken: Any) -> str:
-    """``model.py:12, in forward: the reason``, of a graph break that Dynamo has on record."""
-    reason = next((line.strip() for line in str(broken.reason).splitlines() if line.strip()), "unknown")
-    if not broken.user_stack:
-        return f"an unknown line: {reason}"
-    frame = broken.user_stack[-1]
-    return f"{frame.filename}:{frame.lineno}, in {frame.name}: {reason}"
 
 
 def _refuse_what_cannot_be_called(fn: object) -> None:

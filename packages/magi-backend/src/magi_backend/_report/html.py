@@ -1,22 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report as one HTML page: no script, no other file, every text escaped."""
+"""A report as one HTML page: one short script of its own, no other file, every text escaped."""
 
 from __future__ import annotations
 
 from html import escape
+from importlib import resources
 from typing import TYPE_CHECKING
 
-from .calls import spread
+from .advice import advice_on
+from .calls import shown, spread
 from .capture import capture_line
+from .graphs_html import captured_graph, graphs
+from .index_html import index, notes, tiles, toolbar
+from .markup import details, fill, phase_bar, table, text_block, titled
+from .names import called, short, state, summary
 from .sizes import SIZE_COLUMNS, size_cells, size_lines
+from .times import compilation_phases, total_seconds
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from magi_backend._records.records import Compilation, GraphRecord
 
     from .calls import CallRecord
+    from .run import RunReport
 
 
 _PAGE = """<!doctype html>
@@ -26,40 +34,67 @@ _PAGE = """<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
 <style>
-:root {{ color-scheme: light dark; --line: #8884; --bar: #4c78a8; --bad: #c0392b; --good: #2e7d32; }}
-@media (prefers-color-scheme: dark) {{ :root {{ --bar: #7fa8d6; --bad: #ff8a80; --good: #81c784; }} }}
-body {{ font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }}
-h1, h2, p, li, td {{ overflow-wrap: anywhere; }}
-h1 {{ font-size: 1.4rem; }} h2 {{ font-size: 1.1rem; margin-top: 2.2rem; border-bottom: 1px solid var(--line); }}
-h3 {{ font-size: .95rem; margin: 1.2rem 0 .3rem; }}
-.wide {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; width: 100%; min-width: 46rem; }}
-th, td {{ text-align: left; vertical-align: top; padding: .25rem .9rem .25rem 0; }}
-td {{ min-width: 5.5rem; }}
-tr {{ border-bottom: 1px solid var(--line); }}
-th, .time {{ white-space: nowrap; }} th {{ font-weight: 600; }}
-pre {{ overflow-x: auto; border: 1px solid var(--line); border-radius: 4px; padding: .6rem; line-height: 1.3; }}
-ol.pieces {{ display: flex; flex-wrap: wrap; gap: .4rem; list-style: none; padding: 0; }}
-ol.pieces li {{ border: 1px solid var(--line); border-radius: 4px; padding: .15rem .5rem; max-width: 100%; }}
-.bar {{ display: inline-block; height: .8em; min-width: 1px; background: var(--bar); border-radius: 2px; }}
-.bad {{ color: var(--bad); font-weight: 600; }} .good {{ color: var(--good); }}
-details > summary {{ cursor: pointer; overflow-wrap: anywhere; }} summary > h3 {{ display: inline; }}
-details {{ margin: .4rem 0; }}
-</style>
+{style}</style>
 </head>
 <body>
 <h1>{title}</h1>
-<p>torch {torch}</p>
+<p class="soft">{subtitle}</p>
 {body}
+<script>
+{script}</script>
 </body>
 </html>
 """
 
 
+def page(title: str, subtitle: str, body: str) -> str:
+    """A whole page with *body*, HTML, under a title and a line of text."""
+    files = resources.files(__package__ or "magi_backend._report")
+    style, script = (files.joinpath(name).read_text() for name in ("page.css", "page.js"))
+    return _PAGE.format(title=escape(title), subtitle=escape(subtitle), style=style, script=script, body=body)
+
+
 def as_html(title: str, torch: str, calls: Sequence[CallRecord], compilations: Sequence[Compilation]) -> str:
-    """The page of a report."""
-    body = [*([_calls(calls)] if calls else []), *map(_compilation, compilations)]
-    return _PAGE.format(title=escape(title), torch=escape(torch), body="\n".join(body))
+    """The page of what `explain` found."""
+    body = [*([_calls(calls)] if calls else []), *(_compilation(each, is_open=True) for each in compilations)]
+    return page(title, f"torch {torch}", "\n".join(body))
+
+
+def run_as_html(run: RunReport) -> str:
+    """The page of a whole run: what to look at first, an index, and each compilation behind a click."""
+    compilations = [
+        _compilation(entry.compilation, finished=entry.finished, process=run.who(entry.process))
+        for entry in run.entries
+    ]
+    body = [tiles(run), notes(run), toolbar(run), index(run), "<h2>Compilations</h2>", *compilations, _processes(run)]
+    return page(run.title, run.subtitle, "\n".join(body))
+
+
+def _processes(run: RunReport) -> str:
+    breaks = [
+        (
+            f"<code>{escape(found.at.place)}</code> <span class='soft'>{escape(found.at.function)}</span>",
+            escape(found.at.reason),
+            escape(" ".join(found.at.hints)),
+            str(found.times),
+        )
+        for found in run.breaks
+    ]
+    left = [
+        (f"{escape(each.function)} <code>{escape(each.place)}</code>", escape(each.reason), str(each.times))
+        for each in run.given_up
+    ]
+    who = [
+        (escape(run.who(each.process)), escape(each.process.program), str(run.ours(each.process)), str(each.others))
+        for each in run.processes
+    ]
+    return "".join(
+        [
+            titled("Graph breaks", ("at", "why", "what torch advises", "times"), breaks),
+            titled("Functions that Dynamo left to Python", ("function", "why", "times"), left),
+            titled("Processes", ("process", "program", "graphs by magi", "by other backends, not shown"), who),
+        ]
+    )
 
 
 def _calls(calls: Sequence[CallRecord]) -> str:
@@ -68,7 +103,7 @@ def _calls(calls: Sequence[CallRecord]) -> str:
         (
             _inputs(call.inputs),
             f"<span id='call-{index}-graphs'>{call.compilations}</span>",
-            _bar(call.first_seconds, longest),
+            fill(call.first_seconds / longest if longest else 0.0, shown(call.first_seconds)),
             escape(spread(call.later_seconds)),
             escape(spread(call.eager_seconds)),
             _verdict(call, gradients=False),
@@ -78,13 +113,13 @@ def _calls(calls: Sequence[CallRecord]) -> str:
     ]
     columns = ("inputs", "graphs compiled", "first call", "later calls", "eager", "outputs", "gradients")
     lines = [f"<p class='bad'>{escape(line)}</p>" for call in calls for line in call.lines()]
-    return "<h2>Calls</h2>" + _table(columns, rows) + "".join(lines)
+    return "<h2>Calls</h2>" + table(columns, rows) + "".join(lines)
 
 
 def _inputs(inputs: tuple[str, ...], shown: int = 3) -> str:
     """The first inputs, and the others behind a click; parameters make the list long."""
     first, more = escape(", ".join(inputs[:shown])), escape(", ".join(inputs[shown:]))
-    return f"{first}<details><summary>and {len(inputs) - shown} more</summary>{more}</details>" if more else first
+    return first + details(f"and {len(inputs) - shown} more", more)
 
 
 def _verdict(call: CallRecord, *, gradients: bool) -> str:
@@ -96,64 +131,75 @@ def _verdict(call: CallRecord, *, gradients: bool) -> str:
     return f"<span class='bad'>differ</span> by {worst.largest:.1e}, see below"
 
 
-def _compilation(compilation: Compilation) -> str:
-    cache, slow_capture = compilation.cache, capture_line(compilation)
-    return "\n".join(
-        [
-            f"<section id='compilation-{compilation.index}'>",
-            f"<h2>Compilation {compilation.index}: {escape(compilation.label)}</h2>",
-            (
-                f"<p>{compilation.nodes} calls captured, {compilation.seconds:.2f} s, "
-                f"caches: {cache.hits} hits, {cache.misses} misses, {cache.bypasses} bypasses</p>"
-            ),
-            f"<p>{escape(slow_capture)}</p>" if slow_capture else "",
-            f"<p class='bad'>{escape(compilation.error)}</p>" if compilation.error else "",
-            _pieces(compilation.pieces),
-            _titled("Graphs", ("graph", "operator calls", "symbols", "time"), _graphs(compilation.graphs)),
-            _titled("Passes", ("graph", "pass", "ran", "why", "time"), _passes(compilation.graphs)),
-            _titled("Configuration changes", ("graph", "key", "before", "after"), _changes(compilation.graphs)),
-            _titled("Guards", ("graph", "guard", "against", "what it does", "times"), _guards(compilation.graphs)),
-            _titled("Checks against eager", ("piece", "compared", "largest difference", "agree"), _checks(compilation)),
-            _sizes(compilation),
-            _ops(compilation),
-            _generated(compilation.graphs),
-            _titled("Settings", ("name", "value", "from"), (tuple(map(escape, row)) for row in compilation.settings)),
-            _details("Inputs", "\n".join(compilation.inputs)),
-            "</section>",
-        ]
+def _compilation(compilation: Compilation, *, is_open: bool = False, finished: bool = True, process: str = "") -> str:
+    said = state(compilation, finished=finished)
+    facts = [summary(compilation.inputs), process, shown(total_seconds(compilation))]
+    head = (
+        f"<b>{compilation.index}: {escape(called(compilation))}</b> "
+        f"<span class='soft small'>{escape(', '.join(filter(None, facts)))}</span>"
+        + (f" <span class='bad'>{escape(said)}</span>" if said else "")
     )
+    opening = " open" if is_open else ""
+    name = f"id='compilation-{compilation.index}' data-process='{escape(process)}'"
+    body = "\n".join(filter(None, _parts(compilation)))
+    return f"<details class='compilation' {name}{opening}><summary>{head}</summary><div>{body}</div></details>"
 
 
-def _pieces(pieces: tuple[str, ...]) -> str:
-    if not pieces:
-        return ""
-    return "<ol class='pieces'>" + "".join(f"<li>{escape(piece)}</li>" for piece in pieces) + "</ol>"
-
-
-def _graphs(graphs: tuple[GraphRecord, ...]) -> Iterator[tuple[str, ...]]:
-    longest = max((graph.seconds for graph in graphs), default=0.0)
-    for graph in graphs:
-        yield _name(graph), str(graph.nodes), escape(", ".join(graph.symbols)) or "none", _bar(graph.seconds, longest)
+def _parts(compilation: Compilation) -> Iterator[str]:
+    cache = compilation.cache
+    where = f"{short(compilation.place)}, number {compilation.compile_id}, " if compilation.place else ""
+    yield (
+        f"<p class='soft small' title='{escape(compilation.place)}'>{escape(where)}{compilation.nodes} calls captured, "
+        f"caches: {cache.hits} hits, {cache.misses} misses, {cache.bypasses} bypasses, "
+        f"this record took {shown(compilation.report_seconds)}</p>"
+    )
+    if slow_capture := capture_line(compilation):
+        yield f"<p>{escape(slow_capture)}</p>"
+    if compilation.error:
+        yield f"<p class='bad'>{escape(compilation.error)}</p>"
+    if again := compilation.recompiled:
+        at = f", needed at <code>{escape(again.place)}</code>" if again.place else ""
+        of = f" of compilation {escape(again.of)}" if again.of else ""
+        yield (
+            f"<p><b>Compiled again</b>: the guard <code>{escape(again.guard)}</code>{of} failed{at}. "
+            f"{escape(advice_on(again))}</p>"
+        )
+    if stopped := compilation.stopped:
+        yield f"<p><b>Ends at a graph break</b>: {escape(str(stopped))} {escape(' '.join(stopped.hints))}</p>"
+    yield phase_bar(compilation_phases(compilation))
+    if compilation.pieces:
+        yield "<ol class='pieces'>" + "".join(f"<li>{escape(piece)}</li>" for piece in compilation.pieces) + "</ol>"
+    yield captured_graph(compilation)
+    yield graphs(compilation)
+    yield titled("Passes", ("graph", "pass", "ran", "why", "time"), _passes(compilation.graphs))
+    yield titled("Configuration changes", ("graph", "key", "before", "after"), _changes(compilation.graphs))
+    yield titled("Guards", ("graph", "guard", "against", "what it does", "times"), _guards(compilation.graphs))
+    yield titled("Checks against eager", ("piece", "compared", "largest difference", "agree"), _checks(compilation))
+    yield _sizes(compilation)
+    if compilation.ops:
+        yield "<h3>Operators</h3>" + "".join(text_block(op.text) for op in compilation.ops)
+    yield titled("Settings", ("name", "value", "from"), (tuple(map(escape, row)) for row in compilation.settings))
+    yield details("Inputs", text_block("\n".join(compilation.inputs)))
 
 
 def _passes(graphs: tuple[GraphRecord, ...]) -> Iterator[tuple[str, ...]]:
     for graph in graphs:
         for outcome in graph.passes:
             ran = "<span class='good'>yes</span>" if outcome.ran else "no"
-            yield _name(graph), escape(outcome.name), ran, escape(outcome.reason), f"{outcome.seconds * 1e3:.1f} ms"
+            yield escape(graph.title), escape(outcome.name), ran, escape(outcome.reason), shown(outcome.seconds)
 
 
 def _changes(graphs: tuple[GraphRecord, ...]) -> Iterator[tuple[str, ...]]:
     for graph in graphs:
         for change in graph.changes:
-            yield _name(graph), escape(change.key), escape(change.before), escape(change.after)
+            yield escape(graph.title), escape(change.key), escape(change.before), escape(change.after)
 
 
 def _guards(graphs: tuple[GraphRecord, ...]) -> Iterator[tuple[str, ...]]:
     for graph in graphs:
         for guard in graph.guards:
             against = f"{guard.severity}: {guard.effect}"
-            yield _name(graph), escape(guard.name), escape(against), escape(guard.guard), str(guard.times)
+            yield escape(graph.title), escape(guard.name), escape(against), escape(guard.guard), str(guard.times)
 
 
 def _checks(compilation: Compilation) -> Iterator[tuple[str, ...]]:
@@ -168,48 +214,4 @@ def _sizes(compilation: Compilation) -> str:
         return ""
     columns = (*(f"{symbol} = {path}" for symbol, path in sizes.symbols), *SIZE_COLUMNS)
     rows = (tuple(map(escape, size_cells(use))) for use in sizes.uses)
-    return _titled("Sizes", columns, rows) + "".join(f"<p>{escape(line)}</p>" for line in size_lines(sizes))
-
-
-def _ops(compilation: Compilation) -> str:
-    blocks = [f"<pre>{escape(op.text)}</pre>" for op in compilation.ops]
-    return "<h3>Operators</h3>" + "".join(blocks) if blocks else ""
-
-
-def _generated(graphs: tuple[GraphRecord, ...]) -> str:
-    blocks = [
-        _details(
-            f"{_name(graph)}: {len(graph.kernels)} generated kernels, {len(graph.externs)} library calls",
-            "\n".join((*graph.kernels, *graph.externs)),
-        )
-        for graph in graphs
-    ]
-    return "<h3>Kernels</h3>" + "".join(blocks) if any(blocks) else ""
-
-
-def _name(graph: GraphRecord) -> str:
-    return escape(f"{graph.piece} {graph.kind}".strip())
-
-
-def _bar(seconds: float, longest: float) -> str:
-    width = 8 * seconds / longest if longest else 0.0
-    return f"<span class='time'><span class='bar' style='width:{width:.2f}rem'></span> {seconds:.3g} s</span>"
-
-
-def _details(summary: str, text: str) -> str:
-    return f"<details><summary>{summary}</summary><pre>{escape(text)}</pre></details>" if text else ""
-
-
-def _titled(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]], shown: int = 12) -> str:
-    """A table under its title; a long one behind a click on it."""
-    rows = list(rows)
-    if len(rows) > shown:
-        return f"<details><summary><h3>{title} ({len(rows)})</h3></summary>{_table(columns, rows)}</details>"
-    return f"<h3>{title}</h3>{_table(columns, rows)}" if rows else ""
-
-
-def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """A table of cells that are HTML already."""
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<div class='wide'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    return titled("Sizes", columns, rows) + "".join(f"<p>{escape(line)}</p>" for line in size_lines(sizes))

@@ -13,17 +13,23 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from .calls import shown, spread
+from .advice import advice_on
+from .calls import counted, shown, spread
 from .capture import capture_line
+from .names import called, state, summary
 from .sizes import SIZE_COLUMNS, size_cells, size_lines
+from .times import total_seconds
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from magi_backend._records.folder import Entry
     from magi_backend._records.records import Compilation, GraphRecord, PassOutcome
 
     from .calls import CallRecord
+    from .compare import Comparison
+    from .run import RunReport
 
 
 def as_text(report: RenderableType, width: int) -> str:
@@ -40,9 +46,77 @@ def as_renderable(
     return Group(*_parts(title, torch, calls, compilations))
 
 
-def as_index(rows: Iterable[tuple[str, ...]]) -> RenderableType:
-    """A line for each compilation of a run."""
-    return Group(*_table("Compilations", ("number", "process", "rank", "of", "inputs", "compiled in"), rows))
+def run_as_renderable(run: RunReport) -> RenderableType:
+    """A run for ``rich.print``: the index, what to look at first, and each compilation."""
+    return Group(*_run(run))
+
+
+def _run(run: RunReport) -> Iterator[RenderableType]:
+    yield Text(f"{run.title}: {len(run.entries)} compilations with {run.subtitle}", style="bold")
+    others = sum(each.others for each in run.processes)
+    yield Text(
+        f"{counted(others, 'graph')} {'was' if others == 1 else 'were'} compiled by other backends, and "
+        f"{'is' if others == 1 else 'are'} not shown."
+    )
+    yield Text()
+    columns = ("number", "process", "of", "inputs", "graphs", "kernels", "compiled in")
+    yield from _table("Compilations", columns, (_row(run, entry) for entry in run.entries))
+    notes = run.notes()
+    if notes:
+        yield Text("Look at first", style="italic")
+    for note in notes:
+        numbers = ", ".join(map(str, note.indices)) + ": " * bool(note.indices)
+        yield Padding(Text(f"{numbers}{note.text} {note.advice}".rstrip(), style="yellow"), (0, 0, 0, 1))
+    for entry in run.entries:
+        yield Text()
+        yield from _compilation(entry.compilation)
+
+
+def _row(run: RunReport, entry: Entry) -> tuple[str, ...]:
+    one = entry.compilation
+    return (
+        str(one.index),
+        run.who(entry.process),
+        called(one),
+        summary(one.inputs),
+        str(len(one.graphs)),
+        str(sum(len(graph.kernels) for graph in one.graphs)),
+        state(one, finished=entry.finished) or shown(total_seconds(one)),
+    )
+
+
+def comparison_as_renderable(comparison: Comparison) -> RenderableType:
+    """Two runs side by side for ``rich.print``."""
+    return Group(*_comparison(comparison))
+
+
+def _comparison(comparison: Comparison) -> Iterator[RenderableType]:
+    yield Text(f"{comparison.before.title}, and {comparison.after.title}", style="bold")
+    yield from _table(
+        "Compilations of both",
+        ("before", "after", "of", "inputs", "time before", "time after", "changed"),
+        (
+            (
+                str(pair.before.index),
+                str(pair.after.index),
+                called(pair.after),
+                summary(pair.after.inputs),
+                shown(total_seconds(pair.before)),
+                shown(total_seconds(pair.after)),
+                ", ".join(pair.changed) or "nothing",
+            )
+            for pair in comparison.pairs
+        ),
+    )
+    for pair in comparison.pairs:
+        for line in pair.lines():
+            yield Padding(Text(f"{pair.before.index}, {pair.after.index}: {line}"), (0, 0, 0, 1))
+    for title, alone in (("Only before", comparison.only_before), ("Only after", comparison.only_after)):
+        yield from _table(
+            title,
+            ("number", "of", "inputs", "time"),
+            ((str(one.index), called(one), summary(one.inputs), shown(total_seconds(one))) for one in alone),
+        )
 
 
 def _parts(
@@ -60,7 +134,7 @@ def _parts(
     )
     for call in calls:
         for line in call.lines():
-            yield Text(f"{_summary(call.inputs)}: {line}", style="yellow")
+            yield Text(f"{summary(call.inputs)}: {line}", style="yellow")
     if not compilations:
         yield Text("No graph was compiled in these calls: the function had been compiled before.")
 
@@ -69,13 +143,17 @@ def _compilation(compilation: Compilation) -> Iterator[RenderableType]:
     cache = compilation.cache
     used = f"caches: {cache.hits} hits, {cache.misses} misses" if cache.hits or cache.misses else "caches passed by"
     yield Text(
-        f"Compilation {compilation.index}: {compilation.label}, {compilation.nodes} calls captured, "
+        f"Compilation {compilation.index}: {called(compilation)}, {compilation.nodes} calls captured, "
         f"{shown(compilation.seconds)}, {used}",
         style="bold",
     )
-    yield Text(f"inputs {_summary(compilation.inputs)}")
+    yield Text(f"inputs {summary(compilation.inputs)}")
     if slow := capture_line(compilation):
         yield Text(slow)
+    if again := compilation.recompiled:
+        yield Text(f"compiled again: {again.guard}. {advice_on(again)}", style="yellow")
+    if stopped := compilation.stopped:
+        yield Text(f"ends at a graph break: {stopped}", style="yellow")
     if compilation.error:
         yield Text(f"failed: {compilation.error}", style="red")
     if compilation.pieces:
@@ -96,13 +174,13 @@ def _compilation(compilation: Compilation) -> Iterator[RenderableType]:
     yield from _table(
         "Configuration changes",
         ("graph", "key", "before", "after"),
-        ((_name(graph), c.key, c.before, c.after) for graph in compilation.graphs for c in graph.changes),
+        ((graph.title, c.key, c.before, c.after) for graph in compilation.graphs for c in graph.changes),
     )
     yield from _table(
         "Guards",
         ("graph", "guard", "against", "what it does", "times"),
         (
-            (_name(graph), g.name, f"{g.severity}: {g.effect}", g.guard, str(g.times))
+            (graph.title, g.name, f"{g.severity}: {g.effect}", g.guard, str(g.times))
             for graph in compilation.graphs
             for g in graph.guards
         ),
@@ -143,7 +221,7 @@ def _table(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]
 
 def _call(call: CallRecord) -> tuple[str, ...]:
     return (
-        _summary(call.inputs),
+        summary(call.inputs),
         str(call.compilations),
         shown(call.first_seconds),
         spread(call.later_seconds),
@@ -163,24 +241,14 @@ def _difference(call: CallRecord, *, gradients: bool) -> str:
 def _graph(graph: GraphRecord) -> tuple[str, ...]:
     externs = ", ".join(f"{name} x{count}" for name, count in Counter(graph.externs).items())
     return (
-        _name(graph),
+        graph.title,
         str(graph.nodes),
         ", ".join(graph.symbols) or "none",
         str(len(graph.kernels)),
         externs or "none",
-        f"failed: {graph.error}" if graph.error else shown(graph.seconds),
+        f"failed: {graph.error}" if graph.error else "from a cache" if graph.cached else shown(graph.seconds),
     )
 
 
 def _outcome(graph: GraphRecord, outcome: PassOutcome) -> tuple[str, ...]:
-    return _name(graph), outcome.name, "yes" if outcome.ran else "no", outcome.reason
-
-
-def _name(graph: GraphRecord) -> str:
-    return f"{graph.piece} {graph.kind}".strip()
-
-
-def _summary(inputs: tuple[str, ...], shown: int = 3) -> str:
-    """The first inputs, and how many more there are; parameters make the list long."""
-    more = f" and {len(inputs) - shown} more" if len(inputs) > shown else ""
-    return ", ".join(inputs[:shown]) + more if inputs else "none"
+    return graph.title, outcome.name, "yes" if outcome.ran else "no", outcome.reason

@@ -100,6 +100,7 @@ class CompileConfig(BaseSettings):
         hot_after: The call with the same sizes, counted from 1, at which that code is made.
         report: A folder in which each compilation is written down as it happens, for
             ``python -m magi_backend report FOLDER``.
+        profile: Measure the kernels of each graph in a few of its first calls, for the report; without CUDA graphs.
         on_unsupported: What to do with an operator whose Triton kernels or launches no graph can carry: ``"error"``, or
             ``"opaque"`` to keep it whole with a warning. Operators whose source tells of one ask at decoration, and so
             see the environment alone.
@@ -133,6 +134,7 @@ class CompileConfig(BaseSettings):
     hot_sizes: int = Field(default=0, ge=0)
     hot_after: int = Field(default=3, ge=1)
     report: str | None = None
+    profile: bool = False
     on_unsupported: Literal["error", "opaque"] = "error"
     pass_config: PassConfig = PassConfig()
 

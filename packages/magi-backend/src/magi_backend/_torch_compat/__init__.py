@@ -2,6 +2,8 @@
 """The private torch names that this package touches: one function per quirk, with the releases that it serves.
 
 compiling.py    Inductor and Dynamo: how a graph is compiled, with which settings, and what is counted meanwhile
+frames.py       Dynamo: the function that is captured, why again, why it stopped, what it took
+loaded.py       compiled graphs as they become callable, from a cache too
 nodes.py        nodes and graphs: what they call, what they write to, how they are cut
 values.py       tensors, modules and compiled callables: what torch keeps on them
 
@@ -12,13 +14,11 @@ from .compiling import (
     as_itself,
     backend_fakes,
     cache_counts,
-    capture_seconds,
     compile_fx,
     compile_graph,
     copying_programs,
     epilogue_keys,
     fuse_epilogues,
-    graph_breaks,
     inductor_keys,
     inductor_type,
     is_our_backend,
@@ -31,9 +31,22 @@ from .compiling import (
     torch_text,
     trace_artifact,
 )
+from .frames import (
+    CapturedFrame,
+    FrameEnd,
+    capture_seconds,
+    captured_frame,
+    captured_graphs,
+    graph_breaks,
+    phase_seconds,
+    stopped_by,
+    when_frames_end,
+)
+from .loaded import seeing_loaded
 from .nodes import (
     TritonLaunch,
     call_body_for,
+    declared_kinds,
     enters_autocast,
     graph_copy,
     has_backward,
@@ -44,6 +57,7 @@ from .nodes import (
     is_item,
     is_item_or_view,
     is_operator,
+    is_overload,
     is_pointwise,
     is_product,
     is_write,
@@ -59,6 +73,7 @@ from .nodes import (
     sets_grad_mode,
     source_name,
     split_module,
+    tensor_overloads,
     triton_launches,
 )
 from .values import (
@@ -81,18 +96,23 @@ from .values import (
 
 
 __all__ = [
+    "CapturedFrame",
     "CompiledBy",
+    "FrameEnd",
     "TritonLaunch",
     "as_itself",
     "backend_fakes",
     "cache_counts",
     "call_body_for",
     "capture_seconds",
+    "captured_frame",
+    "captured_graphs",
     "compile_fx",
     "compile_graph",
     "compiled_by",
     "copy_dynamic_marks",
     "copying_programs",
+    "declared_kinds",
     "dynamic_marks",
     "enters_autocast",
     "epilogue_keys",
@@ -111,6 +131,7 @@ __all__ = [
     "is_item_or_view",
     "is_operator",
     "is_our_backend",
+    "is_overload",
     "is_pointwise",
     "is_product",
     "is_wrapper",
@@ -127,17 +148,21 @@ __all__ = [
     "operator_schemas",
     "package",
     "partitioner",
+    "phase_seconds",
     "plain_call",
     "python_operators",
     "replace_submodule",
     "restarts",
+    "seeing_loaded",
     "set_compiled_call",
     "set_grad_mode",
     "sets_grad_mode",
     "source_name",
     "split_module",
+    "stopped_by",
     "storage_id",
     "synchronize",
+    "tensor_overloads",
     "torch_release",
     "torch_text",
     "trace_artifact",
@@ -145,4 +170,5 @@ __all__ = [
     "uncompiled",
     "version",
     "view_base",
+    "when_frames_end",
 ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
 import types
 import typing
 import warnings
@@ -168,25 +167,6 @@ def cache_counts() -> dict[str, int]:
         "fx_graph_miss": counters["inductor"]["fxgraph_cache_miss"],
         "fx_graph_bypass": counters["inductor"]["fxgraph_cache_bypass"],
     }
-
-
-def capture_seconds() -> float:
-    """How long Dynamo has been tracing the function whose graph it now compiles; 0.0 outside of such a compilation.
-
-    ``MetricsContext`` notes the time when a compilation starts, for torch's own metrics (2.10 to 2.15).
-    """
-    from torch._dynamo.utils import get_metrics_context
-
-    context = get_metrics_context()
-    began: int = getattr(context, "_start_time_ns", 0)
-    return (time.time_ns() - began) / 1e9 if began and context.in_progress() else 0.0
-
-
-def graph_breaks() -> Sequence[Any]:
-    """Where and why Dynamo broke graphs in this process so far: each has a ``reason`` and a ``user_stack``."""
-    from torch._dynamo.utils import graph_break_reasons
-
-    return graph_break_reasons
 
 
 def trace_artifact(name: str, payload: Callable[[], dict[str, Any]]) -> None:

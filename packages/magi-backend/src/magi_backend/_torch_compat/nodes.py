@@ -233,3 +233,25 @@ def replace_submodule(owner: torch.nn.Module, name: str, compiled: Callable[...,
     delattr(owner, name)
     # Not a submodule: nn.Module.__call__ costs a microsecond a call, and there is nothing to hook.
     vars(owner)[name] = compiled
+
+
+def is_overload(target: object) -> bool:
+    """Whether *target* is one overload of an operator, which has a schema."""
+    return isinstance(target, torch._ops.OpOverload)
+
+
+def declared_kinds(overload: Any, place: int | str) -> tuple[str, ...]:
+    """What *overload* declares at *place*, a position or a name, such as ``("int",)``; empty where it has nothing."""
+    arguments = overload._schema.arguments
+    if isinstance(place, str):
+        return tuple(str(argument.type) for argument in arguments if argument.name == place)
+    return tuple(str(argument.type) for argument in arguments[place : place + 1])
+
+
+def tensor_overloads(name: str) -> list[Any]:
+    """ATen's overloads *name* that take a tensor first, or make one of a size; not those of TorchScript's numbers."""
+    packet = getattr(torch.ops.aten, name, None) if name.isidentifier() else None
+    if packet is None:
+        return []
+    overloads = [getattr(packet, overload) for overload in packet.overloads()]
+    return [each for each in overloads if any("Tensor" in str(result.type) for result in each._schema.returns)]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from magi_passes import _torch_compat
 
-from .records import PassRecord, active_collectors
+from .records import Collector, active_collectors
 
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ class Call:
 
     hooks: tuple[object, ...] = ()
     """The pipelines' hooks that this call put into its options."""
-    collectors: tuple[list[PassRecord], ...] = ()
-    """Who wants the records: the lists that were active when the call began."""
+    collectors: tuple[Collector, ...] = ()
+    """Who wants the records: those that were active when the call began."""
     graphs: list[str] = field(default_factory=list)
     """Names of the graphs that Inductor compiled; none where AOTAutograd's cache had everything."""
 
@@ -111,7 +111,7 @@ def start_of_current() -> Start | None:
     return _scope.get() if compilation is None else compilation.start
 
 
-def collectors_of_current() -> tuple[list[PassRecord], ...]:
+def collectors_of_current() -> tuple[Collector, ...]:
     """Who wants the records of the passes that run now."""
     call = _call.get()
     return active_collectors() if call is None else call.collectors

@@ -11,11 +11,11 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from magi_passes import _torch_compat
 from magi_passes._identity.code import digest
 
-from .compilation import current_compilation
-from .context import context_of
+from .compilation import collectors_of_current, current_compilation
+from .context import PassContext, context_of
 from .declared import DeclaredPass
 from .disable import disabled_passes
-from .records import PassRecord, trace
+from .records import PassRecord, observed, trace
 from .run import run_pass
 
 
@@ -58,10 +58,9 @@ class PipelineHook(CustomGraphPass):
             for part in self.parts:
                 if isinstance(part, DeclaredPass):
                     records.append(run_pass(part, graph, context))
-                elif _torch_compat.is_inference_aware(part):
-                    part(graph, is_inference=context.is_inference)
                 else:
-                    part(graph)
+                    with observed(_name_of(part), graph, collectors_of_current()):
+                        _call(part, graph, context)
         finally:
             trace(records)
 
@@ -92,6 +91,17 @@ def parts_of(value: object) -> tuple[Any, ...]:
     if isinstance(value, (list, tuple)):
         return tuple(part for item in value for part in parts_of(item))
     return (value,)
+
+
+def _call(part: Any, graph: Graph, context: PassContext) -> None:
+    if _torch_compat.is_inference_aware(part):
+        part(graph, is_inference=context.is_inference)
+    else:
+        part(graph)
+
+
+def _name_of(part: object) -> str:
+    return str(getattr(part, "__name__", type(part).__name__))
 
 
 def _uuid_of(part: object) -> object:

@@ -15,7 +15,9 @@ from magi_passes import _torch_compat
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch.fx import Graph
 
 
 # A server that recompiles for months must not grow by what it once compiled.
@@ -23,7 +25,7 @@ HISTORY = 10_000
 
 logger = logging.getLogger("magi_passes")
 _history: deque[PassRecord] = deque(maxlen=HISTORY)
-_collectors: ContextVar[tuple[list[PassRecord], ...]] = ContextVar("magi_passes_collectors", default=())
+_collectors: ContextVar[tuple[Collector, ...]] = ContextVar("magi_passes_collectors", default=())
 
 
 @dataclass(frozen=True)
@@ -57,17 +59,30 @@ class PassRecord:
         return f"{self.pass_name} {'ran' if self.ran else 'did not run'} on {self.graph}: {self.reason}{changes}"
 
 
+@dataclass(frozen=True)
+class Collector:
+    """One block of `collect_records`: its list, and what it calls before and after each hook works on a graph."""
+
+    records: list[PassRecord]
+    observe: Callable[[str, Graph], None] | None = None
+
+
 def pass_records() -> list[PassRecord]:
     """Every record of this process, oldest first; the last 10,000 are kept."""
     return list(_history)
 
 
 @contextlib.contextmanager
-def collect_records() -> Iterator[list[PassRecord]]:
+def collect_records(observe: Callable[[str, Graph], None] | None = None) -> Iterator[list[PassRecord]]:
     """Collect the records of the compilations that start inside the ``with`` block.
 
     The list also gets the records of backward graphs that belong to those compilations, although they are compiled
     later and perhaps on another thread.
+
+    Args:
+        observe: Called with an empty name and the graph before a pass works on it, and with the name of the pass and
+            the graph afterwards. A pass that does not apply is not observed. Hooks that the user put beside the
+            passes are; their name is that of their class or function.
 
     Example:
         >>> with collect_records() as records:
@@ -75,25 +90,36 @@ def collect_records() -> Iterator[list[PassRecord]]:
         >>> records
         []
     """
-    records: list[PassRecord] = []
-    token = _collectors.set((*_collectors.get(), records))
+    collector = Collector([], observe)
+    token = _collectors.set((*_collectors.get(), collector))
     try:
-        yield records
+        yield collector.records
     finally:
         _collectors.reset(token)
 
 
-def active_collectors() -> tuple[list[PassRecord], ...]:
-    """The lists that `collect_records` blocks around this point will return."""
+def active_collectors() -> tuple[Collector, ...]:
+    """The `collect_records` blocks around this point."""
     return _collectors.get()
 
 
-def publish(record: PassRecord, collectors: tuple[list[PassRecord], ...]) -> None:
+def publish(record: PassRecord, collectors: tuple[Collector, ...]) -> None:
     """Keep *record*, hand it to *collectors*, log it."""
     _history.append(record)
-    for records in collectors:
-        records.append(record)
+    for collector in collectors:
+        collector.records.append(record)
     logger.log(logging.INFO if record.ran else logging.DEBUG, "%s", record)
+
+
+@contextlib.contextmanager
+def observed(name: str, graph: Graph, collectors: tuple[Collector, ...]) -> Iterator[None]:
+    """Let *collectors* look at *graph* before and after the pass *name*, which runs inside."""
+    observers = [collector.observe for collector in collectors if collector.observe is not None]
+    for observe in observers:
+        observe("", graph)
+    yield
+    for observe in observers:
+        observe(name, graph)
 
 
 def trace(records: list[PassRecord]) -> None:

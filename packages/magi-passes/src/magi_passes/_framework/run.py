@@ -26,7 +26,7 @@ from .context import PassContext, context_of, in_context
 from .declared import DeclaredPass, check_keys_exist
 from .disable import DISABLE_VARIABLE, disabled_passes, is_disabled
 from .reason import Reason
-from .records import PassRecord, publish, trace
+from .records import PassRecord, observed, publish, trace
 
 
 SUBGRAPH = Reason(False, "a subgraph: configuration holds for the whole compilation, and its outermost graph decides")
@@ -100,7 +100,8 @@ def _ask(part: DeclaredPass, graph: Graph, context: PassContext) -> _Outcome:
         return _Outcome(ran=False, reason=reason.text)
     before, was_broken = _torch_compat.read_overrides(), flaw_of(graph) is not None
     try:
-        part(graph)
+        with observed(type(part).__name__, graph, collectors_of_current()):
+            part(graph)
         changes = _torch_compat.config_changes(before, _torch_compat.read_overrides())
         _check_declared(part, changes)
         if not was_broken:

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record of each graph that is compiled of one piece, or comes from a cache: what it was and what became of it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import magi_passes
+
+from . import _torch_compat
+from ._passes import DefectGuards
+from ._profile import Meter
+from ._records.changes import GraphChanges
+from ._records.code import external_calls, generated_kernels
+from ._records.hidden import hidden_in_code, without_fractions
+from ._records.records import ConfigChange, GraphRecord, GuardOutcome, PassOutcome
+from ._repairs._scope import repaired
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch.fx import GraphModule
+
+    from ._records.log import CompilationLog
+    from ._repairs._defect import Defect
+
+
+class GraphLog:
+    """Compiles the graphs of one piece with the repairs of *defects*, and writes what each was to *log*."""
+
+    def __init__(self, log: CompilationLog, title: str, defects: tuple[Defect, ...], *, profiles: bool) -> None:
+        self._log = log
+        self._title = title
+        self._defects = defects
+        self._profiles = profiles and log.keeps_texts
+        self._changes = GraphChanges(log)
+        self._pass_records: Sequence[magi_passes.PassRecord] = ()
+        self._reported = 0
+        self._repairs: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Hear of the passes of what is compiled here, also of a backward that is compiled later, and of caches."""
+        observe = self._changes.observe if self._log.keeps_texts else None
+        joint = tuple(defect for defect in self._defects if defect.is_of_joint_graphs)
+        with (
+            magi_passes.collect_records(observe) as self._pass_records,
+            self._seeing(self._note_cached),
+            repaired(joint, lambda name: self._repairs.update([name])),
+        ):
+            yield
+
+    def compiled(self, graph: GraphModule, kind: str, compile_graph: Callable[[], Any]) -> Any:
+        """What *compile_graph* makes of *graph*, with a record of it, also where it raises."""
+        nodes, symbols = sum(node.op == "call_function" for node in graph.graph.nodes), graph_symbols(graph)
+        # What was repaired in the joint graph goes to the forward, which is compiled first.
+        repairs, self._repairs = self._repairs, Counter()
+        given, before, meter = self._log.kept(graph), _torch_compat.phase_seconds(), Meter()
+        result, error, start = None, "", time.perf_counter()
+        try:
+            with (
+                self._seeing(meter.attach if self._profiles else _unseen),
+                repaired(self._defects, lambda name: repairs.update([name])),
+            ):
+                result = compile_graph()
+        except BaseException as exception:
+            error = without_fractions(f"{type(exception).__name__}: {exception}")
+            raise
+        finally:
+            seconds, after = time.perf_counter() - start, _torch_compat.phase_seconds()
+            place = self._log.add_graph(
+                GraphRecord(
+                    kind=kind,
+                    nodes=nodes,
+                    symbols=symbols,
+                    passes=self._new_outcomes(),
+                    guards=_guards(self._defects, repairs),
+                    seconds=seconds,
+                    piece=self._title,
+                    error=error,
+                    given=given,
+                    changed=self._changes.new(),
+                    lowered=self._log.kept(graph),
+                    phases=tuple((phase, after[phase] - before[phase]) for phase in after),
+                    **self._code(result),
+                )
+            )
+            meter.report = partial(self._log.add_runs, place)
+        return result
+
+    def _seeing(self, see: Callable[..., None]) -> contextlib.AbstractContextManager[None]:
+        return _torch_compat.seeing_loaded(see) if self._log.keeps_texts else nullcontext()
+
+    def _note_cached(self, compiled: Any, is_backward: bool, names: dict[str, Any]) -> None:
+        """Write the record of a graph that AOTAutograd's cache had, of which only the code is known."""
+        place = self._log.add_graph(
+            GraphRecord(
+                kind="backward" if is_backward else "forward",
+                nodes=0,
+                symbols=(),
+                passes=(),
+                guards=(),
+                seconds=0.0,
+                piece=self._title,
+                cached=True,
+                **self._code(compiled),
+            )
+        )
+        if self._profiles:
+            Meter(partial(self._log.add_runs, place)).attach(compiled, is_backward, names)
+
+    def _code(self, compiled: Any) -> dict[str, Any]:
+        source, code = str(getattr(compiled, "source_code", None) or ""), ""
+        if self._log.keeps_texts:
+            with self._log.spending():
+                code = self._log.keep_text(hidden_in_code(source))
+        return {"kernels": generated_kernels(source), "externs": external_calls(source), "code": code}
+
+    def _new_outcomes(self) -> tuple[PassOutcome, ...]:
+        """What the passes did since the last time: those of the joint graph go to the forward, compiled first."""
+        fresh, self._reported = self._pass_records[self._reported :], len(self._pass_records)
+        # One pass only stands for the repairs.
+        return tuple(_outcome(record) for record in fresh if record.pass_name != DefectGuards.__name__)
+
+
+def _unseen(*_: object) -> None:
+    """What is compiled here has a record of its own."""
+
+
+def _guards(defects: tuple[Defect, ...], changed: Counter[str]) -> tuple[GuardOutcome, ...]:
+    return tuple(
+        GuardOutcome(defect.name, defect.severity, defect.effect, defect.guard, changed[defect.name])
+        for defect in defects
+        if changed[defect.name]
+    )
+
+
+def _outcome(record: magi_passes.PassRecord) -> PassOutcome:
+    changes = tuple(
+        ConfigChange(key, repr(before), repr(after)) for key, (before, after) in record.config_changes.items()
+    )
+    return PassOutcome(record.pass_name, record.ran, record.reason, changes, record.seconds)
+
+
+def graph_symbols(graph: GraphModule, meta: str = "val") -> tuple[str, ...]:
+    """The free symbols in the sizes of the inputs of *graph*, in order of appearance; *meta* is where it keeps them."""
+    symbols: dict[str, None] = {}
+    for placeholder in graph.graph.find_nodes(op="placeholder"):
+        value = placeholder.meta.get(meta)
+        for size in (*getattr(value, "shape", ()), value):
+            expression = getattr(getattr(size, "node", None), "expr", None)
+            symbols |= dict.fromkeys(sorted(map(str, getattr(expression, "free_symbols", ()))))
+    return tuple(symbols)

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each kernel of a compiled graph takes on the device: its time, its bytes, its share of the bandwidth.
+
+The generated module calls its kernels by name. For a few calls of the graph a stand-in has each name, which runs the
+kernel between two events of the stream, or two looks at the clock on a CPU; then the kernels get their names back.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ._records.code import generated_kernels
+from ._records.records import KernelRun
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+WARM_UPS, MEASURED = 2, 3
+"""Calls of a graph before it is measured, in which kernels are tuned and loaded, and those that are measured."""
+
+_LIBRARY = "extern_kernels"
+
+
+@dataclass
+class _Measured:
+    """One run of one kernel."""
+
+    name: str
+    bytes: int
+    start: Any
+    end: Any = None
+
+    def seconds(self) -> float:
+        """The time between both marks, after the device has come to the second one."""
+        if isinstance(self.start, float):
+            return float(self.end - self.start)
+        self.end.synchronize()
+        return float(self.start.elapsed_time(self.end)) / 1e3
+
+
+@dataclass
+class Meter:
+    """Measures the kernels of one compiled graph, and tells *report* of them once."""
+
+    report: Callable[[tuple[KernelRun, ...]], None] = lambda _: None
+    _calls: int = 0
+    _runs: list[_Measured] = field(default_factory=list)
+    _names: dict[str, Any] = field(default_factory=dict)
+
+    def attach(self, compiled: Any, _: bool, names: dict[str, Any]) -> None:
+        """Measure *compiled*, whose generated module has *names*."""
+        wanted = [name for name in (*generated_kernels(str(compiled.source_code)), _LIBRARY) if name in names]
+        if not wanted or any(isinstance(names[name], _StandIn) for name in wanted):
+            return  # without Python there is nothing to stand in; another graph with the same code is measured already
+        self._names = {name: names[name] for name in wanted}
+        run = compiled.current_callable
+
+        def measured(*args: Any, **kwargs: Any) -> Any:
+            compiled.current_callable, self._calls = measured, self._calls + 1
+            if self._calls == WARM_UPS + 1:
+                names.update({name: _StandIn(name, kernel, self._runs) for name, kernel in self._names.items()})
+            try:
+                return run(*args, **kwargs)
+            finally:
+                if self._calls >= WARM_UPS + MEASURED:
+                    names.update(self._names)
+                    compiled.current_callable = run
+                    if self._calls == WARM_UPS + MEASURED:
+                        self.report(tuple(_summed(self._runs)))
+
+        compiled.current_callable = measured
+
+
+class _StandIn:
+    """What the generated module calls in the place of a kernel, or of the library functions."""
+
+    def __init__(self, name: str, kernel: Any, runs: list[_Measured]) -> None:
+        self._name, self._kernel, self._runs = name, kernel, runs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._between_marks(self._name, self._kernel, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._kernel, name)
+        if not callable(value) or (self._name != _LIBRARY and name != "run"):
+            return value
+        called = name if self._name == _LIBRARY else self._name
+        return lambda *args, **kwargs: self._between_marks(called, value, args, kwargs)
+
+    def _between_marks(self, name: str, kernel: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        on_gpu = any(tensor.is_cuda for tensor in tensors)
+        measured = _Measured(name, _bytes(tensors), _mark(on_gpu))
+        result = kernel(*args, **kwargs)
+        measured.end = _mark(on_gpu)
+        self._runs.append(measured)
+        return result
+
+
+def _mark(on_gpu: bool) -> Any:
+    if not on_gpu:
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _bytes(tensors: list[torch.Tensor]) -> int:
+    once = {(tensor.data_ptr(), tensor.numel()): tensor for tensor in tensors}
+    return sum(tensor.numel() * tensor.element_size() for tensor in once.values())
+
+
+def _summed(runs: list[_Measured]) -> Iterator[KernelRun]:
+    """The runs of each kernel as one, with the median of its time, those that take longest first."""
+    on_gpu = any(not isinstance(run.start, float) for run in runs)
+    by_name: dict[str, list[_Measured]] = {}
+    for run in runs:
+        by_name.setdefault(run.name, []).append(run)
+    copied = copied_bytes_a_second("cuda" if on_gpu else "cpu") if runs else 0.0
+    found = []
+    for name, those in by_name.items():
+        seconds = sorted(run.seconds() for run in those)[len(those) // 2]
+        size = sorted(run.bytes for run in those)[len(those) // 2]
+        share = size / seconds / copied if seconds and copied else 0.0
+        found.append(KernelRun(name, max(len(those) // MEASURED, 1), seconds, size, share))
+    yield from sorted(found, key=lambda run: -run.calls * run.seconds)
+
+
+@functools.cache
+def copied_bytes_a_second(device: str) -> float:
+    """Bytes that *device*, "cuda" or "cpu", reads and writes in a second when it copies a tensor; measured once."""
+    source = torch.empty(2**26 if device == "cuda" else 2**24, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    best = float("inf")
+    for _ in range(5):
+        run = _Measured("copy", 0, _mark(device == "cuda"))
+        target.copy_(source)
+        run.end = _mark(device == "cuda")
+        best = min(best, run.seconds())
+    return 2 * source.numel() * source.element_size() / best

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Dynamo knows of the function that it captures: which one, why again, why it stopped, and what it took."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import CodeType, FrameType
+
+
+@dataclass(frozen=True)
+class CapturedFrame:
+    """The function whose graph is being compiled.
+
+    Attributes:
+        compile_id: Dynamo's number of it, such as ``0/1``: the second capture of the first function; or empty.
+        function: Its qualified name, or empty.
+        place: ``model.py:12``, with the whole path, or empty.
+        recompiled: Why the code that there is could not be used, in Dynamo's words; empty at the first capture.
+    """
+
+    compile_id: str = ""
+    function: str = ""
+    place: str = ""
+    recompiled: str = ""
+
+
+def captured_frame() -> CapturedFrame:
+    """What is captured on this thread now; all empty outside of a compilation."""
+    compiling = _compile_locals()
+    code: CodeType | None = compiling.get("code")
+    again = str(_metrics().get("recompile_reason") or "")
+    if code is None:
+        return CapturedFrame(compile_id(), recompiled=again)
+    function, place = _named(code, getattr(compiling.get("frame"), "f_locals", {}))
+    return CapturedFrame(compile_id(), function, place, again)
+
+
+def _named(code: CodeType, values: Mapping[str, Any]) -> tuple[str, str]:
+    """The qualified name of *code*, where the frame holds *values*, and its place; of a wrapper, what it wraps."""
+    function = _wrapped(code, values)
+    inner = getattr(inspect.unwrap(function), "__code__", code) if function is not None else code
+    name = getattr(function, "__qualname__", code.co_qualname)
+    return name, f"{inner.co_filename}:{inner.co_firstlineno}"
+
+
+def _wrapped(code: CodeType, values: Mapping[str, Any]) -> Any:
+    """The function that a wrapper's *code* is about; None where it is no wrapper, or does not tell."""
+    takes_anything = code.co_flags & inspect.CO_VARARGS and code.co_flags & inspect.CO_VARKEYWORDS
+    inside = [values[name] for name in code.co_freevars if callable(values.get(name))] if takes_anything else []
+    if len(inside) == 1:
+        return type(inside[0]).forward if isinstance(inside[0], torch.nn.Module) else inside[0]
+    owner = values.get(code.co_varnames[0]) if code.co_argcount else None
+    if isinstance(owner, torch.nn.Module) and getattr(type(owner).forward, "__code__", None) is code:
+        return type(owner).forward
+    return None
+
+
+def compile_id() -> str:
+    """Dynamo's number of the compilation on this thread, or empty."""
+    from torch._guards import CompileContext
+
+    current = CompileContext.current_compile_id()
+    return "" if current is None else str(current)
+
+
+def stopped_by(gm: torch.fx.GraphModule) -> Any:
+    """The graph break at which the capture of *gm* ended, with a ``reason`` and a ``user_stack``; or None.
+
+    Dynamo leaves it on the graph that it gives to a backend (2.10 to 2.15).
+    """
+    reason = getattr(gm, "compile_subgraph_reason", None)
+    return reason if getattr(reason, "graph_break", False) else None
+
+
+def _compile_locals() -> Mapping[str, Any]:
+    """The locals of Dynamo's ``_compile`` on this thread: it tells a backend nowhere which function it compiles."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_compile" and frame.f_globals.get("__name__") == "torch._dynamo.convert_frame":
+            return frame.f_locals
+        frame = frame.f_back
+    return {}
+
+
+def _metrics() -> Mapping[str, Any]:
+    from torch._dynamo.utils import get_metrics_context
+
+    context = get_metrics_context()
+    return context._metrics if context.in_progress() else {}
+
+
+def capture_seconds() -> float:
+    """How long Dynamo has been tracing the function whose graph it now compiles; 0.0 outside of such a compilation.
+
+    ``MetricsContext`` notes the time when a compilation starts, for torch's own metrics (2.10 to 2.15).
+    """
+    from torch._dynamo.utils import get_metrics_context
+
+    context = get_metrics_context()
+    began: int = getattr(context, "_start_time_ns", 0)
+    return (time.time_ns() - began) / 1e9 if began and context.in_progress() else 0.0
+
+
+def graph_breaks() -> Sequence[Any]:
+    """Where and why Dynamo broke graphs in this process so far: each has a ``reason`` and a ``user_stack``."""
+    from torch._dynamo.utils import graph_break_reasons
+
+    return graph_break_reasons
+
+
+def captured_graphs() -> int:
+    """How many graphs Dynamo has captured in this process, for whatever backend."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+@dataclass(frozen=True)
+class FrameEnd:
+    """What Dynamo counted while it compiled one function.
+
+    Attributes:
+        seconds: From the start of its capture until its guards were built.
+        calls: Operator calls that it captured; 0 where it gave up before it had a graph.
+        failure: The class and the message of the error by which it gave up, or empty.
+        function: The name of the function.
+        place: Its file and first line.
+    """
+
+    seconds: float
+    calls: int
+    failure: str
+    function: str
+    place: str
+
+
+def when_frames_end(call: Callable[[FrameEnd], None]) -> None:
+    """Have *call* called on this thread whenever Dynamo has compiled a function, or has given it up.
+
+    Dynamo has callbacks for the end of a compilation, and they are not told which one it was. Its metrics are: they are
+    handed over when the context of a thread is left (``MetricsContext.__exit__``, 2.10 to 2.15). Asked for again on the
+    same thread, it does nothing.
+    """
+    from torch._dynamo.utils import get_metrics_context
+
+    context = get_metrics_context()
+    hand_over = context._on_exit
+    if isinstance(hand_over, _AndTell):
+        hand_over.call = call
+    else:
+        context._on_exit = _AndTell(hand_over, call)
+
+
+@dataclass
+class _AndTell:
+    hand_over: Callable[..., None]
+    call: Callable[[FrameEnd], None]
+
+    def __call__(self, start: int, end: int, metrics: dict[str, Any], *error: Any) -> None:
+        self.hand_over(start, end, metrics, *error)
+        compiling = _compile_locals()
+        code: CodeType | None = compiling.get("code")
+        if code is None:
+            return  # a backward, or something at run time
+        kind, reason = metrics.get("fail_type"), metrics.get("fail_reason")
+        if any(error):
+            kind, reason = error[0].__name__, error[1]
+        function, place = _named(code, getattr(compiling.get("frame"), "f_locals", {}))
+        self.call(
+            FrameEnd(
+                seconds=(end - start) / 1e9,
+                calls=int(metrics.get("graph_op_count") or 0),
+                failure=f"{kind}: {reason}" if kind else "",
+                function=function,
+                place=place,
+            )
+        )
+
+
+_PHASES = {
+    "graph passes": ("_recursive_post_grad_passes", ()),
+    "lowering": ("GraphLowering.run", ()),
+    "scheduling and fusion": ("Scheduler.__init__", ()),
+    "code generation": ("GraphLowering.codegen", ("Scheduler.__init__",)),
+    "compiling kernels": ("PyCodeCache.load_by_key_path", ()),
+}
+"""The parts of Inductor's work on one graph: what torch calls each, and what is in it that is a part by itself."""
+
+
+def phase_seconds() -> dict[str, float]:
+    """What Inductor spent in each of its parts in this process so far; torch times them for its own metrics."""
+    from torch._dynamo.utils import compilation_time_metrics as spent
+
+    def total(name: str) -> float:
+        return sum(spent.get(name, ()))
+
+    return {phase: total(name) - sum(map(total, inner)) for phase, (name, inner) in _PHASES.items()}
