@@ -53,7 +53,14 @@ ARMS: Mapping[str, Mapping[str, str]] = {
         "magi": "magi",
         "magi_budget": "magi, budget 0.3",
     },
-    "report_overhead": {"compile": "compilation", "check": "check"},
+    "report_overhead": {
+        "compile": "compilation",
+        "check": "check",
+        "cold, with report": "compilation, recorded",
+        "cold, report": "its record",
+        "warm, with report": "from caches, recorded",
+        "warm, report": "its record, from caches",
+    },
     "see_through": {
         "hand": "hand-written wrap_triton",
         "see_through": "seen through",
