@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +22,9 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+
+sys.path.insert(0, str(Path(__file__).parent))  # identity_passes.py: --import-mode=importlib adds nothing
 
 
 @pytest.fixture

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a test asks of the graph that a call of an op becomes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from magi_tritonwrap.testing import aot_graphs, launches_of
+
+
+def launch_count(op: Any, *inputs: Any, dynamic: bool | None = None) -> int:
+    (graph,) = aot_graphs(lambda *args: op(*args) + 1, *(inputs or (torch.ones(300),)), dynamic=dynamic)
+    assert op not in {node.target for node in graph.graph.nodes}
+    return len(launches_of(graph))
+
+
+def op_stays(op: Any, *inputs: Any) -> bool:
+    (graph,) = aot_graphs(lambda *args: op(*args) + 1, *(inputs or (torch.ones(300),)))
+    return op in {node.target for node in graph.graph.nodes}

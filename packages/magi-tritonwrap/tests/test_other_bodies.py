@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bodies for one type of device, bodies that are replaced, ops that are registered again, and wrapping repeatedly."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+import tritonwrap_patterns as patterns
+from magi_tritonwrap import make_see_through, wrap_kernels
+from magi_tritonwrap.testing import launches_of
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from conftest import Ops
+from graph_questions import launch_count, op_stays
+
+
+pytestmark = pytest.mark.usefixtures("stub")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("how", ["register_kernel", "impl", "custom_op"])
+def test_another_body_for_cpu(ops: Ops, how: str, when: str) -> None:
+    calls: list[str] = []
+
+    def on_cpu(x: Tensor) -> Tensor:
+        calls.append("cpu")
+        return x * 2
+
+    def register() -> None:
+        if how == "impl":
+            ops.library.impl("two_bodies", on_cpu, "CPU")
+        else:
+            torch.library.register_kernel(op, "cpu", on_cpu)
+
+    if how == "custom_op":
+        definition = torch.library.custom_op(
+            f"{ops.namespace}::two_bodies", patterns.module_level, mutates_args=(), schema="(Tensor x) -> Tensor"
+        )
+        definition.register_fake(torch.empty_like)
+        op = definition._opoverload
+    else:
+        op = ops.define("two_bodies", patterns.module_level)
+    if when == "before":
+        register()
+    make_see_through(op, patterns.module_level)
+    if when == "after":
+        register()
+
+    x = torch.arange(4.0)
+    assert torch.equal(op(x), x * 2)
+    torch.compiler.reset()
+    assert torch.equal(torch.compile(op, backend="aot_eager", fullgraph=True)(x), x * 2)
+    assert calls == ["cpu", "cpu"]
+    assert launch_count(op) == 1, "CUDA tensors still get the launch"
+
+
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
+def test_body_for_one_device_type_replaced_later(ops: Ops) -> None:
+    ops.library.define("single(Tensor x) -> Tensor")
+    ops.library.impl("single", patterns.module_level, "CUDA")
+    torch.library.register_fake(f"{ops.namespace}::single", torch.empty_like, lib=ops.library)
+    op = getattr(torch.ops, ops.namespace).single.default
+    make_see_through(op, patterns.module_level)
+    assert launch_count(op) == 1
+
+    ops.library.impl("single", lambda x: x * 2, "CUDA", allow_override=True)
+
+    assert op_stays(op)
+
+
+def test_repeating_make_see_through_changes_nothing(ops: Ops) -> None:
+    op = ops.define("again", patterns.module_level)
+    first = make_see_through(op, patterns.module_level)
+    assert make_see_through(op, patterns.module_level) == first
+    assert launch_count(op) == 1
+
+
+def test_a_second_body_replaces_the_first(ops: Ops) -> None:
+    op = ops.define("replaced", patterns.module_level)
+    make_see_through(op, patterns.module_level)
+    make_see_through(op, patterns.several_kernels)
+    assert launch_count(op) == 2
+
+
+def test_op_defined_again_under_the_same_name_is_not_seen_through(ops: Ops) -> None:
+    op = ops.define("redefined", patterns.module_level)
+    make_see_through(op, patterns.module_level)
+    ops.library._destroy()
+    ops.library = torch.library.Library(ops.namespace, "FRAGMENT")
+
+    again = ops.define("redefined", patterns.module_level)
+
+    assert again is not op
+    assert op_stays(again)
+    make_see_through(again, patterns.module_level)
+    assert launch_count(again) == 1
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_wrapping_repeatedly_is_wrapping_once(ops: Ops, times: int) -> None:
+    body: Callable[[Tensor], Tensor] = patterns.bare_and_wrapped
+    for _ in range(times):
+        body = wrap_kernels(body)
+    graph = make_fx(body, tracing_mode="fake")(torch.ones(300))
+    assert len(launches_of(graph)) == 2
+    op = ops.define("wrapped", body)
+    assert [kernel.name for kernel in make_see_through(op, body).kernels] == ["double_kernel"]
+    assert launch_count(op) == 2
