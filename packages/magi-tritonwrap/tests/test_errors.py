@@ -143,7 +143,7 @@ def test_every_error_has_one_root_and_a_builtin_base() -> None:
         for name, value in vars(magi_tritonwrap).items()
         if name.endswith("Error") and value is not TritonWrapError
     ]
-    assert len(errors) == 6
+    assert len(errors) == 7
     for error in errors:
         assert issubclass(error, TritonWrapError)
         assert any(issubclass(error, builtin) for builtin in (TypeError, ValueError, KeyError, RuntimeError))
