@@ -26,7 +26,7 @@ class Defect:
     Attributes:
         name: The name of the file, of the guard in reports, and of the scope of the repair.
         effect: What a user sees without the repair.
-        severity: Whether the compiled code is wrong, or there is none, or it is in more graphs than it need be.
+        severity: Whether the compiled code is wrong, or there is none, or it is in more graphs or slower than need be.
         since: First release known to have it.
         fixed: First release known not to have it; None while every release since has it.
         guard: What the repair does, for the report.
@@ -39,7 +39,7 @@ class Defect:
 
     name: str
     effect: str
-    severity: Literal["wrong code", "no code", "more graphs"]
+    severity: Literal["wrong code", "no code", "more graphs", "slower code"]
     since: tuple[int, ...]
     fixed: tuple[int, ...] | None
     guard: str
