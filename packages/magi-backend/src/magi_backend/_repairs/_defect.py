@@ -21,7 +21,8 @@ class Defect:
     """One defect and its repair.
 
     A repair is active for the releases that have the defect. A graph that the defect does not touch compiles to what
-    it was, and the report names the repair only where torch's own way would have failed or given another result.
+    it was, and the report names the repair only where torch's own way would have failed, given another result or
+    written slower code.
 
     Attributes:
         name: The name of the file, of the guard in reports, and of the scope of the repair.
