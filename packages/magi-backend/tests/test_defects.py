@@ -347,7 +347,7 @@ def test_strides_that_torch_can_order_by_itself_need_no_guard(strides: Callable[
         pytest.param(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(2), nn.Softmax(-1)), id="tokens"),
     ],
 )
-def test_where_stock_is_right_no_guard_is_reported(model: Callable[[], nn.Module]) -> None:
+def test_where_stock_is_right_no_guard_against_wrong_code_is_reported(model: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     net, x = model(), torch.randn(2, 3, 12, 16)
     stock = gradients(net, torch.compile(net, dynamic=True), x)
@@ -358,7 +358,8 @@ def test_where_stock_is_right_no_guard_is_reported(model: Callable[[], nn.Module
     expected = gradients(net, net, x)
     assert agree(stock, expected)
     assert agree(ours, expected)
-    assert guards(Report("net", torch.__version__, (), collector.compilations())) == []
+    reported = guards(Report("net", torch.__version__, (), collector.compilations()))
+    assert [name for name in reported if known(name).severity != "slower code"] == []
 
 
 def test_every_file_is_a_defect_with_a_range() -> None:

@@ -21,12 +21,13 @@ class Defect:
     """One defect and its repair.
 
     A repair is active for the releases that have the defect. A graph that the defect does not touch compiles to what
-    it was, and the report names the repair only where torch's own way would have failed or given another result.
+    it was, and the report names the repair only where torch's own way would have failed, given another result or
+    written slower code.
 
     Attributes:
         name: The name of the file, of the guard in reports, and of the scope of the repair.
         effect: What a user sees without the repair.
-        severity: Whether the compiled code is wrong, or there is none, or it is in more graphs than it need be.
+        severity: Whether the compiled code is wrong, or there is none, or it is in more graphs or slower than need be.
         since: First release known to have it.
         fixed: First release known not to have it; None while every release since has it.
         guard: What the repair does, for the report.
@@ -39,7 +40,7 @@ class Defect:
 
     name: str
     effect: str
-    severity: Literal["wrong code", "no code", "more graphs"]
+    severity: Literal["wrong code", "no code", "more graphs", "slower code"]
     since: tuple[int, ...]
     fixed: tuple[int, ...] | None
     guard: str
