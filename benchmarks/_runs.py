@@ -62,6 +62,13 @@ def median(row: Row) -> float | None:
     return statistics.median(row["seconds"]) if row["seconds"] else None
 
 
+def cells_of(row: Row, measured: Callable[[float], Sequence[str]]) -> list[str]:
+    """Case, arm and release of *row*, and what *measured* makes of its median; the reason where it failed."""
+    seconds = median(row)
+    rest = [row["reason"].replace("|", "/")] if seconds is None else measured(seconds)
+    return [row["case"], row["arm"], row["torch"], *rest]
+
+
 def place_of_arm(arm: str, arms: Sequence[str]) -> tuple[int, str]:
     """Where rows of *arm* stand: as in *arms*, and then the others by name."""
     return (arms.index(arm) if arm in arms else len(arms)), arm

@@ -21,7 +21,7 @@ from _fragment_case import measure
 from _fragments import FRAGMENTS
 from _ratios import ratios
 from _rows import markdown, publish
-from _runs import median, parser_of, place_of_arm, plan_of, run, split
+from _runs import cells_of, parser_of, place_of_arm, plan_of, run, split
 from _workers import Job
 
 
@@ -43,13 +43,12 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def _cells(row: Row) -> list[str]:
-    seconds = median(row)
-    cells = [row["case"], row["arm"], row["torch"]]
-    if seconds is None:
-        return [*cells, row["reason"].replace("|", "/")]
-    ours, eager = row["difference"], row["eager_difference"]
-    cells += [f"{1e3 * seconds:.3f}", f"{sum(row['cold_seconds']):.1f}", str(row["graphs"])]
-    return [*cells, *(f"{of[what]:.1e}" for what in ("relative", "largest") for of in (ours, eager))]
+    def measured(seconds: float) -> list[str]:
+        ours, eager = row["difference"], row["eager_difference"]
+        cells = [f"{1e3 * seconds:.3f}", f"{sum(row['cold_seconds']):.1f}", str(row["graphs"])]
+        return [*cells, *(f"{of[what]:.1e}" for what in ("relative", "largest") for of in (ours, eager))]
+
+    return cells_of(row, measured)
 
 
 def place(row: Row) -> tuple[Any, ...]:

@@ -27,7 +27,7 @@ from _hot_case import ARMS, MODELS, measure
 from _hot_dispatch import CASES, measure_dispatch
 from _ratios import ratios
 from _rows import markdown, publish
-from _runs import median, parser_of, place_of_arm, run, split
+from _runs import cells_of, parser_of, place_of_arm, run, split
 from _workers import Job
 
 
@@ -45,14 +45,13 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def _cells(row: Row) -> list[str]:
-    seconds = median(row)
-    cells = [row["case"], row["arm"], row["torch"]]
-    if seconds is None:
-        return [*cells, row["reason"].replace("|", "/")]
-    cells.append(f"{1e6 * seconds:.2f} µs" if seconds < 1e-4 else f"{1e3 * seconds:.3f} ms")
-    cells += [f"{row['compile_seconds']:.1f}", str(row["codes"])] if "codes" in row else ["", ""]
-    differences = [row.get(which) for which in ("difference", "eager_difference")]
-    return [*cells, *(f"{of['relative']:.1e}" if of else "" for of in differences)]
+    def measured(seconds: float) -> list[str]:
+        cells = [f"{1e6 * seconds:.2f} µs" if seconds < 1e-4 else f"{1e3 * seconds:.3f} ms"]
+        cells += [f"{row['compile_seconds']:.1f}", str(row["codes"])] if "codes" in row else ["", ""]
+        differences = [row.get(which) for which in ("difference", "eager_difference")]
+        return [*cells, *(f"{of['relative']:.1e}" if of else "" for of in differences)]
+
+    return cells_of(row, measured)
 
 
 def place(row: Row) -> tuple[Any, ...]:

@@ -32,7 +32,7 @@ from typing import Any
 from _library_case import ARMS, BLOCK, measure
 from _ratios import ratios
 from _rows import markdown, publish
-from _runs import median, parser_of, place_of_arm, run, split
+from _runs import cells_of, parser_of, place_of_arm, run, split
 from _workers import Job
 
 
@@ -61,13 +61,12 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def _cells(row: Row) -> list[str]:
-    seconds = median(row)
-    cells = [row["case"], row["arm"], row["torch"]]
-    if seconds is None:
-        return [*cells, row["reason"].replace("|", "/")]
-    cells += [f"{1e6 * time:.1f} µs" for time in (seconds, min(row["alone_seconds"]))]
-    cells += [f"{row['compile_seconds']:.1f}", str(row["graphs"]), f"{row['difference']['relative']:.1e}"]
-    return [*cells, "yes" if row["stays_opaque"] else ""]
+    def measured(seconds: float) -> list[str]:
+        cells = [f"{1e6 * time:.1f} µs" for time in (seconds, min(row["alone_seconds"]))]
+        cells += [f"{row['compile_seconds']:.1f}", str(row["graphs"]), f"{row['difference']['relative']:.1e}"]
+        return [*cells, "yes" if row["stays_opaque"] else ""]
+
+    return cells_of(row, measured)
 
 
 def place(row: Row) -> tuple[Any, ...]:

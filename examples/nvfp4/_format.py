@@ -53,7 +53,7 @@ def quantize_nvfp4(x: Tensor) -> NVFP4Tensor:
         x: a floating-point tensor of shape [..., K], all values finite, K a multiple of 16.
 
     Raises:
-        ValueError: K is no multiple of 16, or a value is not finite.
+        ValueError: K is not a multiple of 16, or a value is not finite.
     """
     if x.dim() == 0 or x.shape[-1] % BLOCK:
         raise ValueError(f"quantize_nvfp4() wants a last dimension that is a multiple of {BLOCK}, got {list(x.shape)}.")

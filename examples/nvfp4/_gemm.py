@@ -26,7 +26,7 @@ def nvfp4_gemm_kernel(  # type: ignore[no-untyped-def]
     to occupy a GPU. EVEN says that BLOCK_K * PARTS divides k.
 
     With EXPERTS, row tile t has the sorted rows tile_row[t] to tile_end[t], all of expert tile_expert[t], and sorted
-    row r is row row_source[r] of x. An expert number of EXPERTS means that there is no such tile.
+    row r is row row_source[r] of x. A tile whose expert is EXPERTS does nothing.
     """
     WORDS: tl.constexpr = BLOCK_K // 8
     tile = tl.program_id(0)
@@ -56,7 +56,7 @@ def nvfp4_gemm_kernel(  # type: ignore[no-untyped-def]
     strip_word = (strip // BLOCK_M) * span
     at_x = x + source * stride_x
 
-    # Of one part there is no third dimension: only products of two have the tensor cores of a warp group.
+    # With one part the product has two dimensions: only then does it get the tensor cores of a warp group.
     shape: tl.constexpr = (PARTS, BLOCK_N, BLOCK_M) if PARTS > 1 else (BLOCK_N, BLOCK_M)
     total = tl.zeros(shape, tl.float32)
     for start in tl.range(0, span, WORDS, num_stages=STAGES):

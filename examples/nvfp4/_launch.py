@@ -29,7 +29,7 @@ class Groups:
     """Which tile has which rows, when no tile has rows of two experts.
 
     Attributes:
-        expert: for each tile its expert, or the number of experts where there is no tile.
+        expert: for each tile its expert; the number of experts for a place without a tile.
         row: the first row of each tile, rows in order of their experts.
         end: the row behind the last of the tile's expert.
         source: for each row in that order, its row of x.
@@ -65,7 +65,7 @@ def multiply_rows_of_experts(x: Tensor, weight: NVFP4Weight, expert: Tensor, row
 
 
 def can_be_read_in_pairs(x: Tensor) -> bool:
-    """Whether the kernel with PTX in it takes *x*: pairs of elements lie at even places, there is no PTX on a CPU."""
+    """Whether the kernel with PTX in it takes *x*: pairs of elements lie at even places, on a GPU."""
     return x.is_cuda and x.dtype == torch.bfloat16 and x.stride(0) % 2 == 0 and x.storage_offset() % 2 == 0
 
 

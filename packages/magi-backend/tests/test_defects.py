@@ -188,7 +188,7 @@ def test_attention_trains_at_dynamic_sizes() -> None:
     assert agree(ours, gradients(model, model, x))
     report = Report("Attention", torch.__version__, (), collector.compilations())
     torch.compiler.reset()
-    assert guards(report) == ["order_symbolic_strides"] * fails(model, x)
+    assert ("order_symbolic_strides" in guards(report)) == fails(model, x)
 
 
 def fails(model: nn.Module, x: Tensor) -> bool:

@@ -17,9 +17,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the report; the exit status is 1 where there is none."""
     asked = _parser().parse_args(arguments)
     try:
-        shown: RunReport | Comparison = read_report(asked.folder)
-        if asked.compare:
-            shown = read_report(asked.folder).compared_with(read_report(asked.compare))
+        run = read_report(asked.folder)
+        shown: RunReport | Comparison = run.compared_with(read_report(asked.compare)) if asked.compare else run
     except ReportError as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +94,7 @@ class GraphLog:
         return result
 
     def _seeing(self, see: Callable[..., None]) -> contextlib.AbstractContextManager[None]:
-        return _torch_compat.seeing_loaded(see) if self._log.keeps_texts else nullcontext()
+        return _torch_compat.seeing_loaded(see) if self._log.keeps_texts else contextlib.nullcontext()
 
     def _note_cached(self, compiled: Any, is_backward: bool, names: dict[str, Any]) -> None:
         """Write the record of a graph that AOTAutograd's cache had, of which only the code is known."""

@@ -12,10 +12,6 @@ def _always() -> bool:
     return True
 
 
-def _never() -> bool:
-    return False
-
-
 @dataclass(frozen=True)
 class Defect:
     """One defect and its repair.
@@ -35,7 +31,8 @@ class Defect:
         is_torch_concerned: Asked when a compilation starts: whether torch's own way, as it is configured by the user,
             meets the defect. Otherwise only what this backend turns on needs the repair, and the report is silent.
         is_of_joint_graphs: Whether it is met in the passes over the graph of forward and backward together too.
-        mattered_in_capture: Asked when a compilation starts: whether the repair mattered when Dynamo captured it.
+        is_in_capture: Whether the repair is one of Dynamo's capture rather than of the compilation. Such a one says by
+            `note_in_capture` that it mattered.
     """
 
     name: str
@@ -47,12 +44,7 @@ class Defect:
     patch: Callable[[], None]
     is_torch_concerned: Callable[[], bool] = _always
     is_of_joint_graphs: bool = False
-    mattered_in_capture: Callable[[], bool] = _never
-
-    @property
-    def is_in_capture(self) -> bool:
-        """Whether the repair is one of Dynamo's capture rather than of the compilation."""
-        return self.mattered_in_capture is not _never
+    is_in_capture: bool = False
 
     def concerns(self, release: tuple[int, ...]) -> bool:
         """Whether the torch *release*, for example ``(2, 13, 0)``, has the defect."""

@@ -11,6 +11,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +30,8 @@ class _Scope:
 
 _scope: ContextVar[_Scope | None] = ContextVar("magi_repairs", default=None)
 _patching = threading.Lock()
+_NOTED = "magi_repairs"
+"""Attribute of a tracing context: the repairs that mattered when its graph was captured."""
 
 
 @contextlib.contextmanager
@@ -38,8 +42,9 @@ def repaired(defects: Sequence[Defect], report: Callable[[str], None]) -> Iterat
     functions are put in place on first use and do nothing outside such a context.
     """
     _patch(defects)
+    noted = _noted_in(torch._guards.TracingContext.try_get())
     for defect in defects:
-        if defect.mattered_in_capture():
+        if defect.name in noted:
             report(defect.name)
     reported = frozenset(defect.name for defect in defects if defect.is_torch_concerned())
     scope = _Scope(frozenset(defect.name for defect in defects), reported, report)
@@ -60,6 +65,16 @@ def repair_capture() -> None:
     from ._listing import active_defects
 
     _patch([defect for defect in active_defects(torch_release()) if defect.is_in_capture])
+
+
+def note_in_capture(output: Any, name: str) -> None:
+    """Say that the repair *name* matters to the graph that Dynamo captures into *output*."""
+    context = output.tracing_context
+    setattr(context, _NOTED, _noted_in(context) | {name})
+
+
+def _noted_in(context: Any) -> frozenset[str]:
+    return getattr(context, _NOTED, frozenset())
 
 
 def _patch(defects: Sequence[Defect]) -> None:

@@ -18,7 +18,7 @@ import torch
 from magi_backend._torch_compat import is_our_backend
 
 from ._defect import Defect
-from ._scope import replace
+from ._scope import note_in_capture, replace
 
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def patch() -> None:
                 is_plain = tensor.class_type in (torch.Tensor, torch.nn.Parameter)
                 if is_number or not is_plain or not is_our_backend(tx.output.compiler_fn):
                     return handler(tx, args, kwargs)
-                tx.output.tracing_context.magi_compared_with_constants = True
+                note_in_capture(tx.output, NAME)
                 return ConstantVariable.create(value=False)
 
             return compare
@@ -69,12 +69,6 @@ def patch() -> None:
     replace(BuiltinVariable, "_make_handler", make)
 
 
-def _mattered() -> bool:
-    """Whether the graph that is compiled now was captured whole because of this."""
-    context = torch._guards.TracingContext.try_get()
-    return getattr(context, "magi_compared_with_constants", False)
-
-
 DEFECT = Defect(
     name=NAME,
     effect="the comparison of a tensor with a string or another constant breaks the graph",
@@ -83,5 +77,5 @@ DEFECT = Defect(
     fixed=(2, 13, 0),
     guard="a tensor never equals such a constant",
     patch=patch,
-    mattered_in_capture=_mattered,
+    is_in_capture=True,
 )

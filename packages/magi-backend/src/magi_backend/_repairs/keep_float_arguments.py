@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from ._defect import Defect
+from ._kernels import parameters_of
 from ._scope import is_active, replace, report
 
 
@@ -58,10 +59,8 @@ def patch() -> None:
 
 
 def _annotated_parameters(kernel: Any) -> frozenset[str]:
-    """The parameters of *kernel*, below its autotuner and heuristics, that are annotated with a type."""
-    while not hasattr(kernel, "params"):
-        kernel = kernel.fn
-    return frozenset(parameter.name for parameter in kernel.params if parameter.annotation_type)
+    """The parameters of *kernel* that are annotated with a type."""
+    return frozenset(parameter.name for parameter in parameters_of(kernel) if parameter.annotation_type)
 
 
 DEFECT = Defect(

@@ -16,12 +16,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from magi_backend._torch_compat import is_our_backend
 
 from ._defect import Defect
-from ._scope import replace
+from ._scope import note_in_capture, replace
 
 
 if TYPE_CHECKING:
@@ -45,18 +43,12 @@ def patch() -> None:
             with config.patch(assume_static_by_default=True):
                 found = original(self, value)
             if found.is_python_constant():
-                output.tracing_context.magi_floats_of_modules = True
+                note_in_capture(output, NAME)
             return found
 
         return wrap_symfloat
 
     replace(VariableBuilder, "wrap_symfloat", make)
-
-
-def _mattered() -> bool:
-    """Whether the graph that is compiled now has a constant because of this."""
-    context = torch._guards.TracingContext.try_get()
-    return getattr(context, "magi_floats_of_modules", False)
 
 
 DEFECT = Defect(
@@ -67,5 +59,5 @@ DEFECT = Defect(
     fixed=None,
     guard="float attributes of modules are constants until they change",
     patch=patch,
-    mattered_in_capture=_mattered,
+    is_in_capture=True,
 )

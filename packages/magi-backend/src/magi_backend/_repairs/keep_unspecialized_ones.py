@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ._defect import Defect
+from ._kernels import parameters_of
 from ._scope import is_active, replace, report
 
 
@@ -46,11 +47,9 @@ def _unspecialized_ones(kernel: Any, kwargs: Mapping[str, Any]) -> dict[str, Any
     from torch._inductor.virtualized import V
     from torch.utils._sympy.functions import Identity
 
-    while not hasattr(kernel, "params"):
-        kernel = kernel.fn
     given = {
         parameter.name: kwargs.get(parameter.name)
-        for parameter in kernel.params
+        for parameter in parameters_of(kernel)
         if parameter.do_not_specialize and not parameter.is_constexpr
     }
     return {

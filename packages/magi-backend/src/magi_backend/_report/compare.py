@@ -33,7 +33,7 @@ class Pair:
         """What differs, in a word each; times always do."""
         parts = {
             "inputs": self.before.inputs != self.after.inputs,
-            "graphs": self.before.captured != self.after.captured or self._lowered(0) != self._lowered(1),
+            "graphs": self.before.captured != self.after.captured or _lowered(self.before) != _lowered(self.after),
             "passes": _passes(self.before) != _passes(self.after),
             "kernels": _kernels(self.before) != _kernels(self.after),
             "guards": _guards(self.before) != _guards(self.after),
@@ -62,21 +62,22 @@ class Pair:
 
     def graph_diffs(self) -> Iterator[tuple[str, list[DiffLine]]]:
         """The captured graph and each lowered graph that differ, by name."""
-        old, new = self._lowered(0), self._lowered(1)
+        old, new = _lowered(self.before), _lowered(self.after)
         texts = [("captured graph", self.before.captured, self.after.captured)]
         texts += [(f"graph {t}, lowered", old.get(t, ""), new.get(t, "")) for t in dict.fromkeys((*old, *new))]
         for name, before, after in texts:
             if before != after:
                 yield name, diff_lines(before, after)
 
-    def _lowered(self, side: int) -> dict[str, str]:
-        return {graph.title: graph.lowered for graph in (self.before, self.after)[side].graphs}
-
 
 def _told(what: str, before: dict[str, str], after: dict[str, str]) -> Iterator[str]:
     for name in dict.fromkeys((*before, *after)):
         if before.get(name) != after.get(name):
             yield f"{what} {name}: {before.get(name, 'not there')} -> {after.get(name, 'not there')}"
+
+
+def _lowered(compilation: Compilation) -> dict[str, str]:
+    return {graph.title: graph.lowered for graph in compilation.graphs}
 
 
 def _of_graphs(compilation: Compilation, told: Callable[[GraphRecord], dict[str, str]]) -> dict[str, str]:

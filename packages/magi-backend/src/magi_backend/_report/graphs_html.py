@@ -52,8 +52,8 @@ def _texts(graph: GraphRecord) -> Iterator[str]:
 def _diff(title: str, before: str, after: str) -> str:
     lines = diff_lines(before, after)
     added, removed = changed_lines(lines)
-    counted = f"<span class='good'>+{added}</span> <span class='bad'>&minus;{removed}</span>"
-    return details(f"{title} {counted}", diff_block(lines))
+    numbers = f"<span class='good'>+{added}</span> <span class='bad'>&minus;{removed}</span>"
+    return details(f"{title} {numbers}", diff_block(lines))
 
 
 def _code(graph: GraphRecord) -> str:

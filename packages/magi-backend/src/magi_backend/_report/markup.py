@@ -73,7 +73,7 @@ def fill(share: float, text: str) -> str:
 
 
 def phase_bar(phases: Sequence[tuple[str, float]]) -> str:
-    """What the parts of a time were, as one bar and a legend. Nothing where there is no time."""
+    """The parts of a time, as one bar and a legend; empty where all are zero."""
     some = [(name, seconds) for name, seconds in phases if seconds > 0]
     total = sum(seconds for _, seconds in some)
     if not total:

@@ -55,7 +55,7 @@ def _named(code: CodeType, values: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _wrapped(code: CodeType, values: Mapping[str, Any]) -> Any:
-    """The function that a wrapper's *code* is about; None where it is no wrapper, or does not tell."""
+    """The function that a wrapper's *code* is about; None where it is not a wrapper, or does not tell."""
     takes_anything = code.co_flags & inspect.CO_VARARGS and code.co_flags & inspect.CO_VARKEYWORDS
     inside = [values[name] for name in code.co_freevars if callable(values.get(name))] if takes_anything else []
     if len(inside) == 1:

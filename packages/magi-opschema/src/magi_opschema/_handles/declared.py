@@ -58,7 +58,7 @@ def see_through_object(cls: Any = None, /, *, tensor_fields: Names = None, const
         *cls*.
 
     Raises:
-        OptionError: *cls* is no class of objects, or says nothing of its attributes; a constant has no annotation; a
+        OptionError: *cls* is not a class of objects, or says nothing of its attributes; a constant has no annotation; a
             field is a property.
 
     Example:

@@ -47,12 +47,24 @@ def run_at_trace_time(fn: Callable[[Any], None]) -> None:
     comptime(fn)
 
 
+def _local(context: Any, name: str) -> Any:
+    """Dynamo's variable for a local of the function that called `run_at_trace_time`."""
+    return context.get_local(name, stacklevel=1)._ComptimeVar__variable.realize()
+
+
+def _set_local(context: Any, name: str, value: object) -> None:
+    """Put the constant *value* into a local of that function."""
+    from torch._dynamo.variables import ConstantVariable
+
+    context._ComptimeContext__tx.parent.symbolic_locals[name] = ConstantVariable.create(value)
+
+
 def traced_object(context: Any, name: str) -> Any:
     """The object behind a local variable of the function that called `run_at_trace_time`.
 
     None for one that comes into being in the traced code, because it does not exist yet.
     """
-    variable = context.get_local(name, stacklevel=1)._ComptimeVar__variable.realize()
+    variable = _local(context, name)
     if variable.source is None:
         return None
     return variable.value if hasattr(variable, "value") else variable.as_python_constant()
@@ -65,7 +77,7 @@ def guard_type(context: Any, name: str) -> None:
     """
     from torch._dynamo.guards import GuardBuilder, install_guard
 
-    variable = context.get_local(name, stacklevel=1)._ComptimeVar__variable.realize()
+    variable = _local(context, name)
     if variable.source is not None:
         install_guard(variable.source.make_guard(GuardBuilder.TYPE_MATCH))
 
@@ -77,13 +89,12 @@ def fix_local(context: Any, name: str) -> None:
     `torch._dynamo.mark_static_address(tensor, guard=False)` says; that one leaves a mark on the user's Tensor, and
     comes too late for one that was read before (torch/_functorch/_aot_autograd/frontend_utils.py reads the mark).
     """
-    from torch._dynamo.variables import ConstantVariable, TensorVariable
+    from torch._dynamo.variables import TensorVariable
     from torch._dynamo.variables.tensor import SymNodeVariable
 
-    variable = context.get_local(name, stacklevel=1)._ComptimeVar__variable.realize()
+    variable = _local(context, name)
     if isinstance(variable, SymNodeVariable):
-        number = variable.evaluate_expr()
-        context._ComptimeContext__tx.parent.symbolic_locals[name] = ConstantVariable.create(number)
+        _set_local(context, name, variable.evaluate_expr())
     elif isinstance(variable, TensorVariable):
         node = variable.as_proxy().node
         if node.op == "placeholder":
@@ -96,12 +107,8 @@ def answer_class(context: Any, name: str, answer: str, cls: type) -> None:
     Written as `type(value) is cls`, torch 2.13 compares the types of any two objects of one class in a function of
     Python at every call (torch/_dynamo/guards.py, `LAMBDA_GUARD`).
     """
-    from torch._dynamo.variables import ConstantVariable
-
     guard_type(context, name)
-    variable = context.get_local(name, stacklevel=1)._ComptimeVar__variable.realize()
-    answered = ConstantVariable.create(variable.python_type() is cls)
-    context._ComptimeContext__tx.parent.symbolic_locals[answer] = answered
+    _set_local(context, answer, _local(context, name).python_type() is cls)
 
 
 def register_fake(library: torch.library.Library, name: str, fake: Callable[..., Any], source: str) -> None:

@@ -49,10 +49,10 @@ def see_arguments(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def _named(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any, bool]]:
     """The name of each Tensor, the Tensor, and whether the schema says that it is written."""
-    for argument, value in zip(op._schema.arguments, args, strict=False):  # noqa: SLF001
-        kwargs = {argument.name: value, **kwargs}
-    for argument in op._schema.arguments:  # noqa: SLF001
-        value = kwargs.get(argument.name)
+    arguments = op._schema.arguments  # noqa: SLF001
+    given = kwargs | {argument.name: value for argument, value in zip(arguments, args, strict=False)}
+    for argument in arguments:
+        value = given.get(argument.name)
         is_written = argument.alias_info is not None and argument.alias_info.is_write
         for tensor in value if isinstance(value, list | tuple) else (value,):
             if functional_storage(tensor) is not None:

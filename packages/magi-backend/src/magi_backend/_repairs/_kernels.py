@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Triton kernels of the user, as Inductor gets them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def parameters_of(kernel: Any) -> Sequence[Any]:
+    """The parameters of *kernel*, of the function below its autotuner and heuristics."""
+    while not hasattr(kernel, "params"):
+        kernel = kernel.fn
+    return kernel.params  # type: ignore[no-any-return]
