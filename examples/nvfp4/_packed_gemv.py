@@ -20,14 +20,16 @@ import triton
 import triton.language as tl
 
 
+# The PTX has no line ends: in the module that Inductor generates, a line end would break a string of the kernel in two.
 def _beside_their_signs(word: str) -> str:
     """PTX for two words in which codes 0 and 2 of *word*, and 1 and 3, stand beside their signs as in a float16.
 
     lop3 with 0xE4 takes the bits under the mask from the word and the others from the rotated one.
     """
-    return f"""
-        shf.l.wrap.b32 signs, {word}, {word}, 3;
-        lop3.b32 even, {word}, signs, 0x07070707, 0xE4; lop3.b32 odd, {word}, signs, 0x70707070, 0xE4;"""
+    return (
+        f"shf.l.wrap.b32 signs, {word}, {word}, 3;"
+        f"lop3.b32 even, {word}, signs, 0x07070707, 0xE4; lop3.b32 odd, {word}, signs, 0x70707070, 0xE4;"
+    )
 
 
 _TO_EXPONENT = (
@@ -42,24 +44,24 @@ def _decode_and_multiply(index: int) -> str:
     """PTX for the codes *index* % 4 and that + 4 of word *index* // 4."""
     begin = _beside_their_signs(f"word{index // 4}") if index % 4 == 0 else ""
     product = f"fma.rn.f16x2 sum, value, ${2 + index}, sum" if index else f"mul.rn.f16x2 sum, value, ${2 + index}"
-    return f"""{begin}
-        {_TO_EXPONENT[index % 4]}; and.b32 value, value, 0x8E008E00;
-        {product};"""
+    return f"{begin} {_TO_EXPONENT[index % 4]}; and.b32 value, value, 0x8E008E00; {product};"
 
 
 def _unpack(index: int) -> str:
     """PTX for elements 2 * *index* and the next, bfloat16, to float32."""
-    return f"""
-        shl.b32 bits, ${9 + index}, 16; mov.b32 x{2 * index}, bits;
-        and.b32 bits, ${9 + index}, 0xFFFF0000; mov.b32 x{2 * index + 1}, bits;"""
+    return (
+        f"shl.b32 bits, ${9 + index}, 16; mov.b32 x{2 * index}, bits;"
+        f"and.b32 bits, ${9 + index}, 0xFFFF0000; mov.b32 x{2 * index + 1}, bits;"
+    )
 
 
 def _pack(index: int) -> str:
     """PTX for the elements that `_decode_and_multiply` wants at *index*."""
     low = index // 4 * 8 + index % 4
-    return f"""
-        mul.f32 x{low}, x{low}, factor; mul.f32 x{low + 4}, x{low + 4}, factor;
-        cvt.rn.f16x2.f32 ${index}, x{low + 4}, x{low};"""
+    return (
+        f"mul.f32 x{low}, x{low}, factor; mul.f32 x{low + 4}, x{low + 4}, factor;"
+        f"cvt.rn.f16x2.f32 ${index}, x{low + 4}, x{low};"
+    )
 
 
 # $0 float32: the sum; $1 int64: the codes of a block; $2 to $9 int32: its elements of x, two float16 each.
