@@ -40,7 +40,7 @@ ARMS: Mapping[str, Mapping[str, str]] = {
     "hot_sizes": {**_DECODERS, "direct": "that code, called directly", "dispatch": "found by the sizes"},
     "libraries": {"eager": "eager", "dynamo": "Dynamo", "opaque": "opaque", "seen_through": "seen through"},
     "nvfp4_linear": {
-        "bf16": "bf16 F.linear",
+        "bf16": "bf16",
         "nvfp4": "NVFP4",
         "bf16 floor": "floor of bf16",
         "nvfp4 floor": "floor of NVFP4",
@@ -90,11 +90,18 @@ _CASES: Mapping[str, Mapping[str, str]] = {
     },
     "handles": {"call": "one call", "compiled": "one call in compiled code"},
     "nvfp4_linear": {
-        "m1_8192": "one row, in a CUDA graph",
-        "m1_8192 no graph": "without the CUDA graph",
+        "m1_8192": "1 row",
+        "m1_8192 no graph": "1 row, without the graph",
+        **{f"m{rows}_8192": f"{rows} rows" for rows in (4, 16, 64, 1024)},
+        "llama_decode": "8 layers of a Llama",
+        "moe_decode": "64 experts",
     },
     "pass_overhead": {"graph_of_1000": "a graph of 1,000 nodes"},
-    "real_decoders": {"wan21_limit8": "wan21, torch's limit of compilations"},
+    "real_decoders": {
+        "wan21_limit8": "wan21, torch's limit of compilations",
+        "wan21_compile": "wan21, compilation",
+        "kl_compile": "kl, compilation",
+    },
     "recompute": {"step": "a training step"},
     "see_through": {
         "launch_bound": "1 token, width 1024",

@@ -41,7 +41,7 @@ INK_OF_PAGES = "svg{color:#1f2328}@media (prefers-color-scheme:dark){svg{color:#
 INKED = ("text.color", "axes.edgecolor", "xtick.color", "ytick.color")
 OUR_ARMS = (
     *("magi", "check", "dispatch", "see_through", "seen_through", "epilogue", "handle", "object", "slot8", "active"),
-    *("opaque_opschema", "cold, report", "warm, report"),
+    *("opaque_opschema", "cold, report", "warm, report", "nvfp4"),
 )
 UNITS = ((1.0, "s"), (1e3, "ms"), (1e6, "µs"))
 
@@ -73,7 +73,8 @@ def draw_panel(axes: Axes, name: str, case: str, rows: Sequence[Mapping[str, Any
         # A single repeat has no quartiles.
         low, _, high = statistics.quantiles(row["seconds"], n=4) if len(row["seconds"]) > 1 else [median] * 3
         whisker = [[factor * max(median - low, 0)], [factor * max(high - median, 0)]]
-        color = OURS if row["arm"].startswith(OUR_ARMS) else THEIRS
+        is_ours = row["arm"].startswith(OUR_ARMS) and not row["arm"].endswith("floor")
+        color = OURS if is_ours else THEIRS
         axes.barh(place, factor * median, xerr=whisker, color=color, ecolor=INK, height=0.7)
         of_label, unit = unit_for(median)
         axes.annotate(
