@@ -145,7 +145,7 @@ def _says(shown: str, printed: str) -> bool:
 
 def _check_included(place: str, block: Block) -> None:
     if not block.included.startswith("examples/") or not Path(block.included).is_file():
-        msg = f"{place}: {block.included} is no file of examples/, whose tests would run it"
+        msg = f"{place}: {block.included} is not a file of examples/, whose tests would run it"
         raise PageError(msg)
 
 
@@ -164,7 +164,7 @@ def _run_console(place: str, block: Block, folder: Path) -> None:
         command, _, shown = entry.partition("\n")
         words = shlex.split(command, comments=True)
         if words[0] not in _OUR_COMMANDS:
-            msg = f"{place}: {words[0]} is no command of ours. Say in a comment why the block is not run."
+            msg = f"{place}: {words[0]} is not a command of ours. Say in a comment why the block is not run."
             raise PageError(msg)
         done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:

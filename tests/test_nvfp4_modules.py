@@ -260,7 +260,7 @@ def test_what_stays_and_why() -> None:
     assert [layer.name for layer in report.layers] == ["a"]
     assert model["a"] is model["b"]
     assert dict(report.left) == {
-        "odd": "in_features 20 is no multiple of 16",
+        "odd": "in_features 20 is not a multiple of 16",
         "scaled": "a subclass of nn.Linear, Scaled",
     }
 
@@ -270,7 +270,10 @@ def test_what_stays_and_why() -> None:
     [
         (nn.Linear(32, 32), r"was given an nn\.Linear; .*NVFP4Linear\.from_float"),
         (nn.Sequential(nn.ReLU()), r"turned no linear of Sequential \(there is no nn\.Linear below it\)"),
-        (nn.Sequential(nn.Linear(20, 8)), r"turned no linear of Sequential \(0: in_features 20 is no multiple of 16\)"),
+        (
+            nn.Sequential(nn.Linear(20, 8)),
+            r"turned no linear of Sequential \(0: in_features 20 is not a multiple of 16\)",
+        ),
     ],
 )
 def test_nothing_to_turn(model: nn.Module, sentence: str) -> None:

@@ -109,7 +109,7 @@ def _reason_to_stay(name: str, linear: nn.Linear, filter: Filter | None) -> str:
     if type(linear) is not nn.Linear:
         return f"a subclass of nn.Linear, {type(linear).__name__}"
     if linear.in_features % BLOCK:
-        return f"in_features {linear.in_features} is no multiple of {BLOCK}"
+        return f"in_features {linear.in_features} is not a multiple of {BLOCK}"
     return "" if filter is None or filter(name, linear) else "the filter"
 
 

@@ -266,5 +266,5 @@ def test_what_is_asked_wrongly_is_refused(asked: tuple[Any, ...], kind: type[Exc
 def test_sizes_beside_a_program_are_refused() -> None:
     program = torch.export.export(RELU, X)
 
-    with pytest.raises(TargetTypeError, match=r"dynamic_shapes beside an exported program. Give them to torch.export"):
+    with pytest.raises(TargetTypeError, match=r"dynamic_shapes with an exported program. Give them to torch.export"):
         aot_compile(program, "m.pt2", dynamic_shapes=({0: BATCH},))

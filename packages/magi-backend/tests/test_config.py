@@ -119,8 +119,8 @@ def test_settings_are_frozen() -> None:
             "many",
             "MAX_TILES = 'many': the setting pass_config.max_tiles takes int from 2 to 3",
         ),
-        ("CHEK", "1", "MAGI_COMPILE_CHEK names no setting of the magi backend. Did you mean MAGI_COMPILE_CHECK?"),
-        ("PASS_CONFIG", "{", "MAGI_COMPILE_PASS_CONFIG names no setting of the magi backend"),
+        ("CHEK", "1", "MAGI_COMPILE_CHEK does not name a setting of the magi backend. Did you mean MAGI_COMPILE_CHEC"),
+        ("PASS_CONFIG", "{", "MAGI_COMPILE_PASS_CONFIG does not name a setting of the magi backend"),
     ],
 )
 def test_a_bad_variable_is_named(set_env: SetEnv, variable: str, text: str, sentence: str) -> None:
@@ -137,7 +137,7 @@ def test_a_bad_variable_is_named(set_env: SetEnv, variable: str, text: str, sent
     [
         (
             {"chek": True},
-            "'magi.chek' is no setting of the magi backend. Did you mean 'magi.check'? There are: magi.mode",
+            "'magi.chek' is not a setting of the magi backend. Did you mean 'magi.check'? The settings are: magi.mode",
         ),
         ({"check": "yes"}, "magi.check = 'yes' (a str, from options): the setting takes True or False."),
         ({"check": 1}, "magi.check = 1 (a int, from options)"),
@@ -150,7 +150,7 @@ def test_a_bad_variable_is_named(set_env: SetEnv, variable: str, text: str, sent
             {"pass_config.max_tiles": 4},
             "magi.pass_config.max_tiles = 4 (a int, from options): the setting takes int from 2",
         ),
-        ({"pass_config": {}}, "'magi.pass_config' is no setting of the magi backend"),
+        ({"pass_config": {}}, "'magi.pass_config' is not a setting of the magi backend"),
     ],
 )
 def test_a_bad_option_is_named(values: Mapping[str, Any], sentence: str) -> None:

@@ -54,10 +54,14 @@ MAGI_COMPILE = [
     (compiled(enable_if=True), TargetTypeError, "enable_if=True is a bool; it takes a function without arguments"),
     (compiled(config_patch=3), ConfigError, "config_patch gave a int. It is a dict of dotted names"),
     (compiled(config_patch={3: True}), ConfigError, "3 (a int) is not the name of a setting. Names are such as 'mode'"),
-    (compiled(config_patch={"chek": True}), ConfigError, "'chek' is no setting of the magi backend. Did you mean 'che"),
+    (
+        compiled(config_patch={"chek": True}),
+        ConfigError,
+        "'chek' is not a setting of the magi backend. Did you mean 'che",
+    ),
     (compiled(config_patch={"check": 1}), ConfigError, "check = 1 (a int, from config_patch): the setting takes True"),
-    (compiled(config_patch={"max_autotune": True}), ConfigError, "'max_autotune' is no setting of the magi backend"),
-    (compiled(config_patch={"chek": 1}, enable_if=lambda: False), ConfigError, "'chek' is no setting"),
+    (compiled(config_patch={"max_autotune": True}), ConfigError, "'max_autotune' is not a setting of the magi backend"),
+    (compiled(config_patch={"chek": 1}, enable_if=lambda: False), ConfigError, "'chek' is not a setting"),
     (compiled(config_patch=lambda _: {"tune": None}), ConfigError, "tune = None (a NoneType, from config_patch)"),
     (lambda: magi_compile(nn.Linear(2, 2), dynamic_arg_dims={"x": 0}), TargetError, "Its parameters are input"),
     (
@@ -77,16 +81,16 @@ SETTINGS = [
     (lambda: CompileConfig(boundary_ops=[3]), "boundary_ops takes operator names such as 'ns::op'"),
     (lambda: CompileConfig(pass_config=3), "pass_config = 3: the settings pass_config take a PassConfig or a dict"),
     (lambda: CompileConfig(pass_config={"max_tiles": "2"}), "pass_config.max_tiles = '2': the setting pass_config.max"),
-    (lambda: CompileConfig(pass_config={"tiles": 2}), "'pass_config.tiles' is no setting"),
-    (lambda: CompileConfig(chek=True), "'chek' is no setting of the magi backend. Did you mean 'check'?"),
+    (lambda: CompileConfig(pass_config={"tiles": 2}), "'pass_config.tiles' is not a setting"),
+    (lambda: CompileConfig(chek=True), "'chek' is not a setting of the magi backend. Did you mean 'check'?"),
     (lambda: PassConfig(max_tiles=9), "pass_config.max_tiles = 9: the setting pass_config.max_tiles takes int from 2"),
     (lambda: PassConfig(max_tiles="3"), "pass_config.max_tiles = '3'"),  # type: ignore[arg-type]
     (lambda: PassConfig(enable_conv_layout="no"), "enable_conv_layout takes True or False"),  # type: ignore[arg-type]
-    (lambda: PassConfig(tiles=2), "'pass_config.tiles' is no setting of the magi"),  # type: ignore[call-arg]
+    (lambda: PassConfig(tiles=2), "'pass_config.tiles' is not a setting of the magi"),  # type: ignore[call-arg]
     (lambda: CompileConfig.resolve(options=3), "options = 3 is a int. It is a dict"),  # type: ignore[arg-type]
     (lambda: CompileConfig.resolve(options={3: 1}), "3 (a int) is not the name of a setting. Names are such as 'magi"),  # type: ignore[dict-item]
     (lambda: CompileConfig().replace([]), "argument = [] is a list. It is a dict"),  # type: ignore[arg-type]
-    (lambda: CompileConfig().origin("nope"), "'nope' is no setting"),
+    (lambda: CompileConfig().origin("nope"), "'nope' is not a setting"),
 ]
 
 OPTIONS = [
@@ -95,12 +99,12 @@ OPTIONS = [
     (explained(options=["magi.check"]), "options=['magi.check'] is a list."),
     (
         explained(options={"magi.chek": True}),
-        "'magi.chek' is no setting of the magi backend. Did you mean 'magi.check'",
+        "'magi.chek' is not a setting of the magi backend. Did you mean 'magi.check'",
     ),
     (explained(options={"max_autotun": True}), "Unknown option 'max_autotun' for the magi backend."),
     (explained(options={"magi.check": "yes"}), "magi.check = 'yes' (a str, from options)"),
-    (explained(mode="fast"), "mode='fast' is no mode of the magi backend."),
-    (explained(mode=3), "mode=3 is no mode of the magi backend."),
+    (explained(mode="fast"), "mode='fast' is not a mode of the magi backend."),
+    (explained(mode=3), "mode=3 is not a mode of the magi backend."),
     (explained(mode="default", options={"magi.check": True}), "explain: mode='default' beside options."),
     (explained(dynamic="yes"), "explain: dynamic='yes' is a str; it takes True, False or None."),
     (explained(fullgraph=1), "explain: fullgraph=1 is a int; it takes True or False."),

@@ -364,7 +364,7 @@ def test_a_missing_dimension_is_named_at_the_call() -> None:
 
 
 def test_a_bad_config_patch_is_refused_at_decoration() -> None:
-    with pytest.raises(ConfigError, match="'chek' is no setting"):
+    with pytest.raises(ConfigError, match="'chek' is not a setting"):
         magi_compile(Plain, config_patch={"chek": True})
 
 

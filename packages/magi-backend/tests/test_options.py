@@ -48,8 +48,11 @@ def test_a_mode_stands_for_inductor_keys_and_the_user_wins_over_it() -> None:
         ),
         ({"options": {"triton.max_block": 3}}, "Unknown option 'triton.max_block'"),
         ({"options": {3: True}}, "The option 3 is a int; options have names"),
-        ({"options": {"magi.chek": True}}, "'magi.chek' is no setting of the magi backend. Did you mean 'magi.check'?"),
-        ({"mode": "fast"}, "mode='fast' is no mode of the magi backend. There are: default, reduce-overhead"),
+        (
+            {"options": {"magi.chek": True}},
+            "'magi.chek' is not a setting of the magi backend. Did you mean 'magi.check'?",
+        ),
+        ({"mode": "fast"}, "mode='fast' is not a mode of the magi backend. Choose one of: default, reduce-overhead"),
         (
             {"mode": "max-autotune", "options": {"magi.mode": "default"}},
             """mode='max-autotune' and options={"magi.mode": 'default'} contradict each other.""",
@@ -67,7 +70,7 @@ def test_bad_input_is_named(arguments: dict[str, object], sentence: str) -> None
 def test_torch_compile_raises_the_error_itself() -> None:
     compiled = torch.compile(add_one, backend="magi", options={"magi.chek": True})
 
-    with pytest.raises(OptionError, match=r"^'magi.chek' is no setting .* Did you mean 'magi.check'\?") as caught:
+    with pytest.raises(OptionError, match=r"^'magi.chek' is not a setting .* Did you mean 'magi.check'\?") as caught:
         compiled(torch.ones(2))
 
     assert isinstance(caught.value, torch._dynamo.exc.BackendCompilerFailed)  # for code that expects what torch raises

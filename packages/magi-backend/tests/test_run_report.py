@@ -301,7 +301,7 @@ def test_a_function_that_dynamo_leaves_to_python_is_told(tmp_path: Path) -> None
         ("___check_global_state()", "grad mode"),
         ("len(xs) == 3", "Dynamo unrolls it"),
         ("___check_type_id(x, 94)", "another type"),
-        ("___check_obj_id(fn, 94)", "made anew for each call"),
+        ("___check_obj_id(fn, 94)", "created again in each call"),
         ("self.layer == …", "allow_unspec_int_on_nn_module"),
         ("by == …", "torch.tensor(by)"),
         ("mode == 'train'", "Compile a function for each value"),

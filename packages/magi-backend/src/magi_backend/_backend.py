@@ -22,7 +22,7 @@ def magi(
     Args:
         gm: The captured graph.
         example_inputs: Fake tensors, symbolic sizes and constants, one for each input of *gm*.
-        mode: As in ``torch.compile``. ``options={"magi.mode": ...}`` means the same and may stand beside options.
+        mode: As in ``torch.compile``. ``options={"magi.mode": ...}`` means the same and may stand with others.
         options: Settings of :class:`CompileConfig` as ``magi.*``, and keys of ``torch._inductor.config``.
 
     Returns:

@@ -93,7 +93,8 @@ def dynamic_dims(
     """The dynamic dimensions of *fn*: those *given*, or dimension 0 of each parameter annotated as a Tensor.
 
     Raises:
-        TargetError: A parameter that *fn* does not have, a name that is no path, or dimensions that are no integers.
+        TargetError: A parameter that *fn* does not have, a name that is not a path, or dimensions that
+            are not integers.
     """
     signature = inspect.signature(fn)
     if given is None:

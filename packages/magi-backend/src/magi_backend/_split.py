@@ -183,7 +183,7 @@ def _is_view(node: Node) -> bool:
     if node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node):
         source = node.args[0]
         if not isinstance(source.meta.get("example_value"), torch.Tensor):
-            return _is_view(source)  # an item of what an operator made shares its memory, and is no view
+            return _is_view(source)  # an item of what an operator made shares its memory, and is not a view
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     if node.op not in _CALLS or _written(node) is not None or name.endswith("_") or "out" in node.kwargs:
         return False

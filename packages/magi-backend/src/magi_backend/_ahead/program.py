@@ -21,11 +21,11 @@ def exported(target: object, example_inputs: object, dynamic_shapes: Any) -> Exp
     """*target* as an exported program.
 
     Raises:
-        TargetTypeError: *target* is neither a module nor a program, or what is given beside it does not go with it.
+        TargetTypeError: *target* is neither a module nor a program, or what is given with it does not go with it.
     """
     if isinstance(target, ExportedProgram):
         if dynamic_shapes is not None:
-            msg = "aot_compile: dynamic_shapes beside an exported program. Give them to torch.export.export."
+            msg = "aot_compile: dynamic_shapes with an exported program. Give them to torch.export.export."
             raise TargetTypeError(msg)
         if target.example_inputs is None and example_inputs is None:
             msg = "aot_compile: the exported program holds no example inputs; give example_inputs."

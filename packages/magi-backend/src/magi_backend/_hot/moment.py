@@ -30,7 +30,7 @@ class Autocast:
 
 @dataclass(frozen=True)
 class CompileState:
-    """What a compilation reads of its thread and of the process, beside the graph.
+    """What a compilation reads of its thread and of the process, besides the graph.
 
     Attributes:
         inference: Inference mode.

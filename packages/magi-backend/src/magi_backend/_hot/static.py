@@ -118,7 +118,7 @@ class Twins:
     def _static_fields(self, value: Any) -> Any:
         old = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
         if _torch_compat.is_description(value):
-            # The mode and the hints of the capture are not this world's; a gradient is no input of the graph.
+            # The mode and the hints of the capture are not this world's; a gradient is not an input of the graph.
             old |= {name: None for name in ("fake_mode", "grad") if name in old}
             old |= {"dynamo_dynamic_indices": []} if "dynamo_dynamic_indices" in old else {}
             old |= {"dynamo_hint_overrides": {}} if "dynamo_hint_overrides" in old else {}

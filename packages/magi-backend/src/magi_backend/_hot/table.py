@@ -51,7 +51,7 @@ class Code:
 
 
 class SizeTable:
-    """The code of a captured graph for single sizes, beside its code for any size.
+    """The code of a captured graph for single sizes, in addition to its code for any size.
 
     Args:
         captured: The graph.

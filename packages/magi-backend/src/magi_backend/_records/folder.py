@@ -119,7 +119,7 @@ class Folder:
                 _warn_once(f"magi.report: {self.path} cannot be written to, and this run goes on without: {error}")
 
     def _takes(self, more: int) -> bool:
-        """Whether *more* bytes fit. What other processes write is counted anew after each 32nd of what may be here."""
+        """Whether *more* bytes fit. What other processes write is counted again after each 32nd of what may be here."""
         if self._counted < 0 or self._counted + more > CAP // 32:
             self._size, self._counted = _size(self.path), 0
         self._size += more

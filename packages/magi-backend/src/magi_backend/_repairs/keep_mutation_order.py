@@ -2,7 +2,7 @@
 """Recomputed loop bodies keep their dependence on the last write to a buffer (torch < 2.14).
 
 ``SchedulerNode.recompute_size_and_body``, which the C++ backend calls to fuse loops, reads the dependences of a
-node anew from its body, where a mutated buffer has its first name, and renames them only if the node has fake
+node again from its body, where a mutated buffer has its first name, and renames them only if the node has fake
 dependences. A reader of ``index_put_``'s result then no longer waits for it, and the two functions that order the
 nodes may put it first. Whether they would have is found by asking them with the dependences that torch had kept.
 """

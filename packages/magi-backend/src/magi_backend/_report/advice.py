@@ -58,7 +58,7 @@ _RULES = (
     ),
     _Rule(
         r"___check_obj_id\((.+?),|id\((.+?)\)| is ",
-        "It is another object than before, such as a function, a class or a module made anew for each call. Make it "
+        "It is another object than before, such as a function, a class or a module created again in each call. Make it "
         "once and pass it again.",
     ),
     _Rule(

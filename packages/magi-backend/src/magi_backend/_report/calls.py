@@ -48,7 +48,7 @@ class CallRecord:
         return tuple(difference for difference in self.differences if not difference.agrees)
 
     def lines(self) -> tuple[str, ...]:
-        """What to say of the call beside its row in a table: all that is out of the ordinary."""
+        """What to say of the call next to its row in a table: all that is out of the ordinary."""
         wrong = [f"DIFFER: {_said(difference)}" for difference in self.wrong]
         if wrong:
             wrong.append('Which operator is to blame: compile with options={"magi.check": True}, and call it once.')

@@ -68,7 +68,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def fill(share: float, text: str) -> str:
-    """A bar for *share*, from 0 to 1, with *text* beside it."""
+    """A bar for *share*, from 0 to 1, with *text* next to it."""
     return f"<span class='fill' style='width:{6 * share:.2f}rem'></span>{escape(text)}"
 
 

@@ -89,9 +89,9 @@ class CompileConfig(BaseSettings):
         check: Compare the first call of each compiled piece with eager, forward and backward.
         tune: Measure the settings that could suit a graph and keep the fastest.
         progress: Show what is being compiled, on a terminal only.
-        boundary_ops: Names of operators at which a graph is split, beside those registered as subgraph boundaries.
+        boundary_ops: Names of operators at which a graph is split, besides those registered as subgraph boundaries.
         memory_budget: Share of the activations, from 0 to 1, that a training graph may save; the rest is recomputed.
-            None leaves the choice to torch, which saves what its partitioner deems cheapest.
+            None leaves the choice to torch, which saves what its partitioner finds cheapest.
         compile_sizes: Sizes that a graph with symbols gets code of their own for at its first call: for each a dict
             of input to shape, or to number where the input is an int, such as ``{"x": (1, 16, 5, 68, 120)}``. In the
             environment, JSON.
@@ -186,7 +186,7 @@ class CompileConfig(BaseSettings):
         return base.replace(options or {}, origin="options")
 
     def replace(self, values: Mapping[str, object], *, origin: str = "argument") -> CompileConfig:
-        """A copy with *values*, by dotted name, each checked strictly: ``"yes"`` is no bool here.
+        """A copy with *values*, by dotted name, each checked strictly: ``"yes"`` is not a bool here.
 
         Raises:
             ConfigError: An unknown name, or a value of the wrong type.
@@ -291,8 +291,8 @@ def _refuse_unknown_variables() -> None:
             close = get_close_matches(key, valid, n=1)
             hint = f" Did you mean {close[0]}?" if close else ""
             known = ", ".join(valid)
-            msg = f"The environment variable {key} names no setting of the magi backend.{hint} There are: {known}"
-            raise ConfigError(msg)
+            text = f"The environment variable {key} does not name a setting of the magi backend.{hint}"
+            raise ConfigError(f"{text} The variables are: {known}")
 
 
 def _patch_values(base: CompileConfig, patch: ConfigPatch) -> Mapping[str, object]:

@@ -26,7 +26,7 @@ def unknown_name(name: object, valid: tuple[str, ...], *, prefix: str = "") -> s
         )
     close = get_close_matches(name, valid, n=1)
     hint = f" Did you mean {prefix + close[0]!r}?" if close else ""
-    return f"{prefix + name!r} is no setting of the magi backend.{hint} There are: " + ", ".join(
+    return f"{prefix + name!r} is not a setting of the magi backend.{hint} The settings are: " + ", ".join(
         prefix + known for known in valid
     )
 

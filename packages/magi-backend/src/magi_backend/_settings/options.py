@@ -50,7 +50,7 @@ def read_request(
 
     Args:
         mode: As in ``torch.compile(mode=...)``.
-        options: ``magi.*`` settings beside keys of ``torch._inductor.config``.
+        options: ``magi.*`` settings and keys of ``torch._inductor.config``.
         config_patch: As for ``magi_compile``; the options win over it, it wins over the environment.
         label: A name for the report.
 
@@ -91,7 +91,7 @@ def read_request(
 def _check_mode(mode: str, other: object) -> None:
     modes = get_args(Mode)
     if mode not in modes:
-        msg = f"mode={mode!r} is no mode of the magi backend. There are: {', '.join(modes)}"
+        msg = f"mode={mode!r} is not a mode of the magi backend. Choose one of: {', '.join(modes)}"
         raise OptionError(msg)
     if mode != other:
         msg = f'mode={mode!r} and options={{"magi.mode": {other!r}}} contradict each other. Give one of them.'

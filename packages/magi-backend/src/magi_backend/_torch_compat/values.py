@@ -138,7 +138,7 @@ def compiled_by(fn: Any) -> CompiledBy | None:
 
 
 def many_recompilations() -> contextlib.AbstractContextManager[Any]:
-    """Dynamo compiles a function anew in this context, however often it has done so before."""
+    """Dynamo compiles a function again in this context, however often it has done so before."""
     patch: Any = torch._dynamo.config.patch
     return patch(recompile_limit=2**20, accumulated_recompile_limit=2**20)  # type: ignore[no-any-return]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled code beside eager code.
+"""Compiled code compared with eager code.
 
 trees.py      values taken apart by place, also inside records, and built again
 copies.py     copies of inputs that a compiler cannot tell from the originals

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled results beside eager ones: how far apart they are, and how far is too far."""
+"""Compares compiled results with eager ones: how far apart they are, and how far is too far."""
 
 from __future__ import annotations
 

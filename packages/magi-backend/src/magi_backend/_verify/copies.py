@@ -57,7 +57,7 @@ class _Copier:
         _torch_compat.copy_dynamic_marks(tensor, leaf)
         if tensor.requires_grad:
             self.wanted[path] = leaf
-        # Code may write to an input that is no leaf, though it requires a gradient.
+        # Code may write to an input that is not a leaf, though it requires a gradient.
         return leaf if tensor.is_leaf else leaf.clone()
 
 

@@ -59,7 +59,7 @@ def _one_level(value: Any) -> tuple[tuple[tuple[str, Any], ...], pytree.TreeSpec
 
 
 def _with_fields(value: Any, names: tuple[str, ...], built: list[Any]) -> Any:
-    twin = copy.copy(value)  # runs no __init__ or __post_init__, and takes along what is no field
+    twin = copy.copy(value)  # runs no __init__ or __post_init__, and takes along what is not a field
     for name, part in zip(names, built, strict=True):
         object.__setattr__(twin, name, part)
     return twin

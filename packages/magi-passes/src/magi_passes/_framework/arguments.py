@@ -2,7 +2,7 @@
 """The arguments of a pass, checked against the types that its fields are annotated with.
 
 A pass is made long before it runs, and its fields are part of a cache key: ``True`` for ``1`` would compile everything
-anew, and a string for a number would fail inside a compilation.
+again, and a string for a number would fail inside a compilation.
 """
 
 from __future__ import annotations

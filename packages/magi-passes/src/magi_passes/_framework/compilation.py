@@ -63,7 +63,7 @@ class Compilation:
     matches: dict[Any, Any] = field(default_factory=dict)
     """Answers of Inductor's block matcher, see `_torch_compat.install_tilings`."""
     requests: set[str] = field(default_factory=set)
-    """What passes ask of code generation beside the configuration, by their names."""
+    """What passes ask of code generation besides the configuration, by their names."""
     fitting: dict[Any, bool] = field(default_factory=dict)
     """Which sizes fit into 32 bits, see `_torch_compat.install_narrow_sizes`."""
 

@@ -38,7 +38,7 @@ class PassPipeline:
         passes: Instances of `MagiInductorPass` subclasses. Each runs at its own `hook`; order matters within a hook.
 
     Raises:
-        PassDefinitionError: One of *passes* is no pass, or its class is not a frozen dataclass.
+        PassDefinitionError: One of *passes* is not a pass, or its class is not a frozen dataclass.
         PassArgumentTypeError: *passes* is a single pass, a string or not iterable.
         UnknownConfigKeyError: A pass declares a key that the running torch does not have.
         PassIdentityError: A pass holds a value that has no stable form.
@@ -167,7 +167,7 @@ def _options(base: object) -> dict[str, Any]:
 def _check(candidate: object, position: int) -> None:
     if not isinstance(candidate, MagiInductorPass):
         hint = "Pass an instance, not the class." if isinstance(candidate, type) else "Subclass MagiInductorPass."
-        msg = f"PassPipeline: item {position} is {candidate!r}, which is no MagiInductorPass instance. {hint}"
+        msg = f"PassPipeline: item {position} is {candidate!r}, which is not a MagiInductorPass instance. {hint}"
         raise PassDefinitionError(msg)
     check_is_frozen(type(candidate))
     check_keys_exist(type(candidate))

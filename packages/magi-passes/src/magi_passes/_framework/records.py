@@ -81,7 +81,7 @@ def collect_records(observe: Callable[[str, Graph], None] | None = None) -> Iter
 
     Args:
         observe: Called with an empty name and the graph before a pass works on it, and with the name of the pass and
-            the graph afterwards. A pass that does not apply is not observed. Hooks that the user put beside the
+            the graph afterwards. A pass that does not apply is not observed. Hooks that the user put next to the
             passes are; their name is that of their class or function.
 
     Example:

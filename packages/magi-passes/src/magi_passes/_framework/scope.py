@@ -49,7 +49,7 @@ def install() -> None:
 
 
 def around_compile_fx(compile_fx: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call Inductor's *compile_fx* with every pipeline that it will meet merged with the hooks beside it.
+    """Call Inductor's *compile_fx* with every pipeline that it will meet merged with the hooks next to it.
 
     What is known of the call goes with the function that compiles one graph, since a backward graph is compiled long
     after `compile_fx` returned, perhaps by another thread.
@@ -97,7 +97,7 @@ def around_inner_compile(
             if before is not None:
                 _torch_compat.restore_overrides(before.overrides)
             elif compilation.has_passes:
-                # What another manager of passes changes beside ours is its own affair.
+                # What another manager of passes changes next to ours is its own affair.
                 _torch_compat.restore_overrides(compilation.start.overrides, compilation.changed)
         has_calls = any(node.op not in ("placeholder", "output") for node in gm.graph.nodes)
         for hook in hooks if has_calls and not compilation.asked else ():

@@ -2,7 +2,7 @@
 """The uuid of a pass: computed once, and again when something that it was computed from has been replaced since.
 
 A pass may be asked for its uuid while its module is being loaded, before the functions below it exist; a notebook
-defines a function anew; a test puts another method into a class. Neither may leave an old uuid behind.
+defines a function again; a test puts another method into a class. Neither may leave an old uuid behind.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class _Walk:
         raise PassIdentityError(no_stable_form(value, place.text))
 
     def _wrapper(self, value: Any, place: Place) -> str | None:
-        """The form of what Python makes anew each time that it is asked for, or puts around a function."""
+        """The form of what Python makes again each time that it is asked for, or puts around a function."""
         if isinstance(value, types.MethodType):
             return digest("method", self.form(value.__func__, place), self.form(value.__self__, place))
         if isinstance(value, staticmethod | classmethod):

@@ -201,7 +201,7 @@ def _only_user(node: Node, target: Any) -> tuple[Node, Node | None]:
 
 
 def _other_operand(call: Node, target: Any, image: Node) -> Node | None:
-    """What *call* of *target* takes beside *image*, if that is one number for each channel."""
+    """What *call* of *target* takes besides *image*, if that is one number for each channel."""
     if call.target is not target or call.kwargs or call.args.count(image) != 1:
         return None
     other: Any = next(arg for arg in call.args if arg is not image)

@@ -94,7 +94,7 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
 def launchable_tiling(tiling: Mapping[str, Any], *, is_reduction: bool) -> Mapping[str, Any]:
     """*tiling*, with z folded into y unless both are within the limits of a grid and nothing is reduced.
 
-    A size that is small enough now is guarded: a larger one compiles anew, and gets two dimensions.
+    A size that is small enough now is guarded: a larger one compiles again, and gets two dimensions.
     """
     if "z" not in tiling:
         return tiling

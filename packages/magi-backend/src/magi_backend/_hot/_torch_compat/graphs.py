@@ -61,7 +61,7 @@ def is_ragged(size: Any) -> bool:
 
 
 _OF_A_CAPTURE = ("_param_name_to_source", "compile_subgraph_reason")
-"""What Dynamo leaves on the module of a graph beside ``meta``, without what belongs to its own compilation."""
+"""What Dynamo leaves on the module of a graph besides ``meta``, without what belongs to its own compilation."""
 
 
 def captured_copy(gm: GraphModule) -> GraphModule:
