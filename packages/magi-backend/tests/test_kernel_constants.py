@@ -129,7 +129,7 @@ def code_of(kernel: Any, backend: str = "magi", **constants: Any) -> str:
         kernel[(1,)](x, out, **constants)
         return out
 
-    code = generated(launch, backend=backend).partition("Generated: ")[2]
+    code: str = generated(launch, backend=backend).partition("Generated: ")[2]
     return code.partition("\nSet TORCHDYNAMO_VERBOSE")[0]
 
 
