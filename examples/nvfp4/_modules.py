@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,10 +28,9 @@ class _Quantized(nn.Module):
             self.register_buffer(f"{name}_{part}", tensor)
 
     def _held(self, name: str) -> NVFP4Weight:
-        packed, block_scale, tensor_scale = (
-            cast("Tensor", getattr(self, f"{name}_{part}")) for part in ("packed", "block_scale", "tensor_scale")
-        )
-        return NVFP4Weight(packed, block_scale, tensor_scale)
+        # Read by the name of the buffer rather than as an attribute: compiled code looks at fewer things in each call.
+        held: dict[str, Any] = self._buffers
+        return NVFP4Weight(held[f"{name}_packed"], held[f"{name}_block_scale"], held[f"{name}_tensor_scale"])
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Quantized:
         scales = {name: buffer for name, buffer in self._buffers.items() if name.endswith("tensor_scale")}
@@ -64,7 +63,7 @@ class NVFP4Linear(_Quantized):
 
     def forward(self, x: Tensor) -> Tensor:
         """X of shape [..., in_features] to [..., out_features]."""
-        out = linear_gemm(x, self.runner)
+        out = linear_gemm(x, NVFP4LinearRunner(self._held("weight")))
         return out if self.bias is None else out + self.bias
 
     def extra_repr(self) -> str:

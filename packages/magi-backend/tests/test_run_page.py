@@ -13,7 +13,6 @@ from magi_backend import Compilation, GraphRecord, RunReport
 from magi_backend._records.folder import Entry, Process
 from magi_backend._records.records import GraphBreak, GraphChange, KernelRun, Recompilation
 from magi_backend._records.run import BrokenAt, GivenUp, ProcessRecord
-from magi_backend._report.compare import compared
 
 
 if TYPE_CHECKING:
@@ -223,7 +222,7 @@ def test_light_and_dark(flags: tuple[str, ...], ground: str, tmp_path: Path) -> 
 def test_two_runs_side_by_side(tmp_path: Path) -> None:
     changed = replace(FIRST, graphs=(replace(GRAPH, lowered=SIN, kernels=("cpp_fused_cos_0",)),))
     after = RunReport((Entry(PROCESSES[0], 1.0, True, changed), *RUN.entries[1:2]), ())
-    page = compared(RUN, after).to_html()
+    page = RUN.compared_with(after).to_html()
     seen = opened(page, tmp_path, width=1200, script=DRIVER + RULER)
 
     assert seen.console == ["wide=1200"]

@@ -25,7 +25,6 @@ from magi_backend._records.folder import Entry, EntryFile, Process, entries
 from magi_backend._records.plain import from_plain, to_plain
 from magi_backend._records.records import CacheUse, CheckOutcome, ConfigChange, GuardOutcome, Recompilation
 from magi_backend._report.advice import advice_on
-from magi_backend._report.compare import compared
 from magi_backend._report.run import RunReport, read_report
 from magi_passes import MagiInductorPass, PassPipeline
 from torch import nn
@@ -386,7 +385,7 @@ def test_two_runs_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str
         torch.compile(same, backend="magi", options=options)(torch.ones(3))
 
     torch.compile(other, backend="magi", options={"magi.report": str(after)})(torch.ones(3))
-    comparison = compared(read_report(before), read_report(after))
+    comparison = read_report(before).compared_with(read_report(after))
 
     first, second = comparison.pairs
     assert {"graphs", "kernels"} <= set(first.changed)
@@ -426,7 +425,7 @@ def test_passes_and_settings_of_two_runs(tmp_path: Path) -> None:
 
     ran = told()
     did_not = told(passes=(PassOutcome("Tiling", False, "no need"),), guards=())
-    (pair,) = compared(ran, did_not).pairs
+    (pair,) = ran.compared_with(did_not).pairs
     assert pair.changed == ("passes", "guards")
     assert "pass Tiling on forward: ran (because) -> did not run (no need)" in list(pair.lines())
     assert "guard order on forward: 1 times -> not there" in list(pair.lines())

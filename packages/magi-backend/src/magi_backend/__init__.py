@@ -29,10 +29,9 @@ if TYPE_CHECKING:
     )
     from ._register import magi_register_custom_op
     from ._report.calls import CallRecord
-    from ._report.compare import Comparison
     from ._report.explain import explain
     from ._report.report import Report
-    from ._report.run import RunReport, read_report
+    from ._report.run import Comparison, RunReport, read_report
     from ._settings.config import CompileConfig, PassConfig
     from ._verify.compare import Difference
     from .errors import (
@@ -108,9 +107,8 @@ _HOMES = {
     ),
     "_register": ("magi_register_custom_op",),
     "_report.calls": ("CallRecord",),
-    "_report.compare": ("Comparison",),
     "_report.report": ("Report",),
-    "_report.run": ("RunReport", "read_report"),
+    "_report.run": ("Comparison", "RunReport", "read_report"),
     "errors": tuple(name for name in __all__ if name.endswith("Error")),
 }
 

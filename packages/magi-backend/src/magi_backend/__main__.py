@@ -8,8 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ._report.compare import Comparison
-from ._report.run import RunReport, read_report
+from ._report.run import Comparison, RunReport, read_report
 from .errors import ReportError
 
 

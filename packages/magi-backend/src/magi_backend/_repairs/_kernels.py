@@ -15,3 +15,8 @@ def parameters_of(kernel: Any) -> Sequence[Any]:
     while not hasattr(kernel, "params"):
         kernel = kernel.fn
     return kernel.params  # type: ignore[no-any-return]
+
+
+def is_of_the_user(body: str) -> bool:
+    """Whether the call that defines a kernel in the generated module, *body*, defines one that a person wrote."""
+    return "\n@triton_heuristics.user_autotune(\n" in body

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What happened when a function was compiled and run, to read in a terminal, a browser, or a program.
 
-explain.py     runs a function compiled and eager, and makes a report; again.py compiles it anew, calls.py is a call
-report.py      that report
-run.py         the report of a whole run, read from its folder; compare.py is two of them
-names.py       what a compilation is called; sizes.py, capture.py, times.py, advice.py what is said of it; diff.py
+A module imports those above it only, also for types alone and inside functions, where renderers are imported.
+
+calls.py       a call of an explained function; diff.py, times.py and names.py: numbers and names that all share
+advice.py      sentences on a compilation; capture.py, sizes.py
+whole_run.py   what a run compiled, and what to look at; compare.py is the compilations of two runs in pairs
 text.py        all of that as text
-html.py        as a page, with page.css and page.js; index_html.py is its top, graphs_html.py its graphs,
-               compare_html.py two runs, markup.py what they are made of
+markup.py      what pages are made of; graphs_html.py the graphs of one, index_html.py its top
+html.py        a whole page, with page.css and page.js; compare_html.py is that of two runs
+report.py      the report of a function; run.py the report of a run, read from its folder, and two side by side
+again.py       compiles a function anew
+explain.py     runs a function compiled and eager, and makes its report
 """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from magi_backend._records.folder import Entry
     from magi_backend._records.records import Compilation, GraphRecord
 
-    from .run import RunReport
+    from .whole_run import WholeRun
 
 
 @dataclass(frozen=True)
@@ -105,38 +105,29 @@ def _kernels(compilation: Compilation) -> Counter[str]:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PairedRuns:
     """Two runs, their compilations in pairs as far as they have a counterpart."""
 
-    before: RunReport
-    after: RunReport
+    before: WholeRun
+    after: WholeRun
     pairs: tuple[Pair, ...]
     only_before: tuple[Compilation, ...]
     only_after: tuple[Compilation, ...]
 
-    def to_text(self, width: int = 120) -> str:
-        """What changed, as plain text."""
-        from .text import as_text, comparison_as_renderable
 
-        return as_text(comparison_as_renderable(self), width)
+def paired(
+    before: Sequence[Entry], after: Sequence[Entry]
+) -> tuple[tuple[Pair, ...], tuple[Compilation, ...], tuple[Compilation, ...]]:
+    """Pair the compilations of two runs: by rank, function and inputs; then the others by rank and function.
 
-    def to_html(self) -> str:
-        """What changed, with the graphs as diffs, as one HTML page."""
-        from .compare_html import comparison_as_html
-
-        return comparison_as_html(self)
-
-
-def compared(before: RunReport, after: RunReport) -> Comparison:
-    """Pair the compilations of two runs: by rank, function and inputs; then the others by rank and function."""
-    left, right = list(before.entries), list(after.entries)
+    Behind the pairs stand those that only the run *before* has, and those that only the run *after* has.
+    """
+    left, right = list(before), list(after)
     pairs: list[tuple[Entry, Entry]] = []
     for same in (_same_inputs, _same_function):
         pairs += _take_pairs(left, right, same)
     pairs.sort(key=lambda pair: pair[0].compilation.index)
-    return Comparison(
-        before,
-        after,
+    return (
         tuple(Pair(old.compilation, new.compilation) for old, new in pairs),
         tuple(entry.compilation for entry in left),
         tuple(entry.compilation for entry in right),

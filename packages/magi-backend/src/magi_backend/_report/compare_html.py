@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from magi_backend._records.records import Compilation
 
-    from .compare import Comparison, Pair
+    from .compare import Pair, PairedRuns
 
 
-def comparison_as_html(comparison: Comparison) -> str:
+def comparison_as_html(comparison: PairedRuns) -> str:
     """The page: a table of what both runs compiled, the changes of each pair, and what only one has."""
     before, after = comparison.before, comparison.after
     rows = [_row(place, pair) for place, pair in enumerate(comparison.pairs)]

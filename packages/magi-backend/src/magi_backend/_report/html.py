@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from magi_backend._records.records import Compilation, GraphRecord
 
     from .calls import CallRecord
-    from .run import RunReport
+    from .whole_run import WholeRun
 
 
 _PAGE = """<!doctype html>
@@ -60,7 +60,7 @@ def as_html(title: str, torch: str, calls: Sequence[CallRecord], compilations: S
     return page(title, f"torch {torch}", "\n".join(body))
 
 
-def run_as_html(run: RunReport) -> str:
+def run_as_html(run: WholeRun) -> str:
     """The page of a whole run: what to look at first, an index, and each compilation behind a click."""
     compilations = [
         _compilation(entry.compilation, finished=entry.finished, process=run.who(entry.process))
@@ -70,7 +70,7 @@ def run_as_html(run: RunReport) -> str:
     return page(run.title, run.subtitle, "\n".join(body))
 
 
-def _processes(run: RunReport) -> str:
+def _processes(run: WholeRun) -> str:
     breaks = [
         (
             f"<code>{escape(found.at.place)}</code> <span class='soft'>{escape(found.at.function)}</span>",

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from magi_backend._records.folder import Entry
 
-    from .run import Note, RunReport
+    from .whole_run import Note, WholeRun
 
 
-def tiles(run: RunReport) -> str:
+def tiles(run: WholeRun) -> str:
     """The numbers of a run."""
     compilations = [entry.compilation for entry in run.entries]
     again = sum(each.recompiled is not None for each in compilations)
@@ -37,7 +37,7 @@ def tiles(run: RunReport) -> str:
     return f"<dl class='tiles'>{''.join(f'<div><dt>{name}</dt><dd>{n}</dd></div>' for name, n in numbers.items())}</dl>"
 
 
-def notes(run: RunReport) -> str:
+def notes(run: WholeRun) -> str:
     """What to look at first; nothing where all went well."""
     items = "".join(f"<li>{_linked(note)}{escape(note.text)} {_advice(note)}</li>" for note in run.notes())
     return f"<section class='notes'><h2>Look at first</h2><ul>{items}</ul></section>" if items else ""
@@ -51,7 +51,7 @@ def _advice(note: Note) -> str:
     return f"<span class='soft'>{escape(note.advice)}</span>" if note.advice else ""
 
 
-def toolbar(run: RunReport) -> str:
+def toolbar(run: WholeRun) -> str:
     """The search, the choice of a process where there are several, and the keys."""
     names = list(dict.fromkeys(run.who(entry.process) for entry in run.entries))
     options = "".join(f"<option value='{escape(name)}'>{escape(name)}</option>" for name in names)
@@ -77,7 +77,7 @@ class _Cell:
     kind: str = ""
 
 
-def index(run: RunReport) -> str:
+def index(run: WholeRun) -> str:
     """A row for each compilation, without the columns that would be empty or the same in every row."""
     rows = [(entry.compilation.index, _cells(run, entry)) for entry in run.entries]
     columns = [name for name in rows[0][1] if _tells(name, [cells for _, cells in rows])]
@@ -103,7 +103,7 @@ def _cell(column: str, cell: _Cell) -> str:
     return f"<td class='{cell.kind}' data-label='{column}'{of}>{cell.html}</td>"
 
 
-def _cells(run: RunReport, entry: Entry) -> dict[str, _Cell]:
+def _cells(run: WholeRun, entry: Entry) -> dict[str, _Cell]:
     compilation = entry.compilation
     seconds = total_seconds(compilation)
     link = f"<a href='#compilation-{compilation.index}'>{escape(called(compilation))}</a>"

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from magi_backend._records.records import Compilation, GraphRecord, PassOutcome
 
     from .calls import CallRecord
-    from .compare import Comparison
-    from .run import RunReport
+    from .compare import PairedRuns
+    from .whole_run import WholeRun
 
 
 def as_text(report: RenderableType, width: int) -> str:
@@ -46,12 +46,12 @@ def as_renderable(
     return Group(*_parts(title, torch, calls, compilations))
 
 
-def run_as_renderable(run: RunReport) -> RenderableType:
+def run_as_renderable(run: WholeRun) -> RenderableType:
     """A run for ``rich.print``: the index, what to look at first, and each compilation."""
     return Group(*_run(run))
 
 
-def _run(run: RunReport) -> Iterator[RenderableType]:
+def _run(run: WholeRun) -> Iterator[RenderableType]:
     yield Text(f"{run.title}: {len(run.entries)} compilations with {run.subtitle}", style="bold")
     others = sum(each.others for each in run.processes)
     yield Text(
@@ -72,7 +72,7 @@ def _run(run: RunReport) -> Iterator[RenderableType]:
         yield from _compilation(entry.compilation)
 
 
-def _row(run: RunReport, entry: Entry) -> tuple[str, ...]:
+def _row(run: WholeRun, entry: Entry) -> tuple[str, ...]:
     one = entry.compilation
     return (
         str(one.index),
@@ -85,12 +85,12 @@ def _row(run: RunReport, entry: Entry) -> tuple[str, ...]:
     )
 
 
-def comparison_as_renderable(comparison: Comparison) -> RenderableType:
+def comparison_as_renderable(comparison: PairedRuns) -> RenderableType:
     """Two runs side by side for ``rich.print``."""
     return Group(*_comparison(comparison))
 
 
-def _comparison(comparison: Comparison) -> Iterator[RenderableType]:
+def _comparison(comparison: PairedRuns) -> Iterator[RenderableType]:
     yield Text(f"{comparison.before.title}, and {comparison.after.title}", style="bold")
     yield from _table(
         "Compilations of both",
