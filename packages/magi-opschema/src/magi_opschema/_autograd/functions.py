@@ -18,12 +18,12 @@ from typing import Any, NoReturn, cast
 import torch
 
 from magi_opschema._call.bridge import Bridge
-from magi_opschema._call.layout import Flat, FlatLayout, as_output, as_tuple
 from magi_opschema._call.structure import positional, structure
 from magi_opschema._call.vmap import VmapRule, vmap_by_loop
 from magi_opschema._codegen.functions import emit_saved
 from magi_opschema._codegen.reject import writer_of
 from magi_opschema._codegen.source import compile_source
+from magi_opschema._model.layout import Flat, FlatLayout, as_output, as_tuple
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.tree import dotted
 from magi_opschema._torch_compat import (
@@ -83,7 +83,7 @@ class AutogradBridge:
     @functools.cached_property
     def inputs(self) -> FlatLayout:
         """The layout of the slots."""
-        return FlatLayout.of_arguments(self.lowering.arguments)
+        return self.lowering.layout
 
     @functools.cached_property
     def outputs(self) -> FlatLayout:

@@ -9,9 +9,7 @@ from typing import Any
 
 import torch
 
-from magi_opschema._call.layout import FlatLayout
 from magi_opschema._model.lowering import SignatureLowering
-from magi_opschema._model.tree import dotted
 from magi_opschema._torch_compat import (
     any_requires_grad,
     below_autograd,
@@ -68,15 +66,14 @@ def transforms_kernel(bridge: AutogradBridge) -> Callable[..., Any]:
 
 def mutation_kernel(lowering: SignatureLowering, op: Any) -> Callable[..., Any]:
     """The kernel at the Autograd key of an op that writes into its arguments."""
-    layout = FlatLayout.of_arguments(lowering.arguments)
-    mutated = [(layout.names.index(argument.name), dotted(argument.leaves[0].path)) for argument in lowering.mutated]
+    layout = lowering.layout
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if is_forward_ad_active() and any(map(_has_tangent, itertools.chain(args, kwargs.values()))):
             refuse_forward_mode(lowering)
         if torch.is_grad_enabled():
             flat = layout.fill(args, kwargs)
-            for position, path in mutated:
+            for position, path in layout.mutated.items():
                 if any_requires_grad(flat[position]):
                     text = (
                         f"'{path}' is written into, and it requires a gradient or is part of a graph, "

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from magi_opschema._call.layout import FlatLayout, as_output
 from magi_opschema._codegen.twins import compile_lowered, compile_refusals
+from magi_opschema._model.layout import as_output
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.tree import Leaf, dotted
 from magi_opschema._text import nearest, show_value
@@ -151,7 +151,7 @@ def _wrong(lowering: SignatureLowering, text: str) -> OptionError:
 
 
 def _like_inputs(lowering: SignatureLowering, sources: list[Leaf]) -> Callable[..., Any]:
-    layout = FlatLayout.of_arguments(lowering.arguments)
+    layout = lowering.layout
     refuse = functools.cache(lambda: compile_refusals(lowering))
     positions = [layout.names.index(leaf.name) for leaf in sources]
     optional = [leaf.is_optional for leaf in lowering.return_leaves]

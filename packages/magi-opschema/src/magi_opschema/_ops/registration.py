@@ -16,12 +16,11 @@ from magi_opschema._autograd.functions import AutogradBridge, Formula
 from magi_opschema._autograd.kernels import autograd_kernel, mutation_kernel, transforms_kernel
 from magi_opschema._call.checks import CallCheck, CheckedBody
 from magi_opschema._call.explain import Explanation
-from magi_opschema._call.layout import FlatLayout, as_output
 from magi_opschema._call.vmap import VmapRule, vmap_by_loop
 from magi_opschema._codegen.source import compile_at_first_call
 from magi_opschema._codegen.twins import compile_lowered
+from magi_opschema._model.layout import as_output
 from magi_opschema._model.lowering import SignatureLowering
-from magi_opschema._model.tree import dotted
 from magi_opschema._torch_compat import (
     below_adinplaceorview,
     destroy,
@@ -170,8 +169,7 @@ def body_kernel(lowering: SignatureLowering, fn: Callable[..., Any], check: Call
 
 def _batched_mutation(lowering: SignatureLowering, registration: Registration) -> Callable[..., Any]:
     """Vmap of a mutating op, which no autograd.Function can carry: by the user's rule, or element by element."""
-    layout = FlatLayout.of_arguments(lowering.arguments)
-    mutated = [(layout.names.index(argument.name), dotted(argument.leaves[0].path)) for argument in lowering.mutated]
+    layout = lowering.layout
 
     def batched(info: Any, in_dims: Any, *args: Any) -> tuple[Any, Any]:
         flat = layout.fill(args, {})
@@ -180,7 +178,7 @@ def _batched_mutation(lowering: SignatureLowering, registration: Registration) -
         if registration.vmap_rule is not None:
             output, out_dims = registration.vmap_rule(info, dims, *flat)
             return as_output(output), as_output(out_dims)
-        for position, path in mutated:
+        for position, path in layout.mutated.items():
             if flat[position] is not None and dims[position] is None:
                 text = f"under vmap every element of the batch would write into '{path}', which has no batch dimension."
                 raise RuleError(lowering.sentence(f"{text} Expand it, or give a rule with register_vmap."))
@@ -190,12 +188,11 @@ def _batched_mutation(lowering: SignatureLowering, registration: Registration) -
 
 
 def _version_kernel(lowering: SignatureLowering, op: Any) -> Callable[..., Any]:
-    layout = FlatLayout.of_arguments(lowering.arguments)
-    positions = [layout.names.index(argument.name) for argument in lowering.mutated]
+    layout = lowering.layout
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         flat = layout.fill(args, kwargs)
-        for position in positions:
+        for position in layout.mutated:
             value = flat[position]
             increment_version((value,) if isinstance(value, torch.Tensor) else value or ())
         with below_adinplaceorview():

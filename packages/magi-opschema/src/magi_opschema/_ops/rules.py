@@ -188,11 +188,11 @@ def register_sharding(op: object, rule: F | None = None) -> Any:
 
     definition = op_def(op)
     check_callable(definition.lowering, "rule", rule, definition.lowering.signature.parameters, error=RuleError)
-    bridge = Bridge(definition.lowering)
+    bridge, layout = Bridge(definition.lowering), definition.lowering.layout
     is_single = isinstance(definition.lowering.returns, Leaf)
 
     def flat_rule(*args: Any, **kwargs: Any) -> list[tuple[list[Any], list[Any]]]:
-        acceptable = rule(*bridge.rebuild(*bridge.layout.fill(args, kwargs)))
+        acceptable = rule(*bridge.rebuild(*layout.fill(args, kwargs)))
         return [
             (
                 # Of an op with one output, [Shard(0)] is what torch's own rules return.

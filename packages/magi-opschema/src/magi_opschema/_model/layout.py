@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from magi_opschema._model.schema import Argument, slots_of
+from .schema import Argument, slots_of
+from .tree import dotted
 
 
 Flat = tuple[Any, ...]
@@ -40,6 +41,8 @@ class FlatLayout:
     """Positions of `Tensor[]` and `Tensor[]?`, which autograd.Function does not look into."""
     bundles: Mapping[int, Bundle] = field(default_factory=dict)
     """By the position of the argument; empty for an op whose slots are its arguments."""
+    mutated: Mapping[int, str] = field(default_factory=dict)
+    """What the op writes into: the dotted path, by the position."""
 
     @staticmethod
     def of_arguments(arguments: Sequence[Argument]) -> FlatLayout:
@@ -51,6 +54,7 @@ class FlatLayout:
             tuple(slot.name for slot in slots if slot.is_keyword_only),
             _tensor_lists([slot.schema_type for slot in slots]),
             _bundles(arguments),
+            {i: dotted(slot.leaves[0].path) for i, slot in enumerate(slots) if slot.alias},
         )
 
     @staticmethod
