@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the dispatcher runs at the keys of autograd and of torch.func: the bridge, where a derivative is wanted."""
+"""What the dispatcher runs at the keys of autograd and of torch.func: a Function, where a derivative is wanted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from magi_opschema._torch_compat import (
 )
 from magi_opschema.errors import MutationError
 
-from .functions import AutogradBridge, refuse_forward_mode
+from .functions import AutogradFunctions, refuse_forward_mode
 
 
 def _has_tangent(value: Any) -> bool:
@@ -33,14 +33,14 @@ def _has_tangent(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and forward_ad.unpack_dual(value).tangent is not None
 
 
-def autograd_kernel(bridge: AutogradBridge) -> Callable[..., Any]:
-    """The kernel at the Autograd key: through the bridge where a derivative may be wanted, else straight on."""
+def autograd_kernel(functions: AutogradFunctions) -> Callable[..., Any]:
+    """The kernel at the Autograd key: through a Function where a derivative may be wanted, else straight on."""
     is_grad_enabled, make, unused = torch.is_grad_enabled, below_autograd_pool.make, below_autograd_pool.unused
-    handle = handle_of(bridge.op)
+    handle = handle_of(functions.op)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if (is_grad_enabled() and any_requires_grad(*args, **kwargs)) or is_forward_ad_active():
-            return bridge.call(bridge.eager, args, kwargs)
+            return functions.call(functions.eager, args, kwargs)
         try:
             context = unused.pop()
         except IndexError:
@@ -53,13 +53,13 @@ def autograd_kernel(bridge: AutogradBridge) -> Callable[..., Any]:
     return hide_from_dynamo(kernel)
 
 
-def transforms_kernel(bridge: AutogradBridge) -> Callable[..., Any]:
+def transforms_kernel(functions: AutogradFunctions) -> Callable[..., Any]:
     """The kernel in front of torch.func transforms."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if is_functionalizing():
-            return run_functionalized(bridge.op, args, kwargs)
-        return bridge.call(bridge.transforms, args, kwargs)
+            return run_functionalized(functions.op, args, kwargs)
+        return functions.call(functions.transforms, args, kwargs)
 
     return hide_from_dynamo(kernel)
 

@@ -195,7 +195,7 @@ def _expose(
         "torch_op": torch_op,
         "by_handle": None if by_handle is None else by_handle.exposed_op,
         "explain": explain,
-        "call_with_care": torch_op if lowering.mutated else registration.bridge.differentiate,
+        "call_with_care": torch_op if lowering.mutated else registration.functions.differentiate,
         "dispatch": dispatch,
         "handle": handle_of(torch_op),
         "below_autograd": pool.make,

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from magi_opschema._autograd.functions import AutogradBridge, Formula
+from magi_opschema._autograd.functions import AutogradFunctions, Formula
 from magi_opschema._autograd.kernels import autograd_kernel, mutation_kernel, transforms_kernel
 from magi_opschema._call.checks import CallCheck, CheckedBody
 from magi_opschema._call.explain import Explanation
@@ -59,9 +59,9 @@ class Registration:
     """Dispatch keys of the device types that have a body of their own."""
 
     @functools.cached_property
-    def bridge(self) -> AutogradBridge:
-        """The way to a gradient; of the formula and the vmap rule that are there when it is asked for."""
-        return AutogradBridge(self.lowering, self.torch_op, lambda: self.formula, lambda: self.vmap_rule)
+    def functions(self) -> AutogradFunctions:
+        """The autograd.Functions of the op; they read the formula and the vmap rule when they run."""
+        return AutogradFunctions(self.lowering, self.torch_op, lambda: self.formula, lambda: self.vmap_rule)
 
     def add(self, step: Step) -> None:
         """Register something more."""
@@ -83,8 +83,8 @@ def register(
     |---|---|
     | CompositeExplicitAutograd | the body, for every device type without a body of its own |
     | Meta and FakeTensor | the fake |
-    | Autograd | the bridge; of a mutating op, the error where a gradient would be wrong |
-    | FuncTorchDynamicLayerFrontMode | the bridge, for torch.func transforms |
+    | Autograd | an autograd.Function; of a mutating op, the error where a gradient would be wrong |
+    | FuncTorchDynamicLayerFrontMode | an autograd.Function, for torch.func transforms |
     | ADInplaceOrView | of a mutating op, the bump of version counters |
 
     If one of these fails, nothing stays registered.
@@ -112,9 +112,9 @@ def register(
                 batched = _batched_mutation(lowering, registration)
                 registration.add(lambda library: torch.library.register_vmap(name, batched, lib=library))
             else:
-                bridge = registration.bridge
-                registration.add(_impl(op_name, autograd_kernel(bridge), "Autograd"))
-                registration.add(_impl(op_name, transforms_kernel(bridge), "FuncTorchDynamicLayerFrontMode"))
+                functions = registration.functions
+                registration.add(_impl(op_name, autograd_kernel(functions), "Autograd"))
+                registration.add(_impl(op_name, transforms_kernel(functions), "FuncTorchDynamicLayerFrontMode"))
         except BaseException:
             destroy(library)
             raise
