@@ -213,9 +213,9 @@ def _expose(
     }
     to = writer_of(lowering, is_traced=True)
     title = f"exposed {_title(fn)}"
-    exposed: Any = compile_source(emit_exposed(lowering, registration.name, bound, to, title))
-    exposed.__signature__ = lowering.signature
-    return cast("Callable[..., Any]", make_registered_op(exposed, torch_op, fn, _hints(lowering.signature, scope)))
+    exposed = compile_source(emit_exposed(lowering, registration.name, bound, to, title))
+    hints = _hints(lowering.signature, scope)
+    return cast("Callable[..., Any]", make_registered_op(exposed, torch_op, fn, lowering.signature, hints))
 
 
 def _hints(signature: inspect.Signature, scope: Scope) -> dict[str, object]:

@@ -75,7 +75,7 @@ def register_autograd(op: object, backward: F, /, *, setup_context: Callable[...
         earlier = location(registration.formula.backward_fn)
         raise RuleError(definition.lowering.sentence(_second("gradient", earlier, backward)))
     _refuse_used(definition, "gradient", backward)
-    registration.formula = formula
+    registration.give_formula(formula)
     if definition.by_handle is not None:
         register_autograd(definition.by_handle.torch_op, backward, setup_context=setup_context)
     return backward

@@ -68,6 +68,26 @@ class Registration:
         step(self.library)
         self.steps.append(step)
 
+    def add_body(self, fn: Callable[..., Any], key: str) -> None:
+        """Register *fn*, which has the user's signature, as the body for the devices of one dispatch key."""
+        self.add(_impl(self.name.split("::")[1], body_kernel(self.lowering, fn, self.check), key))
+        self.device_keys.add(key)
+
+    def give_formula(self, formula: Formula | None) -> None:
+        """Put *formula* in place of what was given for the gradient."""
+        self.formula = formula
+
+    def give_vmap_rule(self, rule: VmapRule) -> None:
+        """Put *rule* in place of what was given for torch.vmap."""
+        self.vmap_rule = rule
+
+    def register_again(self) -> None:
+        """Put the op back into torch, after `unregister` took it out."""
+        self.library = torch.library.Library(self.name.split("::")[0], "FRAGMENT")
+        for step in self.steps:
+            step(self.library)
+        restore_packet(self.torch_op)
+
 
 def register(
     name: str,
@@ -143,21 +163,8 @@ def replacing(earlier: Registration | None) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            _register_again(earlier)
+            earlier.register_again()
             raise
-
-
-def _register_again(registration: Registration) -> None:
-    registration.library = torch.library.Library(registration.name.split("::")[0], "FRAGMENT")
-    for step in registration.steps:
-        step(registration.library)
-    restore_packet(registration.torch_op)
-
-
-def register_body(registration: Registration, lowering: SignatureLowering, fn: Callable[..., Any], key: str) -> None:
-    """Register *fn*, which has the user's signature, as the body for the devices of one dispatch key."""
-    registration.add(_impl(registration.name.split("::")[1], body_kernel(lowering, fn, registration.check), key))
-    registration.device_keys.add(key)
 
 
 def body_kernel(lowering: SignatureLowering, fn: Callable[..., Any], check: CallCheck) -> Callable[..., Any]:

@@ -54,14 +54,12 @@ def register_kernel(op: object, device_type: str, fn: F | None = None) -> Any:
     if fn is None:
         return lambda decorated: register_kernel(op, device_type, decorated)
     definition = op_def(op)
-    from .registration import register_body
-
     _check_parameters(definition, fn)
     registration, key = definition.registration, _dispatch_key(definition, device_type)
     if key in registration.device_keys:
         text = f"it has a body for '{device_type}' already; {fn.__name__} ({location(fn)}) would be a second."
         raise RuleError(definition.lowering.sentence(text))
-    register_body(registration, definition.lowering, fn, key)
+    registration.add_body(fn, key)
     if definition.by_handle is not None:
         register_kernel(definition.by_handle.torch_op, device_type, fn)
     return fn
@@ -134,7 +132,7 @@ def register_vmap(op: object, rule: F | None = None) -> Any:
         output, out_dims = rule(info, bridge.per_parameter(in_dims), *bridge.rebuild(*flat))
         return bridge.flatten_output(output), tuple(bridge.per_output(out_dims, "the vmap rule's out_dims"))
 
-    definition.registration.vmap_rule = flat_rule
+    definition.registration.give_vmap_rule(flat_rule)
     if definition.by_handle is not None:
         register_vmap(definition.by_handle.torch_op, rule)
     return rule
