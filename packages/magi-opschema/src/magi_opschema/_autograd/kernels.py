@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from magi_opschema._model.layout import tensors_in
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._torch_compat import (
     any_requires_grad,
@@ -27,10 +27,8 @@ from magi_opschema.errors import MutationError
 from .functions import AutogradFunctions, refuse_forward_mode
 
 
-def _has_tangent(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return any(map(_has_tangent, value))
-    return isinstance(value, torch.Tensor) and forward_ad.unpack_dual(value).tangent is not None
+def _has_tangent(tensor: torch.Tensor) -> bool:
+    return forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def autograd_kernel(functions: AutogradFunctions) -> Callable[..., Any]:
@@ -69,7 +67,7 @@ def mutation_kernel(lowering: SignatureLowering, op: Any) -> Callable[..., Any]:
     layout = lowering.layout
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        if is_forward_ad_active() and any(map(_has_tangent, itertools.chain(args, kwargs.values()))):
+        if is_forward_ad_active() and any(map(_has_tangent, tensors_in((*args, *kwargs.values())))):
             refuse_forward_mode(lowering)
         if torch.is_grad_enabled():
             flat = layout.fill(args, kwargs)

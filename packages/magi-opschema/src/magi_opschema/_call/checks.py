@@ -15,7 +15,7 @@ import torch
 
 from magi_opschema._codegen.reject import rejections
 from magi_opschema._environment import CHECK, is_set
-from magi_opschema._model.layout import Flat, as_tuple
+from magi_opschema._model.layout import Flat, as_tuple, tensors_in
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.schema import Argument, takes
 from magi_opschema._model.tree import Leaf, Node, Record, dotted, leaves, nodes
@@ -106,9 +106,9 @@ class CallCheck:
                 reject_for(leaf)(output)
 
     def _check_aliasing(self, inputs: Flat, outputs: Flat) -> None:
-        seen = {memory(tensor): "an input" for tensor in _tensors(inputs)}
+        seen = {memory(tensor): "an input" for tensor in tensors_in(inputs)}
         for leaf, output in zip(self._lowering.return_leaves, outputs, strict=True):
-            for tensor in _tensors((output,)):
+            for tensor in tensors_in(output):
                 owner = seen.setdefault(memory(tensor), f"'{dotted(leaf.path)}'")
                 if owner != f"'{dotted(leaf.path)}'" or (
                     leaf.is_list and list(map(memory, output)).count(memory(tensor)) > 1
@@ -155,14 +155,6 @@ def _is_same(before: Any, after: Any) -> bool:
     if isinstance(before, torch.Tensor) or isinstance(after, torch.Tensor):
         return before is after
     return bool(before == after) or (before != before and after != after)  # noqa: PLR0124  (nan)
-
-
-def _tensors(values: Flat) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(tuple(value))
 
 
 def _differences(real: Any, fake: Any) -> Iterator[tuple[str, object, object]]:

@@ -10,9 +10,11 @@ Only ops with more than 64 leaves have slots that differ from their arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from .schema import Argument, slots_of
 from .tree import dotted
@@ -159,6 +161,15 @@ def _bundles(arguments: Sequence[Argument]) -> dict[int, Bundle]:
 
 def _tensor_lists(schema_types: Sequence[str]) -> tuple[int, ...]:
     return tuple(i for i, text in enumerate(schema_types) if text.startswith("Tensor[]"))
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The Tensors of a flat value, which may be a list or a tuple of others."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
 
 
 def as_tuple(output: Any, count: int) -> Flat:
