@@ -55,7 +55,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_devices",
         "_kernel",
         "_reader",
-        "_key",
+        "_identity",
         "_launch",
         "_see_through",
         "_op",

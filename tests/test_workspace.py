@@ -167,7 +167,7 @@ def test_no_module_is_longer_than_a_reader_bears() -> None:
 
 def test_two_packages_that_may_not_share_a_module_hold_the_same_text() -> None:
     """What code does decides a pass's uuid and a launch's cache key, and neither package may import the other."""
-    one, other = folder_of("magi_passes") / "_identity/code.py", folder_of("magi_tritonwrap") / "_key/code.py"
+    one, other = folder_of("magi_passes") / "_identity/code.py", folder_of("magi_tritonwrap") / "_identity/code.py"
 
     assert one.read_text() == other.read_text()
 

@@ -20,8 +20,8 @@ import tritonwrap_patterns as patterns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from magi_tritonwrap import find_kernels
-from magi_tritonwrap._key.cache_key import CacheKeyEntry
-from magi_tritonwrap._key.fingerprint import fingerprint
+from magi_tritonwrap._identity.cache_key import CacheKeyEntry
+from magi_tritonwrap._identity.fingerprint import fingerprint
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 
 

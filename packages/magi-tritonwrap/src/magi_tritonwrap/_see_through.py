@@ -16,10 +16,10 @@ from torch._library.custom_ops import CustomOpDef
 from torch._ops import OpOverload, OpOverloadPacket
 
 from ._devices import Bodies
+from ._identity.cache_key import CacheKeyEntry
 from ._kernel.bodies import BODIES, INNER_BODIES
 from ._kernel.kernels import as_kernel, check_supported, is_kernel
 from ._kernel.report import FoundKernel, KernelReport, OpReport
-from ._key.cache_key import CacheKeyEntry
 from ._launch.capture import CapturedLaunch, capture_launches
 from ._launch.on_cpu import check_driver
 from ._launch.probe import why_untraceable

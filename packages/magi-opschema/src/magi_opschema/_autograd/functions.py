@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The autograd bridge: autograd.Functions that call the user's gradient functions at the user's signature.
+"""The autograd.Functions of an op, which call the user's gradient functions at the user's signature.
 
 An op has two, made at their first use. `eager` is applied by the kernel at the Autograd key. `transforms` has
 `setup_context` apart from `forward`, as torch.func asks, and is applied by the kernel at the key in front of all
@@ -18,12 +18,12 @@ from typing import Any, NoReturn, cast
 import torch
 
 from magi_opschema._call.bridge import Bridge
-from magi_opschema._call.layout import Flat, FlatLayout, as_output, as_tuple
 from magi_opschema._call.structure import positional, structure
 from magi_opschema._call.vmap import VmapRule, vmap_by_loop
 from magi_opschema._codegen.functions import emit_saved
 from magi_opschema._codegen.reject import writer_of
 from magi_opschema._codegen.source import compile_source
+from magi_opschema._model.layout import Flat, FlatLayout, as_output, as_tuple
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.tree import dotted
 from magi_opschema._torch_compat import (
@@ -38,7 +38,7 @@ from magi_opschema._torch_compat import (
 )
 from magi_opschema.errors import ForwardModeError, MissingBackwardError
 
-from .gradients import lower_gradients
+from .gradients import flatten_gradients
 
 
 _TENSORS = {"Tensor", "Tensor?"}
@@ -72,7 +72,7 @@ class NeedsGrad(Mapping[str, bool]):
 
 
 @dataclass(frozen=True)
-class AutogradBridge:
+class AutogradFunctions:
     """The two Functions of one op. Their arguments and outputs are flat, with lists of Tensors spread out."""
 
     lowering: SignatureLowering
@@ -83,7 +83,7 @@ class AutogradBridge:
     @functools.cached_property
     def inputs(self) -> FlatLayout:
         """The layout of the slots."""
-        return FlatLayout.of_arguments(self.lowering.arguments)
+        return self.lowering.layout
 
     @functools.cached_property
     def outputs(self) -> FlatLayout:
@@ -235,7 +235,7 @@ class AutogradBridge:
             spread_grads = self.outputs.gather(spread_grads, ctx._magi_counts)  # noqa: SLF001
         grads, shapes = structure(lowering.returns, spread_grads), ctx._magi_shapes  # noqa: SLF001
         returned = formula.backward_fn(ctx, *positional(lowering.returns, grads))
-        found = lower_gradients(returned, lowering, shapes)
+        found = flatten_gradients(returned, lowering, shapes)
         # A list without gradients still has a place for each of its Tensors.
         for name in (inputs.names[i] for i in inputs.tensor_lists):
             if shapes[name] is not None:

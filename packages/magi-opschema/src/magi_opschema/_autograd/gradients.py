@@ -22,7 +22,7 @@ Shapes = Mapping[str, Any]
 of a list of optional Tensors also its mask."""
 
 
-def lower_gradients(returned: Any, lowering: SignatureLowering, shapes: Shapes) -> dict[str, Any]:
+def flatten_gradients(returned: Any, lowering: SignatureLowering, shapes: Shapes) -> dict[str, Any]:
     """The gradient of each Tensor leaf, by leaf name; leaves without one are absent.
 
     Raises:
@@ -31,23 +31,23 @@ def lower_gradients(returned: Any, lowering: SignatureLowering, shapes: Shapes) 
     names = [parameter.name for parameter in lowering.parameters]
     if len(names) == 1 and not isinstance(returned, tuple):
         returned = (returned,)
-    bridge = _Bridge(lowering, shapes)
+    flattener = _Flattener(lowering, shapes)
     if not isinstance(returned, tuple):
-        bridge.fail(
+        flattener.fail(
             "", f"returned {_kind(returned)}, expected a tuple with one gradient for each of ({', '.join(names)})"
         )
     if len(returned) != len(names):
-        bridge.fail(
+        flattener.fail(
             "", f"returned {len(returned)} gradients, expected {len(names)}, one for each of ({', '.join(names)})"
         )
     found: dict[str, Any] = {}
     for parameter, gradient in zip(lowering.parameters, returned, strict=True):
-        found |= bridge.lower(parameter.node, gradient)
+        found |= flattener.flatten(parameter.node, gradient)
     return found
 
 
 @dataclass(frozen=True)
-class _Bridge:
+class _Flattener:
     lowering: SignatureLowering
     shapes: Shapes
 
@@ -55,7 +55,7 @@ class _Bridge:
         of = f" for '{path}'" if path else ""
         raise GradientError(self.lowering.sentence(f"backward_fn{of} {text}.{fix}"))
 
-    def lower(self, node: Node, gradient: Any) -> dict[str, Any]:
+    def flatten(self, node: Node, gradient: Any) -> dict[str, Any]:
         if gradient is None:
             return {}
         match node:
@@ -66,7 +66,7 @@ class _Bridge:
             case Sequence():
                 return self._sequence(node, gradient)
             case Optional():
-                return self.lower(node.inner, gradient)
+                return self.flatten(node.inner, gradient)
             case MaskedList():
                 return self._masked(node, gradient)
 
@@ -118,14 +118,14 @@ class _Bridge:
             self.fail(path, f"returned {_kind(gradient)}, expected {forms}")
         found: dict[str, Any] = {}
         for name, value in given.items():
-            found |= self.lower(fields[name], value)
+            found |= self.flatten(fields[name], value)
         return found
 
     def _sequence(self, sequence: Sequence, gradient: Any) -> dict[str, Any]:
         items = self._items(sequence.path, gradient, len(sequence.items))
         found: dict[str, Any] = {}
         for node, value in zip(sequence.items, items, strict=True):
-            found |= self.lower(node, value)
+            found |= self.flatten(node, value)
         return found
 
     def _masked(self, node: MaskedList, gradient: Any) -> dict[str, Any]:

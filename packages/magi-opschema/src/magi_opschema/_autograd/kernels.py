@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the dispatcher runs at the keys of autograd and of torch.func: the bridge, where a derivative is wanted."""
+"""What the dispatcher runs at the keys of autograd and of torch.func: a Function, where a derivative is wanted."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from magi_opschema._call.layout import FlatLayout
+from magi_opschema._model.layout import tensors_in
 from magi_opschema._model.lowering import SignatureLowering
-from magi_opschema._model.tree import dotted
 from magi_opschema._torch_compat import (
     any_requires_grad,
     below_autograd,
@@ -26,23 +24,21 @@ from magi_opschema._torch_compat import (
 )
 from magi_opschema.errors import MutationError
 
-from .functions import AutogradBridge, refuse_forward_mode
+from .functions import AutogradFunctions, refuse_forward_mode
 
 
-def _has_tangent(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return any(map(_has_tangent, value))
-    return isinstance(value, torch.Tensor) and forward_ad.unpack_dual(value).tangent is not None
+def _has_tangent(tensor: torch.Tensor) -> bool:
+    return forward_ad.unpack_dual(tensor).tangent is not None
 
 
-def autograd_kernel(bridge: AutogradBridge) -> Callable[..., Any]:
-    """The kernel at the Autograd key: through the bridge where a derivative may be wanted, else straight on."""
+def autograd_kernel(functions: AutogradFunctions) -> Callable[..., Any]:
+    """The kernel at the Autograd key: through a Function where a derivative may be wanted, else straight on."""
     is_grad_enabled, make, unused = torch.is_grad_enabled, below_autograd_pool.make, below_autograd_pool.unused
-    handle = handle_of(bridge.op)
+    handle = handle_of(functions.op)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if (is_grad_enabled() and any_requires_grad(*args, **kwargs)) or is_forward_ad_active():
-            return bridge.call(bridge.eager, args, kwargs)
+            return functions.call(functions.eager, args, kwargs)
         try:
             context = unused.pop()
         except IndexError:
@@ -55,28 +51,27 @@ def autograd_kernel(bridge: AutogradBridge) -> Callable[..., Any]:
     return hide_from_dynamo(kernel)
 
 
-def transforms_kernel(bridge: AutogradBridge) -> Callable[..., Any]:
+def transforms_kernel(functions: AutogradFunctions) -> Callable[..., Any]:
     """The kernel in front of torch.func transforms."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if is_functionalizing():
-            return run_functionalized(bridge.op, args, kwargs)
-        return bridge.call(bridge.transforms, args, kwargs)
+            return run_functionalized(functions.op, args, kwargs)
+        return functions.call(functions.transforms, args, kwargs)
 
     return hide_from_dynamo(kernel)
 
 
 def mutation_kernel(lowering: SignatureLowering, op: Any) -> Callable[..., Any]:
     """The kernel at the Autograd key of an op that writes into its arguments."""
-    layout = FlatLayout.of_arguments(lowering.arguments)
-    mutated = [(layout.names.index(argument.name), dotted(argument.leaves[0].path)) for argument in lowering.mutated]
+    layout = lowering.layout
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        if is_forward_ad_active() and any(map(_has_tangent, itertools.chain(args, kwargs.values()))):
+        if is_forward_ad_active() and any(map(_has_tangent, tensors_in((*args, *kwargs.values())))):
             refuse_forward_mode(lowering)
         if torch.is_grad_enabled():
             flat = layout.fill(args, kwargs)
-            for position, path in mutated:
+            for position, path in layout.mutated.items():
                 if any_requires_grad(flat[position]):
                     text = (
                         f"'{path}' is written into, and it requires a gradient or is part of a graph, "

@@ -3,7 +3,6 @@
 
 | module | what it holds |
 |---|---|
-| `layout` | tuples of flat arguments: by slot, and with lists spread out |
 | `structure` | flat outputs in the structure of what the user's function returns |
 | `bridge` | values and what is said of them, between the user's signature and the flat one |
 | `misfit` | calls that do not fit the signature |

@@ -15,13 +15,13 @@ from magi_opschema._codegen.functions import emit_flatten, emit_flatten_output, 
 from magi_opschema._codegen.reject import writer_of
 from magi_opschema._codegen.source import compile_source
 from magi_opschema._codegen.writer import Writer
+from magi_opschema._model.layout import Flat
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.schema import Argument
 from magi_opschema._model.tree import Leaf, MaskedList, Node, Optional, Record, Sequence, dotted, leaves
 from magi_opschema._text import show_value
 from magi_opschema.errors import ReturnValueError, RuleError
 
-from .layout import Flat, FlatLayout
 from .structure import FieldDict
 
 
@@ -30,11 +30,6 @@ class Bridge:
     """Both directions of one op, for values and for what is said of each of them."""
 
     lowering: SignatureLowering
-
-    @functools.cached_property
-    def layout(self) -> FlatLayout:
-        """The layout of the slots."""
-        return FlatLayout.of_arguments(self.lowering.arguments)
 
     @functools.cached_property
     def rebuild(self) -> Callable[..., Flat]:

@@ -7,7 +7,6 @@ decorated, every call is checked.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 
 from magi_opschema._codegen.reject import rejections
 from magi_opschema._environment import CHECK, is_set
+from magi_opschema._model.layout import Flat, as_tuple, tensors_in
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.schema import Argument, takes
 from magi_opschema._model.tree import Leaf, Node, Record, dotted, leaves, nodes
@@ -24,7 +24,6 @@ from magi_opschema._torch_compat import counting_writes, run_on_fakes
 from magi_opschema.errors import AliasingError, FakeMismatchError, MutationError, ReturnValueError, RoundTripError
 
 from .bridge import Bridge
-from .layout import Flat, FlatLayout, as_tuple
 from .writes import Seen, memory, see_inputs
 
 
@@ -50,10 +49,6 @@ class CallCheck:
         self._lowering = lowering
         self._torch_op = torch_op
 
-    @functools.cached_property
-    def _layout(self) -> FlatLayout:
-        return FlatLayout.of_arguments(self._lowering.arguments)
-
     def run(self, body: Callable[..., Any], flat: Flat) -> Any:
         """Call *body*, which has the flat signature, with all arguments of *flat* by position, and check the call.
 
@@ -69,7 +64,7 @@ class CallCheck:
         """
         inputs = see_inputs(self._lowering, flat, thorough=self._always)
         with counting_writes():
-            output = self._layout.apply(body, flat)
+            output = self._lowering.layout.apply(body, flat)
         self._check_writes(inputs)
         self._check_records(flat)
         outputs = as_tuple(output, len(self._lowering.return_leaves))
@@ -94,7 +89,7 @@ class CallCheck:
             return
         bridge = Bridge(self._lowering)
         names = [parameter.name for parameter in self._lowering.parameters]
-        rebuilt = bridge.rebuild(*bridge.layout.open(flat))
+        rebuilt = bridge.rebuild(*self._lowering.layout.open(flat))
         again = bridge.flatten(**dict(zip(names, rebuilt, strict=True)))
         for argument, before, after in zip(self._lowering.arguments, flat, again, strict=True):
             if any(leaf.name in unsure for leaf in argument.leaves) and not _is_same(before, after):
@@ -111,9 +106,9 @@ class CallCheck:
                 reject_for(leaf)(output)
 
     def _check_aliasing(self, inputs: Flat, outputs: Flat) -> None:
-        seen = {memory(tensor): "an input" for tensor in _tensors(inputs)}
+        seen = {memory(tensor): "an input" for tensor in tensors_in(inputs)}
         for leaf, output in zip(self._lowering.return_leaves, outputs, strict=True):
-            for tensor in _tensors((output,)):
+            for tensor in tensors_in(output):
                 owner = seen.setdefault(memory(tensor), f"'{dotted(leaf.path)}'")
                 if owner != f"'{dotted(leaf.path)}'" or (
                     leaf.is_list and list(map(memory, output)).count(memory(tensor)) > 1
@@ -130,7 +125,7 @@ class CallCheck:
                 raise FakeMismatchError(self._lowering.sentence(f"{text} {fix}"))
 
     def _run_fake(self, flat: Flat) -> Any:
-        layout = self._layout
+        layout = self._lowering.layout
         try:
             # Through the op, so that the fake has its torch.library.get_ctx().
             return run_on_fakes(lambda *values: layout.call(self._torch_op, values), layout.open(flat))
@@ -160,14 +155,6 @@ def _is_same(before: Any, after: Any) -> bool:
     if isinstance(before, torch.Tensor) or isinstance(after, torch.Tensor):
         return before is after
     return bool(before == after) or (before != before and after != after)  # noqa: PLR0124  (nan)
-
-
-def _tensors(values: Flat) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(tuple(value))
 
 
 def _differences(real: Any, fake: Any) -> Iterator[tuple[str, object, object]]:

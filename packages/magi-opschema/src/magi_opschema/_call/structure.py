@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from magi_opschema._model.layout import Flat
 from magi_opschema._model.tree import Leaf, Node, Record, Sequence
-
-from .layout import Flat
 
 
 class FieldDict(dict[str, Any]):

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 
 import torch
 
+from magi_opschema._model.layout import Flat
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.tree import dotted
 from magi_opschema._torch_compat import is_capturing, writes_counted
-
-from .layout import Flat, FlatLayout
 
 
 _MAX_BYTES = 2**24
@@ -62,7 +61,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 def _named_tensors(lowering: SignatureLowering, flat: Flat) -> Iterator[tuple[str, torch.Tensor, bool]]:
     """Path, Tensor and whether `mutates_args` names it."""
-    values = FlatLayout.of_arguments(lowering.arguments).open(flat)
+    values = lowering.layout.open(flat)
     for slot, value in zip(lowering.slots, values, strict=True):
         if slot.leaves[0].is_tensor and value is not None:
             path = dotted(slot.leaves[0].path)

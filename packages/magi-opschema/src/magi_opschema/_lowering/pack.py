@@ -7,7 +7,7 @@
     lists of ints               SymInt[] packed_SymInt_list, SymInt[] packed_SymInt_list_length
 
 Tensors stay arguments of their own while there is room, because a graph then shows them one by one. Beyond, they
-share a list too, and this package's own kernels still look at each: see `slots` in `_call.layout`.
+share a list too, and this package's own kernels still look at each: see `slots` in `_model.layout`.
 
     64 Tensors and a float      Tensor[] packed_Tensor, float packed_float
 """

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from .layout import FlatLayout
 from .schema import NO_DEFAULT, Argument, schema_text, slots_of
 from .tree import Leaf, Node, Optional, Record, Sequence, leaves, nodes
 
@@ -96,6 +97,11 @@ class SignatureLowering(SignatureTrees):
     def slots(self) -> tuple[Argument, ...]:
         """The arguments, each Tensor one of its own, also where more than 64 leaves made some share a list."""
         return slots_of(self.arguments)
+
+    @functools.cached_property
+    def layout(self) -> FlatLayout:
+        """The positions of the slots."""
+        return FlatLayout.of_arguments(self.arguments)
 
     @functools.cached_property
     def mutated(self) -> tuple[Argument, ...]:

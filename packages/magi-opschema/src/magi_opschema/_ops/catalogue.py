@@ -125,6 +125,16 @@ def op_def(op: object) -> OpDef:
         raise UnknownOpError(f"'{name}' is no op that magi-opschema registered.{hint}") from None
 
 
+def forms_of(op: object) -> tuple[OpDef, ...]:
+    """The definitions that share one body: that of *op*, and that of the op for handles where there is one.
+
+    Raises:
+        UnknownOpError: magi-opschema registered no such op.
+    """
+    definition = op_def(op)
+    return (definition,) if definition.by_handle is None else (definition, definition.by_handle)
+
+
 def _name_of(op: object) -> str:
     if isinstance(op, str):
         return op

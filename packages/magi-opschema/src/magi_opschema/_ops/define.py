@@ -195,7 +195,7 @@ def _expose(
         "torch_op": torch_op,
         "by_handle": None if by_handle is None else by_handle.exposed_op,
         "explain": explain,
-        "call_with_care": torch_op if lowering.mutated else registration.bridge.differentiate,
+        "call_with_care": torch_op if lowering.mutated else registration.functions.differentiate,
         "dispatch": dispatch,
         "handle": handle_of(torch_op),
         "below_autograd": pool.make,
@@ -213,9 +213,9 @@ def _expose(
     }
     to = writer_of(lowering, is_traced=True)
     title = f"exposed {_title(fn)}"
-    exposed: Any = compile_source(emit_exposed(lowering, registration.name, bound, to, title))
-    exposed.__signature__ = lowering.signature
-    return cast("Callable[..., Any]", make_registered_op(exposed, torch_op, fn, _hints(lowering.signature, scope)))
+    exposed = compile_source(emit_exposed(lowering, registration.name, bound, to, title))
+    hints = _hints(lowering.signature, scope)
+    return cast("Callable[..., Any]", make_registered_op(exposed, torch_op, fn, lowering.signature, hints))
 
 
 def _hints(signature: inspect.Signature, scope: Scope) -> dict[str, object]:

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from magi_opschema._call.layout import FlatLayout, as_output
 from magi_opschema._codegen.twins import compile_lowered, compile_refusals
+from magi_opschema._model.layout import as_output, tensors_in
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.tree import Leaf, dotted
 from magi_opschema._text import nearest, show_value
@@ -49,7 +49,7 @@ class FakeSlot:
         """The fake's outputs, each in memory of its own."""
         self.is_used = True
         output = self._fake(*args, **kwargs)
-        taken = {storage_id(tensor) for value in (*args, *kwargs.values()) for tensor in _tensors(value)}
+        taken = {storage_id(tensor) for tensor in tensors_in((*args, *kwargs.values()))}
         return _apart(output, taken)
 
 
@@ -69,14 +69,6 @@ def _apart(output: Any, taken: set[int]) -> Any:
         return torch.empty_strided(output.shape, output.stride(), dtype=output.dtype, device=output.device)
     taken.add(storage_id(output))
     return output
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
 
 
 def make_fake(lowering: SignatureLowering, spec: FakeSpec) -> Callable[..., Any]:
@@ -151,7 +143,7 @@ def _wrong(lowering: SignatureLowering, text: str) -> OptionError:
 
 
 def _like_inputs(lowering: SignatureLowering, sources: list[Leaf]) -> Callable[..., Any]:
-    layout = FlatLayout.of_arguments(lowering.arguments)
+    layout = lowering.layout
     refuse = functools.cache(lambda: compile_refusals(lowering))
     positions = [layout.names.index(leaf.name) for leaf in sources]
     optional = [leaf.is_optional for leaf in lowering.return_leaves]

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, overload
 from magi_opschema._text import location
 from magi_opschema.errors import RuleError
 
-from .catalogue import OpDef, op_def
+from .catalogue import OpDef, forms_of
 from .fake import make_fake
 from .formula import make_formula
 
@@ -39,7 +39,12 @@ def register_fake(op: object, fn: F | None = None) -> Any:
     """
     if fn is None:
         return lambda decorated: register_fake(op, decorated)
-    definition = op_def(op)
+    for definition in forms_of(op):
+        _give_fake(definition, fn)
+    return fn
+
+
+def _give_fake(definition: OpDef, fn: Callable[..., Any]) -> None:
     slot = definition.registration.fake
     fake = make_fake(definition.lowering, fn)
     if slot.given:
@@ -47,9 +52,6 @@ def register_fake(op: object, fn: F | None = None) -> Any:
     _refuse_used(definition, "fake", fn)
     adopted = slot.adopted(fn)
     slot.give(fake if adopted is fn else make_fake(definition.lowering, adopted), location(fn))
-    if definition.by_handle is not None:
-        register_fake(definition.by_handle.torch_op, fn)
-    return fn
 
 
 def register_autograd(op: object, backward: F, /, *, setup_context: Callable[..., None] | None = None) -> F:
@@ -68,17 +70,19 @@ def register_autograd(op: object, backward: F, /, *, setup_context: Callable[...
         OptionError: a function does not take these arguments, or the op writes into its arguments.
         RuleError: the op has a gradient already, or was called or traced before.
     """
-    definition = op_def(op)
+    for definition in forms_of(op):
+        _give_gradient(definition, setup_context, backward)
+    return backward
+
+
+def _give_gradient(definition: OpDef, setup_context: Callable[..., None] | None, backward: Callable[..., Any]) -> None:
     registration = definition.registration
     formula = make_formula(definition.lowering, setup_context, backward)
     if registration.formula is not None:
         earlier = location(registration.formula.backward_fn)
         raise RuleError(definition.lowering.sentence(_second("gradient", earlier, backward)))
     _refuse_used(definition, "gradient", backward)
-    registration.formula = formula
-    if definition.by_handle is not None:
-        register_autograd(definition.by_handle.torch_op, backward, setup_context=setup_context)
-    return backward
+    registration.give_formula(formula)
 
 
 def _second(what: str, earlier: str, fn: Callable[..., Any]) -> str:

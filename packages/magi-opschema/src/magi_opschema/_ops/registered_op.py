@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
@@ -55,17 +56,19 @@ class RegisteredOp(Protocol[P, R_co]):
     def register_sharding(self, rule: None = None) -> Callable[[F], F]: ...
 
 
-def make_registered_op(exposed: Any, torch_op: Any, fn: Callable[..., Any], hints: dict[str, object]) -> Any:
+def make_registered_op(
+    exposed: Any, torch_op: Any, fn: Callable[..., Any], signature: inspect.Signature, hints: dict[str, object]
+) -> Any:
     """*exposed*, which calls *torch_op*, with the identity of *fn* and the methods of `RegisteredOp`.
 
-    *hints* are the annotations of *fn*, evaluated.
+    *signature* is that of *fn*, and *hints* are its annotations, evaluated.
     """
     from magi_opschema._lowering.candidates import TORCH_OP_ATTRIBUTE
 
     from . import late, rules
 
     exposed.__name__, exposed.__qualname__, exposed.__module__ = fn.__name__, fn.__qualname__, fn.__module__
-    exposed.__doc__, exposed.__annotations__ = fn.__doc__, hints
+    exposed.__doc__, exposed.__signature__, exposed.__annotations__ = fn.__doc__, signature, hints
     exposed.torch_op = torch_op
     setattr(exposed, TORCH_OP_ATTRIBUTE, torch_op)
     for method in (

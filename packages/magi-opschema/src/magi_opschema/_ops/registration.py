@@ -12,16 +12,15 @@ from typing import Any, TypeAlias
 
 import torch
 
-from magi_opschema._autograd.functions import AutogradBridge, Formula
+from magi_opschema._autograd.functions import AutogradFunctions, Formula
 from magi_opschema._autograd.kernels import autograd_kernel, mutation_kernel, transforms_kernel
 from magi_opschema._call.checks import CallCheck, CheckedBody
 from magi_opschema._call.explain import Explanation
-from magi_opschema._call.layout import FlatLayout, as_output
 from magi_opschema._call.vmap import VmapRule, vmap_by_loop
 from magi_opschema._codegen.source import compile_at_first_call
 from magi_opschema._codegen.twins import compile_lowered
+from magi_opschema._model.layout import as_output
 from magi_opschema._model.lowering import SignatureLowering
-from magi_opschema._model.tree import dotted
 from magi_opschema._torch_compat import (
     below_adinplaceorview,
     destroy,
@@ -60,14 +59,34 @@ class Registration:
     """Dispatch keys of the device types that have a body of their own."""
 
     @functools.cached_property
-    def bridge(self) -> AutogradBridge:
-        """The way to a gradient; of the formula and the vmap rule that are there when it is asked for."""
-        return AutogradBridge(self.lowering, self.torch_op, lambda: self.formula, lambda: self.vmap_rule)
+    def functions(self) -> AutogradFunctions:
+        """The autograd.Functions of the op; they read the formula and the vmap rule when they run."""
+        return AutogradFunctions(self.lowering, self.torch_op, lambda: self.formula, lambda: self.vmap_rule)
 
     def add(self, step: Step) -> None:
         """Register something more."""
         step(self.library)
         self.steps.append(step)
+
+    def add_body(self, fn: Callable[..., Any], key: str) -> None:
+        """Register *fn*, which has the user's signature, as the body for the devices of one dispatch key."""
+        self.add(_impl(self.name.split("::")[1], body_kernel(self.lowering, fn, self.check), key))
+        self.device_keys.add(key)
+
+    def give_formula(self, formula: Formula | None) -> None:
+        """Put *formula* in place of what was given for the gradient."""
+        self.formula = formula
+
+    def give_vmap_rule(self, rule: VmapRule) -> None:
+        """Put *rule* in place of what was given for torch.vmap."""
+        self.vmap_rule = rule
+
+    def register_again(self) -> None:
+        """Put the op back into torch, after `unregister` took it out."""
+        self.library = torch.library.Library(self.name.split("::")[0], "FRAGMENT")
+        for step in self.steps:
+            step(self.library)
+        restore_packet(self.torch_op)
 
 
 def register(
@@ -84,8 +103,8 @@ def register(
     |---|---|
     | CompositeExplicitAutograd | the body, for every device type without a body of its own |
     | Meta and FakeTensor | the fake |
-    | Autograd | the bridge; of a mutating op, the error where a gradient would be wrong |
-    | FuncTorchDynamicLayerFrontMode | the bridge, for torch.func transforms |
+    | Autograd | an autograd.Function; of a mutating op, the error where a gradient would be wrong |
+    | FuncTorchDynamicLayerFrontMode | an autograd.Function, for torch.func transforms |
     | ADInplaceOrView | of a mutating op, the bump of version counters |
 
     If one of these fails, nothing stays registered.
@@ -113,9 +132,9 @@ def register(
                 batched = _batched_mutation(lowering, registration)
                 registration.add(lambda library: torch.library.register_vmap(name, batched, lib=library))
             else:
-                bridge = registration.bridge
-                registration.add(_impl(op_name, autograd_kernel(bridge), "Autograd"))
-                registration.add(_impl(op_name, transforms_kernel(bridge), "FuncTorchDynamicLayerFrontMode"))
+                functions = registration.functions
+                registration.add(_impl(op_name, autograd_kernel(functions), "Autograd"))
+                registration.add(_impl(op_name, transforms_kernel(functions), "FuncTorchDynamicLayerFrontMode"))
         except BaseException:
             destroy(library)
             raise
@@ -144,21 +163,8 @@ def replacing(earlier: Registration | None) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            _register_again(earlier)
+            earlier.register_again()
             raise
-
-
-def _register_again(registration: Registration) -> None:
-    registration.library = torch.library.Library(registration.name.split("::")[0], "FRAGMENT")
-    for step in registration.steps:
-        step(registration.library)
-    restore_packet(registration.torch_op)
-
-
-def register_body(registration: Registration, lowering: SignatureLowering, fn: Callable[..., Any], key: str) -> None:
-    """Register *fn*, which has the user's signature, as the body for the devices of one dispatch key."""
-    registration.add(_impl(registration.name.split("::")[1], body_kernel(lowering, fn, registration.check), key))
-    registration.device_keys.add(key)
 
 
 def body_kernel(lowering: SignatureLowering, fn: Callable[..., Any], check: CallCheck) -> Callable[..., Any]:
@@ -170,8 +176,7 @@ def body_kernel(lowering: SignatureLowering, fn: Callable[..., Any], check: Call
 
 def _batched_mutation(lowering: SignatureLowering, registration: Registration) -> Callable[..., Any]:
     """Vmap of a mutating op, which no autograd.Function can carry: by the user's rule, or element by element."""
-    layout = FlatLayout.of_arguments(lowering.arguments)
-    mutated = [(layout.names.index(argument.name), dotted(argument.leaves[0].path)) for argument in lowering.mutated]
+    layout = lowering.layout
 
     def batched(info: Any, in_dims: Any, *args: Any) -> tuple[Any, Any]:
         flat = layout.fill(args, {})
@@ -180,7 +185,7 @@ def _batched_mutation(lowering: SignatureLowering, registration: Registration) -
         if registration.vmap_rule is not None:
             output, out_dims = registration.vmap_rule(info, dims, *flat)
             return as_output(output), as_output(out_dims)
-        for position, path in mutated:
+        for position, path in layout.mutated.items():
             if flat[position] is not None and dims[position] is None:
                 text = f"under vmap every element of the batch would write into '{path}', which has no batch dimension."
                 raise RuleError(lowering.sentence(f"{text} Expand it, or give a rule with register_vmap."))
@@ -190,12 +195,11 @@ def _batched_mutation(lowering: SignatureLowering, registration: Registration) -
 
 
 def _version_kernel(lowering: SignatureLowering, op: Any) -> Callable[..., Any]:
-    layout = FlatLayout.of_arguments(lowering.arguments)
-    positions = [layout.names.index(argument.name) for argument in lowering.mutated]
+    layout = lowering.layout
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         flat = layout.fill(args, kwargs)
-        for position in positions:
+        for position in layout.mutated:
             value = flat[position]
             increment_version((value,) if isinstance(value, torch.Tensor) else value or ())
         with below_adinplaceorview():

@@ -15,7 +15,7 @@ from magi_opschema._torch_compat import dispatch_key_of
 from magi_opschema.errors import RuleError
 
 from .callables import check_callable
-from .catalogue import OpDef, op_def
+from .catalogue import OpDef, forms_of
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -53,18 +53,18 @@ def register_kernel(op: object, device_type: str, fn: F | None = None) -> Any:
     """
     if fn is None:
         return lambda decorated: register_kernel(op, device_type, decorated)
-    definition = op_def(op)
-    from .registration import register_body
+    for definition in forms_of(op):
+        _give_body(definition, device_type, fn)
+    return fn
 
+
+def _give_body(definition: OpDef, device_type: str, fn: Callable[..., Any]) -> None:
     _check_parameters(definition, fn)
     registration, key = definition.registration, _dispatch_key(definition, device_type)
     if key in registration.device_keys:
         text = f"it has a body for '{device_type}' already; {fn.__name__} ({location(fn)}) would be a second."
         raise RuleError(definition.lowering.sentence(text))
-    register_body(registration, definition.lowering, fn, key)
-    if definition.by_handle is not None:
-        register_kernel(definition.by_handle.torch_op, device_type, fn)
-    return fn
+    registration.add_body(fn, key)
 
 
 def _check_parameters(definition: OpDef, fn: Callable[..., Any]) -> None:
@@ -123,9 +123,14 @@ def register_vmap(op: object, rule: F | None = None) -> Any:
     """
     if rule is None:
         return lambda decorated: register_vmap(op, decorated)
+    for definition in forms_of(op):
+        _give_vmap_rule(definition, rule)
+    return rule
+
+
+def _give_vmap_rule(definition: OpDef, rule: Callable[..., Any]) -> None:
     from magi_opschema._call.bridge import Bridge
 
-    definition = op_def(op)
     called_with = ("info", "in_dims", *definition.lowering.signature.parameters)
     check_callable(definition.lowering, "rule", rule, called_with, error=RuleError)
     bridge = Bridge(definition.lowering)
@@ -134,10 +139,7 @@ def register_vmap(op: object, rule: F | None = None) -> Any:
         output, out_dims = rule(info, bridge.per_parameter(in_dims), *bridge.rebuild(*flat))
         return bridge.flatten_output(output), tuple(bridge.per_output(out_dims, "the vmap rule's out_dims"))
 
-    definition.registration.vmap_rule = flat_rule
-    if definition.by_handle is not None:
-        register_vmap(definition.by_handle.torch_op, rule)
-    return rule
+    definition.registration.give_vmap_rule(flat_rule)
 
 
 def register_autocast(op: object, device_type: str, dtype: torch.dtype) -> None:
@@ -147,7 +149,11 @@ def register_autocast(op: object, device_type: str, dtype: torch.dtype) -> None:
         UnknownOpError: magi-opschema registered no such op.
         RuleError: torch has no such device type, or *dtype* is none of floating-point numbers.
     """
-    definition = op_def(op)
+    for definition in forms_of(op):
+        _give_autocast(definition, device_type, dtype)
+
+
+def _give_autocast(definition: OpDef, device_type: str, dtype: torch.dtype) -> None:
     name = definition.name
     _dispatch_key(definition, device_type)
     wanted: object = dtype
@@ -155,8 +161,6 @@ def register_autocast(op: object, device_type: str, dtype: torch.dtype) -> None:
         text = f"autocast casts to {show_value(wanted)}, expected a dtype of floating-point numbers"
         raise RuleError(definition.lowering.sentence(f"{text}, such as torch.bfloat16."))
     definition.registration.add(lambda library: torch.library.register_autocast(name, device_type, dtype, lib=library))
-    if definition.by_handle is not None:
-        register_autocast(definition.by_handle.torch_op, device_type, dtype)
 
 
 @overload
@@ -182,17 +186,22 @@ def register_sharding(op: object, rule: F | None = None) -> Any:
     """
     if rule is None:
         return lambda decorated: register_sharding(op, decorated)
+    for definition in forms_of(op):
+        _give_sharding_rule(definition, rule)
+    return rule
+
+
+def _give_sharding_rule(definition: OpDef, rule: Callable[..., Any]) -> None:
     from torch.distributed.tensor.experimental import register_sharding as register_with_dtensor
 
     from magi_opschema._call.bridge import Bridge
 
-    definition = op_def(op)
     check_callable(definition.lowering, "rule", rule, definition.lowering.signature.parameters, error=RuleError)
-    bridge = Bridge(definition.lowering)
+    bridge, layout = Bridge(definition.lowering), definition.lowering.layout
     is_single = isinstance(definition.lowering.returns, Leaf)
 
     def flat_rule(*args: Any, **kwargs: Any) -> list[tuple[list[Any], list[Any]]]:
-        acceptable = rule(*bridge.rebuild(*bridge.layout.fill(args, kwargs)))
+        acceptable = rule(*bridge.rebuild(*layout.fill(args, kwargs)))
         return [
             (
                 # Of an op with one output, [Shard(0)] is what torch's own rules return.
@@ -203,6 +212,3 @@ def register_sharding(op: object, rule: F | None = None) -> Any:
         ]
 
     register_with_dtensor(definition.torch_op)(flat_rule)
-    if definition.by_handle is not None:
-        register_sharding(definition.by_handle.torch_op, rule)
-    return rule

@@ -32,7 +32,7 @@ import triton
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
-from magi_tritonwrap._key.code import code_names
+from magi_tritonwrap._identity.code import code_names
 from magi_tritonwrap._torch_compat import new_kernel
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator adds to AOTAutograd's cache key: all that decides which graph its body becomes.
+"""What an operator adds to AOTAutograd's cache key: a digest of all code and values that its body can reach.
 
 code.py         what a code object does, and which names it reads
 members.py      what classes and functions consist of

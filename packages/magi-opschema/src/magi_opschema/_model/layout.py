@@ -10,11 +10,14 @@ Only ops with more than 64 leaves have slots that differ from their arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from magi_opschema._model.schema import Argument, slots_of
+import torch
+
+from .schema import Argument, slots_of
+from .tree import dotted
 
 
 Flat = tuple[Any, ...]
@@ -40,6 +43,8 @@ class FlatLayout:
     """Positions of `Tensor[]` and `Tensor[]?`, which autograd.Function does not look into."""
     bundles: Mapping[int, Bundle] = field(default_factory=dict)
     """By the position of the argument; empty for an op whose slots are its arguments."""
+    mutated: Mapping[int, str] = field(default_factory=dict)
+    """What the op writes into: the dotted path, by the position."""
 
     @staticmethod
     def of_arguments(arguments: Sequence[Argument]) -> FlatLayout:
@@ -51,6 +56,7 @@ class FlatLayout:
             tuple(slot.name for slot in slots if slot.is_keyword_only),
             _tensor_lists([slot.schema_type for slot in slots]),
             _bundles(arguments),
+            {i: dotted(slot.leaves[0].path) for i, slot in enumerate(slots) if slot.alias},
         )
 
     @staticmethod
@@ -155,6 +161,15 @@ def _bundles(arguments: Sequence[Argument]) -> dict[int, Bundle]:
 
 def _tensor_lists(schema_types: Sequence[str]) -> tuple[int, ...]:
     return tuple(i for i, text in enumerate(schema_types) if text.startswith("Tensor[]"))
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The Tensors of a flat value, which may be a list or a tuple of others."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
 
 
 def as_tuple(output: Any, count: int) -> Flat:
