@@ -3,8 +3,29 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from pathlib import Path
+
 import pytest
 import torch
+from _compile_once import put_on_path
+
+
+_FOLDER = pytest.StashKey[Path]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile each text once a run. Worker processes inherit the PATH of the one that started them."""
+    if not hasattr(config, "workerinput"):
+        config.stash[_FOLDER] = Path(tempfile.mkdtemp(prefix="compiled-once-"))
+        put_on_path(config.stash[_FOLDER])
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Keep nothing for the next run, which may have another compiler or another torch."""
+    if _FOLDER in config.stash:
+        shutil.rmtree(config.stash[_FOLDER])
 
 
 @pytest.fixture(autouse=True)

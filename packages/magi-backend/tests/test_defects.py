@@ -270,8 +270,8 @@ class Downsampled(nn.Module):
     ("build", "grad"),
     [
         pytest.param(lambda: Downsampled(4), False, id="stride 4"),
-        pytest.param(lambda: Downsampled(8), False, id="stride 8"),
-        pytest.param(lambda: Downsampled(2, norm=True), False, id="stride 2 and a norm"),
+        pytest.param(lambda: Downsampled(8), False, id="stride 8", marks=pytest.mark.slow),
+        pytest.param(lambda: Downsampled(2, norm=True), False, id="stride 2 and a norm", marks=pytest.mark.slow),
         pytest.param(lambda: Downsampled(4), True, id="training", marks=pytest.mark.slow),
     ],
 )
@@ -342,8 +342,16 @@ def test_strides_that_torch_can_order_by_itself_need_no_guard(strides: Callable[
 @pytest.mark.parametrize(
     "model",
     [
-        pytest.param(lambda: nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(4, 8), nn.SiLU()), id="block"),
-        pytest.param(lambda: nn.Sequential(nn.AvgPool2d(2), nn.Conv2d(3, 4, 1), nn.Upsample(scale_factor=2)), id="up"),
+        pytest.param(
+            lambda: nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(4, 8), nn.SiLU()),
+            id="block",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            lambda: nn.Sequential(nn.AvgPool2d(2), nn.Conv2d(3, 4, 1), nn.Upsample(scale_factor=2)),
+            id="up",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(2), nn.Softmax(-1)), id="tokens"),
     ],
 )

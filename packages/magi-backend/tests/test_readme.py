@@ -8,12 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from magi_backend import CompileConfig
 
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 
 
+@pytest.mark.slow  # `nox -s wheels` runs it on the built wheels
 def test_the_example_runs(tmp_path: Path) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     program = tmp_path / "example.py"

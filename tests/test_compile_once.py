@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the suites compile is compiled once a run, and only what is the same is taken for the same."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from _compile_once import put_on_path
+
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="g++ is not what Inductor starts elsewhere")
+
+# It "compiles" to the text and the flags, counts its runs, and refuses what says #error.
+COMPILER = """#!/bin/sh
+echo run >> "$(dirname "$0")/runs"
+for last; do source="$last"; done
+if grep -q '#error' "$source"; then echo refused >&2; exit 3; fi
+while [ "$1" != -o ]; do flags="$flags $1"; shift; done
+{ echo "$flags"; cat "$source"; } > "$2"
+"""
+
+
+class Compiler:
+    """A g++ that counts, behind the one that the suites find."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        script = folder / "g++"
+        script.write_text(COMPILER)
+        script.chmod(0o755)
+        monkeypatch.setenv("PATH", str(folder), prepend=":")
+        shared = folder / "shared"
+        shared.mkdir()
+        put_on_path(shared)
+
+    def run(self, text: str, *flags: str, name: str = "kernel") -> subprocess.CompletedProcess[str]:
+        source = self.folder / f"{name}.cpp"
+        source.write_text(text)
+        command = ["g++", *flags, "-o", str(self.output(name)), str(source)]
+        return subprocess.run(command, check=False, capture_output=True, text=True)
+
+    def output(self, name: str) -> Path:
+        return self.folder / f"{name}.so"
+
+    @property
+    def runs(self) -> int:
+        return (self.folder / "runs").read_text().count("run")
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    return Compiler(tmp_path, monkeypatch)
+
+
+def test_every_suite_finds_it_first() -> None:
+    found = shutil.which("g++")
+
+    assert found is None or "_compile_once" in Path(found).read_text()
+
+
+def test_one_text_is_compiled_once_wherever_it_lies(compiler: Compiler) -> None:
+    for name in ("here", "there"):
+        assert compiler.run("int f();\n", "-shared", name=name).returncode == 0
+
+    assert compiler.runs == 1
+    assert compiler.output("there").read_text() == " -shared\nint f();\n"
+
+
+@pytest.mark.parametrize("flags", [("-shared", "-O1"), ("-shared", "-fopenmp"), ("-shared", "-DNDEBUG", "-O3")])
+def test_other_flags_are_another_library(compiler: Compiler, flags: tuple[str, ...]) -> None:
+    compiler.run("int f();\n", "-shared", "-O3", name="first")
+    compiler.run("int f();\n", *flags, name="second")
+
+    assert compiler.runs == 2
+    assert compiler.output("second").read_text().startswith(f" {' '.join(flags)}\n")
+
+
+@pytest.mark.parametrize("text", ["int f() ;\n", "int f();\n\n", "float f();\n"])
+def test_another_text_is_another_library(compiler: Compiler, text: str) -> None:
+    compiler.run("int f();\n", "-shared", name="first")
+    compiler.run(text, "-shared", name="second")
+
+    assert compiler.runs == 2
+    assert compiler.output("second").read_text() == f" -shared\n{text}"
+
+
+def test_what_does_not_compile_says_so_each_time(compiler: Compiler) -> None:
+    for _ in range(2):
+        refused = compiler.run("#error\n", "-shared")
+        assert (refused.returncode, refused.stderr) == (3, "refused\n")
+
+    assert compiler.runs == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        ('#include "other.h"\n', ("-shared",)),
+        ('asm(".incbin weights.bin");\n', ("-shared",)),
+        ("int f();\n", ("-c",)),
+        ("int f();\n", ("-shared", "other.cpp")),
+    ],
+    ids=["reads a header", "reads a file", "is no library", "is two texts"],
+)
+def test_what_its_text_does_not_determine_is_compiled_each_time(
+    compiler: Compiler, text: str, flags: tuple[str, ...]
+) -> None:
+    for _ in range(2):
+        assert compiler.run(text, *flags).returncode == 0
+
+    assert compiler.runs == 2
