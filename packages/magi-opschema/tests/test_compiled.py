@@ -236,7 +236,7 @@ def test_autocast(ns: str, form: str) -> None:
 )
 @pytest.mark.parametrize("value", [complex(1, math.inf), complex(0, math.nan), complex(-0.0, 1), complex(1, -0.0)])
 def test_complex_constants(value: complex) -> None:
-    """torch's own: `infj` is no name, and `1-0j` is read as a subtraction. It limits ops with complex arguments."""
+    """torch's own: `infj` is not a name, and `1-0j` is read as a subtraction. It limits ops with complex arguments."""
     graph = torch.fx.Graph()
     graph.output(value)
     assert repr(torch.fx.GraphModule({}, graph)()) == repr(value)

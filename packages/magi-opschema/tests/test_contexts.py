@@ -140,7 +140,7 @@ def test_kernel_for_one_device_type(ns: str) -> None:
         register_kernel(launch, "cpu", launch_cpu)
     with pytest.raises(errors.RuleError, match=r"::launch: the body takes \(x\), expected \(x, cfg\)\. Give"):
         register_kernel(launch, "cuda", lambda_named_other)
-    with pytest.raises(errors.RuleError, match="'toaster' is no device type"):
+    with pytest.raises(errors.RuleError, match="'toaster' is not a device type"):
         register_kernel(launch, "toaster", launch_cpu)
 
 

@@ -186,13 +186,13 @@ SHOWN = "<a Unshowable whose __repr__ fails>"
 BAD: Any = Unshowable()
 UNSHOWABLE: dict[str, tuple[str, dict[str, Any], Any]] = {
     "function": (f"{SHOWN} is no Python function", {}, BAD),
-    "tags": (f"tags={SHOWN} is no tuple", {"tags": BAD}, None),
-    "a tag": (f"tags=[{SHOWN}] is no tuple", {"tags": [BAD]}, None),
-    "mutates_args": (f"mutates_args={SHOWN} is no tuple", {"mutates_args": BAD}, None),
+    "tags": (f"tags={SHOWN} is not a tuple", {"tags": BAD}, None),
+    "a tag": (f"tags=[{SHOWN}] is not a tuple", {"tags": [BAD]}, None),
+    "mutates_args": (f"mutates_args={SHOWN} is not a tuple", {"mutates_args": BAD}, None),
     "a name in mutates_args": (f"mutates_args names {SHOWN}", {"mutates_args": [BAD]}, None),
     "backward_fn": (f"backward_fn is {SHOWN}", {"backward_fn": BAD}, None),
-    "infer_output_meta_fn": (f"{SHOWN} is no function", {"infer_output_meta_fn": BAD}, None),
-    "a name in infer_output_meta_fn": (f"{SHOWN} is no Tensor", {"infer_output_meta_fn": [BAD]}, None),
+    "infer_output_meta_fn": (f"{SHOWN} is not a function", {"infer_output_meta_fn": BAD}, None),
+    "a name in infer_output_meta_fn": (f"{SHOWN} is not a Tensor", {"infer_output_meta_fn": [BAD]}, None),
 }
 
 
@@ -208,9 +208,9 @@ def test_an_object_whose_repr_raises_as_an_option(ns: str, option: str) -> None:
 
 
 def test_an_object_whose_repr_raises_as_a_name() -> None:
-    with pytest.raises(OpSchemaError, match=re.escape(f"the op name {SHOWN} (Unshowable) is no string")):
+    with pytest.raises(OpSchemaError, match=re.escape(f"the op name {SHOWN} (Unshowable) is not a string")):
         magi_register_custom_op(BAD)
-    with pytest.raises(OpSchemaError, match=re.escape(f"'{SHOWN}' is no op that magi-opschema registered")):
+    with pytest.raises(OpSchemaError, match=re.escape(f"'{SHOWN}' is not an op that magi-opschema registered")):
         op_def(BAD)
 
 

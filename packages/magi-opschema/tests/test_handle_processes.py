@@ -65,7 +65,7 @@ def test_a_forked_child_knows_what_was_registered_before(tmp_path: Path) -> None
         try:
             run(x, after)
         except errors.HandleError as error:
-            lines.append(str("is no handle of this process" in str(error) or "stale" in str(error)))
+            lines.append(str("is not a handle of this process" in str(error) or "stale" in str(error)))
         own = register_object(Runner(5.0))
         lines.append(str(own != after and run(x, own).tolist() == [5.0, 5.0]))
         os.write(send, chr(10).join(lines).encode())

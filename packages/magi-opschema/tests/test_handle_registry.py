@@ -180,7 +180,7 @@ def test_cycles_leak_nothing(times: int) -> None:
             lambda: get_object("7"),  # type: ignore[arg-type]
             "get_object\\(\\) takes the int that register_object\\(\\) returned, and got a str",
         ),
-        (lambda: get_object(7), "get_object\\(\\): 7 is no handle of this process"),
+        (lambda: get_object(7), "get_object\\(\\): 7 is not a handle of this process"),
         (lambda: release_object(stale_handle()), "release_object\\(\\): .* is a stale handle: its Runner"),
         (lambda: register_object(7), "7 cannot have a handle: a schema takes an int or None as it is"),
         (lambda: register_object(None), "None cannot have a handle"),

@@ -29,11 +29,11 @@ def test_unknown_op() -> None:
     magi_register_custom_op("opschema_unknown::normalize")(plain)
     with pytest.raises(UnknownOpError, match="Did you mean 'opschema_unknown::normalize'?"):
         op_def("opschema_unknown::normalise")
-    with pytest.raises(UnknownOpError, match="'aten::add' is no op that magi-opschema registered."):
+    with pytest.raises(UnknownOpError, match="'aten::add' is not an op that magi-opschema registered."):
         op_def(torch.ops.aten.add.Tensor)
-    with pytest.raises(UnknownOpError, match="is no op that magi-opschema registered."):
+    with pytest.raises(UnknownOpError, match="is not an op that magi-opschema registered."):
         annotate(plain, "key", "text")
-    with pytest.raises(LookupError, match="is no op that magi-opschema registered."):
+    with pytest.raises(LookupError, match="is not an op that magi-opschema registered."):
         register_vmap(len, lambda *args: args)
 
 
@@ -64,12 +64,12 @@ AFTERWARDS: dict[str, tuple[Callable[[Any], Any], type[OpSchemaError], str]] = {
     "kernel, no device": (
         lambda op: register_kernel(op, "zpu", plain),
         RuleError,
-        "'zpu' is no device type of torch. Use 'cpu', 'cuda' or another.",
+        "'zpu' is not a device type of torch. Use 'cpu', 'cuda' or another.",
     ),
     "autocast, no device": (
         lambda op: register_autocast(op, "zpu", torch.float16),
         RuleError,
-        "'zpu' is no device type of torch. Use 'cpu', 'cuda' or another.",
+        "'zpu' is not a device type of torch. Use 'cpu', 'cuda' or another.",
     ),
     "autocast, a text": (
         lambda op: register_autocast(op, "cpu", "float16"),  # type: ignore[arg-type]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options and names that the decorator refuses, things that are no function, and what each error is besides."""
+"""Options and names that the decorator refuses, things that are not function, and what each error is besides."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def nothing() -> Tensor:
 OPTIONS: list[tuple[Callable[..., Any], dict[str, Any], type[OpSchemaError], str]] = [
     (writes, {"mutates_args": "out"}, OptionError,
      "mutates_args='out' is one string. Write a tuple of names: ('out',)."),
-    (writes, {"mutates_args": None}, OptionError, "mutates_args=None is no tuple of names."),
+    (writes, {"mutates_args": None}, OptionError, "mutates_args=None is not a tuple of names."),
     (writes, {"mutates_args": ("outt",)}, OptionError,
-     "mutates_args names 'outt', which is no parameter, leaf path or flat name. Did you mean 'out'?"),
+     "mutates_args names 'outt', which is not a parameter, leaf path or flat name. Did you mean 'out'?"),
     (writes, {"mutates_args": (0,)}, OptionError,
-     "mutates_args names 0, which is no parameter, leaf path or flat name."),
+     "mutates_args names 0, which is not a parameter, leaf path or flat name."),
     (writes, {"mutates_args": ("weights",)}, OptionError,
      ("mutates_args names 'weights', a list of Tensors that may be None, which torch cannot functionalize "
      "(pytorch #144072). Use list[Tensor], empty for None.")),
@@ -56,18 +56,18 @@ OPTIONS: list[tuple[Callable[..., Any], dict[str, Any], type[OpSchemaError], str
     (plain, {"backward_fn": lambda ctx, grad: None, "setup_context_fn": lambda ctx: None}, OptionError,
      "setup_context_fn is called as setup_context_fn(ctx, inputs, output), which test_option_errors.py:"),
     (plain, {"infer_output_meta_fn": 3}, OptionError,
-     "infer_output_meta_fn: 3 is no function, list of names or None. Write one of these."),
-    (plain, {"infer_output_meta_fn": {"x"}}, OptionError, "infer_output_meta_fn: {'x'} is no function"),
+     "infer_output_meta_fn: 3 is not a function, list of names or None. Write one of these."),
+    (plain, {"infer_output_meta_fn": {"x"}}, OptionError, "infer_output_meta_fn: {'x'} is not a function"),
     (plain, {"infer_output_meta_fn": "x"}, OptionError,
      "infer_output_meta_fn: 'x' is one string. Write a list of names: ['x']."),
     (plain, {"infer_output_meta_fn": []}, OptionError,
      "infer_output_meta_fn: 0 names are given for 1 outputs. Give one for each."),
     (plain, {"infer_output_meta_fn": ["y"]}, OptionError,
-     "infer_output_meta_fn: 'y' is no Tensor parameter or leaf path. Name one."),
+     "infer_output_meta_fn: 'y' is not a Tensor parameter or leaf path. Name one."),
     (scaled, {"infer_output_meta_fn": ["cfg.scale"]}, OptionError,
-     "infer_output_meta_fn: 'cfg.scale' is no Tensor parameter or leaf path."),
+     "infer_output_meta_fn: 'cfg.scale' is not a Tensor parameter or leaf path."),
     (plain, {"infer_output_meta_fn": [0]}, OptionError,
-     "infer_output_meta_fn: 0 is no Tensor parameter or leaf path."),
+     "infer_output_meta_fn: 0 is not a Tensor parameter or leaf path."),
     (plain, {"infer_output_meta_fn": lambda: X}, OptionError,
      "infer_output_meta_fn is called as infer_output_meta_fn(x), which test_option_errors.py:"),
     (two_outputs, {}, OptionError,
@@ -78,8 +78,8 @@ OPTIONS: list[tuple[Callable[..., Any], dict[str, Any], type[OpSchemaError], str
      "infer_output_meta_fn: 'output' is a float, which looks like no Tensor input. Pass a function."),
     (returning(list[Tensor]), {"infer_output_meta_fn": ["x"]}, OptionError,
      "infer_output_meta_fn: 'output' and 'x' are not both lists. Pass a function."),
-    (plain, {"tags": ("core",)}, OptionError, "tags=('core',) is no tuple of torch.Tag values."),
-    (plain, {"tags": torch.Tag.core}, OptionError, "is no tuple of torch.Tag values."),
+    (plain, {"tags": ("core",)}, OptionError, "tags=('core',) is not a tuple of torch.Tag values."),
+    (plain, {"tags": torch.Tag.core}, OptionError, "is not a tuple of torch.Tag values."),
     (with_annotation(Inner | None), {"mutates_args": ("value",)}, OptionError, "which holds no Tensor"),
 ]  # fmt: skip
 
@@ -150,7 +150,7 @@ def test_decorator_without_brackets() -> None:
     sentence = f"takes a name, and got a function {located(plain)}. {fix}"
     with pytest.raises(OpNameError, match=re.escape(sentence)):
         magi_register_custom_op(plain)  # type: ignore[arg-type]
-    with pytest.raises(OpNameError, match=re.escape("the op name 5 (int) is no string.")):
+    with pytest.raises(OpNameError, match=re.escape("the op name 5 (int) is not a string.")):
         magi_register_custom_op(5)  # type: ignore[arg-type]
 
 

@@ -350,7 +350,7 @@ class TestExport:
         other = cfg(value=5.0)
         torch.testing.assert_close(loaded(X + 1, other), scale(X + 1, other) + 1)
         with pytest.raises(Exception, match=r"count=3|tree ?spec|structure|match"):
-            loaded(X, cfg(count=4))  # a field that is no Tensor is a constant of the program
+            loaded(X, cfg(count=4))  # a field that is not a Tensor is a constant of the program
 
     def test_dynamic_shapes(self, strict: bool) -> None:
         size = torch.export.Dim("size")

@@ -365,8 +365,8 @@ def test_tensors_that_the_body_writes_are_named(ns: str, x: Tensor) -> None:
         (Linear(None), errors.ArgumentError, "'runner.weight' is None \\(NoneType\\), expected a Tensor"),  # type: ignore[arg-type]
         (Linear(EYE, tile=3), errors.ArgumentError, "'runner.tile' is 3 \\(int\\), expected a Tile"),  # type: ignore[arg-type]
         (Linear(EYE, tile=Tile("a")), errors.ArgumentError, "'runner.tile.block' is 'a' \\(str\\), expected an int"),  # type: ignore[arg-type]
-        (7, errors.HandleError, "'runner' names no Linear: 7 is no handle of this process"),
-        (True, errors.HandleError, "1 is no handle of this process"),
+        (7, errors.HandleError, "'runner' names no Linear: 7 is not a handle of this process"),
+        (True, errors.HandleError, "1 is not a handle of this process"),
         (lambda: register_object(Frozen(EYE)), errors.ArgumentError, "is the handle of a Frozen, expected a Linear"),
     ],
 )
@@ -398,8 +398,8 @@ def _declare(**options: Any) -> None:
         (lambda: see_through_object(type("N", (int,), {})), "its instances are values of type int"),
         (lambda: see_through_object(type("N", (), {})), "does not say which of its attributes are Tensors. Annotate"),
         (lambda: _declare(tensor_fields="weight"), r"tensor_fields='weight' is one string. .*: \('weight',\)"),
-        (lambda: _declare(tensor_fields=("a b",)), "tensor_fields names 'a b', which is no name of an attribute"),
-        (lambda: _declare(tensor_fields=(3,)), "tensor_fields names 3, which is no name of an attribute"),
+        (lambda: _declare(tensor_fields=("a b",)), "tensor_fields names 'a b', which is not a name of an attribute"),
+        (lambda: _declare(tensor_fields=(3,)), "tensor_fields names 3, which is not a name of an attribute"),
         (
             lambda: _declare(constant_fields=("block",)),
             r"names 'block', whose type .* constant_fields=\{'block': int\}",

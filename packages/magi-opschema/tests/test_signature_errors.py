@@ -187,8 +187,8 @@ ANNOTATIONS: list[tuple[object, str]] = [
     (NewType("Table", dict[str, int]), f"'value' has type dict[str, int], {NO_FORM}."),
     (Annotated[bytes, "raw"], f"'value' has type bytes, {NO_FORM}."),
     (tuple[int, bytes], f"'value.1' has type bytes, {NO_FORM}."),
-    ([int], "'value' has type [<class 'int'>], which is no type. Write a type, such as list[int] for [int]."),
-    ({"a": int}, "'value' has type {'a': <class 'int'>}, which is no type."),
+    ([int], "'value' has type [<class 'int'>], which is not a type. Write a type, such as list[int] for [int]."),
+    ({"a": int}, "'value' has type {'a': <class 'int'>}, which is not a type."),
     (5, f"'value' has type 5, {NO_FORM}."),
     (len, f"'value' has type len, {NO_FORM}."),
 ]  # fmt: skip

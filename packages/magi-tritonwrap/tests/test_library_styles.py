@@ -309,7 +309,7 @@ def test_launcher_that_was_not_registered_is_named() -> None:
 
 @pytest.mark.parametrize("value", [entry, types.SimpleNamespace(), type("NoRun", (), {})])
 def test_only_classes_with_run_are_registered(value: Any) -> None:
-    with pytest.raises(UnsupportedKernelError, match=r"is no class with a method run\. Give a class with a method run"):
+    with pytest.raises(UnsupportedKernelError, match=r"is not a class with a method run\. Give a class with"):
         register_launcher(value, "kernel")
 
 

@@ -128,7 +128,7 @@ def test_launch_that_torch_would_drop(ops: Ops) -> None:
 
 
 def test_errors_of_make_see_through(ops: Ops) -> None:
-    with pytest.raises(NotAnOpError, match=r"is no registered operator.*Pass an OpOverload"):
+    with pytest.raises(NotAnOpError, match=r"is not a registered operator.*Pass an OpOverload"):
         make_see_through("mylib::norm", patterns.helper)  # type: ignore[arg-type]
     with pytest.raises(NotAnOpError, match="It is a Triton kernel; pass the operator whose body launches it"):
         make_see_through(patterns.double_kernel, patterns.helper)

@@ -122,7 +122,7 @@ def test_gap_lists_what_only_aten_covers(tmp_path: Path) -> None:
     assert "t " in outside
     missing = run("gap", "nothing.py", cwd=tmp_path)
     assert missing.returncode == 2
-    assert "nothing.py is no file" in missing.stderr
+    assert "nothing.py is not a file" in missing.stderr
 
 
 @pytest.mark.slow

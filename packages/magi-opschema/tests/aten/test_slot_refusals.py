@@ -32,8 +32,8 @@ ENVIRONMENT = [
     ("1", "", "[1, 8]\n1\n"),
     ("3", "slot 3 of aten::softmax has no kernel; active are 1, 8", ""),
     ("9", "MAGI_SLOT_softmax=9: slots are numbered 0 to 8", ""),
-    ("fast", "MAGI_SLOT_softmax='fast' is no slot; give a number from 0 to 8", ""),
-    ("-1", "MAGI_SLOT_softmax='-1' is no slot", ""),
+    ("fast", "MAGI_SLOT_softmax='fast' is not a slot; give a number from 0 to 8", ""),
+    ("-1", "MAGI_SLOT_softmax='-1' is not a slot", ""),
 ]
 
 
@@ -100,8 +100,8 @@ print(used[-1])
         ("MAGI_SLOT_linalg.norm", "8", "did you mean 'MAGI_SLOT_linalg_norm'?"),
         ("MAGI_SLOT_relu_", "8", "MAGI_SLOT_relu_ names no operator of the ATen surface"),
         ("MAGI_SLOT_softmax", "9", "MAGI_SLOT_softmax=9: slots are numbered 0 to 8"),
-        ("MAGI_SLOT_softmax", "fast", "MAGI_SLOT_softmax='fast' is no slot; give a number from 0 to 8"),
-        ("MAGI_SLOT_softmax", "²", "is no slot; give a number from 0 to 8"),
+        ("MAGI_SLOT_softmax", "fast", "MAGI_SLOT_softmax='fast' is not a slot; give a number from 0 to 8"),
+        ("MAGI_SLOT_softmax", "²", "is not a slot; give a number from 0 to 8"),
     ],
 )
 def test_a_variable_that_means_nothing_is_told(

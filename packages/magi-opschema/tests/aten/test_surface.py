@@ -166,10 +166,10 @@ def test_load_takes_what_the_command_wrote(tmp_path: Path) -> None:
 
 
 def test_load_names_what_is_wrong(tmp_path: Path) -> None:
-    with pytest.raises(SurfaceError, match="is no generated surface"):
+    with pytest.raises(SurfaceError, match="is not a generated surface"):
         aten.load(tmp_path)
     (tmp_path / FILE_NAME).write_text("[1]")
-    with pytest.raises(SurfaceError, match="is no generated surface"):
+    with pytest.raises(SurfaceError, match="is not a generated surface"):
         aten.load(tmp_path)
     (tmp_path / FILE_NAME).write_text('{"schema_version": 1, "torch": "1.0", "ops": []}')
     with pytest.raises(SurfaceError, match=r"was generated for torch 1\.0, and torch .* is installed"):

@@ -159,7 +159,7 @@ def make_see_through(
         OpReport: as `see_through_report(op)` at this moment.
 
     Raises:
-        NotAnOpError: *op* is no operator.
+        NotAnOpError: *op* is not an operator.
         UnsupportedLaunchError: a launch that was found passes an option that no graph can carry.
         UnsupportedKernelError: a kernel that was found is decorated in a way that torch cannot compile; it names the
             kernel, its file and line, and the fix.
@@ -325,5 +325,5 @@ def _as_overload(op: Any) -> OpOverload:
         msg = f"{op} is a set of overloads; pass one, for example {op}.default."
         raise NotAnOpError(msg)
     hint = " It is a Triton kernel; pass the operator whose body launches it." if is_kernel(op) else ""
-    msg = f"{op!r} is no registered operator.{hint} Pass an OpOverload such as torch.ops.mylib.norm.default."
+    msg = f"{op!r} is not a registered operator.{hint} Pass an OpOverload such as torch.ops.mylib.norm.default."
     raise NotAnOpError(msg)

@@ -258,7 +258,7 @@ def _flags(inputs: FlatLayout, spread: Flat, needs_input_grad: tuple[bool, ...])
 
 
 def _dims_of(in_dims: Any, spread: Flat) -> Flat:
-    """*in_dims* in the layout of *spread*; the counts of lists are no values and have no dimension."""
+    """*in_dims* in the layout of *spread*; the counts of lists are not values and have no dimension."""
     return tuple(
         item if isinstance(item, tuple) and isinstance(dim, tuple) else dim
         for item, dim in zip(spread, in_dims, strict=True)

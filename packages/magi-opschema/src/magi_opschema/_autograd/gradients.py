@@ -26,7 +26,7 @@ def flatten_gradients(returned: Any, lowering: SignatureLowering, shapes: Shapes
     """The gradient of each Tensor leaf, by leaf name; leaves without one are absent.
 
     Raises:
-        GradientError: a wrong count, an unknown field, a gradient for a leaf that is no Tensor, a wrong shape.
+        GradientError: a wrong count, an unknown field, a gradient for a leaf that is not a Tensor, a wrong shape.
     """
     names = [parameter.name for parameter in lowering.parameters]
     if len(names) == 1 and not isinstance(returned, tuple):
@@ -106,7 +106,7 @@ class _Flattener:
                     self.fail(path, f"{text} {', '.join(fields)}", nearest(name, fields))
             given: Mapping[str, Any] = gradient
         elif isinstance(gradient, record.cls) and record.kind in {"dataclass", "object"}:
-            # Fields that are no Tensor hold the values that the instance was built with; they say nothing.
+            # Fields that are not Tensors hold the values that the instance was built with; they say nothing.
             given = {name: getattr(gradient, name) for name, node in fields.items() if _holds_tensors(node)}
         elif isinstance(gradient, (tuple, list)):
             if len(gradient) != len(fields):

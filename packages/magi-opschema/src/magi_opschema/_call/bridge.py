@@ -84,7 +84,7 @@ class Bridge:
         return [_said_of(argument, said) for argument in self.lowering.arguments]
 
     def per_output(self, structured: Any, what: str) -> list[Any]:
-        """For each flat output what is said of it; one value that is no structure holds for all."""
+        """For each flat output what is said of it; one value that is not a structure holds for all."""
         if self.lowering.returns is None:
             return []
         said = self._take_apart(self.lowering.returns, structured, what)

@@ -111,7 +111,7 @@ def _may_be_of_a_repr(error: Exception) -> bool:
     """True unless *error*, caught where the op was called, comes from a kernel of this package.
 
     The dispatcher shows the value that it refuses; where its `__repr__` fails, that is the error which leaves the call.
-    The exposed function itself raises one where it cannot bump the version of what is no Tensor.
+    The exposed function itself raises one where it cannot bump the version of what is not a Tensor.
     """
     assert error.__traceback__ is not None
     below = error.__traceback__.tb_next

@@ -98,7 +98,7 @@ def unfit(annotation: object) -> tuple[str, str] | None:
         return next((found for found in map(unfit, members) if found), None)
     cls = origin or annotation
     if not isinstance(cls, type):
-        return "a handle of something that is no class", "Name the class of the object."
+        return "a handle of something that is not a class", "Name the class of the object."
     if issubclass(cls, (int, torch.Tensor)):
         return "a handle of something that a schema takes as it is", f"Annotate it {cls.__name__}."
     if getattr(cls, "_is_protocol", False) and not getattr(cls, "_is_runtime_protocol", False):

@@ -120,7 +120,7 @@ def _named(cls: type, option: str, names: Names) -> dict[str, object]:
     annotated = {name: hint for name, hint, _ in _annotated(cls)}
     for name in names or ():
         if not str.isidentifier(str(name)) or type(name) is not str:
-            _fail(cls, f"{option} names {show_value(name)}, which is no name of an attribute.")
+            _fail(cls, f"{option} names {show_value(name)}, which is not a name of an attribute.")
         if name not in annotated and option == "constant_fields":
             fix = f"Annotate it in the class body, or give a dict: constant_fields={{{name!r}: int}}."
             _fail(cls, f"constant_fields names '{name}', whose type the class does not say. {fix}")

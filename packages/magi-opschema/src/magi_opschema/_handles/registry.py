@@ -282,7 +282,7 @@ def why_missing(handle: int) -> str:
             f"Keep the {name} alive, or hold it with register_object(obj) for as long as the handle is used."
         )
     return (
-        f"{int(handle)} is no handle of this process. A handle means something only in the process that "
+        f"{int(handle)} is not a handle of this process. A handle means something only in the process that "
         "register_object() gave it in, and in children forked afterwards: not in a spawned worker, another rank, or a "
         "program that loads what this one pickled or exported. Register the object here, and pass it or its new handle."
     )

@@ -20,7 +20,7 @@ def lower_signature(fn: Callable[..., Any], *, mutates_args: Iterable[str] = ())
 
     Raises:
         SignatureError: a parameter or the return value has no flat form; all such places are in the message.
-        OptionError: *mutates_args* names nothing, or nothing that can be written into; or *fn* is no function.
+        OptionError: *mutates_args* names nothing, or nothing that can be written into; or *fn* is not a function.
         DuplicateOpError: *fn* is an op already.
 
     Example:

@@ -26,7 +26,7 @@ def mutated_leaves(trees: SignatureTrees, mutates_args: object) -> set[str]:
         raise OptionError(trees.sentence(text))
     if not isinstance(mutates_args, Iterable):
         text = (
-            f"mutates_args={show_value(mutates_args)} is no tuple of names. Leave it out where nothing is written into."
+            f"mutates_args={show_value(mutates_args)} is not a tuple of names. Leave it out if nothing is written into."
         )
         raise OptionError(trees.sentence(text))
     mutated: set[str] = set()
@@ -50,7 +50,7 @@ def _tensors_by_name(trees: SignatureTrees) -> dict[str, list[Leaf]]:
 
 def _meant(name: object, tensors_by_name: dict[str, list[Leaf]], trees: SignatureTrees) -> Sequence[Leaf]:
     if not isinstance(name, str) or name not in tensors_by_name:
-        text = f"mutates_args names {show_value(name)}, which is no parameter, leaf path or flat name."
+        text = f"mutates_args names {show_value(name)}, which is not a parameter, leaf path or flat name."
         raise OptionError(trees.sentence(text + nearest(name, tensors_by_name)))
     if not tensors_by_name[name]:
         text = f"mutates_args names '{name}', which holds no Tensor, and an op can write into Tensors only."

@@ -244,7 +244,7 @@ def _kind(argument: Argument) -> str:
 
 
 def _tensor_kind(argument: Argument) -> str:
-    """What Tensors can share an argument; empty for lists of them, and for what is no Tensor."""
+    """What Tensors can share an argument; empty for lists of them, and for what is not a Tensor."""
     if argument.schema_type not in {"Tensor", "Tensor?"}:
         return ""
     kind = "mutated_Tensor" if argument.alias else "Tensor"

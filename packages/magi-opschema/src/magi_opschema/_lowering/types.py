@@ -105,7 +105,7 @@ def _lower_unwrapped(annotation: object, place: Place) -> Node:
     if origin in {typing.Union, types.UnionType}:
         return _lower_union(annotation, arguments, place)
     if not _is_hashable(annotation):
-        raise place.refuse(annotation, "which is no type", "Write a type, such as list[int] for [int].")
+        raise place.refuse(annotation, "which is not a type", "Write a type, such as list[int] for [int].")
     if origin is typing.Literal:
         return _lower_literal(arguments, place)
     if ObjectHandle in {origin, annotation}:
@@ -177,7 +177,7 @@ def _lower_handle(annotation: object, arguments: tuple[object, ...], place: Plac
     record = None if place.is_opaque else _lower_object(arguments[0], place)
     if record is None:
         return leaf
-    # An object is whole or taken apart: a part of one is no handle.
+    # An object is whole or taken apart: a part of one is not a handle.
     return record if place.is_fixed else replace(record, handle=leaf)
 
 

@@ -53,7 +53,7 @@ class Codec:
     explain: Callable[[object, str], tuple[type[OpSchemaError], str]] | None = field(default=None, compare=False)
     """From a refused value and `expected` to the error class and what its sentence says after the parameter's name."""
     is_process_bound: bool = False
-    """True if the schema argument means nothing in another process, so that it is no schema default."""
+    """True if the schema argument means nothing in another process, so that it is not a schema default."""
 
     @property
     def keeps_value(self) -> bool:

@@ -23,7 +23,7 @@ def check_callable(
     keywords: Iterable[str] = (),
     error: type[OpSchemaError] = OptionError,
 ) -> None:
-    """Refuse *fn*, the value of *option*, if it is no function, or none that takes these arguments.
+    """Refuse *fn*, the value of *option*, if it is not a function, or none that takes these arguments.
 
     Raises:
         OptionError: it is not; or another *error*.

@@ -122,7 +122,7 @@ def op_def(op: object) -> OpDef:
         return _ops[name]
     except KeyError:
         hint = nearest(name, _ops) or " Register it with @magi_register_custom_op first."
-        raise UnknownOpError(f"'{name}' is no op that magi-opschema registered.{hint}") from None
+        raise UnknownOpError(f"'{name}' is not an op that magi-opschema registered.{hint}") from None
 
 
 def forms_of(op: object) -> tuple[OpDef, ...]:

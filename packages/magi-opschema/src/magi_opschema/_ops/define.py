@@ -130,13 +130,13 @@ def _define(
 
 
 def refuse_other_than_name(name: object) -> None:
-    """Refuse what is no op name, such as the function of a decorator without brackets."""
+    """Refuse what is not an op name, such as the function of a decorator without brackets."""
     if name is None or isinstance(name, str):
         return
     if callable(name):
         fix = "Write @magi_register_custom_op() with brackets, or @magi_register_custom_op('namespace::op')."
         raise OpNameError(f"magi_register_custom_op takes a name, and got a function ({location(name)}). {fix}")
-    raise OpNameError(f"the op name {show_with_type(name)} is no string. Write 'namespace::op'.")
+    raise OpNameError(f"the op name {show_with_type(name)} is not a string. Write 'namespace::op'.")
 
 
 def _title(fn: Callable[..., Any]) -> str:
@@ -159,7 +159,7 @@ def _op_name(fn: Callable[..., Any], name: str | None) -> str:
 def _check_tags(lowering: SignatureLowering, tags: object) -> None:
     if not isinstance(tags, Iterable) or not all(isinstance(tag, torch.Tag) for tag in tags):
         fix = "Write for example tags=(torch.Tag.flexible_layout,)."
-        raise OptionError(lowering.sentence(f"tags={show_value(tags)} is no tuple of torch.Tag values. {fix}"))
+        raise OptionError(lowering.sentence(f"tags={show_value(tags)} is not a tuple of torch.Tag values. {fix}"))
 
 
 def _check_flags(lowering: SignatureLowering, flags: Mapping[str, object]) -> None:

@@ -125,7 +125,7 @@ def _named(lowering: SignatureLowering, tensors: list[Leaf], names: Sequence[obj
     if isinstance(names, str):
         raise _wrong(lowering, f"{names!r} is one string. Write a list of names: [{names!r}]")
     if not isinstance(names, Sequence):
-        raise _wrong(lowering, f"{show_value(names)} is no function, list of names or None. Write one of these")
+        raise _wrong(lowering, f"{show_value(names)} is not a function, list of names or None. Write one of these")
     if len(names) != len(lowering.return_leaves):
         raise _wrong(
             lowering, f"{len(names)} names are given for {len(lowering.return_leaves)} outputs. Give one for each"
@@ -133,7 +133,7 @@ def _named(lowering: SignatureLowering, tensors: list[Leaf], names: Sequence[obj
     known = {text: leaf for leaf in tensors for text in (dotted(leaf.path), leaf.name)}
     for name in names:
         if not isinstance(name, str) or name not in known:
-            text = f"{show_value(name)} is no Tensor parameter or leaf path.{nearest(name, known)} Name one"
+            text = f"{show_value(name)} is not a Tensor parameter or leaf path.{nearest(name, known)} Name one"
             raise _wrong(lowering, text)
     return [known[name] for name in names if isinstance(name, str)]
 

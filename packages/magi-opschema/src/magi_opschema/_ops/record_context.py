@@ -41,7 +41,7 @@ class RecordContext(NamedTuple):
 
     @property
     def constants(self) -> Constants:
-        """The fields that are no children, with their values."""
+        """The fields that are not children, with their values."""
         return tuple([(name, _value(form)) for name, form in self.forms])
 
     def __repr__(self) -> str:

@@ -85,7 +85,7 @@ def _dispatch_key(definition: OpDef, device_type: str) -> str:
     try:
         return dispatch_key_of(device_type)
     except (RuntimeError, TypeError) as error:
-        text = f"{show_value(device_type)} is no device type of torch. Use 'cpu', 'cuda' or another."
+        text = f"{show_value(device_type)} is not a device type of torch. Use 'cpu', 'cuda' or another."
         raise RuleError(definition.lowering.sentence(text)) from error
 
 
@@ -174,7 +174,7 @@ def register_sharding(op: object, rule: F | None = None) -> Any:
         op: what the decorator returned, the OpOverload, or the name.
         rule: `rule(*args)` returns a list of (output placements, input placements) for one mesh dimension. In *args*
             a DTensorSpec stands for each Tensor. Output placements have the structure of the output; input placements
-            one entry for each parameter, a dict by field for a record, None for what is no Tensor.
+            one entry for each parameter, a dict by field for a record, None for what is not a Tensor.
             Without it, this is a decorator.
 
     Returns:

@@ -33,7 +33,7 @@ def hide_from_dynamo(fn: F) -> F:
 
 
 def symbolic_when_traced(value: int) -> int:
-    """An int that Dynamo makes an input of the graph wherever it finds it, so that its value is no constant there.
+    """An int that Dynamo makes an input of the graph wherever it finds it, so that its value is not a constant there.
 
     An int attribute of a module is a constant otherwise, and each value asks for another graph.
     """

@@ -156,7 +156,7 @@ def _gap(options: argparse.Namespace) -> int:
     from .errors import OutputError
 
     if not options.script.is_file():
-        msg = f"{options.script} is no file"
+        msg = f"{options.script} is not a file"
         raise OutputError(msg)
     _run_kernels(options.kernels)
     from ._dispatch.gap import find_gap

@@ -3,7 +3,7 @@
 
 Functions are walked by their code objects, so that functions without source count too. The walk stops at libraries,
 whose versions are in torch's key already. Two processes that load the same code with the same values get the same
-digest; a value without a stable form, for example a socket, is listed in `unstable`, and then the digest is no key.
+digest; a value without a stable form, for example a socket, is listed in `unstable`, and then the digest is not a key.
 
 Objects are numbered in the order in which the walk meets them and described one after the other, each by its own code
 and the numbers of what it refers to: neither circles nor the depth of the caller's stack make a difference.

@@ -34,7 +34,7 @@ def register_launcher(cls: Any, kernel: str | Callable[[Any], Any]) -> None:
         kernel: the attribute that holds the kernel, or a function from an instance to its kernel, without side effects.
 
     Raises:
-        UnsupportedKernelError: *cls* is no class, or has no method `run`.
+        UnsupportedKernelError: *cls* is not a class, or has no method `run`.
 
     Example:
         >>> class Entry:
@@ -45,7 +45,7 @@ def register_launcher(cls: Any, kernel: str | Callable[[Any], Any]) -> None:
     """
     if not isinstance(cls, type) or not callable(getattr(cls, "run", None)):
         fix = "Give a class with a method run(*args, grid, **kwargs), through which every launch of it goes."
-        raise UnsupportedKernelError(f"register_launcher: {cls!r} is no class with a method run. {fix}")
+        raise UnsupportedKernelError(f"register_launcher: {cls!r} is not a class with a method run. {fix}")
     _REGISTERED[cls] = kernel if callable(kernel) else lambda instance: getattr(instance, kernel, None)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find out whether a body can be traced, before the trace that counts has changed anything.
 
-A body that asks a tensor for its data, or launches through something that is no Triton kernel, fails halfway, and by
+A body that asks a tensor for its data, or launches through something that is not a Triton kernel, fails halfway, and by
 then launches that came first have already replaced their tensors in the trace. So the body runs on fakes of its own
 first; where that fails, the op stays opaque in this graph and says why.
 """

@@ -122,7 +122,7 @@ def _modules_of_library(module: torch.nn.Module, how: str) -> Iterator[Value]:
 
 
 def bound_by_get(obj: object) -> Binder | None:
-    """What `function.__get__` makes of its arguments; None where *obj* is no such method."""
+    """What `function.__get__` makes of its arguments; None where *obj* is not such a method."""
     if not isinstance(obj, MethodWrapperType) or obj.__name__ != "__get__":
         return None
     owner = obj.__self__

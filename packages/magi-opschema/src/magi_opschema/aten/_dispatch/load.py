@@ -64,8 +64,8 @@ def read_metadata(folder: Path) -> dict[str, Any]:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         written, version = document["torch"], document["schema_version"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        msg = f"{folder} is no generated surface ({FILE_NAME}: {error}); write one with `magi-opschema aten gen --out`"
-        raise SurfaceError(msg) from error
+        why = f"{folder} is not a generated surface ({FILE_NAME}: {error})"
+        raise SurfaceError(f"{why}; write one with `magi-opschema aten gen --out`") from error
     installed = importlib.metadata.version("torch")
     if written != installed or version != SCHEMA_VERSION:
         msg = (

@@ -100,7 +100,7 @@ def read_environment(cell: Cell) -> None:
 
 
 def check_environment(*, is_complete: bool = False) -> None:
-    """Refuse a variable `MAGI_SLOT_<base>` whose base no loaded surface has, or whose value is no number of a slot.
+    """Refuse a variable `MAGI_SLOT_<base>` whose base no loaded surface has, or whose value is not a number of a slot.
 
     Args:
         is_complete: Whether no other surface is to be loaded; else a base that ATen has may be on that.
@@ -118,7 +118,7 @@ def check_environment(*, is_complete: bool = False) -> None:
             msg = f"{variable} names no operator of the ATen surface{hint}; write {PREFIX}<base>, as MAGI_SLOT_softmax"
             raise SlotError(msg)
         if not (text.isascii() and text.isdecimal()):
-            msg = f"{variable}={text!r} is no slot; give a number from 0 to {ATEN_SLOT}"
+            msg = f"{variable}={text!r} is not a slot; give a number from 0 to {ATEN_SLOT}"
             raise SlotError(msg)
         check_number(int(text), base, source=variable)
 
@@ -129,7 +129,7 @@ def chosen_for_all(state: BaseState) -> int | None:
 
 
 def check_number(slot: object, base: str, *, lowest_only: bool = False, source: str = "") -> None:
-    """Refuse what is no number of a slot, by a `SlotError` that names *source* where the number is from there."""
+    """Refuse what is not a number of a slot, by a `SlotError` that names *source* where the number is from there."""
     highest = ATEN_SLOT - 1 if lowest_only else ATEN_SLOT
     if not isinstance(slot, int) or isinstance(slot, bool) or not 0 <= slot <= highest:
         what = f"{source}={slot}" if source else f"slot {show_value(slot)} of aten::{base}"

@@ -48,7 +48,7 @@ class Type:
 
     @cached_property
     def element(self) -> str:
-        """The type inside the list, with its own `?`; the type without `?` where it is no list."""
+        """The type inside the list, with its own `?`; the type without `?` where it is not a list."""
         text = self.text.removesuffix("?")
         return text[: text.rindex("[")] if self.is_list else text
 
