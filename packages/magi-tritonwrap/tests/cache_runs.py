@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,10 @@ def main() -> None:
                 answer = {"name": step["name"], **run(folder)}
                 sys.stdout.write(json.dumps(answer) + "\n")
                 sys.stdout.flush()
+            except Exception:  # noqa: BLE001 (what it is stands in stderr, and the answer is missing)
+                traceback.print_exc()
             finally:
+                sys.stderr.flush()
                 os._exit(0)
         os.waitpid(child, 0)
 

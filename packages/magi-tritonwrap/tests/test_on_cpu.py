@@ -15,6 +15,8 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from conftest import Ops
 
 WAYS_OUT = r'launches Triton kernels, which need a GPU.*register_kernel\(op, "cpu"\), or set TRITON_INTERPRET=1'
@@ -42,6 +44,30 @@ def test_cpu_tensors_without_a_body_for_them(body: object, ops: Ops) -> None:
     assert torch.equal(op(torch.ones(4)), torch.full((4,), 2.0))
     (graph,) = aot_graphs(op, torch.ones(4), device="cpu")
     assert op._opoverload in {node.target for node in graph.graph.nodes}
+
+
+def branch_on_the_type(x: Tensor) -> Tensor:
+    return x * 2 if x.device.type == "cpu" else patterns.module_level(x)
+
+
+def return_before_the_launch(x: Tensor) -> Tensor:
+    if not x.is_cuda:
+        return x + x
+    return patterns.table(x)
+
+
+def branch_in_a_helper(x: Tensor) -> Tensor:
+    return branch_on_the_type(x)
+
+
+@pytest.mark.parametrize("body", [branch_on_the_type, return_before_the_launch, branch_in_a_helper])
+def test_a_body_that_launches_nothing_for_cpu_tensors_is_traced(body: Callable[[Tensor], Tensor], ops: Ops) -> None:
+    op = triton_op(f"{ops.namespace}::branches", body, mutates_args=())
+
+    assert torch.equal(op(torch.ones(4)), torch.full((4,), 2.0))
+    (graph,) = aot_graphs(op, torch.ones(4), device="cpu")
+    assert {node.target for node in graph.graph.nodes} & {torch.ops.aten.mul.Tensor, torch.ops.aten.add.Tensor}
+    assert torch.equal(torch.compile(op, fullgraph=True)(torch.ones(4)), torch.full((4,), 2.0))
 
 
 def test_other_errors_and_other_devices_stay_as_they_are() -> None:

@@ -21,7 +21,7 @@ from ._kernel.bodies import BODIES, INNER_BODIES
 from ._kernel.kernels import as_kernel, check_supported, is_kernel
 from ._kernel.report import FoundKernel, KernelReport, OpReport
 from ._launch.capture import CapturedLaunch, capture_launches
-from ._launch.on_cpu import check_driver
+from ._launch.on_cpu import check_driver, explain_cpu_tensors
 from ._launch.probe import why_untraceable
 from ._launch.writes import see_arguments
 from ._reader.find import find_kernels
@@ -277,8 +277,6 @@ def _decompose(mode: Any, op: OpOverload, types: Sequence[type], args: tuple[Any
         return NotImplemented
     if record.bodies.has_other_body(args, kwargs):
         return mode.__torch_dispatch__(op, types, args, kwargs)
-    if record.found.kernels:
-        check_driver(record.name, args, kwargs)
     reason = _why_whole(record, args, kwargs)
     if reason:
         record.fall_back(reason)
@@ -289,10 +287,12 @@ def _decompose(mode: Any, op: OpOverload, types: Sequence[type], args: tuple[Any
     try:
         before = see_arguments(op, args, kwargs)
         with mode, capture_launches() as log:
-            result = record.fn(*args, **kwargs)
+            result = explain_cpu_tensors(record.fn, record.name)(*args, **kwargs)
         before.refuse_writes()
     finally:
         _OUTER_OP.reset(token)
+    if log.launches:
+        check_driver(record.name, args, kwargs)
     record.note(log.launches)
     return result
 
