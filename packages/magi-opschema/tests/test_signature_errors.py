@@ -205,6 +205,7 @@ UNRESOLVED: list[tuple[object, str]] = [
     (Unresolved, "the annotation 'NotThere' of parameter 'value.value' could not be evaluated"),
 ]  # fmt: skip
 BelowA = make_dataclass("BelowA", [("b", Tensor)], frozen=True)
+Holding = make_dataclass("Holding", [("x", Tensor), ("inner", Inner | None)], frozen=True)
 Clashing = make_dataclass("Clashing", [("a__b", Tensor), ("a", BelowA)], frozen=True)
 
 
@@ -215,6 +216,11 @@ RETURNS: list[tuple[object, str]] = [
     (dict[str, Tensor], f"the return value 'output' has type dict[str, Tensor], {NO_FORM}."),
     (Inner | None, ("the return value has type Inner | None, a record that may be None, and an op returns the same "
                    "number of outputs at every call. Return a record of T | None.")),
+    (tuple[Tensor, Inner | None],
+     ("the return value has type tuple[Tensor, Inner | None], where 'output.1' may be None as a whole, and an op "
+      "returns the same number of outputs at every call. Return a record of T | None.")),
+    (tuple[tuple[Tensor, Tensor] | None, Tensor], "where 'output.0' may be None as a whole, and an op returns"),
+    (Holding, "the return value has type Holding, where 'output.inner' may be None as a whole"),
     (str, ("the return value has type str, and an op cannot return a str. "
           "Return Tensors, numbers, None, or tuples or frozen dataclasses of these.")),
     (tuple[Tensor, str], "and an op cannot return a str."),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import types
 
-from magi_opschema._model.tree import Node, Optional, leaves
+from magi_opschema._model.tree import Node, Optional, dotted, leaves, nodes
 from magi_opschema.errors import Problem
 
 from .annotations import Scope
@@ -31,12 +31,12 @@ def lower_returns(annotation: object, scope: Scope) -> Node | None:
     place = Place((), scope, "the return value")
     node = lower(annotation, place.below("output"))
     tree = node.node
-    if isinstance(tree, Optional):
-        raise place.refuse(
-            annotation,
-            "a record that may be None, and an op returns the same number of outputs at every call",
-            "Return a record of T | None.",
-        )
+    for part in nodes(tree):
+        if isinstance(part, Optional):
+            below = f"where '{dotted(part.path)}' may be None as a whole"
+            what = "a record that may be None" if part is tree else below
+            why = f"{what}, and an op returns the same number of outputs at every call"
+            raise place.refuse(annotation, why, "Return a record of T | None.")
     for leaf in leaves(tree):
         if leaf.schema_type not in RETURNABLE or not leaf.codec.keeps_value:
             why = f"and an op cannot return a {leaf.schema_type.rstrip('?')}"
