@@ -104,7 +104,7 @@ print(x + 1)
         ("<!-- gpu -->\n```python\n1 /\n```\n", "SyntaxError"),
         ("<!-- output -->\n```python\nx\n```\n", "output of nothing"),
         ("```python\nprint('x=1')\n```\n<!-- output -->\n```python\nx = 1\n```\n", None),
-        ("```console\n$ rm x\n```\n", "no command of ours"),
+        ("```console\n$ rm x\n```\n", "is not a command of ours"),
         ("```console\n$ magi-opschema nonsense\n```\n", "ended with 2"),
         ("```\nanything\n```\n", "plain block that nothing checks"),
         ("```toml\na =\n```\n", "TOMLDecodeError"),
