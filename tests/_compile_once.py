@@ -53,7 +53,7 @@ def _compile(libraries: Path, compiler: str, arguments: list[str]) -> int:
     output = arguments[arguments.index("-o") + 1] if "-o" in arguments[:-1] else ""
     key = _key(compiler, arguments, output)
     if key is None or not output:
-        # By its path: g++ looks for its own parts beside what it is called by.
+        # By its path: g++ looks for its own parts next to what it is called by.
         os.execv(compiler, [compiler, *arguments])
     library = libraries / f"{key}.so"
     if library.is_file():

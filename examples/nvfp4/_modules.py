@@ -63,6 +63,7 @@ class NVFP4Linear(_Quantized):
 
     def forward(self, x: Tensor) -> Tensor:
         """X of shape [..., in_features] to [..., out_features]."""
+        # What `runner` says, without the property, at which compiled code would look in each call.
         out = linear_gemm(x, NVFP4LinearRunner(self._held("weight")))
         return out if self.bias is None else out + self.bias
 

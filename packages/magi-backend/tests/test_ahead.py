@@ -82,9 +82,10 @@ def with_a_body_for_the_cpu(ns: str) -> Any:
     return launched
 
 
-# docs/ahead-of-time.md makes such a package in the fast suite.
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [scaling, writing, nested, with_a_body_for_the_cpu])
+@pytest.mark.parametrize(
+    "make",
+    [scaling, *(pytest.param(make, marks=pytest.mark.slow) for make in (writing, nested, with_a_body_for_the_cpu))],
+)
 def test_a_package_runs_where_our_packages_are_not(make: Any, ns: str, tmp_path: Path) -> None:
     model = Calling(make(ns)).eval()
 

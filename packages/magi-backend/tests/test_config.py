@@ -119,7 +119,11 @@ def test_settings_are_frozen() -> None:
             "many",
             "MAX_TILES = 'many': the setting pass_config.max_tiles takes int from 2 to 3",
         ),
-        ("CHEK", "1", "MAGI_COMPILE_CHEK does not name a setting of the magi backend. Did you mean MAGI_COMPILE_CHEC"),
+        (
+            "CHEK",
+            "1",
+            "MAGI_COMPILE_CHEK does not name a setting of the magi backend. Did you mean MAGI_COMPILE_CHECK?",
+        ),
         ("PASS_CONFIG", "{", "MAGI_COMPILE_PASS_CONFIG does not name a setting of the magi backend"),
     ],
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options and names that the decorator refuses, things that are not function, and what each error is besides."""
+"""Options and names that the decorator refuses, things that are not functions, and what each error is besides."""
 
 from __future__ import annotations
 

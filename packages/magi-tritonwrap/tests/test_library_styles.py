@@ -309,7 +309,8 @@ def test_launcher_that_was_not_registered_is_named() -> None:
 
 @pytest.mark.parametrize("value", [entry, types.SimpleNamespace(), type("NoRun", (), {})])
 def test_only_classes_with_run_are_registered(value: Any) -> None:
-    with pytest.raises(UnsupportedKernelError, match=r"is not a class with a method run\. Give a class with"):
+    sentences = r"is not a class with a method run\. Give a class with a method run"
+    with pytest.raises(UnsupportedKernelError, match=sentences):
         register_launcher(value, "kernel")
 
 

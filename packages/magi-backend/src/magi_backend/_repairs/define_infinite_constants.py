@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A user's Triton kernel may have a constant that is infinite, or no number (every torch from 2.10 on).
+"""A user's Triton kernel may have a constant that is infinite or not a number (every torch from 2.10 on).
 
 Inductor writes the constants that a kernel names, its constant arguments and the configurations of its autotuner into a
 module of the kernel's own with `repr` (torch/_inductor/codegen/wrapper.py): ``-inf`` for ``float("-inf")``. That module

@@ -3,7 +3,7 @@ r"""A text that a user's Triton kernel takes as a constant arrives as it was giv
 
 Constant arguments and the configurations of an autotuner stand above the kernel in the generated module, between the
 same three single quotes (``define_user_defined_triton_kernel`` in torch/_inductor/codegen/wrapper.py). They are written
-with `repr` and escaped no further: a ``tl.constexpr`` argument ``"a\nb"`` is no string any more, ``r"\t"`` is a tab,
+with `repr` and escaped no further: a ``tl.constexpr`` argument ``"a\nb"`` is not a string any more, ``r"\t"`` a tab,
 and ``"'''"`` ends the kernel.
 """
 

@@ -4,7 +4,7 @@ r"""The source of a user's Triton kernel arrives as it was written, backslashes 
 Inductor writes the kernel, the functions that it calls and the constants that it names into the generated module,
 between three single quotes, and escapes nothing but such quotes (``define_user_defined_triton_kernel`` in
 torch/_inductor/codegen/wrapper.py). Python reads each backslash in there once too often: ``"\n"`` becomes the end of a
-line inside a string, inline PTX of several lines is no string at all, and ``"\\t"`` is another text.
+line inside a string, inline PTX of several lines is not a string, and ``"\\t"`` is another text.
 """
 
 from __future__ import annotations

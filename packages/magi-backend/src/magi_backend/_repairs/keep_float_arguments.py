@@ -3,7 +3,7 @@
 
 `signature_of` (torch/_inductor/codegen/triton_utils.py) declares each Python float ``fp64``, which its own kernels
 want, also for kernels that a person wrote. ``scale * x`` is float64 then: a kernel that gives the product to `tl.dot`
-beside float32 does not compile, and one that computes it in a loop takes half as long again (`chunk_gla` and
+next to float32 does not compile, and one that computes it in a loop takes half as long again (`chunk_gla` and
 `fused_recurrent_gla` of flash-linear-attention, one H200, torch 2.11). Triton's launcher takes a float in 32 bits
 unless its parameter is annotated with another type, and so does torch 2.15.
 """

@@ -10,6 +10,6 @@ text.py        all of that as text
 markup.py      what pages are made of; graphs_html.py the graphs of one, index_html.py its top
 html.py        a whole page, with page.css and page.js; compare_html.py is that of two runs
 report.py      the report of a function; run.py the report of a run, read from its folder, and two side by side
-again.py       compiles a function anew
+again.py       compiles a function again
 explain.py     runs a function compiled and eager, and makes its report
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A function compiled anew, whatever Dynamo has compiled of it before, and however often."""
+"""A function compiled again, whatever Dynamo has compiled of it before, and however often."""
 
 from __future__ import annotations
 

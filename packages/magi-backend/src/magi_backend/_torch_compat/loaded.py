@@ -21,7 +21,7 @@ def seeing_loaded(see: Callable[[Any, bool, dict[str, Any]], None]) -> Iterator[
     """Have *see* called with each compiled graph that becomes callable in this context.
 
     It gets the graph, which has its ``source_code`` and a ``current_callable``; whether it is a backward; and the names
-    of the generated module, empty where that is not a Python. ``CompiledFxGraph.post_compile`` runs on every way into a
+    of the generated module, empty where that is not Python. ``CompiledFxGraph.post_compile`` runs on every way into a
     process: after Inductor, and after either cache (2.10 to 2.15).
     """
     _install()

@@ -165,7 +165,7 @@ def _traced_handle_of(obj: Any) -> Any:
     """The handle as Dynamo reads it.
 
     Graphs are guarded by the type of what was passed. The comparison becomes a guard, so that a shallow copy,
-    which shares its original's ticket, is traced anew.
+    which shares its original's ticket, is traced again.
     """
     if isinstance(obj, int):  # to Dynamo a symbolic one is an int, too
         run_at_trace_time(_guard_type)

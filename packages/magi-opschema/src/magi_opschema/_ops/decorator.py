@@ -46,7 +46,7 @@ def magi_register_custom_op(
             field, an instance, or a tuple in field order; for a list None or a list.
         is_compute_sensitive: its outputs are worth saving rather than computing again; read by a backend.
         is_subgraph_boundary: a backend splits the graph here.
-        tags: torch.Tag values, beside `pt2_compliant_tag`.
+        tags: torch.Tag values, besides `pt2_compliant_tag`.
         override: replace an op of this name that this package registered, in a notebook or a reload.
         register_pytree: make the records of the signature nodes of torch's pytrees, so that torch.export, make_fx and
             torch.func see the Tensors in them. A class that is registered already stays as it is.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a record holds beside its Tensors, as the context of a pytree node: compared, hashed, saved and loaded."""
+"""What a record holds besides its Tensors, as the context of a pytree node: compared, hashed, saved and loaded."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class _Walk:
         return digest("unstable", type_name(type(value)))
 
     def _wrapper(self, value: Any, place: Place) -> str | None:
-        """The form of what Python makes anew each time that it is asked for, or puts around a function."""
+        """The form of what Python makes again each time that it is asked for, or puts around a function."""
         if isinstance(value, types.MethodType):
             return digest(
                 "method", self.form(value.__func__, place), self.form(value.__self__, place.inner(".__self__"))

@@ -8,6 +8,6 @@ capture.py         `capture_launches`: record, trace or drop
 probe.py           whether a body can be traced, before the trace that counts
 on_cpu.py          what to say where an op of kernels gets CPU tensors
 body_as_fake.py    a body on fake tensors: as a fake, and to see what it launches
-writes.py          what a traced body writes into, beside what its schema says
+writes.py          what a traced body writes into, besides what its schema says
 wrap.py            `wrap_kernels`, `launch_directly`
 """
