@@ -62,7 +62,7 @@ def nvfp4_gemm_kernel(  # type: ignore[no-untyped-def]
     for start in tl.range(0, span, WORDS, num_stages=STAGES):
         codes, scales = words_and_scales(at_words, at_scales, line_word + start, words, WORDS, EVEN, PACKED)
         w0, w1, w2, w3 = pairs_of(codes)
-        x0, x1, x2, x3 = quarters_of(at_x, in_row, strip_word + start, words, WORDS)
+        x0, x1, x2, x3 = quarters_of(at_x, in_row, strip_word + start, words, WORDS, EVEN)
         total = accumulated(decoded(w0, scales, PACKED), x0, total, PARTS)
         total = accumulated(decoded(w1, scales, PACKED), x1, total, PARTS)
         total = accumulated(decoded(w2, scales, PACKED), x2, total, PARTS)
@@ -97,10 +97,14 @@ def words_and_scales(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def quarters_of(at_x, in_row, first, words, WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
+def quarters_of(  # type: ignore[no-untyped-def]
+    at_x, in_row, first, words,
+    WORDS: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
     """The elements 4 j, 4 j + 1, 4 j + 2 and 4 j + 3 of x behind 8 * *first*, each [rows, 2 WORDS]; 0 where none is."""
     element = (first * 8)[:, None] + tl.arange(0, 8 * WORDS)[None, :]
-    rows = tl.load(at_x[:, None] + element, in_row & (element < words * 8), other=0.0)
+    inside = in_row if EVEN else in_row & (element < words * 8)
+    rows = tl.load(at_x[:, None] + element, inside, other=0.0)
     even, odd = tl.split(tl.reshape(rows, [first.shape[0], 2 * WORDS, 2, 2]))
     x0, x2 = tl.split(even)
     x1, x3 = tl.split(odd)

@@ -73,8 +73,9 @@ VECTOR_ROWS = 1
 """Up to so many rows take the vector kernel, which reads the weight for each of them."""
 
 BY_ROWS = (
-    (8, GemmTile(8, 32, 256, parts=2, warps=2, stages=4)),
-    (32, GemmTile(16, 32, 256, parts=2, warps=2, stages=3)),
+    (8, GemmTile(8, 32, 256, parts=4, warps=4, stages=4)),
+    (16, GemmTile(16, 32, 256, parts=4, warps=4, stages=3)),
+    (32, GemmTile(32, 32, 128, parts=2, warps=2, stages=4)),
 )
 """Up to so many rows, these settings."""
 
