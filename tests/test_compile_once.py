@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from _compile_once import put_on_path
 
 
@@ -113,3 +115,27 @@ def test_what_its_text_does_not_determine_is_compiled_each_time(
         assert compiler.run(text, *flags).returncode == 0
 
     assert compiler.runs == 2
+
+
+@pytest.mark.parametrize("name", ["torch", "torch_cpu", "c10"])
+def test_the_linker_gets_an_empty_library_for_one_of_torch(compiler: Compiler, name: str) -> None:
+    compiler.run("int f();\n", "-shared", "-lgomp", f"-l{name}", "-L/torch/lib")
+
+    flags = compiler.output("kernel").read_text().splitlines()[0].split()
+    places = [Path(flag.removeprefix("-L")) for flag in flags if flag.startswith("-L")]
+    assert [(place / f"lib{name}.so").is_file() for place in places] == [True, False]
+    assert not (places[0] / "libgomp.so").exists()
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here")
+def test_the_loader_gets_torch(tmp_path: Path) -> None:
+    """A name of torch in a library that was linked against an empty one."""
+    source, library = tmp_path / "ask.cpp", tmp_path / "ask.so"
+    source.write_text(
+        'extern "C" int aoti_torch_dtype_float32(); extern "C" int ask() { return aoti_torch_dtype_float32(); }'
+    )
+    torchs = Path(torch.__file__).parent / "lib"
+
+    subprocess.run(["g++", "-shared", "-fPIC", source, "-o", library, "-ltorch_cpu", f"-L{torchs}"], check=True)
+
+    assert ctypes.CDLL(str(library)).ask() == 6  # ScalarType::Float
