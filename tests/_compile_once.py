@@ -101,7 +101,7 @@ def _meant(flags: list[str]) -> list[str] | None:
 def _key(made_for: str, arguments: list[str], output: str) -> str | None:
     """A name for what *arguments* compile, or None unless that is one text that stands for itself."""
     sources = [argument for argument in arguments if argument.endswith(".cpp")]
-    if len(sources) != 1 or "-shared" not in arguments:
+    if len(sources) != 1 or not {"-shared", "-c"} & set(arguments):
         return None
     text = Path(sources[0]).read_bytes()
     if any(mark in text for mark in _READS_OTHER_FILES):
