@@ -39,7 +39,7 @@ def run(page: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=500)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # under xdist the tests of other files may come between
 def runner() -> Iterator[subprocess.Popen[str]]:
     """A process that has imported torch, and runs pages in copies of itself."""
     command = [sys.executable, str(RUNNER), "--many"]
