@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from _compile_once import put_on_path
+from _compile_once import kept_libraries, put_on_path
 
 
 _FOLDER = pytest.StashKey[Path]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compile each text once a run. Worker processes inherit the PATH of the one that started them."""
+    """Compile each text once. Worker processes inherit the PATH of the one that started them."""
     if not hasattr(config, "workerinput"):
         config.stash[_FOLDER] = Path(tempfile.mkdtemp(prefix="compiled-once-"))
-        put_on_path(config.stash[_FOLDER])
+        put_on_path(config.stash[_FOLDER], kept_libraries(otherwise=config.stash[_FOLDER]))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Keep nothing for the next run, which may have another compiler or another torch."""
+    """Leave no compiler behind."""
     if _FOLDER in config.stash:
         shutil.rmtree(config.stash[_FOLDER])
 

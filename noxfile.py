@@ -34,6 +34,9 @@ if PYENV.is_dir():
 GROUPS = nox.project.load_toml("pyproject.toml")
 PYTHON = "3.11"
 
+# The unit tests compile kernels without vector instructions, whose headers take most of the time of g++ for a small
+# kernel. The end-to-end tests, `full` and `compat` compile what users run.
+SCALAR = {"ATEN_CPU_CAPABILITY": "default"}
 # One test process a processor, so one thread in each: two that share a core for OpenMP slow each other down.
 PARALLEL = ("-n", "auto", "--dist", "worksteal")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -159,10 +162,10 @@ def unit(session: nox.Session, package: str) -> None:
     _install_editable(session, package, groups=("test",))
     folders = [f"packages/{package}/tests/{extra}" for extra in _extras(package)]
     ignored = [f"--ignore={folder}" for folder in folders]
-    _run_tests(session, f"packages/{package}", *ignored)
+    _run_tests(session, f"packages/{package}", *ignored, env=ONE_THREAD | SCALAR)
     if folders:
         _install_editable(session, package, with_extras=True)
-        _run_tests(session, *folders)
+        _run_tests(session, *folders, env=ONE_THREAD | SCALAR)
 
 
 @nox.session(python=PYTHON)
@@ -185,9 +188,9 @@ def full(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON)
 def wheels(session: nox.Session) -> None:
-    """Build wheels and sdists, check them, and use them in a fresh environment: each alone, then all together."""
+    """Build wheels and sdists, check them, and use them with nothing else of ours: each alone, then all together."""
     work = Path(session.create_tmp()).resolve()
-    dist, rebuilt, fresh = work / "dist", work / "rebuilt", work / "fresh"
+    dist, rebuilt, tools = work / "dist", work / "rebuilt", work / "tools"
     for folder in (dist, rebuilt):
         shutil.rmtree(folder, ignore_errors=True)
     session.install(*_group("build"))
@@ -201,12 +204,11 @@ def wheels(session: nox.Session) -> None:
         if _contents(wheel) != _contents(rebuilt / wheel.name):
             session.error(f"the sdist of {wheel.name} builds another wheel than the checkout")
 
-    session.run("python", "-m", "venv", "--clear", str(fresh))
-    python = str(fresh / "bin" / "python")
-    install = (python, "-m", "pip", "install", "-q")
     # What the packages declare and what runs a page, no more: a package that needs anything else fails here.
     foreign = [requirement for package in PACKAGES for requirement in _foreign_requirements(package)]
-    session.run(*install, *_pins(*PACKAGES), *foreign, "markdown-it-py>=3", external=True)
+    python = _environment(session, work / "foreign", [*_pins(*PACKAGES), *foreign, "markdown-it-py>=3"])
+    install = (python, "-m", "pip", "install", "-q")
+    session.run(python, "-m", "pip", "uninstall", "-q", "-y", *PACKAGES, external=True)  # of a run that failed
     # Without an index nothing but these wheels can satisfy a requirement on one of ours.
     ours = (*install, "--no-index", "--find-links", str(dist))
     for package in PACKAGES:
@@ -216,9 +218,20 @@ def wheels(session: nox.Session) -> None:
         if package != PACKAGES[-1]:
             session.run(python, "-m", "pip", "uninstall", "-q", "-y", *_closure(package), external=True)
     session.run(python, "tests/_run_page.py", "README.md", external=True)
-    session.run(*install, *_group("test"), external=True)
+    # Beside the environment, which is used again.
+    session.run(*install, "--upgrade", "--target", str(tools), *_group("test"), external=True)
     smoke = ("tests/test_smoke.py", "-m", "not gpu", *PARALLEL, *session.posargs)
-    session.run(python, "-m", "pytest", *smoke, env=ONE_THREAD, external=True)
+    session.run(python, "-m", "pytest", *smoke, env=ONE_THREAD | {"PYTHONPATH": str(tools)}, external=True)
+
+
+def _environment(session: nox.Session, folder: Path, requirements: list[str]) -> str:
+    """The Python of an environment in *folder* that holds *requirements* alone; made anew when they change."""
+    python, record = str(folder / "bin" / "python"), folder / "requirements"
+    if not record.is_file() or record.read_text().splitlines() != requirements:
+        session.run("python", "-m", "venv", "--clear", str(folder))
+        session.run(python, "-m", "pip", "install", "-q", *requirements, external=True)
+        record.write_text("\n".join(requirements))
+    return python
 
 
 _ARE_INSTALLED = """

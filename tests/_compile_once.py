@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In one run of the tests, g++ compiles one text with one set of flags once.
+"""Under pytest g++ compiles one text with one set of flags once, and does not read torch to link it.
 
-Most of the time of a compiling test is g++, and most of what it compiles in a run it has compiled before: each process
-asks whether vector instructions work, each use of an empty Inductor cache translates the same small kernels. Torch
-still generates every kernel and starts a compiler for it. The one that it finds is this program, which runs g++ for
-what is new and copies the library of an earlier test for what is not.
+Most of the time of a compiling test is g++, and most of what it compiles it has compiled before: each process asks
+whether vector instructions work, each use of an empty Inductor cache translates the same small kernels, and so did the
+run before. Torch still generates every kernel and starts a compiler for it. The one that it finds is this program,
+which runs g++ for what is new and copies the library of an earlier test for what is not. The libraries stay for the
+next run, by the releases of torch, Python and g++, and the processor, that they were made for.
+
+A third of the time for a small kernel goes into reading torch's libraries, hundreds of MB, although the linker
+leaves the names that it does not find to the loader. It gets empty libraries here, and the loader gets torch.
 """
 
 from __future__ import annotations
@@ -23,44 +27,122 @@ from pathlib import Path
 _READS_OTHER_FILES = (b'#include "', b".incbin")
 
 
-def put_on_path(folder: Path) -> None:
-    """Make a ``g++`` in *folder* the first one on PATH, for this process and those it starts."""
+# What else g++ reads from the environment.
+_READ_BY_GXX = ("CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX")
+# Some hundred kB each.
+_MOST_LIBRARIES = 4000
+
+
+def kept_libraries(otherwise: Path) -> Path:
+    """The user's folder for libraries that stay from run to run; *otherwise*, where the user has no such place.
+
+    Those that were used longest ago are deleted.
+    """
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(caches) / "magi-tests" / "compiled-once"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:  # the home of some containers is read-only
+        return otherwise
+    files = sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime, reverse=True)
+    for file in files[_MOST_LIBRARIES:]:
+        file.unlink(missing_ok=True)
+    return folder
+
+
+def put_on_path(folder: Path, libraries: Path) -> None:
+    """Make a ``g++`` in *folder* the first one on PATH, for this process and those it starts; it keeps *libraries*."""
     compiler = shutil.which("g++")
     if compiler is None or sys.platform != "linux":
         return
-    libraries = folder / "libraries"
-    libraries.mkdir()
-    command = shlex.join([sys.executable, "-IS", __file__, str(libraries), compiler])
+    empty = folder / "empty"
+    empty.mkdir()
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+    made_for = hashlib.sha256("\0".join([compiler, version, _processor()]).encode()).hexdigest()
+    command = shlex.join([sys.executable, "-IS", __file__, str(libraries), str(empty), made_for, compiler])
     script = folder / "g++"
     script.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
     script.chmod(0o755)
     os.environ["PATH"] = os.pathsep.join([str(folder), os.environ["PATH"]])
 
 
-def _key(compiler: str, arguments: list[str], output: str) -> str | None:
+def _processor() -> str:
+    """What ``-march=native`` goes by."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+
+
+def _release(folder: Path) -> str | None:
+    """The release of torch or Python, wherever it is installed, whose headers or libraries are in *folder*."""
+    for parent in (folder, *folder.parents):
+        version = parent / "version.py"
+        if parent.name == "torch" and version.is_file():
+            return f"torch/{folder.relative_to(parent)}\n{version.read_text()}"
+    python = folder / "patchlevel.h"
+    return python.read_text() if python.is_file() else None
+
+
+def _meant(flags: list[str]) -> list[str] | None:
+    """*flags* with what they name in place of where it lies; None where headers are of neither torch nor Python."""
+    meant = []
+    for before, flag in zip(["", *flags], flags, strict=False):
+        if before == "-include":
+            meant.append(Path(flag).read_text())
+        elif flag.startswith(("-I", "-L")):
+            release = _release(Path(flag[2:]))
+            if release is None and flag.startswith("-I"):
+                return None
+            meant.append(release or flag)
+        else:
+            meant.append(flag)
+    return meant
+
+
+def _key(made_for: str, arguments: list[str], output: str) -> str | None:
     """A name for what *arguments* compile, or None unless that is one text that stands for itself."""
     sources = [argument for argument in arguments if argument.endswith(".cpp")]
-    if len(sources) != 1 or "-shared" not in arguments:
+    if len(sources) != 1 or not {"-shared", "-c"} & set(arguments):
         return None
     text = Path(sources[0]).read_bytes()
     if any(mark in text for mark in _READS_OTHER_FILES):
         return None
-    flags = [argument for argument in arguments if argument not in (sources[0], output)]
-    return hashlib.sha256("\0".join([compiler, *flags, ""]).encode() + text).hexdigest()
+    flags = _meant([argument for argument in arguments if argument not in (sources[0], output)])
+    if flags is None:
+        return None
+    environment = [os.environ.get(name, "") for name in _READ_BY_GXX]
+    return hashlib.sha256("\0".join([made_for, *environment, *flags, ""]).encode() + text).hexdigest()
 
 
-def _compile(libraries: Path, compiler: str, arguments: list[str]) -> int:
+def _with_empty_libraries(folder: Path, compiler: str, arguments: list[str]) -> list[str]:
+    """*arguments*, and those by which the linker finds an empty library in *folder* for each of torch's."""
+    if "-shared" not in arguments:
+        return arguments
+    names = [argument.removeprefix("-l") for argument in arguments if argument.startswith(("-ltorch", "-lc10"))]
+    for name in names:
+        library = folder / f"lib{name}.so"
+        if not library.is_file():
+            with tempfile.NamedTemporaryFile(dir=folder, delete=False) as new:
+                command = [compiler, "-shared", f"-Wl,-soname,{library.name}", "-o", new.name, "-xc++", os.devnull]
+            subprocess.run(command, check=True)
+            Path(new.name).replace(library)
+    # Some linkers note only the libraries in which they found a name.
+    return [f"-L{folder}", "-Wl,--no-as-needed", *arguments] if names else arguments
+
+
+def _compile(libraries: Path, empty: Path, made_for: str, compiler: str, arguments: list[str]) -> int:
     output = arguments[arguments.index("-o") + 1] if "-o" in arguments[:-1] else ""
-    key = _key(compiler, arguments, output)
+    key = _key(made_for, arguments, output)
+    command = [compiler, *_with_empty_libraries(empty, compiler, arguments)]
     if key is None or not output:
         # By its path: g++ looks for its own parts next to what it is called by.
-        os.execv(compiler, [compiler, *arguments])
+        os.execv(compiler, command)
     library = libraries / f"{key}.so"
     if library.is_file():
         shutil.copyfile(library, output)
         shutil.copymode(library, output)
+        library.touch()
         return 0
-    code = subprocess.run([compiler, *arguments], check=False).returncode
+    code = subprocess.run(command, check=False).returncode
     if code == 0:
         # Another process may be at the same text: what has the final name is whole.
         with tempfile.NamedTemporaryFile(dir=libraries, delete=False) as new:
@@ -71,4 +153,5 @@ def _compile(libraries: Path, compiler: str, arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_compile(Path(sys.argv[1]), sys.argv[2], sys.argv[3:]))
+    libraries, empty, made_for, compiler, *arguments = sys.argv[1:]
+    sys.exit(_compile(Path(libraries), Path(empty), made_for, compiler, arguments))

@@ -91,8 +91,8 @@ def replaced(model: Any, kind: Literal["rms", "layer"], original: type[nn.Module
     return model
 
 
-def llama() -> nn.Module:
-    """Two layers of a Llama, width 64; from token ids [batch, length] to logits [batch, length, 97]."""
+def llama(layers: int = 2) -> nn.Module:
+    """*layers* of a Llama, width 64; from token ids [batch, length] to logits [batch, length, 97]."""
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
@@ -101,7 +101,7 @@ def llama() -> nn.Module:
         vocab_size=97,
         hidden_size=64,
         intermediate_size=128,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=256,
@@ -110,14 +110,14 @@ def llama() -> nn.Module:
     return Field(replaced(LlamaForCausalLM(config), "rms", LlamaRMSNorm), "logits")
 
 
-def vit() -> nn.Module:
-    """Two layers of a ViT, width 48; from images [batch, 3, 32, 32] to states [batch, 17, 48]."""
+def vit(layers: int = 2) -> nn.Module:
+    """*layers* of a ViT, width 48; from images [batch, 3, 32, 32] to states [batch, 17, 48]."""
     from transformers import ViTConfig, ViTModel
 
     torch.manual_seed(0)
     config = ViTConfig(
         hidden_size=48,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         intermediate_size=96,
         image_size=32,

@@ -2,6 +2,9 @@
 """Run the program that a page of the documents is: `python tests/_run_page.py docs/concepts.md [--gpu]`.
 
 The exit status is 1, and the sentences on stderr name lines of the page, where the page shows something that is not so.
+
+With `--many` the pages are lines on stdin. Each is run by a forked process of its own, which finds torch and its
+compiler imported, and a line of JSON on stdout has its exit status and what it wrote to stderr.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import ast
 import contextlib
 import doctest
 import io
+import json
 import linecache
 import os
 import re
@@ -175,8 +179,29 @@ def _run_console(place: str, block: Block, folder: Path) -> None:
             raise PageError(msg)
 
 
+def run_many() -> int:
+    """Run each page named on stdin."""
+    # What torch reads from the environment when it is imported.
+    os.environ.update(_COMPILES_ANEW)
+    import torch._inductor.compile_fx  # noqa: F401
+
+    for line in sys.stdin:
+        with tempfile.TemporaryFile("w+") as said:
+            child = os.fork()
+            if child == 0:
+                os.dup2(said.fileno(), 1)
+                os.dup2(said.fileno(), 2)
+                return main([line.rstrip("\n")])
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            said.seek(0)
+            print(json.dumps({"status": status, "said": said.read()}), flush=True)  # noqa: T201
+    return 0
+
+
 def main(arguments: list[str]) -> int:
     """Run the page named first."""
+    if arguments == ["--many"]:
+        return run_many()
     try:
         page = read_page(Path(arguments[0]))
         os.environ.update(_COMPILES_ANEW | page.environment)

@@ -97,7 +97,6 @@ def start(
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / cache),
-        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
     }
     file = tmp_path / "program.py"
     file.write_text(program)

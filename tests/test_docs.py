@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import _run_page
@@ -37,16 +39,29 @@ def run(page: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=500)
 
 
+@pytest.fixture(scope="session")  # under xdist the tests of other files may come between
+def runner() -> Iterator[subprocess.Popen[str]]:
+    """A process that has imported torch, and runs pages in copies of itself."""
+    command = [sys.executable, str(RUNNER), "--many"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+
+
 def programs(pages: list[Path], word: str | None = None) -> list[Path]:
     """The pages with blocks, of which one has that word above it."""
     return [page for page in pages if any(word in {None, block.word} for block in read_page(page).blocks)]
 
 
 @pytest.mark.parametrize("page", [page for page in programs(PAGES) if page.name not in COMPILES_MUCH], ids=name)
-def test_page(page: Path) -> None:
-    done = run(page)
+def test_page(page: Path, runner: subprocess.Popen[str]) -> None:
+    assert runner.stdin is not None
+    assert runner.stdout is not None
+    assert not read_page(page).environment, "torch has read the environment already: run the page alone"
 
-    assert done.returncode == 0, done.stderr
+    print(page, file=runner.stdin, flush=True)
+    done = json.loads(runner.stdout.readline())
+
+    assert done["status"] == 0, done["said"]
 
 
 @pytest.mark.slow

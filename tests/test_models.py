@@ -31,10 +31,11 @@ def images(batch: int, _: int) -> Tensor:
         pytest.param(_models.vit, images, [(2, 0), (5, 0)], id="vit"),
     ],
 )
+@pytest.mark.parametrize("layers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_inference_at_several_sizes_and_a_training_step(
-    build: Callable[[], nn.Module], inputs: Callable[[int, int], Tensor], sizes: list[tuple[int, int]]
+    build: Callable[[int], nn.Module], layers: int, inputs: Callable[[int, int], Tensor], sizes: list[tuple[int, int]]
 ) -> None:
-    model = build().eval()
+    model = build(layers).eval()
     inference, training = explain(model, dynamic=True), explain(model, dynamic=True)
 
     with torch.no_grad():

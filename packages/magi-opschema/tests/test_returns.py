@@ -129,7 +129,11 @@ LIMITS: dict[str, tuple[set[str], str]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way",
+    # Inductor goes through AOTAutograd as well.
+    [pytest.param(way, marks=[pytest.mark.slow] * way.startswith("aot_eager")) for way in WAYS],
+)
 @pytest.mark.parametrize("row", ROWS)
 def test_row(ns: str, row: str, way: str, request: pytest.FixtureRequest) -> None:
     ways, reason = LIMITS.get(row, (set(), ""))

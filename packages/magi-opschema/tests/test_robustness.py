@@ -332,7 +332,7 @@ def test_reload(ns: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     del sys.modules[path.stem]
 
 
-@pytest.mark.parametrize("end", ["return", "exit", "thread", "atexit"])
+@pytest.mark.parametrize("end", ["return", pytest.param("exit", marks=pytest.mark.slow), "thread", "atexit"])
 def test_interpreter_shutdown_with_ops_alive(tmp_path: Path, end: str) -> None:
     endings = {
         "return": "",
