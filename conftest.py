@@ -19,7 +19,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Compile each text once. Worker processes inherit the PATH of the one that started them."""
     if not hasattr(config, "workerinput"):
         config.stash[_FOLDER] = Path(tempfile.mkdtemp(prefix="compiled-once-"))
-        put_on_path(config.stash[_FOLDER], kept_libraries(otherwise=config.stash[_FOLDER]))
+        put_on_path(config.stash[_FOLDER], kept_libraries(config, otherwise=config.stash[_FOLDER]))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

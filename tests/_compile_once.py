@@ -21,7 +21,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+
+if TYPE_CHECKING:
+    import pytest
 
 # What another file brings in is not in the text, so the text does not say what the library will be.
 _READS_OTHER_FILES = (b'#include "', b".incbin")
@@ -33,16 +37,17 @@ _READ_BY_GXX = ("CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", 
 _MOST_LIBRARIES = 4000
 
 
-def kept_libraries(otherwise: Path) -> Path:
-    """The user's folder for libraries that stay from run to run; *otherwise*, where the user has no such place.
+def kept_libraries(config: pytest.Config, otherwise: Path) -> Path:
+    """The folder of pytest's cache in which libraries stay from run to run; *otherwise*, where pytest keeps none.
 
-    Those that were used longest ago are deleted.
+    Those that were used longest ago are deleted. ``pytest --cache-clear`` deletes all.
     """
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(caches) / "magi-tests" / "compiled-once"
+    cache = getattr(config, "cache", None)  # absent under ``-p no:cacheprovider``
+    if cache is None:
+        return otherwise
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:  # the home of some containers is read-only
+        folder: Path = cache.mkdir("compiled-once")
+    except OSError:  # a checkout may be read-only
         return otherwise
     files = sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime, reverse=True)
     for file in files[_MOST_LIBRARIES:]:

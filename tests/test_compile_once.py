@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -191,22 +192,38 @@ def test_headers_of_anything_else_may_change(compiler: Compiler, tmp_path: Path)
     assert compiler.runs == 2
 
 
+class Kept:
+    """A pytest.Config whose cache is a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.cache = folder, self
+
+    def mkdir(self, name: str) -> Path:
+        (self.folder / name).mkdir(parents=True, exist_ok=True)
+        return self.folder / name
+
+
+def kept(config: object, otherwise: Path) -> Path:
+    return kept_libraries(cast("pytest.Config", config), otherwise)
+
+
 def test_libraries_that_were_used_longest_ago_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("_compile_once._MOST_LIBRARIES", 2)
-    folder = kept_libraries(otherwise=tmp_path)
+    config = Kept(tmp_path / "cache")
+    folder = kept(config, tmp_path)
     for age, name in enumerate(("new", "old", "oldest")):
         (folder / name).touch()
         os.utime(folder / name, (1e9 - age, 1e9 - age))
 
-    assert {file.name for file in kept_libraries(otherwise=tmp_path).iterdir()} == {"new", "old"}
+    assert folder != tmp_path
+    assert {file.name for file in kept(config, tmp_path).iterdir()} == {"new", "old"}
 
 
-def test_nothing_is_kept_where_the_user_has_no_place_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_kept_where_pytest_has_no_place_for_it(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
 
-    assert kept_libraries(otherwise=tmp_path) == tmp_path
+    assert kept(Kept(tmp_path / "file"), tmp_path) == tmp_path
+    assert kept(object(), tmp_path) == tmp_path
 
 
 @pytest.mark.parametrize("name", ["torch", "torch_cpu", "c10"])
