@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from magi_opschema._model.tree import Leaf, Node, Optional, Record, Sequence, nodes
 
 from .nodes import class_name, read
-from .writer import INDENT, Writer
+from .writer import Writer
 
 
 def write_found_objects(node: Node, value: str, to: Writer, is_dynamo_compiling: str) -> None:
     """Write, for a parameter that is an object or None, the look at the object whose handle an eager call passes."""
     found = node.inner if isinstance(node, Optional) else node
     if isinstance(found, Record) and found.handle is not None:
-        to.line(f"if not {is_dynamo_compiling}() and {to.builtin('isinstance')}({value}, {to.builtin('int')}):")
-        to.line(f"{INDENT}{value} = {to.expression(found.handle, found.handle.codec.decode, value)}")
+        with to.block(f"if not {is_dynamo_compiling}() and {to.builtin('isinstance')}({value}, {to.builtin('int')}):"):
+            to.line(f"{value} = {to.expression(found.handle, found.handle.codec.decode, value)}")
 
 
 def handle_conditions(node: Node, value: str, to: Writer) -> Iterator[str]:

@@ -20,7 +20,7 @@ from .by_handle import handle_conditions, write_found_objects
 from .functions import argument_texts, flatten_parameters, passed, source_of, tuple_text, user_default
 from .nodes import rebuild
 from .source import Source
-from .writer import INDENT, Writer
+from .writer import Writer
 
 
 if TYPE_CHECKING:
@@ -46,12 +46,10 @@ def emit_exposed(
     texts = argument_texts(lowering.arguments, exprs, to)
     arguments = ", ".join(map(passed, lowering.arguments, texts))
     output = to.temporary("output")
-    to.line(f"if {names['is_dynamo_compiling']}():")
-    to.line(f"{INDENT}{output} = {names['torch_op']}({arguments})")
-    to.line("else:")
-    to.depth += 1
-    _write_eager_lanes(lowering, exprs, arguments, names, to)
-    to.depth -= 1
+    with to.block(f"if {names['is_dynamo_compiling']}():"):
+        to.line(f"{output} = {names['torch_op']}({arguments})")
+    with to.block("else:"):
+        _write_eager_lanes(lowering, exprs, arguments, names, to)
     to.line(f"return {_rebuild_output(lowering.returns, output, to) if lowering.rebuilds_returns else output}")
     doc = f"{'Flatten the arguments and call' if lowering.path == 'flattened' else 'Call'} {op_name}."
     return source_of(lowering.name, parameters, doc, to, title)
@@ -64,8 +62,8 @@ def _write_by_handle(lowering: SignatureLowering, names: Mapping[str, str], to: 
     conditions = [text for known in lowering.parameters for text in handle_conditions(known.node, known.name, to)]
     if conditions:
         arguments = [f"{p.name}={p.name}" if p.is_keyword_only else p.name for p in lowering.parameters]
-        to.line(f"if {' or '.join(conditions)}:")
-        to.line(f"{INDENT}return {names['by_handle']}({', '.join(arguments)})")
+        with to.block(f"if {' or '.join(conditions)}:"):
+            to.line(f"return {names['by_handle']}({', '.join(arguments)})")
 
 
 def _name_parts(lowering: SignatureLowering, exprs: dict[str, str], to: Writer) -> dict[str, str]:
@@ -80,9 +78,9 @@ def _write_fixed(lowering: SignatureLowering, exprs: Mapping[str, str], names: M
     """Write what Dynamo is told of the parts of objects."""
     fixed = [exprs[leaf.name] for leaf in lowering.leaves if leaf.is_fixed]
     if fixed:
-        to.line(f"if {names['is_dynamo_compiling']}():")
-        for text in fixed:
-            to.line(f"{INDENT}{text} = {names['fixed']}({text})")
+        with to.block(f"if {names['is_dynamo_compiling']}():"):
+            for text in fixed:
+                to.line(f"{text} = {names['fixed']}({text})")
 
 
 def _write_eager_lanes(
@@ -90,29 +88,23 @@ def _write_eager_lanes(
 ) -> None:
     """Write the call outside of compiled code: as torch does it, or straight to what it would come to."""
     output, error, context = map(to.temporary, ("output", "error", "context"))
-    lines = [
-        f"if {_needs_more_keys(lowering, exprs, names)}:",
-        f"{INDENT}{output} = {names['call_with_care']}({arguments})",
-        "else:",
-    ]
-    if lowering.mutated:
-        lines.append(f"{INDENT}{names['increment_version']}({_mutated_text(lowering, exprs)})")
-    lines += [
-        f"{INDENT}try:",
-        f"{INDENT}{INDENT}{context} = {names['unused_contexts']}.pop()",
-        f"{INDENT}except {to.builtin('IndexError')}:",
-        f"{INDENT}{INDENT}{context} = {names['below_autograd']}()",
-        f"{INDENT}with {context}:",
-        f"{INDENT}{INDENT}{output} = {names['dispatch']}({', '.join(filter(None, (names['handle'], arguments)))})",
-        f"{INDENT}{names['unused_contexts']}.append({context})",
-    ]
-    to.line("try:")
-    for line in lines:
-        to.line(f"{INDENT}{line}")
-    to.line(f"except {to.builtin('Exception')} as {error}:")
-    values = ", ".join([error, names["torch_op"], *(parameter.name for parameter in lowering.parameters)])
-    to.line(f"{INDENT}{names['explain']}({values})")
-    to.line(f"{INDENT}raise")
+    with to.block("try:"):
+        with to.block(f"if {_needs_more_keys(lowering, exprs, names)}:"):
+            to.line(f"{output} = {names['call_with_care']}({arguments})")
+        with to.block("else:"):
+            if lowering.mutated:
+                to.line(f"{names['increment_version']}({_mutated_text(lowering, exprs)})")
+            with to.block("try:"):
+                to.line(f"{context} = {names['unused_contexts']}.pop()")
+            with to.block(f"except {to.builtin('IndexError')}:"):
+                to.line(f"{context} = {names['below_autograd']}()")
+            with to.block(f"with {context}:"):
+                to.line(f"{output} = {names['dispatch']}({', '.join(filter(None, (names['handle'], arguments)))})")
+            to.line(f"{names['unused_contexts']}.append({context})")
+    with to.block(f"except {to.builtin('Exception')} as {error}:"):
+        values = ", ".join([error, names["torch_op"], *(parameter.name for parameter in lowering.parameters)])
+        to.line(f"{names['explain']}({values})")
+        to.line("raise")
 
 
 def _needs_more_keys(lowering: SignatureLowering, exprs: Mapping[str, str], names: Mapping[str, str]) -> str:
@@ -163,17 +155,17 @@ def _open_call(parameters: tuple[Parameter, ...], refuse_call: str, to: Writer) 
     empty, extra, named = to.bind("empty", inspect.Parameter.empty), to.temporary("extra"), to.temporary("named")
     by_position = [parameter for parameter in parameters if not parameter.is_keyword_only]
     if by_position:
-        to.line(f"if {named}:")
-    for parameter in by_position:
-        to.line(f"{INDENT}if {parameter.name} is {empty}:")
-        to.line(f"{INDENT}{INDENT}{parameter.name} = {named}.pop({parameter.name!r}, {empty})")
+        with to.block(f"if {named}:"):
+            for parameter in by_position:
+                with to.block(f"if {parameter.name} is {empty}:"):
+                    to.line(f"{parameter.name} = {named}.pop({parameter.name!r}, {empty})")
     for parameter in parameters:
         if parameter.has_default:
-            to.line(f"if {parameter.name} is {empty}:")
-            to.line(f"{INDENT}{parameter.name} = {user_default(parameter, to)}")
+            with to.block(f"if {parameter.name} is {empty}:"):
+                to.line(f"{parameter.name} = {user_default(parameter, to)}")
     absent = [f"{parameter.name} is {empty}" for parameter in parameters if not parameter.has_default]
-    to.line(f"if {' or '.join([extra, named, *absent])}:")
-    to.line(f"{INDENT}{refuse_call}({tuple_text(parameter.name for parameter in parameters)}, {extra}, {named})")
+    with to.block(f"if {' or '.join([extra, named, *absent])}:"):
+        to.line(f"{refuse_call}({tuple_text(parameter.name for parameter in parameters)}, {extra}, {named})")
     texts = [f"{parameter.name}={empty}" for parameter in by_position]
     by_name = [f"{parameter.name}={empty}" for parameter in parameters if parameter.is_keyword_only]
     return [*texts, *(["/"] if texts else []), f"*{extra}", *by_name, f"**{named}"]

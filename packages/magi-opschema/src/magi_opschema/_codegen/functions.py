@@ -59,23 +59,22 @@ def emit_lowered(
     """
     call = to.bind("fn", fn)
     if checked is not None:
-        to.line(f"if {to.bind('check', checked.check)}.pending:")
-        arguments = tuple_text(argument.name for argument in lowering.arguments)
-        to.line(f"{INDENT}return {to.bind('run_checked', checked.run)}({arguments})")
+        with to.block(f"if {to.bind('check', checked.check)}.pending:"):
+            arguments = tuple_text(argument.name for argument in lowering.arguments)
+            to.line(f"return {to.bind('run_checked', checked.run)}({arguments})")
     _open_arguments(lowering.arguments, to)
     conditions = [condition for _, condition in _refusals(lowering, to, are_real=checked is not None)]
     if conditions:
-        to.line(f"if {' or '.join(conditions)}:")
-        to.line(f"{INDENT}{to.bind('refuse', refuse)}({_flat_call(lowering.arguments)})")
+        with to.block(f"if {' or '.join(conditions)}:"):
+            to.line(f"{to.bind('refuse', refuse)}({_flat_call(lowering.arguments)})")
     values = [rebuild(parameter.node, to) for parameter in lowering.parameters]
     passed = [
         f"{parameter.name}={value}" if parameter.is_keyword_only else value
         for parameter, value in zip(lowering.parameters, values, strict=True)
     ]
-    to.reject = reject_output
     output = to.temporary("output")
     to.line(f"{output} = {call}({', '.join(passed)})")
-    to.line(f"return {_flat_output(lowering.returns, output, to)}")
+    to.line(f"return {_flat_output(lowering.returns, output, to.of_output(reject_output))}")
     return source_of(f"{lowering.name}_{suffix}", _flat_parameters(lowering.arguments, to), doc, to, title)
 
 
@@ -191,18 +190,17 @@ def _open_arguments(arguments: Iterable[Argument], to: Writer) -> None:
         if isinstance(argument.default, list):
             # The body may write into its list; the next call must not see that.
             default = _default_name(argument, to)
-            to.line(f"if {argument.name} is {default}:")
-            to.line(f"{INDENT}{argument.name} = [*{default}]")
+            with to.block(f"if {argument.name} is {default}:"):
+                to.line(f"{argument.name} = [*{default}]")
         argument.unpack(to)
 
 
 def _flat_output(node: Node | None, output: str, to: Writer) -> str:
     """Write the lines that check and take apart the body's return value; return an expression of the flat ones."""
     if node is None:
-        to.line(f"if {output} is not None:")
-        to.line(f"{INDENT}{to.bind('reject_output', to.reject(None))}({output})")
+        with to.block(f"if {output} is not None:"):
+            to.line(f"{to.bind('reject_output', to.reject(None))}({output})")
         return "None"
-    to.are_locals_reserved = True
     texts = flatten(node, output, to)
     return texts[0] if len(texts) == 1 else tuple_text(texts)
 
@@ -241,5 +239,6 @@ def _default_name(argument: Argument, to: Writer) -> str:
 
 
 def source_of(name: str, parameters: list[str], doc: str, to: Writer, title: str) -> Source:
-    body = "\n".join([f'{INDENT}"""{doc}"""', *to.lines])
+    """The function *name* of the lines that *to* has."""
+    body = "\n".join(INDENT + line for line in [f'"""{doc}"""', *to.lines])
     return Source(f"def {name}({', '.join(parameters)}):\n{body}\n", to.globals, name, title)

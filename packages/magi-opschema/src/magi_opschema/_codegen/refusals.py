@@ -7,10 +7,11 @@ The exposed function has looked at most of them; `torch.ops.namespace.op` can be
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 from magi_opschema._model.tree import Leaf, MaskedList, Node, Optional, Record, Sequence
 
-from .writer import INDENT, Writer
+from .writer import Writer
 
 
 Refusal = tuple[Leaf, str]
@@ -42,8 +43,8 @@ def refusals_of(node: Node, to: Writer, *, are_real: bool) -> Iterator[Refusal]:
 def write_refusals(refusals: Iterator[Refusal], to: Writer) -> None:
     """Write the check of each leaf on its own, with an error about it."""
     for leaf, condition in refusals:
-        to.line(f"if {condition}:")
-        to.line(f"{INDENT}{to.bind(f'reject_{leaf.name}', to.reject(leaf))}({leaf.name})")
+        with to.block(f"if {condition}:"):
+            to.line(f"{to.bind(f'reject_{leaf.name}', to.reject(leaf))}({leaf.name})")
 
 
 def write_readings(node: Node, to: Writer, condition: str = "") -> None:
@@ -56,9 +57,8 @@ def write_readings(node: Node, to: Writer, condition: str = "") -> None:
             text = to.expression(node, codec.decode, node.name)
             asked = [condition, "" if node.schema_type.startswith("str") else _is_no_symbol(node, to)]
             conditions = " and ".join(filter(None, asked))
-            if conditions:
-                to.line(f"if {conditions}:")
-            to.line(f"{INDENT if conditions else ''}{text}")
+            with to.block(f"if {conditions}:") if conditions else nullcontext():
+                to.line(text)
         case Record():
             for part in node.fields:
                 write_readings(part.node, to, condition)

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import builtins
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 from magi_opschema._model.tree import Leaf, Node
 
@@ -18,7 +19,7 @@ INDENT = "    "
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Writer:
     """Lines of one function, and the objects that its reserved names stand for."""
 
@@ -35,13 +36,28 @@ class Writer:
     lines: list[str] = field(default_factory=list)
     globals: dict[str, object] = field(default_factory=dict)
     locals: set[str] = field(default_factory=set)
-    depth: int = 1
     are_locals_reserved: bool = False
-    """True while what is written must not touch a parameter of the function, whatever its name."""
+    """True if what is written must not touch a parameter of the function, whatever its name."""
 
     def line(self, text: str) -> None:
-        """Add one line at the present depth."""
-        self.lines.append(INDENT * self.depth + text)
+        """Add one line."""
+        self.lines.append(text)
+
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        """Add the line *head*, and indent by one level what the `with` statement adds."""
+        self.line(head)
+        start = len(self.lines)
+        yield
+        self.lines[start:] = [INDENT + line for line in self.lines[start:]]
+
+    def of_output(self, reject: Reject) -> Writer:
+        """A writer of the same function, for the lines that take the body's output apart.
+
+        *reject* makes what a refused output calls. The parameters keep their values, because an output may be named
+        like one of them.
+        """
+        return replace(self, reject=reject, are_locals_reserved=True)
 
     def bind(self, name: str, value: object) -> str:
         """A reserved name for *value*; another value of the same name gets a number behind it."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from magi_opschema._codegen.writer import INDENT, Writer
+from magi_opschema._codegen.writer import Writer
 from magi_opschema._model.schema import MAX_ARGUMENTS, NO_DEFAULT, Argument
 from magi_opschema._model.tree import SEQUENCE, Codec, Leaf, flat_name, nodes
 from magi_opschema.errors import Problem, SignatureError
@@ -181,8 +181,8 @@ def _refuse_unless(leaf: Leaf, kinds: tuple[type, ...], value: str, to: Writer) 
         to.line(f"{name} = {value}")
         value = name
     accepted = to.bind(f"kinds_of_{leaf.name}", (*kinds, *((type(None),) if leaf.is_optional else ())))
-    to.line(f"if not {to.builtin('isinstance')}({value}, {accepted}):")
-    to.line(f"{INDENT}{to.bind(f'reject_{leaf.name}', to.reject(leaf))}({value})")
+    with to.block(f"if not {to.builtin('isinstance')}({value}, {accepted}):"):
+        to.line(f"{to.bind(f'reject_{leaf.name}', to.reject(leaf))}({value})")
     return value
 
 
