@@ -28,7 +28,7 @@ from triton.runtime.jit import JITFunction
 
 from magi_tritonwrap._kernel.launchers import kernel_behind
 from magi_tritonwrap._library import Standing, standing_of
-from magi_tritonwrap._torch_compat import interpreted_classes, kernel_in_wrapper
+from magi_tritonwrap._torch_compat import interpreted_classes, kernel_in_wrapper, settings_of
 
 from .code import digest
 
@@ -124,9 +124,7 @@ def kernel_form(walk: Walk, value: Any, place: Place) -> str | None:
     if wrapped is not None:
         return walk.form(wrapped, place)
     if isinstance(value, JITFunction):
-        settings = (value.do_not_specialize, value.do_not_specialize_on_alignment, value.noinline, value.debug)
-        parts = (value.src, walk.form(settings, place), walk.form(value.fn, place), walk.form(value.version, place))
-        return digest("kernel", *parts)
+        return digest("kernel", value.src, walk.form(settings_of(value), place), walk.form(value.fn, place))
     if isinstance(value, interpreted_classes()):
         return digest("interpreted kernel", walk.form(value.fn, place))
     if isinstance(value, Config):

@@ -33,7 +33,7 @@ import triton.language as tl
 from triton.runtime.jit import JITFunction
 
 from magi_tritonwrap._identity.code import code_names
-from magi_tritonwrap._torch_compat import new_kernel
+from magi_tritonwrap._torch_compat import new_kernel, settings_of
 
 
 _ATOMS = (bool, int, float, str, type(None), tl.dtype)
@@ -78,12 +78,11 @@ def _key(value: Any, path: tuple[int, ...]) -> Hashable:
         return (type(value), repr(value))
     if not isinstance(value, JITFunction) or id(value) in path:
         return id(value)
-    settings = (value.do_not_specialize, value.do_not_specialize_on_alignment, value.noinline, value.debug)
     free = sorted(_free_values(value).items())
     return (
         value.fn.__code__,
         value.src,
-        str(settings),
+        str(settings_of(value)),
         repr(value.fn.__defaults__),
         tuple((name, _key(item, (*path, id(value)))) for name, item in free),
     )

@@ -87,7 +87,16 @@ def refuses_cpu_tensors(error: Exception) -> bool:
     return "active drivers" in str(error) or "cannot be accessed from Triton" in str(error)
 
 
-def new_kernel(like: Any, function: FunctionType, source: str) -> Any:
+def settings_of(kernel: JITFunction[Any]) -> dict[str, Any]:
+    """The arguments of `triton.jit` that decide what *kernel* compiles to, as its author gave them.
+
+    `repr` and `launch_metadata` are left out: they name a kernel and describe a launch to a profiler.
+    """
+    names = ("version", "do_not_specialize", "do_not_specialize_on_alignment", "debug", "noinline")
+    return {name: getattr(kernel, name) for name in names}
+
+
+def new_kernel(like: JITFunction[Any], function: FunctionType, source: str) -> Any:
     """A JITFunction with the settings of *like*, of another function and source.
 
     Triton keeps `repr=` in a private attribute and a table of kernels by name, which the new one must not enter; a
@@ -98,19 +107,10 @@ def new_kernel(like: Any, function: FunctionType, source: str) -> Any:
     table: dict[str, Any] = getattr(jit, "_triton_jit_function_registry", {})
     before = dict(table)
     parameters = inspect.signature(function).parameters
-    settings = {
-        setting: [name for name in _names(getattr(like, setting), like) if name in parameters]
-        for setting in ("do_not_specialize", "do_not_specialize_on_alignment")
-    }
-    kernel = type(like)(
-        function,
-        version=like.version,
-        debug=like.debug,
-        noinline=like.noinline,
-        repr=getattr(like, "_repr", None),
-        launch_metadata=like.launch_metadata,
-        **settings,
-    )
+    settings = settings_of(like)
+    for setting in ("do_not_specialize", "do_not_specialize_on_alignment"):
+        settings[setting] = [name for name in _names(settings[setting], like) if name in parameters]
+    kernel = type(like)(function, repr=getattr(like, "_repr", None), launch_metadata=like.launch_metadata, **settings)
     table.clear()
     table.update(before)
     if hasattr(kernel, "_unsafe_update_src"):
