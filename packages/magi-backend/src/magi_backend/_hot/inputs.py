@@ -76,7 +76,8 @@ def read_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphInputs:
     sizes = tuple(
         SizeInput(place, str(value), paths[place] or str(value))
         for place, (node, value) in enumerate(zip(placeholders, example_inputs, strict=True))
-        if isinstance(value, torch.SymInt) and (_symbols(value) & in_shapes or not _torch_compat.is_left_open(node))
+        if isinstance(value, torch.SymInt)
+        and (_torch_compat.free_symbols(value) & in_shapes or not _torch_compat.is_left_open(node))
     )
     differentiates = torch.is_grad_enabled() and any(
         isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs
@@ -100,13 +101,14 @@ def why_symbolic(gm: GraphModule, example_inputs: Sequence[Any], inputs: GraphIn
     for node, value in zip(placeholders, example_inputs, strict=True):
         if isinstance(value, torch.SymFloat | torch.SymBool):
             return f"its input {node.name} is a symbolic {type(value).__name__.removeprefix('Sym').lower()}"
-        known |= _symbols(value) if isinstance(value, torch.SymInt) else _torch_compat.number_symbols(node)
+        is_size = isinstance(value, torch.SymInt)
+        known |= _torch_compat.free_symbols(value) if is_size else _torch_compat.number_symbols(node)
     for place, node in ((size.place, placeholders[size.place]) for size in inputs.sizes):
         if _torch_compat.is_ragged(example_inputs[place]):
             return f"{inputs.paths[place] or node.name} is the ragged size of a nested tensor"
     for module in gm.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
-            unknown = {symbol for leaf in _leaves(node) for symbol in _symbols(leaf)} - known
+            unknown = {symbol for leaf in _leaves(node) for symbol in _torch_compat.free_symbols(leaf)} - known
             if unknown:
                 names = ", ".join(sorted(map(str, unknown)))
                 return f"the size or number {names} of {node.name} is known only when the operator has run"
@@ -120,12 +122,7 @@ def _leaves(node: Node) -> list[Any]:
 def _shape_symbols(node: Node) -> Iterator[Any]:
     for leaf in _leaves(node):
         if isinstance(leaf, torch.Tensor):
-            yield from _symbols(leaf)
-
-
-def _symbols(value: Any) -> set[Any]:
-    """The free symbols of a size, a number, or a tensor's sizes, strides and offset."""
-    return _torch_compat.free_symbols(value)
+            yield from _torch_compat.free_symbols(leaf)
 
 
 def solved(expression: Any, value: int) -> dict[Any, int]:

@@ -81,11 +81,6 @@ class AutogradFunctions:
     vmap_rule: Callable[[], VmapRule | None]
 
     @functools.cached_property
-    def inputs(self) -> FlatLayout:
-        """The layout of the slots."""
-        return self.lowering.layout
-
-    @functools.cached_property
     def outputs(self) -> FlatLayout:
         """The layout of the flat outputs."""
         return FlatLayout.of_outputs([leaf.schema_type for leaf in self.lowering.return_leaves])
@@ -97,21 +92,21 @@ class AutogradFunctions:
         asked where the dispatcher has more to do than to find it, and where the dispatcher would convert a value:
         `setup_context_fn` sees what the body sees.
         """
-        inputs = self.inputs
-        flat = inputs.fill(args, kwargs) if kwargs or inputs.bundles else args
+        layout = self.lowering.layout
+        flat = layout.fill(args, kwargs) if kwargs or layout.bundles else args
         positions, classes = self._settled
         is_settled = [type(flat[i]) for i in positions] == classes
         if not is_settled or has_torch_function(*flat) or not is_dispatch_plain():
             return self.op(*args, **kwargs)
         if not self._has_lists:
             return self.eager(*flat)
-        if any(has_torch_function_among(flat[i]) for i in inputs.tensor_lists):
+        if any(has_torch_function_among(flat[i]) for i in layout.tensor_lists):
             return self.op(*args, **kwargs)
-        return self._gather_output(self.eager(*inputs.spread(flat)))
+        return self._gather_output(self.eager(*layout.spread(flat)))
 
     @functools.cached_property
     def _has_lists(self) -> bool:
-        return bool(self.inputs.tensor_lists or self.outputs.tensor_lists)
+        return bool(self.lowering.layout.tensor_lists or self.outputs.tensor_lists)
 
     @functools.cached_property
     def _settled(self) -> tuple[list[int], list[type | None]]:
@@ -124,7 +119,8 @@ class AutogradFunctions:
         """Apply the Function that eager autograd and AOTAutograd see."""
         # The two of `_run` and `_spread_output`, written out: this is most of what a call with a gradient takes.
         op, save, make, unused = self._flat_op, self._save, below_autograd_pool.make, below_autograd_pool.unused
-        gather = self.inputs.gather if self.inputs.tensor_lists else None
+        layout = self.lowering.layout
+        gather = layout.gather if layout.tensor_lists else None
         spread_output = self._spread_output if self.outputs.tensor_lists else None
 
         def forward(ctx: Any, *spread: Any) -> Any:
@@ -144,19 +140,20 @@ class AutogradFunctions:
     @functools.cached_property
     def transforms(self) -> Callable[..., Any]:
         """Apply the Function that torch.func transforms see."""
+        layout = self.lowering.layout
 
         def forward(*spread: Any) -> Any:
             return self._spread_output(self._run(spread)[1])
 
         def setup_context(ctx: Any, spread: Flat, output: Any) -> None:
-            self._save(ctx, self.inputs.gather(spread), spread, self._gather_output(output))
+            self._save(ctx, layout.gather(spread), spread, self._gather_output(output))
 
         def vmap(info: Any, in_dims: Any, *spread: Any) -> Any:
             rule = self.vmap_rule()
             if rule is None:
                 return vmap_by_loop(info, in_dims, spread, self.transforms)
-            dims = self.inputs.gather(_dims_of(in_dims, spread))
-            output, out_dims = rule(info, dims, *self.inputs.gather(spread))
+            dims = layout.gather(_dims_of(in_dims, spread))
+            output, out_dims = rule(info, dims, *layout.gather(spread))
             return as_output(self.outputs.spread(output)), as_output(self.outputs.spread(out_dims))
 
         function: Any = self._function(forward=forward, setup_context=setup_context, vmap=vmap)
@@ -164,7 +161,8 @@ class AutogradFunctions:
 
     def call(self, apply: Callable[..., Any], args: Flat, kwargs: dict[str, Any]) -> Any:
         """*apply* on arguments as the dispatcher passes them; what it returns as the dispatcher wants it."""
-        return self._gather_output(apply(*self.inputs.spread(self.inputs.fill(args, kwargs))))
+        layout = self.lowering.layout
+        return self._gather_output(apply(*layout.spread(layout.fill(args, kwargs))))
 
     def _function(self, **methods: Callable[..., Any]) -> type:
         run_backward = self._backward
@@ -180,11 +178,11 @@ class AutogradFunctions:
     @functools.cached_property
     def _flat_op(self) -> Callable[..., Any]:
         """The op, on the slots by position."""
-        op, inputs = functools.partial(dispatch, handle_of(self.op)), self.inputs
-        return (lambda *flat: inputs.call(op, flat)) if inputs.keyword_only or inputs.bundles else op
+        op, layout = functools.partial(dispatch, handle_of(self.op)), self.lowering.layout
+        return (lambda *flat: layout.call(op, flat)) if layout.keyword_only or layout.bundles else op
 
     def _run(self, spread: Flat) -> tuple[Flat, Any]:
-        flat = self.inputs.gather(spread)
+        flat = self.lowering.layout.gather(spread)
         with below_autograd():
             return flat, self._flat_op(*flat)
 
@@ -199,7 +197,7 @@ class AutogradFunctions:
     @functools.cached_property
     def _index(self) -> Mapping[str, int]:
         """The slot of each Tensor leaf, by the dotted path."""
-        position = {name: i for i, name in enumerate(self.inputs.names)}
+        position = {name: i for i, name in enumerate(self.lowering.layout.names)}
         return {dotted(leaf.path): position[leaf.name] for leaf in self.lowering.leaves if leaf.is_tensor}
 
     @functools.cached_property
@@ -216,8 +214,8 @@ class AutogradFunctions:
         if formula is None:
             return
         flags = ctx.needs_input_grad
-        if self.inputs.tensor_lists:
-            flags = _flags(self.inputs, spread, flags)
+        if self.lowering.layout.tensor_lists:
+            flags = _flags(self.lowering.layout, spread, flags)
         ctx.needs_grad = NeedsGrad(self._index, flags)
         ctx.needs_input_grad, ctx._magi_shapes = self._saved(flags, *flat)  # noqa: SLF001
         outputs = as_tuple(output, len(self.outputs.names))
@@ -230,18 +228,18 @@ class AutogradFunctions:
         formula = self.formula()
         if formula is None:
             self._refuse_gradient()
-        lowering, inputs = self.lowering, self.inputs
+        lowering, layout = self.lowering, self.lowering.layout
         if self.outputs.tensor_lists:
             spread_grads = self.outputs.gather(spread_grads, ctx._magi_counts)  # noqa: SLF001
         grads, shapes = structure(lowering.returns, spread_grads), ctx._magi_shapes  # noqa: SLF001
         returned = formula.backward_fn(ctx, *positional(lowering.returns, grads))
         found = flatten_gradients(returned, lowering, shapes)
         # A list without gradients still has a place for each of its Tensors.
-        for name in (inputs.names[i] for i in inputs.tensor_lists):
+        for name in (layout.names[i] for i in layout.tensor_lists):
             if shapes[name] is not None:
                 found.setdefault(name, [None] * len(shapes[name]))
-        spread = inputs.spread(tuple([found.get(name) for name in inputs.names]))
-        return as_output((None, *spread[1:]) if inputs.tensor_lists else spread)
+        spread = layout.spread(tuple([found.get(name) for name in layout.names]))
+        return as_output((None, *spread[1:]) if layout.tensor_lists else spread)
 
     def _refuse_gradient(self) -> NoReturn:
         text = (
@@ -251,9 +249,9 @@ class AutogradFunctions:
         raise MissingBackwardError(self.lowering.sentence(text))
 
 
-def _flags(inputs: FlatLayout, spread: Flat, needs_input_grad: tuple[bool, ...]) -> tuple[bool, ...]:
+def _flags(layout: FlatLayout, spread: Flat, needs_input_grad: tuple[bool, ...]) -> tuple[bool, ...]:
     """Whether each flat argument needs a gradient; a list does if one of its Tensors does."""
-    gathered = inputs.gather((spread[0], *needs_input_grad[1:]))
+    gathered = layout.gather((spread[0], *needs_input_grad[1:]))
     return tuple(any(flag) if isinstance(flag, list) else bool(flag) for flag in gathered)
 
 
