@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a captured graph to a compiled callable: the settings, the passes, the guards, and Inductor.
+"""From a captured graph to a compiled callable: the settings, the passes, the repairs, and Inductor.
 
 Every way into the backend ends in :func:`compile_request`. It calls Inductor's ``compile_fx`` with configuration
 patches, so that caches, logs, tracing and CUDA graphs stay Inductor's own, and puts a wrapper around the compilation
-of each forward and backward graph, which activates the guards there and writes the record.
+of each forward and backward graph, which activates the repairs there and writes the record.
 """
 
 from __future__ import annotations

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import magi_passes
 
 from . import _torch_compat
-from ._passes import DefectGuards
+from ._passes import ActiveRepairs
 from ._profile import Meter
 from ._records.changes import GraphChanges
 from ._records.code import external_calls, generated_kernels
 from ._records.hidden import hidden_in_code, without_fractions
-from ._records.records import ConfigChange, GraphRecord, GuardOutcome, PassOutcome
+from ._records.records import ConfigChange, GraphRecord, PassOutcome, RepairOutcome
 from ._repairs._scope import repaired
 
 
@@ -79,7 +79,7 @@ class GraphLog:
                     nodes=nodes,
                     symbols=symbols,
                     passes=self._new_outcomes(),
-                    guards=_guards(self._defects, repairs),
+                    repairs=_repair_outcomes(self._defects, repairs),
                     seconds=seconds,
                     piece=self._title,
                     error=error,
@@ -104,7 +104,7 @@ class GraphLog:
                 nodes=0,
                 symbols=(),
                 passes=(),
-                guards=(),
+                repairs=(),
                 seconds=0.0,
                 piece=self._title,
                 cached=True,
@@ -125,16 +125,16 @@ class GraphLog:
         """What the passes did since the last time: those of the joint graph go to the forward, compiled first."""
         fresh, self._reported = self._pass_records[self._reported :], len(self._pass_records)
         # One pass only stands for the repairs.
-        return tuple(_outcome(record) for record in fresh if record.pass_name != DefectGuards.__name__)
+        return tuple(_outcome(record) for record in fresh if record.pass_name != ActiveRepairs.__name__)
 
 
 def _unseen(*_: object) -> None:
     """What is compiled here has a record of its own."""
 
 
-def _guards(defects: tuple[Defect, ...], changed: Counter[str]) -> tuple[GuardOutcome, ...]:
+def _repair_outcomes(defects: tuple[Defect, ...], changed: Counter[str]) -> tuple[RepairOutcome, ...]:
     return tuple(
-        GuardOutcome(defect.name, defect.severity, defect.effect, defect.guard, changed[defect.name])
+        RepairOutcome(defect.name, defect.severity, defect.effect, defect.repair, changed[defect.name])
         for defect in defects
         if changed[defect.name]
     )

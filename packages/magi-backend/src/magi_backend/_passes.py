@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DefectGuards(MagiInductorPass):
+class ActiveRepairs(MagiInductorPass):
     """Says in reports and in cache keys which repairs of torch are active; the repairs themselves are scoped functions.
 
     Without it a graph that stock Inductor compiled wrong and put into the cache would be found there by this backend.
@@ -55,7 +55,7 @@ def chosen_passes(
     *sensitive* are the names of the compute-sensitive operators in the graph, *schemas* those of all its operators
     that are not torch's own.
     """
-    passes: list[MagiInductorPass] = [DefectGuards(defects, schemas)]
+    passes: list[MagiInductorPass] = [ActiveRepairs(defects, schemas)]
     if sensitive or config.memory_budget is not None:
         passes.append(SelectiveRecompute(sensitive, products=config.memory_budget is not None))
     wanted = config.pass_config

@@ -155,7 +155,7 @@ def _as_given(fake: Callable[..., Any]) -> Callable[..., Any]:
 def _eager_body(fn: Callable[..., Any], kernels: magi_tritonwrap.KernelReport, name: str) -> Callable[..., Any]:
     # In eager calls a launch that is wrapped by hand would pay for the higher-order op.
     body = magi_tritonwrap.launch_directly(fn) if kernels.may_wrap else fn
-    return magi_tritonwrap.explain_cpu_tensors(body, name) if kernels.kernels else body
+    return magi_tritonwrap.translate_cpu_errors(body, name) if kernels.kernels else body
 
 
 def _see_through_note(report: magi_tritonwrap.OpReport) -> str:

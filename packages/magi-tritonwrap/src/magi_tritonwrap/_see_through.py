@@ -21,7 +21,7 @@ from ._kernel.bodies import BODIES, INNER_BODIES
 from ._kernel.kernels import as_kernel, check_supported, is_kernel
 from ._kernel.report import FoundKernel, KernelReport, OpReport
 from ._launch.capture import CapturedLaunch, capture_launches
-from ._launch.on_cpu import check_driver, explain_cpu_tensors
+from ._launch.on_cpu import check_driver, translate_cpu_errors
 from ._launch.probe import why_untraceable
 from ._launch.writes import see_arguments
 from ._reader.find import find_kernels
@@ -287,7 +287,7 @@ def _decompose(mode: Any, op: OpOverload, types: Sequence[type], args: tuple[Any
     try:
         before = see_arguments(op, args, kwargs)
         with mode, capture_launches() as log:
-            result = explain_cpu_tensors(record.fn, record.name)(*args, **kwargs)
+            result = translate_cpu_errors(record.fn, record.name)(*args, **kwargs)
         before.refuse_writes()
     finally:
         _OUTER_OP.reset(token)

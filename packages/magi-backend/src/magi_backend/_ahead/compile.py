@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``aot_compile``: a model compiled into a package by AOTInductor, with our passes, guards and operators."""
+"""``aot_compile``: a model compiled into a package by AOTInductor, with our passes, repairs and operators."""
 
 from __future__ import annotations
 

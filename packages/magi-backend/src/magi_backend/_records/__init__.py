@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is known of a compilation, and who gets to hear of it.
 
-records.py     plain data on graphs, passes, guards, caches: all reports are made of it
+records.py     plain data on graphs, passes, repairs, caches: all reports are made of it
 ops.py         the registered operators that a graph calls
 hidden.py      the numbers that no report says
 graph_text.py  a graph as text

@@ -124,8 +124,8 @@ class CompilationLog:
                 "ran" if outcome.ran else "did not run",
                 outcome.reason,
             )
-        for guard in graph.guards:
-            logger.info("%s %s: guard %s: %s", self.label, graph.kind, guard.name, guard.guard)
+        for repair in graph.repairs:
+            logger.info("%s %s: repair %s: %s", self.label, graph.kind, repair.name, repair.repair)
         _torch_compat.trace_artifact("magi_backend", lambda: asdict(graph))
         self._keep()
         return place

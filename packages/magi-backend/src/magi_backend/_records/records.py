@@ -62,13 +62,13 @@ class PassOutcome:
 
 
 @dataclass(frozen=True)
-class GuardOutcome:
-    """A guard against a known defect of torch that changed something in one graph."""
+class RepairOutcome:
+    """A repair of a known defect of torch that changed something in one graph."""
 
     name: str
     severity: str
     effect: str
-    guard: str
+    repair: str
     times: int
 
 
@@ -115,7 +115,7 @@ class GraphRecord:
         nodes: Number of operator calls.
         symbols: The symbolic sizes among the inputs, for example ``("s27", "s53")``; empty if all are fixed.
         passes: Each pass that was asked.
-        guards: Each guard that changed something.
+        repairs: Each repair of torch that changed something.
         kernels: Names of the kernels that Inductor generated.
         externs: Names of the library functions that the generated code calls.
         seconds: Time to compile.
@@ -134,7 +134,7 @@ class GraphRecord:
     nodes: int
     symbols: tuple[str, ...]
     passes: tuple[PassOutcome, ...]
-    guards: tuple[GuardOutcome, ...]
+    repairs: tuple[RepairOutcome, ...]
     kernels: tuple[str, ...]
     externs: tuple[str, ...]
     seconds: float

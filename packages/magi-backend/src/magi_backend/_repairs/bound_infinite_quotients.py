@@ -51,6 +51,6 @@ DEFECT = Defect(
     severity="no code",
     since=(2, 10, 0),
     fixed=None,
-    guard="the range of a quotient of two unbounded sizes is taken as unknown",
+    repair="the range of a quotient of two unbounded sizes is taken as unknown",
     patch=patch,
 )

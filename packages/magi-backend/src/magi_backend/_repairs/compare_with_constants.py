@@ -75,7 +75,7 @@ DEFECT = Defect(
     severity="more graphs",
     since=(2, 10, 0),
     fixed=(2, 13, 0),
-    guard="a tensor never equals such a constant",
+    repair="a tensor never equals such a constant",
     patch=patch,
     is_in_capture=True,
 )

@@ -72,6 +72,6 @@ DEFECT = Defect(
     severity="no code",
     since=(2, 10, 0),
     fixed=None,
-    guard="the module of a user's Triton kernel imports the names of infinite constants",
+    repair="the module of a user's Triton kernel imports the names of infinite constants",
     patch=patch,
 )

@@ -51,6 +51,6 @@ DEFECT = Defect(
     severity="wrong code",
     since=(2, 10, 0),
     fixed=None,
-    guard="a quotient of sizes is computed in float64, as Python does",
+    repair="a quotient of sizes is computed in float64, as Python does",
     patch=patch,
 )

@@ -61,6 +61,6 @@ DEFECT = Defect(
     severity="no code",
     since=(2, 13, 0),
     fixed=(2, 14, 1),
-    guard="strides that divide each other are divided before their remainder is asked for",
+    repair="strides that divide each other are divided before their remainder is asked for",
     patch=patch,
 )

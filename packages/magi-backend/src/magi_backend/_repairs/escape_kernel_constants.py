@@ -59,6 +59,6 @@ DEFECT = Defect(
     severity="wrong code",
     since=(2, 10, 0),
     fixed=None,
-    guard="texts among the constant arguments of the user's Triton kernels are escaped",
+    repair="texts among the constant arguments of the user's Triton kernels are escaped",
     patch=patch,
 )

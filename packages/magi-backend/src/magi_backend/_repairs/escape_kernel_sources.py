@@ -61,6 +61,6 @@ DEFECT = Defect(
     severity="wrong code",
     since=(2, 10, 0),
     fixed=(2, 13, 0),
-    guard="backslashes in the source of the user's Triton kernels are escaped",
+    repair="backslashes in the source of the user's Triton kernels are escaped",
     patch=patch,
 )

@@ -83,7 +83,7 @@ DEFECT = Defect(
     severity="wrong code",
     since=(2, 12, 0),
     fixed=None,
-    guard="the value is cast as the store casts it, and the names are new",
+    repair="the value is cast as the store casts it, and the names are new",
     patch=patch,
     is_torch_concerned=_is_fused_by_user,
 )

@@ -69,6 +69,6 @@ DEFECT = Defect(
     severity="no code",
     since=(2, 11, 0),
     fixed=(2, 15, 0),
-    guard="float arguments of the user's Triton kernels are handed over in 32 bits, as Triton does",
+    repair="float arguments of the user's Triton kernels are handed over in 32 bits, as Triton does",
     patch=patch,
 )

@@ -57,7 +57,7 @@ DEFECT = Defect(
     severity="slower code",
     since=(2, 10, 0),
     fixed=None,
-    guard="float attributes of modules are constants until they change",
+    repair="float attributes of modules are constants until they change",
     patch=patch,
     is_in_capture=True,
 )

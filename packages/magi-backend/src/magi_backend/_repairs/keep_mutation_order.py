@@ -114,6 +114,6 @@ DEFECT = Defect(
     severity="wrong code",
     since=(2, 13, 0),
     fixed=(2, 14, 0),
-    guard="a kernel that reads a mutated buffer waits for the mutation",
+    repair="a kernel that reads a mutated buffer waits for the mutation",
     patch=patch,
 )

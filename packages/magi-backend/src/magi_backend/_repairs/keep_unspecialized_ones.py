@@ -65,6 +65,6 @@ DEFECT = Defect(
     severity="no code",
     since=(2, 10, 0),
     fixed=None,
-    guard="arguments that the user's Triton kernels do not specialize stay numbers where they are 1",
+    repair="arguments that the user's Triton kernels do not specialize stay numbers where they are 1",
     patch=patch,
 )

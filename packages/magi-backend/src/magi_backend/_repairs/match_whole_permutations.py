@@ -65,7 +65,7 @@ DEFECT = Defect(
     severity="no code",
     since=(2, 10, 0),
     fixed=None,
-    guard="the pattern, which lacks one of its inputs, matches nothing",
+    repair="the pattern, which lacks one of its inputs, matches nothing",
     patch=patch,
     is_of_joint_graphs=True,
 )

@@ -51,6 +51,6 @@ DEFECT = Defect(
     severity="no code",
     since=(2, 10, 0),
     fixed=(2, 14, 1),
-    guard="symbolic strides are compared by what is known of the sizes",
+    repair="symbolic strides are compared by what is known of the sizes",
     patch=patch,
 )

@@ -71,6 +71,6 @@ DEFECT = Defect(
     severity="wrong code",
     since=(2, 10, 0),
     fixed=None,
-    guard="the old value is read before the write",
+    repair="the old value is read before the write",
     patch=patch,
 )

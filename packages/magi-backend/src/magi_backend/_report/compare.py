@@ -36,7 +36,7 @@ class Pair:
             "graphs": self.before.captured != self.after.captured or _lowered(self.before) != _lowered(self.after),
             "passes": _passes(self.before) != _passes(self.after),
             "kernels": _kernels(self.before) != _kernels(self.after),
-            "guards": _guards(self.before) != _guards(self.after),
+            "repairs": _repairs(self.before) != _repairs(self.after),
             "settings": _settings(self.before) != _settings(self.after),
         }
         return tuple(name for name, differs in parts.items() if differs)
@@ -53,7 +53,7 @@ class Pair:
             added, removed = changed_lines(lines)
             yield f"{name}: {added} lines added, {removed} removed"
         yield from _told("pass", _passes(self.before), _passes(self.after))
-        yield from _told("guard", _guards(self.before), _guards(self.after))
+        yield from _told("repair", _repairs(self.before), _repairs(self.after))
         yield from _told("setting", _settings(self.before), _settings(self.after))
         for kernel, count in (_kernels(self.after) - _kernels(self.before)).items():
             yield f"kernel {kernel}: new" + (f", {count} times" if count > 1 else "")
@@ -91,8 +91,8 @@ def _passes(compilation: Compilation) -> dict[str, str]:
     return _of_graphs(compilation, told)
 
 
-def _guards(compilation: Compilation) -> dict[str, str]:
-    return _of_graphs(compilation, lambda graph: {g.name: f"{g.times} times" for g in graph.guards})
+def _repairs(compilation: Compilation) -> dict[str, str]:
+    return _of_graphs(compilation, lambda graph: {r.name: f"{r.times} times" for r in graph.repairs})
 
 
 def _settings(compilation: Compilation) -> dict[str, str]:

@@ -173,7 +173,7 @@ def _parts(compilation: Compilation) -> Iterator[str]:
     yield graphs(compilation)
     yield titled("Passes", ("graph", "pass", "ran", "why", "time"), _passes(compilation.graphs))
     yield titled("Configuration changes", ("graph", "key", "before", "after"), _changes(compilation.graphs))
-    yield titled("Guards", ("graph", "guard", "against", "what it does", "times"), _guards(compilation.graphs))
+    yield titled("Repairs", ("graph", "repair", "against", "what it does", "times"), _repairs(compilation.graphs))
     yield titled("Checks against eager", ("piece", "compared", "largest difference", "agree"), _checks(compilation))
     yield _sizes(compilation)
     if compilation.ops:
@@ -195,11 +195,11 @@ def _changes(graphs: tuple[GraphRecord, ...]) -> Iterator[tuple[str, ...]]:
             yield escape(graph.title), escape(change.key), escape(change.before), escape(change.after)
 
 
-def _guards(graphs: tuple[GraphRecord, ...]) -> Iterator[tuple[str, ...]]:
+def _repairs(graphs: tuple[GraphRecord, ...]) -> Iterator[tuple[str, ...]]:
     for graph in graphs:
-        for guard in graph.guards:
-            against = f"{guard.severity}: {guard.effect}"
-            yield escape(graph.title), escape(guard.name), escape(against), escape(guard.guard), str(guard.times)
+        for repair in graph.repairs:
+            against = f"{repair.severity}: {repair.effect}"
+            yield escape(graph.title), escape(repair.name), escape(against), escape(repair.repair), str(repair.times)
 
 
 def _checks(compilation: Compilation) -> Iterator[tuple[str, ...]]:

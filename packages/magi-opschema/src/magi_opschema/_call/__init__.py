@@ -7,6 +7,6 @@
 | `bridge` | values and what is said of them, between the user's signature and the flat one |
 | `misfit` | calls that do not fit the signature |
 | `checks` | what is verified on an op's first real call; `writes` is a part of it |
-| `explain` | why the dispatcher refused the arguments |
+| `translation` | why the dispatcher refused the arguments |
 | `vmap` | torch.vmap over an op |
 """

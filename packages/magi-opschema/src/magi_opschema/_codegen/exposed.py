@@ -103,7 +103,7 @@ def _write_eager_lanes(
             to.line(f"{names['unused_contexts']}.append({context})")
     with to.block(f"except {to.builtin('Exception')} as {error}:"):
         values = ", ".join([error, names["torch_op"], *(parameter.name for parameter in lowering.parameters)])
-        to.line(f"{names['explain']}({values})")
+        to.line(f"{names['translate_error']}({values})")
         to.line("raise")
 
 

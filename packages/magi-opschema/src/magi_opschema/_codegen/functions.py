@@ -41,7 +41,7 @@ class Checked(Protocol):
         """Call the body and check the call."""
 
 
-def emit_lowered(
+def emit_twin(
     lowering: SignatureLowering,
     fn: Callable[..., Any],
     suffix: str,

@@ -45,12 +45,12 @@ def rejections(function: str, location: str, *, returned: type[OpSchemaError] | 
         path, expected = ("output", "None") if node is None else (dotted(node.path), _expected(node))
         is_value = isinstance(node, Leaf) and bool(node.codec.expected)
         error = returned or (ArgumentValueError if is_value else ArgumentError)
-        explain = node.codec.explain if isinstance(node, Leaf) else None
+        refusal = node.codec.refusal if isinstance(node, Leaf) else None
 
         def reject(value: object) -> None:
-            if explain is not None:
-                explained, text = explain(value, expected)
-                raise explained(f"{function}: {of}'{path}' {text} ({location})")
+            if refusal is not None:
+                error_class, text = refusal(value, expected)
+                raise error_class(f"{function}: {of}'{path}' {text} ({location})")
             raise error(f"{function}: {of}'{path}' is {_shown(value)}, expected {expected}. ({location})")
 
         return reject

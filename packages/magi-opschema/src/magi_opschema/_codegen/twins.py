@@ -11,7 +11,7 @@ from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.schema import python_type
 from magi_opschema.errors import ReturnValueError
 
-from .functions import Checked, emit_lowered, emit_refusals
+from .functions import Checked, emit_refusals, emit_twin
 from .reject import rejections, writer_of
 from .source import compile_source
 
@@ -25,7 +25,7 @@ _DOCS: dict[Purpose, str] = {
 }
 
 
-def compile_lowered(
+def compile_twin(
     lowering: SignatureLowering, fn: Callable[..., Any], purpose: Purpose, checked: Checked | None = None
 ) -> Callable[..., Any]:
     """The flat twin of *fn* for one *purpose*."""
@@ -38,7 +38,7 @@ def compile_lowered(
 
     doc = _DOCS[purpose].format(name=lowering.name)
     title = f"{purpose} {fn.__module__}.{fn.__qualname__}"
-    twin = compile_source(emit_lowered(lowering, fn, purpose, doc, to, title, reject_output, refuse, checked))
+    twin = compile_source(emit_twin(lowering, fn, purpose, doc, to, title, reject_output, refuse, checked))
     if purpose == "lowered":
         twin.__annotations__ = _annotations(lowering)
     return twin

@@ -142,7 +142,7 @@ def handle(annotation: object) -> Codec:
         described="{StandIn}({value}, {type_name}, {title})",
         constants=constants,
         expected=expected,
-        explain=lambda value, expected: _explain(value, name, expected),
+        refusal=lambda value, expected: _refusal(value, name, expected),
         is_process_bound=True,
     )
 
@@ -215,7 +215,7 @@ def _finder(classes: tuple[type, ...]) -> Callable[[int, Callable[[object], None
     return find_checked
 
 
-def _explain(value: object, name: str, expected: str) -> tuple[type[OpSchemaError], str]:
+def _refusal(value: object, name: str, expected: str) -> tuple[type[OpSchemaError], str]:
     """The error about a value that is no *name*: the class, and how the sentence goes on after the parameter."""
     if isinstance(value, torch.SymInt):
         text = f"stands for any {name} while the op is traced, and its body was run. A body that uses an object cannot"

@@ -50,7 +50,7 @@ class Codec:
     """What the refusal says was expected."""
     described: str = ""
     """What fakes, gradient functions and rules get, which describe the op and do not run it; empty: `decode`."""
-    explain: Callable[[object, str], tuple[type[OpSchemaError], str]] | None = field(default=None, compare=False)
+    refusal: Callable[[object, str], tuple[type[OpSchemaError], str]] | None = field(default=None, compare=False)
     """From a refused value and `expected` to the error class and what its sentence says after the parameter's name."""
     is_process_bound: bool = False
     """True if the schema argument means nothing in another process, so that it is not a schema default."""

@@ -55,9 +55,9 @@ class OpDef:
     @functools.cached_property
     def lowered_fn(self) -> Callable[..., Any]:
         """The flat twin of `fn`."""
-        from magi_opschema._codegen.twins import compile_lowered
+        from magi_opschema._codegen.twins import compile_twin
 
-        return self.fn if self.path == "direct" else compile_lowered(self.lowering, self.fn, "lowered")
+        return self.fn if self.path == "direct" else compile_twin(self.lowering, self.fn, "lowered")
 
     @property
     def path(self) -> LoweringPath:

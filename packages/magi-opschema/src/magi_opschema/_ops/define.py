@@ -44,12 +44,12 @@ from magi_opschema.errors import DuplicateOpError, OpNameError, OptionError
 
 from .by_handle import fake_by_handle, lowered_by_handle
 from .catalogue import OpDef, forget, is_known, op_def, remember
-from .explain_call import explain
 from .fake import FakeSlot, FakeSpec, make_fake
 from .formula import make_formula
 from .pytrees import register_records
 from .registered_op import make_registered_op
 from .registration import Registration, register, registering, replacing, unregister
+from .translate_error import translate_error
 
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*::[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -194,7 +194,7 @@ def _expose(
         "refuse_call": refusal_of_calls(lowering),
         "torch_op": torch_op,
         "by_handle": None if by_handle is None else by_handle.exposed_op,
-        "explain": explain,
+        "translate_error": translate_error,
         "call_with_care": torch_op if lowering.mutated else registration.functions.differentiate,
         "dispatch": dispatch,
         "handle": handle_of(torch_op),

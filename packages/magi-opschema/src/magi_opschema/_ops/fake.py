@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from magi_opschema._codegen.twins import compile_lowered, compile_refusals
+from magi_opschema._codegen.twins import compile_refusals, compile_twin
 from magi_opschema._model.layout import as_output, tensors_in
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.tree import Leaf, dotted
@@ -88,7 +88,7 @@ def make_fake(lowering: SignatureLowering, spec: FakeSpec) -> Callable[..., Any]
         by_position = [parameter.name for parameter in lowering.parameters if not parameter.is_keyword_only]
         check_callable(lowering, "infer_output_meta_fn", spec, by_position, by_name)
         # Compiled at its first use: many ops of a library are never traced.
-        compiled = functools.cache(functools.partial(compile_lowered, lowering, spec, "fake"))
+        compiled = functools.cache(functools.partial(compile_twin, lowering, spec, "fake"))
 
         def fake(*args: Any, **kwargs: Any) -> Any:
             return compiled()(*args, **kwargs)

@@ -15,21 +15,21 @@ import torch
 from magi_opschema._autograd.functions import AutogradFunctions, Formula
 from magi_opschema._autograd.kernels import autograd_kernel, mutation_kernel, transforms_kernel
 from magi_opschema._call.checks import CallCheck, CheckedBody
-from magi_opschema._call.explain import Explanation
+from magi_opschema._call.translation import ErrorTranslation
 from magi_opschema._call.vmap import VmapRule, vmap_by_loop
 from magi_opschema._codegen.source import compile_at_first_call
-from magi_opschema._codegen.twins import compile_lowered
+from magi_opschema._codegen.twins import compile_twin
 from magi_opschema._model.layout import as_output
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._torch_compat import (
     below_adinplaceorview,
     destroy,
-    explain_errors,
     hide_from_dynamo,
     increment_version,
     keep_entry,
     register_fake,
     restore_packet,
+    translate_errors,
 )
 from magi_opschema.errors import RuleError
 
@@ -121,7 +121,7 @@ def register(
         try:
             define(library)
             torch_op = getattr(getattr(torch.ops, namespace), op_name).default
-            explain_errors(torch_op, Explanation(name, lowering).of_flat)
+            translate_errors(torch_op, ErrorTranslation(name, lowering).of_flat)
             check = CallCheck(lowering, torch_op)
             registration = Registration(name, lowering, library, torch_op, check, [define], fake, formula)
             registration.add(_impl(op_name, body_kernel(lowering, fn, registration.check), "CompositeExplicitAutograd"))
@@ -169,8 +169,8 @@ def replacing(earlier: Registration | None) -> Iterator[None]:
 
 def body_kernel(lowering: SignatureLowering, fn: Callable[..., Any], check: CallCheck) -> Callable[..., Any]:
     """The kernel of one body: *fn*, which has the user's signature, and the check of the first real call."""
-    body = functools.cache(functools.partial(compile_lowered, lowering, fn, "lowered"))
-    make = functools.partial(compile_lowered, lowering, fn, "kernel", CheckedBody(check, body))
+    body = functools.cache(functools.partial(compile_twin, lowering, fn, "lowered"))
+    make = functools.partial(compile_twin, lowering, fn, "kernel", CheckedBody(check, body))
     return hide_from_dynamo(compile_at_first_call(lambda: hide_from_dynamo(make())))
 
 

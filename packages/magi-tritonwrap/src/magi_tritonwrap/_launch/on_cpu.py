@@ -18,12 +18,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def explain_cpu_tensors(fn: Callable[P, R], op: str) -> Callable[P, R]:
+def translate_cpu_errors(fn: Callable[P, R], op: str) -> Callable[P, R]:
     """Return the body *fn* of an op with errors that name the op and both ways out, where it gets CPU tensors.
 
     Example:
         >>> def double(x): return x * 2
-        >>> explain_cpu_tensors(double, "mylib::double")(3)
+        >>> translate_cpu_errors(double, "mylib::double")(3)
         6
     """
 

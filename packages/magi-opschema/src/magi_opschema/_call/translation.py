@@ -32,7 +32,7 @@ _REFUSED = re.compile(r"Expected a value of type '.*?' for argument '(\w+)'")
 
 
 @dataclass(frozen=True)
-class Explanation:
+class ErrorTranslation:
     """Turns the dispatcher's error about one op's arguments into this package's; every other error is left alone."""
 
     op_name: str

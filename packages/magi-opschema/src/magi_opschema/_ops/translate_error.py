@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from magi_opschema._call.explain import Explanation
+from magi_opschema._call.translation import ErrorTranslation
 
 from .catalogue import op_def
 
 
-def explain(error: Exception, torch_op: object, *values: Any) -> None:
+def translate_error(error: Exception, torch_op: object, *values: Any) -> None:
     """Raise what *error* means for a call of an op's exposed function with the user's arguments *values*.
 
     Generated code calls this one function for every op: compile caches take its name for all of it.
@@ -18,4 +18,4 @@ def explain(error: Exception, torch_op: object, *values: Any) -> None:
     definition = op_def(torch_op)
     if definition.torch_op is not torch_op:
         return  # replaced under its name, and the dispatcher spoke of the other one's arguments
-    Explanation(definition.name, definition.lowering).of_values(error, *values)
+    ErrorTranslation(definition.name, definition.lowering).of_values(error, *values)
