@@ -47,7 +47,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Compilation:
+class GraphCompilation:
     """One graph on its way through Inductor."""
 
     gm: GraphModule
@@ -82,7 +82,7 @@ class Compilation:
         return "start" in vars(self)
 
 
-_current: ContextVar[Compilation | None] = ContextVar("magi_passes_compilation", default=None)
+_current: ContextVar[GraphCompilation | None] = ContextVar("magi_passes_compilation", default=None)
 _call: ContextVar[Call | None] = ContextVar("magi_passes_call", default=None)
 _scope: ContextVar[Start | None] = ContextVar("magi_passes_scope", default=None)
 
@@ -92,7 +92,7 @@ def _matches_of_current() -> dict[Any, Any] | None:
     return compilation.matches if compilation is not None and compilation.has_passes else None
 
 
-def current_compilation() -> Compilation | None:
+def current_compilation() -> GraphCompilation | None:
     """The compilation under way in this context."""
     return _current.get()
 
@@ -118,7 +118,7 @@ def collectors_of_current() -> tuple[Collector, ...]:
 
 
 @contextlib.contextmanager
-def under_way(compilation: Compilation | None) -> Iterator[None]:
+def under_way(compilation: GraphCompilation | None) -> Iterator[None]:
     """Make *compilation* the one under way in this context; None stands for no compilation of ours."""
     token = _current.set(compilation)
     try:

@@ -20,7 +20,7 @@ from magi_passes.errors import PassesWouldBeDroppedError
 
 from .compilation import (
     Call,
-    Compilation,
+    GraphCompilation,
     collectors_of_current,
     current_call,
     current_compilation,
@@ -140,11 +140,11 @@ def _merged_hooks(patches: Mapping[str, Any]) -> dict[str, PipelineHook]:
     return merged
 
 
-def _begin(gm: GraphModule, example_inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Compilation:
+def _begin(gm: GraphModule, example_inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> GraphCompilation:
     is_backward, is_inference = bool(kwargs.get("is_backward")), bool(kwargs.get("is_inference"))
     kind = "backward" if is_backward else "inference" if is_inference else "forward"
     graph_id = kwargs.get("graph_id")
-    return Compilation(
+    return GraphCompilation(
         gm=gm,
         graph=kind if graph_id is None else f"{graph_id}_{kind}",
         is_backward=is_backward,
@@ -190,7 +190,7 @@ def outside_of_current() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _configuration_of(outer: Compilation) -> Iterator[None]:
+def _configuration_of(outer: GraphCompilation) -> Iterator[None]:
     """The configuration that *outer* started from, without its passes."""
     inside = _torch_compat.read_overrides()
     try:
