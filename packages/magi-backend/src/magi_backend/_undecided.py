@@ -18,11 +18,11 @@ from torch.utils._pytree import tree_leaves
 
 
 class UndecidedOp:
-    """The fake of such an operator; at its calls, and never before, the body is run with every launch dropped.
+    """The fake of such an operator, which runs the body with every launch dropped when it is called.
 
-    Where the body launches, the operator is seen through from then on. Where it runs to its end, it is its own fake.
-    A body that does I/O or talks to other ranks is not run, and one that reads data is stopped: the operator stays
-    opaque, and looks like its tensor inputs in order.
+    If the body launches a kernel, the operator is seen through from then on. If the body runs to its end, it is its own
+    fake. A body that does I/O or communicates with other ranks is not run, and one that reads data is stopped. Then the
+    operator stays opaque, and its outputs look like its tensor inputs in order.
 
     Args:
         name: The operator, for messages.
