@@ -125,7 +125,7 @@ class _Walk:
     def _wrapper(self, value: Any, place: Place) -> str | None:
         """The form of *value* where Python makes it at each access, as a bound method, or puts it around a function.
 
-        Otherwise None.
+        It is None for any other value.
         """
         if isinstance(value, types.MethodType):
             return digest(
