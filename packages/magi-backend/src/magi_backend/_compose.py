@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Job:
-    """One captured graph on its way: what was asked, where it is recorded, and who shows the progress."""
+    """The compilation of one captured graph: the request, the log that records it, and what shows the progress."""
 
     request: Request
     log: CompilationLog
@@ -123,9 +123,9 @@ def _compile_piece(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, pi
     if job.log.fresh:
         base.setdefault("force_disable_caches", True)
     if config.check or job.log.eager_random:
-        base.setdefault("fallback_random", True)  # eager's random numbers, or dropout would differ
+        base.setdefault("fallback_random", True)  # random numbers as in eager mode, otherwise dropout would differ
     if config.profile:
-        base["triton.cudagraphs"] = False  # one is replayed as a whole, and no kernel in it can be measured
+        base["triton.cudagraphs"] = False  # a CUDA graph is replayed as a whole, so its kernels cannot be measured
     graphs = GraphLog(job.log, job.title(piece), job.defects, profiles=config.profile)
 
     def compile_graph(graph: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report as one HTML page: one short script of its own, no other file, every text escaped."""
+"""A report as one HTML page with one short script and no other file. Every text is escaped."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def page(title: str, subtitle: str, body: str) -> str:
 
 
 def as_html(title: str, torch: str, calls: Sequence[CallRecord], compilations: Sequence[Compilation]) -> str:
-    """The page of what `explain` found."""
+    """The page of a report of `explain`."""
     body = [*([_calls(calls)] if calls else []), *(_compilation(each, is_open=True) for each in compilations)]
     return page(title, f"torch {torch}", "\n".join(body))
 
 
 def run_as_html(run: WholeRun) -> str:
-    """The page of a whole run: what to look at first, an index, and each compilation behind a click."""
+    """The page of a whole run: what to look at first, an index, and a collapsed part for each compilation."""
     compilations = [
         _compilation(entry.compilation, finished=entry.finished, process=run.who(entry.process))
         for entry in run.entries
@@ -117,7 +117,7 @@ def _calls(calls: Sequence[CallRecord]) -> str:
 
 
 def _inputs(inputs: tuple[str, ...], shown: int = 3) -> str:
-    """The first inputs, and the others behind a click; parameters make the list long."""
+    """The first inputs, and the others collapsed, because parameters make the list long."""
     first, more = escape(", ".join(inputs[:shown])), escape(", ".join(inputs[shown:]))
     return first + details(f"and {len(inputs) - shown} more", more)
 
