@@ -2,9 +2,9 @@
 """The autograd.Functions of an op, which call the user's gradient functions at the user's signature.
 
 An op has two, made at their first use. `eager` is applied by the kernel at the Autograd key. `transforms` has
-`setup_context` apart from `forward`, as torch.func asks, and is applied by the kernel at the key in front of all
-transforms: below it there is "no kernel for HigherOrderOperator custom_function_call". One would do for both,
-but torch binds the arguments of a Function with `setup_context` by inspect.signature at every call
+`setup_context` apart from `forward`, as torch.func requires, and is applied by the kernel at the key above all
+transforms, because below it there is "no kernel for HigherOrderOperator custom_function_call". One Function could serve
+both, but torch binds the arguments of a Function with `setup_context` by inspect.signature at every call
 (torch/autograd/function.py, `Function.apply`), which takes longer than the rest of the call.
 """
 
@@ -43,7 +43,7 @@ from .gradients import flatten_gradients
 
 _TENSORS = {"Tensor", "Tensor?"}
 _SETTLED: dict[str, type] = {"float": float, "SymInt": int, "bool": bool, "str": str, "Tensor[]": list}
-"""The class of the values that the dispatcher does not convert, by the type in the schema."""
+"""By schema type, the class of the values that the dispatcher does not convert."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ class AutogradFunctions:
     def differentiate(self, *args: Any, **kwargs: Any) -> Any:
         """Call the op from outside of the dispatcher, which may have to differentiate it.
 
-        Where that is all there is to do, the kernel at the Autograd key would come to the same Function. The kernel is
-        asked where the dispatcher has more to do than to find it, and where the dispatcher would convert a value:
-        `setup_context_fn` sees what the body sees.
+        The Function is applied directly if the dispatcher would do nothing but call the kernel at the Autograd key,
+        which applies the same Function. The dispatcher is called if it has more to do, or if it would convert a value,
+        because `setup_context_fn` must see what the body sees.
         """
         layout = self.lowering.layout
         flat = layout.fill(args, kwargs) if kwargs or layout.bundles else args
@@ -110,14 +110,14 @@ class AutogradFunctions:
 
     @functools.cached_property
     def _settled(self) -> tuple[list[int], list[type | None]]:
-        """The positions of the slots that hold no Tensor, and the classes that the dispatcher hands on as they are."""
+        """The positions of the slots without Tensors, and the classes whose values the dispatcher does not convert."""
         others = [(i, s.schema_type) for i, s in enumerate(self.lowering.slots) if s.schema_type not in _TENSORS]
         return [i for i, _ in others], [_SETTLED.get(schema_type) for _, schema_type in others]
 
     @functools.cached_property
     def eager(self) -> Callable[..., Any]:
-        """Apply the Function that eager autograd and AOTAutograd see."""
-        # The two of `_run` and `_spread_output`, written out: this is most of what a call with a gradient takes.
+        """A function that applies the Function for eager autograd and AOTAutograd."""
+        # `_run` and `_spread_output` are inlined, because this is most of the time of a call with a gradient.
         op, save, make, unused = self._flat_op, self._save, below_autograd_pool.make, below_autograd_pool.unused
         layout = self.lowering.layout
         gather = layout.gather if layout.tensor_lists else None
@@ -139,7 +139,7 @@ class AutogradFunctions:
 
     @functools.cached_property
     def transforms(self) -> Callable[..., Any]:
-        """Apply the Function that torch.func transforms see."""
+        """A function that applies the Function for torch.func transforms."""
         layout = self.lowering.layout
 
         def forward(*spread: Any) -> Any:
@@ -160,7 +160,10 @@ class AutogradFunctions:
         return cast("Callable[..., Any]", function.apply)
 
     def call(self, apply: Callable[..., Any], args: Flat, kwargs: dict[str, Any]) -> Any:
-        """*apply* on arguments as the dispatcher passes them; what it returns as the dispatcher wants it."""
+        """Call *apply* with arguments as the dispatcher passes them.
+
+        Returns the output in the form that the dispatcher expects.
+        """
         layout = self.lowering.layout
         return self._gather_output(apply(*layout.spread(layout.fill(args, kwargs))))
 
@@ -177,7 +180,7 @@ class AutogradFunctions:
 
     @functools.cached_property
     def _flat_op(self) -> Callable[..., Any]:
-        """The op, on the slots by position."""
+        """A function that calls the op with the slots by position."""
         op, layout = functools.partial(dispatch, handle_of(self.op)), self.lowering.layout
         return (lambda *flat: layout.call(op, flat)) if layout.keyword_only or layout.bundles else op
 
@@ -196,7 +199,7 @@ class AutogradFunctions:
 
     @functools.cached_property
     def _index(self) -> Mapping[str, int]:
-        """The slot of each Tensor leaf, by the dotted path."""
+        """The position of the slot of each Tensor leaf, by its dotted path."""
         position = {name: i for i, name in enumerate(self.lowering.layout.names)}
         return {dotted(leaf.path): position[leaf.name] for leaf in self.lowering.leaves if leaf.is_tensor}
 
@@ -209,7 +212,7 @@ class AutogradFunctions:
         return compile_source(emit_saved(self.lowering, writer_of(self.lowering), f"saved {self.lowering.name}"))
 
     def _save(self, ctx: Any, flat: Flat, spread: Flat, output: Any) -> None:
-        """What the backward needs, and what the user's `setup_context_fn` saves."""
+        """Save on *ctx* what the backward needs, and call the user's `setup_context_fn`."""
         formula = self.formula()
         if formula is None:
             return
@@ -234,7 +237,7 @@ class AutogradFunctions:
         grads, shapes = structure(lowering.returns, spread_grads), ctx._magi_shapes  # noqa: SLF001
         returned = formula.backward_fn(ctx, *positional(lowering.returns, grads))
         found = flatten_gradients(returned, lowering, shapes)
-        # A list without gradients still has a place for each of its Tensors.
+        # A list without gradients still has an entry for each of its Tensors.
         for name in (layout.names[i] for i in layout.tensor_lists):
             if shapes[name] is not None:
                 found.setdefault(name, [None] * len(shapes[name]))
@@ -256,7 +259,7 @@ def _flags(layout: FlatLayout, spread: Flat, needs_input_grad: tuple[bool, ...])
 
 
 def _dims_of(in_dims: Any, spread: Flat) -> Flat:
-    """*in_dims* in the layout of *spread*; the counts of lists are not values and have no dimension."""
+    """*in_dims* in the layout of *spread*, where the counts of lists have no dimension."""
     return tuple(
         item if isinstance(item, tuple) and isinstance(dim, tuple) else dim
         for item, dim in zip(spread, in_dims, strict=True)
@@ -264,7 +267,7 @@ def _dims_of(in_dims: Any, spread: Flat) -> Flat:
 
 
 def refuse_forward_mode(lowering: SignatureLowering, *_: Any) -> NoReturn:
-    """Raise the error about a forward-mode derivative; torch.library.custom_op says that it is zero."""
+    """Raise the error about a forward-mode derivative, which torch.library.custom_op would return as zero."""
     text = "a forward-mode derivative (torch.func.jvp, jacfwd, dual numbers) was asked of this op, and it has none. "
     fix = "Use reverse mode (torch.func.vjp, jacrev, grad), or detach what the op takes."
     raise ForwardModeError(lowering.sentence(f"{text}{fix}"))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees to lines of Python that flatten values and rebuild them.
+"""Writes lines of Python that flatten the values of a tree and rebuild them.
 
-The lines are straight: attribute reads and comparisons, no tree walk at the call.
+The lines are straight-line code: attribute reads and comparisons, without a tree walk at the call.
 
     cfg: NormCfg(eps: float, mode: Literal["rms", "layer"])
 
@@ -105,10 +105,10 @@ def _refuse_other_class(node: Record, value: str, to: Writer) -> None:
         )
         _refuse(condition, node, value, to)
         return
-    # `value.__class__` may lie, as that of a mock with a spec does.
+    # `value.__class__` may be wrong, as that of a mock with a spec is.
     condition, name = f"{to.builtin('type')}({value}) is not {class_name(node, to)}", class_name(node, to)
     if node.kind == "object":
-        # The body of one op may pass on what it got to another.
+        # The body of one op may pass the object that it got to another op.
         condition += f" and {to.bind('original_class', original_class)}({value}) is not {name}"
     if to.is_traced and any(leaf.is_fixed for leaf in leaves(node)):
         compiling = to.bind("is_dynamo_compiling", is_dynamo_compiling)
@@ -197,7 +197,10 @@ def _rebuild_record(node: Record, to: Writer) -> str:
 
 
 def _rebuild_object(node: Record, parts: list[tuple[str, str]], name: str, to: Writer) -> str:
-    """As an instance that nobody has initialised; a field may be a slot, or lie behind a `__setattr__`."""
+    """Write the lines that rebuild an object without `__init__`.
+
+    A field may be a slot, or the class may have a `__setattr__`.
+    """
     names = tuple(field_name for field_name, _ in parts)
     cls = rebuilt_class(node.cls, names, dotted(node.path), to.title, to.location)
     to.line(f"{name} = {to.bind('new', object.__new__)}({class_name(node, to, cls)})")

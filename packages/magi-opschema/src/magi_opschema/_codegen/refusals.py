@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conditions under which flat values are refused that the dispatcher takes and the signature does not.
+"""Conditions under which the signature refuses flat values that the dispatcher accepts.
 
-The exposed function has looked at most of them; `torch.ops.namespace.op` can be called with any others.
+The exposed function has checked most of them, but `torch.ops.namespace.op` can be called with any values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Refusal = tuple[Leaf, str]
 
 
 def refusals_of(node: Node, to: Writer, *, are_real: bool) -> Iterator[Refusal]:
-    """What is refused of the leaves of *node*, under their flat names.
+    """The leaves of *node*, each with the condition under which its value is refused, as code with flat names.
 
     A number may be symbolic unless *are_real*, and a symbol is not of the class that it stands for.
     """
@@ -48,7 +48,7 @@ def write_refusals(refusals: Iterator[Refusal], to: Writer) -> None:
 
 
 def write_readings(node: Node, to: Writer, condition: str = "") -> None:
-    """Read each value that is written another way, for the error of one that cannot be read: only a body needs it."""
+    """Write lines that decode each encoded value, which raise the error about one that cannot be decoded."""
     match node:
         case Leaf():
             codec = node.codec
@@ -74,7 +74,7 @@ def write_readings(node: Node, to: Writer, condition: str = "") -> None:
 def _of_leaf(leaf: Leaf, to: Writer, *, are_real: bool) -> Iterator[Refusal]:
     if leaf.refuses_none:
         yield leaf, f"{leaf.name} is None"
-    # A value that is written another way is refused where it is read back.
+    # An encoded value is refused where it is decoded.
     if leaf.codec.keeps_value and leaf.codec.refuse:
         condition = to.expression(leaf, leaf.codec.refuse, leaf.name)
         if are_real or leaf.schema_type.startswith("str"):

@@ -45,12 +45,12 @@ def compile_twin(
 
 
 def _annotations(lowering: SignatureLowering) -> dict[str, Any]:
-    """The flat signature in Python's types, for torch.library.infer_schema and other readers."""
+    """The annotations of the flat signature, for torch.library.infer_schema and other readers."""
     returned = [python_type(leaf.schema_type) for leaf in lowering.return_leaves]
     output = None if lowering.returns is None else returned[0] if len(returned) == 1 else tuple[tuple(returned)]  # type: ignore[misc]
     return {**{known.name: python_type(known.schema_type) for known in lowering.arguments}, "return": output}
 
 
 def compile_refusals(lowering: SignatureLowering) -> Callable[..., None]:
-    """The check of values that a function at the flat signature makes, on its own."""
+    """A function at the flat signature that only checks the values."""
     return compile_source(emit_refusals(lowering, writer_of(lowering), f"values {lowering.name}"))

@@ -13,7 +13,7 @@ from magi_opschema._model.tree import Leaf, Node
 
 
 Reject = Callable[[Node | None], Callable[[object], None]]
-"""Makes the function that generated code calls with a value that a node refuses; None stands for `-> None`."""
+"""A function from a node to the function that generated code calls with a refused value; None stands for `-> None`."""
 
 INDENT = "    "
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -30,9 +30,9 @@ class Writer:
     location: str = ""
     """Where the op is defined."""
     is_traced: bool = False
-    """True for code that Dynamo traces: it knows constructors, and no shorter way to an instance."""
+    """True for code that Dynamo traces, which must make instances by their constructors."""
     is_description: bool = False
-    """True for code that describes the op instead of running it: there, a stand-in is built for an object."""
+    """True for code that describes the op instead of running it, and uses a stand-in for an object."""
     lines: list[str] = field(default_factory=list)
     globals: dict[str, object] = field(default_factory=dict)
     locals: set[str] = field(default_factory=set)
@@ -60,7 +60,7 @@ class Writer:
         return replace(self, reject=reject, are_locals_reserved=True)
 
     def bind(self, name: str, value: object) -> str:
-        """A reserved name for *value*; another value of the same name gets a number behind it."""
+        """A reserved name for *value*; if another value has the name, a number is appended."""
         candidate, count = f"{self.prefix}{name}", 1
         while candidate in self.locals or self.globals.setdefault(candidate, value) is not value:
             count += 1
@@ -68,7 +68,7 @@ class Writer:
         return candidate
 
     def temporary(self, name: str) -> str:
-        """A reserved name for a local variable; the same one each time it is asked for."""
+        """A reserved name for a local variable; the same one for each call with *name*."""
         candidate, count = f"{self.prefix}{name}", 1
         while candidate in self.globals:
             count += 1
@@ -77,11 +77,11 @@ class Writer:
         return candidate
 
     def builtin(self, name: str) -> str:
-        """A reserved name for a builtin, which a parameter of the user's may shadow."""
+        """A reserved name for a builtin, because a parameter of the user may shadow its own name."""
         return self.bind(name, getattr(builtins, name))
 
     def expression(self, leaf: Leaf, text: str, value: str) -> str:
-        """A codec's *text* for *value*, its constants bound."""
+        """*text*, an expression of the codec of *leaf*, for *value*, with its constants bound."""
         names = {
             name: self.builtin(name)
             if getattr(builtins, name, None) is constant
@@ -96,7 +96,7 @@ class Writer:
         return text.format(value=value, **names)
 
     def local(self, name: str, value: str) -> str:
-        """*value* under a local name, unless it is one already."""
+        """A local name for *value*, an expression, unless that is a name already."""
         if value == name or IDENTIFIER.match(value):
             return value
         if self.are_locals_reserved:

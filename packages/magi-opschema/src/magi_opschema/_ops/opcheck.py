@@ -16,7 +16,7 @@ from .catalogue import op_def
 
 
 def opcheck(op: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, **options: Any) -> dict[str, str]:
-    """Test that *op* is registered right, on the arguments that a user would pass.
+    """Test that *op* is registered correctly, with the arguments that a user would pass.
 
     Args:
         op: what the decorator returned, the OpOverload, or the name.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every private name of torch that magi-opschema uses, one function or constant a quirk.
+"""Every private name of torch that magi-opschema uses, one function or constant for each quirk.
 
 dispatch.py   the keys of the dispatcher, and what runs at them
 tensors.py    the memory of Tensors, and the count of writes
@@ -8,7 +8,7 @@ overloads.py  operators, and calls of them whose errors are translated
 entries.py    names that the dispatcher knows, the end and the replacement of an op
 pytrees.py    pytree nodes, and the names they are saved under
 
-Unless it says otherwise, a name serves torch 2.10 to 2.15.
+Each one works with torch 2.10 to 2.15 unless it says otherwise.
 """
 
 from .dispatch import (

@@ -14,7 +14,7 @@ from .tracing import hide_from_dynamo
 
 
 class TranslatingOverload(OpOverload):
-    """An OpOverload whose call hands the dispatcher's error to a function that may raise a better one.
+    """An OpOverload whose call passes the dispatcher's error to a function that may raise a better one.
 
     A wrapper would cost each call, and would not be the OpOverload that graphs hold. The call is that of
     torch/_ops.py, `OpOverload.__call__`, from torch 2.10 to 2.13.
@@ -32,9 +32,10 @@ class TranslatingOverload(OpOverload):
 
 
 class TranslatingCall(TranslatingOverload):
-    """A TranslatingOverload where torch's own call does more than ask the dispatcher, as in torch 2.15.
+    """A TranslatingOverload for releases whose own call does more than call the dispatcher, such as torch 2.15.
 
-    There it has a table of Python implementations besides the dispatcher's. One more Python frame a call.
+    There it has a table of Python implementations besides the dispatcher's. This costs one more Python frame for each
+    call.
     """
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -61,7 +62,7 @@ class TranslatingPacket(OpOverloadPacket):
 
 
 def translate_errors(op: OpOverload, translate: Callable[..., None]) -> None:
-    """Have `translate(error, args, kwargs)` called when a call of *op*, or of its packet, raises an error."""
+    """Make a call of *op*, or of its packet, that raises an error call `translate(error, args, kwargs)`."""
     if type(op) is OpOverload:
         is_plain = OpOverload.__call__.__code__.co_names == ("_op",)
         op.__class__ = TranslatingOverload if is_plain else TranslatingCall
