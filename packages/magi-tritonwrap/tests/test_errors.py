@@ -109,7 +109,10 @@ def warmed_up(x: Tensor) -> Tensor:
 
 
 LAUNCHES: dict[Callable[..., Any], str] = {
-    unknown_option: r"enable_fp_fusion=, which is neither a parameter of it nor an option .*num_warps=.*leave it out",
+    unknown_option: (
+        r"is launched with enable_fp_fusion=, which is neither a parameter of it nor an option "
+        r".*num_warps=.*leave it out"
+    ),
     misspelt_parameter: r"is launched with BLOK=, which is neither a parameter of it",
     warmed_up: r"is compiled by \.warmup\(\) in the op's body, .*Launch the kernel itself",
 }

@@ -53,7 +53,7 @@ class CallRecord:
         if wrong:
             wrong.append('Which operator is to blame: compile with options={"magi.check": True}, and call it once.')
         breaks = [f"Graph break at {text}" for text in self.graph_breaks]
-        again = ["It had been compiled before; for this report it was compiled again, beside that."] * self.again
+        again = ["It had been compiled before; for this report it was compiled again."] * self.again
         return (*breaks, *again, *([self.random] if self.random else []), *self.layouts, *wrong)
 
 

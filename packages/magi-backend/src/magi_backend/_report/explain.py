@@ -177,7 +177,10 @@ def _refuse_what_cannot_be_called(fn: object) -> None:
 def _check_options(options: Mapping[str, Any] | None, *, mode: str | None, dynamic: object, fullgraph: object) -> None:
     """Raise for options that ``torch.compile`` would refuse at the first call, or would misread."""
     if mode is not None and options:
-        msg = f'explain: mode={mode!r} beside options. Give one of them; options={{"magi.mode": {mode!r}}} does both.'
+        msg = (
+            f"explain: mode={mode!r} together with options. Give one of them; "
+            f'options={{"magi.mode": {mode!r}}} does both.'
+        )
         raise OptionError(msg)
     read_request(mode=mode, options=options)
     for name, value, kinds in (("dynamic", dynamic, "True, False or None"), ("fullgraph", fullgraph, "True or False")):

@@ -121,7 +121,7 @@ class CallCheck:
         for leaf, real, fake in zip(self._lowering.return_leaves, outputs, expected, strict=True):
             for what, real_value, fake_value in _differences(real, fake):
                 text = f"'{dotted(leaf.path)}' has {what} {real_value}, and the fake says {fake_value}."
-                fix = "Compiled code would be wrong: mend infer_output_meta_fn, or the body."
+                fix = "Compiled code would be wrong: fix infer_output_meta_fn, or the body."
                 raise FakeMismatchError(self._lowering.sentence(f"{text} {fix}"))
 
     def _run_fake(self, flat: Flat) -> Any:
