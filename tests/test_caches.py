@@ -318,7 +318,7 @@ def test_an_edited_default_is_not_served_from_the_cache(tmp_path: Path) -> None:
     found = run(tmp_path, "cache", "5", program=EDITED)
 
     assert found["magi"]
-    assert not found["inductor"], "torch has mended this: DefectGuards need no schemas from this release on"
+    assert not found["inductor"], "torch has mended this: ActiveRepairs need no schemas from this release on"
 
 
 MODELS = """

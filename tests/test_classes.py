@@ -67,5 +67,5 @@ def test_a_guard_is_named_only_where_stock_is_not_right(name: str) -> None:
             report = explained(*arguments(case, size))
 
     assert report.agrees
-    guards = [guard.name for each in report.compilations for graph in each.graphs for guard in graph.guards]
+    guards = [repair.name for each in report.compilations for graph in each.graphs for repair in graph.repairs]
     assert bool(guards) is not is_right, f"stock is {'right' if is_right else 'not right'}, and the guards are {guards}"

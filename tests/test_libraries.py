@@ -84,7 +84,7 @@ def test_thirty_ops_compile_and_nearly_all_are_seen_through(ops_of_libraries: Ca
     for one in opaque:
         (text,) = one["warnings"]
         assert "stays opaque to the compiler: its body cannot be traced." in text
-        assert "it decides by data of a tensor (" in text
+        assert "it branches on data of a tensor (" in text
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ def _reached() -> dict[str, set[Place]]:
     # The repairs are found by their files, which no syntax tree shows.
     repairs = [name for name in modules if name.startswith("magi_backend._repairs.") and "._" not in name[22:]]
     assert len(repairs) > 3
-    reached["DefectGuards"] |= reachable(modules, *((name, "DEFECT") for name in repairs))
+    reached["ActiveRepairs"] |= reachable(modules, *((name, "DEFECT") for name in repairs))
     return reached
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import shutil
 import tomllib
@@ -18,6 +19,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parent.parent
 PACKAGES = sorted(path.name for path in (ROOT / "packages").iterdir() if path.is_dir())
 IMPORT_NAMES = {package: package.replace("-", "_") for package in PACKAGES}
+CONCEPTS = ROOT / "docs" / "concepts.md"
 VERSION = (ROOT / "VERSION").read_text().strip()
 # The three leaves never import each other; the backend may import all of them.
 ALLOWED = {"magi-backend": {"magi_opschema", "magi_passes", "magi_tritonwrap"}}
@@ -152,6 +154,53 @@ def test_the_page_on_architecture_names_modules_that_exist() -> None:
 
     assert len(named) > 40
     assert [str(path.relative_to(ROOT)) for path in sorted(named) if not path.is_file()] == []
+
+
+def glossary() -> dict[str, list[str]]:
+    """The names in code of each word in the glossary."""
+    chapter = CONCEPTS.read_text().partition("\n## Glossary\n")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in chapter.splitlines() if line[:1] == "|"]
+    return {word: re.findall(r"`([^`]+)`", code) for word, _, code in rows if word != "word" and "---" not in word}
+
+
+def is_in_the_code(name: str) -> bool:
+    """Whether *name* is a module, or what a module or a class in it has; a field of a class need not have a value."""
+    parts = name.split(".")
+    try:
+        found: Any = importlib.import_module(parts.pop(0))
+        for part in parts:
+            if hasattr(found, part):
+                found = getattr(found, part)
+            elif isinstance(found, type):
+                return part == parts[-1] and any(
+                    part in vars(base).get("__annotations__", {}) for base in found.__mro__
+                )
+            else:
+                found = importlib.import_module(f"{found.__name__}.{part}")
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+def test_the_glossary_names_what_is_in_the_code() -> None:
+    words = glossary()
+
+    assert len(words) > 40
+    assert {word: names for word, names in words.items() if not names or not all(map(is_in_the_code, names))} == {}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "magi_opschema.lower_signatures",
+        "magi_opschema._model.trees",
+        "magi_opschema._model.tree.Leaf.names",
+        "magi_opschema.SignatureLowering.signature.text",
+        "magi_opschemas.OpDef",
+    ],
+)
+def test_a_name_that_is_not_in_the_code_is_found(name: str) -> None:
+    assert not is_in_the_code(name)
 
 
 def test_no_module_is_longer_than_a_reader_bears() -> None:

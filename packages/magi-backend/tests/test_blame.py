@@ -172,7 +172,7 @@ def test_a_range_is_named_where_the_search_has_used_up_what_it_may_compile(monke
 def test_what_takes_the_whole_piece_is_said_to() -> None:
     message = blamed(lambda x: torch.sinh(x).exp(), torch.randn(4), wrong=Wrong(before=aten.exp.default))
 
-    assert "No shorter part of it differs when it is compiled for itself, so it takes the whole piece" in message
+    assert "No shorter part of it differs when it is compiled separately, so only the whole piece goes wrong" in message
 
 
 @pytest.mark.slow

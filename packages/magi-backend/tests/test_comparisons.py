@@ -60,7 +60,9 @@ def test_the_report_names_the_repair_where_torch_would_break_the_graph() -> None
         return x + 1 if x == word else x - 1
 
     def names(word: str) -> list[str]:
-        return [g.name for c in explain(compiled)(torch.ones(2), word).compilations for n in c.graphs for g in n.guards]
+        return [
+            r.name for c in explain(compiled)(torch.ones(2), word).compilations for n in c.graphs for r in n.repairs
+        ]
 
     expected = ["compare_with_constants"] if torch.__version__ < "2.13" else []
     assert names("Rep") == expected

@@ -44,7 +44,7 @@ def known(name: str) -> Defect:
 
 def guards(report: Report) -> list[str]:
     """The names of all guards in *report*."""
-    return [guard.name for each in report.compilations for graph in each.graphs for guard in graph.guards]
+    return [repair.name for each in report.compilations for graph in each.graphs for repair in graph.repairs]
 
 
 def guards_against_failures(report: Report) -> list[str]:
@@ -158,7 +158,7 @@ def test_the_report_names_the_guard(upsampling: Compiled) -> None:
     (compilation,) = upsampling.report.compilations
     backward = next(graph for graph in compilation.graphs if graph.kind == "backward")
 
-    assert [(guard.name, guard.severity) for guard in backward.guards] == [("keep_mutation_order", "wrong code")]
+    assert [(repair.name, repair.severity) for repair in backward.repairs] == [("keep_mutation_order", "wrong code")]
     assert "silently zero" in " ".join(upsampling.report.to_text().split())
 
 
@@ -209,7 +209,7 @@ def fails(model: nn.Module, x: Tensor) -> bool:
 def test_a_graph_without_the_defect_has_no_guard() -> None:
     report = explain(lambda x: x.sin() + 1)(torch.randn(8))
 
-    assert [graph.guards for graph in report.compilations[0].graphs] == [()]
+    assert [graph.repairs for graph in report.compilations[0].graphs] == [()]
     assert "Guards" not in report.to_text()
 
 

@@ -51,7 +51,7 @@ def by_magi(fn: Callable[..., Any], **how: Any) -> tuple[str, list[tuple[str, st
     with collecting(collector):
         code = generated(fn, SMALL, LARGE, backend="magi", **how)
     (compilation,) = collector.compilations()
-    return code, [(guard.name, guard.severity) for graph in compilation.graphs for guard in graph.guards]
+    return code, [(repair.name, repair.severity) for graph in compilation.graphs for repair in graph.repairs]
 
 
 def ptx(code: str, folder: Path) -> str:

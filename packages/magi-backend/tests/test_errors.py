@@ -105,7 +105,7 @@ OPTIONS = [
     (explained(options={"magi.check": "yes"}), "magi.check = 'yes' (a str, from options)"),
     (explained(mode="fast"), "mode='fast' is not a mode of the magi backend."),
     (explained(mode=3), "mode=3 is not a mode of the magi backend."),
-    (explained(mode="default", options={"magi.check": True}), "explain: mode='default' beside options."),
+    (explained(mode="default", options={"magi.check": True}), "explain: mode='default' together with options."),
     (explained(dynamic="yes"), "explain: dynamic='yes' is a str; it takes True, False or None."),
     (explained(fullgraph=1), "explain: fullgraph=1 is a int; it takes True or False."),
     (lambda: torch.compile(scale, backend="magi", options={"magi.tune": 1})(torch.ones(2)), "magi.tune = 1 (a int"),

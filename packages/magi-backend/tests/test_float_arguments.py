@@ -88,7 +88,7 @@ def by_magi(fn: Callable[[Tensor], Any]) -> tuple[str, list[str]]:
     with collecting(collector):
         code = generated(fn, backend="magi")
     (compilation,) = collector.compilations()
-    return code, [guard.name for graph in compilation.graphs for guard in graph.guards]
+    return code, [repair.name for graph in compilation.graphs for repair in graph.repairs]
 
 
 def types(code: str) -> dict[str, str]:

@@ -120,4 +120,6 @@ def test_gradients_follow_the_value() -> None:
 @pytest.mark.parametrize(("model", "reported"), [(Stack(), [NAME]), (nn.ReLU(), [])], ids=["floats", "none"])
 def test_the_report_says_so(model: nn.Module, reported: list[str]) -> None:
     report = explain(model, dynamic=True)(torch.randn(4, 8))
-    assert [guard.name for each in report.compilations for graph in each.graphs for guard in graph.guards] == reported
+    assert [
+        repair.name for each in report.compilations for graph in each.graphs for repair in graph.repairs
+    ] == reported

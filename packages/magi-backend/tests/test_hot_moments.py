@@ -72,7 +72,7 @@ def test_no_rank_compiles_alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
     assert made(caplog) == 1
     sizes = report.compilations[0].sizes
     assert sizes is not None
-    assert "a rank of 2 that compiles alone lets the others wait" in sizes.advice
+    assert "a rank of 2 that compiles alone makes the others wait" in sizes.advice
 
 
 def test_a_captured_cuda_stream_is_left_alone(
@@ -112,7 +112,7 @@ def make(find, other, general, under_hooks, saved_tensor_hooks, note_use):
             return other(key, (input0, size1, input2, size3,))
         try:
             note_use(key)
-        except KeyError:  # another thread has dropped it, and this call runs it all the same
+        except KeyError:  # another thread has dropped it, but this call still runs it
             pass
         code.hits += 1
         inputs = [input0, input2]

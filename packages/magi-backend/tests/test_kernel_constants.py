@@ -139,7 +139,7 @@ def guards_of(kernel: Any, **constants: Any) -> tuple[str, set[str]]:
     with collecting(collector):
         code = code_of(kernel, **constants)
     (compilation,) = collector.compilations()
-    named = {guard.name for graph in compilation.graphs for guard in graph.guards}
+    named = {repair.name for graph in compilation.graphs for repair in graph.repairs}
     return code, named & {SOURCES, CONSTANTS, INFINITE}
 
 

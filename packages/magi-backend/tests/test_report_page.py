@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import _browser
 import pytest
 from _browser import opened
-from magi_backend import CallRecord, Compilation, Difference, GraphRecord, GuardOutcome, OpUse, PassOutcome, Report
+from magi_backend import CallRecord, Compilation, Difference, GraphRecord, OpUse, PassOutcome, RepairOutcome, Report
 from magi_backend._records.records import CacheUse, CheckOutcome, ConfigChange
 from magi_backend._verify.compare import Tolerance
 
@@ -33,7 +33,7 @@ def graph(kind: str, piece: str, seconds: float) -> GraphRecord:
             PassOutcome("NDTilingWorkaroundPass", True, "sizes are symbolic, 31 convolutions", (change,), 0.0021),
             PassOutcome("EpilogueFusion", False, "no Triton launch"),
         ),
-        guards=(GuardOutcome("keep_mutation_order", "wrong code", f"gradients are zero {HOSTILE}", "waits", 3),),
+        repairs=(RepairOutcome("keep_mutation_order", "wrong code", f"gradients are zero {HOSTILE}", "waits", 3),),
         kernels=tuple(f"triton_poi_fused_{index}_{LONG}" for index in range(12)),
         externs=("convolution", "mm"),
         seconds=seconds,

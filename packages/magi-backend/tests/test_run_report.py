@@ -23,7 +23,7 @@ from magi_backend.__main__ import main
 from magi_backend._records import folder as folders
 from magi_backend._records.folder import Entry, EntryFile, Process, entries
 from magi_backend._records.plain import from_plain, to_plain
-from magi_backend._records.records import CacheUse, CheckOutcome, ConfigChange, GuardOutcome, Recompilation
+from magi_backend._records.records import CacheUse, CheckOutcome, ConfigChange, Recompilation, RepairOutcome
 from magi_backend._report.advice import advice_on
 from magi_backend._report.run import RunReport, read_report
 from magi_passes import MagiInductorPass, PassPipeline
@@ -42,7 +42,7 @@ EVERYTHING = Compilation(
             nodes=9,
             symbols=("s0",),
             passes=(PassOutcome("Tiling", True, "because", (ConfigChange("max_tiles", "None", "3"),), 0.25),),
-            guards=(GuardOutcome("order", "wrong result", "lost writes", "keeps them", 1),),
+            repairs=(RepairOutcome("order", "wrong result", "lost writes", "keeps them", 1),),
             kernels=("cpp_fused_0",),
             externs=("mm",),
             seconds=1.5,
@@ -424,11 +424,11 @@ def test_passes_and_settings_of_two_runs(tmp_path: Path) -> None:
         return RunReport((entry,), ())
 
     ran = told()
-    did_not = told(passes=(PassOutcome("Tiling", False, "no need"),), guards=())
+    did_not = told(passes=(PassOutcome("Tiling", False, "no need"),), repairs=())
     (pair,) = ran.compared_with(did_not).pairs
-    assert pair.changed == ("passes", "guards")
+    assert pair.changed == ("passes", "repairs")
     assert "pass Tiling on forward: ran (because) -> did not run (no need)" in list(pair.lines())
-    assert "guard order on forward: 1 times -> not there" in list(pair.lines())
+    assert "repair order on forward: 1 times -> not there" in list(pair.lines())
 
 
 def test_a_page_next_to_the_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

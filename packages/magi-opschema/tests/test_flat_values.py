@@ -185,7 +185,7 @@ class Scrambled(list[int]):
 SHOWN = "<a Unshowable whose __repr__ fails>"
 BAD: Any = Unshowable()
 UNSHOWABLE: dict[str, tuple[str, dict[str, Any], Any]] = {
-    "function": (f"{SHOWN} is no Python function", {}, BAD),
+    "function": (f"{SHOWN} is not a Python function", {}, BAD),
     "tags": (f"tags={SHOWN} is not a tuple", {"tags": BAD}, None),
     "a tag": (f"tags=[{SHOWN}] is not a tuple", {"tags": [BAD]}, None),
     "mutates_args": (f"mutates_args={SHOWN} is not a tuple", {"mutates_args": BAD}, None),

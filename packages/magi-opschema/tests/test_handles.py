@@ -165,7 +165,7 @@ def test_a_fake_that_asks_the_object_is_told_why_it_cannot(ns: str, x: Tensor) -
     def run(x: Tensor, runner: ObjectHandle[Runner]) -> Tensor:
         return runner.run(x)
 
-    sentence = "'scale' was asked of a Runner where the op is described, not run"
+    sentence = "'scale' was read from a Runner where the op is described, not run"
     with pytest.raises(errors.FakeMismatchError, match=sentence):
         run(x, Runner())
 

@@ -92,7 +92,7 @@ AFTERWARDS: dict[str, tuple[Callable[[Any], Any], type[OpSchemaError], str]] = {
         "the call gives 3 arguments by position, expected at most 1.",
     ),
     "lower_signature of an op": (lower_signature, errors.DuplicateOpError, "is an op already."),
-    "lower_signature of a class": (lambda op: lower_signature(Inner), errors.OptionError, "is no Python function."),
+    "lower_signature of a class": (lambda op: lower_signature(Inner), errors.OptionError, "is not a Python function."),
 }
 
 

@@ -188,7 +188,8 @@ def test_decorating_an_op_again(ns: str) -> None:
 
 @pytest.mark.parametrize("thing", [builtins.len, Inner, 3, "plain"])
 def test_what_is_no_function(ns: str, thing: Any) -> None:
-    with pytest.raises(OptionError, match="is no Python function. Wrap it in one whose parameters have annotations."):
+    sentence = "is not a Python function. Wrap it in one whose parameters have annotations."
+    with pytest.raises(OptionError, match=sentence):
         magi_register_custom_op(f"{ns}::op")(thing)
 
 

@@ -36,7 +36,17 @@ X = torch.arange(3.0)
 REPORT = Path(__file__).with_name("fuzz.json")
 
 WORDS = [
-    *("_m_", "_m_torch_op", "_m_output", "_m_dispatch", "_m_fn", "_m_check", "_m_explain", "_m_error", "_m_new"),
+    *(
+        "_m_",
+        "_m_torch_op",
+        "_m_output",
+        "_m_dispatch",
+        "_m_fn",
+        "_m_check",
+        "_m_translate_error",
+        "_m_error",
+        "_m_new",
+    ),
     *("__m_x", "torch_op", "dispatch", "fn", "check", "output", "item", "there", "key", "part", "pair", "values"),
     *("self", "cls", "args", "kwargs", "ctx", "x", "is_some", "present", "Ellipsis", "NoneType", "Tensor", "inf"),
     *("len", "type", "isinstance", "tuple", "object", "print", "RuntimeError", "__import__", "__build_class__"),

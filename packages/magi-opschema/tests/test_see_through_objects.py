@@ -277,7 +277,7 @@ def test_a_frozen_dataclass_without_tensors_stays_behind_its_handle(ns: str, x: 
         ("deletes", r"the body writes 'runner.bias'"),
         (
             "counts",
-            r"the body reads 'runner.calls', and its Linear was rebuilt from \(weight, bias, tile\) alone. Declare",
+            r"the body reads 'runner.calls', and its Linear was rebuilt only from \(weight, bias, tile\). Declare",
         ),
     ],
 )

@@ -177,7 +177,11 @@ def talks(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("body", "reason"),
-    [(by_item, "reads data of a tensor"), (raises, "LookupError: not here"), (talks, "it talks to other ranks")],
+    [
+        (by_item, "reads data of a tensor"),
+        (raises, "LookupError: not here"),
+        (talks, "it communicates with other ranks"),
+    ],
 )
 def test_probe_that_stops(body: Callable[[Tensor], Tensor], reason: str) -> None:
     probe = probe_launches(body, (torch.ones(3),), {})
@@ -206,8 +210,8 @@ def by_path(x: Tensor, folder: Any) -> None:
     [
         (prints, "writes to the terminal"),
         (saves, "reads or writes a file"),
-        (reduces, "talks to other ranks"),
-        (talks, "talks to other ranks"),
+        (reduces, "communicates with other ranks"),
+        (talks, "communicates with other ranks"),
         (by_path, "may read or write a stream"),
     ],
 )

@@ -109,8 +109,11 @@ def warmed_up(x: Tensor) -> Tensor:
 
 
 LAUNCHES: dict[Callable[..., Any], str] = {
-    unknown_option: r"is launched with enable_fp_fusion=, no parameter of it and no option .*num_warps=.*leave it out",
-    misspelt_parameter: r"is launched with BLOK=, no parameter of it",
+    unknown_option: (
+        r"is launched with enable_fp_fusion=, which is neither a parameter of it nor an option "
+        r".*num_warps=.*leave it out"
+    ),
+    misspelt_parameter: r"is launched with BLOK=, which is neither a parameter of it",
     warmed_up: r"is compiled by \.warmup\(\) in the op's body, .*Launch the kernel itself",
 }
 

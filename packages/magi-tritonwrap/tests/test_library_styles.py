@@ -367,7 +367,7 @@ def test_inner_op_that_cannot_be_traced_stays_whole_and_is_named(ops: Ops) -> No
     assert inner._opoverload in {node.target for node in graph.graph.nodes}
     (named,) = see_through_report(op).inner_ops
     assert named.opaque_because.startswith(
-        "its body cannot be traced. GuardOnDataDependentSymNode: it decides by data of a tensor ("
+        "its body cannot be traced. GuardOnDataDependentSymNode: it branches on data of a tensor ("
     )
 
 

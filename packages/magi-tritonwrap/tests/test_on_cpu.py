@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 import tritonwrap_patterns as patterns
-from magi_tritonwrap import CpuTensorError, explain_cpu_tensors, triton_op
+from magi_tritonwrap import CpuTensorError, translate_cpu_errors, triton_op
 from magi_tritonwrap.testing import aot_graphs
 from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
@@ -78,7 +78,7 @@ def test_other_errors_and_other_devices_stay_as_they_are() -> None:
         raise RuntimeError("0 active drivers ([]). There should only be one.")
 
     with pytest.raises(ValueError, match="^x is too small$"):
-        explain_cpu_tensors(refuses, "mylib::op")(torch.ones(2))
+        translate_cpu_errors(refuses, "mylib::op")(torch.ones(2))
     for other in (torch.ones(2, device="meta"), 3):
         with pytest.raises(RuntimeError, match="^0 active drivers"):
-            explain_cpu_tensors(no_driver, "mylib::op")(other)
+            translate_cpu_errors(no_driver, "mylib::op")(other)

@@ -144,7 +144,7 @@ def test_launch_options_reach_the_graph(ops: Ops) -> None:
     op = ops.define("options", body)
     make_see_through(op, body)
 
-    with pytest.warns(LostSettingWarning, match=r"launched with (num_ctas|maxnreg)=, which .* Inductor leaves out"):
+    with pytest.warns(LostSettingWarning, match=r"launched with (num_ctas|maxnreg)=, which .* Inductor ignores"):
         (graph,) = aot_graphs(op, torch.ones(300))
     (launch,) = launches_of(graph)
     (config,) = launch.kernel.configs

@@ -21,6 +21,7 @@ import triton.language as T
 import triton.language as tl
 import tritonwrap_patterns as patterns
 from magi_tritonwrap import make_see_through
+from magi_tritonwrap._identity.fingerprint import fingerprint
 from magi_tritonwrap._launch.self_contained import self_contained
 from magi_tritonwrap.testing import aot_graphs, launches_of
 from torch._higher_order_ops.triton_kernel_wrap import generate_ttir
@@ -265,6 +266,30 @@ def test_settings_survive(tmp_path: Path) -> None:
     assert (twin.do_not_specialize, twin.debug) == (["n"], True)
     assert getattr(triton.runtime.jit, "_triton_jit_function_registry", {}) == registered
     assert twin.raw_src[0].strip().startswith("def settled_kernel")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"version": "2"},
+        {"debug": True},
+        {"noinline": True},
+        {"do_not_specialize": ["n"]},
+        {"do_not_specialize_on_alignment": ["n"]},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_kernels_with_other_settings_stay_apart(settings: dict[str, Any]) -> None:
+    def scaled_kernel(x, out, n, BLOCK: tl.constexpr):
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(out + at, relu(tl.load(x + at, at < n)), at < n)
+
+    one, same, other = triton.jit(scaled_kernel), triton.jit(scaled_kernel), triton.jit(**settings)(scaled_kernel)
+
+    assert self_contained(one) is self_contained(same)
+    assert self_contained(one) is not self_contained(other)
+    assert fingerprint([one], "kernel").digest == fingerprint([same], "kernel").digest
+    assert fingerprint([one], "kernel").digest != fingerprint([other], "kernel").digest
 
 
 def test_op_with_a_constexpr_function(ops: Ops) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m magi_backend report FOLDER``: what a run compiled, of which MAGI_COMPILE_REPORT=FOLDER kept a record."""
+"""``python -m magi_backend report FOLDER``: what a run compiled, as recorded with MAGI_COMPILE_REPORT=FOLDER."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .errors import ReportError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the report; the exit status is 1 where there is none."""
+    """Print the report. Returns the exit status, which is 1 if there is no report."""
     asked = _parser().parse_args(arguments)
     try:
         run = read_report(asked.folder)

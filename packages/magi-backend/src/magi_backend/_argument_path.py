@@ -18,7 +18,7 @@ from ._verify.trees import leaves_of
 
 @dataclass(frozen=True)
 class Field:
-    """A step into a record by the name of its field; into a mapping, by its key."""
+    """A step into a record by the name of a field, or into a mapping by a key."""
 
     name: str
 
@@ -60,7 +60,7 @@ class ArgumentPath:
 
     @staticmethod
     def parse(text: str) -> ArgumentPath | None:
-        """The path that *text* writes in Python's own syntax; None where it writes none."""
+        """The path that *text* spells in Python's syntax; None if it spells none."""
         try:
             expression = ast.parse(text, mode="eval").body
         except (SyntaxError, ValueError):
@@ -81,7 +81,7 @@ class ArgumentPath:
         return ArgumentPath(expression.id, tuple(reversed(steps)))
 
     def find(self, argument: object) -> object:
-        """The value in *argument*, what the parameter was called with; None where an optional part is not there.
+        """The value at this path in *argument*, the value of the parameter; None if an optional part is None.
 
         Raises:
             LookupError: There is no such field, index or key.
@@ -94,7 +94,10 @@ class ArgumentPath:
         return value
 
     def unknown_field(self, annotation: object) -> UnknownField | None:
-        """The first step that the classes in *annotation*, that of the parameter, have no field for."""
+        """The first step for which the classes in *annotation*, the parameter's, have no field.
+
+        None if all have one.
+        """
         for step in self.steps:
             cls = _record_class(annotation)
             if cls is None or not isinstance(step, Field):
@@ -107,7 +110,10 @@ class ArgumentPath:
 
 
 def _record_class(annotation: object) -> type | None:
-    """The dataclass, named tuple or typed dict that *annotation* is, or is with None; None for any other one."""
+    """The dataclass, named tuple or typed dict in *annotation*, which may be optional.
+
+    None for any other annotation.
+    """
     kinds = [kind for kind in typing.get_args(annotation) if kind is not type(None)]
     if typing.get_origin(annotation) in {typing.Union, types.UnionType} and len(kinds) == 1:
         annotation = kinds[0]
@@ -136,7 +142,7 @@ def _enter(value: Any, step: Step) -> object:
         items = value if isinstance(value, list | tuple | Mapping) else ()
         try:
             return items[step.key]
-        except TypeError as unfit:  # a list asked for a key
+        except TypeError as unfit:  # a list indexed by a key
             raise LookupError(step) from unfit
     if isinstance(value, Mapping):
         return value[step.name]
@@ -151,12 +157,12 @@ def tensors_in(value: object, path: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def holds_anything(value: object) -> bool:
-    """Whether *value* is there: neither None nor an empty list, tuple or mapping."""
+    """Whether *value* is neither None nor an empty list, tuple or mapping."""
     return value is not None and not (isinstance(value, list | tuple | Mapping) and not value)
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """The fields of a dataclass or a named tuple; nothing for any other value."""
+    """The names and values of the fields of a dataclass or a named tuple; empty for any other value."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value)]
     elif isinstance(value, tuple):

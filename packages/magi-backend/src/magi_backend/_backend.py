@@ -22,7 +22,8 @@ def magi(
     Args:
         gm: The captured graph.
         example_inputs: Fake tensors, symbolic sizes and constants, one for each input of *gm*.
-        mode: As in ``torch.compile``. ``options={"magi.mode": ...}`` means the same and may stand with others.
+        mode: As in ``torch.compile``. ``options={"magi.mode": ...}`` means the same, and can be given with other
+            options.
         options: Settings of :class:`CompileConfig` as ``magi.*``, and keys of ``torch._inductor.config``.
 
     Returns:
@@ -37,7 +38,7 @@ def magi(
 
 
 class PatchedBackend:
-    """The same backend with a ``config_patch`` and a label, for ``magi_compile``; equal when both are."""
+    """The backend with a ``config_patch`` and a label, for ``magi_compile``. Two are equal if both are equal."""
 
     __name__ = "magi"
 

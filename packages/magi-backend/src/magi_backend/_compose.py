@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a captured graph to a compiled callable: the settings, the passes, the guards, and Inductor.
+"""From a captured graph to a compiled callable: the settings, the passes, the repairs, and Inductor.
 
 Every way into the backend ends in :func:`compile_request`. It calls Inductor's ``compile_fx`` with configuration
 patches, so that caches, logs, tracing and CUDA graphs stay Inductor's own, and puts a wrapper around the compilation
-of each forward and backward graph, which activates the guards there and writes the record.
+of each forward and backward graph, which activates the repairs there and writes the record.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Job:
-    """One captured graph on its way: what was asked, where it is recorded, and who shows the progress."""
+    """The compilation of one captured graph: the request, the log that records it, and what shows the progress."""
 
     request: Request
     log: CompilationLog
@@ -123,9 +123,9 @@ def _compile_piece(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, pi
     if job.log.fresh:
         base.setdefault("force_disable_caches", True)
     if config.check or job.log.eager_random:
-        base.setdefault("fallback_random", True)  # eager's random numbers, or dropout would differ
+        base.setdefault("fallback_random", True)  # random numbers as in eager mode, otherwise dropout would differ
     if config.profile:
-        base["triton.cudagraphs"] = False  # one is replayed as a whole, and no kernel in it can be measured
+        base["triton.cudagraphs"] = False  # a CUDA graph is replayed as a whole, so its kernels cannot be measured
     graphs = GraphLog(job.log, job.title(piece), job.defects, profiles=config.profile)
 
     def compile_graph(graph: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:

@@ -25,8 +25,8 @@ class DynamicDims:
 
     Attributes:
         target: Name of the function, for errors.
-        signature: Its signature, as it is called: without a parameter that is bound already.
-        dims: Path of a tensor, or of what holds tensors, to dimensions; negative ones count from the last.
+        signature: Its signature as it is called, without a parameter that is bound already.
+        dims: Dimensions by the path of a tensor, or of a container of tensors; negative ones count from the last.
         named: Whether the user named them, so that a name that marks nothing is an error.
     """
 
@@ -36,7 +36,7 @@ class DynamicDims:
     named: bool
 
     def of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[MarkedTensor]:
-        """The tensors of one call with their dynamic dimensions, from 0 up.
+        """The tensors of one call with their dynamic dimensions, as non-negative numbers.
 
         Raises:
             TargetError: A named argument that holds no tensor, or a dimension that its tensor does not have.
@@ -46,7 +46,7 @@ class DynamicDims:
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError:
-            return []  # the function itself says best which of its arguments are missing
+            return []  # the call of the function itself raises the best error about missing arguments
         bound.apply_defaults()
         given = bound.arguments
         if self.named:

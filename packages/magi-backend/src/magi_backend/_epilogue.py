@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pointwise work behind a user's Triton kernel, done by that kernel before it stores.
+"""Pointwise operators after a user's Triton kernel, fused into that kernel before its store.
 
-Inductor can put ``relu`` into the store of the kernel in front of it, which saves a launch and a trip through memory,
-but leaves that off by default (torch >= 2.12). It sees by itself whether the kernel has one store, and whether what it
-writes to was empty. It does not see that another launch wrote to the same tensor before:
+Inductor can fuse ``relu`` into the store of the kernel before it, which saves a launch and a write and read of memory,
+but does not do so by default (torch >= 2.12). It checks whether the kernel has a single store, and whether the tensor
+that it writes to was empty. It does not see that another launch wrote to the same tensor before:
 
     out = empty(n); first_half[...](x, out); second_half[...](x, out); return out.relu()
 
-It would put the relu into the second launch, and then loses the first (2.12) or fails (2.13). Nor does it see that the
-graph returns what the kernel wrote, as a backward needs it, beside what the pointwise work makes of it: that tensor is
-then never written, and the call ends in a NameError (2.13, ``can_fuse`` in torch/_inductor/scheduler.py asks nodes
-only). So the graph as a whole is left alone in either case.
+It would fuse the relu into the second launch, and then lose the first launch (2.12) or fail (2.13). Nor does it see
+that the graph returns the tensor that the kernel wrote as well, as a backward needs: that tensor is then never written,
+and the call ends in a NameError (2.13, ``can_fuse`` in torch/_inductor/scheduler.py looks at nodes only). In both cases
+nothing in the graph is fused.
 """
 
 from __future__ import annotations
@@ -29,23 +29,24 @@ if TYPE_CHECKING:
 
 
 def _is_shared(tensor: Node) -> bool:
-    """Whether something else than the launch that writes to *tensor* may have written to its memory, or reads it."""
+    """Whether the memory of *tensor* may be written or read by anything else than the launch that writes to it."""
     source, crossed = tensor, False
     while _torch_compat.is_item_or_view(source):
         source, crossed = source.args[0], True  # type: ignore[assignment]
     if not _torch_compat.is_empty(source):
-        # A tensor with contents of its own is never fused into, unless it came out of a write to an empty one.
+        # Inductor never fuses into a launch on a tensor with contents, unless these come from a write to an empty
+        # tensor.
         return _torch_compat.is_write(source)
     return crossed or len(source.users) > 1
 
 
 def _has_epilogue(result: Node) -> bool:
-    """Whether a pointwise operator reads *result* and no other tensor; Inductor puts no load into a user's kernel."""
+    """Whether a pointwise operator reads only *result*, because Inductor adds no load to a user's kernel."""
     return any(_torch_compat.is_pointwise(user.target) and _reads_only(result, user) for user in result.users)
 
 
 def _reads_only(result: Node, operator: Node) -> bool:
-    """Whether all that *operator* reads is *result*, what pointwise operators make of it, or constant."""
+    """Whether *operator* reads only *result*, constants, and what pointwise operators compute from these."""
     seen, waiting = {result}, list(operator.all_input_nodes)
     while waiting:
         node = waiting.pop()
@@ -70,12 +71,12 @@ def _is_view(node: Node) -> bool:
 
 @dataclass(frozen=True)
 class EpilogueFusion(MagiInductorPass):
-    """Let Inductor fuse pointwise operators into the Triton launches of a graph, where each writes a tensor alone."""
+    """Let Inductor fuse pointwise operators into the Triton launches of a graph, if each tensor has one writer."""
 
     inductor_config_keys_potentially_mutated_by_this_pass = _torch_compat.epilogue_keys()
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:
-        """Whether a pointwise operator reads only what a launch wrote, and no tensor is written by two of them."""
+        """It applies if a pointwise operator reads only what a launch wrote, and no tensor has two writers."""
         del context
         launches = _torch_compat.triton_launches(graph)
         if not launches:
@@ -92,6 +93,6 @@ class EpilogueFusion(MagiInductorPass):
         return Reason(True, f"a pointwise operator reads only what {count} of {len(launches)} Triton launches wrote")
 
     def __call__(self, graph: Graph) -> None:
-        """Turn it on for this graph."""
+        """Turn the fusion on for this graph."""
         del graph
         _torch_compat.fuse_epilogues()

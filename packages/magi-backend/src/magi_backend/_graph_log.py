@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of each graph that is compiled of one piece, or comes from a cache: what it was and what became of it."""
+"""The record of each graph of one piece that is compiled or comes from a cache."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import magi_passes
 
 from . import _torch_compat
-from ._passes import DefectGuards
+from ._passes import ActiveRepairs
 from ._profile import Meter
 from ._records.changes import GraphChanges
 from ._records.code import external_calls, generated_kernels
 from ._records.hidden import hidden_in_code, without_fractions
-from ._records.records import ConfigChange, GraphRecord, GuardOutcome, PassOutcome
+from ._records.records import ConfigChange, GraphRecord, PassOutcome, RepairOutcome
 from ._repairs._scope import repaired
 
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class GraphLog:
-    """Compiles the graphs of one piece with the repairs of *defects*, and writes what each was to *log*."""
+    """Compiles the graphs of one piece with the repairs of *defects*, and writes a record of each to *log*."""
 
     def __init__(self, log: CompilationLog, title: str, defects: tuple[Defect, ...], *, profiles: bool) -> None:
         self._log = log
@@ -45,7 +45,7 @@ class GraphLog:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Hear of the passes of what is compiled here, also of a backward that is compiled later, and of caches."""
+        """A context that collects what passes and caches do in its compilations, and in their later backwards."""
         observe = self._changes.observe if self._log.keeps_texts else None
         joint = tuple(defect for defect in self._defects if defect.is_of_joint_graphs)
         with (
@@ -56,9 +56,9 @@ class GraphLog:
             yield
 
     def compiled(self, graph: GraphModule, kind: str, compile_graph: Callable[[], Any]) -> Any:
-        """What *compile_graph* makes of *graph*, with a record of it, also where it raises."""
+        """What *compile_graph* returns for *graph*; a record is written also if it raises."""
         nodes, symbols = sum(node.op == "call_function" for node in graph.graph.nodes), graph_symbols(graph)
-        # What was repaired in the joint graph goes to the forward, which is compiled first.
+        # Repairs of the joint graph are recorded with the forward, which is compiled first.
         repairs, self._repairs = self._repairs, Counter()
         given, before, meter = self._log.kept(graph), _torch_compat.phase_seconds(), Meter()
         result, error, start = None, "", time.perf_counter()
@@ -79,7 +79,7 @@ class GraphLog:
                     nodes=nodes,
                     symbols=symbols,
                     passes=self._new_outcomes(),
-                    guards=_guards(self._defects, repairs),
+                    repairs=_repair_outcomes(self._defects, repairs),
                     seconds=seconds,
                     piece=self._title,
                     error=error,
@@ -97,14 +97,14 @@ class GraphLog:
         return _torch_compat.seeing_loaded(see) if self._log.keeps_texts else contextlib.nullcontext()
 
     def _note_cached(self, compiled: Any, is_backward: bool, names: dict[str, Any]) -> None:
-        """Write the record of a graph that AOTAutograd's cache had, of which only the code is known."""
+        """Write the record of a graph from AOTAutograd's cache, of which only the code is known."""
         place = self._log.add_graph(
             GraphRecord(
                 kind="backward" if is_backward else "forward",
                 nodes=0,
                 symbols=(),
                 passes=(),
-                guards=(),
+                repairs=(),
                 seconds=0.0,
                 piece=self._title,
                 cached=True,
@@ -122,19 +122,19 @@ class GraphLog:
         return {"kernels": generated_kernels(source), "externs": external_calls(source), "code": code}
 
     def _new_outcomes(self) -> tuple[PassOutcome, ...]:
-        """What the passes did since the last time: those of the joint graph go to the forward, compiled first."""
+        """What the passes did since the last call; those of the joint graph count for the forward, compiled first."""
         fresh, self._reported = self._pass_records[self._reported :], len(self._pass_records)
-        # One pass only stands for the repairs.
-        return tuple(_outcome(record) for record in fresh if record.pass_name != DefectGuards.__name__)
+        # `ActiveRepairs` only represents the repairs.
+        return tuple(_outcome(record) for record in fresh if record.pass_name != ActiveRepairs.__name__)
 
 
 def _unseen(*_: object) -> None:
-    """What is compiled here has a record of its own."""
+    """A context whose compilations are not recorded here, because they have a record of their own."""
 
 
-def _guards(defects: tuple[Defect, ...], changed: Counter[str]) -> tuple[GuardOutcome, ...]:
+def _repair_outcomes(defects: tuple[Defect, ...], changed: Counter[str]) -> tuple[RepairOutcome, ...]:
     return tuple(
-        GuardOutcome(defect.name, defect.severity, defect.effect, defect.guard, changed[defect.name])
+        RepairOutcome(defect.name, defect.severity, defect.effect, defect.repair, changed[defect.name])
         for defect in defects
         if changed[defect.name]
     )
@@ -148,7 +148,10 @@ def _outcome(record: magi_passes.PassRecord) -> PassOutcome:
 
 
 def graph_symbols(graph: GraphModule, meta: str = "val") -> tuple[str, ...]:
-    """The free symbols in the sizes of the inputs of *graph*, in order of appearance; *meta* is where it keeps them."""
+    """The free symbols in the sizes of the inputs of *graph*, in order of appearance.
+
+    *meta* is the key of their values.
+    """
     symbols: dict[str, None] = {}
     for placeholder in graph.graph.find_nodes(op="placeholder"):
         value = placeholder.meta.get(meta)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``magi_compile``: compile a class, an instance, a function or a bound method where it stands."""
+"""``magi_compile``: compile a class, an instance, a function or a bound method in place."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def magi_compile(
 ) -> Any:
     """Compile *obj* with the backend ``magi``; without *obj*, a decorator.
 
-    A class and an instance of ``nn.Module`` are given back themselves: their parameters, ``state_dict``, pickles and
-    copies stay what they were. Every instance of a class, and of its subclasses, is compiled at its first call.
+    For a class or an instance of ``nn.Module``, *obj* itself is returned: its parameters, ``state_dict``, pickles and
+    copies do not change. Every instance of a class, and of its subclasses, is compiled at its first call.
 
     Args:
         obj: A subclass or an instance of ``nn.Module``, a function, also in a class body and under ``staticmethod`` or
@@ -66,12 +66,12 @@ def magi_compile(
             mapping or a record it means every tensor inside. Without it, dimension 0 of each parameter that is
             annotated as a Tensor.
         model_tag: A name for reports and the progress line; by default that of *obj*.
-        enable_if: Asked once, now; false gives *obj* back unchanged.
+        enable_if: Called once, now; if it returns false, *obj* is returned unchanged.
         config_patch: Settings by dotted name, or a function of the settings that returns such a dict or other settings.
 
     Returns:
-        *obj*, compiled; a function or a bound method gives another function, a ``staticmethod`` or ``classmethod``
-        another one of its kind.
+        *obj*, compiled. For a function or a bound method it is a new function, for a ``staticmethod`` or
+        ``classmethod`` a new one of its kind.
 
     Raises:
         TargetTypeError: *obj* is none of the above, or an option has a wrong type.
@@ -96,7 +96,7 @@ def magi_compile(
         )
     called = _called_function(obj)
     _check_options(model_tag, enable_if)
-    # A bad name or value is an error here, not at the first call, and also where enable_if says no.
+    # A bad name or value is an error here, not at the first call, and also if enable_if returns false.
     CompileConfig.resolve(config_patch=config_patch)
     dims = dynamic_dims(called, dynamic_arg_dims, target=_name(obj))
     if enable_if is not None and not enable_if():
@@ -115,11 +115,11 @@ def magi_compile(
 
 
 class CompiledCall:
-    """The compiled call of each instance of a class, made when it is first asked for.
+    """The compiled call of each instance of a class, made at the first access.
 
     ``nn.Module.__call__`` runs ``self._compiled_call_impl`` unless that is None. As a descriptor without ``__set__``
-    this one is asked once for an instance; the compiled call it puts there is found first from then on, and is left
-    out of pickles and copies by ``nn.Module.__getstate__``.
+    it is called once for an instance. The compiled call that it sets on the instance is found first from then on, and
+    is left out of pickles and copies by ``nn.Module.__getstate__``.
     """
 
     def __init__(self, backend: PatchedBackend, dynamic_arg_dims: Mapping[str, int | Sequence[int]] | None) -> None:
@@ -137,7 +137,7 @@ class CompiledCall:
 
 
 def _compiled(fn: Callable[..., Any], backend: Callable[..., Any], dims: DynamicDims) -> Callable[..., Any]:
-    """*fn* compiled; its tensors carry marks for their dynamic dimensions during the call only."""
+    """*fn*, compiled. Its tensors have marks for their dynamic dimensions during the call only."""
     compiled = torch.compile(fn, backend=backend)
 
     @functools.wraps(fn)
@@ -152,7 +152,7 @@ def _compiled(fn: Callable[..., Any], backend: Callable[..., Any], dims: Dynamic
 
 
 def _called_function(obj: object) -> Callable[..., Any]:
-    """The function behind *obj* with the parameters that it is called with: what binding leaves of them."""
+    """The function behind *obj*, and its signature without parameters that are bound already."""
     if isinstance(obj, type) and issubclass(obj, nn.Module):
         forward = inspect.getattr_static(obj, "forward")
         return forward.__get__(object(), obj) if hasattr(forward, "__get__") else forward  # type: ignore[no-any-return]

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DefectGuards(MagiInductorPass):
-    """Says in reports and in cache keys which repairs of torch are active; the repairs themselves are scoped functions.
+class ActiveRepairs(MagiInductorPass):
+    """Puts the names of the active repairs of torch into reports and cache keys; the repairs are in `_repairs`.
 
-    Without it a graph that stock Inductor compiled wrong and put into the cache would be found there by this backend.
-    *repairs* stand in the class so that their code is in its uuid: the pass itself calls none.
+    Without it, this backend would find a graph in the cache that stock Inductor has compiled wrong. *repairs* are an
+    attribute of the class so that their code is part of its uuid; the pass itself calls none.
 
-    The *schemas* of the operators in the graph are here for the key alone: torch leaves out of a graph the arguments
-    that equal their defaults, puts the defaults into the generated code, and has neither of them in its keys. An edited
-    default would get the code of the earlier one (torch 2.10 to 2.15).
+    The *schemas* of the operators in the graph are also here only for the key. Torch leaves arguments that equal their
+    defaults out of a graph and puts the defaults into the generated code, but its keys have neither. So an edited
+    default would get the code of the earlier default (torch 2.10 to 2.15).
     """
 
     repairs: ClassVar = known_defects()
@@ -39,7 +39,7 @@ class DefectGuards(MagiInductorPass):
     schemas: tuple[str, ...] = ()
 
     def is_applicable(self, graph: Graph, context: object) -> Reason:
-        """Never: there is nothing to do on the graph."""
+        """It never applies, because there is nothing to change in the graph."""
         del graph, context
         return Reason(False, f"repairs of torch {_torch_compat.torch_text()}: {', '.join(self.names) or 'none needed'}")
 
@@ -55,7 +55,7 @@ def chosen_passes(
     *sensitive* are the names of the compute-sensitive operators in the graph, *schemas* those of all its operators
     that are not torch's own.
     """
-    passes: list[MagiInductorPass] = [DefectGuards(defects, schemas)]
+    passes: list[MagiInductorPass] = [ActiveRepairs(defects, schemas)]
     if sensitive or config.memory_budget is not None:
         passes.append(SelectiveRecompute(sensitive, products=config.memory_budget is not None))
     wanted = config.pass_config
@@ -72,7 +72,7 @@ def chosen_passes(
         )
     )
     if tiling and not config.tune:
-        # For graphs that the chooser leaves alone; its own reason is on record.
+        # This is for graphs that the chooser does not change; the reason is on record.
         passes.append(NDTilingWorkaroundPass(max_tiles=wanted.max_tiles))
     passes.append(NarrowSizesPass())
     if _torch_compat.epilogue_keys():

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each kernel of a compiled graph takes on the device: its time, its bytes, its share of the bandwidth.
+"""What each kernel of a compiled graph costs on the device: its time, its bytes, its share of the bandwidth.
 
-The generated module calls its kernels by name. For a few calls of the graph a stand-in has each name, which runs the
-kernel between two events of the stream, or two looks at the clock on a CPU; then the kernels get their names back.
+The generated module calls its kernels by name. For a few calls of the graph, each name stands for a function that runs
+the kernel between two events of the stream, or between two readings of the clock on a CPU. Then the names stand for the
+kernels again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 
 WARM_UPS, MEASURED = 2, 3
-"""Calls of a graph before it is measured, in which kernels are tuned and loaded, and those that are measured."""
+"""The numbers of calls of a graph before it is measured, in which kernels are tuned and loaded, and while it is
+measured."""
 
 _LIBRARY = "extern_kernels"
 
@@ -38,7 +40,7 @@ class _Measured:
     end: Any = None
 
     def seconds(self) -> float:
-        """The time between both marks, after the device has come to the second one."""
+        """The time between both marks in seconds; it waits until the device has reached the second one."""
         if isinstance(self.start, float):
             return float(self.end - self.start)
         self.end.synchronize()
@@ -47,7 +49,7 @@ class _Measured:
 
 @dataclass
 class Meter:
-    """Measures the kernels of one compiled graph, and tells *report* of them once."""
+    """Measures the kernels of one compiled graph, and calls *report* with the results once."""
 
     report: Callable[[tuple[KernelRun, ...]], None] = lambda _: None
     _calls: int = 0
@@ -58,7 +60,7 @@ class Meter:
         """Measure *compiled*, whose generated module has *names*."""
         wanted = [name for name in (*generated_kernels(str(compiled.source_code)), _LIBRARY) if name in names]
         if not wanted or any(isinstance(names[name], _StandIn) for name in wanted):
-            return  # without Python there is nothing to stand in; another graph with the same code is measured already
+            return  # code without Python cannot be measured; another graph with the same code may be measured already
         self._names = {name: names[name] for name in wanted}
         run = compiled.current_callable
 
@@ -79,7 +81,7 @@ class Meter:
 
 
 class _StandIn:
-    """What the generated module calls in the place of a kernel, or of the library functions."""
+    """What the generated module calls instead of a kernel, or of the library functions."""
 
     def __init__(self, name: str, kernel: Any, runs: list[_Measured]) -> None:
         self._name, self._kernel, self._runs = name, kernel, runs
@@ -118,7 +120,7 @@ def _bytes(tensors: list[torch.Tensor]) -> int:
 
 
 def _summed(runs: list[_Measured]) -> Iterator[KernelRun]:
-    """The runs of each kernel as one, with the median of its time, those that take longest first."""
+    """The runs of each kernel summed up, with the median of its time, the slowest kernels first."""
     on_gpu = any(not isinstance(run.start, float) for run in runs)
     by_name: dict[str, list[_Measured]] = {}
     for run in runs:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is being compiled and for how long, on a terminal only."""
+"""Show what is being compiled and for how long, on a terminal only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def phase(request: Request, label: str, first: str) -> Iterator[Callable[[str], 
         compiled later, and then does nothing.
     """
     with contextlib.ExitStack() as stack:
-        # One line for a process: what compiles on a second thread, or inside, stays quiet.
+        # A process shows one line: compilations on a second thread, or inside another one, show nothing.
         if not request.config.progress or not _showing.acquire(blocking=False):
             yield _quiet
             return

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training graph saves for its backward, and what it computes again.
+"""What a training graph saves for its backward, and what it recomputes.
 
 Outputs of operators registered with ``is_compute_sensitive`` are saved, also inside the user's checkpoint. With a
-memory budget, outputs of matrix products and of attention are saved too, and what is bound by memory is computed again
-until the budget holds.
+memory budget, outputs of matrix products and of attention are saved too, and memory-bound operators are recomputed
+until the budget is met.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 
 def _source(node: Node) -> object:
-    """The function of the captured graph that *node* comes from, where the compiler has replaced the call of it."""
+    """The function in the captured graph that *node* comes from, if the compiler has replaced the call of it."""
     stack = node.meta.get("source_fn_stack")
     return stack[-1][1] if stack else None
 
 
 def outputs(graph: Graph, chosen: Callable[[Node], bool]) -> list[Node]:
-    """The tensors that leave the *chosen* nodes of *graph*: of a tuple, the items that are taken from it."""
+    """The outputs of the *chosen* nodes of *graph*; for a tuple, the items that are taken from it."""
     nodes = {node for node in graph.nodes if node.op == "call_function" and chosen(node)}
-    # An operator that the compiler sees through is several nodes; only what others read of them is to be saved.
+    # An operator that the compiler sees through is several nodes; only those that other nodes read must be saved.
     leaving = [node for node in nodes if not node.users.keys() <= nodes]
     return [
         item
@@ -49,8 +49,8 @@ class SelectiveRecompute(MagiInductorPass):
     """Mark the tensors that the partitioner must save.
 
     Attributes:
-        sensitive: Names of the compute-sensitive operators in the graph; a name here is part of the cache key, since
-            whether an operator was registered as one shows nowhere in the graph.
+        sensitive: Names of the compute-sensitive operators in the graph. They are part of the cache key, because the
+            graph does not show whether an operator was registered as one.
         products: Whether outputs of matrix products, convolutions and attention are saved too.
     """
 
@@ -60,7 +60,7 @@ class SelectiveRecompute(MagiInductorPass):
     products: bool = False
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:
-        """Whether there is a backward and something to save for it."""
+        """It applies if there is a backward and something to save for it."""
         del context
         if not _torch_compat.has_backward(graph):
             return Reason(False, "there is no backward")
@@ -70,7 +70,7 @@ class SelectiveRecompute(MagiInductorPass):
         return Reason(True, f"{len(sensitive)} compute-sensitive outputs and {len(products)} products are saved")
 
     def __call__(self, graph: Graph) -> None:
-        """Mark them."""
+        """Mark these tensors."""
         for node in (*outputs(graph, self._is_sensitive), *self._products(graph)):
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
@@ -79,7 +79,7 @@ class SelectiveRecompute(MagiInductorPass):
         return any(name in self.sensitive for name in names) and not _torch_compat.in_backward(node)
 
     def _products(self, graph: Graph) -> list[Node]:
-        """Products outside of the user's own checkpoints, whose choice they are."""
+        """The products outside of the user's own checkpoints, which decide for themselves."""
         if not self.products:
             return []
         return outputs(graph, _is_free_product)

@@ -35,17 +35,19 @@ def magi_register_custom_op(
 ) -> Callable[[Callable[P, R]], magi_opschema.RegisteredOp[P, R]]:
     """Register a function as a PyTorch operator that the compiler sees through to its Triton launches.
 
-    As ``magi_opschema.magi_register_custom_op``, and beyond it: launches of Triton kernels in the body become nodes of
-    the compiled graph, as if each had been wrapped by hand. A body that launches nothing stays one opaque operator.
+    It does what ``magi_opschema.magi_register_custom_op`` does; in addition, launches of Triton kernels in the body
+    become nodes of the compiled graph, as if each had been wrapped by hand. An operator whose body launches nothing is
+    opaque.
 
     Args:
         name: ``namespace::op``; without it, from the function's module and name.
         mutates_args: Parameters, leaf paths or flat names that the body writes to.
-        infer_output_meta_fn: The shapes of the outputs: a function at the user's signature, or a list of parameter
-            paths that the outputs look like. Without it, an operator that launches Triton kernels takes them from its
-            body, run with every launch dropped; any other one looks like its tensor inputs, in order. Where only a run
-            can tell whether the body launches, it is run in that way at the first fake call. A fake that is given with
-            ``register_fake`` of what this returns, before the first call, takes the place of that.
+        infer_output_meta_fn: The shapes of the outputs: a function at the user's signature, or a list of paths of
+            parameters that the outputs look like. Without it, the outputs of an operator that launches Triton kernels
+            are those of its body, run with every launch dropped; the outputs of any other operator look like its tensor
+            inputs, in order. If only a run shows whether the body launches a kernel, it is run in that way at the first
+            fake call. A fake that is registered with ``register_fake`` of the result before the first call is used
+            instead.
         setup_context_fn: ``(ctx, inputs, output)``, as for magi-opschema.
         backward_fn: ``(ctx, *grads)``, as for magi-opschema.
         is_compute_sensitive: The outputs are saved for the backward rather than computed again.
@@ -53,18 +55,18 @@ def magi_register_custom_op(
         tags: Tags of the operator.
         override: Replace an operator of this name, for notebooks and reloads.
         register_pytree: Make the records of the signature nodes of torch's pytrees, as for magi-opschema.
-        extra_triton_kernels: All kernels that the source of the body does not tell, for the report and the cache key:
-            with them, a launch that only the arguments lead to does not bypass the cache. Launches of kernels reached
-            in any way are captured when the operator is compiled.
-        on_unsupported: ``"opaque"`` keeps the operator whole, with a warning, where a kernel or a launch is one that no
-            graph can carry; ``"error"`` raises. None takes the setting, ``MAGI_COMPILE_ON_UNSUPPORTED``.
+        extra_triton_kernels: All kernels that cannot be read from the source of the body, for the report and the cache
+            key. With them, a launch that is reached only through the arguments does not bypass the cache. All launches
+            are captured when the operator is compiled, in any case.
+        on_unsupported: What to do if no graph can carry a kernel or a launch: ``"opaque"`` keeps the operator opaque,
+            with a warning; ``"error"`` raises. None means the setting ``MAGI_COMPILE_ON_UNSUPPORTED``.
 
     Returns:
         The decorator.
 
     Raises:
-        magi_opschema.OpSchemaError: A signature that has no schema, or anything else that magi-opschema refuses.
-        magi_tritonwrap.TritonWrapError: A kernel that torch cannot compile.
+        magi_opschema.OpSchemaError: The signature has no schema, or another argument is refused by magi-opschema.
+        magi_tritonwrap.TritonWrapError: Torch cannot compile a kernel.
 
     Example:
         >>> import torch
@@ -130,7 +132,7 @@ def magi_register_custom_op(
 
 
 def _kernels_of(fn: Callable[..., Any], extra: object) -> magi_tritonwrap.KernelReport:
-    """The kernels that *fn* can launch, those of the methods of its parameters among them."""
+    """The kernels that *fn* can launch, including those of the methods of its parameters."""
     listed: Any = tuple(extra) if isinstance(extra, Iterable) else extra
     kernels = magi_tritonwrap.find_kernels(fn, extra=listed)
     if not (kernels.doubtful or kernels.unresolved):
@@ -138,12 +140,12 @@ def _kernels_of(fn: Callable[..., Any], extra: object) -> magi_tritonwrap.Kernel
     try:
         classes = magi_opschema.lower_signature(fn).objects
     except magi_opschema.OpSchemaError:
-        return kernels  # the registration refuses the same, under the name of the operator
+        return kernels  # the registration raises for the same reason, with the name of the operator
     return magi_tritonwrap.find_kernels(fn, extra=listed, classes=classes) if classes else kernels
 
 
 def _replaceable(fake: Callable[..., Any]) -> Callable[..., Any]:
-    """A *fake* that nobody wrote, for which magi-opschema takes one that the author registers later."""
+    """*fake*, marked as one that a fake which the author registers later replaces."""
     fake.adopt_fake = _as_given  # type: ignore[attr-defined]
     return fake
 
@@ -153,9 +155,9 @@ def _as_given(fake: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _eager_body(fn: Callable[..., Any], kernels: magi_tritonwrap.KernelReport, name: str) -> Callable[..., Any]:
-    # In eager calls a launch that is wrapped by hand would pay for the higher-order op.
+    # In eager calls, a launch that is wrapped by hand would go through the higher-order op, which is slow.
     body = magi_tritonwrap.launch_directly(fn) if kernels.may_wrap else fn
-    return magi_tritonwrap.explain_cpu_tensors(body, name) if kernels.kernels else body
+    return magi_tritonwrap.translate_cpu_errors(body, name) if kernels.kernels else body
 
 
 def _see_through_note(report: magi_tritonwrap.OpReport) -> str:

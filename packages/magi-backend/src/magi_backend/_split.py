@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cut a captured graph at boundary operators.
 
-Each boundary operator becomes a piece of its own, called as it is; the calls between two of them become a piece to
-compile. Calls keep their order, so that writes into a tensor happen where they did:
+Each boundary operator becomes a piece of its own, which is not compiled; the calls between two of them become a piece
+to compile. Calls keep their order, so that writes into a tensor happen at the same place:
 
     a = x.relu(); b = ns::attend(a); c = b + 1     ->     piece 0: relu | ns::attend | piece 1: add
 """
@@ -38,7 +38,7 @@ class Piece:
     Attributes:
         attribute: Name of the submodule in the split module.
         title: For the report: "piece 3", or the name of the boundary operator.
-        compiled: Whether it is to be compiled; boundary operators are not.
+        compiled: Whether it will be compiled; boundary operators are not.
     """
 
     attribute: str
@@ -48,7 +48,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Split:
-    """A graph whose calls stand in submodules, one for each piece, in order."""
+    """A graph whose calls are in submodules, one for each piece, in order."""
 
     module: GraphModule
     pieces: tuple[Piece, ...]
@@ -64,7 +64,7 @@ def boundary_overloads(names: Collection[str]) -> frozenset[Any]:
 
 
 def split_at(gm: GraphModule, named: frozenset[Any]) -> Split | None:
-    """Split *gm* at registered subgraph boundaries and at the operators *named*; None where it calls none of them."""
+    """Split *gm* at registered subgraph boundaries and at the operators *named*; None if it calls none of them."""
     boundaries = [node for node in gm.graph.nodes if _is_boundary(node, named)]
     if not boundaries:
         return None
@@ -103,7 +103,10 @@ def _is_boundary(node: Node, named: frozenset[Any]) -> bool:
 
 
 def _places(gm: GraphModule, boundaries: frozenset[Node]) -> dict[Node, int]:
-    """The number of the piece that each node belongs to: even ones are compiled, odd ones are boundary operators."""
+    """The number of the piece that each node belongs to.
+
+    Even pieces are compiled, odd pieces are boundary operators.
+    """
     places: dict[Node, int] = {}
     current = 0
     for node in gm.graph.nodes:
@@ -114,7 +117,7 @@ def _places(gm: GraphModule, boundaries: frozenset[Node]) -> dict[Node, int]:
             places[node] = current
             current += 1
         elif node.target is operator.getitem and node.args[0] in places:
-            # A tuple must not travel between pieces: its items are taken where it is made.
+            # A tuple must not be passed between pieces, so its items are taken in the piece that makes it.
             places[node] = places[node.args[0]]
         else:
             places[node] = current
@@ -122,7 +125,10 @@ def _places(gm: GraphModule, boundaries: frozenset[Node]) -> dict[Node, int]:
 
 
 def _drop_results_of_writes(gm: GraphModule) -> None:
-    """Let ``y = x.add_(1); f(y)`` read ``f(x)``: the same tensor under one name, after the write as before."""
+    """Change ``y = x.add_(1).
+
+    F(y)`` to ``x.add_(1); f(x)``, so that the tensor has one name before and after the write.
+    """
     for node in list(gm.graph.nodes):
         written = _written(node)
         if written is not None:
@@ -130,7 +136,7 @@ def _drop_results_of_writes(gm: GraphModule) -> None:
 
 
 def _written(node: Node) -> Node | None:
-    """The input that *node* returns itself, as ``x.add_(1)`` and ``x += 1`` do after they have written to it."""
+    """The input that *node* writes to and returns, as ``x.add_(1)`` and ``x += 1`` do; None for any other node."""
     value = node.meta.get("example_value")
     if node.op not in _CALLS or not isinstance(value, torch.Tensor):
         return None
@@ -140,10 +146,10 @@ def _written(node: Node) -> Node | None:
 def _copy_to_users(gm: GraphModule, places: dict[Node, int]) -> None:
     """Give each piece its own copy of the numbers and the views that it uses.
 
-    With dynamic sizes Dynamo makes a tensor of a float input and reads it back by ``.item()``. A number that crosses
-    from one piece to the next would be an output of a compiled piece, which only tensors and sizes can be. And where
-    a tensor and a view of it enter a piece that writes into one of them, the two must be known as one: only the
-    tensor travels, and each piece takes its own views.
+    With dynamic sizes, Dynamo makes a tensor of a float input and reads it back by ``.item()``. A number that is passed
+    from one piece to the next would be an output of a compiled piece, and only tensors and sizes can be outputs. If a
+    tensor and a view of it enter a piece that writes into one of them, the piece must know that they share memory. So
+    only the tensor is passed, and each piece makes the views that it uses.
     """
     movable: set[Node] = set()
     for node in gm.graph.nodes:
@@ -173,17 +179,17 @@ def _copy_to_users(gm: GraphModule, places: dict[Node, int]) -> None:
 
 
 def _is_number(node: Node, movable: set[Node]) -> bool:
-    """Whether *node* is a float or a bool that is computed from inputs of the graph alone."""
+    """Whether *node* is a float or a bool that is computed only from inputs of the graph."""
     is_number = isinstance(node.meta.get("example_value"), torch.SymFloat | torch.SymBool | float)
     return is_number and all(n.op == "placeholder" or n in movable for n in node.all_input_nodes)
 
 
 def _is_view(node: Node) -> bool:
-    """Whether *node* does nothing but look at memory of its inputs: a view, or a tuple of views."""
+    """Whether *node* is a view of its inputs, or a tuple of views."""
     if node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node):
         source = node.args[0]
         if not isinstance(source.meta.get("example_value"), torch.Tensor):
-            return _is_view(source)  # an item of what an operator made shares its memory, and is not a view
+            return _is_view(source)  # an item of an operator's result shares its memory, but is not a view
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     if node.op not in _CALLS or _written(node) is not None or name.endswith("_") or "out" in node.kwargs:
         return False
@@ -209,7 +215,7 @@ def _pieces(module: GraphModule, titles: dict[int, str]) -> list[Piece]:
 def compile_pieces(
     split: Split, compile_piece: Callable[[GraphModule, list[Any], str], Callable[..., Any]]
 ) -> Callable[..., Any]:
-    """Compile each piece that is to be compiled, on the fake inputs that Dynamo left in the graph.
+    """Compile each piece except boundary operators, with the fake inputs that Dynamo left in the graph.
 
     Returns:
         The split module, with compiled pieces in place of its submodules.

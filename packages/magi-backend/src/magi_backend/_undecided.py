@@ -18,19 +18,19 @@ from torch.utils._pytree import tree_leaves
 
 
 class UndecidedOp:
-    """The fake of such an operator; at its calls, and never before, the body is run with every launch dropped.
+    """The fake of such an operator, which runs the body with every launch dropped when it is called.
 
-    Where the body launches, the operator is seen through from then on. Where it runs to its end, it is its own fake.
-    A body that does I/O or talks to other ranks is not run, and one that reads data is stopped: the operator stays
-    opaque, and looks like its tensor inputs in order.
+    If the body launches a kernel, the operator is seen through from then on. If the body runs to its end, it is its own
+    fake. A body that does I/O or communicates with other ranks is not run, and one that reads data is stopped. Then the
+    operator stays opaque, and its outputs look like its tensor inputs in order.
 
     Args:
         name: The operator, for messages.
         fn: Its body.
-        kernels: What was read of the body.
+        kernels: What is known of the body from its source.
         infer: The fake that its author gave, if any.
         on_launch: Called once, when the body has launched something.
-        on_opaque: Called once, with the reason why that cannot be found out.
+        on_opaque: Called once, with the reason why it cannot be found out.
         definition: The operator's definition, once it has one.
     """
 
@@ -69,12 +69,15 @@ class UndecidedOp:
         return fake
 
     def _adopt(self, infer: Callable[..., Any]) -> Callable[..., Any]:
-        """The fake once the author gave *infer* after the definition: the body is still run to find its launches."""
+        """The fake after the author gave *infer* later than the definition.
+
+        The body is still run to find its launches.
+        """
         self._infer = infer
         return self.fake()
 
     def _decide(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Why the body is not run in this call; empty where it can be."""
+        """Why the body cannot be run in this call; empty if it can."""
         if self._launches or self._opaque_because:
             return self._opaque_because
         if self._effect:
@@ -84,7 +87,7 @@ class UndecidedOp:
             self._launches = True
             self._on_launch()
         elif probe.stopped_by:
-            # An object behind a handle is never there for a fake: nothing is wrong with such a body.
+            # A fake never gets the object behind a handle, so this is not an error of the body.
             is_handle = isinstance(probe.error, HandleError)
             reason = f"its body does not run on fake tensors: {probe.stopped_by}"
             if is_handle and self._definition().by_handle is not None:
@@ -103,7 +106,7 @@ class UndecidedOp:
         return reason
 
     def _like_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> Any:
-        """Output i looks like tensor input i, for one output or a tuple of them."""
+        """Return outputs that look like the tensor inputs, in order, for one output or a tuple of them."""
         bound = inspect.signature(self._fn).bind(*args, **kwargs)
         inputs = [leaf for leaf in tree_leaves((bound.args, bound.kwargs)) if isinstance(leaf, torch.Tensor)]
         lowering = self._definition().lowering

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of magi-backend: one root, and a built-in second base that says what kind of mistake it was."""
+"""Errors of magi-backend. They have one base class, and a second, built-in one for the kind of mistake."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = [
 
 
 class BackendError(Exception):
-    """Root of every error that magi-backend raises."""
+    """Base class of every error that magi-backend raises."""
 
 
 class ConfigError(BackendError, ValueError):
@@ -38,11 +38,11 @@ class TargetError(BackendError, ValueError):
 
 
 class TargetTypeError(TargetError, TypeError):
-    """What is to be compiled, or an option or argument of its compilation, has a type that is not accepted."""
+    """The object to compile, or an option or argument of its compilation, has a type that is not accepted."""
 
 
 class BoundaryOpError(BackendError, LookupError):
-    """A graph is to be split at an operator that was never registered."""
+    """A graph should be split at an operator that was never registered."""
 
 
 class MismatchError(BackendError, ArithmeticError):
@@ -58,7 +58,7 @@ class ReportError(BackendError, LookupError):
 
 
 def family() -> tuple[type[Exception], ...]:
-    """The root errors of the packages that this one composes, and its own: what a user is to meet as it is."""
+    """The base classes of the errors of these packages, which reach a user unwrapped."""
     from magi_opschema import OpSchemaError
     from magi_passes import MagiPassesError
     from magi_tritonwrap import TritonWrapError

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dispatcher of hot sizes without a compilation, to time what it costs to find the code of a call."""
+"""The dispatcher of hot sizes without a compilation, to measure the cost of finding the code of a call."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 def size_dispatcher(
     inputs: int, sizes: Sequence[int], codes: Mapping[tuple[int, ...], Callable[[list[Any]], Any]]
 ) -> Callable[..., Any]:
-    """The function that a graph with hot sizes is called by, over *codes* that are there already.
+    """The function that calls a graph with hot sizes, with the existing code in *codes*.
 
     Args:
         inputs: How many inputs the graph has.
-        sizes: The places of those that are sizes, in order.
-        codes: What runs for which values of the sizes; each takes a list of all inputs but the sizes.
+        sizes: The positions of the inputs that are sizes, in order.
+        codes: The code for values of the sizes; each is a function of a list of the other inputs.
 
     Returns:
-        A function of *inputs* arguments, which counts calls and may evict. Sizes without code give None.
+        A function of *inputs* arguments, which counts calls and may drop code. For sizes without code it returns None.
 
     Example:
         >>> find = size_dispatcher(3, [1], {(8,): lambda given: given})

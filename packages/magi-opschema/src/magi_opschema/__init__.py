@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch custom ops with rich Python signatures, lowered once to a flat torch.library schema.
 
-Public names are resolved at their first use, so that `import magi_opschema` loads no torch.
+Public names are resolved at their first use, so `import magi_opschema` does not load torch.
 """
 
 from __future__ import annotations

@@ -16,11 +16,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command with *argv*, the process's own arguments without it.
 
     Returns:
-        0 for success; 1 where a check found something: drift, a failed test; 2 for a wrong call or bad input.
+        0 for success; 1 if a check found something, such as drift or a failed test; 2 for a wrong call or bad input.
     """
     parser = argparse.ArgumentParser(prog="magi-opschema", description="PyTorch custom ops with rich signatures.")
     topics = parser.add_subparsers(required=True, metavar="TOPIC")
-    # Only this package's argument parsing is imported here; what a command needs, torch above all, it imports itself.
+    # Only argument parsing is imported here; each command imports what it needs, in particular torch.
     from .aten._commands import add_commands
 
     add_commands(

@@ -23,14 +23,14 @@ _VARIABLES = {
 }
 
 _checked = {"number": -1}
-"""How many variables there were when the names were found right; to read them all takes a tenth of a decoration."""
+"""The number of variables when the names were last checked, because reading all takes a tenth of a decoration."""
 
 
 def refuse_unknown_variables() -> None:
-    """Refuse a variable with this package's prefix that means nothing. They are read again when their number changes.
+    """Raise for an unknown variable with this package's prefix. Names are checked again when their number changes.
 
     Raises:
-        EnvironmentVariableError: there is one.
+        EnvironmentVariableError: there is such a variable.
     """
     if len(os.environ) == _checked["number"]:
         return
@@ -46,7 +46,7 @@ def is_set(name: str) -> bool:
     """Whether a variable that is a switch is on.
 
     Raises:
-        EnvironmentVariableError: it is neither 0 nor 1.
+        EnvironmentVariableError: its value is neither 0 nor 1.
     """
     text = os.environ.get(name, "")
     if text not in {"", "0", "1"}:
@@ -55,6 +55,6 @@ def is_set(name: str) -> bool:
 
 
 def folder(name: str) -> Path | None:
-    """The folder that a variable names; None where it is not set."""
+    """The folder that a variable names; None if it is not set."""
     text = os.environ.get(name)
     return Path(text).absolute() if text else None

@@ -15,7 +15,7 @@ from typing import Any, TypeGuard
 
 
 class _Short(reprlib.Repr):
-    """reprlib's, which shows the address of an object whose repr fails, and lets a few errors through."""
+    """The Repr of reprlib, without the address of an object whose repr fails, and for all errors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ _SHORT = _Short()
 
 
 def full_repr(value: object) -> str:
-    """The repr of *value*; of an object whose repr fails, what class it is of."""
+    """The repr of *value*; for an object whose repr fails, its class."""
     try:
         return repr(value)
     except Exception:  # noqa: BLE001
@@ -52,7 +52,7 @@ def _without_repr(value: object) -> str:
 
 
 def show_value(value: object) -> str:
-    """The repr of *value*, shortened; of an object whose repr fails, what class it is of."""
+    """The shortened repr of *value*; for an object whose repr fails, its class."""
     return _SHORT.repr(value)
 
 
@@ -62,13 +62,13 @@ def show_with_type(value: object) -> str:
 
 
 def nearest(name: object, names: Iterable[str]) -> str:
-    """` Did you mean 'eps'?`, or nothing where no name is close."""
+    """` Did you mean 'eps'?` if one of *names* is close to *name*; otherwise an empty string."""
     close = difflib.get_close_matches(name, names, 1) if isinstance(name, str) else []
     return f" Did you mean '{close[0]}'?" if close else ""
 
 
 def is_class(annotation: object) -> TypeGuard[type]:
-    """True for a class; `list[int]` claims to be one."""
+    """True for a class, but not for `list[int]`, which claims to be one."""
     return isinstance(annotation, type) and typing.get_origin(annotation) is None
 
 
@@ -109,18 +109,18 @@ def _show_literal(value: object) -> str:
 
 
 def location_of_class(cls: type) -> str:
-    """Where a class is defined, as far as its methods tell: `runners.py:41`; else its module and name."""
+    """Where a class is defined, read from its methods: `runners.py:41`; otherwise its module and name."""
     methods = [found for found in vars(cls).values() if hasattr(found, "__code__")]
     return location(methods[0]) if methods else f"{cls.__module__}.{cls.__qualname__}"
 
 
 def location(fn: Callable[..., Any]) -> str:
-    """File and line of the `def` of *fn*, of a wrapper that of the function inside: `ops.py:41`."""
+    """File and line of the `def` of *fn*, or of the function that it wraps: `ops.py:41`."""
     fn = inspect.unwrap(fn)
     code = getattr(fn, "__code__", None)
     if code is None:
         return f"{getattr(fn, '__module__', '?')}.{getattr(fn, '__qualname__', show_value(fn))}"
-    line = code.co_firstlineno  # of the first decorator, if there is one
+    line = code.co_firstlineno  # the line of the first decorator, if there is one
     lines = linecache.getlines(code.co_filename)
     starts = (i for i in range(line - 1, len(lines)) if lines[i].lstrip().startswith(("def ", "async def ")))
     if code.co_name != "<lambda>":

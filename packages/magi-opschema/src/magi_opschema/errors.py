@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every error that magi-opschema raises on purpose.
 
-Each says what is wrong, where (dotted path, file and line of the user's function), why, and what to do.
-All share the root `OpSchemaError`; each has a built-in second base, so that code which knows nothing of
-this package still catches it as the `TypeError`, `ValueError`, `RuntimeError` or `LookupError` that it is.
+Each says what is wrong, where (dotted path, file and line of the user's function), why, and what to do. All have the
+base class `OpSchemaError`. Each has a second, built-in base class, so that code that does not know this package can
+catch it as a `TypeError`, `ValueError`, `RuntimeError` or `LookupError`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Problem:
-    """One bad place in a signature: its dotted path (`cfg.opt.betas`) and the sentence about it."""
+    """One bad place in a signature: its dotted path (`cfg.opt.betas`) and the message about it."""
 
     path: str
     sentence: str
 
 
 class OpSchemaError(Exception):
-    """Root of every error of this package."""
+    """Base class of every error of this package."""
 
 
 class SignatureError(OpSchemaError, TypeError):
@@ -51,7 +51,7 @@ class DuplicateOpError(OpSchemaError, ValueError):
 
 
 class UnknownOpError(OpSchemaError, LookupError):
-    """No op of this name, or this object, was registered by magi-opschema."""
+    """magi-opschema has registered no op of this name, or for this object."""
 
 
 class OptionError(OpSchemaError, ValueError):
@@ -59,7 +59,7 @@ class OptionError(OpSchemaError, ValueError):
 
 
 class ArgumentError(OpSchemaError, TypeError):
-    """A call does not fit the signature, or a value is not of the class that the signature says."""
+    """A call does not fit the signature, or a value is not of the class in the signature."""
 
 
 class ArgumentValueError(OpSchemaError, ValueError):
@@ -67,7 +67,7 @@ class ArgumentValueError(OpSchemaError, ValueError):
 
 
 class HandleError(OpSchemaError, LookupError):
-    """A handle names no object of this process, or an object was asked for where there is none."""
+    """A handle names no object of this process, or an object was read where there is none."""
 
 
 class ObjectFieldError(OpSchemaError, AttributeError):
@@ -75,11 +75,11 @@ class ObjectFieldError(OpSchemaError, AttributeError):
 
 
 class ReturnValueError(OpSchemaError, TypeError):
-    """A body or a fake returned something that the signature does not say."""
+    """A body or a fake returned a value that does not fit the signature."""
 
 
 class RoundTripError(OpSchemaError, ValueError):
-    """A record is another one after it was taken apart and rebuilt."""
+    """A record differs after it was taken apart and rebuilt."""
 
 
 class FakeMismatchError(OpSchemaError, RuntimeError):
@@ -91,11 +91,11 @@ class AliasingError(OpSchemaError, RuntimeError):
 
 
 class MissingBackwardError(OpSchemaError, NotImplementedError):
-    """A gradient was asked of an op that has no `backward_fn`."""
+    """A gradient was requested from an op that has no `backward_fn`."""
 
 
 class ForwardModeError(OpSchemaError, NotImplementedError):
-    """A forward-mode derivative was asked of an op."""
+    """A forward-mode derivative was requested from an op."""
 
 
 class EnvironmentVariableError(OpSchemaError, ValueError):
@@ -103,7 +103,7 @@ class EnvironmentVariableError(OpSchemaError, ValueError):
 
 
 class MutationError(OpSchemaError, RuntimeError):
-    """A body wrote into a Tensor that it must not write into, or that requires a gradient."""
+    """A body wrote into a Tensor that it must not change, or that requires a gradient."""
 
 
 class GradientError(OpSchemaError, RuntimeError):

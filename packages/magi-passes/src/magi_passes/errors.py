@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong between a pass, its pipeline and Inductor; one class per mistake."""
+"""Errors between a pass, its pipeline and Inductor, one class for each mistake."""
 
 from __future__ import annotations
 
 
 class MagiPassesError(Exception):
-    """Root of every error that this package raises."""
+    """Base class of every error that this package raises."""
 
 
 class PassDefinitionError(MagiPassesError, TypeError):
@@ -13,14 +13,14 @@ class PassDefinitionError(MagiPassesError, TypeError):
 
 
 class PassIdentityError(MagiPassesError, TypeError):
-    """A pass holds a value that cannot become part of a stable uuid, so a cache could serve it stale code."""
+    """A pass holds a value that cannot be part of a stable uuid, so a cache could return stale code."""
 
 
 class UnknownConfigKeyError(MagiPassesError, KeyError):
     """A pass declares an Inductor configuration key that the running torch does not have."""
 
     def __str__(self) -> str:
-        # KeyError shows the repr of its argument, which would put a sentence in quotes.
+        # KeyError shows the repr of its argument, which would put the message in quotes.
         return str(self.args[0])
 
 
@@ -33,7 +33,7 @@ class PassesWouldBeDroppedError(MagiPassesError, RuntimeError):
 
 
 class UnscopedConfigError(MagiPassesError, RuntimeError):
-    """A pass that changes Inductor configuration was called where nothing would put the old values back."""
+    """A pass that changes Inductor configuration was called where nothing would restore the old values."""
 
 
 class PassFailedError(MagiPassesError, RuntimeError):

@@ -7,7 +7,7 @@ from ._kernel.launchers import register_launcher
 from ._kernel.report import FoundKernel, InnerOp, KernelReport, OpReport, SideEffect, UnresolvedLaunch
 from ._launch.body_as_fake import LaunchProbe, fake_from_body, probe_launches
 from ._launch.capture import CapturedLaunch, LaunchLog, capture_launches
-from ._launch.on_cpu import explain_cpu_tensors
+from ._launch.on_cpu import translate_cpu_errors
 from ._launch.wrap import launch_directly, wrap_kernels
 from ._op import triton_op
 from ._reader.find import find_kernels
@@ -47,7 +47,6 @@ __all__ = [
     "UnsupportedKernelError",
     "UnsupportedLaunchError",
     "capture_launches",
-    "explain_cpu_tensors",
     "fake_from_body",
     "find_kernels",
     "launch_directly",
@@ -55,6 +54,7 @@ __all__ = [
     "probe_launches",
     "register_launcher",
     "see_through_report",
+    "translate_cpu_errors",
     "triton_op",
     "unsupported_launches",
     "wrap_kernels",

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 class Bodies:
     """Remembers, for one operator, the device types that the see-through body was registered for.
 
-    A body for every device type (a composite key) makes each body for a single type another one. Without a composite
-    key the registrations that were there at first are the body's own, and those that came or changed later are others.
+    Where the see-through body is registered for every device type (a composite key), a body for a single type is
+    another body. Without a composite key, the registrations that existed first belong to the see-through body, and
+    those that were added or changed later belong to other bodies.
     """
 
     def __init__(self, op: OpOverload) -> None:
@@ -36,7 +37,7 @@ class Bodies:
 
 
 def _device_type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """The device type that the dispatcher would choose: an accelerator's before "cpu"."""
+    """The device type that the dispatcher chooses for these arguments: that of an accelerator before "cpu"."""
     leaves = tree_leaves((args, kwargs))
     types = [leaf.device.type for leaf in leaves if isinstance(leaf, torch.Tensor)]
     types = types or [leaf.type for leaf in leaves if isinstance(leaf, torch.device)]

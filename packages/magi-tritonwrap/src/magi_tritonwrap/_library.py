@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose code a module is: where walks through code stop, and where they are content with less."""
+"""Whose code a module is, which decides where walks through code stop or read less."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Standing(enum.Enum):
 
 
 def standing_of_module(name: str | None, own: frozenset[str] = frozenset()) -> Standing:
-    """Whose code the module *name* is; *own* are top-level packages that are the author's, installed or not."""
+    """Whose code the module *name* is. *own* are the top-level packages of the author, installed or not."""
     root = (name or "").partition(".")[0]
     if root in LIBRARIES or _is_python(root):
         return Standing.LIBRARY
@@ -69,7 +69,7 @@ def standing_of(value: Any, own: frozenset[str] = frozenset()) -> Standing:
 
 
 def is_library_module(name: str | None) -> bool:
-    """Whether a module's code launches nothing of a user: torch's, Triton's, Python's or ours."""
+    """Whether the code of a module is torch's, Triton's, Python's or ours, which launches no kernel of a user."""
     return standing_of_module(name) in (Standing.LIBRARY, Standing.OURS)
 
 
@@ -115,7 +115,7 @@ def content_of_module(name: str) -> str:
 
 
 def content_of(file: str | None) -> str:
-    """A digest of the content of a file, read again when it was written to; empty where there is none to read."""
+    """A digest of the content of a file, read again after the file was written to; empty if it cannot be read."""
     if not file:
         return ""
     try:
@@ -131,12 +131,12 @@ def _content(file: str, _time: int, _size: int) -> str:
 
 
 def in_library_folder(file: str) -> bool:
-    """Whether a source file is torch's, Triton's or ours: users want to hear about lines of their own."""
+    """Whether a source file is torch's, Triton's or ours, and so not a place to report to a user."""
     return file.startswith(_FOLDERS)
 
 
 def _is_python(root: str) -> bool:
-    """Whether *root* is a module of Python's: a script called `queue.py` has the name of one, and another place."""
+    """Whether *root* is a module of Python. A script called `queue.py` has the name of one, but another location."""
     if root not in sys.stdlib_module_names or root == "__main__":
         return False
     folder = _folder_of(root)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import torch
 
 from ._launch.body_as_fake import fake_from_body
-from ._launch.on_cpu import explain_cpu_tensors
+from ._launch.on_cpu import translate_cpu_errors
 from ._launch.wrap import launch_directly
 from ._reader.find import find_kernels
 from ._see_through import OnUnsupported, make_see_through, why_refused
@@ -96,7 +96,7 @@ def _define(
     found = find_kernels(fn)
     why_refused(found, on_unsupported)
     eager = launch_directly(fn) if found.may_wrap else fn
-    eager = explain_cpu_tensors(eager, name) if found.kernels else eager
+    eager = translate_cpu_errors(eager, name) if found.kernels else eager
     mutated = mutates_args if isinstance(mutates_args, str) else tuple(mutates_args)
     text = schema if schema is not None else torch.library.infer_schema(fn, mutates_args=mutated)
     op: CustomOpDef = torch.library.custom_op(name, eager, mutates_args=mutated, schema=text)

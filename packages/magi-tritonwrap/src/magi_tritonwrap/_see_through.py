@@ -21,7 +21,7 @@ from ._kernel.bodies import BODIES, INNER_BODIES
 from ._kernel.kernels import as_kernel, check_supported, is_kernel
 from ._kernel.report import FoundKernel, KernelReport, OpReport
 from ._launch.capture import CapturedLaunch, capture_launches
-from ._launch.on_cpu import check_driver, explain_cpu_tensors
+from ._launch.on_cpu import check_driver, translate_cpu_errors
 from ._launch.probe import why_untraceable
 from ._launch.writes import see_arguments
 from ._reader.find import find_kernels
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 OnUnsupported = Literal["error", "opaque"]
-"""What to do with an op whose kernels or launches no graph can carry."""
+"""What to do with an op whose kernels or launches cannot be carried by a graph."""
 _INTERPRETED = "Triton runs its interpreter (TRITON_INTERPRET=1), so there is nothing to compile"
 
 
@@ -77,7 +77,7 @@ class _SeeThroughOp:
         return qualified_name(self.op)
 
     def note(self, launches: Sequence[CapturedLaunch]) -> None:
-        """Remember launches that a trace has met, one for each kernel definition: factories make new objects."""
+        """Remember launches that a trace has met, one for each definition: factories make new kernel objects."""
         with self.lock:
             for launch in launches:
                 self.captured.setdefault((launch.kernel.file, launch.kernel.line), launch)
@@ -90,13 +90,13 @@ class _SeeThroughOp:
             self.fallbacks.append(reason)
         msg = (
             f"{self.name} stays opaque to the compiler: its body cannot be traced. {reason.rstrip('.')}. "
-            "Its results are right, and Inductor does not see its kernels. Where its outputs depend on data, give it a "
-            "fake of its own: infer_output_meta_fn, or register_fake."
+            "Its results are right, but Inductor does not see its kernels. If its outputs depend on data, give it a "
+            "fake: infer_output_meta_fn, or register_fake."
         )
         warnings.warn(OpaqueFallbackWarning(msg), stacklevel=2)
 
     def report(self) -> OpReport:
-        """The state now; a later compilation may know more."""
+        """The report at this moment; a later compilation may add to it."""
         known = {(kernel.file, kernel.line) for kernel in self.found.kernels}
         captured = tuple(
             FoundKernel(
@@ -127,7 +127,7 @@ class _SeeThroughOp:
 
 _OPS: dict[str, _SeeThroughOp] = {}
 _INNER_OPS: dict[str, _SeeThroughOp] = {}
-"""`custom_op`s of others that the body of an op calls: seen through there, whole in every other place."""
+"""`custom_op`s of other libraries that the body of an op calls: seen through there, opaque in every other place."""
 _OUTER_OP: contextvars.ContextVar[_SeeThroughOp | None] = contextvars.ContextVar("magi_tritonwrap_op", default=None)
 _ON_UNSUPPORTED: contextvars.ContextVar[OnUnsupported] = contextvars.ContextVar("on_unsupported", default="error")
 _LOCK = threading.Lock()
@@ -148,15 +148,15 @@ def make_see_through(
 
     Args:
         op: a registered operator with a fake; its `CustomOpDef` will do.
-        fn: the op's body. It takes the op's flat arguments, and its source tells the kernels; what the source does not
-            tell is captured when the op is compiled.
-        kernels: a report of `find_kernels(fn)` that is there already, or all kernels that the source cannot tell: the
-            cache key covers them, so that launches which only the arguments lead to do not bypass the cache.
-        on_unsupported: `"opaque"` keeps the op whole, with a warning, where a kernel or a launch is one that no graph
-            can carry: for code that one cannot edit. `"error"` raises.
+        fn: the op's body. It takes the op's flat arguments. Its kernels are read from its source; those that cannot be
+            read from it are captured when the op is compiled.
+        kernels: an existing report of `find_kernels(fn)`, or all kernels that cannot be read from the source. The cache
+            key covers them, so that launches that are reached only through the arguments do not bypass the cache.
+        on_unsupported: what to do if no graph can carry a kernel or a launch. `"opaque"` keeps the op opaque, with a
+            warning, for code that you cannot edit; `"error"` raises.
 
     Returns:
-        OpReport: as `see_through_report(op)` at this moment.
+        OpReport: what `see_through_report(op)` returns at this moment.
 
     Raises:
         NotAnOpError: *op* is not an operator.
@@ -209,10 +209,10 @@ def _see_through_inside(name: str) -> None:
 
 
 def why_refused(found: KernelReport, on_unsupported: OnUnsupported) -> str:
-    """Why no graph can carry what was found; empty where one can.
+    """Why no graph can carry what was found; empty if one can.
 
     Raises:
-        TritonWrapError: as `check_report`, where *on_unsupported* is `"error"`.
+        TritonWrapError: as `check_report`, if *on_unsupported* is `"error"`.
     """
     try:
         check_report(found)
@@ -225,9 +225,9 @@ def why_refused(found: KernelReport, on_unsupported: OnUnsupported) -> str:
 
 @contextmanager
 def unsupported_launches(on_unsupported: OnUnsupported) -> Iterator[None]:
-    """While open, ops with kernels or launches that no graph can carry are treated so at their compilation.
+    """Within this context, *on_unsupported* says what happens to kernels and launches that no graph can carry.
 
-    It is for all ops what `on_unsupported=` is for one; either that says `"opaque"` is enough.
+    It does for all ops what the argument of `make_see_through` does for one; an op is opaque if either says `"opaque"`.
     """
     token = _ON_UNSUPPORTED.set(on_unsupported)
     try:
@@ -237,7 +237,7 @@ def unsupported_launches(on_unsupported: OnUnsupported) -> Iterator[None]:
 
 
 def check_report(found: KernelReport) -> None:
-    """Refuse kernels and launches that no compiled graph can carry.
+    """Raise for kernels and launches that no compiled graph can carry.
 
     Raises:
         UnsupportedKernelError: for the way a kernel is decorated.
@@ -268,7 +268,7 @@ def see_through_report(op: OpOverload | CustomOpDef | Callable[..., Any] | str) 
 
 
 def _decompose(mode: Any, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """AOTAutograd's question what *op* is made of; *mode* is its functional mode, not active at this moment."""
+    """What AOTAutograd calls to decompose *op*; *mode* is its functional mode, which is not active at this moment."""
     outer = _OUTER_OP.get()
     record = _OPS.get(qualified_name(op)) or (_INNER_OPS.get(qualified_name(op)) if outer is not None else None)
     if record is None or record.op is not op or record.opaque_because or decomposition_is_disabled():
@@ -287,7 +287,7 @@ def _decompose(mode: Any, op: OpOverload, types: Sequence[type], args: tuple[Any
     try:
         before = see_arguments(op, args, kwargs)
         with mode, capture_launches() as log:
-            result = explain_cpu_tensors(record.fn, record.name)(*args, **kwargs)
+            result = translate_cpu_errors(record.fn, record.name)(*args, **kwargs)
         before.refuse_writes()
     finally:
         _OUTER_OP.reset(token)
@@ -298,7 +298,7 @@ def _decompose(mode: Any, op: OpOverload, types: Sequence[type], args: tuple[Any
 
 
 def _why_whole(record: _SeeThroughOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Why an op stays whole in this graph; empty where its body can be traced."""
+    """Why an op stays opaque in this graph; empty if its body can be traced."""
     try:
         return why_untraceable(record.fn, args, kwargs)
     except TritonWrapError as error:
@@ -314,7 +314,7 @@ def _check_callable(op: OpOverload, fn: object) -> None:
 
 
 def _as_overload(op: Any) -> OpOverload:
-    """The operator that *op* is, or that stands behind the function which a decorator returned."""
+    """The operator that *op* is, or that is behind the function that a decorator returned."""
     if isinstance(op, CustomOpDef):
         return overload_of(op)
     if isinstance(op, FunctionType):

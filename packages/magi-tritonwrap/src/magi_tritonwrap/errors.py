@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong, one class a mistake; every message says what, where, why and the fix."""
+"""Errors and warnings, one class for each mistake. Every message says what is wrong, where, why, and the fix."""
 
 from __future__ import annotations
 
 
 class TritonWrapError(Exception):
-    """Root of every error that this package raises."""
+    """Base class of every error that this package raises."""
 
 
 class UnsupportedKernelError(TritonWrapError, TypeError):
@@ -20,7 +20,7 @@ class UnsupportedLaunchError(TritonWrapError, ValueError):
 
 
 class NoFakeError(TritonWrapError, RuntimeError):
-    """A body that was to be its op's own fake cannot be: its outputs depend on data, or it asks for addresses."""
+    """A body cannot be used as its op's fake: its outputs depend on data, or it asks for addresses."""
 
 
 class CpuTensorError(TritonWrapError, RuntimeError):
@@ -36,7 +36,7 @@ class NotAnOpError(TritonWrapError, TypeError):
 
 
 class UnknownOpError(TritonWrapError, KeyError):
-    """`see_through_report` was asked about an operator that `make_see_through` never saw."""
+    """`see_through_report` was called for an operator that was never given to `make_see_through`."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -47,4 +47,4 @@ class OpaqueFallbackWarning(UserWarning):
 
 
 class LostSettingWarning(UserWarning):
-    """A launch setting that eager launches honour and Inductor leaves out; results are the same, speed may not be."""
+    """A launch setting that eager launches use and Inductor ignores; results are the same, but speed may differ."""

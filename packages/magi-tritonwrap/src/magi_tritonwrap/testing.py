@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prove see-through on a machine without a GPU: a driver that only knows its name, and the graph AOTAutograd makes."""
+"""Test see-through on a machine without a GPU: a driver that only knows its target, and the graph AOTAutograd makes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NUMBERS = itertools.count()
 
 
 class StubDriver:
-    """A Triton driver that answers which GPU it would compile for, and nothing else.
+    """A Triton driver that knows only which GPU to compile for.
 
     torch finds out which tensors a kernel writes by compiling it to Triton IR, which asks the driver for its target.
     """
@@ -40,10 +40,10 @@ class StubDriver:
 
 @contextmanager
 def stub_driver(target: GPUTarget | None = None) -> Iterator[StubDriver]:
-    """Make Triton believe in a GPU for as long as nothing is launched on it.
+    """Make Triton compile as for a GPU; nothing can be launched on it.
 
     Args:
-        target: compute capability 9.0 with warps of 32 without one.
+        target: the GPU; by default one of compute capability 9.0 with warps of 32.
     """
     stub = StubDriver(target)
     config = triton.runtime.driver
@@ -83,9 +83,9 @@ def aot_graphs(
 
 
 def _alone(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Call *fn* from code and globals of its own, so that compilations neither count nor clean up together.
+    """Return *fn* called from separate code and globals, so that compilations are counted and cleaned up separately.
 
-    A name of its own keeps Dynamo from taking a size that differs from an earlier call's for a dynamic one.
+    A separate name keeps Dynamo from marking a size as dynamic because it differs from an earlier call's.
     """
 
     def program(*inputs: Any) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bodies of registered operators in the place of their calls: a package has no operator that is Python."""
+"""Replace calls of registered operators by their bodies, because a package runs without Python."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 
 DEPTH = 8
-"""How deep the bodies of registered operators may call each other."""
+"""How many levels deep the bodies of registered operators may call each other."""
 
 
 def with_bodies(program: ExportedProgram) -> ExportedProgram:
     """*program* with the body of each registered operator in the place of its calls.
 
-    Those whose Triton launches the compiler sees stay: it puts the launches in their place.
+    Calls that the compiler sees through stay, because it replaces them by their Triton launches.
 
     Raises:
         PackageError: An operator takes an object handle, or its body cannot be traced.
@@ -58,7 +58,7 @@ def with_bodies(program: ExportedProgram) -> ExportedProgram:
     names = ", ".join(sorted({call.definition.name for call in calls}))
     msg = (
         f"aot_compile: the bodies of {names} call registered operators more than {DEPTH} levels deep, and all of them "
-        "are traced into the package. Call a function that is not an operator where one calls itself."
+        "are traced into the package. Where an operator calls itself, call a function that is not an operator instead."
     )
     raise PackageError(msg)
 
@@ -87,7 +87,8 @@ def _calls(module: GraphModule) -> Iterator[_Call]:
 def _call_once(program: ExportedProgram) -> None:
     """Run a copy of *program* on its example inputs.
 
-    The first call of a body for one type of device is checked, and a check needs values, which a trace has not.
+    The first call of a body for each type of device is checked, and the check needs values, which a trace does not
+    have.
     """
     args, kwargs = copy.deepcopy(program.example_inputs)
     copy.deepcopy(program.module())(*args, **kwargs)
@@ -123,7 +124,7 @@ def _is_seen_through(call: _Call) -> bool:
 
 
 def _body(call: _Call) -> Callable[..., Any]:
-    """A function that runs the body that *call* would run, while it is traced."""
+    """A function to trace, which runs the body that *call* would run."""
     definition, device = call.definition, call.device
 
     def body(*args: Any, **kwargs: Any) -> Any:
@@ -146,15 +147,15 @@ def _body(call: _Call) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class NoPythonLeft(MagiInductorPass):
-    """Refuses a graph that calls an operator whose implementation is Python: the package could not run it."""
+    """A pass that raises for a graph that calls an operator implemented in Python, which a package could not run."""
 
     allowed: ClassVar[frozenset[str]] = frozenset({"aten", "prims", "prim", "inductor"})
 
     def is_applicable(self, graph: Graph, context: object) -> Reason:
-        """Always; it changes nothing.
+        """Check the graph; the pass never changes it.
 
         Raises:
-            PackageError: There is one.
+            PackageError: There is such an operator.
         """
         del context
         for name in _torch_compat.python_operators(graph):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``aot_compile``: a model compiled into a package by AOTInductor, with our passes, guards and operators."""
+"""``aot_compile``: a model compiled into a package by AOTInductor, with our passes, repairs and operators."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from magi_backend._settings.options import Request
 
 NOT_AHEAD = ("check", "boundary_ops", "compile_sizes", "hot_sizes", "memory_budget", "report")
-"""Settings of what happens where `torch.compile` does: in calls, in pieces, in a backward, in the record of a run."""
+"""Settings that have an effect with `torch.compile` only: on calls, pieces, a backward, or the record of a run."""
 
 
 def aot_compile(
@@ -42,13 +42,13 @@ def aot_compile(
     """Compile a model ahead of time, for inference, into a package that runs without Python.
 
     ``torch._inductor.aoti_load_package(path)`` loads it and needs none of our packages; neither does C++. The bodies of
-    operators that ``magi_register_custom_op`` registered are part of it: traced on a CPU, and as their Triton launches
-    where the compiler sees those.
+    operators that ``magi_register_custom_op`` registered are part of it: they are traced on a CPU, or replaced by their
+    Triton launches if the compiler sees through them.
 
     Args:
         exported_program_or_module: What ``torch.export.export`` returned, or a module to export.
         path: The file to write; its name ends in ``.pt2``.
-        example_inputs: The arguments to export a module with; a program has its own.
+        example_inputs: The arguments to export a module with; an exported program has its own.
         dynamic_shapes: The sizes that vary, as for ``torch.export.export``; only for a module.
         options: As for ``torch.compile``: settings of :class:`CompileConfig` as ``magi.*``, and keys of Inductor.
 
@@ -102,7 +102,7 @@ def _packaged(program: ExportedProgram, path: str, request: Request) -> str:
 
 
 def _first_of_ours(error: BaseException | None) -> BaseException | None:
-    """The error of one of our packages that *error* was made of; a `PackageError` before what was made of it."""
+    """The error of one of our packages among the causes of *error*; a `PackageError` is preferred."""
     found: list[BaseException] = []
     while error is not None and error not in found:
         found.append(error)

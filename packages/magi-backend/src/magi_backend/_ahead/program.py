@@ -21,7 +21,7 @@ def exported(target: object, example_inputs: object, dynamic_shapes: Any) -> Exp
     """*target* as an exported program.
 
     Raises:
-        TargetTypeError: *target* is neither a module nor a program, or what is given with it does not go with it.
+        TargetTypeError: *target* is neither a module nor a program, or the other arguments do not fit it.
     """
     if isinstance(target, ExportedProgram):
         if dynamic_shapes is not None:
@@ -71,7 +71,7 @@ def _varying(value: Any, program: ExportedProgram) -> Any:
 
 
 def _dim(size: torch.SymInt, program: ExportedProgram) -> Any:
-    """A dimension that must stay open; a body that only works for one size is an error, and not a wrong package."""
+    """A dynamic dimension for *size*: a body that works for one size only is an error, rather than a wrong package."""
     bounds = program.range_constraints.get(size.node.expr)
     if bounds is None or not bounds.upper.is_Integer:
         return Dim.DYNAMIC

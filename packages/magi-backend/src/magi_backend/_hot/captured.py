@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Captured:
-    """What is kept of a captured graph from before its first compilation, which may change the graph.
+    """A captured graph as it was before its first compilation, which may change the graph.
 
     Attributes:
         gm: A copy of the graph.
         inputs: What its inputs are.
         fakes: The captured inputs: fake tensors, numbers and symbols.
-        descriptions: The same with each tensor described, as it was before the graph ran on it.
+        descriptions: The same with a description of each tensor, made before the graph ran on it.
         context: The context that Dynamo compiled it in.
         state: The state that it was compiled in.
-        reason: Why it stays symbolic, or empty.
+        reason: Why no code can be made for single sizes, or empty.
     """
 
     gm: GraphModule
@@ -47,7 +47,7 @@ class Captured:
     reason: str
 
     def values(self, key: Key) -> dict[Any, int]:
-        """The number of each symbol where the size inputs are *key*."""
+        """The number of each symbol if the size inputs have the values *key*."""
         values: dict[Any, int] = {}
         for size, number in zip(self.inputs.sizes, key, strict=True):
             expression = _torch_compat.expression(self.fakes[size.place])
@@ -58,7 +58,7 @@ class Captured:
         return values
 
     def title(self, key: Key) -> str:
-        """The sizes of *key* by name, for the report."""
+        """The sizes in *key* with their names, for the report."""
         return ", ".join(f"{size.symbol}={number}" for size, number in zip(self.inputs.sizes, key, strict=True))
 
     def compiled(self, key: Key, compile_static: Compile) -> Callable[[list[Any]], Any]:
@@ -96,7 +96,7 @@ class Captured:
 
 
 def capture(gm: GraphModule, example_inputs: Sequence[Any]) -> Captured | None:
-    """Keep *gm*, which the backend was just given; None where none of its inputs is a size."""
+    """A copy of *gm*, a graph that is not compiled yet; None if none of its inputs is a size."""
     inputs = read_inputs(gm, example_inputs)
     if not inputs.sizes:
         return None

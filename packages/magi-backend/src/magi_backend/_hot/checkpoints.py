@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A recomputation runs the code that the forward ran.
 
-``torch.utils.checkpoint`` runs a function again in the backward and expects that it saves the same tensors. Between
-the two, code may have been made for a size, or dropped. So each region remembers what its calls took, in order.
+``torch.utils.checkpoint`` runs a function again in the backward and expects that it saves the same tensors. In between,
+code for a size may have been made or dropped. So each region remembers which code its calls ran, in order.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 class Choices:
-    """What the calls of one graph took inside checkpointed regions; forgotten with the region."""
+    """The code that the calls of one graph ran inside checkpointed regions; it is forgotten with the region."""
 
     def __init__(self) -> None:
         self._taken: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
         self._replayed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def take(self, hooks: Any, choose: Callable[[], Any], general: Any) -> Any:
-        """What to run under the saved-tensor *hooks*: *choose* in a forward, in a recomputation what that took.
+        """The code to run under the saved-tensor *hooks*: *choose* decides in a forward, a recomputation repeats it.
 
-        *general*, the code for any size, is for hooks of ``torch.utils.checkpoint`` that do not tell their region:
-        forward and recomputation then agree by never choosing.
+        *general*, the code for any size, is used for hooks of ``torch.utils.checkpoint`` that do not show their region,
+        so that forward and recomputation run the same code.
         """
         region = _torch_compat.checkpoint_region(hooks)
         if region is None:

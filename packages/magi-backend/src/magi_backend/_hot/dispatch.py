@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The function that Dynamo calls in the place of a compiled graph, as source.
+"""The function that Dynamo calls instead of a compiled graph, as source.
 
-It reads the size inputs, looks for code for them, and leaves those inputs out of its arguments. The source is written
-for each graph, because a loop over the inputs would take longer than all of this.
+It reads the size inputs, looks for code for them, and calls that code with the other inputs. The source is written for
+each graph, because a loop over the inputs would take longer than all of this.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 _numbers = itertools.count()
 
 MOST_PARAMETERS = 64
-"""With more inputs than this, one tuple of all of them is quicker than a parameter for each."""
+"""With more inputs than this, one tuple of all of them is faster than a parameter for each."""
 
 
 def dispatch_source(inputs: GraphInputs, name: str) -> str:
-    """The source of a function *name* of the graph's inputs, in a function of what it looks at."""
+    """The source of a function that makes the function *name* of the graph's inputs."""
     places = {size.place for size in inputs.sizes}
     if len(inputs.names) <= MOST_PARAMETERS:
         names = [f"size{place}" if place in places else f"input{place}" for place in range(len(inputs.names))]
@@ -57,7 +57,7 @@ def dispatch_source(inputs: GraphInputs, name: str) -> str:
         f"    return other(key, ({whole},))",
         "try:",
         "    note_use(key)",
-        "except KeyError:  # another thread has dropped it, and this call runs it all the same",
+        "except KeyError:  # another thread has dropped it, but this call still runs it",
         "    pass",
         "code.hits += 1",
         *kept,
@@ -74,7 +74,10 @@ def dispatch_source(inputs: GraphInputs, name: str) -> str:
 
 
 def make_dispatch(inputs: GraphInputs, label: str, **parts: Callable[..., Any]) -> Callable[..., Any]:
-    """The function itself, with its source in tracebacks; *parts* are the names that its source takes."""
+    """The function itself, whose source is shown in tracebacks.
+
+    *parts* are the values that its source uses, by name.
+    """
     name = "sizes_of_" + re.sub(r"\W+", "_", label).strip("_").lower()
     source = dispatch_source(inputs, name)
     file = f"<magi_backend sizes {label} {next(_numbers)}>"

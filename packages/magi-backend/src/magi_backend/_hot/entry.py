@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way in: a captured graph compiled for any size, and for single ones where the settings ask for them."""
+"""The entry: a captured graph compiled for any size, and for single sizes if the settings ask for it."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def with_sizes(
     compile_general: Callable[[GraphModule, Sequence[Any]], Callable[..., Any]],
     compile_static: Compile,
 ) -> Callable[..., Any]:
-    """Compile *gm* for any size; around it, what finds code for single ones.
+    """Compile *gm* for any size. Returns the function that also finds code for single sizes.
 
-    With the settings off and no report that counts sizes, it is the code for any size itself.
+    If the settings are off and no report counts sizes, it returns the code for any size itself.
 
     Raises:
         CompileSizesError: ``magi.compile_sizes`` does not fit the graph.
@@ -59,7 +59,7 @@ def with_sizes(
     )
     log.count_sizes(lambda: sizes_outcome(table))
     dispatch = table.dispatch()
-    # Ahead-of-time compilation asks the result of a backend for these; what it saves is the code for any size.
+    # Ahead-of-time compilation reads these attributes of a backend's result, and saves the code for any size.
     for name in ("serialize", "zero_grad", "named_parameters", "named_buffers"):
         if hasattr(general, name):
             setattr(dispatch, name, getattr(general, name))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def explicit_keys(captured: Captured, asked: Sequence[Mapping[str, Any]]) -> tuple[Key, ...]:
     """The values of the size inputs of *captured* for each of the sizes *asked* for.
 
-    Sizes that name no input of this graph are for another one, of a function that is several graphs.
+    Sizes that name no input of this graph are for another graph of the same function.
 
     Raises:
         CompileSizesError: Sizes that do not fit the graph, or that leave a symbol open; or none of those asked for
@@ -66,7 +66,10 @@ def _key(captured: Captured, sizes: Mapping[str, Any], places: Mapping[str, int]
 
 
 def _take(captured: Captured, path: str, value: Any, wanted: Any, values: dict[Any, int]) -> list[tuple[str, Any, int]]:
-    """Read the symbols of one input into *values*; what is computed from symbols is for later."""
+    """Read the symbols of one input into *values*.
+
+    Sizes that are computed from symbols are added to *wanted* for later.
+    """
     later: list[tuple[str, Any, int]] = []
     for where, have, number in _pairs(captured, path, value, wanted):
         if not isinstance(have, torch.SymInt):
@@ -117,7 +120,7 @@ def _inputs(captured: Captured) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    """``(1, s27)`` for a shape, ``{'x': (1, 5)}`` for sizes."""
+    """*value* as text: ``(1, s27)`` for a shape, ``{'x': (1, 5)}`` for sizes."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{path!r}: {_shown(wanted)}" for path, wanted in value.items()) + "}"
     if isinstance(value, tuple):

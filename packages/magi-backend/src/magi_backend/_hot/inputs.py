@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which inputs of a captured graph are sizes, and whether they alone decide every size inside it."""
+"""Which inputs of a captured graph are sizes, and whether all sizes inside it follow from them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Key = tuple[int, ...]
 
 
 class StaysSymbolicError(Exception):
-    """Why no code can be made for single sizes of a graph, or for these sizes. It never reaches the caller."""
+    """No code can be made for single sizes of a graph, or for these sizes. The error never reaches the caller."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class SizeInput:
     Attributes:
         place: Its position among the inputs.
         symbol: Its symbol, for example ``s27``.
-        path: Where the caller gives it: ``x.size()[0]``, or ``n`` for an argument that is an int itself.
+        path: Which argument of the caller it comes from: ``x.size()[0]``, or ``n`` for an argument that is an int.
     """
 
     place: int
@@ -51,7 +51,7 @@ class GraphInputs:
 
     Attributes:
         names: The name of each placeholder.
-        paths: Where the caller gives each input; empty for those that no argument holds.
+        paths: Which argument of the caller each input comes from; empty for inputs that come from none.
         sizes: The ints that decide which code a call takes. An int that torch was asked to leave open, such as the
             handle of an object, is not among them.
         differentiates: Whether a backward may follow a call.
@@ -69,14 +69,15 @@ class GraphInputs:
 
 
 def read_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphInputs:
-    """The inputs of *gm*, of which *example_inputs* holds a value or a symbol each."""
+    """The inputs of *gm*; *example_inputs* holds a value or a symbol for each."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     paths = tuple(_path(node) for node in placeholders)
     in_shapes = {symbol for node in gm.graph.nodes for symbol in _shape_symbols(node)}
     sizes = tuple(
         SizeInput(place, str(value), paths[place] or str(value))
         for place, (node, value) in enumerate(zip(placeholders, example_inputs, strict=True))
-        if isinstance(value, torch.SymInt) and (_symbols(value) & in_shapes or not _torch_compat.is_left_open(node))
+        if isinstance(value, torch.SymInt)
+        and (_torch_compat.free_symbols(value) & in_shapes or not _torch_compat.is_left_open(node))
     )
     differentiates = torch.is_grad_enabled() and any(
         isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs
@@ -90,23 +91,24 @@ def _path(placeholder: Node) -> str:
 
 
 def why_symbolic(gm: GraphModule, example_inputs: Sequence[Any], inputs: GraphInputs) -> str:
-    """Why code for single sizes of *gm* cannot be made; empty where it can.
+    """Why code for single sizes of *gm* cannot be made; empty if it can.
 
-    Every symbol in the graph must follow from the inputs. One that torch makes up while it runs, for what an operator
-    finds in the data, does not; nor does the ragged size of a nested tensor.
+    Every symbol in the graph must follow from the inputs. Neither a symbol for a size that depends on data nor the
+    ragged size of a nested tensor does.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     known: set[Any] = set()
     for node, value in zip(placeholders, example_inputs, strict=True):
         if isinstance(value, torch.SymFloat | torch.SymBool):
             return f"its input {node.name} is a symbolic {type(value).__name__.removeprefix('Sym').lower()}"
-        known |= _symbols(value) if isinstance(value, torch.SymInt) else _torch_compat.number_symbols(node)
+        is_size = isinstance(value, torch.SymInt)
+        known |= _torch_compat.free_symbols(value) if is_size else _torch_compat.number_symbols(node)
     for place, node in ((size.place, placeholders[size.place]) for size in inputs.sizes):
         if _torch_compat.is_ragged(example_inputs[place]):
             return f"{inputs.paths[place] or node.name} is the ragged size of a nested tensor"
     for module in gm.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
-            unknown = {symbol for leaf in _leaves(node) for symbol in _symbols(leaf)} - known
+            unknown = {symbol for leaf in _leaves(node) for symbol in _torch_compat.free_symbols(leaf)} - known
             if unknown:
                 names = ", ".join(sorted(map(str, unknown)))
                 return f"the size or number {names} of {node.name} is known only when the operator has run"
@@ -120,16 +122,14 @@ def _leaves(node: Node) -> list[Any]:
 def _shape_symbols(node: Node) -> Iterator[Any]:
     for leaf in _leaves(node):
         if isinstance(leaf, torch.Tensor):
-            yield from _symbols(leaf)
-
-
-def _symbols(value: Any) -> set[Any]:
-    """The free symbols of a size, a number, or a tensor's sizes, strides and offset."""
-    return _torch_compat.free_symbols(value)
+            yield from _torch_compat.free_symbols(leaf)
 
 
 def solved(expression: Any, value: int) -> dict[Any, int]:
-    """The value of the one symbol of *expression* that gives *value*; empty where there is no single int."""
+    """The value of the one symbol of *expression* for which it is *value*.
+
+    Empty unless there is exactly one such int.
+    """
     (symbol,) = expression.free_symbols
     found = [root for root in sympy.solve(sympy.Eq(expression, value), symbol) if root.is_integer]
     return {symbol: int(found[0])} if len(found) == 1 else {}

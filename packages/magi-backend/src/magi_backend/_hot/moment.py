@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a call is a moment at which one may compile, and the state that the capture was compiled in."""
+"""Whether code may be compiled during a call, and the state in which the captured graph was compiled."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Autocast:
 
 @dataclass(frozen=True)
 class CompileState:
-    """What a compilation reads of its thread and of the process, besides the graph.
+    """The state of the thread and of the process that a compilation reads.
 
     Attributes:
         inference: Inference mode.
         grad: Grad mode.
         autocast: Autocast of each kind of device that has it.
         autocast_cache: Whether autocast keeps converted weights.
-        deterministic: Whether deterministic algorithms are asked for.
+        deterministic: Whether deterministic algorithms are required.
         warn_only: Whether an operator without one only warns.
         dtype: The default dtype.
         configs: The configuration of Inductor and of AOTAutograd.
@@ -54,7 +54,7 @@ class CompileState:
 
 
 def compile_state() -> CompileState:
-    """The state now."""
+    """The current state."""
     return CompileState(
         inference=torch.is_inference_mode_enabled(),
         grad=torch.is_grad_enabled(),
@@ -72,13 +72,13 @@ def compile_state() -> CompileState:
 
 @contextlib.contextmanager
 def restored(state: CompileState) -> Iterator[None]:
-    """Compile as in *state*. What the compilation changes of the process, random numbers too, is put back."""
+    """A context to compile in *state*. At its end the state of the process is restored, random numbers included."""
     before, numbers = compile_state(), random.getstate()
     with contextlib.ExitStack() as stack:
         stack.callback(random.setstate, numbers)
         stack.callback(_set_process, before)
         stack.enter_context(_torch_compat.dispatch_keys_kept())
-        # A default device is such a mode. Dynamo has put it into the graph.
+        # A default device is such a mode; its effect is already in the captured graph.
         stack.enter_context(_torch_compat.no_function_modes())
         stack.enter_context(replayed_random_numbers())
         stack.enter_context(torch.inference_mode(state.inference))
@@ -104,7 +104,10 @@ def is_stream_captured() -> bool:
 
 
 def why_not_now(*, same_on_all_ranks: bool) -> str:
-    """Why this call must not compile; empty where it may. *same_on_all_ranks*: whether every rank compiles here."""
+    """Why this call must not compile.
+
+    Empty if it may. *same_on_all_ranks* says whether every rank compiles in this call.
+    """
     if is_stream_captured():
         return "a CUDA stream is being captured"
     if _torch_compat.is_compiling():
@@ -112,7 +115,9 @@ def why_not_now(*, same_on_all_ranks: bool) -> str:
     if _torch_compat.is_dispatch_observed():
         return "the call runs under a dispatch mode or a function transform"
     if not same_on_all_ranks and (count := ranks()) > 1:
-        return f"a rank of {count} that compiles alone lets the others wait; magi.compile_sizes is for all of them"
+        return (
+            f"a rank of {count} that compiles alone makes the others wait; magi.compile_sizes compiles on all of them"
+        )
     return ""
 
 

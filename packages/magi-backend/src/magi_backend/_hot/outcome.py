@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What became of the sizes of a graph, for the report."""
+"""What the report says about the sizes of a graph."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 COMES_BACK = 3
-"""So many calls with the same sizes are worth advice."""
+"""With at least so many calls with the same sizes, the report gives advice."""
 
 
 def sizes_outcome(table: SizeTable) -> SizesOutcome:

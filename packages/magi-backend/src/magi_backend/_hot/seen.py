@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sizes that a graph was called with, and when one has come back often enough. Nothing here grows without bound."""
+"""The sizes that a graph was called with, counted to find those that come back. Nothing here grows without bound."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 MOST_SIZES = 64
-"""How many sizes without code of their own are remembered; the one that was met longest ago is forgotten first."""
+"""How many sizes without code of their own are remembered; the least recently used one is forgotten first."""
 
 MOST_VALUES = 64
 """How many values a symbol may take. One with more, such as a decode position, never comes back often enough."""
@@ -27,7 +27,7 @@ class Seen:
 
     Attributes:
         calls: Calls that ran the code for any size.
-        hits: Calls that ran code of its own, as far as that was dropped again.
+        hits: Calls that ran code of its own that was dropped again since.
         left: Calls until code is made.
         made: How often code was made.
         failed: Why code could not be made, or empty.
@@ -58,7 +58,7 @@ class SeenSizes:
         self.blocked = ""
 
     def count(self, key: Key) -> bool:
-        """Count a call; whether it is one at which code is to be made."""
+        """Count a call. Returns whether code must be made in this call."""
         self.calls += 1
         seen = self.table.get(key)
         if seen is None:
@@ -72,16 +72,16 @@ class SeenSizes:
         return seen.left <= 0 and not self.blocked and not seen.failed
 
     def take(self, key: Key) -> Seen:
-        """What is known of *key*, which has code of its own from now on."""
+        """Remove *key*, which has code of its own from now on, and return what is known of it."""
         return self.table.pop(key, None) or Seen()
 
     def put_back(self, key: Key, seen: Seen) -> None:
-        """*key* has no code of its own any more, and has to come back twice as often as the last time."""
+        """Count *key* again, whose code was dropped; it must come back twice as often as the last time."""
         seen.left = self._hot_after * 2**seen.made
         self._keep(key, seen)
 
     def fail(self, key: Key, reason: str) -> None:
-        """No code could be made for *key*."""
+        """Remember that no code could be made for *key*, and why."""
         seen = self.table.pop(key, None) or Seen()
         seen.failed = reason
         self._keep(key, seen)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A captured graph with numbers in the place of its symbols."""
+"""A captured graph with numbers in place of its symbols."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def put_numbers(gm: GraphModule, values: Mapping[Any, int], world: _torch_compat.FakeWorld) -> None:
     """Replace the sizes in *gm* by numbers: its inputs that are sizes, and what it computes from them.
 
-    Each other node, also in the graphs inside it, gets the value that it has at this size: passes that run before
-    AOTAutograd read it, and so does what splits a graph at boundary operators.
+    Each other node, also in the graphs inside it, gets the example value that it has at this size, which passes before
+    AOTAutograd and the splitting at boundary operators read.
     """
     nodes = [
         node
@@ -54,11 +54,11 @@ def _replace(node: Node, number: int) -> None:
 
 
 class Twins:
-    """Fake tensors as they are at one size: one for each captured tensor, sharing memory as those do.
+    """The fake tensors of one size: a twin for each captured tensor. Twins share memory as the captured tensors do.
 
     Args:
         values: The number of each symbol.
-        world: Where the new tensors live.
+        world: The fake mode of the new tensors.
     """
 
     def __init__(self, values: Mapping[Any, int], world: _torch_compat.FakeWorld) -> None:
@@ -74,7 +74,7 @@ class Twins:
             self._descriptions.setdefault(id(tensor), description)
 
     def of(self, tree: Any) -> Any:
-        """*tree* with the twins of its tensors and the numbers of its sizes."""
+        """*tree* with tensors replaced by their twins, and sizes by their numbers."""
         return pytree.tree_map(self._leaf, tree)
 
     def _leaf(self, leaf: Any) -> Any:
@@ -118,7 +118,7 @@ class Twins:
     def _static_fields(self, value: Any) -> Any:
         old = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
         if _torch_compat.is_description(value):
-            # The mode and the hints of the capture are not this world's; a gradient is not an input of the graph.
+            # The mode and the hints belong to the capture; a gradient is not an input of the graph.
             old |= {name: None for name in ("fake_mode", "grad") if name in old}
             old |= {"dynamo_dynamic_indices": []} if "dynamo_dynamic_indices" in old else {}
             old |= {"dynamo_hint_overrides": {}} if "dynamo_hint_overrides" in old else {}
@@ -128,17 +128,17 @@ class Twins:
         twin = copy.copy(value)
         for name, item in new.items():
             try:
-                setattr(twin, name, item)  # by its own way where it has one: a DTensor's spec forgets its hash there
+                setattr(twin, name, item)  # by its own method if it has one: a DTensor's spec resets its hash there
             except dataclasses.FrozenInstanceError:
                 object.__setattr__(twin, name, item)
         return twin
 
 
 def _alone_where_needed(description: Any, values: Mapping[Any, int]) -> Any:
-    """*description*, without what it is a view of where the sizes of that do not follow from the inputs.
+    """*description* without its base, if the sizes of the base do not follow from the inputs.
 
-    Dynamo gives the base of an input symbols that nobody binds. The memory that inputs share stays shared; how large
-    it is beyond what the inputs reach does not matter.
+    Dynamo gives the base of an input symbols that no input binds. Memory that inputs share stays shared; its size
+    beyond what the inputs use does not matter.
     """
     changes: dict[str, Any] = {}
     if description.base is not None and _unknown(description.base, values):

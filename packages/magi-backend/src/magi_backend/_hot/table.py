@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which sizes have code of their own: what happens on a call that finds none."""
+"""Which sizes have code of their own, and what happens in a call that finds none."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("magi_backend")
 
 MOST_FAILURES = 3
-"""After so many sizes for which no code could be made, the graph is left alone."""
+"""After so many sizes for which no code could be made, no more code is tried for the graph."""
 
 
 @dataclass(slots=True)
@@ -39,8 +39,8 @@ class Code:
         run: A function of a list of the inputs that are not sizes.
         seen: What was known of the size before.
         seconds: How long it took to compile.
-        explicit: Whether it was asked for by ``magi.compile_sizes``, and so is never dropped.
-        hits: Calls that took it.
+        explicit: Whether it is for a size of ``magi.compile_sizes``, and so is never dropped.
+        hits: Calls that ran it.
     """
 
     run: Callable[[list[Any]], Any]
@@ -57,8 +57,8 @@ class SizeTable:
         captured: The graph.
         general: The code for any size.
         compile_static: Compiles a graph without symbols, given its inputs and a title.
-        hot_sizes: How many sizes may have code at a time because they came back; 0 for none.
-        hot_after: The call with the same sizes at which it is made.
+        hot_sizes: How many sizes that came back may have code at a time; 0 for none.
+        hot_after: The number of the call with the same sizes at which code is made.
         explicit: Sizes that get code at the first call.
         label: Name of the graph, for messages.
     """
@@ -105,12 +105,12 @@ class SizeTable:
             return list(self.codes.items()), list(self.seen.table.items())
 
     def _other(self, key: Key, args: tuple[Any, ...]) -> Any:
-        """A call that found no code for *key*."""
+        """Run a call that found no code for *key*."""
         code = self._made_now(key)
         return self.general(*args) if code is None else self._run(code, args)
 
     def _under_hooks(self, hooks: Any, key: Key, args: tuple[Any, ...]) -> Any:
-        """A call whose saved tensors go through *hooks*."""
+        """Run a call whose saved tensors go through *hooks*."""
         code = self._choices.take(hooks, lambda: self.codes.get(key) or self._made_now(key), None)
         if code is None:
             return self.general(*args)
@@ -126,13 +126,13 @@ class SizeTable:
         return code.run(inputs)
 
     def _made_now(self, key: Key) -> Code | None:
-        """Count the call, and make the code that is due at it; None where there is none for *key* after all."""
+        """Count the call, and make code if it is due. Returns the code for *key*; None if there is none."""
         with self._lock:
             due = self.seen.count(key) and self.hot_sizes > 0
         if not (due or self._explicit):
             return None
         lock = _torch_compat.compile_lock()
-        # Ranks that were told the same sizes wait for each other; a thread does not wait for another one's graph.
+        # Ranks that compile the same sizes wait for each other; a thread does not wait for the graph of another thread.
         if not lock.acquire(blocking=bool(self._explicit)):
             return None
         try:
@@ -146,7 +146,7 @@ class SizeTable:
         code = self.codes.get(key)
         if code is not None:
             with self._lock:
-                self.seen.calls -= 1  # it runs that code after all
+                self.seen.calls -= 1  # it still runs that code
                 code.seen.calls -= 1
         return code
 
@@ -170,7 +170,7 @@ class SizeTable:
         logger.info("%s: code for the sizes %s made in %.2f s", self._label, self.captured.title(key), seconds)
 
     def _make_room(self, *, explicit: bool) -> None:
-        """Drop the code that was used longest ago where there is no room for one more."""
+        """Drop the least recently used code if there is no room for one more."""
         hot = [key for key, code in self.codes.items() if not code.explicit]
         if explicit or len(hot) < self.hot_sizes:
             return
@@ -179,7 +179,7 @@ class SizeTable:
         self.seen.put_back(hot[0], code.seen)
 
     def _failed(self, key: Key, error: Exception) -> None:
-        """The size stays with the code for any size, and is not tried again."""
+        """Remember that *key* runs the code for any size, and is not tried again."""
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         with self._lock:
             self._failures += 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graph breaks and failed guards, read from what Dynamo says of them."""
+"""Graph breaks and failed guards, read from what Dynamo reports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .records import GraphBreak, Recompilation
 
 
 def graph_break(found: Any) -> GraphBreak:
-    """A graph break that Dynamo has on record, an object with a ``reason`` and a ``user_stack``."""
+    """The record of a graph break *found* by Dynamo, an object with a ``reason`` and a ``user_stack``."""
     lines = [line.strip() for line in without_fractions(str(found.reason)).splitlines() if line.strip()]
     hints = tuple(line.removeprefix("Hint: ") for line in lines if line.startswith("Hint: "))
     reason = lines[0] if lines else "unknown"
@@ -27,7 +27,7 @@ _COMMENT = re.compile(r"\s{2,}# ")
 
 
 def recompilation(reason: str) -> Recompilation | None:
-    """What Dynamo says of a recompilation; None where it says nothing.
+    """The record of a recompilation for which Dynamo gives *reason*; None if that is empty.
 
     Example:
         >>> recompilation("0/0: tensor 'x' size mismatch at index 0. expected 3, actual 5").guard

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class GraphChanges:
-    """Looks at the graph around each pass, and keeps both texts of those that changed it."""
+    """Reads the graph before and after each pass, and keeps both texts if the pass changed it."""
 
     def __init__(self, log: CompilationLog) -> None:
         self._log = log
@@ -24,7 +24,7 @@ class GraphChanges:
         self._found: list[GraphChange] = []
 
     def observe(self, name: str, graph: Graph) -> None:
-        """Look at *graph*: before a pass where *name* is empty, else after the pass *name*."""
+        """Read *graph* before a pass if *name* is empty, otherwise after the pass *name*."""
         with self._log.spending():
             text = graph_text(graph)
             if name and text != self._before:
@@ -33,6 +33,6 @@ class GraphChanges:
             self._before = text
 
     def new(self) -> tuple[GraphChange, ...]:
-        """The changes since the last time. Those of the joint graph go to the forward, which is compiled first."""
+        """The changes since the last call. Those of the joint graph count for the forward, which is compiled first."""
         found, self._found = tuple(self._found), []
         return found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands in the module that Inductor generates for a graph."""
+"""What is in the module that Inductor generates for a graph."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ def kernel_sources(code: str) -> dict[str, str]:
 
 
 def without_kernels(code: str) -> str:
-    """The generated module *code* with the name of each kernel in the place of its source."""
+    """The generated module *code* with the source of each kernel replaced by its name."""
     return _SOURCE.sub(lambda found: f"{found[1]} = …  # below, by itself\n", code)

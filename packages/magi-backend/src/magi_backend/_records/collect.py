@@ -34,7 +34,7 @@ class Collector:
     def __init__(self, *, fresh: bool, eager_random: bool = False) -> None:
         self.fresh = fresh
         self.eager_random = eager_random
-        """Whether the compilations are to draw eager's random numbers from here on."""
+        """Whether compilations use the random numbers of eager mode from here on."""
         self._logs: list[CompilationLog] = []
 
     def add(self, log: CompilationLog) -> None:
@@ -58,7 +58,7 @@ _collector: ContextVar[Collector | None] = ContextVar("magi_collector", default=
 
 @contextlib.contextmanager
 def collecting(collector: Collector) -> Iterator[None]:
-    """Hand every compilation that starts in this context, on this thread, to *collector*."""
+    """A context in which every compilation that starts on this thread is added to *collector*."""
     token = _collector.set(collector)
     try:
         yield
@@ -67,7 +67,7 @@ def collecting(collector: Collector) -> Iterator[None]:
 
 
 class _Frame(threading.local):
-    """The compilations of the function that Dynamo captures on this thread, which has not ended."""
+    """The compilations of the function that Dynamo is capturing on this thread."""
 
     def __init__(self) -> None:
         self.logs: list[CompilationLog] = []
@@ -89,7 +89,7 @@ def _frame_ended(end: _torch_compat.FrameEnd) -> None:
 def open_log(
     gm: GraphModule, example_inputs: Sequence[Any], request: Request, ops: tuple[OpUse, ...]
 ) -> Iterator[CompilationLog]:
-    """The log of one compilation, filled in with times, cache use and a failure when it ends."""
+    """A context with the log of one compilation; times, cache use and a failure are filled in at its end."""
     collector, report = _collector.get(), request.config.report
     index = len(collector) if collector is not None else 0
     compilation = Compilation(
@@ -121,7 +121,7 @@ def open_log(
     try:
         yield log
     except _torch_compat.restarts():
-        # Dynamo will capture the function again, with what it has learnt.
+        # Dynamo will capture the function again.
         log.forget()
         if collector is not None:
             collector.discard(log)
@@ -140,7 +140,7 @@ def open_log(
 
 
 def _capture(gm: GraphModule) -> dict[str, Any]:
-    """What Dynamo tells of the function that it captured *gm* from."""
+    """What Dynamo reports about the function from which it captured *gm*."""
     frame, stopped = _torch_compat.captured_frame(), _torch_compat.stopped_by(gm)
     return {
         "compile_id": frame.compile_id,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder in which each compilation has a file, written as it happens; and the folder read again.
+"""A folder with a file for each compilation, written while it compiles; and reading such a folder.
 
 FOLDER/<when>-<process>-<thread>.json   one compilation
 FOLDER/texts/<digest>.txt               a graph or generated code; the same text of all compilations is one file
-FOLDER/processes/<when>-<process>.json  what one process compiled besides, see run.py
+FOLDER/processes/<when>-<process>.json  other graphs of one process, see run.py
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("magi_backend")
 
 CAP = 256 * 2**20
-"""Bytes that a folder may hold. What comes after is not written, and the log says so once."""
+"""Bytes that a folder may hold. Later records are not written, and the log says so once."""
 
 _REFERENCE = "text:"
 _IS_REFERENCE = re.compile(r"text:[0-9a-f]{24}")
-"""What a record holds in the place of a text that has a file."""
+"""What a record holds instead of a text that is in a file."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Process:
 
     Attributes:
         pid: The number of the process.
-        rank: Its rank, as `torchrun` tells it; empty where it has none.
+        rank: Its rank, as set by `torchrun`; empty if it has none.
         program: What was run.
         torch: The version of torch.
     """
@@ -66,8 +66,8 @@ class Entry:
     Attributes:
         process: Who compiled.
         started: Seconds since the epoch.
-        finished: Whether the backend returned; false where the process ended before.
-        compilation: What is known of it. It holds shapes and dtypes of tensors, never their values.
+        finished: Whether the backend returned; false if the process ended before.
+        compilation: Its record, which holds shapes and dtypes of tensors, never their values.
     """
 
     process: Process
@@ -78,7 +78,7 @@ class Entry:
 
 @functools.cache
 def folder_of(place: str) -> Folder:
-    """The folder at *place*, the same for all who write there from this process."""
+    """The folder at *place*, one object for all that this process writes there."""
     return Folder(Path(place))
 
 
@@ -92,18 +92,18 @@ class Folder:
         self._kept: set[str] = set()
 
     def make(self) -> Folder:
-        """Make it, where it is not there.
+        """Make the folder if it does not exist.
 
         Raises:
-            ConfigError: It cannot be made, or it belongs to someone else.
+            ConfigError: It cannot be made, or it belongs to another user.
         """
         _private(self.path)
         return self
 
     def write(self, path: Path, text: str) -> None:
-        """Put *text* into the file *path* of this folder, in whose place a whole new one comes.
+        """Replace the file *path* of this folder by one with *text*.
 
-        A folder that is full, or that cannot be written to, is a warning in the log.
+        If the folder is full, or cannot be written to, a warning is logged.
         """
         data = text.encode()
         with self._lock:
@@ -119,7 +119,7 @@ class Folder:
                 _warn_once(f"magi.report: {self.path} cannot be written to, and this run goes on without: {error}")
 
     def _takes(self, more: int) -> bool:
-        """Whether *more* bytes fit. What other processes write is counted again after each 32nd of what may be here."""
+        """Whether *more* bytes fit. What other processes write is counted again after each 32nd of the limit."""
         if self._counted < 0 or self._counted + more > CAP // 32:
             self._size, self._counted = _size(self.path), 0
         self._size += more
@@ -127,7 +127,7 @@ class Folder:
         return self._size <= CAP
 
     def keep(self, text: str) -> str:
-        """Write *text* to a file of its own, unless it is there; what stands for it in a record."""
+        """Write *text* to a file of its own, unless there is one. Returns the reference to it for a record."""
         if not text:
             return ""
         name = hashlib.sha256(text.encode()).hexdigest()[:24]
@@ -139,7 +139,7 @@ class Folder:
         return f"{_REFERENCE}{name}"
 
     def text(self, reference: str) -> str:
-        """The text that *reference* of a record stands for; any other text as it is."""
+        """The text of *reference*, a reference of a record; any other text as it is."""
         if not _IS_REFERENCE.fullmatch(reference):
             return reference
         path = self.path / "texts" / f"{reference.removeprefix(_REFERENCE)}.txt"
@@ -147,7 +147,7 @@ class Folder:
 
 
 class EntryFile:
-    """The file of one compilation: a whole new one takes its place at each write, so that a crash leaves the last."""
+    """The file of one compilation. Each write replaces it as a whole, so that a crash leaves the last one."""
 
     def __init__(self, place: str) -> None:
         self.folder = folder_of(place).make()
@@ -155,27 +155,27 @@ class EntryFile:
         self._path = self.folder.path / f"{file_stem()}-{threading.get_ident()}.json"
 
     def write(self, compilation: Compilation, *, finished: bool) -> None:
-        """Put *compilation* as it is now into the file."""
+        """Write *compilation* as it is now to the file."""
         entry = Entry(this_process(), self._started, finished, compilation)
         self.folder.write(self._path, json.dumps(to_plain(entry)))
 
     def remove(self) -> None:
-        """Take the file away."""
+        """Remove the file."""
         self._path.unlink(missing_ok=True)
 
 
 def file_stem() -> str:
-    """The name of a file that this process begins now."""
+    """A name, without its suffix, for a new file of this process."""
     return f"{time.time_ns()}-{os.getpid()}"
 
 
 def this_process() -> Process:
-    """Who writes."""
+    """This process, as records name it."""
     return Process(os.getpid(), os.environ.get("RANK", ""), " ".join(sys.argv), _torch_compat.torch_text())
 
 
 def _private(folder: Path) -> None:
-    """Make *folder*, which nobody else may read: it says what a program is made of."""
+    """Make *folder* readable for its owner only, because it shows the code of a program."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if folder.stat().st_mode & 0o077:
@@ -193,7 +193,7 @@ def _bytes(path: Path) -> int:
     try:
         return path.stat().st_size
     except FileNotFoundError:
-        # Another process has put the file that it was writing into its place in between.
+        # Another process has renamed the file that it was writing in the meantime.
         return 0
 
 
@@ -213,7 +213,7 @@ def entries(place: Path) -> Iterator[Entry]:
 
 
 def with_texts(value: Any, text_of: Callable[[str], str]) -> Any:
-    """The record *value* with each text in the place of what stands for it, as `Folder.text` gives it."""
+    """The record *value* with each reference to a text replaced by *text_of* it."""
     if is_dataclass(value) and not isinstance(value, type):
         changed = {field.name: with_texts(getattr(value, field.name), text_of) for field in fields(value)}
         return replace(value, **changed)

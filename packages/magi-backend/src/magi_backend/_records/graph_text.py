@@ -74,7 +74,7 @@ def _called(graph: Graph) -> Iterator[tuple[str, GraphModule]]:
 
 
 def _place(node: Node) -> str:
-    """``model.py:12 in forward``, the innermost line of the program that *node* comes from; or empty."""
+    """``model.py:12 in forward``: the innermost line of the program that *node* comes from; empty if unknown."""
     if node.op not in {"call_function", "call_method", "call_module"}:
         return ""
     _, _, last = str(node.meta.get("stack_trace") or "").rpartition('File "')

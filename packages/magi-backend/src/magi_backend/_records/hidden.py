@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers that a report leaves out, because they may be values of tensors.
 
-A graph and its code hold sizes, and other numbers: what the program says, such as an epsilon, and what was in a tensor
-when the graph was captured. ``x.item()`` is a number from then on, Inductor writes a small constant into the code, and
-nothing tells the one from the other. So a number stays only where it must be a size, or is one that many programs have.
+A graph and its code hold sizes, and other numbers: constants of the program, such as an epsilon, and values that were
+in a tensor when the graph was captured. ``x.item()`` becomes a number then, Inductor writes a small constant tensor
+into the code, and the two kinds of numbers look the same. So a number is shown only if it must be a size, or if many
+programs have it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 HIDDEN = "…"
-"""What stands where a number was."""
+"""What replaces a hidden number."""
 
 _COMMON = {0.0, 0.5, 1.0, 2.0, *(10.0**-power for power in range(1, 13))}
 _FLOAT = re.compile(r"(?<![\w.])\d+(?:\.\d+(?:[eE][-+]?\d+)?|[eE][-+]?\d+)(?![\w.]*\.\d)(?![a-eg-zA-EG-Z_])")
@@ -34,7 +35,7 @@ _SIZES = ("size(", "stride(", "storage_offset(", "len(", "ndimension(", "dim(")
 
 
 def number_text(value: float | complex) -> str:  # noqa: PYI041 - mypy takes the one for the other
-    """*value*, which may have been in a tensor, as far as a report may say it.
+    """*value*, which may have been in a tensor, as text; hidden unless a report may show it.
 
     Example:
         >>> number_text(1e-05), number_text(12345.678), number_text(float("-inf")), number_text(True)
@@ -86,8 +87,8 @@ def hidden_in_guard(guard: str) -> str:
 def takes_value(target: Any, place: int | str) -> bool:
     """Whether a whole number at *place* of a call of *target*, a position or a name, may be a value of a tensor.
 
-    A size, a dimension or an index is declared as an int by the operator; what goes into the arithmetic is a "number"
-    or a tensor. Dynamo's graphs call Python functions: those are looked up by name among torch's own operators.
+    An operator declares a size, a dimension or an index as an int, and an operand of its arithmetic as a "number" or a
+    tensor. Dynamo's graphs call Python functions, which are looked up by name among torch's operators.
 
     Example:
         >>> import torch
@@ -99,7 +100,7 @@ def takes_value(target: Any, place: int | str) -> bool:
     name = target if isinstance(target, str) else str(getattr(target, "__name__", ""))
     name = _OPERATORS.get(target, name) if callable(target) else name
     if "tensor" in name.lower():
-        return True  # torch.tensor(data) and its like
+        return True  # torch.tensor(data) and similar functions
     return any(_declared_as_value(overload, place) for overload in _torch_compat.tensor_overloads(name.strip("_")))
 
 
@@ -120,7 +121,7 @@ _OPERATORS: dict[Callable[..., Any], str] = {
     operator.lshift: "bitwise_left_shift",
     operator.rshift: "bitwise_right_shift",
 }
-"""Python's operators whose names are not those of torch's."""
+"""Python's operators whose names differ from torch's."""
 
 
 def _declared_as_value(overload: Any, place: int | str) -> bool:

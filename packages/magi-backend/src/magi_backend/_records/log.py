@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of one compilation while it grows, and who gets to hear of it."""
+"""The record of one compilation while it grows, and its way to files and torch's trace."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ class CompilationLog:
         self._lock = threading.Lock()
         self._sizes: Callable[[], SizesOutcome] | None = None
         self.fresh = fresh
-        """Whether caches are to be passed by, so that every graph is compiled and recorded."""
+        """Whether caches are bypassed, so that every graph is compiled and recorded."""
         self.watched = watched
-        """Whether someone will read it, so that calls are worth counting."""
+        """Whether a collector will read it, so that calls are counted."""
         self.eager_random = eager_random
-        """Whether the code is to draw eager's random numbers, to be compared with it."""
+        """Whether the code uses the random numbers of eager mode, to be compared with it."""
         self._file = file
         self._finished = False
         self._spending = threading.local()
 
     def _keep(self) -> None:
-        """Write the record to its file, where it has one."""
+        """Write the record to its file, if it has one."""
         if self._file is not None:
             with self.spending():
                 self._file.write(self.snapshot(), finished=self._finished)
 
     @contextlib.contextmanager
     def spending(self) -> Iterator[None]:
-        """Count the time inside as the record's own; one inside another counts once."""
+        """A context whose time counts as that of the record; nested ones count once."""
         if getattr(self._spending, "inside", False):
             yield
             return
@@ -75,31 +75,31 @@ class CompilationLog:
 
     @property
     def keeps_texts(self) -> bool:
-        """Whether graphs and code are wanted as text, for someone who reads the record."""
+        """Whether graphs and code are kept as text, because the record will be read."""
         return self.watched or self._file is not None
 
     def keep_text(self, text: str) -> str:
-        """What to put into the record for *text*: itself, or what stands for a file that it is in."""
+        """What to put into the record for *text*: *text* itself, or the reference to a file with it."""
         if self.watched or self._file is None:
             return text
         with self.spending():
             return self._file.folder.keep(text)
 
     def kept(self, gm: GraphModule) -> str:
-        """What to put into the record for the text of *gm*; empty where nobody reads it."""
+        """What to put into the record for the text of *gm*; empty if nobody reads it."""
         if not self.keeps_texts:
             return ""
         with self.spending():
             return self.keep_text(graph_text(gm.graph))
 
     def forget(self) -> None:
-        """Remove its file, and write no other."""
+        """Remove the file of this record, and write no other one."""
         if self._file is not None:
             self._file.remove()
             self._file = None
 
     def finish(self, **changes: Any) -> None:
-        """Replace fields of the record, the backend having returned; a backward may join it yet."""
+        """Replace fields of the record when the backend has returned; a backward may still be added later."""
         self._finished = True
         with self._lock:
             inductor = sum(graph.seconds for graph in self._compilation.graphs)
@@ -111,7 +111,7 @@ class CompilationLog:
         return self._compilation.label
 
     def add_graph(self, graph: GraphRecord) -> int:
-        """Append the record of one forward or backward graph; its place among the graphs."""
+        """Append the record of one forward or backward graph. Returns its position among the graphs."""
         with self._lock:
             place = len(self._compilation.graphs)
             self._compilation = replace(self._compilation, graphs=(*self._compilation.graphs, graph))
@@ -124,14 +124,14 @@ class CompilationLog:
                 "ran" if outcome.ran else "did not run",
                 outcome.reason,
             )
-        for guard in graph.guards:
-            logger.info("%s %s: guard %s: %s", self.label, graph.kind, guard.name, guard.guard)
+        for repair in graph.repairs:
+            logger.info("%s %s: repair %s: %s", self.label, graph.kind, repair.name, repair.repair)
         _torch_compat.trace_artifact("magi_backend", lambda: asdict(graph))
         self._keep()
         return place
 
     def add_runs(self, place: int, runs: tuple[KernelRun, ...]) -> None:
-        """Say what was measured of the kernels of the graph at *place*."""
+        """Add what was measured of the kernels of the graph at *place*."""
         with self._lock:
             graphs = list(self._compilation.graphs)
             graphs[place] = replace(graphs[place], runs=runs)
@@ -139,7 +139,7 @@ class CompilationLog:
         self._keep()
 
     def add_check(self, check: CheckOutcome) -> None:
-        """Append what was compared with eager."""
+        """Append the result of a comparison with eager."""
         with self._lock:
             self._compilation = replace(self._compilation, checks=(*self._compilation.checks, check))
         logger.info("%s: %s", self.label, check)
@@ -152,11 +152,11 @@ class CompilationLog:
         self._keep()
 
     def detached(self) -> CompilationLog:
-        """A log of the same compilation that nobody reads, for what is compiled on its behalf."""
+        """A log of the same compilation that nobody reads, for other compilations that it needs."""
         return CompilationLog(self.snapshot(), fresh=True, eager_random=self.eager_random)
 
     def count_sizes(self, sizes: Callable[[], SizesOutcome]) -> None:
-        """Ask *sizes* for what the calls were, each time that the record is read."""
+        """Call *sizes* for the sizes of the calls, each time that the record is read."""
         self._sizes = sizes
 
     def snapshot(self) -> Compilation:

@@ -30,7 +30,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: type[T], data: Any) -> T:
-    """The record of class *kind* that *data* was made of; fields that it has not keep their defaults."""
+    """The record of class *kind* that *data* was made from; fields that *data* lacks get their defaults."""
     result: T = _value(kind, data)
     return result
 

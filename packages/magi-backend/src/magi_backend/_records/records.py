@@ -13,7 +13,7 @@ class OpUse:
 
     Attributes:
         name: ``namespace::op``.
-        path: How the operator was lowered: "direct", "lowered" or "flattened".
+        path: The path of the operator's signature: "direct", "lowered" or "flattened".
         calls: How many nodes call it.
         description: Signature, schema, mapping tree and notes, as ``print(op_def(op))`` shows them.
         boundary: Whether graphs are split at it.
@@ -33,7 +33,7 @@ class OpUse:
 
     @property
     def text(self) -> str:
-        """What a report says of the operator, in lines."""
+        """The lines of a report about the operator."""
         lines = [self.description, f"calls      {self.calls}"]
         if self.floats:
             way_out = "compiles a graph of its own; a Tensor without dimensions varies within one graph"
@@ -62,13 +62,13 @@ class PassOutcome:
 
 
 @dataclass(frozen=True)
-class GuardOutcome:
-    """A guard against a known defect of torch that changed something in one graph."""
+class RepairOutcome:
+    """A repair of a known defect of torch that changed something in one graph."""
 
     name: str
     severity: str
     effect: str
-    guard: str
+    repair: str
     times: int
 
 
@@ -79,7 +79,7 @@ class GraphChange:
     Attributes:
         name: The pass.
         before: The graph as text.
-        after: The same when the pass had returned.
+        after: The graph as text after the pass returned.
     """
 
     name: str
@@ -96,7 +96,7 @@ class KernelRun:
         calls: How often it ran in one call of the graph.
         seconds: Time on the device, of one call of the kernel.
         bytes: Bytes of the tensors that it was given, each counted once.
-        share: Bytes a second over what the device copies in a second; 0 where that is not known.
+        share: Bytes a second over the bytes that the device copies in a second; 0 if that is not known.
     """
 
     name: str
@@ -115,26 +115,26 @@ class GraphRecord:
         nodes: Number of operator calls.
         symbols: The symbolic sizes among the inputs, for example ``("s27", "s53")``; empty if all are fixed.
         passes: Each pass that was asked.
-        guards: Each guard that changed something.
+        repairs: Each repair of torch that changed something.
         kernels: Names of the kernels that Inductor generated.
         externs: Names of the library functions that the generated code calls.
         seconds: Time to compile.
         piece: Which piece of a split graph it belongs to; empty when it was not split.
         error: The message of the exception that ended the compilation, or empty.
-        given: The graph as text as Inductor got it; empty where nobody keeps it.
-        changed: What each pass did that changed the graph, those of the joint graph too.
+        given: The graph as text as Inductor got it; empty if it was not kept.
+        changed: The change of each pass that changed the graph, or the joint graph.
         lowered: The graph as text as it was lowered, after all passes.
         code: The generated code.
         phases: The parts of Inductor's work, with the seconds of each.
         runs: What ``magi.profile`` measured.
-        cached: Whether it came from AOTAutograd's cache; then nothing but the code is known of it.
+        cached: Whether it came from AOTAutograd's cache; then only the code is known of it.
     """
 
     kind: str
     nodes: int
     symbols: tuple[str, ...]
     passes: tuple[PassOutcome, ...]
-    guards: tuple[GuardOutcome, ...]
+    repairs: tuple[RepairOutcome, ...]
     kernels: tuple[str, ...]
     externs: tuple[str, ...]
     seconds: float
@@ -195,7 +195,7 @@ class SizeUse:
         hits: Those that ran code of its own.
         has_code: Whether it has code of its own now.
         seconds: Time to compile that.
-        note: That it was asked for, how often it was made, or why it could not be; often empty.
+        note: Whether it was named by the user, how often it was made, or why it could not be made; often empty.
     """
 
     sizes: tuple[tuple[str, int], ...]
@@ -211,13 +211,13 @@ class SizesOutcome:
     """The sizes that one captured graph with symbols was called with.
 
     Attributes:
-        symbols: Each symbol and where the caller gives it, for example ``("s27", "x.size()[0]")``.
+        symbols: Each symbol and the argument it comes from, for example ``("s27", "x.size()[0]")``.
         uses: The sizes that are remembered, those with most calls first.
         calls: All calls.
         hits: Those that ran code for their size.
-        forgotten: How many sizes were met and are not remembered.
+        forgotten: How many other sizes there were, which are not remembered.
         symbolic: Why no more code for single sizes is made, or empty.
-        advice: What to set where a size that comes back runs the code for any size, or empty.
+        advice: What to set if a size that comes back runs the code for any size, or empty.
     """
 
     symbols: tuple[tuple[str, str], ...]
@@ -251,12 +251,12 @@ class GraphBreak:
 
 @dataclass(frozen=True)
 class Recompilation:
-    """Why the code that was there could not be used, so that the function was captured again.
+    """Why existing code could not be used, so that the function was captured again.
 
     Attributes:
         of: Dynamo's number of that compilation, such as ``0/0``.
         guard: The guard that failed, without the values that it compares.
-        place: The line of the program that the guard is there for, or empty.
+        place: The line of the program that needs the guard, or empty.
     """
 
     of: str
@@ -274,24 +274,24 @@ class Compilation:
         nodes: Number of operator calls that Dynamo captured.
         inputs: Shape and dtype of each input, for example ``"float32[1, 4, s0, s1]"``.
         ops: Registered operators in the graph.
-        graphs: The graphs of ATen operators that came of it; a backward joins when it is compiled.
+        graphs: The graphs of ATen operators that it became; a backward is added when it is compiled.
         checks: What ``magi.check`` compared, once the pieces were called.
         pieces: Names of the pieces and boundary operators in order, when the graph was split.
         settings: Dotted name, value and origin of each setting.
         cache: Use of the caches.
-        sizes: The sizes of its calls; None where no input is a size, or nothing counts them.
+        sizes: The sizes of its calls; None if no input is a size, or if they are not counted.
         seconds: Time from the call of the backend to its return; a backward compiled later is not in it.
-        capture_seconds: Time that Dynamo traced before it called the backend; 0 where torch does not tell.
+        capture_seconds: Time that Dynamo traced before it called the backend; 0 if torch does not report it.
         error: The message of the exception that ended the compilation, or empty.
-        compile_id: Dynamo's number of the compilation, such as ``0/1``; empty where Dynamo did not start it.
+        compile_id: Dynamo's number of the compilation, such as ``0/1``; empty if Dynamo did not start it.
         function: The qualified name of the function that was captured.
         place: Its file and first line.
-        captured: The captured graph as text; empty where nobody keeps it.
+        captured: The captured graph as text; empty if it was not kept.
         recompiled: Why it was captured again; None at the first time.
-        stopped: The graph break at which the capture ended; None where it reached the end of the function.
+        stopped: The graph break at which the capture ended; None if it reached the end of the function.
         inductor_seconds: The part of *seconds* in which Inductor compiled graphs; the rest is AOTAutograd's and ours.
         frame_seconds: Time from the start of the capture until the guards were built; 0 until then.
-        report_seconds: Time that this record took, in which graphs were written as text, and files.
+        report_seconds: Time that this record took, to write graphs as text and to write files.
     """
 
     index: int

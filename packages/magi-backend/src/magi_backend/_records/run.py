@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one process compiled besides: how much by other backends, where graphs broke, what Dynamo gave up."""
+"""Other work of one process: graphs of other backends, graph breaks, and functions that Dynamo did not capture."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BrokenAt:
-    """A graph break, and how often Dynamo met it."""
+    """A graph break, and how often it happened."""
 
     at: GraphBreak
     times: int
@@ -52,11 +52,11 @@ class GivenUp:
 
 @dataclass(frozen=True)
 class ProcessRecord:
-    """What one process compiled besides.
+    """What one process compiled, besides the graphs of this backend.
 
     Attributes:
         process: Which.
-        others: How many graphs other backends compiled.
+        others: The number of graphs that other backends compiled.
         breaks: The graph breaks of all functions, also of those for other backends.
         given_up: The functions that Dynamo left to Python.
     """
@@ -68,7 +68,7 @@ class ProcessRecord:
 
 
 class ProcessFile:
-    """The record of this process while it grows. Dynamo tells it of every function that it has captured."""
+    """The record of this process while it grows. Dynamo calls it for every function that it has captured."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -83,7 +83,7 @@ class ProcessFile:
         self.write()
 
     def note(self, end: _torch_compat.FrameEnd) -> None:
-        """Count what Dynamo did, and write it where that is new."""
+        """Count what Dynamo did, and write the record if something is new."""
         if end.failure and not end.calls:
             reason = without_fractions(end.failure).splitlines()[0]
             with self._lock:
@@ -91,7 +91,7 @@ class ProcessFile:
         self.write()
 
     def write(self) -> None:
-        """Put the record into its file where it has changed; a process that was forked since has one of its own."""
+        """Write the record to its file if it has changed; a process that was forked since has a file of its own."""
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -115,7 +115,7 @@ _ours: Counter[str] = Counter()
 
 
 def count_ours() -> None:
-    """One of the graphs that Dynamo has captured in this process is ours, on record or not."""
+    """Count a graph that Dynamo captured in this process for this backend, on record or not."""
     with _lock:
         _ours["graphs"] += 1
 
@@ -125,7 +125,7 @@ _lock = threading.Lock()
 
 
 def process_file(place: str) -> ProcessFile:
-    """The record of this process in the folder *place*, which Dynamo tells from now on, on this thread."""
+    """The record of this process in the folder *place*, which Dynamo calls from now on, on this thread."""
     folder = folder_of(place)
     with _lock:
         file = _files.get((folder, os.getpid()))
@@ -135,6 +135,6 @@ def process_file(place: str) -> ProcessFile:
 
 
 def processes(place: Path) -> Iterator[ProcessRecord]:
-    """The processes that wrote into the folder *place*, in the order in which they began."""
+    """The records of the processes that wrote into the folder *place*, in the order in which they began."""
     for path in sorted((place / "processes").glob("*.json")):
         yield from_plain(ProcessRecord, json.loads(path.read_text()))

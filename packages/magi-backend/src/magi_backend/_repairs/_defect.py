@@ -21,12 +21,12 @@ class Defect:
     written slower code.
 
     Attributes:
-        name: The name of the file, of the guard in reports, and of the scope of the repair.
+        name: The name of the file, of the repair in reports, and of its scope.
         effect: What a user sees without the repair.
         severity: Whether the compiled code is wrong, or there is none, or it is in more graphs or slower than need be.
         since: First release known to have it.
         fixed: First release known not to have it; None while every release since has it.
-        guard: What the repair does, for the report.
+        repair: What the repair does, for the report.
         patch: Puts the repair in the place of torch's functions, where it does nothing outside its scope.
         is_torch_concerned: Asked when a compilation starts: whether torch's own way, as it is configured by the user,
             meets the defect. Otherwise only what this backend turns on needs the repair, and the report is silent.
@@ -40,7 +40,7 @@ class Defect:
     severity: Literal["wrong code", "no code", "more graphs", "slower code"]
     since: tuple[int, ...]
     fixed: tuple[int, ...] | None
-    guard: str
+    repair: str
     patch: Callable[[], None]
     is_torch_concerned: Callable[[], bool] = _always
     is_of_joint_graphs: bool = False

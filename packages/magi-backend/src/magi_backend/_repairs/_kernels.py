@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton kernels of the user, as Inductor gets them."""
+"""The user's Triton kernels, as Inductor gets them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 def parameters_of(kernel: Any) -> Sequence[Any]:
-    """The parameters of *kernel*, of the function below its autotuner and heuristics."""
+    """The parameters of *kernel*, read from the function below its autotuner and heuristics."""
     while not hasattr(kernel, "params"):
         kernel = kernel.fn
     return kernel.params  # type: ignore[no-any-return]
 
 
 def is_of_the_user(body: str) -> bool:
-    """Whether the call that defines a kernel in the generated module, *body*, defines one that a person wrote."""
+    """Whether *body*, the call that defines a kernel in the generated module, defines a kernel of the user."""
     return "\n@triton_heuristics.user_autotune(\n" in body

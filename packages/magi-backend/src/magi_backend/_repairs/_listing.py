@@ -13,7 +13,7 @@ from ._defect import Defect
 
 @functools.cache
 def known_defects() -> tuple[Defect, ...]:
-    """Every defect in this folder, by name; the modules of what they share start with an underscore."""
+    """Every defect in this folder, by name. Modules whose names start with an underscore hold what repairs share."""
     folder, package = str(Path(__file__).parent), __name__.rpartition(".")[0]
     names = sorted(module.name for module in pkgutil.iter_modules([folder]) if not module.name.startswith("_"))
     return tuple(importlib.import_module(f"{package}.{name}").DEFECT for name in names)

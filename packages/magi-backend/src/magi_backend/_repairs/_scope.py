@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where repairs are active: one context of one thread, outside of which torch stays what it was."""
+"""Where repairs are active: in a context of one thread, outside of which torch is unchanged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Scope:
 _scope: ContextVar[_Scope | None] = ContextVar("magi_repairs", default=None)
 _patching = threading.Lock()
 _NOTED = "magi_repairs"
-"""Attribute of a tracing context: the repairs that mattered when its graph was captured."""
+"""Attribute of a tracing context: the repairs that had an effect when its graph was captured."""
 
 
 @contextlib.contextmanager
@@ -39,7 +39,7 @@ def repaired(defects: Sequence[Defect], report: Callable[[str], None]) -> Iterat
     """Run Inductor with the repairs of *defects*, within this context only.
 
     *report* gets the name of a defect each time that torch's own way would have failed or given another result. The
-    functions are put in place on first use and do nothing outside such a context.
+    functions of torch are replaced on first use, and behave as before outside such a context.
     """
     _patch(defects)
     noted = _noted_in(torch._guards.TracingContext.try_get())
@@ -59,7 +59,7 @@ def repaired(defects: Sequence[Defect], report: Callable[[str], None]) -> Iterat
 
 
 def repair_capture() -> None:
-    """Put the repairs of what Dynamo does before it calls a backend in place; they look at the backend themselves."""
+    """Install the repairs of what Dynamo does before it calls a backend; they check the backend themselves."""
     from magi_backend._torch_compat import torch_release
 
     from ._listing import active_defects
@@ -68,7 +68,7 @@ def repair_capture() -> None:
 
 
 def note_in_capture(output: Any, name: str) -> None:
-    """Say that the repair *name* matters to the graph that Dynamo captures into *output*."""
+    """Note that the repair *name* has an effect on the graph that Dynamo captures into *output*."""
     context = output.tracing_context
     setattr(context, _NOTED, _noted_in(context) | {name})
 
@@ -84,13 +84,13 @@ def _patch(defects: Sequence[Defect]) -> None:
 
 
 def is_active(name: str) -> bool:
-    """Whether the repair *name* is active here."""
+    """Whether the repair *name* is active in the current context."""
     scope = _scope.get()
     return scope is not None and name in scope.names
 
 
 def report(name: str) -> None:
-    """Say that without the repair *name* torch would have failed or given another result."""
+    """Report that without the repair *name*, torch would have failed or given another result."""
     scope = _scope.get()
     assert scope is not None, "a repair reports from inside its scope"
     if name in scope.reported:
@@ -98,16 +98,16 @@ def report(name: str) -> None:
 
 
 def report_if(name: str, mattered: Callable[[], bool]) -> None:
-    """Ask *mattered* at the end of the scope, once the whole graph is compiled, and report the repair *name* if so."""
+    """Call *mattered* at the end of the scope, when the graph is compiled, and report *name* if it returns True."""
     scope = _scope.get()
     assert scope is not None, "a repair reports from inside its scope"
     scope.questions.append((name, mattered))
 
 
 def replace(owner: Any, attribute: str, make: Callable[[Any], Any]) -> None:
-    """Put ``make(original)`` in the place of *attribute* of a class or module, once; nothing where there is none.
+    """Replace *attribute* of a class or module by ``make(original)``, once, if there is such an attribute.
 
-    Several repairs may replace the same function: each calls the one before it.
+    Several repairs may replace the same function; each calls the one before it.
     """
     found = inspect.getattr_static(owner, attribute, None)
     original = found.__func__ if isinstance(found, staticmethod) else found

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """``tensor == "text"`` does not break a captured graph (torch < 2.13).
 
-`Tensor.__eq__` answers NotImplemented to whatever is not a number or a tensor, and Python then answers False. Dynamo
-puts the call of `__eq__` into the graph, sees that it does not return a tensor, and breaks the graph. The decoder of
-WAN compares the entries of its cache with a string, and falls into 28 graphs in place of 3.
+`Tensor.__eq__` returns NotImplemented for anything that is not a number or a tensor, and Python then returns False.
+Dynamo puts the call of `__eq__` into the graph, sees that it does not return a tensor, and breaks the graph. The
+decoder of WAN compares the entries of its cache with a string, which makes 28 graphs instead of 3.
 
-Dynamo works before the backend is called, so this repair looks at the frame that is captured: one of a backend of ours.
+Dynamo does this before the backend is called, so this repair checks that the captured frame is for a backend of ours.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ NAME = "compare_with_constants"
 
 
 def patch() -> None:
-    """Answer False where a tensor is compared with a string, None, a list or the like.
+    """Return False for the comparison of a tensor with a string, None, a list or a similar constant.
 
-    Dynamo looks up who handles an operator by the kinds of its operands, once, and keeps the answer.
+    Dynamo looks up the handler of an operator once for the kinds of its operands, and keeps the result.
     """
     from torch._dynamo.variables import (
         BuiltinVariable,
@@ -75,7 +75,7 @@ DEFECT = Defect(
     severity="more graphs",
     since=(2, 10, 0),
     fixed=(2, 13, 0),
-    guard="a tensor never equals such a constant",
+    repair="a tensor never equals such a constant",
     patch=patch,
     is_in_capture=True,
 )

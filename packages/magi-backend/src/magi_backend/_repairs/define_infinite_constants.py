@@ -2,8 +2,8 @@
 """A user's Triton kernel may have a constant that is infinite or not a number (every torch from 2.10 on).
 
 Inductor writes the constants that a kernel names, its constant arguments and the configurations of its autotuner into a
-module of the kernel's own with `repr` (torch/_inductor/codegen/wrapper.py): ``-inf`` for ``float("-inf")``. That module
-imports no such name, and the graph does not compile. Masks of attention are made of this constant.
+separate module with `repr` (torch/_inductor/codegen/wrapper.py): ``-inf`` for ``float("-inf")``. That module does not
+import the name ``inf``, so the graph does not compile. Attention masks, for example, use this constant.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ _IMPORTS = "\nimport triton\n"
 
 
 def patch() -> None:
-    """Import the two names where the module of a kernel reads them."""
+    """Import the two names if the module of a kernel reads them."""
     from torch._inductor.codegen import wrapper
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def define_kernel(self: Any, kernel_name: str, kernel_body: str, *args: Any, **kwargs: Any) -> Any:
-            # `escape_kernel_constants`, the later name, is called first: what stands between the quotes can be read.
+            # `escape_kernel_constants`, whose name sorts later, is called first, so the text between the quotes can be
+            # parsed.
             if is_active(NAME) and is_of_the_user(kernel_body) and names_a_float(_module(kernel_body)):
                 report(NAME)
                 kernel_body = kernel_body.replace(_IMPORTS, f"\nfrom math import inf, nan{_IMPORTS}", 1)
@@ -43,7 +44,7 @@ def patch() -> None:
 
 
 def _module(body: str) -> str:
-    """The source of the module of a kernel, from the call that defines the kernel, *body*."""
+    """The source of the module of a kernel, read from *body*, the call that defines the kernel."""
     match ast.parse(body.strip(), mode="eval").body:
         case ast.Call(args=[_, ast.Constant(value=str(source))]):
             return source
@@ -72,6 +73,6 @@ DEFECT = Defect(
     severity="no code",
     since=(2, 10, 0),
     fixed=None,
-    guard="the module of a user's Triton kernel imports the names of infinite constants",
+    repair="the module of a user's Triton kernel imports the names of infinite constants",
     patch=patch,
 )

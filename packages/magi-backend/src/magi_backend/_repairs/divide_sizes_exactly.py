@@ -2,9 +2,9 @@
 """The quotient of two sizes inside a Triton kernel is what Python's ``/`` gives (every torch from 2.10 on).
 
 ``TritonPrinter`` writes ``s0 / s1`` for a division of two symbolic sizes. Triton divides integers in float32, and its
-``/`` of float32 is PTX's ``div.full``, which may be two units in the last place too small. ``45 / 45`` need not be 1
-then, and a nearest upsampling, which rounds ``i * (s0 / s1)`` down, reads the pixel before the right one everywhere.
-Python divides in float64, and Triton's ``/`` of float64 is rounded as IEEE 754 has it.
+``/`` of float32 is PTX's ``div.full``, which may be two units in the last place too small. So ``45 / 45`` may be less
+than 1, and a nearest upsampling, which rounds ``i * (s0 / s1)`` down, reads the pixel before the right one everywhere.
+Python divides in float64, and Triton's ``/`` of float64 is rounded as IEEE 754 requires.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ NAME = "divide_sizes_exactly"
 
 
 def _division(printer: Any, dividend: Any, divisor: Any) -> str:
-    """The quotient in the widest float of the device; float32 has a function for the exact division."""
+    """The code of the quotient in the widest float of the device; for float32, a function divides exactly."""
     float_type = getattr(printer, "_get_scalar_float_type", lambda: "tl.float64")()
     left, right = (f"tl.cast({printer.doprint(size)}, {float_type})" for size in (dividend, divisor))
     return f"({left} / {right})" if float_type == "tl.float64" else f"tl.div_rn({left}, {right})"
 
 
 def patch() -> None:
-    """Print the division so."""
+    """Print the exact division."""
     from torch._inductor.codegen.triton import TritonPrinter
 
     def make(original: Callable[..., str]) -> Callable[..., str]:
@@ -51,6 +51,6 @@ DEFECT = Defect(
     severity="wrong code",
     since=(2, 10, 0),
     fixed=None,
-    guard="a quotient of sizes is computed in float64, as Python does",
+    repair="a quotient of sizes is computed in float64, as Python does",
     patch=patch,
 )

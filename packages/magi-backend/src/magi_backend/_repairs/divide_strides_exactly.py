@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The remainder of two symbolic strides has no quotient left in it that divides without a rest (torch < 2.14.1).
+"""Quotients inside the remainder of two symbolic strides are cancelled (torch < 2.14.1).
 
-``Layout._stride_expr_ge_or_false`` asks the shape environment whether ``left % right`` is 0. The ``%`` is sympy's: it
-takes out the greatest common divisor and leaves the quotients as they are, so that images of n+1 by n+1 pixels give
-``Mod(1, (n**2 + 2*n + 1)/(n + 1))``. A reciprocal is not an integer: its range is empty, which raises, and a guard with
-one in it cannot be printed. The quotients are polynomials, so they can be cancelled; ``Mod`` of torch keeps them so.
+``Layout._stride_expr_ge_or_false`` asks the shape environment whether ``left % right`` is 0. The ``%`` is that of
+sympy, which takes out the greatest common divisor and does not cancel quotients, so images of n+1 by n+1 pixels give
+``Mod(1, (n**2 + 2*n + 1)/(n + 1))``. A reciprocal is not an integer: its range is empty, which raises an error, and a
+guard with one in it cannot be printed. The quotients are polynomials, so they can be cancelled, and ``Mod`` of torch
+leaves the result unchanged.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ NAME = "divide_strides_exactly"
 
 @functools.lru_cache(4096)
 def cancelled(question: Any) -> Any:
-    """*question*, with each remainder that has a reciprocal in it written without."""
+    """*question*, with the reciprocals in its remainders cancelled."""
     import sympy
     from torch.utils._sympy.functions import Mod
 
@@ -37,7 +38,7 @@ def cancelled(question: Any) -> Any:
 
 
 def patch() -> None:
-    """Ask the question without reciprocals."""
+    """Ask the shape environment a question without reciprocals."""
     from torch._inductor.sizevars import SizeVarAllocator
 
     def make(original: Callable[..., bool]) -> Callable[..., bool]:
@@ -61,6 +62,6 @@ DEFECT = Defect(
     severity="no code",
     since=(2, 13, 0),
     fixed=(2, 14, 1),
-    guard="strides that divide each other are divided before their remainder is asked for",
+    repair="strides that divide each other are divided before their remainder is asked for",
     patch=patch,
 )

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""A text that a user's Triton kernel takes as a constant arrives as it was given (every torch from 2.10 on).
+r"""A string that a user's Triton kernel takes as a constant keeps its value (every torch from 2.10 on).
 
-Constant arguments and the configurations of an autotuner stand above the kernel in the generated module, between the
-same three single quotes (``define_user_defined_triton_kernel`` in torch/_inductor/codegen/wrapper.py). They are written
-with `repr` and escaped no further: a ``tl.constexpr`` argument ``"a\nb"`` is not a string any more, ``r"\t"`` a tab,
-and ``"'''"`` ends the kernel.
+Constant arguments and the configurations of an autotuner are written above the kernel in the generated module, between
+the same three single quotes (``define_user_defined_triton_kernel`` in torch/_inductor/codegen/wrapper.py). They are
+written with `repr` and not escaped again: a ``tl.constexpr`` argument ``"a\nb"`` becomes invalid, ``r"\t"`` becomes a
+tab, and ``"'''"`` ends the kernel.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SOURCE = "\n@triton.jit\n"
 
 
 def patch() -> None:
-    """Escape what stands above the source of such a kernel."""
+    """Escape the text above the source of such a kernel."""
     from torch._inductor.codegen import wrapper
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,7 +43,7 @@ def patch() -> None:
 
 
 def with_escaped_constants(body: str) -> str:
-    """The call that defines a kernel, *body*, with the text above the kernel's own source escaped once."""
+    """*body*, the call that defines a kernel, with the text above the source of the kernel escaped once."""
     if not is_of_the_user(body):
         return body
     opening, quotes, text = body.partition(_QUOTES)
@@ -59,6 +59,6 @@ DEFECT = Defect(
     severity="wrong code",
     since=(2, 10, 0),
     fixed=None,
-    guard="texts among the constant arguments of the user's Triton kernels are escaped",
+    repair="texts among the constant arguments of the user's Triton kernels are escaped",
     patch=patch,
 )

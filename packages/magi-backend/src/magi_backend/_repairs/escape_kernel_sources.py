@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""The source of a user's Triton kernel arrives as it was written, backslashes too (torch < 2.13).
+r"""The source of a user's Triton kernel keeps its backslashes (torch < 2.13).
 
 Inductor writes the kernel, the functions that it calls and the constants that it names into the generated module,
 between three single quotes, and escapes nothing but such quotes (``define_user_defined_triton_kernel`` in
-torch/_inductor/codegen/wrapper.py). Python reads each backslash in there once too often: ``"\n"`` becomes the end of a
-line inside a string, inline PTX of several lines is not a string, and ``"\\t"`` is another text.
+torch/_inductor/codegen/wrapper.py). So Python interprets each backslash once too often: ``"\n"`` becomes a line end
+inside a string, inline PTX of several lines is invalid, and ``"\\t"`` becomes another string.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 NAME = "escape_kernel_sources"
 
 _writing: ContextVar[bool] = ContextVar("magi_writing_a_kernel", default=False)
-"""Whether the source that is asked for will stand between quotes, rather than in the key of a cache."""
+"""Whether the source will be written between quotes, rather than into the key of a cache."""
 
 
 def patch() -> None:
-    """Double each backslash of a source that is put between quotes."""
+    """Double each backslash of a source that is written between quotes."""
     from torch._inductor.codegen import wrapper
 
     def make_definition(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,6 +61,6 @@ DEFECT = Defect(
     severity="wrong code",
     since=(2, 10, 0),
     fixed=(2, 13, 0),
-    guard="backslashes in the source of the user's Triton kernels are escaped",
+    repair="backslashes in the source of the user's Triton kernels are escaped",
     patch=patch,
 )

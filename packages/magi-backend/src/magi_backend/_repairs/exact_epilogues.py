@@ -2,8 +2,9 @@
 """A fused epilogue computes from what the kernel stores, under names that the kernel does not use (torch >= 2.12).
 
 ``FusedUserDefinedTritonKernel`` puts ``tmp0 = <the stored expression>`` and the operators on ``tmp0`` before the
-store. The expression has the kernel's own dtype: an int tensor of floats loses its rounding, a bfloat16 value meets
-``tl.sigmoid``, which takes float32 alone. And a kernel with a variable ``tmp0`` finds it overwritten.
+store. The expression has the dtype of the kernel's computation: floats that are stored into an int tensor are not
+rounded, and a bfloat16 value is passed to ``tl.sigmoid``, which takes only float32. Also, a variable ``tmp0`` of the
+kernel is overwritten.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ NAME = "exact_epilogues"
 
 
 def _is_fused_by_user() -> bool:
-    """Whether the user turned this fusion on. Torch does not fuse by itself; then stock has no way that goes wrong."""
+    """Whether the user turned this fusion on. Torch does not fuse by default, so without it stock torch is right."""
     from torch._inductor import config
 
     return bool(getattr(config, "epilogue_fusion_user_defined_triton_kernel", False))
@@ -36,12 +37,12 @@ def _dtypes(kernel: Any) -> set[torch.dtype]:
 
 
 def _has_own(kernel: Any) -> bool:
-    """Whether the source of the user's kernel has a name that starts as those of the epilogue do."""
+    """Whether the source of the user's kernel has a name with the prefix of the names of the epilogue."""
     return kernel.cse.name_prefix in kernel.ir_node.kernel_src
 
 
 def patch() -> None:
-    """Cast what is loaded as the store casts it, and take new names."""
+    """Cast the value as the store casts it, and use new names."""
     from torch._inductor.codegen import triton
     from torch._inductor.virtualized import V
 
@@ -53,7 +54,7 @@ def patch() -> None:
         def load(self: Any, name: str, index: Any) -> Any:
             if not is_active(NAME) or name != self.ir_node.mutable_args[0].get_name():
                 return original(self, name, index)
-            # What a kernel computes from float32 alone it computes in float32: the cast changes nothing then.
+            # What a kernel computes from float32 only is in float32, so the cast changes nothing.
             if _has_own(self) or _dtypes(self) != {torch.float32}:
                 report(NAME)
             while _has_own(self):
@@ -83,7 +84,7 @@ DEFECT = Defect(
     severity="wrong code",
     since=(2, 12, 0),
     fixed=None,
-    guard="the value is cast as the store casts it, and the names are new",
+    repair="the value is cast as the store casts it, and the names are new",
     patch=patch,
     is_torch_concerned=_is_fused_by_user,
 )

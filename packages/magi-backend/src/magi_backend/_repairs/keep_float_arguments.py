@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Triton kernel of the user gets its float arguments as Triton hands them over, in 32 bits (torch 2.11 to 2.14).
+"""A Triton kernel of the user gets its float arguments in 32 bits, as Triton passes them (torch 2.11 to 2.14).
 
-`signature_of` (torch/_inductor/codegen/triton_utils.py) declares each Python float ``fp64``, which its own kernels
-want, also for kernels that a person wrote. ``scale * x`` is float64 then: a kernel that gives the product to `tl.dot`
-next to float32 does not compile, and one that computes it in a loop takes half as long again (`chunk_gla` and
-`fused_recurrent_gla` of flash-linear-attention, one H200, torch 2.11). Triton's launcher takes a float in 32 bits
+`signature_of` (torch/_inductor/codegen/triton_utils.py) declares each Python float as ``fp64``, as Inductor's own
+kernels need it, but also in kernels of the user. So ``scale * x`` is float64: a kernel that passes the product to
+`tl.dot` together with float32 does not compile, and one that computes it in a loop takes 1.5 times as long (`chunk_gla`
+and `fused_recurrent_gla` of flash-linear-attention, one H200, torch 2.11). Triton's launcher takes a float in 32 bits
 unless its parameter is annotated with another type, and so does torch 2.15.
 """
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 NAME = "keep_float_arguments"
 
 _annotated: ContextVar[frozenset[str]] = ContextVar("magi_annotated_parameters", default=frozenset())
-"""Names of the parameters with a type of their own, of the user's kernel that is being declared."""
+"""Names of the parameters that are annotated with a type in the user's kernel that is being declared."""
 
 
 def patch() -> None:
-    """Declare such an argument ``fp32``."""
+    """Declare such an argument as ``fp32``."""
     from torch._inductor.codegen import wrapper
 
     def make_definition(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -54,7 +54,7 @@ def patch() -> None:
         return signature_to_meta
 
     replace(wrapper.PythonWrapperCodegen, "define_user_defined_triton_kernel", make_definition)
-    # The wrapper declares kernels of the user only.
+    # This function declares kernels of the user only.
     replace(wrapper, "signature_to_meta", make_declaration)
 
 
@@ -69,6 +69,6 @@ DEFECT = Defect(
     severity="no code",
     since=(2, 11, 0),
     fixed=(2, 15, 0),
-    guard="float arguments of the user's Triton kernels are handed over in 32 bits, as Triton does",
+    repair="float arguments of the user's Triton kernels are passed in 32 bits, as Triton does",
     patch=patch,
 )

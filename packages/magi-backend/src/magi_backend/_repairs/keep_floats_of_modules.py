@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A float attribute of a module is a constant of the graph until it changes, with ``dynamic=True`` too (all releases).
 
-With ``dynamic=True`` Dynamo makes a symbol of each float that it meets (`wrap_symfloat` in
-torch/_dynamo/variables/builder.py): the epsilon of each norm and the scale of each attention become tensors of one
-element on the CPU, made and read in each call, and kernels that would be one are two, because a scale that is a tensor
-cannot be multiplied where it is read. A Llama of 8 layers makes 45 such tensors a call, which take 0.1 of 3.3 ms of its
-processor at 256 tokens (one H200, torch 2.11). With ``dynamic=None`` a float is a constant with a guard; the first call
-with another value compiles once more, and the float is a symbol from then on. Attributes of modules are treated so
-here. Arguments of the function are symbols from the start, as ``dynamic=True`` asks for.
+With ``dynamic=True``, Dynamo makes a symbol for each float (`wrap_symfloat` in torch/_dynamo/variables/builder.py). The
+epsilon of each norm and the scale of each attention become tensors of one element on the CPU, which are made and read
+in each call. Fewer kernels fuse, because a scale that is a tensor cannot be part of the kernel that reads it. A Llama
+of 8 layers makes 45 such tensors in each call, which take 0.1 of 3.3 ms of CPU time at 256 tokens (one H200, torch
+2.11). With ``dynamic=None``, a float is a constant with a guard; the first call with another value compiles once more,
+and the float is a symbol from then on. The repair does the same for attributes of modules. Arguments of the function
+are symbols from the start, as ``dynamic=True`` requires.
 
-Dynamo works before the backend is called, so this looks at the frame that is captured: one of a backend of ours.
+Dynamo does this before the backend is called, so this repair checks that the captured frame is for a backend of ours.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NAME = "keep_floats_of_modules"
 
 
 def patch() -> None:
-    """Treat them as Dynamo does where sizes become symbols only once they change."""
+    """Treat these floats as Dynamo does with ``dynamic=None``."""
     from torch._dynamo import config
     from torch._dynamo.variables.builder import VariableBuilder
 
@@ -57,7 +57,7 @@ DEFECT = Defect(
     severity="slower code",
     since=(2, 10, 0),
     fixed=None,
-    guard="float attributes of modules are constants until they change",
+    repair="float attributes of modules are constants until they change",
     patch=patch,
     is_in_capture=True,
 )

@@ -3,8 +3,8 @@
 
 ``SchedulerNode.recompute_size_and_body``, which the C++ backend calls to fuse loops, reads the dependences of a
 node again from its body, where a mutated buffer has its first name, and renames them only if the node has fake
-dependences. A reader of ``index_put_``'s result then no longer waits for it, and the two functions that order the
-nodes may put it first. Whether they would have is found by asking them with the dependences that torch had kept.
+dependences. So a reader of ``index_put_``'s result no longer waits for it, and the two functions that order the nodes
+may put it first. To find out whether they would have, they are called with the dependences that torch had kept.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 NAME = "keep_mutation_order"
 
 _LOST = "_magi_lost_reads"
-"""The attribute of a repaired node: its dependences as they are now, and the reads as torch had kept them."""
+"""The attribute of a repaired node: its current dependences, and the reads that torch had kept."""
 
 
 def _repaired_parts(node: Any) -> list[Any]:
-    """The nodes fused into *node* whose dependences are those that the repair gave them."""
+    """The nodes fused into *node* whose dependences were set by the repair."""
     return [part for part in node.get_nodes() if part.__dict__.get(_LOST, (None,))[0] is part.read_writes]
 
 
 def _unrepaired(node: Any, parts: Sequence[Any]) -> Any:
-    """What *node* would wait for if its *parts* had the reads that torch had kept."""
+    """The names that *node* would wait for if its *parts* had the reads that torch had kept."""
     others = [part for part in node.get_nodes() if part not in parts]
     gained = {dep for part in parts for dep in part.read_writes.reads} - {
         dep for part in others for dep in part.read_writes.reads
@@ -45,14 +45,14 @@ def _unrepaired(node: Any, parts: Sequence[Any]) -> Any:
 
 
 def _misplaced(order: Sequence[Any], parts: Sequence[Any]) -> list[Any]:
-    """Those of *parts* that read, in this *order*, a buffer before it is written."""
+    """Those of *parts* that read a buffer before it is written in this *order*."""
     places = {name: place for place, node in enumerate(order) for name in node.get_buffer_names()}
     at = {part: place for place, node in enumerate(order) for part in node.get_nodes()}
     return [part for part in parts if any(places.get(dep.name, -1) > at[part] for dep in part.read_writes.reads)]
 
 
 def _report_misplaced(nodes: Sequence[Any], order: Callable[[], Sequence[Any]]) -> None:
-    """Report each repaired node that *order* would have put in front of a write without the repair."""
+    """Report each repaired node that would be ahead of a write in *order*, the order without the repair."""
     repaired = {node: parts for node in nodes if (parts := _repaired_parts(node))}
     if not repaired:
         return
@@ -66,11 +66,11 @@ def _report_misplaced(nodes: Sequence[Any], order: Callable[[], Sequence[Any]]) 
             node.unmet_dependencies = dependences
     for part in _misplaced(unrepaired, [part for parts in repaired.values() for part in parts]):
         report(NAME)
-        del part.__dict__[_LOST]  # once for each node is enough
+        del part.__dict__[_LOST]  # each node is reported once
 
 
 def patch() -> None:
-    """Rename the dependences, and watch the functions that put the nodes in order."""
+    """Rename the dependences, and wrap the functions that order the nodes."""
     from torch._inductor import memory
     from torch._inductor.scheduler import Scheduler, SchedulerNode
 
@@ -114,6 +114,6 @@ DEFECT = Defect(
     severity="wrong code",
     since=(2, 13, 0),
     fixed=(2, 14, 0),
-    guard="a kernel that reads a mutated buffer waits for the mutation",
+    repair="a kernel that reads a mutated buffer waits for the mutation",
     patch=patch,
 )

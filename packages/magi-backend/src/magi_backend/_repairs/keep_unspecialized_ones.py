@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Triton kernel of the user gets a 1 as a number where it asks for numbers (``do_not_specialize``), on all releases.
+"""A Triton kernel of the user gets a ``do_not_specialize`` argument of 1 as a number, on all releases.
 
-Triton makes a constant of each int argument that is 1, but for parameters that `triton.jit` was told not to specialize.
+Triton makes a constant of each int argument that is 1, except for the parameters named in ``do_not_specialize``.
 Inductor does so for those too (``equals_1`` of `define_user_defined_triton_kernel` in
-torch/_inductor/codegen/wrapper.py), and in the body the parameter is an int of Python: ``T.to(tl.int64)`` does not
-compile. `fused_recurrent_delta_rule_fwd_kernel` of flash-linear-attention fails so when it decodes one token.
+torch/_inductor/codegen/wrapper.py). In the body the parameter is then a Python int, and ``T.to(tl.int64)`` does not
+compile. `fused_recurrent_delta_rule_fwd_kernel` of flash-linear-attention fails in this way when it decodes one token.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAME = "keep_unspecialized_ones"
 
 
 def patch() -> None:
-    """Have Inductor see an expression, rather than a number, in such a place."""
+    """Pass such an argument to Inductor as an expression, rather than as a number."""
     from torch._inductor.codegen import wrapper
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,7 +42,7 @@ def patch() -> None:
 
 
 def _unspecialized_ones(kernel: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of *kernel* that are 1 and shall stay numbers, as expressions that say nothing of their value."""
+    """The ``do_not_specialize`` arguments of *kernel* that are 1, as expressions that hide their value."""
     import sympy
     from torch._inductor.virtualized import V
     from torch.utils._sympy.functions import Identity
@@ -65,6 +65,6 @@ DEFECT = Defect(
     severity="no code",
     since=(2, 10, 0),
     fixed=None,
-    guard="arguments that the user's Triton kernels do not specialize stay numbers where they are 1",
+    repair="arguments that the user's Triton kernels do not specialize stay numbers where they are 1",
     patch=patch,
 )

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pattern that lacks one of its own inputs matches nothing (torch 2.10 and newer).
 
-Inductor looks for ``x[torch.randperm(n)[:k]]``. It traces the pattern with a *k* above *n*, where the slice is no
-call, so that what it finds is ``x[torch.randperm(n)]`` without a *k*, and the check of every match raises. By default
-Inductor makes random numbers of its own before it looks; under ``fallback_random``, as for `explain` and
-``magi.check``, it does not.
+Inductor searches for ``x[torch.randperm(n)[:k]]``. It traces the pattern with a *k* above *n*, for which the slice is
+not a call. So the pattern matches ``x[torch.randperm(n)]`` without a *k*, and the check of every match raises an error.
+By default, Inductor replaces the random number operators before the search; under ``fallback_random``, which `explain`
+and ``magi.check`` use, it does not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAME = "match_whole_permutations"
 
 
 def patch() -> None:
-    """Let the check of a match say no where the pattern has not all of its inputs."""
+    """Make the check of a match return False if the pattern lacks one of its inputs."""
     from torch._inductor.pattern_matcher import PatternMatcherPass
 
     def make(original: Callable[..., int]) -> Callable[..., int]:
@@ -65,7 +65,7 @@ DEFECT = Defect(
     severity="no code",
     since=(2, 10, 0),
     fixed=None,
-    guard="the pattern, which lacks one of its inputs, matches nothing",
+    repair="the pattern, which lacks one of its inputs, matches nothing",
     patch=patch,
     is_of_joint_graphs=True,
 )

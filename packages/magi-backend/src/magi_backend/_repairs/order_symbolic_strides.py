@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Symbolic strides are put in order with the shape environment (torch < 2.14.1).
+"""Symbolic strides are ordered with the shape environment (torch < 2.14.1).
 
 ``GraphLowering.run_node`` calls ``ir.get_stride_order(strides)`` without one. Python's sort then asks symbolic
-comparisons for a truth value: those that hold for all sizes have one, and any other raises.
+comparisons for a truth value. Those that hold for all sizes have one; any other raises an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NAME = "order_symbolic_strides"
 
 
 def patch() -> None:
-    """Ask the shape environment where Python's sort gets no answer."""
+    """Use the shape environment if Python's sort cannot compare two strides."""
     from torch._inductor import ir
     from torch._inductor.virtualized import V
 
@@ -51,6 +51,6 @@ DEFECT = Defect(
     severity="no code",
     since=(2, 10, 0),
     fixed=(2, 14, 1),
-    guard="symbolic strides are compared by what is known of the sizes",
+    repair="symbolic strides are compared by what is known of the sizes",
     patch=patch,
 )

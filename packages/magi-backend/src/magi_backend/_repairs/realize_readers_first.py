@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What reads a buffer is computed before an operator writes to it (torch >= 2.10).
+"""Expressions that read a buffer are computed before an operator writes to it (torch >= 2.10).
 
-``FallbackKernel`` registers itself as an operation first, and then, in ``MutationOutput``, realizes the pointwise
-expressions that still read the old value: they come behind the write, and read the new one.
+``FallbackKernel`` first registers itself as an operation, and then, in ``MutationOutput``, realizes the pointwise
+expressions that read the old value. So these are computed after the write, and read the new value.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAME = "realize_readers_first"
 
 
 def _readers(kernel: Any, tensors: Any, others: Any, unflatten: Any) -> Iterator[Any]:
-    """What reads the arguments that *kernel* writes to, and may not be computed yet."""
+    """The buffers that read the arguments that *kernel* writes to, and that may not be computed yet."""
     from torch._inductor.virtualized import V
 
     args, kwargs = unflatten(tensors, others)
@@ -35,7 +35,7 @@ def _readers(kernel: Any, tensors: Any, others: Any, unflatten: Any) -> Iterator
 
 
 def _realize(readers: Iterator[Any]) -> None:
-    """Compute *readers* here, and report those that something uses in the end."""
+    """Compute *readers* here, and report the repair if any of them is used in the end."""
     from torch._inductor.virtualized import V
 
     graph = V.graph
@@ -43,13 +43,13 @@ def _realize(readers: Iterator[Any]) -> None:
     for reader in readers:
         reader.realize()
     names = [operation.get_operation_name() for operation in graph.operations[known:]]
-    # What no one uses is dropped by the scheduler, whichever value it would have read.
+    # The scheduler drops buffers that nothing uses, whichever value they would have read.
     if names:
         report_if(NAME, lambda: any(name not in graph.removed_operations for name in names))
 
 
 def patch() -> None:
-    """Realize them before the operator is registered."""
+    """Realize the readers before the operator is registered."""
     from torch._inductor.ir import FallbackKernel
 
     def make(original: Callable[..., None]) -> Callable[..., None]:
@@ -71,6 +71,6 @@ DEFECT = Defect(
     severity="wrong code",
     since=(2, 10, 0),
     fixed=None,
-    guard="the old value is read before the write",
+    repair="the old value is read before the write",
     patch=patch,
 )

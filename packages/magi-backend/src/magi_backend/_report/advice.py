@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Rule:
-    """Advice for the guards that *pattern* finds; the text takes what it found by number."""
+    """Advice for the guards that *pattern* matches; the text refers to the groups of the match by number."""
 
     pattern: str
     advice: str
@@ -89,7 +89,7 @@ _OTHERWISE = "TORCH_LOGS=recompiles_verbose says which guards failed, and where 
 
 
 def advice_on(found: Recompilation) -> str:
-    """What makes the recompilation *found* go away.
+    """A sentence on how to avoid the recompilation *found*.
 
     Example:
         >>> from magi_backend._records.records import Recompilation

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A function compiled again, whatever Dynamo has compiled of it before, and however often."""
+"""A function compiled again, no matter what Dynamo has compiled of it before, or how often."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class OwnBackend:
-    """*backend* with an identity of its own: Dynamo takes none of its compiled code for another backend's.
+    """*backend* with a separate identity, so that Dynamo does not use code that another backend compiled.
 
-    What was compiled with another one stays in Dynamo's cache and is used by its owner.
+    Code that was compiled with another backend stays in Dynamo's cache, and calls with that backend still use it.
     """
 
     __name__ = "magi"
@@ -32,11 +32,11 @@ class OwnBackend:
         return self.compiler_fn(gm, example_inputs)
 
 
-class CompiledAnew:
-    """*original*, compiled as *how* says, by code that Dynamo has not seen.
+class CompiledAgain:
+    """*original*, compiled as *how* says, from a code object that is new to Dynamo.
 
-    Dynamo keeps compiled code with the code object of the function, and gives up on one for which it keeps too much.
-    So what is compiled here is a copy of the function, or of the ``forward`` of a module.
+    Dynamo keeps compiled code with the code object of the function, and stops compiling one for which it keeps too
+    much. So this compiles a copy of the function, or of the ``forward`` of a module.
     """
 
     def __init__(self, original: Callable[..., Any], how: _torch_compat.CompiledBy) -> None:
@@ -45,7 +45,7 @@ class CompiledAnew:
             self._compiled = how.make(_own(original), OwnBackend(how.backend))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it, compiled."""
+        """Call the compiled function."""
         with self._with_own_forward(), _torch_compat.many_recompilations():
             return self._compiled(*args, **kwargs)
 
@@ -84,7 +84,7 @@ def _own(original: Any) -> Any:
 
 
 def _copied(fn: Any) -> Any:
-    """*fn* with a code object of its own; anything but a function as it is."""
+    """*fn* with a copied code object if it is a function; anything else as it is."""
     if not isinstance(fn, types.FunctionType):
         return fn
     twin = types.FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one explained call took, and how far it was from eager."""
+"""What one explained call cost, and how far its results were from eager."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class CallRecord:
 
     Attributes:
         inputs: Shape and dtype of each tensor argument.
-        first_seconds: The compiled call, with the compilations that it caused, forward and backward.
-        later_seconds: The same call again, each time.
-        eager_seconds: The same call without the compiler, each time; the first one included.
-        compilations: How many graphs the call made the backend compile.
+        first_seconds: The time of the compiled call with the compilations that it caused, forward and backward.
+        later_seconds: The times of the same call, run again.
+        eager_seconds: The times of the same call without the compiler, including the first one.
+        compilations: The number of graphs that the backend compiled for the call.
         graph_breaks: Where and why Dynamo gave up tracing, and continued after it, during the first call.
-        differences: Every output, and every gradient where there are any, against eager.
-        layouts: A line for each output whose strides are not eager's.
-        random: What random numbers the two sides drew; empty where none were drawn.
+        differences: Every output, and every gradient if there are any, compared with eager.
+        layouts: A line for each output whose strides differ from eager's.
+        random: Which random numbers the two sides used; empty if they used none.
         again: Whether the function had been compiled before, and was compiled again for the report.
     """
 
@@ -44,16 +44,16 @@ class CallRecord:
 
     @property
     def wrong(self) -> tuple[Difference, ...]:
-        """What differs from eager by more than is allowed."""
+        """The differences from eager that exceed the tolerance."""
         return tuple(difference for difference in self.differences if not difference.agrees)
 
     def lines(self) -> tuple[str, ...]:
-        """What to say of the call next to its row in a table: all that is out of the ordinary."""
+        """Lines about the call to add to its row in a table: differences, graph breaks and other unusual results."""
         wrong = [f"DIFFER: {_said(difference)}" for difference in self.wrong]
         if wrong:
             wrong.append('Which operator is to blame: compile with options={"magi.check": True}, and call it once.')
         breaks = [f"Graph break at {text}" for text in self.graph_breaks]
-        again = ["It had been compiled before; for this report it was compiled again, beside that."] * self.again
+        again = ["It had been compiled before; for this report it was compiled again."] * self.again
         return (*breaks, *again, *([self.random] if self.random else []), *self.layouts, *wrong)
 
 
@@ -65,7 +65,7 @@ def _said(difference: Difference) -> str:
 
 
 def spread(seconds: tuple[float, ...]) -> str:
-    """The median of *seconds*, and from where to where they lie."""
+    """The median of *seconds* as text, with the smallest and the largest."""
     if not seconds:
         return "not run"
     median = statistics.median(seconds)
@@ -73,7 +73,7 @@ def spread(seconds: tuple[float, ...]) -> str:
 
 
 def shown(seconds: float) -> str:
-    """*seconds* in the unit that suits them."""
+    """*seconds* as text in a suitable unit."""
     return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a report says of a capture that took long, which is torch's time and not the backend's."""
+"""What a report says of a capture that took long, which is time of torch and not of the backend."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from magi_backend._records.records import Compilation
 
 SLOW = 30.0
-"""Seconds from which on a capture is worth a line."""
+"""Seconds from which on the report mentions the time of a capture."""
 
 
 def capture_line(compilation: Compilation) -> str:
-    """How long Dynamo traced, and what helps where sizes are symbols; empty for a capture that was quick."""
+    """A line on how long Dynamo traced, and what helps if sizes are symbols; empty for a fast capture."""
     if compilation.capture_seconds < SLOW:
         return ""
     said = f"Dynamo traced for {compilation.capture_seconds:.0f} s before it called the backend."

@@ -30,30 +30,30 @@ class Pair:
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """What differs, in a word each; times always do."""
+        """What differs, one word for each kind; times are left out, because they always differ."""
         parts = {
             "inputs": self.before.inputs != self.after.inputs,
             "graphs": self.before.captured != self.after.captured or _lowered(self.before) != _lowered(self.after),
             "passes": _passes(self.before) != _passes(self.after),
             "kernels": _kernels(self.before) != _kernels(self.after),
-            "guards": _guards(self.before) != _guards(self.after),
+            "repairs": _repairs(self.before) != _repairs(self.after),
             "settings": _settings(self.before) != _settings(self.after),
         }
         return tuple(name for name, differs in parts.items() if differs)
 
     @property
     def ratio(self) -> float:
-        """The time after over the time before; 0 where there is none before."""
+        """The time after over the time before; 0 if there is no time before."""
         before = total_seconds(self.before)
         return total_seconds(self.after) / before if before else 0.0
 
     def lines(self) -> Iterator[str]:
-        """What changed, a sentence each."""
+        """What changed, one sentence for each change."""
         for name, lines in self.graph_diffs():
             added, removed = changed_lines(lines)
             yield f"{name}: {added} lines added, {removed} removed"
         yield from _told("pass", _passes(self.before), _passes(self.after))
-        yield from _told("guard", _guards(self.before), _guards(self.after))
+        yield from _told("repair", _repairs(self.before), _repairs(self.after))
         yield from _told("setting", _settings(self.before), _settings(self.after))
         for kernel, count in (_kernels(self.after) - _kernels(self.before)).items():
             yield f"kernel {kernel}: new" + (f", {count} times" if count > 1 else "")
@@ -91,12 +91,12 @@ def _passes(compilation: Compilation) -> dict[str, str]:
     return _of_graphs(compilation, told)
 
 
-def _guards(compilation: Compilation) -> dict[str, str]:
-    return _of_graphs(compilation, lambda graph: {g.name: f"{g.times} times" for g in graph.guards})
+def _repairs(compilation: Compilation) -> dict[str, str]:
+    return _of_graphs(compilation, lambda graph: {r.name: f"{r.times} times" for r in graph.repairs})
 
 
 def _settings(compilation: Compilation) -> dict[str, str]:
-    # The folder is another one for each run.
+    # Each run has another folder.
     return {name: value for name, value, _ in compilation.settings if name != "report"}
 
 
@@ -106,7 +106,7 @@ def _kernels(compilation: Compilation) -> Counter[str]:
 
 @dataclass(frozen=True)
 class PairedRuns:
-    """Two runs, their compilations in pairs as far as they have a counterpart."""
+    """Two runs, with their compilations in pairs if they have a counterpart."""
 
     before: WholeRun
     after: WholeRun
@@ -120,7 +120,7 @@ def paired(
 ) -> tuple[tuple[Pair, ...], tuple[Compilation, ...], tuple[Compilation, ...]]:
     """Pair the compilations of two runs: by rank, function and inputs; then the others by rank and function.
 
-    Behind the pairs stand those that only the run *before* has, and those that only the run *after* has.
+    After the pairs come the compilations that only the run *before* has, then those that only the run *after* has.
     """
     left, right = list(before), list(after)
     pairs: list[tuple[Entry, Entry]] = []

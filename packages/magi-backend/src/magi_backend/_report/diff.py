@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two texts, line by line: what one has and the other has not."""
+"""The lines in which two texts differ."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DiffLine:
 
 
 def diff_lines(before: str, after: str, around: int = 2) -> list[DiffLine]:
-    """The lines that differ, each with so many *around* it that do not.
+    """The lines that differ, each with *around* equal lines before and after it.
 
     Example:
         >>> texts = ("a b c".replace(" ", chr(10)), "a c".replace(" ", chr(10)))
@@ -40,7 +40,7 @@ def changed_lines(lines: list[DiffLine]) -> tuple[int, int]:
 
 
 def _lines(before: list[str], after: list[str], around: int) -> Iterator[DiffLine]:
-    # What is the same at both ends is most of a graph, and difflib takes long for it.
+    # Equal lines at both ends are most of a graph, and difflib is slow for them.
     head = 0
     while head < min(len(before), len(after)) and before[head] == after[head]:
         head += 1

@@ -19,7 +19,7 @@ from magi_backend._verify.run import Outcome, differences, other_layouts, run
 from magi_backend._verify.trees import leaves_of
 from magi_backend.errors import OptionError, TargetError, TargetTypeError
 
-from .again import CompiledAnew, module_of
+from .again import CompiledAgain, module_of
 from .calls import CallRecord
 from .report import Report
 
@@ -52,23 +52,24 @@ def explain(
 
     Args:
         fn: A module or function; or the result of ``torch.compile(..., backend="magi")`` or ``magi_compile``, which is
-            then run as it is, so that it stays compiled for the calls after.
+            then run as it is, so that it stays compiled for later calls.
         options: As for ``torch.compile``; with *mode*, *dynamic* and *fullgraph* only for an *fn* not compiled yet.
         mode: As for ``torch.compile``.
         dynamic: As for ``torch.compile``.
         fullgraph: As for ``torch.compile``.
-        repeats: How often each call runs compiled after the first time, for the times of later calls. It runs eager
-            once, or one time less than that. 0 only compares.
+        repeats: How often each call runs compiled after the first time, to measure later calls. Eager runs one time
+            less, but at least once. With 0, calls are only compared.
 
     Returns:
         A function of the arguments of *fn*. Each call runs them eager and compiled, with the same random numbers and
         on copies of the tensors, so that neither the arguments nor the buffers of a module change; the first
-        compilation passes by all caches, so that every pass is asked. In grad mode it differentiates the outputs too
+        compilation bypasses all caches, so that every pass is asked. In grad mode it differentiates the outputs too
         and compares the gradients of parameters and inputs. It returns the report of all calls so far.
 
-        Where *fn* draws random numbers, the code compiled here draws eager's (``fallback_random``). An *fn* that is
-        compiled already draws its own: where it differs, the comparison is that of code compiled for it. It is
-        compiled once more also where Dynamo has compiled all of it before, as otherwise there would be nothing to tell.
+        If *fn* uses random numbers, the code compiled here uses those of eager mode (``fallback_random``). An *fn* that
+        is compiled already uses other random numbers; if its results differ, code compiled for the comparison is
+        compared instead. *fn* is also compiled once more if Dynamo has compiled all of it before, because otherwise
+        there would be nothing to report.
 
     Raises:
         OptionError: *options* for a function that is compiled already, an unknown option or a wrong value. A call
@@ -103,17 +104,17 @@ def explain(
 
 @dataclass(frozen=True)
 class _Target:
-    """What is explained.
+    """The function that is explained.
 
     Attributes:
         eager: The function as it was written.
-        given: The compiled function that is explained as it is; None for one that is compiled here.
-        anew: The function compiled for the report, by code of its own.
+        given: The compiled function that is explained as it is; None for a function that is compiled here.
+        again: The function compiled for the report, from a new code object.
     """
 
     eager: Callable[..., Any]
     given: Callable[..., Any] | None
-    anew: Callable[..., Any]
+    again: Callable[..., Any]
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
@@ -130,13 +131,13 @@ def _explained_call(
     inputs: Any,
     repeats: int,
 ) -> CallRecord:
-    """Run the target eager and compiled by *replay*, and say what came of it."""
+    """Run the target eager and compiled with the random numbers of *replay*. Returns the record of the call."""
     numbers.rewind()
     eager = [replay(target.eager)]
     draws = numbers.were_drawn()
     before, broken = len(collector), len(_torch_compat.graph_breaks())
     collector.eager_random = draws and target.given is None
-    compiled = target.anew if target.given is None else target.given
+    compiled = target.again if target.given is None else target.given
     with collecting(collector):
         first = replay(compiled)
     found, random, again = differences(first, eager[0]), "", False
@@ -147,7 +148,7 @@ def _explained_call(
         collector.eager_random, again = draws, not len(collector)
         if again or differ:
             with collecting(collector if again else Collector(fresh=True, eager_random=True)):
-                other = replay(target.anew)
+                other = replay(target.again)
             if draws:
                 found, random = differences(other, eager[0]), OTHER_RANDOM
     new_breaks = tuple(dict.fromkeys(str(graph_break(each)) for each in _torch_compat.graph_breaks()[broken:]))
@@ -174,9 +175,12 @@ def _refuse_what_cannot_be_called(fn: object) -> None:
 
 
 def _check_options(options: Mapping[str, Any] | None, *, mode: str | None, dynamic: object, fullgraph: object) -> None:
-    """Refuse what ``torch.compile`` would refuse at the first call, or would take for something else."""
+    """Raise for options that ``torch.compile`` would refuse at the first call, or would misread."""
     if mode is not None and options:
-        msg = f'explain: mode={mode!r} beside options. Give one of them; options={{"magi.mode": {mode!r}}} does both.'
+        msg = (
+            f"explain: mode={mode!r} together with options. Give one of them; "
+            f'options={{"magi.mode": {mode!r}}} does both.'
+        )
         raise OptionError(msg)
     read_request(mode=mode, options=options)
     for name, value, kinds in (("dynamic", dynamic, "True, False or None"), ("fullgraph", fullgraph, "True or False")):
@@ -195,7 +199,7 @@ def _target(fn: Callable[..., Any], options: Mapping[str, Any] | None, **keyword
     original = _torch_compat.uncompiled(fn)
     if original is None:
         compiled = torch.compile(fn, backend="magi", options=dict(options) if options else None, **keywords)
-        return _Target(fn, None, _anew(fn, compiled))
+        return _Target(fn, None, _compiled_again(fn, compiled))
     given = [name for name, value in {"options": options, **keywords}.items() if value]
     if given:
         msg = (
@@ -203,10 +207,10 @@ def _target(fn: Callable[..., Any], options: Mapping[str, Any] | None, **keyword
             "Give them to torch.compile, or explain the function itself."
         )
         raise OptionError(msg)
-    return _Target(original, fn, _anew(original, fn))
+    return _Target(original, fn, _compiled_again(original, fn))
 
 
-def _anew(original: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
+def _compiled_again(original: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
     """*original* compiled again as *compiled* was.
 
     Raises:
@@ -221,7 +225,7 @@ def _anew(original: Callable[..., Any], compiled: Callable[..., Any]) -> Callabl
             f'itself: explain({name}), or what torch.compile({name}, backend="magi") returns.'
         )
         raise TargetError(msg)
-    return CompiledAnew(original, how)
+    return CompiledAgain(original, how)
 
 
 def _name(fn: object) -> str:

@@ -45,7 +45,7 @@ def _texts(graph: GraphRecord) -> Iterator[str]:
     for change in graph.changed:
         yield _diff(f"What {escape(change.name)} changed", change.before, change.after)
     if graph.lowered != graph.given:
-        yield _diff("From there to what was lowered, all passes together", graph.given, graph.lowered)
+        yield _diff("From there to the lowered graph, all passes together", graph.given, graph.lowered)
     yield details("As it was lowered", graph_block(graph.lowered) if graph.lowered != graph.given else "")
 
 

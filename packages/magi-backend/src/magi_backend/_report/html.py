@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report as one HTML page: one short script of its own, no other file, every text escaped."""
+"""A report as one HTML page with one short script and no other file. Every text is escaped."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def page(title: str, subtitle: str, body: str) -> str:
 
 
 def as_html(title: str, torch: str, calls: Sequence[CallRecord], compilations: Sequence[Compilation]) -> str:
-    """The page of what `explain` found."""
+    """The page of a report of `explain`."""
     body = [*([_calls(calls)] if calls else []), *(_compilation(each, is_open=True) for each in compilations)]
     return page(title, f"torch {torch}", "\n".join(body))
 
 
 def run_as_html(run: WholeRun) -> str:
-    """The page of a whole run: what to look at first, an index, and each compilation behind a click."""
+    """The page of a whole run: what to look at first, an index, and a collapsed part for each compilation."""
     compilations = [
         _compilation(entry.compilation, finished=entry.finished, process=run.who(entry.process))
         for entry in run.entries
@@ -117,7 +117,7 @@ def _calls(calls: Sequence[CallRecord]) -> str:
 
 
 def _inputs(inputs: tuple[str, ...], shown: int = 3) -> str:
-    """The first inputs, and the others behind a click; parameters make the list long."""
+    """The first inputs, and the others collapsed, because parameters make the list long."""
     first, more = escape(", ".join(inputs[:shown])), escape(", ".join(inputs[shown:]))
     return first + details(f"and {len(inputs) - shown} more", more)
 
@@ -173,7 +173,7 @@ def _parts(compilation: Compilation) -> Iterator[str]:
     yield graphs(compilation)
     yield titled("Passes", ("graph", "pass", "ran", "why", "time"), _passes(compilation.graphs))
     yield titled("Configuration changes", ("graph", "key", "before", "after"), _changes(compilation.graphs))
-    yield titled("Guards", ("graph", "guard", "against", "what it does", "times"), _guards(compilation.graphs))
+    yield titled("Repairs", ("graph", "repair", "against", "what it does", "times"), _repairs(compilation.graphs))
     yield titled("Checks against eager", ("piece", "compared", "largest difference", "agree"), _checks(compilation))
     yield _sizes(compilation)
     if compilation.ops:
@@ -195,11 +195,11 @@ def _changes(graphs: tuple[GraphRecord, ...]) -> Iterator[tuple[str, ...]]:
             yield escape(graph.title), escape(change.key), escape(change.before), escape(change.after)
 
 
-def _guards(graphs: tuple[GraphRecord, ...]) -> Iterator[tuple[str, ...]]:
+def _repairs(graphs: tuple[GraphRecord, ...]) -> Iterator[tuple[str, ...]]:
     for graph in graphs:
-        for guard in graph.guards:
-            against = f"{guard.severity}: {guard.effect}"
-            yield escape(graph.title), escape(guard.name), escape(against), escape(guard.guard), str(guard.times)
+        for repair in graph.repairs:
+            against = f"{repair.severity}: {repair.effect}"
+            yield escape(graph.title), escape(repair.name), escape(against), escape(repair.repair), str(repair.times)
 
 
 def _checks(compilation: Compilation) -> Iterator[tuple[str, ...]]:

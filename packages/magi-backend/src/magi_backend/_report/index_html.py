@@ -38,7 +38,7 @@ def tiles(run: WholeRun) -> str:
 
 
 def notes(run: WholeRun) -> str:
-    """What to look at first; nothing where all went well."""
+    """What to look at first; empty if there is nothing to report."""
     items = "".join(f"<li>{_linked(note)}{escape(note.text)} {_advice(note)}</li>" for note in run.notes())
     return f"<section class='notes'><h2>Look at first</h2><ul>{items}</ul></section>" if items else ""
 
@@ -52,7 +52,7 @@ def _advice(note: Note) -> str:
 
 
 def toolbar(run: WholeRun) -> str:
-    """The search, the choice of a process where there are several, and the keys."""
+    """The search, the choice of a process if there are several, and the keys."""
     names = list(dict.fromkeys(run.who(entry.process) for entry in run.entries))
     options = "".join(f"<option value='{escape(name)}'>{escape(name)}</option>" for name in names)
     choice = (
@@ -70,7 +70,7 @@ def toolbar(run: WholeRun) -> str:
 
 @dataclass(frozen=True)
 class _Cell:
-    """A cell of the index: HTML, what it is sorted by where that is not its text, and the class of its column."""
+    """A cell of the index: HTML, a sort key if that is not its text, and the class of its column."""
 
     html: str
     value: str = ""

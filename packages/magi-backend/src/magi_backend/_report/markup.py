@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pieces that a page is made of: each takes HTML or text as it says, and gives HTML."""
+"""The elements of a page. Each function says whether it takes HTML or text, and returns HTML."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 def details(summary: str, inside: str) -> str:
-    """*inside*, HTML, behind a click on *summary*, HTML too; nothing where there is nothing inside."""
+    """*inside*, collapsed under *summary*, both HTML; empty if *inside* is empty."""
     return f"<details><summary>{summary}</summary>{inside}</details>" if inside else ""
 
 
 def text_block(text: str) -> str:
-    """*text* as it is, in lines that may be broken."""
+    """*text* as it is, with lines that may wrap."""
     return f"<pre class='text'>{escape(text)}</pre>" if text else ""
 
 
 def graph_block(text: str) -> str:
-    """A graph or code, with the lines of the program that it comes from set back."""
+    """A graph or code, with the lines of the program that it comes from shown less prominently."""
     return f"<pre>{chr(10).join(map(_line, text.splitlines()))}</pre>" if text else ""
 
 
@@ -39,7 +39,7 @@ _TAGS = {"same": "", "added": "ins", "removed": "del", "skipped": "u"}
 
 
 def diff_block(lines: Sequence[DiffLine]) -> str:
-    """A diff, in which added and removed lines differ by more than their colour."""
+    """A diff, in which added and removed lines differ not only in colour."""
     return f"<pre>{''.join(map(_diff_line, lines))}</pre>"
 
 
@@ -51,7 +51,7 @@ def _diff_line(line: DiffLine) -> str:
 
 
 def titled(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], most: int = 12) -> str:
-    """A table under its title; a long one behind a click on it. Nothing where there are no rows."""
+    """A table under its title, collapsed if it is long; empty if there are no rows."""
     rows = list(rows)
     if not rows:
         return ""
@@ -73,7 +73,7 @@ def fill(share: float, text: str) -> str:
 
 
 def phase_bar(phases: Sequence[tuple[str, float]]) -> str:
-    """The parts of a time, as one bar and a legend; empty where all are zero."""
+    """The parts of a time, as one bar and a legend; empty if all are zero."""
     some = [(name, seconds) for name, seconds in phases if seconds > 0]
     total = sum(seconds for _, seconds in some)
     if not total:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a report calls a compilation: the function, where it stands, and the sizes that it was compiled for."""
+"""How a report names a compilation: the function, its place, and the sizes that it was compiled for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)$")
 
 
 def called(compilation: Compilation) -> str:
-    """The label that the user gave, else the name of the function.
+    """The label of the user if there is one, otherwise the name of the function.
 
     Example:
         >>> from magi_backend import Compilation
@@ -30,18 +30,18 @@ def called(compilation: Compilation) -> str:
 
 
 def short(place: str) -> str:
-    """``model.py:12`` of a whole path."""
+    """The end of a path with a line, such as ``model.py:12``."""
     return PurePath(place).name
 
 
 def summary(inputs: tuple[str, ...], shown: int = 3) -> str:
-    """The first inputs, and how many more there are; parameters make the list long."""
+    """The first inputs, and how many more there are, because parameters make the list long."""
     more = f" and {len(inputs) - shown} more" if len(inputs) > shown else ""
     return ", ".join(inputs[:shown]) + more if inputs else "none"
 
 
 def state(compilation: Compilation, *, finished: bool = True) -> str:
-    """How the compilation ended, in a word or two; empty where it went well."""
+    """How the compilation ended, in a word or two; empty if it succeeded."""
     if compilation.error or any(graph.error for graph in compilation.graphs):
         return "failed"
     if not finished:

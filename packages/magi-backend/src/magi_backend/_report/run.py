@@ -22,7 +22,7 @@ class RunReport(WholeRun):
 
     Attributes:
         entries: Each compilation by backend magi, in the order in which they started, numbered by ``index``.
-        processes: What each process compiled besides: how much by other backends, graph breaks.
+        processes: Other work of each process: graphs of other backends, graph breaks.
     """
 
     def compared_with(self, after: RunReport) -> Comparison:
@@ -30,17 +30,17 @@ class RunReport(WholeRun):
         return Comparison(self, after, *paired(self.entries, after.entries))
 
     def to_text(self, width: int = 120) -> str:
-        """The index, what to look at first, and each compilation, as plain text."""
+        """The index, what to look at first, and each compilation as plain text."""
         from .text import as_text, run_as_renderable
 
         return as_text(run_as_renderable(self), width)
 
     def to_json(self, indent: int | None = 2) -> str:
-        """All of it as JSON."""
+        """The report as JSON."""
         return json.dumps(to_plain(self), indent=indent)
 
     def to_html(self) -> str:
-        """All of it as one HTML page that needs no other file."""
+        """The report as one HTML page that needs no other file."""
         from .html import run_as_html
 
         return run_as_html(self)
@@ -70,10 +70,10 @@ class Comparison(PairedRuns):
 
 
 def read_report(folder: str | Path) -> RunReport:
-    """Read what ``magi.report``, or ``MAGI_COMPILE_REPORT``, wrote into *folder*; also while the run goes on.
+    """Read what ``magi.report``, or ``MAGI_COMPILE_REPORT``, wrote into *folder*; it may be called during the run.
 
     Raises:
-        ReportError: No compilation is there.
+        ReportError: The folder holds no compilation.
 
     Example:
         >>> import tempfile

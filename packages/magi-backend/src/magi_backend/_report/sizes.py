@@ -22,7 +22,7 @@ def size_cells(use: SizeUse) -> tuple[str, ...]:
 
 
 def size_lines(sizes: SizesOutcome) -> Iterator[str]:
-    """What to say under the table."""
+    """The lines under the table."""
     if sizes.forgotten:
         yield f"{sizes.forgotten} more sizes are not remembered."
     if sizes.symbolic:

@@ -177,12 +177,12 @@ def _compilation(compilation: Compilation) -> Iterator[RenderableType]:
         ((graph.title, c.key, c.before, c.after) for graph in compilation.graphs for c in graph.changes),
     )
     yield from _table(
-        "Guards",
-        ("graph", "guard", "against", "what it does", "times"),
+        "Repairs",
+        ("graph", "repair", "against", "what it does", "times"),
         (
-            (graph.title, g.name, f"{g.severity}: {g.effect}", g.guard, str(g.times))
+            (graph.title, r.name, f"{r.severity}: {r.effect}", r.repair, str(r.times))
             for graph in compilation.graphs
-            for g in graph.guards
+            for r in graph.repairs
         ),
     )
     yield from _table(

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def compilation_phases(compilation: Compilation) -> tuple[tuple[str, float], ...]:
-    """From the start of the capture until the function could be called; a backward compiled later is not in it."""
+    """The parts of the time from the start of the capture to a callable function, without later backwards."""
     before = compilation.capture_seconds + compilation.seconds
     return (
         ("capture", compilation.capture_seconds),
@@ -28,7 +28,7 @@ def graph_phases(graph: GraphRecord) -> tuple[tuple[str, float], ...]:
 
 
 def total_seconds(compilation: Compilation) -> float:
-    """All that the compilation took, with a backward compiled later."""
+    """The total time of the compilation in seconds, including a backward that was compiled later."""
     later = max(sum(graph.seconds for graph in compilation.graphs) - compilation.inductor_seconds, 0.0)
     finished = compilation.inductor_seconds or compilation.seconds
     return sum(seconds for _, seconds in compilation_phases(compilation)) + (later if finished else 0.0)

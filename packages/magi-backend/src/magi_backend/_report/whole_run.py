@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Note:
-    """Something to look at.
+    """One thing to look at.
 
     Attributes:
         indices: The compilations that it is about; empty for one that is about the whole run.
@@ -40,7 +40,7 @@ class WholeRun:
 
     Attributes:
         entries: Each compilation by backend magi, in the order in which they started, numbered by ``index``.
-        processes: What each process compiled besides: how much by other backends, graph breaks.
+        processes: Other work of each process: graphs of other backends, graph breaks.
     """
 
     entries: tuple[Entry, ...]
@@ -68,7 +68,7 @@ class WholeRun:
         return tuple(one for each in self.processes for one in each.given_up)
 
     def who(self, process: Process) -> str:
-        """``rank 3`` of a process that has a rank, else ``process 4711``."""
+        """``rank 3`` for a process with a rank, ``process 4711`` for any other."""
         return f"rank {process.rank}" if process.rank else f"process {process.pid}"
 
     def ours(self, process: Process) -> int:
@@ -76,7 +76,7 @@ class WholeRun:
         return sum(entry.process == process for entry in self.entries)
 
     def notes(self) -> tuple[Note, ...]:
-        """What to look at first; what is the same for several compilations is said once."""
+        """What to look at first. A note that applies to several compilations is given once."""
         indices: dict[tuple[str, str], list[int]] = {}
         for index, text, advice in self._noted():
             indices.setdefault((text, advice), []).extend([] if index is None else [index])

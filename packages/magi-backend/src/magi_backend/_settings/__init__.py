@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user asked of one compilation.
+"""The settings of one compilation.
 
 fields.py     settings by dotted name, and the sentences about wrong names and values
 sizes.py      what `compile_sizes` holds

@@ -2,9 +2,9 @@
 """Settings of the backend, each with the place that it came from.
 
 A setting has one name in three spellings: the field ``pass_config.max_tiles``, the option
-``magi.pass_config.max_tiles``, and the environment variable ``MAGI_COMPILE_PASS_CONFIG__MAX_TILES``. Where several
-give a value, the options win over ``config_patch``, that over the environment, and that over the default. The command
-line is never read.
+``magi.pass_config.max_tiles``, and the environment variable ``MAGI_COMPILE_PASS_CONFIG__MAX_TILES``. If several give a
+value, the options take precedence over ``config_patch``, that over the environment, and that over the default. The
+command line is never read.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NESTING = "__"
 
 
 def _names(value: object) -> object:
-    """``"ns::a, ns::b"``, as an environment variable gives it, as a tuple of names."""
+    """*value*, which may be text such as ``"ns::a, ns::b"`` from an environment variable, as a tuple of names."""
     if isinstance(value, str):
         return tuple(name.strip() for name in value.split(",") if name.strip())
     return tuple(value) if isinstance(value, list) else value
@@ -53,11 +53,11 @@ _OpNames = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
 
 
 class PassConfig(BaseModel):
-    """Which of the graph passes may run. A pass that is switched off here is never used, by tuning neither.
+    """Which of the graph passes may run. A pass that is switched off here is never used, not even by tuning.
 
     Attributes:
         enable_nd_tiling_workaround: Tile Triton kernels of convolution-heavy dynamic graphs in more than one dimension.
-        enable_conv_layout: Keep convolutions channels-last where a symbolic shape makes Inductor give that up.
+        enable_conv_layout: Keep convolutions channels-last in graphs with symbolic shapes, where Inductor does not.
         enable_temporal_conv: Write 3D convolutions with few time taps as one 2D convolution.
         max_tiles: How many tile dimensions the tiling pass may ask for.
 
@@ -85,25 +85,25 @@ class CompileConfig(BaseSettings):
     """All settings of one compilation. ``print(config)`` shows each value and where it came from.
 
     Attributes:
-        mode: As ``mode=`` of ``torch.compile``, which refuses ``mode`` together with ``options``.
+        mode: The ``mode`` of ``torch.compile``, which does not accept ``mode=`` together with ``options=``.
         check: Compare the first call of each compiled piece with eager, forward and backward.
         tune: Measure the settings that could suit a graph and keep the fastest.
         progress: Show what is being compiled, on a terminal only.
         boundary_ops: Names of operators at which a graph is split, besides those registered as subgraph boundaries.
         memory_budget: Share of the activations, from 0 to 1, that a training graph may save; the rest is recomputed.
             None leaves the choice to torch, which saves what its partitioner finds cheapest.
-        compile_sizes: Sizes that a graph with symbols gets code of their own for at its first call: for each a dict
-            of input to shape, or to number where the input is an int, such as ``{"x": (1, 16, 5, 68, 120)}``. In the
-            environment, JSON.
-        hot_sizes: How many sizes of a graph may have code of their own at a time because they came back; 0 turns that
-            off. The one used longest ago is dropped first.
-        hot_after: The call with the same sizes, counted from 1, at which that code is made.
-        report: A folder in which each compilation is written down as it happens, for
+        compile_sizes: Sizes for which a graph with symbols gets code of its own at its first call. Each is a dict from
+            an input to its shape, or to a number if the input is an int, such as ``{"x": (1, 16, 5, 68, 120)}``. In the
+            environment it is JSON.
+        hot_sizes: How many sizes that came back may have code of their own at a time, for each graph; 0 turns this off.
+            The least recently used one is dropped first.
+        hot_after: The number of the call with the same sizes, counted from 1, at which that code is made.
+        report: A folder in which each compilation is recorded while it happens, for
             ``python -m magi_backend report FOLDER``.
         profile: Measure the kernels of each graph in a few of its first calls, for the report; without CUDA graphs.
         on_unsupported: What to do with an operator whose Triton kernels or launches no graph can carry: ``"error"``, or
-            ``"opaque"`` to keep it whole with a warning. Operators whose source tells of one ask at decoration, and so
-            see the environment alone.
+            ``"opaque"`` to keep the operator opaque with a warning. If such a kernel is found in the source, this is
+            decided at decoration, where only the environment counts.
         pass_config: Which graph passes may run.
 
     Raises:
@@ -202,7 +202,7 @@ class CompileConfig(BaseSettings):
         return changed
 
     def note_origins(self, origins: Mapping[str, str]) -> None:
-        """Say that the settings come from *origins*."""
+        """Set where the values of settings came from, by dotted name."""
         self._origins |= origins
 
     def items(self) -> Iterator[tuple[str, object]]:
@@ -230,7 +230,7 @@ class CompileConfig(BaseSettings):
 
 
 class _Environment(EnvSettingsSource):
-    """The environment variables, each text as a value of its setting's type where it is one; settings are strict."""
+    """The environment variables, converted to the types of their settings if possible, because settings are strict."""
 
     def __call__(self) -> dict[str, Any]:
         texts: dict[str, Any] = super().__call__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings by dotted name: their fields, nested values, and the sentences about names and values that are wrong."""
+"""Settings by dotted name: their fields, nested values, and the errors about wrong names and values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Fields = Mapping[str, "FieldInfo"]
 
 
 def unknown_name(name: object, valid: tuple[str, ...], *, prefix: str = "") -> str:
-    """The sentence for a name that no setting has."""
+    """The error message for a name that no setting has."""
     if not isinstance(name, str):
         return (
             f"{name!r} (a {type(name).__name__}) is not the name of a setting. Names are such as {prefix + valid[0]!r}."
@@ -44,7 +44,7 @@ def nested(values: Mapping[str, object]) -> dict[str, Any]:
 
 
 def has_value(values: Mapping[str, Any], name: str) -> bool:
-    """Whether the nested *values* give the setting *name*."""
+    """Whether the nested *values* have a value for the setting *name*."""
     first, _, rest = name.partition(".")
     if first not in values:
         return False
@@ -55,7 +55,7 @@ def has_value(values: Mapping[str, Any], name: str) -> bool:
 
 
 def adapter(field: FieldInfo) -> TypeAdapter[object]:
-    """What checks a value of *field*."""
+    """The pydantic adapter that checks a value of *field*."""
     return TypeAdapter[object](Annotated[field.annotation, field])  # type: ignore[arg-type]
 
 
@@ -87,13 +87,13 @@ def bad_values(
     text_of: Callable[[str], tuple[str, str]],
     prefix: str = "",
 ) -> str:
-    """Every bad value of a construction: what it was, where it came from, what its field takes.
+    """The error message about every bad value: what it is, where it came from, what its field takes.
 
     Args:
-        error: What pydantic says.
+        error: The error of pydantic.
         fields: All settings.
         values: The arguments, nested.
-        text_of: The environment variable of a setting that is not among them, and its text.
+        text_of: From the name of a setting that is not among them to its environment variable and that variable's text.
         prefix: The dotted name of the group of settings that was constructed.
     """
     sentences = []

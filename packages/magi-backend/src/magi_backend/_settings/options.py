@@ -24,7 +24,7 @@ _PREFIX = "magi."
 
 @dataclass(frozen=True)
 class Request:
-    """What a user asked of one compilation.
+    """The request of a user for one compilation.
 
     Attributes:
         config: Our settings.
@@ -46,12 +46,12 @@ def read_request(
     config_patch: ConfigPatch | None = None,
     label: str = "",
 ) -> Request:
-    """Check and split what ``torch.compile`` was given.
+    """Check the arguments of ``torch.compile``, and split them into our settings and Inductor's configuration.
 
     Args:
         mode: As in ``torch.compile(mode=...)``.
         options: ``magi.*`` settings and keys of ``torch._inductor.config``.
-        config_patch: As for ``magi_compile``; the options win over it, it wins over the environment.
+        config_patch: As for ``magi_compile``. The options take precedence over it, and it over the environment.
         label: A name for the report.
 
     Raises:

@@ -12,7 +12,7 @@ from pydantic_settings import NoDecode
 
 
 def _read(value: object) -> object:
-    """Sizes by input, each a shape or a number; from an environment variable as JSON."""
+    """*value* as sizes by input, each a shape or a number; it may be JSON from an environment variable."""
     if isinstance(value, str):
         value = json.loads(value)
     if not isinstance(value, list | tuple) or not all(isinstance(sizes, Mapping) and sizes for sizes in value):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inductor and Dynamo: how a graph is compiled, with which settings, and what is counted meanwhile."""
+"""Inductor and Dynamo: how a graph is compiled, with which settings, and what is counted."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def torch_release() -> tuple[int, ...]:
 
 
 def let_threads_register(backend: Callable[..., Any]) -> None:
-    """Several threads may be the first to name *backend* (every torch release).
+    """Allow several threads to use the name *backend* for the first time at once (every torch release).
 
-    ``lookup_backend`` looks whether a name is registered, loads its entry point, and registers it, without a lock. Of
-    threads that are in there together all but one get ``AssertionError: duplicate name``, or a KeyError between the
-    two tables. They hold torch's function by then, so the table that it asks is what can answer differently: *backend*
-    is never in it yet, and always found.
+    ``lookup_backend`` checks whether a name is registered, loads its entry point, and registers it, without a lock. Of
+    several threads that do this at once, all but one get ``AssertionError: duplicate name``, or a KeyError between the
+    two tables. By then they are inside torch's function, so only its table can be replaced: in the new one, *backend*
+    is never registered yet, and always found.
     """
     from torch._dynamo.backends import registry
 
@@ -57,7 +57,7 @@ _INNER = ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable", "compiler_f
 
 
 def is_our_backend(compiler_fn: Any) -> bool:
-    """Whether *compiler_fn* is the function or an object of the module of our backends, or wraps one."""
+    """Whether *compiler_fn* is a function or an object of the module of our backends, or wraps one."""
     while compiler_fn is not None:
         if _BACKENDS in (getattr(compiler_fn, "__module__", ""), type(compiler_fn).__module__):
             return True
@@ -87,7 +87,7 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any)
 
 @contextlib.contextmanager
 def copying_programs() -> Iterator[None]:
-    """Without the warning by which torch, when it copies a program, finds a class of its own deprecated (2.13)."""
+    """A context without the warning about a deprecated class that torch gives when it copies a program (2.13)."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
         yield
@@ -103,8 +103,8 @@ def package(program: Any, path: str, options: dict[str, Any]) -> str:
 def backend_fakes(values: Sequence[Any]) -> list[Any]:
     """The fake tensors that Dynamo traced with, as AOTAutograd takes them.
 
-    Dynamo makes another fake mode for the backend. From torch 2.11 on AOTAutograd takes tensors of the first one over
-    by itself; 2.10 refuses them (`detect_fake_mode` in `torch/_guards.py`).
+    Dynamo makes another fake mode for the backend. From torch 2.11 on, AOTAutograd converts tensors of the first mode;
+    2.10 refuses them (`detect_fake_mode` in `torch/_guards.py`).
     """
     if torch_release() >= (2, 11):
         return list(values)
@@ -117,11 +117,11 @@ def backend_fakes(values: Sequence[Any]) -> list[Any]:
 
 
 def as_itself(error: Exception, own: tuple[type[Exception], ...]) -> Exception:
-    """*error* such that it leaves a backend as itself, where it is of the classes *own*; any other one unchanged.
+    """*error*, changed so that a backend raises it unwrapped if it is of the classes *own*; any other one unchanged.
 
-    Dynamo and Inductor put what a backend raises inside a ``BackendCompilerFailed``, unless it is one already
-    (``OutputGraph._call_user_compiler``; all supported releases). So the result is of a class with both bases: the same
-    name, the same sentence, the same attributes. Inductor's own wrapper is taken off.
+    Dynamo and Inductor wrap what a backend raises into a ``BackendCompilerFailed``, unless it is one already
+    (``OutputGraph._call_user_compiler``; all supported releases). So the result is of a class with both bases, with the
+    same name, message and attributes. Inductor's wrapper is removed.
     """
     from torch._dynamo.exc import BackendCompilerFailed
 
@@ -142,14 +142,14 @@ def as_itself(error: Exception, own: tuple[type[Exception], ...]) -> Exception:
 
 
 def restarts() -> type[Exception]:
-    """What a backend raises through to make Dynamo capture a function again; no failure."""
+    """The exceptions that make Dynamo capture a function again; they are not failures."""
     from torch._dynamo.exc import RestartAnalysis
 
     return RestartAnalysis
 
 
 def partitioner(settings: dict[str, Any]) -> contextlib.AbstractContextManager[Any]:
-    """AOTAutograd with *settings*, in this context; they are part of its cache key."""
+    """A context in which AOTAutograd has *settings*, which are part of its cache key."""
     from torch._functorch import config
 
     return config.patch(settings) if settings else contextlib.nullcontext()
@@ -170,7 +170,7 @@ def cache_counts() -> dict[str, int]:
 
 
 def trace_artifact(name: str, payload: Callable[[], dict[str, Any]]) -> None:
-    """Put *payload* into the structured trace of ``torch.compile`` (TORCH_TRACE, tlparse)."""
+    """Write *payload* into the structured trace of ``torch.compile`` (TORCH_TRACE, tlparse)."""
     import json
 
     from torch._logging._internal import trace_structured
@@ -190,7 +190,7 @@ def inductor_keys() -> list[str]:
 
 
 def inductor_type(key: str) -> type | None:
-    """What a value of an Inductor key has to be, as ``torch.compile(options=...)`` checks it; None for anything."""
+    """The type of an Inductor key, as ``torch.compile(options=...)`` checks it; None for any type."""
     from torch._inductor import config
 
     kind = config.get_type(key) if key in config._config else None  # type: ignore[attr-defined]
@@ -200,7 +200,7 @@ def inductor_type(key: str) -> type | None:
 
 
 def mode_options(mode: str) -> dict[str, Any]:
-    """The configuration that *mode* of ``torch.compile`` stands for."""
+    """The Inductor configuration of *mode* of ``torch.compile``."""
     import torch._inductor
 
     return dict(torch._inductor.list_mode_options(mode))
@@ -210,14 +210,14 @@ _EPILOGUES = "epilogue_fusion_user_defined_triton_kernel"
 
 
 def epilogue_keys() -> tuple[str, ...]:
-    """The key that lets Inductor fuse pointwise work into user kernels; none before torch 2.12."""
+    """The key with which Inductor fuses pointwise operators into user kernels; empty before torch 2.12."""
     from torch._inductor import config
 
     return (_EPILOGUES,) if hasattr(config, _EPILOGUES) else ()
 
 
 def fuse_epilogues() -> None:
-    """Turn that key on."""
+    """Turn on the keys of `epilogue_keys`."""
     from torch._inductor import config
 
     setattr(config, _EPILOGUES, True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Dynamo knows of the function that it captures: which one, why again, why it stopped, and what it took."""
+"""What Dynamo knows of the function that it captures: its name, recompilations, graph breaks and times."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CapturedFrame:
         compile_id: Dynamo's number of it, such as ``0/1``: the second capture of the first function; or empty.
         function: Its qualified name, or empty.
         place: ``model.py:12``, with the whole path, or empty.
-        recompiled: Why the code that there is could not be used, in Dynamo's words; empty at the first capture.
+        recompiled: Why existing code could not be used, in Dynamo's words; empty at the first capture.
     """
 
     compile_id: str = ""
@@ -36,7 +36,7 @@ class CapturedFrame:
 
 
 def captured_frame() -> CapturedFrame:
-    """What is captured on this thread now; all empty outside of a compilation."""
+    """The function that is captured on this thread now; all fields are empty outside of a compilation."""
     compiling = _compile_locals()
     code: CodeType | None = compiling.get("code")
     again = str(_metrics().get("recompile_reason") or "")
@@ -47,7 +47,7 @@ def captured_frame() -> CapturedFrame:
 
 
 def _named(code: CodeType, values: Mapping[str, Any]) -> tuple[str, str]:
-    """The qualified name of *code*, where the frame holds *values*, and its place; of a wrapper, what it wraps."""
+    """The qualified name and the place of *code*, or of what it wraps; *values* are the locals of its frame."""
     function = _wrapped(code, values)
     inner = getattr(inspect.unwrap(function), "__code__", code) if function is not None else code
     name = getattr(function, "__qualname__", code.co_qualname)
@@ -55,7 +55,7 @@ def _named(code: CodeType, values: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _wrapped(code: CodeType, values: Mapping[str, Any]) -> Any:
-    """The function that a wrapper's *code* is about; None where it is not a wrapper, or does not tell."""
+    """The function that a wrapper with *code* wraps; None if it is not a wrapper, or if that cannot be found."""
     takes_anything = code.co_flags & inspect.CO_VARARGS and code.co_flags & inspect.CO_VARKEYWORDS
     inside = [values[name] for name in code.co_freevars if callable(values.get(name))] if takes_anything else []
     if len(inside) == 1:
@@ -84,7 +84,7 @@ def stopped_by(gm: torch.fx.GraphModule) -> Any:
 
 
 def _compile_locals() -> Mapping[str, Any]:
-    """The locals of Dynamo's ``_compile`` on this thread: it tells a backend nowhere which function it compiles."""
+    """The locals of Dynamo's ``_compile`` on this thread, the only place that names the function for a backend."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "_compile" and frame.f_globals.get("__name__") == "torch._dynamo.convert_frame":
@@ -101,7 +101,7 @@ def _metrics() -> Mapping[str, Any]:
 
 
 def capture_seconds() -> float:
-    """How long Dynamo has been tracing the function whose graph it now compiles; 0.0 outside of such a compilation.
+    """Seconds since Dynamo began to trace the function whose graph is compiled now; 0.0 outside of a compilation.
 
     ``MetricsContext`` notes the time when a compilation starts, for torch's own metrics (2.10 to 2.15).
     """
@@ -120,7 +120,7 @@ def graph_breaks() -> Sequence[Any]:
 
 
 def captured_graphs() -> int:
-    """How many graphs Dynamo has captured in this process, for whatever backend."""
+    """The number of graphs that Dynamo has captured in this process, for any backend."""
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])
@@ -132,8 +132,8 @@ class FrameEnd:
 
     Attributes:
         seconds: From the start of its capture until its guards were built.
-        calls: Operator calls that it captured; 0 where it gave up before it had a graph.
-        failure: The class and the message of the error by which it gave up, or empty.
+        calls: Operator calls that it captured; 0 if it failed before it had a graph.
+        failure: The class and the message of the error that made it fail, or empty.
         function: The name of the function.
         place: Its file and first line.
     """
@@ -146,11 +146,11 @@ class FrameEnd:
 
 
 def when_frames_end(call: Callable[[FrameEnd], None]) -> None:
-    """Have *call* called on this thread whenever Dynamo has compiled a function, or has given it up.
+    """Make Dynamo call *call* on this thread whenever it has compiled a function, or has failed to.
 
-    Dynamo has callbacks for the end of a compilation, and they are not told which one it was. Its metrics are: they are
-    handed over when the context of a thread is left (``MetricsContext.__exit__``, 2.10 to 2.15). Asked for again on the
-    same thread, it does nothing.
+    Dynamo has callbacks for the end of a compilation, but does not tell them which one it was. Its metrics have that;
+    they are passed on when the context of a thread is left (``MetricsContext.__exit__``, 2.10 to 2.15). A second call
+    on the same thread does nothing.
     """
     from torch._dynamo.utils import get_metrics_context
 
@@ -195,11 +195,12 @@ _PHASES = {
     "code generation": ("GraphLowering.codegen", ("Scheduler.__init__",)),
     "compiling kernels": ("PyCodeCache.load_by_key_path", ()),
 }
-"""The parts of Inductor's work on one graph: what torch calls each, and what is in it that is a part by itself."""
+"""The parts of Inductor's work on one graph: torch's name for each, and the parts inside it that are listed
+separately."""
 
 
 def phase_seconds() -> dict[str, float]:
-    """What Inductor spent in each of its parts in this process so far; torch times them for its own metrics."""
+    """Seconds that Inductor spent in each part in this process so far, which torch measures for its own metrics."""
     from torch._dynamo.utils import compilation_time_metrics as spent
 
     def total(name: str) -> float:

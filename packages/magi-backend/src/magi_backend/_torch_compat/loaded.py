@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled graphs as they become callable, from the compiler and from caches alike."""
+"""Compiled graphs when they become callable, from the compiler or from a cache."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _seen_by: ContextVar[Callable[[Any, bool, dict[str, Any]], None] | None] = Conte
 
 @contextlib.contextmanager
 def seeing_loaded(see: Callable[[Any, bool, dict[str, Any]], None]) -> Iterator[None]:
-    """Have *see* called with each compiled graph that becomes callable in this context.
+    """A context in which *see* is called with each compiled graph that becomes callable.
 
     It gets the graph, which has its ``source_code`` and a ``current_callable``; whether it is a backward; and the names
-    of the generated module, empty where that is not Python. ``CompiledFxGraph.post_compile`` runs on every way into a
-    process: after Inductor, and after either cache (2.10 to 2.15).
+    of the generated module, which are empty if that is not Python. ``CompiledFxGraph.post_compile`` runs for every
+    graph: after Inductor, and after either cache (2.10 to 2.15).
     """
     _install()
     token = _seen_by.set(see)

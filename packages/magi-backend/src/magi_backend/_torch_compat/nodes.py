@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TritonLaunch:
-    """A launch in a graph: the kernel's name, the tensors that it writes to by parameter, and what comes of them."""
+    """A launch in a graph: the kernel's name, and by parameter the tensors that it writes to and the results."""
 
     kernel: str
     written: dict[str, Node]
@@ -27,7 +27,7 @@ class TritonLaunch:
 
 
 def triton_launches(graph: Graph) -> list[TritonLaunch]:
-    """The launches in *graph* after functionalisation: a node for each, and an item taken of it for each tensor."""
+    """The launches in *graph* after functionalisation, where each is a node with an item for each tensor."""
     from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_functional
 
     found = []
@@ -43,7 +43,7 @@ def triton_launches(graph: Graph) -> list[TritonLaunch]:
 
 
 def is_item_or_view(node: Node) -> bool:
-    """Whether *node* is an element of its first argument, or looks at its memory."""
+    """Whether *node* is an item or a view of its first argument."""
     if node.target is operator.getitem:
         return True
     return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
@@ -57,7 +57,7 @@ def is_item(node: Node) -> bool:
 
 
 def nesting(node: Node) -> int:
-    """By how many levels of ``torch.func``, saved-tensor hooks or the like a captured call changes what follows it.
+    """The number of nested regions, of ``torch.func``, saved-tensor hooks or similar, that *node* opens or closes.
 
     Dynamo captures the two ends of such a region as two calls (2.10 to 2.15). Autocast and grad mode are not among
     them: a call inside those can be captured again by itself.
@@ -76,12 +76,12 @@ def enters_autocast(node: Node) -> bool:
 
 
 def leaves_autocast(node: Node) -> bool:
-    """Whether a captured call turns autocast off, its first argument being the call that turned it on."""
+    """Whether a captured call turns autocast off; its first argument is the call that turned it on."""
     return node.target is leave_autocast()
 
 
 def leave_autocast() -> Callable[..., Any]:
-    """What Dynamo captures at the end of a region of autocast."""
+    """The function whose call Dynamo captures at the end of a region of autocast."""
     return torch.amp.autocast_mode._exit_autocast
 
 
@@ -91,7 +91,7 @@ def sets_grad_mode(node: Node) -> bool:
 
 
 def set_grad_mode() -> Callable[..., Any]:
-    """What Dynamo captures where grad mode changes."""
+    """The function whose call Dynamo captures when grad mode changes."""
     return torch._C._set_grad_enabled
 
 
@@ -101,7 +101,7 @@ def is_empty(node: Node) -> bool:
 
 
 def is_write(node: Node) -> bool:
-    """Whether *node* is a write that functionalisation has made a function: of a kernel or of an operator."""
+    """Whether *node* is a write of a kernel or an operator that functionalisation has made functional."""
     from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
     from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_functional
 
@@ -109,12 +109,12 @@ def is_write(node: Node) -> bool:
 
 
 def is_pointwise(target: object) -> bool:
-    """Whether the target of a node computes each element from the elements in its place."""
+    """Whether the target of a node computes each element from the elements at the same position."""
     return isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags
 
 
 def operator_name(target: object) -> str:
-    """``ns::op`` for an operator of the dispatcher, else an empty string."""
+    """``ns::op`` for an operator of the dispatcher, otherwise an empty string."""
     return str(target.name()).partition(".")[0] if isinstance(target, torch._ops.OpOverload) else ""
 
 
@@ -158,7 +158,7 @@ def has_body_for(op: Any, device_type: str) -> bool:
 
 
 def call_body_for(op: Any, device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the kernel of an operator for a type of device returns, called past autograd and all modes."""
+    """The result of the kernel of an operator for a type of device, called below autograd and all modes."""
     key = torch._C._parse_dispatch_key(torch._C._dispatch_key_for_device(device_type))
     assert key is not None, "the key of a device has a name"
     return op.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
@@ -185,7 +185,7 @@ _PRODUCTS = (
 
 
 def is_product(target: object) -> bool:
-    """Whether the target of a node is a matrix product, a convolution, or attention: bound by arithmetic."""
+    """Whether the target of a node is compute-bound: a matrix product, a convolution, or attention."""
     if getattr(target, "__name__", "") == "flex_attention":
         return True
     return isinstance(target, torch._ops.OpOverload) and target.namespace == "aten" and target._opname in _PRODUCTS
@@ -209,7 +209,7 @@ def is_graph(value: object) -> bool:
 
 
 def source_name(placeholder: Node) -> str:
-    """Where an input comes from, as Python: ``L['batch']['x']``; a method up to torch 2.12, and a property later."""
+    """The source of an input as Python: ``L['batch']['x']``. It is a method up to torch 2.12, and a property later."""
     name = getattr(getattr(placeholder, "_dynamo_source", None), "name", "")
     return str(name() if callable(name) else name)
 
@@ -222,16 +222,16 @@ def graph_copy(gm: GraphModule) -> GraphModule:
 
 
 def split_module(gm: GraphModule, place: Callable[[Any], int]) -> GraphModule:
-    """*gm* with the calls of each place in a submodule of its own, in the order of the places."""
+    """*gm* with the calls of each number of *place* in a submodule, in the order of the numbers."""
     from torch.fx.passes.split_module import split_module as split
 
     return split(gm, None, place, keep_original_order=True)  # type: ignore[arg-type]
 
 
 def replace_submodule(owner: torch.nn.Module, name: str, compiled: Callable[..., Any]) -> None:
-    """Let *owner* call *compiled* where it called its submodule *name*."""
+    """Make *owner* call *compiled* instead of its submodule *name*."""
     delattr(owner, name)
-    # Not a submodule: nn.Module.__call__ costs a microsecond a call, and there is nothing to hook.
+    # It is not a submodule, because nn.Module.__call__ costs a microsecond, and no hooks are needed.
     vars(owner)[name] = compiled
 
 
@@ -241,7 +241,10 @@ def is_overload(target: object) -> bool:
 
 
 def declared_kinds(overload: Any, place: int | str) -> tuple[str, ...]:
-    """What *overload* declares at *place*, a position or a name, such as ``("int",)``; empty where it has nothing."""
+    """The types that *overload* declares at *place*, a position or a name, such as ``("int",)``.
+
+    Empty if there are none.
+    """
     arguments = overload._schema.arguments
     if isinstance(place, str):
         return tuple(str(argument.type) for argument in arguments if argument.name == place)
@@ -249,7 +252,10 @@ def declared_kinds(overload: Any, place: int | str) -> tuple[str, ...]:
 
 
 def tensor_overloads(name: str) -> list[Any]:
-    """ATen's overloads *name* that take a tensor first, or make one of a size; not those of TorchScript's numbers."""
+    """ATen's overloads of *name* that take a tensor first, or make a tensor of a size.
+
+    Not those for TorchScript's numbers.
+    """
     packet = getattr(torch.ops.aten, name, None) if name.isidentifier() else None
     if packet is None:
         return []

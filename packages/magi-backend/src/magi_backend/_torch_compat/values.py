@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _dynamic_marks(tensor: torch.Tensor) -> dict[str, Any]:
-    """What ``mark_dynamic`` and its siblings left on *tensor*: ``_dynamo_dynamic_indices``, ``_has_dynamo_…``, …."""
+    """The attributes that ``mark_dynamic`` and similar functions set on *tensor*: ``_dynamo_dynamic_indices``, …."""
     return {name: copy.copy(value) for name, value in vars(tensor).items() if "_dynamo_" in name}
 
 
@@ -28,16 +28,16 @@ def copy_dynamic_marks(source: torch.Tensor, target: torch.Tensor) -> None:
 
 
 def fix_size(tensor: torch.Tensor, dim: int) -> None:
-    """Let Dynamo take the size of *tensor* in *dim* for a constant, also under ``dynamic=True``."""
+    """Make Dynamo treat the size of *tensor* in *dim* as a constant, also under ``dynamic=True``."""
     torch._dynamo.mark_static(tensor, dim)
 
 
 @contextlib.contextmanager
 def dynamic_marks(tensors: Sequence[tuple[torch.Tensor, tuple[int, ...]]]) -> Iterator[None]:
-    """Mark dimensions of *tensors* as dynamic within this context; every other mark is left as it was.
+    """A context in which dimensions of *tensors* are marked as dynamic; other marks do not change.
 
-    The weak mark is used: a dimension that the traced code fixes, for example by a size that must be 1, is compiled
-    for that size, where the strong one raises ConstraintViolationError.
+    The weak mark is used: a dimension that the traced code fixes, for example because a size must be 1, is compiled for
+    that size. The strong mark would raise ConstraintViolationError.
     """
     before = [(tensor, _dynamic_marks(tensor)) for tensor, _ in tensors]
     try:
@@ -59,9 +59,9 @@ def plain_call(module: torch.nn.Module) -> Callable[..., Any]:
 
 
 def set_compiled_call(owner: torch.nn.Module | type[torch.nn.Module], call: object) -> None:
-    """Let ``nn.Module.__call__`` run *call*: for one instance, or for every instance of a class.
+    """Make ``nn.Module.__call__`` run *call*, for one instance or for every instance of a class.
 
-    ``nn.Module.__setattr__`` is passed by, so that nothing of it shows in the module.
+    ``nn.Module.__setattr__`` is bypassed, so that the module does not show the attribute.
     """
     if isinstance(owner, type):
         owner._compiled_call_impl = call  # type: ignore[assignment]
@@ -75,9 +75,10 @@ def marked_as_compiled(
     compiled: Callable[..., Any],
     remake: Callable[[Callable[..., Any], Any], Callable[..., Any]],
 ) -> Callable[..., Any]:
-    """*call*, which says that it is *original* compiled, as what ``torch.compile`` returns does.
+    """*call*, marked as the compiled *original* in the way of functions that ``torch.compile`` returns.
 
-    *compiled* is what that returned, and *remake* makes the like of *call* from another function and backend.
+    *compiled* is the result of ``torch.compile``, and *remake* makes a similar *call* from another function and
+    backend.
     """
     call._torchdynamo_orig_callable = original  # type: ignore[attr-defined]
     call._magi_compiled = compiled  # type: ignore[attr-defined]
@@ -86,7 +87,7 @@ def marked_as_compiled(
 
 
 def uncompiled(fn: Any) -> Callable[..., Any] | None:
-    """What ``torch.compile`` or ``magi_compile`` made *fn* from; None when *fn* is not compiled."""
+    """The function from which ``torch.compile`` or ``magi_compile`` made *fn*; None if *fn* is not compiled."""
     original = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", None)
     if original is not None:
         # A method that was compiled in the body of its class is found, unbound, through the bound one.
@@ -99,7 +100,7 @@ def uncompiled(fn: Any) -> Callable[..., Any] | None:
 
 @dataclass(frozen=True)
 class CompiledBy:
-    """How ``torch.compile`` made a function: its backend, and what else it was told."""
+    """How ``torch.compile`` made a function: its backend, and the other arguments."""
 
     backend: Any
     dynamic: bool | None
@@ -115,14 +116,14 @@ class CompiledBy:
 
     @property
     def backend_name(self) -> str:
-        """What the backend is called in ``torch.compile(backend=...)``."""
+        """The name of the backend in ``torch.compile(backend=...)``."""
         names = (getattr(self.backend, name, None) for name in ("compiler_name", "__name__"))
         # Inductor's own wrapper has no name up to torch 2.12 (`_TorchCompileInductorWrapper`).
         return next((str(name) for name in names if name), "inductor")
 
 
 def compiled_by(fn: Any) -> CompiledBy | None:
-    """How *fn* was compiled, as Dynamo keeps it in the closure of what ``torch.compile`` returns (2.10 to 2.15)."""
+    """How *fn* was compiled, read from the closure of what ``torch.compile`` returned (2.10 to 2.15)."""
     from torch._dynamo.eval_frame import _TorchDynamoContext, innermost_backend
 
     if isinstance(fn, torch.nn.Module) and not hasattr(fn, "dynamo_ctx"):
@@ -138,7 +139,7 @@ def compiled_by(fn: Any) -> CompiledBy | None:
 
 
 def many_recompilations() -> contextlib.AbstractContextManager[Any]:
-    """Dynamo compiles a function again in this context, however often it has done so before."""
+    """A context in which Dynamo compiles a function again, no matter how often it has done so before."""
     patch: Any = torch._dynamo.config.patch
     return patch(recompile_limit=2**20, accumulated_recompile_limit=2**20)  # type: ignore[no-any-return]
 
@@ -150,12 +151,12 @@ def synchronize() -> None:
 
 
 def version(tensor: torch.Tensor) -> int:
-    """How often *tensor* was written to."""
+    """The number of writes to *tensor* so far."""
     return tensor._version
 
 
 def view_base(tensor: torch.Tensor) -> torch.Tensor:
-    """What *tensor* is a view of; itself where it is none."""
+    """The tensor that *tensor* is a view of; *tensor* itself if it is not a view."""
     return tensor if tensor._base is None else tensor._base
 
 

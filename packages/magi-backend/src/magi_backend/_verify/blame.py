@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the operator whose compiled result, or gradient, differs from eager, though what enters it is eager's.
+"""Find the operator whose compiled result, or gradient, differs from eager although its inputs are those of eager.
 
-The graph is cut into parts that stand side by side in one graph and compute from eager values, so each is judged by
-itself. The first wrong part is cut again, until it is one operator. Where no part is wrong, it takes several operators
-together: then the range is shortened from both ends for as long as it stays wrong.
+The graph is cut into parts that are compiled side by side in one graph and compute from eager values, so each is judged
+separately. The first wrong part is cut again, until it is one operator. If no part is wrong, the difference needs
+several operators together; then the range is shortened from both ends while it stays wrong.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ WAYS = 16
 AT_ONCE = 24
 """A range of at most so many operators is cut into single ones."""
 TYPICAL, MOST = 1.5, 3.0
-"""What a search compiles, in multiples of the operators of the graph: cut once, then a part of it; and the limit."""
+"""What a search compiles, in multiples of the operators of the graph: a typical value, and the limit."""
 SMALL = 4 * AT_ONCE
-"""So many operators may be compiled in any case: in small graphs the limit would end a search that costs nothing."""
+"""So many operators may always be compiled, because in small graphs the limit would end a search that costs little."""
 
 
 def cost(seconds: float) -> str:
-    """What a search costs where compiling the whole piece took *seconds*."""
+    """How long a search takes, as text, if compiling the whole piece took *seconds*."""
     return f"about {TYPICAL * seconds:.0f} s, at most about {MOST * seconds:.0f} s"
 
 
 def first_operator(gm: GraphModule, args: tuple[Any, ...], compile_part: Compile, *, gradients: bool) -> str:
-    """A sentence on the operator of *gm* that differs, on inputs *args*: its output, or with *gradients* its gradient.
+    """A sentence on the operator of *gm* whose output, or with *gradients* whose gradient, differs for inputs *args*.
 
-    *compile_part* compiles a graph that was made of a part of *gm*.
+    *compile_part* compiles a graph that consists of a part of *gm*.
     """
     whole = units(gm)
     search = _Search(gm, args, compile_part, gradients=gradients, left=max(int(MOST * len(whole)), SMALL))
@@ -51,7 +51,7 @@ def first_operator(gm: GraphModule, args: tuple[Any, ...], compile_part: Compile
         direction = " on the way back from the outputs" if gradients else ""
         return f"The first operator that differs{direction} is {_describe(span[0])}."
     if len(span) == len(whole):
-        return "No shorter part of it differs when it is compiled for itself, so it takes the whole piece to go wrong."
+        return "No shorter part of it differs when it is compiled separately, so only the whole piece goes wrong."
     return (
         f"It is among {len(span)} operators that differ when they are compiled together, and of which no part was "
         f"found to differ by itself: from {_describe(span[0])} to {_describe(span[-1])}."
@@ -69,7 +69,7 @@ class _Search:
     left: int
 
     def narrow(self, span: tuple[Unit, ...]) -> tuple[Unit, ...]:
-        """The shortest range in *span* that differs, as far as it was found."""
+        """The shortest range in *span* that was found to differ."""
         alone_right = False
         while len(span) > 1 and self.left >= len(span):
             wrong = None if alone_right else self._wrong(_pieces(span))
@@ -88,7 +88,7 @@ class _Search:
         return self._wrong(candidates) if candidates and self.left >= sum(map(len, candidates)) else None
 
     def _wrong(self, candidates: Sequence[tuple[Unit, ...]]) -> tuple[Unit, ...] | None:
-        """The first of *candidates* that differs; for gradients the last, which the backward comes to first."""
+        """The first of *candidates* that differs; for gradients the last, because the backward reaches that first."""
         self.left -= sum(map(len, candidates))
         parts = [part_of(self.gm, units) for units in candidates]
         found = [units for units, differ in zip(candidates, self._differ(parts), strict=True) if differ]
@@ -123,7 +123,7 @@ def _pieces(span: tuple[Unit, ...]) -> list[tuple[Unit, ...]]:
 
 
 def _outcome(outcome: Outcome, index: int, places: range) -> Outcome:
-    """What *outcome* says of part *index*, whose inputs are those at *places*."""
+    """The part of *outcome* that belongs to part *index*, whose inputs are those at *places*."""
     prefixes = tuple(f"[0][{place}]" for place in places)
 
     def own(path: str) -> bool:

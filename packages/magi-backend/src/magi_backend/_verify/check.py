@@ -34,11 +34,11 @@ class CheckedPiece:
     Args:
         compiled: The piece.
         eager: The graph that it was compiled from.
-        title: How to call it in an error.
-        names: The names of inputs by placeholder, where they have any.
-        blame: Finds the first operator that differs, given the inputs and whether it is a gradient that differs.
-        report: Is told what was compared.
-        seconds: What compiling the piece took so far; a backward is compiled in the first call.
+        title: Its name in an error.
+        names: The names of inputs, by placeholder, of those that have a name.
+        blame: Finds the first operator that differs, given the inputs and whether a gradient differs.
+        report: Called with the result of the comparison.
+        seconds: How long compiling the piece took so far; a backward is compiled in the first call.
     """
 
     def __init__(
@@ -63,14 +63,14 @@ class CheckedPiece:
         self._checked = False
 
     def __call__(self, *args: Any) -> Any:
-        """Call the compiled piece; check it before, until it was found right once."""
+        """Call the compiled piece; before that, check it, until one check has succeeded."""
         with self._lock:
             first, self._checked = not self._checked, True
         if first:
             try:
                 self._check(args)
             except BaseException:
-                self._checked = False  # what was found wrong, or not looked at to the end, is looked at again
+                self._checked = False  # after a wrong or unfinished check, the next call is checked again
                 raise
         return self._compiled(*args)
 
@@ -102,5 +102,5 @@ class CheckedPiece:
 
 
 def _listing(fn: Function) -> Function:
-    """*fn* with a list of what it returns: a piece returns a tuple, its compiled code a list."""
+    """*fn*, returning a list, because a piece returns a tuple and its compiled code a list."""
     return lambda *args: [leaf for _, leaf in leaves_of(fn(*args))]

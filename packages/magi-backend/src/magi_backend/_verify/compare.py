@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """``|a - b| <= atol + rtol * |b|``, as ``torch.allclose`` has it."""
+    """``|a - b| <= atol + rtol * |b|``, as in ``torch.allclose``."""
 
     rtol: float
     atol: float
 
 
-# What reordered sums cost in networks of ordinary depth; torch.testing's defaults are for single operators.
+# The error of reordered sums in networks of ordinary depth; the defaults of torch.testing are for single operators.
 TOLERANCES: Mapping[torch.dtype, Tolerance] = {
     torch.float64: Tolerance(1e-7, 1e-7),
     torch.complex128: Tolerance(1e-7, 1e-7),
@@ -38,11 +38,11 @@ EXACT = Tolerance(0.0, 0.0)
 
 @dataclass(frozen=True)
 class Difference:
-    """One tensor of the compiled run against the same tensor of the eager run.
+    """One tensor of the compiled run, compared with the same tensor of the eager run.
 
     Attributes:
         name: "output", "output[1].mean", "gradient of conv_in.weight".
-        largest: Largest absolute difference; infinite where shape, dtype or presence differ, or only one is finite.
+        largest: Largest absolute difference; infinite if shape, dtype or presence differ, or only one is finite.
         tolerance: What was allowed.
         agrees: Whether every element is within the tolerance.
         note: Why *largest* is infinite, or empty.
@@ -56,10 +56,10 @@ class Difference:
 
 
 def compare(name: str, actual: object, expected: object, *, scale: float = 1.0) -> Difference:
-    """*actual*, from the compiled run, against *expected*, from the eager one.
+    """The difference between *actual*, from the compiled run, and *expected*, from the eager run.
 
-    *scale* is the size of what matters where that is far from 1: gradients of a mean are all small, and an absolute
-    tolerance made for outputs would let zeros pass for them.
+    *scale* is the magnitude of the values if it is far from 1. Gradients of a mean, for example, are all small, so an
+    absolute tolerance made for outputs would accept zeros for them.
     """
     if not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
         agrees = _is_same(actual, expected)
@@ -79,7 +79,7 @@ def compare(name: str, actual: object, expected: object, *, scale: float = 1.0) 
 
 
 def compare_trees(name: str, actual: object, expected: object) -> tuple[Difference, ...]:
-    """Each leaf of *actual* against the leaf of *expected* at the same place."""
+    """The difference of each leaf of *actual* from the leaf of *expected* at the same place."""
     ours, theirs = node_of(actual), node_of(expected)
     if ours is None and theirs is None:
         return (compare(name, actual, expected),)
@@ -103,7 +103,7 @@ def magnitude(tensor: torch.Tensor) -> float:
 
 
 def _is_same(actual: Any, expected: Any) -> bool:
-    """Equal, of one class; a nan is the same as another."""
+    """Whether both are equal and of one class; two nans count as equal."""
     if actual is expected:
         return True
     both_nan = actual != actual and expected != expected  # noqa: PLR0124
@@ -115,6 +115,6 @@ def _largest(a: torch.Tensor, b: torch.Tensor) -> float:
         return float((a != b).any())
     wide = torch.complex128 if a.is_complex() else torch.float64
     difference = (a.to(wide) - b.to(wide)).abs()
-    same = (a == b) | (a.isnan() & b.isnan())  # two infinities of one sign differ by nothing
+    same = (a == b) | (a.isnan() & b.isnan())  # two infinities of one sign do not differ
     largest = float(difference.masked_fill(same, 0.0).max())
     return float("inf") if math.isnan(largest) else largest  # nan: one of them is not finite

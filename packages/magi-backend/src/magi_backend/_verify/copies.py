@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of a function's inputs that are like the originals in all that a compiler may look at."""
+"""Copies of a function's inputs that are like the originals in everything that a compiler may read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class InputCopies:
     Attributes:
         values: The tree, with copies in place of its tensors: same strides, same memory shared among them, same
             requirement of gradients and marks of dynamic dimensions. Its lists, dicts and dataclasses are copies too.
-        wanted: What to differentiate for each tensor that requires a gradient, by its path.
+        wanted: The tensor to differentiate by, for each tensor that requires a gradient, by its path.
     """
 
     values: Any
@@ -29,7 +29,7 @@ class InputCopies:
 
 
 def copy_inputs(tree: Any) -> InputCopies:
-    """Copy every tensor of *tree*, in which each leaf that is none stays what it is."""
+    """Copy every tensor of *tree*; other leaves stay as they are."""
     leaves = list(leaves_of(tree))
     copier = _Copier(Counter(_torch_compat.storage_id(leaf) for _, leaf in leaves if isinstance(leaf, torch.Tensor)))
     copies = [copier.copy(path, leaf) if isinstance(leaf, torch.Tensor) else leaf for path, leaf in leaves]
@@ -39,10 +39,10 @@ def copy_inputs(tree: Any) -> InputCopies:
 
 @dataclass
 class _Copier:
-    """Copies one tensor after the other; those that share memory become views of one copy of it."""
+    """Copies tensors one after the other; those that share memory become views of one copy."""
 
     sharing: Counter[int]
-    """How many of the tensors are in each storage."""
+    """The number of tensors in each storage."""
     bases: dict[int, torch.Tensor] = field(default_factory=dict)
     wanted: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -57,7 +57,7 @@ class _Copier:
         _torch_compat.copy_dynamic_marks(tensor, leaf)
         if tensor.requires_grad:
             self.wanted[path] = leaf
-        # Code may write to an input that is not a leaf, though it requires a gradient.
+        # Code may write to an input that is not a leaf, although it requires a gradient.
         return leaf if tensor.is_leaf else leaf.clone()
 
 
@@ -68,6 +68,6 @@ def alone(tensor: torch.Tensor) -> torch.Tensor:
         return original.clone()
     for dim in range(original.dim()):
         if original.stride(dim) == 0 and original.size(dim) > 1:
-            original = original.narrow(dim, 0, 1)  # nothing can be written where elements share their memory
+            original = original.narrow(dim, 0, 1)  # elements that share memory cannot be written separately
     twin = torch.empty_strided(original.size(), original.stride(), dtype=original.dtype, device=original.device)
     return twin.copy_(original).expand(tensor.size()) if twin.size() != tensor.size() else twin.copy_(original)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names that a user knows the inputs of a captured graph by: ``blocks.0.weight``, ``cfg.scale``."""
+"""The names that a user has for the inputs of a captured graph: ``blocks.0.weight``, ``cfg.scale``."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
 
 
 def input_names(gm: GraphModule) -> dict[str, str]:
-    """The name of each input of *gm* by its placeholder: that of a parameter in its module, else what the caller gives.
+    """The name of each input of *gm* by its placeholder: the name of a parameter in its module, or that of an argument.
 
-    An input of which Dynamo does not tell where it comes from is left out.
+    Inputs whose source Dynamo does not give are left out.
     """
     found = {
         str(node.target): readable(_torch_compat.source_name(node)) for node in gm.graph.find_nodes(op="placeholder")
@@ -28,7 +28,7 @@ def input_names(gm: GraphModule) -> dict[str, str]:
 
 
 def readable(source: str) -> str:
-    """*source*, the Python by which Dynamo finds a value, as its owner writes it; empty where it cannot be read.
+    """*source*, Dynamo's Python expression for a value, as its owner would write it; empty if it cannot be parsed.
 
     Example:
         >>> readable("L['self']._modules['blocks']._modules['0']._parameters['weight']")

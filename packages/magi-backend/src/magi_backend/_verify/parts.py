@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A captured graph cut into parts, each of which computes from eager values.
 
-A part that differs from eager is wrong by itself: what an earlier operator got wrong never reaches it. And all parts of
-one cut stand side by side in one graph, so that they cost one compilation.
+A part that differs from eager is itself wrong, because errors of earlier operators never reach it. All parts of one cut
+are side by side in one graph, so that they cost one compilation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 Unit = tuple[Node, ...]
-"""Calls that cannot be told apart by a cut; nearly always one."""
+"""Calls that a cut cannot separate; nearly always a single one."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Part:
 
     Attributes:
         nodes: The calls, in order.
-        before: Calls that switch a mode which is on where the part starts, such as autocast: it needs them too.
-        entering: The values that it reads and does not make.
+        before: Calls before the part that switch on a mode, such as autocast, that is still on where the part starts.
+        entering: The values that it reads but does not compute.
         leaving: Those of its values that are read after it.
     """
 
@@ -46,10 +46,10 @@ class Part:
 
 
 def units(gm: GraphModule) -> tuple[Unit, ...]:
-    """The calls of *gm* in order, those together that only have a meaning together.
+    """The calls of *gm* in order, grouped if they cannot be separated.
 
-    An item belongs to what made the tuple, when it is taken next; and what stands between two calls that open and close
-    a level of ``torch.func`` stays in one piece.
+    An item of a tuple is grouped with the call that made the tuple, if it follows directly. Calls between two calls
+    that open and close a level of ``torch.func`` form one group.
     """
     found: list[list[Node]] = []
     depth = 0
@@ -70,7 +70,7 @@ def _is_item_of(node: Node, unit: list[Node]) -> bool:
 
 
 def part_of(gm: GraphModule, chosen: Iterable[Unit]) -> Part:
-    """The part of *gm* that consists of *chosen*, which are consecutive."""
+    """The part of *gm* that consists of *chosen*, which must be consecutive."""
     nodes = tuple(node for unit in chosen for node in unit)
     inside = set(nodes)
     read = dict.fromkeys(used for node in nodes for used in node.all_input_nodes if used not in inside)
@@ -81,7 +81,7 @@ def part_of(gm: GraphModule, chosen: Iterable[Unit]) -> Part:
 
 
 def _modes_on(gm: GraphModule, first: Node) -> Iterator[Node]:
-    """The calls before *first* that switched something which is still on there."""
+    """The calls before *first* that switched on a mode that is still on at *first*."""
     grad_mode = None
     regions: dict[Node, None] = {}
     for node in gm.graph.nodes:
@@ -104,7 +104,10 @@ def _holds_tensors(node: Node) -> bool:
 
 
 def side_by_side(gm: GraphModule, parts: Sequence[Part], entered: Sequence[Entered]) -> GraphModule:
-    """One graph with a copy of each of *parts*; its inputs are what *entered* them, its output a tuple for each."""
+    """One graph with a copy of each of *parts*.
+
+    Its inputs are the values that *entered* them, its output a tuple for each.
+    """
     graph = Graph()
     given = [
         {node: graph.placeholder(f"part{index}_{node.name}") for node in _given(part)}
@@ -112,7 +115,8 @@ def side_by_side(gm: GraphModule, parts: Sequence[Part], entered: Sequence[Enter
     ]
     outputs = []
     for part, known, each in zip(parts, given, entered, strict=True):
-        # A compiled graph that writes to an input cannot always differentiate it, where it could inside a larger graph.
+        # A compiled graph that writes to an input cannot always differentiate it, although it could inside a larger
+        # graph.
         copied = [node for node, place in zip(_given(part), each.copied, strict=True) if place]
         known |= {node: graph.call_method("clone", (known[node],)) for node in copied}
         outputs.append((*_copied(part, known, graph), *(known[node] for node in copied)))
@@ -121,7 +125,7 @@ def side_by_side(gm: GraphModule, parts: Sequence[Part], entered: Sequence[Enter
 
 
 def _given(part: Part) -> tuple[Node, ...]:
-    """What enters *part* as an input; constants of the graph are copied with it."""
+    """The values that enter *part* as inputs; constants of the graph are copied with the part."""
     return tuple(node for node in part.entering if node.op != "get_attr")
 
 
@@ -139,7 +143,7 @@ def _copied(part: Part, known: dict[Node, Node], graph: Graph) -> tuple[Any, ...
 
 
 def _tensors_in(node: Node, value: Any, graph: Graph) -> Any:
-    """*node*, or its items where it is a tuple: a compiled graph returns nothing but tensors."""
+    """*node*, or its items if it is a tuple, because a compiled graph returns only tensors."""
     if not isinstance(value, tuple | list):
         return node
     items = (graph.call_function(_item, (node, index)) for index in range(len(value)))
@@ -152,11 +156,11 @@ def _item(values: Any, index: int) -> Any:
 
 @dataclass(frozen=True)
 class Entered:
-    """What entered a part.
+    """The values that entered a part.
 
     Attributes:
-        values: The values, as they were when the part started: inputs that no graph leads to.
-        copied: For each, whether the part is to work on a copy of it, which is one of its outputs then.
+        values: The values as they were when the part started, detached from any autograd graph.
+        copied: For each, whether the part works on a copy of it, which is then one of its outputs.
     """
 
     values: tuple[Any, ...]
@@ -164,14 +168,14 @@ class Entered:
 
 
 def entering_values(gm: GraphModule, args: tuple[Any, ...], parts: Sequence[Part]) -> tuple[Entered, ...]:
-    """What enters each of *parts* when *gm* runs eager on a copy of *args*."""
+    """The values that enter each of *parts* when *gm* runs eager on a copy of *args*."""
     recorder = _Recorder(gm, parts)
     recorder.run(*copy_inputs(args).values)
     return tuple(recorder.entered(index) for index in range(len(parts)))
 
 
 class _Recorder(Interpreter):
-    """Runs a graph, and keeps what enters each of *parts*."""
+    """Runs a graph, and keeps the values that enter each of *parts*."""
 
     def __init__(self, gm: GraphModule, parts: Sequence[Part]) -> None:
         super().__init__(gm, garbage_collect_values=True)
@@ -194,10 +198,10 @@ class _Recorder(Interpreter):
         return value
 
     def entered(self, index: int) -> Entered:
-        """What entered part *index*, differentiable like the originals.
+        """The values that entered part *index*, which require gradients like the originals.
 
-        Values that share memory still share it only where the part writes: through shared memory no gradient is told
-        apart.
+        Values that share memory share it here only if the part writes, because gradients through shared memory cannot
+        be told apart.
         """
         written = index in self._written
         pairs = zip(leaves_of(self._copies[index]), leaves_of(self._values[index]), strict=True)
@@ -228,7 +232,7 @@ def _entered(twin: Any, value: Any, *, written: bool) -> Any:
 
 
 def _fix_sizes(value: Any, captured: Any) -> None:
-    """Let the compiler take the sizes of *value* for constants that were constants in the capture."""
+    """Make the compiler treat those sizes of *value* as constants that were constants in the capture."""
     if isinstance(value, torch.Tensor) and isinstance(captured, torch.Tensor):
         for dim, size in enumerate(captured.shape):
             if isinstance(size, int):

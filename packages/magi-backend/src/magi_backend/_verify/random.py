@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same random numbers for several runs, and nothing of it left behind."""
+"""The same random numbers for several runs, with the generators restored afterwards."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Replay:
-    """The generators of the CPU and of every GPU as they were at one time."""
+    """The states of the generators of the CPU and of every GPU at one time."""
 
     cpu: torch.Tensor
     gpus: tuple[torch.Tensor, ...]
 
     def rewind(self) -> None:
-        """Put the generators back."""
+        """Restore the generators."""
         torch.random.set_rng_state(self.cpu)
         for device, state in enumerate(self.gpus):
             torch.cuda.set_rng_state(state, device)
 
     def were_drawn(self) -> bool:
-        """Whether random numbers were drawn since."""
+        """Whether random numbers were generated since."""
         now = _states()
         pairs = zip((self.cpu, *self.gpus), (now.cpu, *now.gpus), strict=True)
         return not all(torch.equal(before, after) for before, after in pairs)
@@ -41,7 +41,7 @@ def _states() -> Replay:
 
 @contextmanager
 def replayed_random_numbers() -> Iterator[Replay]:
-    """The generators as they are now, to go back to; they are put back at the end.
+    """A context with the current states of the generators, to go back to; they are restored at the end.
 
     Example:
         >>> with replayed_random_numbers() as numbers:

@@ -22,15 +22,15 @@ from .trees import leaves_of, with_leaves
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a function computed from inputs of its own.
+    """What a function computed from copies of its inputs.
 
     Attributes:
         outputs: Its result.
         inputs: ``(args, kwargs)`` after the call, which may have written to them.
-        written: The paths of the tensors in *inputs* that were written to, or put there.
+        written: The paths of the tensors in *inputs* that were written to, or added.
         gradients: For fixed cotangents, the gradient of each parameter by its name, and of each input that requires one
             by its path; None where the outputs do not depend on it.
-        seconds: What the call and its gradients took.
+        seconds: How long the call and its gradients took.
     """
 
     outputs: Any
@@ -46,7 +46,7 @@ def run(
     kwargs: Mapping[str, Any] | None = None,
     modules: Sequence[nn.Module] = (),
 ) -> Outcome:
-    """Run *fn* on copies of its arguments and differentiate its outputs; buffers of *modules* are put back."""
+    """Run *fn* on copies of its arguments and differentiate its outputs; buffers of *modules* are restored."""
     copies = copy_inputs((args, dict(kwargs or {})))
     before = _versions(copies.values)
     wanted = {name: p for module in modules for name, p in module.named_parameters() if p.requires_grad}
@@ -66,13 +66,13 @@ def run(
 def differences(
     actual: Outcome, expected: Outcome, *, kind: str = "argument", names: Mapping[str, str] | None = None
 ) -> tuple[Difference, ...]:
-    """Every output, written input and gradient of *actual* against the same of *expected*.
+    """The difference of every output, written input and gradient of *actual* from that of *expected*.
 
     Args:
         actual: The compiled run.
         expected: The eager run.
-        kind: What to call an input in the names of the differences.
-        names: Names of inputs, by path, where they have any.
+        kind: The word for an input in the names of the differences.
+        names: Names of inputs, by path, of those that have a name.
     """
     known = names or {}
     size = max((magnitude(g) for g in expected.gradients.values() if g is not None), default=1.0)
@@ -109,12 +109,12 @@ def other_layouts(actual: Outcome, expected: Outcome) -> tuple[str, ...]:
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The strides that matter: nothing is reached by that of a dimension of size 1."""
+    """The strides that matter, without those of dimensions of size 1."""
     return tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
 
 
 def _written_title(name: str, kind: str, names: Mapping[str, str]) -> str:
-    """*name*, which ends with the path of an input, with the name of that input where it has one."""
+    """*name*, which ends with the path of an input, with the name of that input if it has one."""
     known = names.get(name.removeprefix(f"{kind} after the call"))
     return f"{known} after the call" if known else name
 
@@ -124,7 +124,7 @@ def _title(key: str, kind: str, names: Mapping[str, str]) -> str:
 
 
 def _versions(tree: Any) -> dict[str, tuple[int, int]]:
-    """Which tensor is at each path, and how often it was written to so far."""
+    """The tensor at each path, and the number of writes to it so far."""
     return {
         path: (id(leaf), _torch_compat.version(leaf))
         for path, leaf in leaves_of(tree)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values taken apart, compared place by place and built again: containers, pytree nodes, and every dataclass.
 
-Pytrees alone would not do: to them a dataclass that nobody registered is one opaque leaf, and the tensors in it would
-be neither copied nor compared.
+Pytrees are not enough: for them, an unregistered dataclass is one opaque leaf, and the tensors in it would be neither
+copied nor compared.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Node:
     """A value that holds others.
 
     Attributes:
-        kind: Equal for two values of one class with as many parts of the same names and the same constants.
+        kind: A value that is equal for two values of one class with parts of the same names and the same constants.
         parts: The values inside, each with the text of the step to it: ``.weight``, ``[0]``, ``['mask']``.
-        build: The inverse: from other parts to a value of the same kind.
+        build: The inverse, from other parts to a value of the same kind.
     """
 
     kind: object
@@ -59,7 +59,7 @@ def _one_level(value: Any) -> tuple[tuple[tuple[str, Any], ...], pytree.TreeSpec
 
 
 def _with_fields(value: Any, names: tuple[str, ...], built: list[Any]) -> Any:
-    twin = copy.copy(value)  # runs no __init__ or __post_init__, and takes along what is not a field
+    twin = copy.copy(value)  # no __init__ or __post_init__ runs, and attributes that are not fields are kept
     for name, part in zip(names, built, strict=True):
         object.__setattr__(twin, name, part)
     return twin
@@ -76,7 +76,7 @@ def leaves_of(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def with_leaves(value: Any, replacement: Callable[[Any], Any]) -> Any:
-    """*value* built again with another value for each of its leaves, asked for in the order of `leaves_of`."""
+    """*value* built again with another value for each of its leaves, in the order of `leaves_of`."""
     node = node_of(value)
     if node is None:
         return replacement(value)

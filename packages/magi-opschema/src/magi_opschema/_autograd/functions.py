@@ -2,9 +2,9 @@
 """The autograd.Functions of an op, which call the user's gradient functions at the user's signature.
 
 An op has two, made at their first use. `eager` is applied by the kernel at the Autograd key. `transforms` has
-`setup_context` apart from `forward`, as torch.func asks, and is applied by the kernel at the key in front of all
-transforms: below it there is "no kernel for HigherOrderOperator custom_function_call". One would do for both,
-but torch binds the arguments of a Function with `setup_context` by inspect.signature at every call
+`setup_context` apart from `forward`, as torch.func requires, and is applied by the kernel at the key above all
+transforms, because below it there is "no kernel for HigherOrderOperator custom_function_call". One Function could serve
+both, but torch binds the arguments of a Function with `setup_context` by inspect.signature at every call
 (torch/autograd/function.py, `Function.apply`), which takes longer than the rest of the call.
 """
 
@@ -43,7 +43,7 @@ from .gradients import flatten_gradients
 
 _TENSORS = {"Tensor", "Tensor?"}
 _SETTLED: dict[str, type] = {"float": float, "SymInt": int, "bool": bool, "str": str, "Tensor[]": list}
-"""The class of the values that the dispatcher does not convert, by the type in the schema."""
+"""By schema type, the class of the values that the dispatcher does not convert."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,6 @@ class AutogradFunctions:
     vmap_rule: Callable[[], VmapRule | None]
 
     @functools.cached_property
-    def inputs(self) -> FlatLayout:
-        """The layout of the slots."""
-        return self.lowering.layout
-
-    @functools.cached_property
     def outputs(self) -> FlatLayout:
         """The layout of the flat outputs."""
         return FlatLayout.of_outputs([leaf.schema_type for leaf in self.lowering.return_leaves])
@@ -93,38 +88,39 @@ class AutogradFunctions:
     def differentiate(self, *args: Any, **kwargs: Any) -> Any:
         """Call the op from outside of the dispatcher, which may have to differentiate it.
 
-        Where that is all there is to do, the kernel at the Autograd key would come to the same Function. The kernel is
-        asked where the dispatcher has more to do than to find it, and where the dispatcher would convert a value:
-        `setup_context_fn` sees what the body sees.
+        The Function is applied directly if the dispatcher would do nothing but call the kernel at the Autograd key,
+        which applies the same Function. The dispatcher is called if it has more to do, or if it would convert a value,
+        because `setup_context_fn` must see what the body sees.
         """
-        inputs = self.inputs
-        flat = inputs.fill(args, kwargs) if kwargs or inputs.bundles else args
+        layout = self.lowering.layout
+        flat = layout.fill(args, kwargs) if kwargs or layout.bundles else args
         positions, classes = self._settled
         is_settled = [type(flat[i]) for i in positions] == classes
         if not is_settled or has_torch_function(*flat) or not is_dispatch_plain():
             return self.op(*args, **kwargs)
         if not self._has_lists:
             return self.eager(*flat)
-        if any(has_torch_function_among(flat[i]) for i in inputs.tensor_lists):
+        if any(has_torch_function_among(flat[i]) for i in layout.tensor_lists):
             return self.op(*args, **kwargs)
-        return self._gather_output(self.eager(*inputs.spread(flat)))
+        return self._gather_output(self.eager(*layout.spread(flat)))
 
     @functools.cached_property
     def _has_lists(self) -> bool:
-        return bool(self.inputs.tensor_lists or self.outputs.tensor_lists)
+        return bool(self.lowering.layout.tensor_lists or self.outputs.tensor_lists)
 
     @functools.cached_property
     def _settled(self) -> tuple[list[int], list[type | None]]:
-        """The positions of the slots that hold no Tensor, and the classes that the dispatcher hands on as they are."""
+        """The positions of the slots without Tensors, and the classes whose values the dispatcher does not convert."""
         others = [(i, s.schema_type) for i, s in enumerate(self.lowering.slots) if s.schema_type not in _TENSORS]
         return [i for i, _ in others], [_SETTLED.get(schema_type) for _, schema_type in others]
 
     @functools.cached_property
     def eager(self) -> Callable[..., Any]:
-        """Apply the Function that eager autograd and AOTAutograd see."""
-        # The two of `_run` and `_spread_output`, written out: this is most of what a call with a gradient takes.
+        """A function that applies the Function for eager autograd and AOTAutograd."""
+        # `_run` and `_spread_output` are inlined, because this is most of the time of a call with a gradient.
         op, save, make, unused = self._flat_op, self._save, below_autograd_pool.make, below_autograd_pool.unused
-        gather = self.inputs.gather if self.inputs.tensor_lists else None
+        layout = self.lowering.layout
+        gather = layout.gather if layout.tensor_lists else None
         spread_output = self._spread_output if self.outputs.tensor_lists else None
 
         def forward(ctx: Any, *spread: Any) -> Any:
@@ -143,28 +139,33 @@ class AutogradFunctions:
 
     @functools.cached_property
     def transforms(self) -> Callable[..., Any]:
-        """Apply the Function that torch.func transforms see."""
+        """A function that applies the Function for torch.func transforms."""
+        layout = self.lowering.layout
 
         def forward(*spread: Any) -> Any:
             return self._spread_output(self._run(spread)[1])
 
         def setup_context(ctx: Any, spread: Flat, output: Any) -> None:
-            self._save(ctx, self.inputs.gather(spread), spread, self._gather_output(output))
+            self._save(ctx, layout.gather(spread), spread, self._gather_output(output))
 
         def vmap(info: Any, in_dims: Any, *spread: Any) -> Any:
             rule = self.vmap_rule()
             if rule is None:
                 return vmap_by_loop(info, in_dims, spread, self.transforms)
-            dims = self.inputs.gather(_dims_of(in_dims, spread))
-            output, out_dims = rule(info, dims, *self.inputs.gather(spread))
+            dims = layout.gather(_dims_of(in_dims, spread))
+            output, out_dims = rule(info, dims, *layout.gather(spread))
             return as_output(self.outputs.spread(output)), as_output(self.outputs.spread(out_dims))
 
         function: Any = self._function(forward=forward, setup_context=setup_context, vmap=vmap)
         return cast("Callable[..., Any]", function.apply)
 
     def call(self, apply: Callable[..., Any], args: Flat, kwargs: dict[str, Any]) -> Any:
-        """*apply* on arguments as the dispatcher passes them; what it returns as the dispatcher wants it."""
-        return self._gather_output(apply(*self.inputs.spread(self.inputs.fill(args, kwargs))))
+        """Call *apply* with arguments as the dispatcher passes them.
+
+        Returns the output in the form that the dispatcher expects.
+        """
+        layout = self.lowering.layout
+        return self._gather_output(apply(*layout.spread(layout.fill(args, kwargs))))
 
     def _function(self, **methods: Callable[..., Any]) -> type:
         run_backward = self._backward
@@ -179,12 +180,12 @@ class AutogradFunctions:
 
     @functools.cached_property
     def _flat_op(self) -> Callable[..., Any]:
-        """The op, on the slots by position."""
-        op, inputs = functools.partial(dispatch, handle_of(self.op)), self.inputs
-        return (lambda *flat: inputs.call(op, flat)) if inputs.keyword_only or inputs.bundles else op
+        """A function that calls the op with the slots by position."""
+        op, layout = functools.partial(dispatch, handle_of(self.op)), self.lowering.layout
+        return (lambda *flat: layout.call(op, flat)) if layout.keyword_only or layout.bundles else op
 
     def _run(self, spread: Flat) -> tuple[Flat, Any]:
-        flat = self.inputs.gather(spread)
+        flat = self.lowering.layout.gather(spread)
         with below_autograd():
             return flat, self._flat_op(*flat)
 
@@ -198,8 +199,8 @@ class AutogradFunctions:
 
     @functools.cached_property
     def _index(self) -> Mapping[str, int]:
-        """The slot of each Tensor leaf, by the dotted path."""
-        position = {name: i for i, name in enumerate(self.inputs.names)}
+        """The position of the slot of each Tensor leaf, by its dotted path."""
+        position = {name: i for i, name in enumerate(self.lowering.layout.names)}
         return {dotted(leaf.path): position[leaf.name] for leaf in self.lowering.leaves if leaf.is_tensor}
 
     @functools.cached_property
@@ -211,13 +212,13 @@ class AutogradFunctions:
         return compile_source(emit_saved(self.lowering, writer_of(self.lowering), f"saved {self.lowering.name}"))
 
     def _save(self, ctx: Any, flat: Flat, spread: Flat, output: Any) -> None:
-        """What the backward needs, and what the user's `setup_context_fn` saves."""
+        """Save on *ctx* what the backward needs, and call the user's `setup_context_fn`."""
         formula = self.formula()
         if formula is None:
             return
         flags = ctx.needs_input_grad
-        if self.inputs.tensor_lists:
-            flags = _flags(self.inputs, spread, flags)
+        if self.lowering.layout.tensor_lists:
+            flags = _flags(self.lowering.layout, spread, flags)
         ctx.needs_grad = NeedsGrad(self._index, flags)
         ctx.needs_input_grad, ctx._magi_shapes = self._saved(flags, *flat)  # noqa: SLF001
         outputs = as_tuple(output, len(self.outputs.names))
@@ -230,18 +231,18 @@ class AutogradFunctions:
         formula = self.formula()
         if formula is None:
             self._refuse_gradient()
-        lowering, inputs = self.lowering, self.inputs
+        lowering, layout = self.lowering, self.lowering.layout
         if self.outputs.tensor_lists:
             spread_grads = self.outputs.gather(spread_grads, ctx._magi_counts)  # noqa: SLF001
         grads, shapes = structure(lowering.returns, spread_grads), ctx._magi_shapes  # noqa: SLF001
         returned = formula.backward_fn(ctx, *positional(lowering.returns, grads))
         found = flatten_gradients(returned, lowering, shapes)
-        # A list without gradients still has a place for each of its Tensors.
-        for name in (inputs.names[i] for i in inputs.tensor_lists):
+        # A list without gradients still has an entry for each of its Tensors.
+        for name in (layout.names[i] for i in layout.tensor_lists):
             if shapes[name] is not None:
                 found.setdefault(name, [None] * len(shapes[name]))
-        spread = inputs.spread(tuple([found.get(name) for name in inputs.names]))
-        return as_output((None, *spread[1:]) if inputs.tensor_lists else spread)
+        spread = layout.spread(tuple([found.get(name) for name in layout.names]))
+        return as_output((None, *spread[1:]) if layout.tensor_lists else spread)
 
     def _refuse_gradient(self) -> NoReturn:
         text = (
@@ -251,14 +252,14 @@ class AutogradFunctions:
         raise MissingBackwardError(self.lowering.sentence(text))
 
 
-def _flags(inputs: FlatLayout, spread: Flat, needs_input_grad: tuple[bool, ...]) -> tuple[bool, ...]:
+def _flags(layout: FlatLayout, spread: Flat, needs_input_grad: tuple[bool, ...]) -> tuple[bool, ...]:
     """Whether each flat argument needs a gradient; a list does if one of its Tensors does."""
-    gathered = inputs.gather((spread[0], *needs_input_grad[1:]))
+    gathered = layout.gather((spread[0], *needs_input_grad[1:]))
     return tuple(any(flag) if isinstance(flag, list) else bool(flag) for flag in gathered)
 
 
 def _dims_of(in_dims: Any, spread: Flat) -> Flat:
-    """*in_dims* in the layout of *spread*; the counts of lists are not values and have no dimension."""
+    """*in_dims* in the layout of *spread*, where the counts of lists have no dimension."""
     return tuple(
         item if isinstance(item, tuple) and isinstance(dim, tuple) else dim
         for item, dim in zip(spread, in_dims, strict=True)
@@ -266,7 +267,7 @@ def _dims_of(in_dims: Any, spread: Flat) -> Flat:
 
 
 def refuse_forward_mode(lowering: SignatureLowering, *_: Any) -> NoReturn:
-    """Raise the error about a forward-mode derivative; torch.library.custom_op says that it is zero."""
+    """Raise the error about a forward-mode derivative, which torch.library.custom_op would return as zero."""
     text = "a forward-mode derivative (torch.func.jvp, jacfwd, dual numbers) was asked of this op, and it has none. "
     fix = "Use reverse mode (torch.func.vjp, jacrev, grad), or detach what the op takes."
     raise ForwardModeError(lowering.sentence(f"{text}{fix}"))

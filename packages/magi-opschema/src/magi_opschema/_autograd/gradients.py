@@ -18,8 +18,8 @@ from magi_opschema.errors import GradientError
 
 
 Shapes = Mapping[str, Any]
-"""Of the forward's inputs, by leaf name: the shape of a Tensor, the shapes of a list of them, None for None;
-of a list of optional Tensors also its mask."""
+"""By leaf name, for the inputs of the forward: the shape of a Tensor, the shapes of a list of them, None for None; for
+a list of optional Tensors also its mask."""
 
 
 def flatten_gradients(returned: Any, lowering: SignatureLowering, shapes: Shapes) -> dict[str, Any]:
@@ -90,10 +90,10 @@ class _Flattener:
     def _check_tensor(self, path: str, gradient: Any, shape: torch.Size) -> None:
         if not isinstance(gradient, torch.Tensor):
             self.fail(path, f"returned {_kind(gradient)}, expected None or a Tensor of shape {tuple(shape)}")
-        if is_dynamo_compiling():  # Compiled autograd; to Dynamo a symbolic size is an int.
+        if is_dynamo_compiling():  # This is compiled autograd, where Dynamo sees a symbolic size as an int.
             return
         sizes = (*gradient.shape, *shape)
-        # A symbolic size is compared by the compiler, which would else guard on it here.
+        # A symbolic size is compared by the compiler; a comparison here would add a guard.
         if all(type(size) is int for size in sizes) and not _sums_to(gradient.shape, shape):
             self.fail(path, f"returned shape {tuple(gradient.shape)}, expected {tuple(shape)} or one that sums to it")
 
@@ -106,7 +106,7 @@ class _Flattener:
                     self.fail(path, f"{text} {', '.join(fields)}", nearest(name, fields))
             given: Mapping[str, Any] = gradient
         elif isinstance(gradient, record.cls) and record.kind in {"dataclass", "object"}:
-            # Fields that are not Tensors hold the values that the instance was built with; they say nothing.
+            # Fields that are not Tensors hold the values that the instance was built with, which mean nothing here.
             given = {name: getattr(gradient, name) for name, node in fields.items() if _holds_tensors(node)}
         elif isinstance(gradient, (tuple, list)):
             if len(gradient) != len(fields):
@@ -151,7 +151,7 @@ def _holds_tensors(node: Node) -> bool:
 
 
 def _sums_to(shape: torch.Size, target: torch.Size) -> bool:
-    """True if a gradient of *shape* is summed to *target*, as autograd does with what broadcasting spread."""
+    """True if a gradient of *shape* sums to *target*, as autograd sums over broadcast dimensions."""
     if len(shape) < len(target):
         return False
     rest = shape[len(shape) - len(target) :]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the dispatcher runs at the keys of autograd and of torch.func: a Function, where a derivative is wanted."""
+"""What the dispatcher runs at the keys of autograd and of torch.func: a Function if a derivative is wanted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _has_tangent(tensor: torch.Tensor) -> bool:
 
 
 def autograd_kernel(functions: AutogradFunctions) -> Callable[..., Any]:
-    """The kernel at the Autograd key: through a Function where a derivative may be wanted, else straight on."""
+    """The kernel at the Autograd key: it applies a Function only if a derivative may be wanted."""
     is_grad_enabled, make, unused = torch.is_grad_enabled, below_autograd_pool.make, below_autograd_pool.unused
     handle = handle_of(functions.op)
 
@@ -52,7 +52,7 @@ def autograd_kernel(functions: AutogradFunctions) -> Callable[..., Any]:
 
 
 def transforms_kernel(functions: AutogradFunctions) -> Callable[..., Any]:
-    """The kernel in front of torch.func transforms."""
+    """The kernel at the key above all torch.func transforms."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if is_functionalizing():

@@ -4,9 +4,9 @@
 | module | what it holds |
 |---|---|
 | `structure` | flat outputs in the structure of what the user's function returns |
-| `bridge` | values and what is said of them, between the user's signature and the flat one |
+| `bridge` | values, dimensions and placements between the user's signature and the flat one |
 | `misfit` | calls that do not fit the signature |
 | `checks` | what is verified on an op's first real call; `writes` is a part of it |
-| `explain` | why the dispatcher refused the arguments |
+| `translation` | why the dispatcher refused the arguments |
 | `vmap` | torch.vmap over an op |
 """

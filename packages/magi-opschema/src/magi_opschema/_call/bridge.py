@@ -27,30 +27,30 @@ from .structure import FieldDict
 
 @dataclass(frozen=True)
 class Bridge:
-    """Both directions of one op, for values and for what is said of each of them."""
+    """Converts values, and properties of values, between the signature and the schema of one op."""
 
     lowering: SignatureLowering
 
     @functools.cached_property
     def rebuild(self) -> Callable[..., Flat]:
-        """From the slots to a tuple of the user's arguments."""
+        """A function from the slots to a tuple of the user's arguments."""
         return compile_source(emit_inputs(self.lowering, self._writer(), f"inputs {self.lowering.name}"))
 
     @functools.cached_property
     def flatten(self) -> Callable[..., Flat]:
-        """From the user's arguments to a tuple of the flat ones."""
+        """A function from the user's arguments to a tuple of the flat ones."""
         lowering = self.lowering
         title = f"flatten {lowering.name}"
         return compile_source(emit_flatten(lowering.parameters, self._writer(), title, lowering.arguments))
 
     @functools.cached_property
     def leaves(self) -> Callable[..., Flat]:
-        """From the user's arguments to a tuple of the leaves, before any of them share an argument."""
+        """A function from the user's arguments to a tuple of the leaves, before any of them share an argument."""
         return compile_source(emit_flatten(self.lowering.parameters, self._writer(), f"leaves {self.lowering.name}"))
 
     @functools.cached_property
     def flatten_output(self) -> Callable[[Any], Flat]:
-        """From the user's return value to a tuple of the flat outputs."""
+        """A function from the user's return value to a tuple of the flat outputs."""
         if self.lowering.returns is None:
             return lambda _: ()
         to = writer_of(self.lowering, returned=ReturnValueError)
@@ -60,7 +60,7 @@ class Bridge:
         return writer_of(self.lowering, is_description=True)
 
     def per_parameter(self, per_leaf: Flat) -> Flat:
-        """What is said of each slot, in the structure of the user's: for a record a dict by field."""
+        """*per_leaf*, with an entry for each slot, in the structure of the signature: for a record, a dict by field."""
         said = {
             leaf.name: value if argument.packing is None else None
             for argument, value in zip(self.lowering.slots, per_leaf, strict=True)
@@ -69,7 +69,7 @@ class Bridge:
         return tuple(_structure(parameter.node, said) for parameter in self.lowering.parameters)
 
     def per_argument(self, per_parameter: Any, what: str) -> list[Any]:
-        """The inverse: for each flat argument what is said of it.
+        """The inverse of `per_parameter`: *per_parameter* as a list with an entry for each flat argument.
 
         Raises:
             RuleError: the structure is not that of the signature.
@@ -84,7 +84,7 @@ class Bridge:
         return [_said_of(argument, said) for argument in self.lowering.arguments]
 
     def per_output(self, structured: Any, what: str) -> list[Any]:
-        """For each flat output what is said of it; one value that is not a structure holds for all."""
+        """*structured* as a list with an entry for each flat output; a single value is used for all outputs."""
         if self.lowering.returns is None:
             return []
         said = self._take_apart(self.lowering.returns, structured, what)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is verified on an op's first real call: writes, aliasing, a fake that tells the truth, records rebuilt.
+"""What is verified on an op's first real call: writes, aliasing, the fake, and rebuilt records.
 
 The check is repeated until a call passes it. With `MAGI_OPSCHEMA_CHECK=1` in the environment when the op is
 decorated, every call is checked.
@@ -33,10 +33,10 @@ class CheckedBody:
 
     check: CallCheck
     body: Callable[[], Callable[..., Any]]
-    """Makes the body at the flat signature, when a call is checked."""
+    """A function that returns the body at the flat signature; it is called when a call is checked."""
 
     def run(self, flat: Flat) -> Any:
-        """Call and check; see `CallCheck.run`."""
+        """Call the body and check the call; see `CallCheck.run`."""
         return self.check.run(self.body(), flat)
 
 
@@ -59,8 +59,8 @@ class CallCheck:
             MutationError: the body wrote into a Tensor that `mutates_args` does not name.
             ReturnValueError: an output is of another class than the signature says.
             AliasingError: an output shares memory with an input or another output.
-            FakeMismatchError: the fake fails, or says another shape, dtype, device or strides.
-            RoundTripError: a record of the user's is not what it was after the op rebuilt it from its fields.
+            FakeMismatchError: the fake fails, or returns another shape, dtype, device or other strides.
+            RoundTripError: a record differs after the op rebuilt it from its fields.
         """
         inputs = see_inputs(self._lowering, flat, thorough=self._always)
         with counting_writes():
@@ -83,7 +83,7 @@ class CallCheck:
             raise MutationError(self._lowering.sentence(f"{text} {fix}"))
 
     def _check_records(self, flat: Flat) -> None:
-        """A hand-written `__init__` or `__post_init__` may change what it stores, for example double a field again."""
+        """Raise if rebuilding changed a record, for example because `__init__` doubles a field again."""
         unsure = {leaf.name for parameter in self._lowering.parameters for leaf in _leaves_of_custom(parameter.node)}
         if not unsure:
             return
@@ -121,13 +121,13 @@ class CallCheck:
         for leaf, real, fake in zip(self._lowering.return_leaves, outputs, expected, strict=True):
             for what, real_value, fake_value in _differences(real, fake):
                 text = f"'{dotted(leaf.path)}' has {what} {real_value}, and the fake says {fake_value}."
-                fix = "Compiled code would be wrong: mend infer_output_meta_fn, or the body."
+                fix = "Compiled code would be wrong: fix infer_output_meta_fn, or the body."
                 raise FakeMismatchError(self._lowering.sentence(f"{text} {fix}"))
 
     def _run_fake(self, flat: Flat) -> Any:
         layout = self._lowering.layout
         try:
-            # Through the op, so that the fake has its torch.library.get_ctx().
+            # The fake is called through the op, so that it has its torch.library.get_ctx().
             return run_on_fakes(lambda *values: layout.call(self._torch_op, values), layout.open(flat))
         except Exception as error:
             text = f"the fake failed on the arguments of a real call: {type(error).__name__}: {error}."
@@ -135,14 +135,14 @@ class CallCheck:
 
 
 def _leaves_of_custom(node: Node) -> Iterator[Leaf]:
-    """The leaves below dataclasses that run code of the user's when one is made."""
+    """The leaves below dataclasses that run code of the user when an instance is made."""
     for part in nodes(node):
         if isinstance(part, Record) and part.kind == "dataclass" and not part.is_plain:
             yield from leaves(part)
 
 
 def _difference(argument: Argument, before: Any, after: Any) -> tuple[str, object, object]:
-    """The path of the first leaf of *argument* that changed, and both its values."""
+    """The path of the first leaf of *argument* that changed, and its values before and after; None if none changed."""
     paths = [dotted(leaf.path) for leaf in argument.leaves]
     if argument.packing is None or len(paths) != len(before):
         return " or ".join(paths), before, after
@@ -180,12 +180,12 @@ def _tensor_differences(real: torch.Tensor, fake: torch.Tensor) -> Iterator[tupl
     if real.layout != fake.layout:
         yield "layout", real.layout, fake.layout
     elif real.layout is torch.strided and real.numel() > 0:
-        # The stride of a dimension of one element is never used.
+        # The stride of a dimension with one element is never used.
         used = [i for i, size in enumerate(real.shape) if size > 1]
         if any(_differ(real.stride(i), fake.stride(i)) for i in used):
             yield "strides", real.stride(), fake.stride()
 
 
 def _differ(real: int, fake: Any) -> bool:
-    """A symbolic size or stride of the fake may be anything."""
+    """Whether sizes or strides differ; a symbolic one of the fake matches any number."""
     return isinstance(fake, int) and real != fake

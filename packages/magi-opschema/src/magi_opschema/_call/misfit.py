@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that do not fit the signature, said in this package's words: Python's own error names the function alone.
+"""Errors about calls that do not fit the signature; Python's own error would name only the function.
 
-The function that the decorator returns takes any call, and finds the misfit by itself.
+The function that the decorator returns accepts any call, and detects the misfit itself.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from magi_opschema.errors import ArgumentError
 
 
 NOT_GIVEN = inspect.Parameter.empty
-"""What a parameter of generated code holds where the caller gave nothing."""
+"""What a parameter of generated code holds if the caller gave no argument."""
 
 
 @dataclass(frozen=True)
 class CallForm:
-    """What a call must look like."""
+    """The parameters that a call must fit."""
 
     lowering: SignatureLowering
     by_position: tuple[str, ...]
@@ -54,10 +54,10 @@ class CallForm:
         )
 
     def check(self, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-        """Refuse a call with *args* and *kwargs* if it does not fit.
+        """Raise if a call with *args* and *kwargs* does not fit.
 
         Raises:
-            ArgumentError: it does not.
+            ArgumentError: the call does not fit.
         """
         filled = self.by_position[: len(args)]
         names = self.by_position + self.by_name
@@ -67,7 +67,7 @@ class CallForm:
             self._refuse(missing, len(args) - len(filled), unused)
 
     def refuse(self, values: Sequence[object], extra: Sequence[object], unused: Mapping[str, object]) -> NoReturn:
-        """Refuse a call; *values* has an entry for each parameter, and *extra* and *unused* belong to none."""
+        """Raise for a call. *values* has an entry for each parameter; *extra* and *unused* belong to none."""
         names = self.by_position + self.by_name
         missing = [name for name, value in zip(names, values, strict=True) if value is NOT_GIVEN]
         self._refuse(missing, len(extra), list(unused))
@@ -94,7 +94,7 @@ class CallForm:
 
 
 def refusal_of_calls(lowering: SignatureLowering) -> Callable[..., NoReturn]:
-    """What the exposed function calls when it was called in another way than the signature says."""
+    """The function that the exposed function calls if its call does not fit the signature."""
 
     def refuse(values: Sequence[object], extra: Sequence[object], unused: Mapping[str, object]) -> NoReturn:
         CallForm.of_signature(lowering).refuse(values, extra, unused)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flat outputs, and the gradients that come back for them, in the structure of what the user's function returns."""
+"""Flat outputs, and the gradients for them, in the structure of what the user's function returns."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def structure(node: Node | None, flat: Flat) -> Any:
 
 
 def positional(node: Node | None, structured: Any) -> Flat:
-    """How `backward_fn` gets gradients: each item of a tuple on its own, anything else as one."""
+    """The gradients as arguments of `backward_fn`: the items of a tuple, otherwise *structured* as a single one."""
     if node is None:
         return ()
     is_tuple = isinstance(node, Sequence) or (isinstance(node, Record) and node.kind == "namedtuple")
@@ -51,7 +51,7 @@ def positional(node: Node | None, structured: Any) -> Flat:
 
 
 def gradient_names(node: Node | None) -> tuple[str, ...]:
-    """What `backward_fn` gets behind `ctx`: one gradient for each item of a tuple return, else one."""
+    """The names of the arguments of `backward_fn` after `ctx`: one for each item of a tuple return, otherwise one."""
     match node:
         case None:
             return ()

@@ -14,7 +14,7 @@ VmapRule: TypeAlias = Callable[..., tuple[Any, Any]]
 
 
 def vmap_by_loop(info: Any, in_dims: Any, values: tuple[Any, ...], call: Callable[..., Any]) -> tuple[Any, Any]:
-    """*call* for each element of the batch, the outputs stacked in front."""
+    """The outputs of *call* for each element of the batch, stacked along a new first dimension."""
     results = [call(*_element(values, in_dims, i)) for i in range(info.batch_size)]
     if not isinstance(results[0], tuple):
         return _stack(results)
@@ -27,7 +27,7 @@ def _element(values: tuple[Any, ...], in_dims: Any, i: int) -> list[Any]:
 
 
 def _select(value: Any, dim: Any, i: int) -> Any:
-    """One element of a Tensor, or of each Tensor in a list; a view, so that writing into it writes into the batch."""
+    """Element *i* of a Tensor, or of each Tensor in a list, as a view, so that writes into it change the batch."""
     if isinstance(value, torch.Tensor):
         return value if dim is None else value.select(dim, i)
     if isinstance(value, list) and isinstance(dim, (list, tuple)):

@@ -3,7 +3,7 @@
 
 A Tensor counts the writes into it, and into the views that share its memory. An inference tensor does not, so its
 contents are compared. Some writes are not counted: those of a Triton kernel, of NumPy, through `.data`, and of an
-operator whose schema does not say that it writes.
+operator whose schema does not declare the write.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from magi_opschema._torch_compat import is_capturing, writes_counted
 
 
 _MAX_BYTES = 2**24
-"""Of an inference tensor that is compared; a larger one is, too, where every call is checked."""
+"""The largest size in bytes of an inference tensor that is compared; if every call is checked, larger ones are too."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Seen:
     version: int | None
     """None for a Tensor that counts no writes."""
     contents: torch.Tensor | None
-    """Of a Tensor that counts no writes, where they can be compared."""
+    """A copy of the contents of a Tensor that counts no writes, if they can be compared."""
     sizes: tuple[tuple[int, ...], tuple[int, ...]] | None
 
     def is_written(self) -> bool:
-        """True if something wrote into it since."""
+        """True if something wrote into the Tensor since."""
         if self.version is not None:
             return writes_counted(self.tensor) != self.version
         if self.contents is None:
@@ -47,8 +47,8 @@ class Seen:
 def see_inputs(lowering: SignatureLowering, flat: Flat, *, thorough: bool) -> list[Seen]:
     """The Tensors that the body must not write into.
 
-    One that shares its memory with a Tensor of `mutates_args` is left out: they may share the count of writes too.
-    So is one without memory, of which that cannot be told.
+    Tensors that share memory with a Tensor of `mutates_args` are left out, because they may share the count of writes
+    too. Tensors without memory are left out, because sharing cannot be detected for them.
     """
     named = [entry for entry in _named_tensors(lowering, flat) if _has_memory(entry[1])]
     mutated = {memory(tensor) for _, tensor, is_mutated in named if is_mutated}
@@ -60,7 +60,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 def _named_tensors(lowering: SignatureLowering, flat: Flat) -> Iterator[tuple[str, torch.Tensor, bool]]:
-    """Path, Tensor and whether `mutates_args` names it."""
+    """The path of each Tensor, the Tensor, and whether `mutates_args` names it."""
     values = lowering.layout.open(flat)
     for slot, value in zip(lowering.slots, values, strict=True):
         if slot.leaves[0].is_tensor and value is not None:
@@ -82,20 +82,20 @@ def _sizes(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _is_comparable(tensor: torch.Tensor, *, thorough: bool) -> bool:
-    """True if its contents are a number of bytes that may be copied now."""
+    """True if the contents of *tensor* can be copied and are small enough, or *thorough* is set."""
     is_plain = type(tensor) in {torch.Tensor, torch.nn.Parameter} and tensor.layout is torch.strided
     is_small = thorough or tensor.numel() * tensor.element_size() <= _MAX_BYTES
     return is_plain and is_small and not tensor.is_quantized and not is_capturing(tensor)
 
 
 def _contents(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of its bytes: as numbers, a nan would not equal itself."""
+    """A copy of the bytes of *tensor*, because as numbers, a nan would not equal itself."""
     resolved = tensor.resolve_conj().resolve_neg()
     return resolved.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
 
 
 def memory(tensor: torch.Tensor) -> object:
-    """What two tensors have in common if they share memory; an empty tensor shares none with others."""
+    """A value that is equal for two tensors that share memory; an empty tensor shares none with others."""
     if tensor.layout is not torch.strided:
         return id(tensor)
     return tensor.untyped_storage().data_ptr() or id(tensor)

@@ -7,9 +7,9 @@
 | `writer` | the lines of one function, and the objects that its reserved names stand for |
 | `nodes` | a tree to lines that flatten a value and rebuild it |
 | `by_handle` | calls that pass the handle of an object |
-| `rebuilt` | the class of what a body gets for an object |
+| `rebuilt` | the class of the objects that a body gets |
 | `refusals` | conditions under which flat values are refused |
-| `functions` | whole functions: lowered, inputs, flatten |
+| `functions` | whole functions: flat twins, inputs, flatten |
 | `exposed` | the function that the decorator returns |
 | `reject` | what generated code calls with a value that the signature refuses |
 | `twins` | flat twins of the user's functions, compiled |

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls that pass the handle of an object that would be taken apart.
 
-In eager code the object is found. A compiler cannot look: there such a call goes to the form of the op that is opaque.
+In eager code, the object is looked up. A compiler cannot do that, so under a compiler such a call goes to the opaque
+form of the op.
 """
 
 from __future__ import annotations
@@ -11,24 +12,24 @@ from collections.abc import Iterator
 from magi_opschema._model.tree import Leaf, Node, Optional, Record, Sequence, nodes
 
 from .nodes import class_name, read
-from .writer import INDENT, Writer
+from .writer import Writer
 
 
 def write_found_objects(node: Node, value: str, to: Writer, is_dynamo_compiling: str) -> None:
-    """Write, for a parameter that is an object or None, the look at the object whose handle an eager call passes."""
+    """Write the lookup of an object whose handle an eager call passes, if *node* is an object or an optional one."""
     found = node.inner if isinstance(node, Optional) else node
     if isinstance(found, Record) and found.handle is not None:
-        to.line(f"if not {is_dynamo_compiling}() and {to.builtin('isinstance')}({value}, {to.builtin('int')}):")
-        to.line(f"{INDENT}{value} = {to.expression(found.handle, found.handle.codec.decode, value)}")
+        with to.block(f"if not {is_dynamo_compiling}() and {to.builtin('isinstance')}({value}, {to.builtin('int')}):"):
+            to.line(f"{value} = {to.expression(found.handle, found.handle.codec.decode, value)}")
 
 
 def handle_conditions(node: Node, value: str, to: Writer) -> Iterator[str]:
-    """Conditions under which *value* is, or holds, a handle in the place of an object."""
+    """Conditions under which *value* is, or holds, a handle instead of an object."""
     if not any(isinstance(part, Record) and part.handle is not None for part in nodes(node)):
         return
     match node:
         case Record(handle=Leaf() as leaf):
-            # To Dynamo a symbolic int is an int, and nothing stands in for an object. A class that two ops name is
+            # Dynamo sees a symbolic int as an int, and has no stand-ins for objects. A class that two ops name is
             # compared at every call, in Python.
             asked = "({isinstance}({value}, {int}) if {is_dynamo_compiling}() else {isinstance}({value}, {handles}))"
             yield to.expression(leaf, asked, value)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The function that the decorator returns: it opens the call, takes the arguments apart, and chooses a lane.
+"""The function that the decorator returns: it reads the arguments, takes them apart, and chooses a lane.
 
 | lane | when | what is called |
 |---|---|---|
 | traced | Dynamo reads the function | the OpOverload: one node of the graph |
 | careful | a gradient, a transform, forward-mode AD, torch.jit.trace, `__torch_function__` | `call_with_care` |
-| fast | else | the dispatcher below the autograd keys, without torch's bindings around it |
+| fast | otherwise | the dispatcher below the autograd keys, without torch's bindings around it |
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .by_handle import handle_conditions, write_found_objects
 from .functions import argument_texts, flatten_parameters, passed, source_of, tuple_text, user_default
 from .nodes import rebuild
 from .source import Source
-from .writer import INDENT, Writer
+from .writer import Writer
 
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ def emit_exposed(
 ) -> Source:
     """The function that the decorator returns.
 
-    *bound* holds `torch_op`, what refuses a call that does not fit, and what the eager lanes need.
+    *bound* holds, by name, `torch_op`, the function that refuses a call that does not fit, and what the eager lanes
+    call.
     """
     names = {name: to.bind(name, value) for name, value in bound.items()}
     parameters = _open_call(lowering.parameters, names["refuse_call"], to)
@@ -41,35 +42,33 @@ def emit_exposed(
         exprs = _name_parts(lowering, flatten_parameters(lowering.parameters, to), to)
         _write_fixed(lowering, exprs, names, to)
     else:
-        # The kernel looks at the values: here a check of a Literal would make a symbolic int a constant.
+        # The kernel checks the values; here, a check of a Literal would make a symbolic int a constant.
         exprs = {parameter.name: parameter.name for parameter in lowering.parameters}
     texts = argument_texts(lowering.arguments, exprs, to)
     arguments = ", ".join(map(passed, lowering.arguments, texts))
     output = to.temporary("output")
-    to.line(f"if {names['is_dynamo_compiling']}():")
-    to.line(f"{INDENT}{output} = {names['torch_op']}({arguments})")
-    to.line("else:")
-    to.depth += 1
-    _write_eager_lanes(lowering, exprs, arguments, names, to)
-    to.depth -= 1
+    with to.block(f"if {names['is_dynamo_compiling']}():"):
+        to.line(f"{output} = {names['torch_op']}({arguments})")
+    with to.block("else:"):
+        _write_eager_lanes(lowering, exprs, arguments, names, to)
     to.line(f"return {_rebuild_output(lowering.returns, output, to) if lowering.rebuilds_returns else output}")
     doc = f"{'Flatten the arguments and call' if lowering.path == 'flattened' else 'Call'} {op_name}."
     return source_of(lowering.name, parameters, doc, to, title)
 
 
 def _write_by_handle(lowering: SignatureLowering, names: Mapping[str, str], to: Writer) -> None:
-    """Write what becomes of a handle in the place of an object that would be taken apart."""
+    """Write the lines for handles that are passed instead of objects that would be taken apart."""
     for known in lowering.parameters:
         write_found_objects(known.node, known.name, to, names["is_dynamo_compiling"])
     conditions = [text for known in lowering.parameters for text in handle_conditions(known.node, known.name, to)]
     if conditions:
         arguments = [f"{p.name}={p.name}" if p.is_keyword_only else p.name for p in lowering.parameters]
-        to.line(f"if {' or '.join(conditions)}:")
-        to.line(f"{INDENT}return {names['by_handle']}({', '.join(arguments)})")
+        with to.block(f"if {' or '.join(conditions)}:"):
+            to.line(f"return {names['by_handle']}({', '.join(arguments)})")
 
 
 def _name_parts(lowering: SignatureLowering, exprs: dict[str, str], to: Writer) -> dict[str, str]:
-    """Tensors are looked at twice, by the lane and by the op, and parts of objects by Dynamo: read each once."""
+    """*exprs* with local names for Tensors and parts of objects, which are used twice and should be read once."""
     return {
         leaf.name: to.local(leaf.name, exprs[leaf.name]) if leaf.is_tensor or leaf.is_fixed else exprs[leaf.name]
         for leaf in lowering.leaves
@@ -77,42 +76,36 @@ def _name_parts(lowering: SignatureLowering, exprs: dict[str, str], to: Writer) 
 
 
 def _write_fixed(lowering: SignatureLowering, exprs: Mapping[str, str], names: Mapping[str, str], to: Writer) -> None:
-    """Write what Dynamo is told of the parts of objects."""
+    """Write the lines that tell Dynamo which parts of objects are fixed."""
     fixed = [exprs[leaf.name] for leaf in lowering.leaves if leaf.is_fixed]
     if fixed:
-        to.line(f"if {names['is_dynamo_compiling']}():")
-        for text in fixed:
-            to.line(f"{INDENT}{text} = {names['fixed']}({text})")
+        with to.block(f"if {names['is_dynamo_compiling']}():"):
+            for text in fixed:
+                to.line(f"{text} = {names['fixed']}({text})")
 
 
 def _write_eager_lanes(
     lowering: SignatureLowering, exprs: Mapping[str, str], arguments: str, names: Mapping[str, str], to: Writer
 ) -> None:
-    """Write the call outside of compiled code: as torch does it, or straight to what it would come to."""
+    """Write the call outside of compiled code: through `call_with_care`, or directly to the dispatcher."""
     output, error, context = map(to.temporary, ("output", "error", "context"))
-    lines = [
-        f"if {_needs_more_keys(lowering, exprs, names)}:",
-        f"{INDENT}{output} = {names['call_with_care']}({arguments})",
-        "else:",
-    ]
-    if lowering.mutated:
-        lines.append(f"{INDENT}{names['increment_version']}({_mutated_text(lowering, exprs)})")
-    lines += [
-        f"{INDENT}try:",
-        f"{INDENT}{INDENT}{context} = {names['unused_contexts']}.pop()",
-        f"{INDENT}except {to.builtin('IndexError')}:",
-        f"{INDENT}{INDENT}{context} = {names['below_autograd']}()",
-        f"{INDENT}with {context}:",
-        f"{INDENT}{INDENT}{output} = {names['dispatch']}({', '.join(filter(None, (names['handle'], arguments)))})",
-        f"{INDENT}{names['unused_contexts']}.append({context})",
-    ]
-    to.line("try:")
-    for line in lines:
-        to.line(f"{INDENT}{line}")
-    to.line(f"except {to.builtin('Exception')} as {error}:")
-    values = ", ".join([error, names["torch_op"], *(parameter.name for parameter in lowering.parameters)])
-    to.line(f"{INDENT}{names['explain']}({values})")
-    to.line(f"{INDENT}raise")
+    with to.block("try:"):
+        with to.block(f"if {_needs_more_keys(lowering, exprs, names)}:"):
+            to.line(f"{output} = {names['call_with_care']}({arguments})")
+        with to.block("else:"):
+            if lowering.mutated:
+                to.line(f"{names['increment_version']}({_mutated_text(lowering, exprs)})")
+            with to.block("try:"):
+                to.line(f"{context} = {names['unused_contexts']}.pop()")
+            with to.block(f"except {to.builtin('IndexError')}:"):
+                to.line(f"{context} = {names['below_autograd']}()")
+            with to.block(f"with {context}:"):
+                to.line(f"{output} = {names['dispatch']}({', '.join(filter(None, (names['handle'], arguments)))})")
+            to.line(f"{names['unused_contexts']}.append({context})")
+    with to.block(f"except {to.builtin('Exception')} as {error}:"):
+        values = ", ".join([error, names["torch_op"], *(parameter.name for parameter in lowering.parameters)])
+        to.line(f"{names['translate_error']}({values})")
+        to.line("raise")
 
 
 def _needs_more_keys(lowering: SignatureLowering, exprs: Mapping[str, str], names: Mapping[str, str]) -> str:
@@ -124,10 +117,10 @@ def _needs_more_keys(lowering: SignatureLowering, exprs: Mapping[str, str], name
     alone = ", ".join(exprs[leaf.name] for leaf in tensors if not leaf.is_list)
     conditions = [
         f"{names['are_transforms_active']}()",
-        # Not a call: it would take as long as the one above.
+        # This reads an attribute, because a call would take as long as the one above.
         f"{names['forward_ad']}._current_level >= 0",
         f"{names['tracing_state']}() is not None",
-        # With no argument it does not look for a mode.
+        # Without an argument it would not look for a mode.
         f"{names['has_torch_function']}({alone or names['handle']})",
     ]
     for leaf in tensors:
@@ -155,25 +148,25 @@ def _mutated_text(lowering: SignatureLowering, exprs: Mapping[str, str]) -> str:
 
 
 def _open_call(parameters: tuple[Parameter, ...], refuse_call: str, to: Writer) -> list[str]:
-    """Parameters that take any call, with the lines that give each its value, or refuse a call that does not fit.
+    """Write the lines that give each parameter its value, or refuse the call; return parameters that accept any call.
 
-    Python refuses a call before a line of the function runs. So a parameter that can be given by position has no name
-    to Python, and is looked up among the arguments given by name.
+    Python would refuse a call before a line of the function runs. So a parameter that can be given by position is
+    positional-only for Python, and is looked up among the arguments given by name.
     """
     empty, extra, named = to.bind("empty", inspect.Parameter.empty), to.temporary("extra"), to.temporary("named")
     by_position = [parameter for parameter in parameters if not parameter.is_keyword_only]
     if by_position:
-        to.line(f"if {named}:")
-    for parameter in by_position:
-        to.line(f"{INDENT}if {parameter.name} is {empty}:")
-        to.line(f"{INDENT}{INDENT}{parameter.name} = {named}.pop({parameter.name!r}, {empty})")
+        with to.block(f"if {named}:"):
+            for parameter in by_position:
+                with to.block(f"if {parameter.name} is {empty}:"):
+                    to.line(f"{parameter.name} = {named}.pop({parameter.name!r}, {empty})")
     for parameter in parameters:
         if parameter.has_default:
-            to.line(f"if {parameter.name} is {empty}:")
-            to.line(f"{INDENT}{parameter.name} = {user_default(parameter, to)}")
+            with to.block(f"if {parameter.name} is {empty}:"):
+                to.line(f"{parameter.name} = {user_default(parameter, to)}")
     absent = [f"{parameter.name} is {empty}" for parameter in parameters if not parameter.has_default]
-    to.line(f"if {' or '.join([extra, named, *absent])}:")
-    to.line(f"{INDENT}{refuse_call}({tuple_text(parameter.name for parameter in parameters)}, {extra}, {named})")
+    with to.block(f"if {' or '.join([extra, named, *absent])}:"):
+        to.line(f"{refuse_call}({tuple_text(parameter.name for parameter in parameters)}, {extra}, {named})")
     texts = [f"{parameter.name}={empty}" for parameter in by_position]
     by_name = [f"{parameter.name}={empty}" for parameter in parameters if parameter.is_keyword_only]
     return [*texts, *(["/"] if texts else []), f"*{extra}", *by_name, f"**{named}"]

@@ -3,10 +3,10 @@
 
 | function | takes | does |
 |---|---|---|
-| lowered | the flat arguments | rebuilds the user's, calls a function of the user's, flattens its output |
+| twin | the flat arguments | rebuilds the user's arguments, calls the user's function, flattens its output |
 | inputs | the slots | rebuilds the user's arguments, as a tuple |
 | flatten | the user's arguments | returns the flat ones, as a tuple |
-| saved | the slots | returns what a backward asks of each |
+| saved | the slots | returns what a backward needs to know of each |
 
 The function that the decorator returns is in `exposed`.
 """
@@ -35,13 +35,13 @@ class Checked(Protocol):
 
     @property
     def check(self) -> object:
-        """What says in its attribute `pending` whether the next call is checked."""
+        """An object whose attribute `pending` says whether the next call is checked."""
 
     def run(self, flat: tuple[Any, ...]) -> Any:
         """Call the body and check the call."""
 
 
-def emit_lowered(
+def emit_twin(
     lowering: SignatureLowering,
     fn: Callable[..., Any],
     suffix: str,
@@ -52,35 +52,34 @@ def emit_lowered(
     refuse: Callable[..., None],
     checked: Checked | None = None,
 ) -> Source:
-    """The flat twin of *fn*, which has the user's signature: its body or its fake.
+    """The flat twin of *fn*, a body or a fake at the user's signature.
 
     *refuse* raises the error about the first of the flat arguments that the signature refuses. With *checked*, calls
-    are handed over to that while its check is pending.
+    are passed to that while its check is pending.
     """
     call = to.bind("fn", fn)
     if checked is not None:
-        to.line(f"if {to.bind('check', checked.check)}.pending:")
-        arguments = tuple_text(argument.name for argument in lowering.arguments)
-        to.line(f"{INDENT}return {to.bind('run_checked', checked.run)}({arguments})")
+        with to.block(f"if {to.bind('check', checked.check)}.pending:"):
+            arguments = tuple_text(argument.name for argument in lowering.arguments)
+            to.line(f"return {to.bind('run_checked', checked.run)}({arguments})")
     _open_arguments(lowering.arguments, to)
     conditions = [condition for _, condition in _refusals(lowering, to, are_real=checked is not None)]
     if conditions:
-        to.line(f"if {' or '.join(conditions)}:")
-        to.line(f"{INDENT}{to.bind('refuse', refuse)}({_flat_call(lowering.arguments)})")
+        with to.block(f"if {' or '.join(conditions)}:"):
+            to.line(f"{to.bind('refuse', refuse)}({_flat_call(lowering.arguments)})")
     values = [rebuild(parameter.node, to) for parameter in lowering.parameters]
     passed = [
         f"{parameter.name}={value}" if parameter.is_keyword_only else value
         for parameter, value in zip(lowering.parameters, values, strict=True)
     ]
-    to.reject = reject_output
     output = to.temporary("output")
     to.line(f"{output} = {call}({', '.join(passed)})")
-    to.line(f"return {_flat_output(lowering.returns, output, to)}")
+    to.line(f"return {_flat_output(lowering.returns, output, to.of_output(reject_output))}")
     return source_of(f"{lowering.name}_{suffix}", _flat_parameters(lowering.arguments, to), doc, to, title)
 
 
 def emit_refusals(lowering: SignatureLowering, to: Writer, title: str) -> Source:
-    """From the flat arguments to the error about the first value that the signature refuses."""
+    """A function of the flat arguments that raises the error about the first value that the signature refuses."""
     _open_arguments(lowering.arguments, to)
     write_refusals(_refusals(lowering, to, are_real=False), to)
     for parameter in lowering.parameters:
@@ -90,7 +89,7 @@ def emit_refusals(lowering: SignatureLowering, to: Writer, title: str) -> Source
 
 
 def emit_inputs(lowering: SignatureLowering, to: Writer, title: str) -> Source:
-    """From the slots, all by position, to a tuple of the user's arguments."""
+    """A function from the slots, all by position, to a tuple of the user's arguments."""
     _open_arguments(lowering.slots, to)
     values = [rebuild(parameter.node, to) for parameter in lowering.parameters]
     to.line(f"return {tuple_text(values)}")
@@ -100,10 +99,10 @@ def emit_inputs(lowering: SignatureLowering, to: Writer, title: str) -> Source:
 
 
 def emit_saved(lowering: SignatureLowering, to: Writer, title: str) -> Source:
-    """From a flag for each slot, and the slots, to what a backward will ask.
+    """A function from a flag for each slot, and the slots, to what a backward needs to know.
 
-    That is one flag for each parameter, true if one of its leaves has it, and by name the shapes of the Tensors: None
-    for None, of a list one for each item; and the masks of lists of optional Tensors.
+    That is a flag for each parameter, true if it is set for one of its leaves; and by name, the shapes of the Tensors
+    (None for None, a list of shapes for a list) and the masks of lists of optional Tensors.
     """
     flags = to.temporary("flags")
     position = {slot.name: i for i, slot in enumerate(lowering.slots)}
@@ -127,7 +126,7 @@ def _shape_text(leaf: Leaf) -> str:
 
 
 def emit_unpack(lowering: SignatureLowering, argument: Argument) -> Source:
-    """From the flat arguments, all by name, to a tuple of the leaves that one of them holds."""
+    """A function from the flat arguments, all by name, to a tuple of the leaves that *argument* holds."""
     to = writer_of(lowering)
     argument.unpack(to)
     to.line(f"return {tuple_text(leaf.name for leaf in argument.leaves)}")
@@ -138,7 +137,7 @@ def emit_unpack(lowering: SignatureLowering, argument: Argument) -> Source:
 def emit_flatten(
     parameters: tuple[Parameter, ...], to: Writer, title: str, arguments: tuple[Argument, ...] = ()
 ) -> Source:
-    """From the user's arguments to a tuple of the flat ones, or of the leaves where no *arguments* are given."""
+    """A function from the user's arguments to a tuple of the flat ones, or of the leaves without *arguments*."""
     exprs = flatten_parameters(parameters, to)
     texts = argument_texts(arguments, exprs, to) if arguments else list(exprs.values())
     to.line(f"return {tuple_text(texts)}")
@@ -146,13 +145,13 @@ def emit_flatten(
 
 
 def emit_flatten_output(node: Node, to: Writer, title: str) -> Source:
-    """From the user's return value to a tuple of the flat outputs."""
+    """A function from the user's return value to a tuple of the flat outputs."""
     to.line(f"return {tuple_text(flatten(node, 'output', to))}")
     return source_of("flatten_output", ["output"], "Take a return value apart.", to, title)
 
 
 def emit_rebuild_output(node: Node, to: Writer, title: str) -> Source:
-    """From the flat outputs to the user's return value."""
+    """A function from the flat outputs to the user's return value."""
     parameters = [leaf.name for leaf in leaves(node)]
     value = rebuild(node, to)
     to.line(f"return {value}")
@@ -160,7 +159,7 @@ def emit_rebuild_output(node: Node, to: Writer, title: str) -> Source:
 
 
 def flatten_parameters(parameters: tuple[Parameter, ...], to: Writer) -> dict[str, str]:
-    """An expression for each leaf, by the leaf's name."""
+    """Write the lines that take the parameters apart; return an expression for each leaf, by its name."""
     exprs: dict[str, str] = {}
     for parameter in parameters:
         names = [leaf.name for leaf in leaves(parameter.node)]
@@ -186,23 +185,22 @@ def passed(argument: Argument, text: str) -> str:
 
 
 def _open_arguments(arguments: Iterable[Argument], to: Writer) -> None:
-    """Write the lines that give each leaf its name, and a list that is a default to the body alone."""
+    """Write the lines that give each leaf its name; a list that is a default is copied."""
     for argument in arguments:
         if isinstance(argument.default, list):
-            # The body may write into its list; the next call must not see that.
+            # The body may write into the list, and the next call must not see that.
             default = _default_name(argument, to)
-            to.line(f"if {argument.name} is {default}:")
-            to.line(f"{INDENT}{argument.name} = [*{default}]")
+            with to.block(f"if {argument.name} is {default}:"):
+                to.line(f"{argument.name} = [*{default}]")
         argument.unpack(to)
 
 
 def _flat_output(node: Node | None, output: str, to: Writer) -> str:
     """Write the lines that check and take apart the body's return value; return an expression of the flat ones."""
     if node is None:
-        to.line(f"if {output} is not None:")
-        to.line(f"{INDENT}{to.bind('reject_output', to.reject(None))}({output})")
+        with to.block(f"if {output} is not None:"):
+            to.line(f"{to.bind('reject_output', to.reject(None))}({output})")
         return "None"
-    to.are_locals_reserved = True
     texts = flatten(node, output, to)
     return texts[0] if len(texts) == 1 else tuple_text(texts)
 
@@ -227,7 +225,7 @@ def _user_parameters(parameters: Iterable[Parameter], to: Writer) -> list[str]:
 
 
 def _flat_parameters(arguments: Iterable[Argument], to: Writer) -> list[str]:
-    """The flat parameters; torch leaves out arguments that equal the schema's default, so these have it too."""
+    """The flat parameters, with the schema's defaults, because torch leaves out arguments that equal them."""
     texts: list[str] = []
     for argument in arguments:
         if argument.is_keyword_only and "*" not in texts:
@@ -241,5 +239,6 @@ def _default_name(argument: Argument, to: Writer) -> str:
 
 
 def source_of(name: str, parameters: list[str], doc: str, to: Writer, title: str) -> Source:
-    body = "\n".join([f'{INDENT}"""{doc}"""', *to.lines])
+    """The function *name* with *parameters*, whose body is the lines of *to*."""
+    body = "\n".join(INDENT + line for line in [f'"""{doc}"""', *to.lines])
     return Source(f"def {name}({', '.join(parameters)}):\n{body}\n", to.globals, name, title)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees to lines of Python that flatten values and rebuild them.
+"""Writes lines of Python that flatten the values of a tree and rebuild them.
 
-The lines are straight: attribute reads and comparisons, no tree walk at the call.
+The lines are straight-line code: attribute reads and comparisons, without a tree walk at the call.
 
     cfg: NormCfg(eps: float, mode: Literal["rms", "layer"])
 
@@ -40,7 +40,7 @@ from magi_opschema._model.tree import (
 from magi_opschema._torch_compat import is_dynamo_compiling
 
 from .rebuilt import class_question, original_class, rebuilt_class
-from .writer import IDENTIFIER, INDENT, Writer
+from .writer import IDENTIFIER, Writer
 
 
 def flatten(node: Node, value: str, to: Writer) -> list[str]:
@@ -83,18 +83,14 @@ def _encode(leaf: Leaf, value: str, to: Writer) -> str:
 
 def _flatten_optional(node: Optional, value: str, to: Writer) -> list[str]:
     below = [leaf.name for leaf in leaves(node.inner)]
-    to.line(f"if {value} is None:")
-    to.depth += 1
-    to.line(" = ".join([*below, "None"]) if below else "pass")
-    to.line(f"{node.is_some.name} = False")
-    to.depth -= 1
-    to.line("else:")
-    to.depth += 1
-    for name, text in zip(below, flatten(node.inner, value, to), strict=True):
-        if name != text:
-            to.line(f"{name} = {text}")
-    to.line(f"{node.is_some.name} = True")
-    to.depth -= 1
+    with to.block(f"if {value} is None:"):
+        to.line(" = ".join([*below, "None"]) if below else "pass")
+        to.line(f"{node.is_some.name} = False")
+    with to.block("else:"):
+        for name, text in zip(below, flatten(node.inner, value, to), strict=True):
+            if name != text:
+                to.line(f"{name} = {text}")
+        to.line(f"{node.is_some.name} = True")
     return [node.is_some.name, *below]
 
 
@@ -109,10 +105,10 @@ def _refuse_other_class(node: Record, value: str, to: Writer) -> None:
         )
         _refuse(condition, node, value, to)
         return
-    # `value.__class__` may lie, as that of a mock with a spec does.
+    # `value.__class__` may be wrong, as that of a mock with a spec is.
     condition, name = f"{to.builtin('type')}({value}) is not {class_name(node, to)}", class_name(node, to)
     if node.kind == "object":
-        # The body of one op may pass on what it got to another.
+        # The body of one op may pass the object that it got to another op.
         condition += f" and {to.bind('original_class', original_class)}({value}) is not {name}"
     if to.is_traced and any(leaf.is_fixed for leaf in leaves(node)):
         compiling = to.bind("is_dynamo_compiling", is_dynamo_compiling)
@@ -123,8 +119,8 @@ def _refuse_other_class(node: Record, value: str, to: Writer) -> None:
 
 def _refuse(condition: str, node: Node, value: str, to: Writer) -> None:
     reject = to.bind(f"reject_{flat_name(node.path)}", to.reject(node))
-    to.line(f"if {condition}:")
-    to.line(f"{INDENT}{reject}({value})")
+    with to.block(f"if {condition}:"):
+        to.line(f"{reject}({value})")
 
 
 def class_name(node: Record, to: Writer, cls: type | None = None) -> str:
@@ -157,14 +153,12 @@ def rebuild(node: Node, to: Writer) -> str:
             # A list and its flat argument share a name, and the argument is still read after the list is rebuilt.
             is_list = isinstance(node.inner, MaskedList)
             name = to.temporary(flat_name(node.path)) if is_list else flat_name(node.path)
-            to.line(f"if {node.is_some.name}:")
-            to.depth += 1
-            built = rebuild(node.inner, to)
-            if built != name:
-                to.line(f"{name} = {built}")
-            to.depth -= 1
-            to.line("else:")
-            to.line(f"{INDENT}{name} = None")
+            with to.block(f"if {node.is_some.name}:"):
+                built = rebuild(node.inner, to)
+                if built != name:
+                    to.line(f"{name} = {built}")
+            with to.block("else:"):
+                to.line(f"{name} = None")
             return name
         case MaskedList():
             name = flat_name(node.path)
@@ -203,7 +197,10 @@ def _rebuild_record(node: Record, to: Writer) -> str:
 
 
 def _rebuild_object(node: Record, parts: list[tuple[str, str]], name: str, to: Writer) -> str:
-    """As an instance that nobody has initialised; a field may be a slot, or lie behind a `__setattr__`."""
+    """Write the lines that rebuild an object without `__init__`.
+
+    A field may be a slot, or the class may have a `__setattr__`.
+    """
     names = tuple(field_name for field_name, _ in parts)
     cls = rebuilt_class(node.cls, names, dotted(node.path), to.title, to.location)
     to.line(f"{name} = {to.bind('new', object.__new__)}({class_name(node, to, cls)})")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a body gets for an object that was taken apart: an instance of a subclass that refuses what would be lost."""
+"""The class of an object that is rebuilt for a body: a subclass that refuses writes that would be lost."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ ORIGINAL = "_magi_rebuilt_of"
 
 @functools.cache
 def rebuilt_class(cls: Any, names: tuple[str, ...], path: str, title: str, location: str) -> type:
-    """The class of the objects that stand for a *cls* at *path* of the op *title*, rebuilt from the fields *names*.
+    """The class of objects that are rebuilt from the fields *names* of a *cls*, at *path* of the op *title*.
 
     Raises:
-        OptionError: *cls* takes no subclass.
+        OptionError: *cls* cannot be subclassed.
     """
     listed = ", ".join(names)
 
@@ -41,7 +41,7 @@ def rebuilt_class(cls: Any, names: tuple[str, ...], path: str, title: str, locat
                 pass
         if name.startswith("__"):
             raise AttributeError(name)
-        text = f"{title}: the body reads '{path}.{name}', and its {cls.__name__} was rebuilt from ({listed}) alone. "
+        text = f"{title}: the body reads '{path}.{name}', and its {cls.__name__} was rebuilt only from ({listed}). "
         fix = f"Declare '{name}' among the fields of {cls.__name__}, or make it an attribute of the class."
         raise ObjectFieldError(f"{text}{fix} ({location})")
 
@@ -64,7 +64,10 @@ def rebuilt_class(cls: Any, names: tuple[str, ...], path: str, title: str, locat
 
 @functools.cache
 def class_question(cls: type) -> Callable[[object], bool]:
-    """Whether an object is a *cls* and of no subclass, asked while Dynamo traces; it guards the type in C++."""
+    """A function that says, while Dynamo traces, whether an object is exactly a *cls*.
+
+    Its guard on the type is in C++.
+    """
 
     def look(context: Any) -> None:
         answer_class(context, "value", "answer", cls)
@@ -78,6 +81,6 @@ def class_question(cls: type) -> Callable[[object], bool]:
 
 
 def original_class(value: object) -> type:
-    """The class of the object that *value* is, or was rebuilt from."""
+    """The class of *value*, or of the object that *value* was rebuilt from."""
     cls = type(value)
     return getattr(cls, ORIGINAL, cls)

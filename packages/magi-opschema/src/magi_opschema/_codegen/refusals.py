@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conditions under which flat values are refused that the dispatcher takes and the signature does not.
+"""Conditions under which the signature refuses flat values that the dispatcher accepts.
 
-The exposed function has looked at most of them; `torch.ops.namespace.op` can be called with any others.
+The exposed function has checked most of them, but `torch.ops.namespace.op` can be called with any values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 from magi_opschema._model.tree import Leaf, MaskedList, Node, Optional, Record, Sequence
 
-from .writer import INDENT, Writer
+from .writer import Writer
 
 
 Refusal = tuple[Leaf, str]
@@ -18,7 +19,7 @@ Refusal = tuple[Leaf, str]
 
 
 def refusals_of(node: Node, to: Writer, *, are_real: bool) -> Iterator[Refusal]:
-    """What is refused of the leaves of *node*, under their flat names.
+    """The leaves of *node*, each with the condition under which its value is refused, as code with flat names.
 
     A number may be symbolic unless *are_real*, and a symbol is not of the class that it stands for.
     """
@@ -42,12 +43,12 @@ def refusals_of(node: Node, to: Writer, *, are_real: bool) -> Iterator[Refusal]:
 def write_refusals(refusals: Iterator[Refusal], to: Writer) -> None:
     """Write the check of each leaf on its own, with an error about it."""
     for leaf, condition in refusals:
-        to.line(f"if {condition}:")
-        to.line(f"{INDENT}{to.bind(f'reject_{leaf.name}', to.reject(leaf))}({leaf.name})")
+        with to.block(f"if {condition}:"):
+            to.line(f"{to.bind(f'reject_{leaf.name}', to.reject(leaf))}({leaf.name})")
 
 
 def write_readings(node: Node, to: Writer, condition: str = "") -> None:
-    """Read each value that is written another way, for the error of one that cannot be read: only a body needs it."""
+    """Write lines that decode each encoded value, which raise the error about one that cannot be decoded."""
     match node:
         case Leaf():
             codec = node.codec
@@ -56,9 +57,8 @@ def write_readings(node: Node, to: Writer, condition: str = "") -> None:
             text = to.expression(node, codec.decode, node.name)
             asked = [condition, "" if node.schema_type.startswith("str") else _is_no_symbol(node, to)]
             conditions = " and ".join(filter(None, asked))
-            if conditions:
-                to.line(f"if {conditions}:")
-            to.line(f"{INDENT if conditions else ''}{text}")
+            with to.block(f"if {conditions}:") if conditions else nullcontext():
+                to.line(text)
         case Record():
             for part in node.fields:
                 write_readings(part.node, to, condition)
@@ -74,7 +74,7 @@ def write_readings(node: Node, to: Writer, condition: str = "") -> None:
 def _of_leaf(leaf: Leaf, to: Writer, *, are_real: bool) -> Iterator[Refusal]:
     if leaf.refuses_none:
         yield leaf, f"{leaf.name} is None"
-    # A value that is written another way is refused where it is read back.
+    # An encoded value is refused where it is decoded.
     if leaf.codec.keeps_value and leaf.codec.refuse:
         condition = to.expression(leaf, leaf.codec.refuse, leaf.name)
         if are_real or leaf.schema_type.startswith("str"):

@@ -26,18 +26,18 @@ def writer_of(
     is_traced: bool = False,
     is_description: bool = False,
 ) -> Writer:
-    """A writer of one function of an op; *returned* and *of* as `rejections` has them."""
+    """A writer of one function of an op. *returned* and *of* are those of `rejections`."""
     rejects = rejections(trees.title, trees.location, returned=returned, of=of)
     return Writer(trees.prefix, rejects, trees.title, trees.location, is_traced, is_description)
 
 
 def rejections(function: str, location: str, *, returned: type[OpSchemaError] | None = None, of: str = "") -> Reject:
-    """Makes the reject functions of one op.
+    """A function that makes the reject functions of one op.
 
     Args:
         function: what errors begin with, the title of the lowering.
         location: where it is defined.
-        returned: the error class where the value is the body's output.
+        returned: the error class if the value is the body's output.
         of: what stands before the path in errors.
     """
 
@@ -45,12 +45,12 @@ def rejections(function: str, location: str, *, returned: type[OpSchemaError] | 
         path, expected = ("output", "None") if node is None else (dotted(node.path), _expected(node))
         is_value = isinstance(node, Leaf) and bool(node.codec.expected)
         error = returned or (ArgumentValueError if is_value else ArgumentError)
-        explain = node.codec.explain if isinstance(node, Leaf) else None
+        refusal = node.codec.refusal if isinstance(node, Leaf) else None
 
         def reject(value: object) -> None:
-            if explain is not None:
-                explained, text = explain(value, expected)
-                raise explained(f"{function}: {of}'{path}' {text} ({location})")
+            if refusal is not None:
+                error_class, text = refusal(value, expected)
+                raise error_class(f"{function}: {of}'{path}' {text} ({location})")
             raise error(f"{function}: {of}'{path}' is {_shown(value)}, expected {expected}. ({location})")
 
         return reject
@@ -60,7 +60,7 @@ def rejections(function: str, location: str, *, returned: type[OpSchemaError] | 
 
 def _shown(value: object) -> str:
     name = type(value).__name__
-    if is_dynamo_compiling():  # It traces this as well, and knows the repr of constants only.
+    if is_dynamo_compiling():  # Dynamo traces this too, and supports the repr of constants only.
         return f"{value!r} ({name})" if isinstance(value, (str, int, float, type(None))) else f"of class {name}"
     return show_with_type(value)
 
@@ -82,7 +82,7 @@ _CLASSES = {
 
 
 def _class_of(schema_type: str) -> str:
-    """What a caller passes for *schema_type*: `a list with each item a float, or None` for `float[]?`."""
+    """The words for a value of *schema_type*: `a list with each item a float, or None` for `float[]?`."""
     base = schema_type.removesuffix("?")
     kind = base.removesuffix("[]")
     text = _CLASSES[kind] if kind == base else f"a list with each item {_CLASSES[kind]}"

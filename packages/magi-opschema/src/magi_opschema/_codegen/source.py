@@ -34,7 +34,7 @@ class Source:
     globals: Mapping[str, object]
     entry: str
     title: str
-    """What the function is for and whose it is: `exposed mylib.ops.norm`."""
+    """The purpose of the function and its owner: `exposed mylib.ops.norm`."""
 
 
 def compile_source(source: Source) -> types.FunctionType:
@@ -57,10 +57,10 @@ def compile_source(source: Source) -> types.FunctionType:
 
 
 def compile_at_first_call(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """A function that *make* compiles when it is called for the first time, and that costs nothing more afterwards.
+    """A function that becomes the result of *make* when it is first called, and costs nothing more afterwards.
 
-    Compiling takes a third of a decoration, and many ops of a library are never called. Its code, defaults and globals
-    are then put into the function that is known already.
+    Compiling takes a third of a decoration, and many ops of a library are never called. At the first call, the code,
+    defaults and globals of the compiled function are put into the function that was returned.
     """
     function = types.FunctionType(_compile_and_call.__code__, {})
     lock = threading.Lock()
@@ -71,7 +71,7 @@ def compile_at_first_call(make: Callable[[], Callable[..., Any]]) -> Callable[..
                 made: Any = make()
                 function.__globals__.update(made.__globals__)
                 function.__defaults__, function.__kwdefaults__ = made.__defaults__, made.__kwdefaults__
-                function.__code__ = made.__code__  # last: another thread may call the function now
+                function.__code__ = made.__code__  # set last, because another thread may call the function now
         return function
 
     function.__globals__["compile_now"] = compile_now
@@ -79,19 +79,19 @@ def compile_at_first_call(make: Callable[[], Callable[..., Any]]) -> Callable[..
 
 
 def _compile_and_call(*args: Any, **kwargs: Any) -> Any:
-    """The code of a function that is not compiled yet; `compile_now` is a global of that function alone."""
+    """The code of a function that is not compiled yet; `compile_now` is a global of that function only."""
     return compile_now()(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
 
 
 def _enter_in_linecache(source: Source) -> str:
-    """Give *source* a file name of its own; the same text keeps the same name."""
+    """Enter *source* in `linecache`, and return its file name; the same text keeps the same name."""
     with _lock:
         if (name := _names.get((source.title, source.text))) is not None:
             return name
         _counts[source.title] = count = _counts.get(source.title, 0) + 1
         name = f"<magi_opschema {source.title}>" if count == 1 else f"<magi_opschema {source.title}-{count}>"
         _names[source.title, source.text] = name
-        # No modification time: linecache.checkcache() leaves the entry alone.
+        # Without a modification time, linecache.checkcache() keeps the entry.
         linecache.cache[name] = (len(source.text), None, source.text.splitlines(keepends=True), name)
         return name
 

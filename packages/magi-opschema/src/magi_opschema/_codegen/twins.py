@@ -11,7 +11,7 @@ from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.schema import python_type
 from magi_opschema.errors import ReturnValueError
 
-from .functions import Checked, emit_lowered, emit_refusals
+from .functions import Checked, emit_refusals, emit_twin
 from .reject import rejections, writer_of
 from .source import compile_source
 
@@ -25,7 +25,7 @@ _DOCS: dict[Purpose, str] = {
 }
 
 
-def compile_lowered(
+def compile_twin(
     lowering: SignatureLowering, fn: Callable[..., Any], purpose: Purpose, checked: Checked | None = None
 ) -> Callable[..., Any]:
     """The flat twin of *fn* for one *purpose*."""
@@ -38,19 +38,19 @@ def compile_lowered(
 
     doc = _DOCS[purpose].format(name=lowering.name)
     title = f"{purpose} {fn.__module__}.{fn.__qualname__}"
-    twin = compile_source(emit_lowered(lowering, fn, purpose, doc, to, title, reject_output, refuse, checked))
+    twin = compile_source(emit_twin(lowering, fn, purpose, doc, to, title, reject_output, refuse, checked))
     if purpose == "lowered":
         twin.__annotations__ = _annotations(lowering)
     return twin
 
 
 def _annotations(lowering: SignatureLowering) -> dict[str, Any]:
-    """The flat signature in Python's types, for torch.library.infer_schema and other readers."""
+    """The annotations of the flat signature, for torch.library.infer_schema and other readers."""
     returned = [python_type(leaf.schema_type) for leaf in lowering.return_leaves]
     output = None if lowering.returns is None else returned[0] if len(returned) == 1 else tuple[tuple(returned)]  # type: ignore[misc]
     return {**{known.name: python_type(known.schema_type) for known in lowering.arguments}, "return": output}
 
 
 def compile_refusals(lowering: SignatureLowering) -> Callable[..., None]:
-    """The check of values that a function at the flat signature makes, on its own."""
+    """A function at the flat signature that only checks the values."""
     return compile_source(emit_refusals(lowering, writer_of(lowering), f"values {lowering.name}"))

@@ -5,20 +5,21 @@ from __future__ import annotations
 
 import builtins
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 from magi_opschema._model.tree import Leaf, Node
 
 
 Reject = Callable[[Node | None], Callable[[object], None]]
-"""Makes the function that generated code calls with a value that a node refuses; None stands for `-> None`."""
+"""A function from a node to the function that generated code calls with a refused value; None stands for `-> None`."""
 
 INDENT = "    "
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Writer:
     """Lines of one function, and the objects that its reserved names stand for."""
 
@@ -29,22 +30,37 @@ class Writer:
     location: str = ""
     """Where the op is defined."""
     is_traced: bool = False
-    """True for code that Dynamo traces: it knows constructors, and no shorter way to an instance."""
+    """True for code that Dynamo traces, which must make instances by their constructors."""
     is_description: bool = False
-    """True for code that describes the op instead of running it: there, a stand-in is built for an object."""
+    """True for code that describes the op instead of running it, and uses a stand-in for an object."""
     lines: list[str] = field(default_factory=list)
     globals: dict[str, object] = field(default_factory=dict)
     locals: set[str] = field(default_factory=set)
-    depth: int = 1
     are_locals_reserved: bool = False
-    """True while what is written must not touch a parameter of the function, whatever its name."""
+    """True if what is written must not touch a parameter of the function, whatever its name."""
 
     def line(self, text: str) -> None:
-        """Add one line at the present depth."""
-        self.lines.append(INDENT * self.depth + text)
+        """Add one line."""
+        self.lines.append(text)
+
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        """Add the line *head*, and indent by one level what the `with` statement adds."""
+        self.line(head)
+        start = len(self.lines)
+        yield
+        self.lines[start:] = [INDENT + line for line in self.lines[start:]]
+
+    def of_output(self, reject: Reject) -> Writer:
+        """A writer of the same function, for the lines that take the body's output apart.
+
+        *reject* makes what a refused output calls. The parameters keep their values, because an output may be named
+        like one of them.
+        """
+        return replace(self, reject=reject, are_locals_reserved=True)
 
     def bind(self, name: str, value: object) -> str:
-        """A reserved name for *value*; another value of the same name gets a number behind it."""
+        """A reserved name for *value*; if another value has the name, a number is appended."""
         candidate, count = f"{self.prefix}{name}", 1
         while candidate in self.locals or self.globals.setdefault(candidate, value) is not value:
             count += 1
@@ -52,7 +68,7 @@ class Writer:
         return candidate
 
     def temporary(self, name: str) -> str:
-        """A reserved name for a local variable; the same one each time it is asked for."""
+        """A reserved name for a local variable; the same one for each call with *name*."""
         candidate, count = f"{self.prefix}{name}", 1
         while candidate in self.globals:
             count += 1
@@ -61,11 +77,11 @@ class Writer:
         return candidate
 
     def builtin(self, name: str) -> str:
-        """A reserved name for a builtin, which a parameter of the user's may shadow."""
+        """A reserved name for a builtin, because a parameter of the user may shadow its own name."""
         return self.bind(name, getattr(builtins, name))
 
     def expression(self, leaf: Leaf, text: str, value: str) -> str:
-        """A codec's *text* for *value*, its constants bound."""
+        """*text*, an expression of the codec of *leaf*, for *value*, with its constants bound."""
         names = {
             name: self.builtin(name)
             if getattr(builtins, name, None) is constant
@@ -80,7 +96,7 @@ class Writer:
         return text.format(value=value, **names)
 
     def local(self, name: str, value: str) -> str:
-        """*value* under a local name, unless it is one already."""
+        """A local name for *value*, an expression, unless that is a name already."""
         if value == name or IDENTIFIER.match(value):
             return value
         if self.are_locals_reserved:

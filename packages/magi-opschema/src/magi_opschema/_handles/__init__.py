@@ -6,5 +6,5 @@
 | `registry` | the objects that have a handle, and the public functions |
 | `annotation` | `ObjectHandle[T]`: its codec, and how Dynamo reads a handle |
 | `declared` | classes that declare their fields, so that ops take their objects apart |
-| `fixed` | what Dynamo is told of the parts of an object |
+| `fixed` | parts of an object as constants and inputs for Dynamo |
 """

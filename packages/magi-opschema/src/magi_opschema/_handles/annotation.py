@@ -4,7 +4,7 @@
     caller          runner or its handle
     schema          SymInt runner
     body            runner
-    fake, gradients a stand-in: they are traced, once for all runners, so they cannot see one
+    fake, gradients a stand-in, because they are traced once for all runners
 
 To type checkers `ObjectHandle[Runner]` is `Runner`.
 """
@@ -50,7 +50,7 @@ else:
         """
 
         def __new__(cls, *_: object) -> NoReturn:
-            """Refuse: it is an annotation."""
+            """Raise an error, because this is an annotation."""
             raise ArgumentError("ObjectHandle[T] is an annotation. register_object(obj) gives a handle.")
 
 
@@ -58,7 +58,7 @@ _INTS = (int, torch.SymInt)
 
 
 class StandIn:
-    """What a fake, `setup_context_fn` and the rules get for an object; ops take it as they take a handle."""
+    """What a fake, `setup_context_fn` and the rules get for an object. Ops accept it like a handle."""
 
     __slots__ = ("_handle", "_title", "_type")
     _handle: int
@@ -71,10 +71,10 @@ class StandIn:
         self._title = title
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Refuse: the object is not here."""
+        """Raise an error, because the object is not available here."""
         if name.startswith("__"):
             raise AttributeError(name)
-        text = f"{self._title}: '{name}' was asked of a {self._type} where the op is described, not run. "
+        text = f"{self._title}: '{name}' was read from a {self._type} where the op is described, not run. "
         why = "One description (fake, gradient or rule) serves every object, so it sees none. "
         fix = (
             f"Give what it needs of the {self._type} to the op as a parameter of its own; or let its class declare its "
@@ -142,13 +142,13 @@ def handle(annotation: object) -> Codec:
         described="{StandIn}({value}, {type_name}, {title})",
         constants=constants,
         expected=expected,
-        explain=lambda value, expected: _explain(value, name, expected),
+        refusal=lambda value, expected: _refusal(value, name, expected),
         is_process_bound=True,
     )
 
 
 def handle_of(obj: Any) -> int:
-    """The handle of what a caller passed; an object without one is registered weakly."""
+    """The handle of *obj*, which a caller passed; an object without one is registered weakly."""
     if is_dynamo_compiling():
         traced: int = _traced_handle_of(obj)
         return traced
@@ -162,12 +162,12 @@ def handle_of(obj: Any) -> int:
 
 
 def _traced_handle_of(obj: Any) -> Any:
-    """The handle as Dynamo reads it.
+    """The handle of *obj* while Dynamo traces.
 
-    Graphs are guarded by the type of what was passed. The comparison becomes a guard, so that a shallow copy,
-    which shares its original's ticket, is traced again.
+    Graphs have a guard on the type of what was passed. The comparison becomes a guard too, so that a shallow copy,
+    which shares the ticket of its original, is traced again.
     """
-    if isinstance(obj, int):  # to Dynamo a symbolic one is an int, too
+    if isinstance(obj, int):  # Dynamo sees a symbolic int as an int too
         run_at_trace_time(_guard_type)
         return obj
     run_at_trace_time(_give_ticket)
@@ -182,7 +182,7 @@ def _guard_type(context: Any) -> None:
 
 
 def _give_ticket(context: Any) -> None:
-    """Register, while Dynamo traces, the object that stands behind the local variable `obj`."""
+    """Register, while Dynamo traces, the object that the local variable `obj` stands for."""
     obj = traced_object(context, "obj")
     if obj is None:
         text = "an object made inside a compiled function has no handle before the function runs."
@@ -215,8 +215,8 @@ def _finder(classes: tuple[type, ...]) -> Callable[[int, Callable[[object], None
     return find_checked
 
 
-def _explain(value: object, name: str, expected: str) -> tuple[type[OpSchemaError], str]:
-    """The error about a value that is no *name*: the class, and how the sentence goes on after the parameter."""
+def _refusal(value: object, name: str, expected: str) -> tuple[type[OpSchemaError], str]:
+    """The error about a value that is not a *name*: its class, and the message after the name of the parameter."""
     if isinstance(value, torch.SymInt):
         text = f"stands for any {name} while the op is traced, and its body was run. A body that uses an object cannot"
         return HandleError, f"{text} be seen through: register it with magi_opschema, which keeps the op opaque."

@@ -26,7 +26,7 @@ _NOT_OBJECTS = (torch.Tensor, int, float, str, tuple, list, dict, enum.Enum)
 
 @dataclass(frozen=True)
 class Declaration:
-    """What `see_through_object` was told: fields by name with their annotations; None for all annotated ones."""
+    """The arguments of `see_through_object`: fields by name with their annotations; None for all annotated ones."""
 
     fields: Mapping[str, object] | None
 
@@ -42,10 +42,10 @@ def see_through_object(cls: C, /, *, tensor_fields: Names = None, constant_field
 def see_through_object(cls: Any = None, /, *, tensor_fields: Names = None, constant_fields: Names = None) -> Any:
     """Declare which attributes of a class are Tensors and constants; an op that is passed an instance takes it apart.
 
-    In an op's signature the class then stands for its fields. The Tensors are inputs of a compiled graph, so layers
-    with other weights share it; a CUDA graph reads them where they are. The constants are constants of the graph. The
-    body gets an object of the class that is rebuilt from the fields: it has the methods, and nothing else of the
-    instance. A frozen dataclass needs no declaration.
+    In an op's signature, the class then stands for its fields. The Tensors are inputs of a compiled graph, so layers
+    with different weights share the graph; a CUDA graph reads them in place. The constants are constants of the graph.
+    The body gets an object of the class that is rebuilt from the fields. It has the methods of the class, but nothing
+    else of the instance. A frozen dataclass needs no declaration.
 
     Args:
         cls: the class; without it, this is a decorator with arguments. Subclasses inherit the declaration.
@@ -58,8 +58,8 @@ def see_through_object(cls: Any = None, /, *, tensor_fields: Names = None, const
         *cls*.
 
     Raises:
-        OptionError: *cls* is not a class of objects, or says nothing of its attributes; a constant has no annotation; a
-            field is a property.
+        OptionError: *cls* is not a class of objects, or declares no attributes; a constant has no annotation; a field
+            is a property.
 
     Example:
         >>> import torch
@@ -129,7 +129,7 @@ def _named(cls: type, option: str, names: Names) -> dict[str, object]:
 
 
 def _annotated(cls: type) -> list[AnnotatedField]:
-    """Every attribute that a class body of *cls* or its bases annotates; the last annotation of a name holds."""
+    """Every attribute that a class body of *cls* or its bases annotates; the last annotation of a name is used."""
     found: dict[str, AnnotatedField] = {}
     for base in reversed(cls.__mro__):
         for name, hint in vars(base).get("__annotations__", {}).items():
@@ -145,10 +145,10 @@ def _fields(cls: type, declaration: Declaration) -> list[AnnotatedField]:
 
 
 def is_declared(cls: type) -> bool:
-    """True if `see_through_object` was told of *cls*, or of a class that it inherits from."""
+    """True if `see_through_object` declared *cls*, or a class that it inherits from."""
     return isinstance(getattr(cls, _ATTRIBUTE, None), Declaration)
 
 
 def declared_fields(cls: Any) -> list[AnnotatedField]:
-    """What a declared class says of its attributes; class variables among them."""
+    """The attributes that a declared class names, with their annotations; class variables are included."""
     return _fields(cls, getattr(cls, _ATTRIBUTE))

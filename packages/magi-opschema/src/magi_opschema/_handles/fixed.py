@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Dynamo is told of the parts of an object: numbers are constants, and Tensors are inputs that stay in place."""
+"""The parts of an object for Dynamo: numbers are constants, and Tensors are inputs that stay in place."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from magi_opschema._torch_compat import fix_local, run_at_trace_time
 
 
 def fixed(value: Any) -> Any:
-    """*value*, a part of an object, while Dynamo traces.
+    """*value*, a part of an object, marked as fixed while Dynamo traces.
 
-    A number of an object would become symbolic once a second object has another; a body may need it where only
-    constants can stand, such as the block size of a kernel. A CUDA graph would copy a Tensor to a place of its own at
-    each replay; the weights of a layer stay where they are, as parameters do.
+    A number of an object would become symbolic when a second object has another value, but a body may need a constant,
+    for example for the block size of a kernel. A CUDA graph would copy a Tensor to memory of its own at each replay,
+    but the weights of a layer stay where they are, like parameters.
     """
     if isinstance(value, (list, tuple)):
         return [fixed(item) for item in value]

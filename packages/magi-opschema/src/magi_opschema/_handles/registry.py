@@ -5,12 +5,12 @@ A handle is 63 bits that are never given twice:
 
     epoch (23 random bits of this process) | type (8 bits) | number (32 bits)
 
-The epoch tells a handle of this process from any other int, one of another process among them. A forked child
-knows its parent's epochs and draws one of its own. The type names the class of an object that is gone.
+The epoch distinguishes a handle of this process from any other int, such as a handle of another process. A forked child
+knows its parent's epochs and draws an epoch of its own. The type names the class of an object that no longer exists.
 
-An object also carries its handle, in the attribute `_magi_handle`, because that is what Dynamo can read and guard:
-the guard asks whether the attribute is there and is the object's own, so equal graphs serve different objects.
-Nothing here is an op; nothing is kept of an object that is released or collected.
+An object also carries its handle, in the attribute `_magi_handle`, because Dynamo can read that and guard on it. The
+guard checks that the attribute exists and belongs to the object, so one graph serves different objects. Nothing here is
+an op. Nothing is kept of an object that is released or collected.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Ticket:
         self.handle = handle
 
     def __reduce__(self) -> tuple[type[Ticket], tuple[()]]:
-        """Pickled, or copied deeply: void."""
+        """Pickle or deepcopy as a void ticket."""
         return Ticket, ()
 
 
 class _Forever:
-    """Answers as a weak reference does, for an object that takes none."""
+    """A replacement for a weak reference, for an object that supports none."""
 
     __slots__ = ("value",)
 
@@ -62,7 +62,7 @@ class _Forever:
 
 
 class _Reference(weakref.ref[Any]):
-    """A weak reference that knows what is to be forgotten with its object."""
+    """A weak reference with the keys that are removed together with its object."""
 
     __slots__ = ("address", "handle")
     address: int
@@ -74,7 +74,8 @@ class HandleRegistry:
 
     def __init__(self) -> None:
         self.by_address: dict[int, int] = {}
-        """Handles by `id(obj)`; an entry goes before its object does, so an address never means another object."""
+        """Handles by `id(obj)`. An entry is removed before its object, so an address never stands for another
+        object."""
         self._strong: dict[int, object] = {}
         self._weak: dict[int, _Reference] = {}
         self._type_numbers: dict[str, int] = {_UNNAMED: 0}
@@ -84,17 +85,19 @@ class HandleRegistry:
         self._lock = threading.Lock()
 
     def find(self, handle: int) -> Any:
-        """The object, or None."""
+        """The object of *handle*; None if there is none."""
         found = self._strong.get(handle)
         if found is None and (reference := self._weak.get(handle)) is not None:
             return reference()
         return found
 
     def register(self, obj: object, *, weak: bool) -> int:
-        """The handle of *obj*, a new one unless it has one; *weak* False also holds what was held weakly.
+        """The handle of *obj*, a new one unless it has one.
+
+        With *weak* False, an object that was held weakly is now kept alive.
 
         Raises:
-            ArgumentError: *obj* cannot be held so, or is an int or None.
+            ArgumentError: *obj* cannot be held weakly, or is an int or None.
         """
         if obj is None or isinstance(obj, int):
             text = f"{show_value(obj)} cannot have a handle: a schema takes an int or None as it is. Pass it as that."
@@ -115,7 +118,7 @@ class HandleRegistry:
         return handle
 
     def release(self, handle: int) -> bool:
-        """Forget the object; False if there was none."""
+        """Forget the object of *handle*; return False if there was none."""
         with self._lock:
             obj = self.find(handle)
             self._strong.pop(handle, None)
@@ -149,10 +152,10 @@ class HandleRegistry:
         return (self._epoch << _TYPE_BITS | self._type_number(type(obj).__qualname__)) << _NUMBER_BITS | number
 
     def _begin_epoch(self) -> int:
-        """Draw an epoch: for the first object, in a forked child, and after 2**32 objects."""
+        """Draw a new epoch, for the first object, in a forked child, and after 2**32 objects."""
         if not self._epochs:
             os.register_at_fork(after_in_child=self._after_fork)
-        import secrets  # it loads hashes and more, for the one number of a process
+        import secrets  # imported here, because it loads hashes and more for a single number
 
         while (epoch := secrets.randbits(_EPOCH_BITS)) in {0, *self._epochs}:
             pass
@@ -162,7 +165,7 @@ class HandleRegistry:
         return 0
 
     def _after_fork(self) -> None:
-        """The parent's objects keep their handles; another thread of the parent may have held the lock."""
+        """Prepare a forked child: objects keep their handles, and the lock, which a thread may hold, is replaced."""
         self._lock = threading.Lock()
         self._numbers = iter(())
 
@@ -182,13 +185,13 @@ class HandleRegistry:
         return reference
 
     def _forget(self, reference: _Reference) -> None:
-        # May run in the midst of anything, so it takes no lock; each line is one step for every other thread.
+        # It may run at any time, so it takes no lock; each line is atomic for other threads.
         if self._weak.pop(reference.handle, None) is not None:
             self.by_address.pop(reference.address, None)
 
 
 def ticket_of(obj: object) -> Ticket | None:
-    """The ticket that *obj* carries; past its own `__getattr__`, which may answer anything."""
+    """The ticket that *obj* carries, read without its `__getattr__`, which may return anything; None if it has none."""
     try:
         ticket = object.__getattribute__(obj, ATTRIBUTE)
     except AttributeError:
@@ -197,14 +200,14 @@ def ticket_of(obj: object) -> Ticket | None:
 
 
 def attach(obj: object, handle: int) -> None:
-    """Give *obj* its ticket, if it has a place for one; Dynamo needs it, eager calls do not."""
+    """Set the ticket of *obj* if it can hold one. Dynamo needs it; eager calls do not."""
     owner: weakref.ref[Any] | _Forever
     try:
         owner = weakref.ref(obj)
     except TypeError:
         owner = _Forever(obj)
     try:
-        # A frozen dataclass and an nn.Module have a __setattr__ of their own.
+        # A frozen dataclass and an nn.Module define __setattr__.
         object.__setattr__(obj, ATTRIBUTE, Ticket(owner, symbolic_when_traced(handle)))
     except (AttributeError, TypeError):
         return
@@ -216,20 +219,20 @@ REGISTRY = HandleRegistry()
 def register_object(obj: object, *, weak: bool = False) -> int:
     """Give *obj* a handle, by which an op with an `ObjectHandle[T]` parameter finds it in this process.
 
-    Registering an object again gives the same handle. Register in `__init__`, before the first compiled call: then
-    modules that differ in nothing but their objects share one compiled graph.
+    Registering an object again returns the same handle. Register in `__init__`, before the first compiled call; then
+    modules that differ only in their objects share one compiled graph.
 
     Args:
         obj: any object but an int or None.
         weak: do not keep *obj* alive. The default keeps it until `release_object`.
 
     Returns:
-        The handle: a positive int of 63 bits, never given twice. It means nothing in another process, except in a
-        child forked after the registration.
+        The handle: a positive int of 63 bits that is never used twice. It is valid only in this process, and in a child
+        forked after the registration.
 
     Raises:
-        ArgumentError: *obj* is an int or None, *weak* is asked of an object that takes no weak reference, or *weak* is
-            not a bool.
+        ArgumentError: *obj* is an int or None; *weak* is True for an object that supports no weak reference; or *weak*
+            is not a bool.
 
     Example:
         >>> class Runner: ...
@@ -257,7 +260,7 @@ def get_object(handle: int) -> Any:
 
 
 def release_object(handle: int) -> None:
-    """Forget the object that *handle* names. The handle is stale from now on, and is never given again.
+    """Forget the object that *handle* names. The handle is stale from now on, and is never used again.
 
     Raises:
         HandleError: it is stale already, or this process never gave it.
@@ -274,7 +277,7 @@ def _checked(handle: object, function: str) -> int:
 
 
 def why_missing(handle: int) -> str:
-    """The sentence about a handle that names nothing."""
+    """The error message about a handle that names no object."""
     if REGISTRY.state(handle) == "gone":
         name = REGISTRY.type_name(handle)
         return (

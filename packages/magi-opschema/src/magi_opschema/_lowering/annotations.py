@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Annotations as objects: strings evaluated, aliases and wrappers taken off, type variables put in."""
+"""Annotations as objects: strings are evaluated, aliases and wrappers removed, type variables replaced."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Scope:
     locals: MutableMapping[str, Any]
 
     def of_class(self, cls: type) -> Scope:
-        """The scope of *cls*'s own annotations: its module, itself, then the names around the op.
+        """The scope of the annotations in *cls*: its module, *cls* itself, then the names around the op.
 
-        The names around the op come first for a class that is local to a function there, and last for any other:
-        `Mode` in another module's class is that module's `Mode`, not the op's.
+        The names around the op come first for a class that is local to a function there, and last for any other class:
+        `Mode` in a class of another module is that module's `Mode`, not the op's.
         """
         module: dict[str, Any] = vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
         itself: dict[str, Any] = {cls.__name__: cls}
-        # Builtins come before what the class holds: in a class with slots, a field `float` is a descriptor.
+        # Builtins come before the attributes of the class: in a class with slots, a field `float` is a descriptor.
         own = [module, vars(builtins), dict(vars(cls))]
         if "<locals>" in cls.__qualname__ and cls.__module__ == self.globals.get("__name__"):
             return Scope(module, ChainMap(itself, *_maps(self.locals), *own, self.globals))
@@ -46,9 +46,9 @@ def _maps(names: MutableMapping[str, Any]) -> list[MutableMapping[str, Any]]:
 def scope_of(fn: Callable[..., Any], frame: types.FrameType | None) -> Scope:
     """The scope of *fn*'s annotations.
 
-    *frame* is where the decorator stands, or a function that it called. The locals of functions around *fn* are
+    *frame* is the frame of the decorator, or of a function that it called. The locals of functions around *fn* are
     searched, so that `from __future__ import annotations` works with classes that are local to a function.
-    Of a wrapper, the function inside is meant, as `inspect.signature` means it.
+    For a wrapper, the wrapped function counts, as for `inspect.signature`.
     """
     fn = inspect.unwrap(fn)
     code = getattr(fn, "__code__", None)
@@ -64,9 +64,9 @@ def scope_of(fn: Callable[..., Any], frame: types.FrameType | None) -> Scope:
 
 
 def _locals_around(code: types.CodeType, module: str, frame: types.FrameType | None) -> Iterator[dict[str, Any]]:
-    """The locals of what runs of the outermost function or class that *code* is written in, innermost first.
+    """The locals of the running functions and classes around *code*, innermost first.
 
-    They need not be next to each other on the stack: a helper, or another package, may have called the decorator.
+    They may be apart on the stack, because a helper, or another package, may have called the decorator.
     """
     outermost = code.co_qualname.partition(".")[0]
     while frame is not None:
@@ -82,25 +82,25 @@ def _locals_around(code: types.CodeType, module: str, frame: types.FrameType | N
 def evaluate(annotation: object, scope: Scope) -> object:
     """*annotation* with every string in it evaluated.
 
-    Raises whatever the evaluation raises: NameError, SyntaxError, AttributeError, TypeError.
+    It raises what the evaluation raises: NameError, SyntaxError, AttributeError or TypeError.
     """
     if isinstance(annotation, str):
         annotation = eval(_compiled(annotation), scope.globals, scope.locals)  # noqa: S307
     if annotation is None or is_class(annotation):
         return annotation
-    # get_type_hints knows forward references at any depth; it takes any object with annotations.
+    # get_type_hints resolves forward references at any depth, for any object with annotations.
     holder = types.SimpleNamespace(__annotations__={"it": annotation})
     return typing.get_type_hints(holder, scope.globals, scope.locals, include_extras=True)["it"]
 
 
 @functools.cache
 def _compiled(annotation: str) -> types.CodeType:
-    # In brackets, as typing does it: an annotation may be indented or go over lines.
+    # In brackets, as in typing, because an annotation may be indented or have several lines.
     return compile(f"(\n{annotation}\n)", "<annotation>", "eval", dont_inherit=True)
 
 
 def unwrap(annotation: object) -> tuple[object, bool]:
-    """Take off NewType, Annotated, Final, Required, ReadOnly and alias wrappers; True if there was one."""
+    """*annotation* without NewType, Annotated, Final, Required, ReadOnly and aliases; and whether it had one."""
     wrapped = False
     while True:
         origin = typing.get_origin(annotation)
@@ -133,7 +133,7 @@ def substitute(annotation: object, bound: Mapping[object, object]) -> object:
 
 
 def type_arguments(annotation: object) -> dict[object, object]:
-    """What each type variable of a generic class stands for in *annotation*, inherited ones too.
+    """What each type variable of a generic class stands for in *annotation*, including inherited ones.
 
     For `class Child(Base[int], Generic[T])` and `Child[str]`: `{T of Base: int, T of Child: str}`.
     """

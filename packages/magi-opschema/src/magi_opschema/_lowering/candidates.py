@@ -9,11 +9,11 @@ from magi_opschema.errors import DuplicateOpError, OptionError
 
 
 TORCH_OP_ATTRIBUTE = "_magi_torch_registered_op"
-"""Of what a decorator returned: the OpOverload behind it."""
+"""The attribute with the OpOverload of what the decorator returned."""
 
 
 def refuse_other_than_functions(fn: object) -> None:
-    """Refuse what cannot become an op, because it is one already or because it has no signature of its own."""
+    """Raise if *fn* cannot become an op, because it is one already or because it has no signature."""
     if hasattr(fn, TORCH_OP_ATTRIBUTE) or isinstance(fn, (OpOverload, OpOverloadPacket)):
         described = getattr(fn, "__qualname__", None) or str(fn)
         raise DuplicateOpError(
@@ -26,4 +26,6 @@ def refuse_other_than_functions(fn: object) -> None:
         fix = "Put it above this decorator." if kind == "staticmethod" else "Use a static method: an op has no class."
         raise OptionError(f"{fn.__func__.__qualname__} is a {kind} already. {fix} ({location(fn.__func__)})")
     if not hasattr(fn, "__code__"):
-        raise OptionError(f"{show_value(fn)} is no Python function. Wrap it in one whose parameters have annotations.")
+        raise OptionError(
+            f"{show_value(fn)} is not a Python function. Wrap it in one whose parameters have annotations."
+        )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The codecs of leaves whose Python value is not the value of the schema argument.
 
-A condition that generated code asks at a call is written so that Dynamo can trace it and so that
-values which only compare equal (`True` and `1`) are told apart where the types are.
+A condition that generated code evaluates at a call is written so that Dynamo can trace it, and so that values of
+different types that compare equal (`True` and `1`) are distinguished.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from magi_opschema._text import show_type
 _BOOLS = {"True": True, "False": False}
 
 AS_TUPLE = Codec(decode="{tuple}({value})", constants={"tuple": tuple})
-"""`tuple[T, ...]`: the dispatcher takes a tuple for a list, and hands the body a list."""
+"""`tuple[T, ...]`: the dispatcher accepts a tuple for a list, and passes a list to the body."""
 
 COMPLEX_PAIRS = Codec(
     note="real and imaginary parts",
@@ -42,7 +42,7 @@ COMPLEX_PAIRS = Codec(
 
 
 def literal(values: tuple[object, ...]) -> tuple[str, Codec]:
-    """Schema type and codec of `Literal[values]`, None already taken out."""
+    """The schema type and the codec of `Literal[values]`, of which None was removed."""
     shown = [_show(value) for value in values]
     note, expected = f"Literal {' | '.join(shown)}", f"one of {', '.join(shown)}"
     kinds = {type(value) for value in values}
@@ -69,7 +69,10 @@ def literal(values: tuple[object, ...]) -> tuple[str, Codec]:
 
 
 def enumeration(cls: type[enum.Enum]) -> tuple[str, Codec]:
-    """Schema type and codec of an Enum: by value if all values are strings, else by name; a Flag by its bits."""
+    """The schema type and the codec of an Enum: by value if all values are strings, otherwise by name.
+
+    A Flag by its bits.
+    """
     members = tuple(cls.__members__.values())
     shown = ", ".join(f"{cls.__name__}.{member.name}" for member in members)
     if issubclass(cls, enum.Flag):
@@ -98,7 +101,7 @@ def enumeration(cls: type[enum.Enum]) -> tuple[str, Codec]:
 
 
 def _reader(cls: Callable[[Any], Any], failure: type[Exception]) -> Callable[[Any, Callable[[object], None]], Any]:
-    """`cls(value)` for a value of the schema, which is refused where that raises *failure*."""
+    """A function that returns `cls(value)` for a value of the schema, and refuses it if that raises *failure*."""
 
     def read(value: Any, reject: Callable[[object], None]) -> Any:
         try:
@@ -110,12 +113,12 @@ def _reader(cls: Callable[[Any], Any], failure: type[Exception]) -> Callable[[An
 
 
 def torch_constant_text(kind: type) -> Codec:
-    """Codec of a list element of *kind*: dtype, device, layout or memory_format, written as text.
+    """The codec of a list element of *kind*, a dtype, device, layout or memory_format, written as text.
 
     `ScalarType[]`, `Device[]` and `Layout[]` arguments fail torch.export.save on torch 2.13; `str[]` does not.
     """
     note, refuse = show_type(kind), "not {isinstance}({value}, {kinds})"
-    # The dispatcher takes a text for one device; so a list of them does.
+    # The dispatcher accepts a string for one device, so a list of devices accepts strings too.
     kinds = (kind, str) if kind is torch.device else (kind,)
     constants: dict[str, object] = {"str": str, "kind": kind, "kinds": kinds, "isinstance": isinstance}
     if kind is torch.device:
@@ -146,7 +149,7 @@ def take(items: Iterator[Any], length: int) -> list[Any] | None:
 
 
 def optional(codec: Codec) -> Codec:
-    """*codec* for `T | None` in one leaf: None goes through as None."""
+    """*codec* for `T | None` in one leaf: None stays None."""
     if codec == IDENTITY:
         return codec
     return replace(
@@ -163,7 +166,7 @@ def listed(codec: Codec, *, as_tuple: bool) -> Codec:
     """*codec* for every element of a list, or of a `tuple[T, ...]`."""
     if codec == IDENTITY:
         return AS_TUPLE if as_tuple else codec
-    # Every codec that does something says what it takes.
+    # Every codec that converts values says what it expects.
     assert codec.refuse
     assert codec.expected
     refused, encode, decode = (text.replace("{value}", "item") for text in (codec.refuse, codec.encode, codec.decode))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`mutates_args`: names at the user's signature to the Tensor leaves they mean."""
+"""`mutates_args`: from names at the user's signature to the Tensor leaves that they mean."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def mutated_leaves(trees: SignatureTrees, mutates_args: object) -> set[str]:
     """The names of the leaves that *mutates_args* means.
 
     Raises:
-        OptionError: a name means nothing, or nothing that an op can write into.
+        OptionError: a name is unknown, or names nothing that an op can write into.
     """
     if isinstance(mutates_args, str):
         text = f"mutates_args={mutates_args!r} is one string. Write a tuple of names: ({mutates_args!r},)."

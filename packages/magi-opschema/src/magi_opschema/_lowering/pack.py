@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""More than 64 leaves: leaves of one kind travel in one list argument.
+"""More than 64 leaves: leaves of one kind share one list argument.
 
     200 floats                  float[] packed_float
     100 floats that may be None float[] packed_optional_float, bool[] packed_optional_float_present
     dtypes, devices, numbers    str[] packed_ScalarType
     lists of ints               SymInt[] packed_SymInt_list, SymInt[] packed_SymInt_list_length
 
-Tensors stay arguments of their own while there is room, because a graph then shows them one by one. Beyond, they
-share a list too, and this package's own kernels still look at each: see `slots` in `_model.layout`.
+Tensors stay separate arguments while there is room, because a graph then shows each of them. If there is no room, they
+share a list too, and the kernels of this package still see each Tensor: see `slots` in `_model.layout`.
 
     64 Tensors and a float      Tensor[] packed_Tensor, float packed_float
 """
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from magi_opschema._codegen.writer import INDENT, Writer
+from magi_opschema._codegen.writer import Writer
 from magi_opschema._model.schema import MAX_ARGUMENTS, NO_DEFAULT, Argument
 from magi_opschema._model.tree import SEQUENCE, Codec, Leaf, flat_name, nodes
 from magi_opschema.errors import Problem, SignatureError
@@ -53,7 +53,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Values:
-    """Values side by side: `[a, b]`."""
+    """Values in one list: `[a, b]`."""
 
     holds_values: ClassVar[bool] = True
 
@@ -66,7 +66,7 @@ class Values:
 
 @dataclass(frozen=True)
 class OptionalValues:
-    """Values that may be None, a filler in their place; the argument *present* says which."""
+    """Values that may be None, for which a filler is passed; the argument *present* says which values are there."""
 
     filler: str
     present: str
@@ -170,27 +170,27 @@ class OptionalTensors:
 
 
 def _refuse_unless(leaf: Leaf, kinds: tuple[type, ...], value: str, to: Writer) -> str:
-    """Write the check that *value* is of one of *kinds*, which the dispatcher cannot see where it is packed.
+    """Write the check that *value* is of one of *kinds*, because the dispatcher cannot check a packed value.
 
     Returns:
         The value's local name.
     """
     if not value.isidentifier():
-        # Not under the leaf's own name: the value may be made of that, and is made once more for its length.
+        # The leaf's own name is not used, because the expression may read it, and is written again for the length.
         name = to.temporary(f"{leaf.name}_packed")
         to.line(f"{name} = {value}")
         value = name
     accepted = to.bind(f"kinds_of_{leaf.name}", (*kinds, *((type(None),) if leaf.is_optional else ())))
-    to.line(f"if not {to.builtin('isinstance')}({value}, {accepted}):")
-    to.line(f"{INDENT}{to.bind(f'reject_{leaf.name}', to.reject(leaf))}({value})")
+    with to.block(f"if not {to.builtin('isinstance')}({value}, {accepted}):"):
+        to.line(f"{to.bind(f'reject_{leaf.name}', to.reject(leaf))}({value})")
     return value
 
 
 def pack(arguments: tuple[Argument, ...], trees: SignatureTrees) -> tuple[Argument, ...]:
-    """At most 64 arguments for any number of leaves.
+    """*arguments*, packed so that there are at most 64 for any number of leaves.
 
     Raises:
-        SignatureError: more than 64 leaves are left that cannot share an argument: lists of Tensors, generators.
+        SignatureError: more than 64 leaves cannot share an argument, such as lists of Tensors and generators.
     """
     taken = {flat_name(node.path) for parameter in trees.parameters for node in nodes(parameter.node)}
     groups = {kind: members for kind, members in _by_kind(arguments, _kind).items() if len(members) > 2}
@@ -231,7 +231,7 @@ def _too_many(arguments: Sequence[Argument]) -> str:
 
 
 def _kind(argument: Argument) -> str:
-    """What leaves can share an argument; empty for Tensors and for those that stay alone."""
+    """A key that is equal for leaves that can share an argument; empty for Tensors and for leaves that cannot."""
     leaf = argument.leaves[0]
     base = leaf.schema_type.removesuffix("?")
     if base in _FILLERS:
@@ -244,7 +244,7 @@ def _kind(argument: Argument) -> str:
 
 
 def _tensor_kind(argument: Argument) -> str:
-    """What Tensors can share an argument; empty for lists of them, and for what is not a Tensor."""
+    """A key that is equal for Tensors that can share an argument; empty for lists of them, and for other values."""
     if argument.schema_type not in {"Tensor", "Tensor?"}:
         return ""
     kind = "mutated_Tensor" if argument.alias else "Tensor"
@@ -263,7 +263,7 @@ def _bundle(kind: str, name: str, members: Sequence[Argument]) -> list[Argument]
 
 
 def _free_name(name: str, taken: set[str]) -> str:
-    """*name*, or a longer one where one of the user's begins with it."""
+    """*name*, or a longer one if one of *taken*, the names of the user, begins with it."""
     while any(other.startswith(name) for other in taken):
         name += "_"
     return name

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where an annotation stands in a signature, and how one is refused there."""
+"""Where an annotation is in a signature, and how one is refused there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .annotations import Scope, evaluate
 
 
 class Refused(Exception):  # noqa: N818  (it never leaves this package)
-    """Annotations have no place in the flat schema; *problems* say which, why and what to do."""
+    """Annotations have no flat form; *problems* say which ones, why, and what to do."""
 
     def __init__(self, *problems: Problem) -> None:
         super().__init__(*problems)
@@ -23,25 +23,25 @@ class Refused(Exception):  # noqa: N818  (it never leaves this package)
 
 @dataclass(frozen=True)
 class Place:
-    """Where an annotation stands while it is lowered."""
+    """Where an annotation is in the signature that is lowered."""
 
     path: Path
     scope: Scope
     subject: str
     """`parameter` or `return value`."""
     is_optional: bool = False
-    """Below a `Record | None`, where every leaf may be None."""
+    """Whether it is below a `Record | None`, where every leaf may be None."""
     bound: typing.Mapping[object, object] = field(default_factory=dict)
-    """What type variables stand for here."""
+    """What type variables stand for at this place."""
     outer: tuple[object, ...] = ()
-    """The records around it, which it must not contain again; a generic class may, with another argument."""
+    """The records around it, which must not occur in it again; a generic class may, with another argument."""
     is_fixed: bool = False
-    """Inside an object that is taken apart."""
+    """Whether it is inside an object that is taken apart."""
     is_opaque: bool = False
-    """Where an object is not taken apart: among the items of a list, and where only its handle is wanted."""
+    """Whether an object is not taken apart here: among the items of a list, and in the opaque form of an op."""
 
     def below(self, name: str, scope: Scope | None = None) -> Place:
-        # Every leaf asks for this, and `dataclasses.replace` takes four times as long.
+        # This is called for every leaf, and `dataclasses.replace` takes four times as long.
         path, scope = (*self.path, name), scope or self.scope
         inherited = (self.subject, self.is_optional, self.bound, self.outer, self.is_fixed, self.is_opaque)
         return Place(path, scope, *inherited)
@@ -56,7 +56,7 @@ class Place:
         return Leaf(self.path, text, flat_name(self.path), codec, is_padded, self.is_fixed)
 
     def evaluated(self, annotation: object) -> object:
-        """*annotation*, or what it says where it is a text.
+        """*annotation*, evaluated if it is a string.
 
         Raises:
             Refused: it cannot be evaluated.

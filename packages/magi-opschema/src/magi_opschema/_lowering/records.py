@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the fields of a record class are: of a frozen dataclass, a named tuple or a TypedDict."""
+"""The fields of a record class: a frozen dataclass, a named tuple or a TypedDict."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def fields_of(annotation: object, cls: Any, inside: Place) -> tuple[RecordKind, 
         inside: The place of the record, with the type variables of *annotation* bound.
 
     Raises:
-        Refused: instances cannot be taken apart and made again.
+        Refused: instances cannot be taken apart and rebuilt.
     """
     if is_declared(cls):
         return "object", _object_fields(annotation, cls, inside)
@@ -97,7 +97,7 @@ def _dataclass_fields(annotation: object, cls: Any, place: Place) -> list[Annota
 
 
 def _check_own_init(annotation: object, cls: type, names: list[str], place: Place) -> None:
-    """Refuse a hand-written `__init__` that cannot be called with the fields."""
+    """Raise for a hand-written `__init__` that cannot be called with the fields."""
     if _has_generated_init(cls):
         return
     init = cls.__init__  # type: ignore[misc]
@@ -112,7 +112,7 @@ def _check_own_init(annotation: object, cls: type, names: list[str], place: Plac
 
 
 def is_plain(cls: type) -> bool:
-    """True if making an instance of a dataclass does nothing but store its fields in its `__dict__`."""
+    """True if making an instance of the dataclass only stores its fields in its `__dict__`."""
     return (
         _has_generated_init(cls)
         and not hasattr(cls, "__post_init__")
@@ -124,19 +124,19 @@ def is_plain(cls: type) -> bool:
 
 
 def _has_generated_init(cls: type) -> bool:
-    """True if the dataclass decorator wrote the `__init__`; it compiles what it writes from a `<string>`."""
+    """True if the dataclass decorator wrote the `__init__`, whose file name is then `<string>`."""
     code = getattr(vars(cls).get("__init__"), "__code__", None)
-    # A class of a `python -c` program comes from a <string> too, but not from inside dataclasses' own function.
+    # A class of a `python -c` program has the file name <string> too, but not a qualified name in dataclasses.
     return code is not None and code.co_filename == "<string>" and code.co_qualname.startswith("__create_fn__.")
 
 
 def _defined(cls: type) -> set[str]:
-    """The names that *cls* and its bases define beyond `object` and `type`."""
+    """The names that *cls* and its bases define, without those of `object` and `type`."""
     return {name for base in cls.__mro__ if base not in {object, type} for name in vars(base)}
 
 
 def _is_descriptor(cls: type, name: str) -> bool:
-    """True if instances keep the field elsewhere than in their `__dict__`, in a slot for example."""
+    """True if instances do not keep the field in their `__dict__`, but in a slot for example."""
     return hasattr(inspect.getattr_static(cls, name, None), "__set__")
 
 

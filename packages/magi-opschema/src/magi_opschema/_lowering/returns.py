@@ -21,7 +21,7 @@ def lower_returns(annotation: object, scope: Scope) -> Node | None:
     """The tree of a return annotation; None for `-> None`.
 
     Raises:
-        Refused: it is missing, or holds something that an op cannot return.
+        Refused: the annotation is missing, or holds something that an op cannot return.
     """
     if annotation is inspect.Signature.empty:
         fix = "Annotate it, for example -> Tensor, or -> None for an op that only writes into its arguments."

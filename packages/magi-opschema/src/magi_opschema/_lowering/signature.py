@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole signature lowered: trees, schema, path. Pure: nothing is registered here."""
+"""Lowers a whole signature to trees, schema and path. Nothing is registered here."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def lower_signature_in(
     *,
     is_opaque: bool = False,
 ) -> SignatureLowering:
-    """`lower_signature` of the op *op_name*, string annotations being evaluated in *scope*.
+    """The lowering of *fn* as the op *op_name*; string annotations are evaluated in *scope*.
 
-    With *is_opaque*, an `ObjectHandle[T]` is a handle also where the object could be taken apart.
+    With *is_opaque*, an `ObjectHandle[T]` is a handle even if the object could be taken apart.
     """
     signature = inspect.signature(fn)
     name = _identifier(fn.__name__)
@@ -107,7 +107,7 @@ def _unfit(parameter: inspect.Parameter) -> str:
 
 
 def _clashes(trees: list[Node]) -> list[Problem]:
-    """Nodes that would share a flat name, such as a parameter `cfg__eps` beside the leaf `cfg.eps`."""
+    """Problems of nodes that would share a flat name, such as a parameter `cfg__eps` and the leaf `cfg.eps`."""
     problems: list[Problem] = []
     seen: dict[str, Node] = {}
     for node in (node for tree in trees for node in nodes(tree)):
@@ -121,7 +121,7 @@ def _clashes(trees: list[Node]) -> list[Problem]:
 
 
 def _is_inside(node: Node, outer: Node) -> bool:
-    """True if the two have one path by right: an Optional and its value, a list of optional Tensors and its values."""
+    """True if the two may have the same path: an Optional and its value, a list of optional Tensors and its values."""
     match outer:
         case Optional():
             return outer.inner is node or _is_inside(node, outer.inner)
@@ -165,7 +165,8 @@ def _arguments(trees: SignatureTrees, mutated: set[str]) -> tuple[Argument, ...]
     if problems:
         raise SignatureError(trees.title, trees.location, tuple(problems))
     if len(arguments) > MAX_ARGUMENTS:
-        from .pack import pack  # few ops need it, and its classes take a fifth of the package's import time
+        # Imported here, because few ops need it, and its classes take a fifth of the package's import time.
+        from .pack import pack
 
         return pack(tuple(arguments), trees)
     return tuple(arguments)
@@ -178,7 +179,7 @@ def _bad_default(leaf: Leaf, default: object) -> Problem:
 
 
 def _leaf_defaults(parameter: Parameter, trees: SignatureTrees) -> list[object]:
-    """The parameter's default, flattened."""
+    """The default of each leaf of the parameter."""
     below = list(leaves(parameter.node))
     if not parameter.has_default:
         return [NO_DEFAULT] * len(below)
@@ -209,9 +210,10 @@ def _choose_path(
 
 
 def _positional_with_trailing_defaults(arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
-    """The exposed function passes every argument by position, and holds the defaults itself.
+    """*arguments*, all positional, and with defaults at the end only; the exposed function holds the others.
 
-    A schema default before an argument without one is an internal assert of torch's parser, so only the last ones stay.
+    A schema default before an argument without one fails an internal assert of torch's parser, so only the last
+    defaults stay.
     """
     last_without = max((i for i, argument in enumerate(arguments) if not argument.has_default), default=-1)
     return tuple(_positional(argument, keeps_default=i > last_without) for i, argument in enumerate(arguments))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Annotations to trees: the type table of the package, one case a row.
+"""From annotations to trees: the type table of the package, one case for each row.
 
 Every refusal is a `Refused`. A record collects those of its fields and raises them together,
 so that one error names all the bad places of a signature.
@@ -54,7 +54,7 @@ _SCHEMA_TYPES: dict[object, str] = {
 }
 _NUMBERS = {int, float, bool, complex}
 _MAX_OF_ONE_CLASS = 8
-"""`class Chain(Generic[T])` with a field `rest: Chain[list[T]]` contains itself with ever another argument."""
+"""The limit of depth: `class Chain(Generic[T])` with a field `rest: Chain[list[T]]` contains itself without end."""
 _LISTS = {list, collections.abc.Sequence}
 _LIST_ELEMENTS = {"Tensor", "SymInt", "float", "bool", "str"}
 _WRITTEN_AS_TEXT = {torch.dtype, torch.device, torch.layout, torch.memory_format}
@@ -82,7 +82,7 @@ _ADVICE: dict[object, str] = {
 
 @dataclass(frozen=True)
 class Lowered:
-    """A node, and whether its annotation is written as torch would take it."""
+    """A node, and whether torch would accept its annotation as it is written."""
 
     node: Node
     is_plain: bool
@@ -92,7 +92,7 @@ def lower(annotation: object, place: Place) -> Lowered:
     """The tree of *annotation*.
 
     Raises:
-        Refused: it, or something in it, has no flat form.
+        Refused: the annotation, or a part of it, has no flat form.
     """
     resolved, was_wrapped = unwrap(substitute(place.evaluated(annotation), place.bound))
     node = _lower_unwrapped(resolved, place)
@@ -147,7 +147,7 @@ def _lower_union(annotation: object, members: tuple[object, ...], place: Place) 
     inner = lower(others[0], place).node
     match inner:
         case Leaf():
-            # Below a record that may be None the schema type says so already, and the codec does not.
+            # Below a record that may be None, the schema type already allows None, but the codec does not.
             schema_type = inner.schema_type if inner.is_optional else f"{inner.schema_type}?"
             return replace(inner, schema_type=schema_type, codec=codecs.optional(inner.codec), is_padded=False)
         case Optional():
@@ -177,12 +177,12 @@ def _lower_handle(annotation: object, arguments: tuple[object, ...], place: Plac
     record = None if place.is_opaque else _lower_object(arguments[0], place)
     if record is None:
         return leaf
-    # An object is whole or taken apart: a part of one is not a handle.
+    # An object is either a handle or taken apart, so a part of one is not a handle.
     return record if place.is_fixed else replace(record, handle=leaf)
 
 
 def _lower_object(annotation: object, place: Place) -> Record | None:
-    """The tree of an object that is taken apart; None for one that can only be known by its handle.
+    """The tree of an object that is taken apart; None for an object that has only a handle.
 
     Raises:
         Refused: its class declares its fields, and one of them has no flat form.
@@ -211,7 +211,7 @@ def _lower_list(annotation: object, element: object, place: Place, *, as_tuple: 
     if _is_record(resolved):
         fix = "Use one frozen dataclass with a list for each field."
         raise place.refuse(annotation, "a list of records, which has no flat schema form", fix)
-    # A list of objects has no flat form, and a list of their handles has one.
+    # A list of objects has no flat form, but a list of their handles has one.
     inner = lower(element, replace(place, is_optional=False, is_opaque=True)).node
     if isinstance(inner, Leaf):
         if resolved in _WRITTEN_AS_TEXT:
@@ -224,7 +224,7 @@ def _lower_list(annotation: object, element: object, place: Place, *, as_tuple: 
 
 
 def _is_record(element: object) -> bool:
-    """True for a record class, generic or not, and for one or None."""
+    """True for a record class, generic or not, and for an optional one."""
     members = [member for member in typing.get_args(element) if member is not types.NoneType]
     if typing.get_origin(element) in {typing.Union, types.UnionType} and len(members) == 1:
         return _is_record(unwrap(members[0])[0])
@@ -272,7 +272,7 @@ def lower_each(annotations: list[tuple[object, Place]]) -> tuple[Node, ...]:
     """The trees of several annotations.
 
     Raises:
-        Refused: some have no flat form; it holds the problems of all of them.
+        Refused: some have no flat form; the error holds the problems of all of them.
     """
     parts: list[Node] = []
     problems: list[Problem] = []

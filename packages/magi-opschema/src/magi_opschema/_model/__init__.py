@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an op is, as plain data: nothing here writes code or asks torch.
+"""What an op is, as plain data. Nothing here writes code or uses torch.
 
 | module | what it holds |
 |---|---|
@@ -7,5 +7,5 @@
 | `schema` | the arguments of a flat schema, and its text |
 | `layout` | tuples of flat arguments: by slot, and with lists spread out |
 | `lowering` | `SignatureLowering`: a signature and its flat schema |
-| `show` | a lowering as a reader sees it |
+| `show` | a lowering as text |
 """

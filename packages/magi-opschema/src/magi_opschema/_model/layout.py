@@ -2,8 +2,8 @@
 """Flat argument tuples at run time.
 
     arguments  as the schema has them         x, packed_Tensor=[a, b], packed_float=[1.0, ...]
-    slots      each Tensor leaf on its own    x, a, b, packed_float=[1.0, ...]
-    spread     each Tensor on its own, those of the user's lists too, as autograd.Function wants them
+    slots      each Tensor leaf separate    x, a, b, packed_float=[1.0, ...]
+    spread     each Tensor separate, also those of the user's lists, as autograd.Function requires
 
 Only ops with more than 64 leaves have slots that differ from their arguments.
 """
@@ -29,7 +29,7 @@ class Bundle:
 
     count: int
     mask: int | None
-    """The position of the argument that says which of them are there; None if all are."""
+    """The position of the argument that says which of them are not None; None if all are there."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class FlatLayout:
     defaults: tuple[Any, ...]
     keyword_only: tuple[str, ...]
     tensor_lists: tuple[int, ...]
-    """Positions of `Tensor[]` and `Tensor[]?`, which autograd.Function does not look into."""
+    """Positions of `Tensor[]` and `Tensor[]?`, in which autograd.Function does not look for Tensors."""
     bundles: Mapping[int, Bundle] = field(default_factory=dict)
-    """By the position of the argument; empty for an op whose slots are its arguments."""
+    """The bundles by the position of their argument; empty for an op whose slots are its arguments."""
     mutated: Mapping[int, str] = field(default_factory=dict)
-    """What the op writes into: the dotted path, by the position."""
+    """The dotted path of each slot that the op writes into, by position."""
 
     @staticmethod
     def of_arguments(arguments: Sequence[Argument]) -> FlatLayout:
@@ -65,7 +65,7 @@ class FlatLayout:
         return FlatLayout(tuple(schema_types), (), (), _tensor_lists(schema_types))
 
     def fill(self, args: Flat, kwargs: dict[str, Any]) -> Flat:
-        """All slots by position. The dispatcher leaves out arguments that equal the schema's default."""
+        """All slots by position, with the defaults of arguments that the dispatcher left out."""
         if self.bundles:
             return self.open(args)
         missing = len(self.names) - len(args)
@@ -75,18 +75,21 @@ class FlatLayout:
         return (*args, *(kwargs.get(name, default) for name, default in rest))
 
     def call(self, op: Callable[..., Any], flat: Flat) -> Any:
-        """*op* on the slots, as arguments by position, the keyword-only ones by name."""
+        """Call *op* with the slots, as arguments by position and keyword-only ones by name."""
         return self.apply(op, self._close(flat) if self.bundles else flat)
 
     def apply(self, op: Callable[..., Any], flat: Flat) -> Any:
-        """*op* on the arguments, all of them; no op has both bundles and keyword-only arguments."""
+        """Call *op* with all arguments; no op has both bundles and keyword-only arguments."""
         if not self.keyword_only:
             return op(*flat)
         split = len(flat) - len(self.keyword_only)
         return op(*flat[:split], **dict(zip(self.keyword_only, flat[split:], strict=True)))
 
     def open(self, arguments: Flat, masks: Flat | None = None) -> Flat:
-        """What is said of each argument, for each slot; *masks* are the arguments where it is not their values."""
+        """*arguments*, which has an entry for each argument, with an entry for each slot.
+
+        *masks* says which are there.
+        """
         if not self.bundles:
             return arguments
         values = arguments if masks is None else masks
@@ -122,7 +125,7 @@ class FlatLayout:
         return tuple(arguments)
 
     def spread(self, flat: Flat) -> Flat:
-        """Each Tensor on its own: `(x, [a, b], 3)` as `((2,), x, a, b, 3)`; unchanged where there is no list."""
+        """*flat* with each Tensor separate: `(x, [a, b], 3)` as `((2,), x, a, b, 3)`; unchanged if there is no list."""
         if not self.tensor_lists:
             return flat
         counts = tuple(None if flat[i] is None else len(flat[i]) for i in self.tensor_lists)
@@ -135,7 +138,7 @@ class FlatLayout:
         return (counts, *items)
 
     def gather(self, spread: Flat, counts: tuple[int | None, ...] | None = None) -> Flat:
-        """The inverse of `spread`; *counts* where the first item does not hold them, as among gradients."""
+        """The inverse of `spread`; *counts* are given if the first item does not hold them, as for gradients."""
         if not self.tensor_lists:
             return spread
         lengths = iter(spread[0] if counts is None else counts)
@@ -173,7 +176,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def as_tuple(output: Any, count: int) -> Flat:
-    """What an op of *count* outputs returned, as a tuple."""
+    """*output*, the output of an op with *count* outputs, as a tuple."""
     if count == 0:
         return ()
     return (output,) if count == 1 else tuple(output)

@@ -27,11 +27,11 @@ class Parameter:
     default: object = NO_DEFAULT
     is_keyword_only: bool = False
     is_plain: bool = True
-    """True if torch would take the annotation as it is written."""
+    """True if torch would accept the annotation as it is written."""
 
     @property
     def has_default(self) -> bool:
-        """True if the caller may leave it out."""
+        """True if the caller may leave the parameter out."""
         return self.default is not NO_DEFAULT
 
 
@@ -44,10 +44,10 @@ class SignatureTrees:
     parameters: tuple[Parameter, ...]
     returns: Node | None
     prefix: str
-    """What every reserved name in generated code begins with; no name of the user's does."""
+    """The prefix of every reserved name in generated code; no name of the user has it."""
     location: str
     title: str
-    """What errors about it begin with: the op's qualified name; without an op, the function's with brackets."""
+    """The prefix of errors about it: the op's qualified name; without an op, that of the function with brackets."""
 
     @functools.cached_property
     def leaves(self) -> tuple[Leaf, ...]:
@@ -61,7 +61,7 @@ class SignatureTrees:
 
     @functools.cached_property
     def takes_apart(self) -> tuple[Record, ...]:
-        """The objects that a caller may pass by their handle as well, which an op of its own takes."""
+        """The objects that a caller may also pass by their handle, for which there is a second op."""
         below = (node for parameter in self.parameters for node in nodes(parameter.node))
         return tuple(node for node in below if isinstance(node, Record) and node.handle is not None)
 
@@ -95,7 +95,7 @@ class SignatureLowering(SignatureTrees):
 
     @functools.cached_property
     def slots(self) -> tuple[Argument, ...]:
-        """The arguments, each Tensor one of its own, also where more than 64 leaves made some share a list."""
+        """The arguments, with each Tensor separate, even if Tensors share a list because of more than 64 leaves."""
         return slots_of(self.arguments)
 
     @functools.cached_property
@@ -110,11 +110,11 @@ class SignatureLowering(SignatureTrees):
 
     @property
     def rebuilds_returns(self) -> bool:
-        """True if the flat outputs are not what the user's function returns."""
+        """True if the flat outputs differ from what the user's function returns."""
         return self.returns is not None and not is_flat_return(self.returns)
 
     def describe(self, op_name: str = "") -> str:
-        """Signature, schema, tree and path, a line each; the schema under *op_name* where one is given."""
+        """Signature, schema, tree and path as lines of text; the schema has the name *op_name* if one is given."""
         from .show import entry, show_signature, show_trees
 
         schema = self.schema if not op_name else self.schema.replace(self.name, op_name, 1)

@@ -16,7 +16,7 @@ from .tree import Leaf
 
 
 MAX_ARGUMENTS = 64
-"""torch registers no schema with more arguments (c10, `KernelFunction` argument limit)."""
+"""The largest number of arguments of a schema (c10, `KernelFunction` argument limit)."""
 
 NO_DEFAULT = object()
 
@@ -49,14 +49,14 @@ def python_type(schema_type: str) -> Any:
 
 
 class Packing(Protocol):
-    """How an argument holds several leaves, as texts of generated code; *to* is the writer of that."""
+    """How an argument holds several leaves, as text of generated code; *to* is the writer of that code."""
 
     @property
     def holds_values(self) -> bool:
-        """True if the leaves are in it; False if it only says how to read the argument that holds them."""
+        """True if the argument holds the leaves; False if it only says how to read the argument that holds them."""
 
     def pack(self, argument: Argument, exprs: Sequence[str], to: Any) -> str:
-        """An expression of the argument, from one for each leaf."""
+        """An expression for the argument, made from one expression for each leaf."""
 
     def unpack(self, argument: Argument, to: Any) -> None:
         """Write the lines that give each leaf its name again."""
@@ -76,7 +76,7 @@ class Argument:
 
     @property
     def has_default(self) -> bool:
-        """True if the schema says a default."""
+        """True if the schema has a default for it."""
         return self.default is not NO_DEFAULT
 
     def pack(self, exprs: Sequence[str], to: Any) -> str:
@@ -103,7 +103,7 @@ class Argument:
 
 
 def slots_of(arguments: Sequence[Argument]) -> tuple[Argument, ...]:
-    """*arguments* with each Tensor of a bundle as one of its own, which is how autograd and the rules look at them."""
+    """*arguments* with each Tensor of a bundle as a separate argument, as autograd and the rules see them."""
     slots: list[Argument] = []
     for argument in arguments:
         if not argument.is_bundle:
@@ -125,7 +125,7 @@ def schema_text(name: str, arguments: tuple[Argument, ...], return_types: tuple[
 
 
 def takes(schema_type: str, value: object) -> bool:
-    """True if the dispatcher takes *value* for an argument of *schema_type*."""
+    """True if the dispatcher accepts *value* for an argument of *schema_type*."""
     kind = schema_type.removesuffix("?")
     if value is None:
         return kind != schema_type
@@ -135,10 +135,10 @@ def takes(schema_type: str, value: object) -> bool:
 
 
 def default_text(schema_type: str, value: object) -> str | None:
-    """*value* as the schema parser of torch 2.10 to 2.15 reads it back, or None if it would not.
+    """*value* as text that the schema parser of torch 2.10 to 2.15 reads back as *value*; None if there is none.
 
-    The parser has no inf, nan, subnormal floats, lists of bools or strings, lists that may be None, complex numbers
-    with a real part, or names for most layouts and memory formats (torch/csrc/jit/frontend/function_schema_parser.cpp).
+    The parser does not support inf, nan, subnormal floats, lists of bools or strings, lists that may be None, complex
+    numbers with a real part, or most layouts and memory formats (torch/csrc/jit/frontend/function_schema_parser.cpp).
     """
     if value is None:
         return "None" if schema_type.endswith("?") else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A lowering as a reader sees it: signature, schema, tree, path."""
+"""A lowering as text for a reader: signature, schema, tree, path."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def show_trees(parameters: list[tuple[str, Node]]) -> list[str]:
 
 
 def entry(title: str, text: str) -> str:
-    """One titled line, or the rest of one: `path       flattened`."""
+    """A line with a title, such as `path       flattened`; without a title, the continuation of one."""
     return f"{title:<{_COLUMN}}{text}".rstrip()
 
 
 def _show_value(value: object) -> str:
-    """*value* as short as it can be written; of a dataclass only the fields that differ from their defaults."""
+    """*value* as short text; for a dataclass, only the fields that differ from their defaults."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         parts = [
             f"{part.name}={_show_value(getattr(value, part.name))}"

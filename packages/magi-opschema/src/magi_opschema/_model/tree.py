@@ -9,7 +9,7 @@
       ├ Leaf                    path ("cfg", "pair", "0"), name "cfg__pair__0"
       └ Leaf                    path ("cfg", "pair", "1"), name "cfg__pair__1"
 
-Plain data: nothing here knows torch, annotations or generated code.
+This is plain data. Nothing here depends on torch, annotations or generated code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from magi_opschema.errors import OpSchemaError
 Path: TypeAlias = tuple[str, ...]
 
 SEQUENCE = (list, tuple)
-"""What a list argument takes."""
+"""The classes that a list argument accepts."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,16 @@ class Codec:
     """A condition under which the value is refused at the call; empty: none."""
     encode: str = "{value}"
     decode: str = "{value}"
-    """What the body gets. `{reject}` stands for the function that refuses a value."""
+    """The value that the body gets. `{reject}` stands for the function that refuses a value."""
     constants: Mapping[str, object] = field(default_factory=dict, hash=False)
     expected: str = ""
-    """What the refusal says was expected."""
+    """What the error says was expected."""
     described: str = ""
     """What fakes, gradient functions and rules get, which describe the op and do not run it; empty: `decode`."""
-    explain: Callable[[object, str], tuple[type[OpSchemaError], str]] | None = field(default=None, compare=False)
-    """From a refused value and `expected` to the error class and what its sentence says after the parameter's name."""
+    refusal: Callable[[object, str], tuple[type[OpSchemaError], str]] | None = field(default=None, compare=False)
+    """From a refused value and `expected` to the error class and the message after the parameter's name."""
     is_process_bound: bool = False
-    """True if the schema argument means nothing in another process, so that it is not a schema default."""
+    """True if the schema argument is valid only in this process, so that it cannot be a schema default."""
 
     @property
     def keeps_value(self) -> bool:
@@ -78,13 +78,14 @@ class Leaf:
     name: str
     codec: Codec = IDENTITY
     is_padded: bool = False
-    """True below a record that may be None: the schema takes None for the leaf, and the user's annotation does not."""
+    """True below a record that may be None: the schema accepts None for the leaf, but the user's annotation does
+    not."""
     is_fixed: bool = False
     """True for a part of an object that was taken apart: a constant of compiled code, or a Tensor that stays."""
 
     @property
     def refuses_none(self) -> bool:
-        """True if the dispatcher lets a None through that the annotation does not allow; it does for every Tensor."""
+        """True if the dispatcher accepts a None that the annotation does not allow, as it does for every Tensor."""
         return self.is_padded or self.schema_type == "Tensor"
 
     @property
@@ -99,7 +100,7 @@ class Leaf:
 
     @property
     def is_optional(self) -> bool:
-        """True where None is a value of the schema argument."""
+        """True if the schema argument may be None."""
         return self.schema_type.endswith("?")
 
 
@@ -121,9 +122,9 @@ class Record:
     fields: tuple[Field, ...]
     label: str
     is_plain: bool = False
-    """True for a dataclass whose instances are their `__dict__`: nothing runs when one is made."""
+    """True for a dataclass whose instances consist of their `__dict__`: no other code runs when one is made."""
     handle: Leaf | None = None
-    """Where the annotation is `ObjectHandle[T]`, what stands for the object when the caller passes its handle."""
+    """If the annotation is `ObjectHandle[T]`, the leaf for the case that the caller passes the object's handle."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Optional:
-    """`T | None` where T is not one leaf: a bool leaf that says which, and T's leaves, None when it is False."""
+    """`T | None` where T is not a single leaf: a bool leaf that says which, and T's leaves, None if it is False."""
 
     path: Path
     is_some: Leaf
@@ -148,7 +149,7 @@ class Optional:
 class MaskedList:
     """`list[Tensor | None]`: the tensors that are there, and for each place of the list whether one is.
 
-    torch's autograd takes a `Tensor?[]` that holds a None for a constant, so that form would lose gradients
+    torch's autograd treats a `Tensor?[]` that holds a None as a constant, so that form would lose gradients
     (torch/_library/autograd.py, `supports_tensorlist`).
     """
 
@@ -199,7 +200,7 @@ def flat_name(path: Path) -> str:
 
     Schemas parse ASCII identifiers only, so any other character is spelled by its code point:
     `größe` becomes `gru00f6u00dfe`. A parameter named `self` confuses auto_functionalized (pytorch #130179);
-    `Ellipsis` and `NoneType` are words of the schema language (torch/csrc/jit/frontend/lexer.h).
+    `Ellipsis` and `NoneType` are keywords of the schema language (torch/csrc/jit/frontend/lexer.h).
     """
     name = "__".join(path)
     if not (name.isascii() and name.isidentifier()):

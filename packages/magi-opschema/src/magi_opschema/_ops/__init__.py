@@ -10,5 +10,5 @@
 | `catalogue` | what is known of each op: `op_def`, `annotate` |
 | `rules` | bodies, vmap, autocast and sharding, given afterwards |
 | `opcheck` | torch.library.opcheck at the user's signature |
-| `explain_call` | what generated code calls when the dispatcher refuses a call |
+| `translate_error` | what generated code calls when the dispatcher refuses a call |
 """

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The form of an op whose objects are not taken apart, for calls that pass a handle in place of the object.
+"""The form of an op whose objects are not taken apart, for calls that pass a handle instead of the object.
 
     mylib::run            (Tensor x, Tensor runner__weight, float runner__scale) -> Tensor
     mylib::run_by_handle  (Tensor x, SymInt runner) -> Tensor
 
-Both have one body. The second is opaque to every compiler: a handle tells nothing of its object.
+Both have the same body. The second is opaque to every compiler, because a handle shows nothing of its object.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .fake import FakeSpec, sources_of
 
 
 def lowered_by_handle(fn: Callable[..., Any], scope: Scope, lowering: SignatureLowering) -> SignatureLowering:
-    """*lowering* with a handle for each object. What the body writes inside an object, no compiler sees."""
+    """*lowering* with a handle for each object. A compiler does not see writes of the body into an object."""
     mutated = [leaf.name for slot in lowering.mutated for leaf in slot.leaves if not leaf.is_fixed]
     return lower_signature_in(fn, scope, mutated, f"{lowering.title}_by_handle", is_opaque=True)
 
 
 def fake_by_handle(lowering: SignatureLowering, spec: FakeSpec) -> FakeSpec:
-    """The fake *spec* of an op, where its objects are handles: an output may look like a part of an object."""
+    """The fake *spec* of an op for its form with handles; raises if an output looks like a part of an object."""
     if callable(spec):
         return spec
     sources = sources_of(lowering, spec)

@@ -23,10 +23,10 @@ def check_callable(
     keywords: Iterable[str] = (),
     error: type[OpSchemaError] = OptionError,
 ) -> None:
-    """Refuse *fn*, the value of *option*, if it is not a function, or none that takes these arguments.
+    """Raise if *fn*, the value of *option*, is not a function that accepts these arguments.
 
     Raises:
-        OptionError: it is not; or another *error*.
+        OptionError: it is not; or the class *error* if that is given.
     """
     if not callable(fn):
         text = f"{option} is {show_with_type(fn)}, expected a function."
@@ -34,7 +34,7 @@ def check_callable(
     names, by_name = list(positional), list(keywords)
     try:
         signature = inspect.signature(fn)
-    except ValueError:  # a builtin that does not tell
+    except ValueError:  # a builtin without a signature
         return
     try:
         signature.bind(*names, **dict.fromkeys(by_name))

@@ -38,8 +38,8 @@ class OpDef:
         exposed_op: what the decorator returned, a function that calls `torch_op`.
         lowering: signature, schema and tree.
         traits: `"compute_sensitive"`, `"subgraph_boundary"`; a backend reads them.
-        by_handle: the op that calls go to which pass the handle of an object in place of the object; None where the
-            signature has no object that is taken apart.
+        by_handle: the op for calls that pass the handle of an object instead of the object; None if the signature has
+            no object that is taken apart.
     """
 
     name: str
@@ -55,9 +55,9 @@ class OpDef:
     @functools.cached_property
     def lowered_fn(self) -> Callable[..., Any]:
         """The flat twin of `fn`."""
-        from magi_opschema._codegen.twins import compile_lowered
+        from magi_opschema._codegen.twins import compile_twin
 
-        return self.fn if self.path == "direct" else compile_lowered(self.lowering, self.fn, "lowered")
+        return self.fn if self.path == "direct" else compile_twin(self.lowering, self.fn, "lowered")
 
     @property
     def path(self) -> LoweringPath:
@@ -66,7 +66,7 @@ class OpDef:
 
     @property
     def notes(self) -> Mapping[str, str]:
-        """What others wrote with `annotate`."""
+        """The notes that were added with `annotate`, by key."""
         return MappingProxyType(self._notes)
 
     def __str__(self) -> str:
@@ -75,19 +75,19 @@ class OpDef:
         lines = [self.lowering.describe(self.name)]
         if self.traits:
             lines.append(entry("traits", ", ".join(sorted(self.traits))))
-        # A key may be as wide as the column: `see-through`.
+        # A key may be as wide as the column, as `see-through` is.
         lines += [entry(f"{key}  ", text) for key, text in self._notes.items()]
         return "\n".join(lines)
 
 
 def remember(op: OpDef) -> None:
-    """Enter *op*; one of the same name is replaced."""
+    """Add *op* to the catalogue; an op of the same name is replaced."""
     with _lock:
         _ops[op.name] = op
 
 
 def forget(op: OpDef) -> None:
-    """Take *op* out again."""
+    """Remove *op* from the catalogue."""
     with _lock:
         _ops.pop(op.name, None)
 
@@ -126,7 +126,7 @@ def op_def(op: object) -> OpDef:
 
 
 def forms_of(op: object) -> tuple[OpDef, ...]:
-    """The definitions that share one body: that of *op*, and that of the op for handles where there is one.
+    """The definitions that share one body: that of *op*, and that of the op for handles if there is one.
 
     Raises:
         UnknownOpError: magi-opschema registered no such op.

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`magi_register_custom_op`. What it does is loaded at the first decoration, so that the name costs nothing."""
+"""`magi_register_custom_op`.
+
+Its implementation is loaded at the first decoration, so that importing the name is cheap.
+"""
 
 from __future__ import annotations
 
@@ -32,35 +35,35 @@ def magi_register_custom_op(
     """Register a function as a PyTorch custom op; its signature may hold frozen dataclasses, Literals, Enums and more.
 
     Args:
-        name: `namespace::op`; without one it is made of the function's module and qualified name.
+        name: `namespace::op`; by default it is made of the function's module and qualified name.
         mutates_args: what the body writes into: parameter names (a record means all its Tensor leaves),
             dotted leaf paths, or flat names.
-        infer_output_meta_fn: the fake. A function at the op's own signature that returns empty Tensors of the right
-            shape, dtype, device and strides; or for each output the name or path of the input that it looks like;
-            or None: output i looks like Tensor input i. The first real call is compared with it. A function with an
-            attribute `adopt_fake` is a default that a library made: `register_fake` replaces it, as it replaces None,
-            by what `adopt_fake(fake)` returns.
+        infer_output_meta_fn: the fake: a function at the op's own signature that returns empty Tensors of the right
+            shape, dtype, device and strides; or for each output, the name or path of the input that it looks like; or
+            None, for which output i looks like Tensor input i. The first real call is compared with it. A function with
+            an attribute `adopt_fake` is a default of a library; like None, it is replaced by `register_fake`, with the
+            result of `adopt_fake(fake)`.
         setup_context_fn: `setup_context_fn(ctx, inputs, output)`: saves on `ctx` what the backward needs.
-            `inputs` are the arguments in the order of the signature; of a record output, `output` is a dict by field.
+            `inputs` are the arguments in the order of the signature; for a record output, `output` is a dict by field.
         backward_fn: `backward_fn(ctx, *grads)` returns one gradient for each parameter: for a record None, a dict by
             field, an instance, or a tuple in field order; for a list None or a list.
-        is_compute_sensitive: its outputs are worth saving rather than computing again; read by a backend.
-        is_subgraph_boundary: a backend splits the graph here.
+        is_compute_sensitive: its outputs should be saved rather than recomputed; a backend reads this.
+        is_subgraph_boundary: a backend splits the graph at this op.
         tags: torch.Tag values, besides `pt2_compliant_tag`.
         override: replace an op of this name that this package registered, in a notebook or a reload.
         register_pytree: make the records of the signature nodes of torch's pytrees, so that torch.export, make_fx and
             torch.func see the Tensors in them. A class that is registered already stays as it is.
 
     Returns:
-        A decorator. What it returns is called as the function is, and has its name, doc, signature, hints and pickle;
+        A decorator. Its result is called like the function, and has its name, doc, signature, hints and pickle;
         `.torch_op` is the OpOverload, `.register_fake`, `.register_autograd`, `.register_kernel` and so on add to it,
-        and `op_def` tells what the function was lowered to.
+        and `op_def` returns what the function was lowered to.
 
     Raises:
         SignatureError: the signature has no flat form; every bad place is named.
         OpNameError: the name is not `namespace::op`.
         DuplicateOpError: the name is taken, or the function is an op already.
-        OptionError: an option names what is not there, or contradicts another.
+        OptionError: an option names something that does not exist, or contradicts another option.
 
     Example:
         >>> from dataclasses import dataclass

@@ -44,12 +44,12 @@ from magi_opschema.errors import DuplicateOpError, OpNameError, OptionError
 
 from .by_handle import fake_by_handle, lowered_by_handle
 from .catalogue import OpDef, forget, is_known, op_def, remember
-from .explain_call import explain
 from .fake import FakeSlot, FakeSpec, make_fake
 from .formula import make_formula
 from .pytrees import register_records
 from .registered_op import make_registered_op
 from .registration import Registration, register, registering, replacing, unregister
+from .translate_error import translate_error
 
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*::[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -71,7 +71,7 @@ def define(
 ) -> Callable[..., Any]:
     """Register *fn* as an op and return what its users call; the options are those of `magi_register_custom_op`.
 
-    *frame* called the decorator. Everything that can be wrong is found before torch is told anything.
+    *frame* is the frame that called the decorator. All errors are raised before anything is registered with torch.
     """
     refuse_unknown_variables()
     refuse_other_than_functions(fn)
@@ -130,7 +130,7 @@ def _define(
 
 
 def refuse_other_than_name(name: object) -> None:
-    """Refuse what is not an op name, such as the function of a decorator without brackets."""
+    """Raise for a value that is not an op name, such as the function of a decorator without brackets."""
     if name is None or isinstance(name, str):
         return
     if callable(name):
@@ -170,7 +170,7 @@ def _check_flags(lowering: SignatureLowering, flags: Mapping[str, object]) -> No
 
 
 def _replaced(name: str, lowering: SignatureLowering, *, override: bool) -> Registration | None:
-    """What an earlier op of this name holds in torch; None if the name is free."""
+    """The registration of an earlier op of this name; None if the name is free."""
     if not is_known(name):
         if is_registered(name):
             text = "the op is registered already, by another library. Choose another name."
@@ -187,14 +187,14 @@ def _replaced(name: str, lowering: SignatureLowering, *, override: bool) -> Regi
 def _expose(
     registration: Registration, fn: Callable[..., Any], scope: Scope, by_handle: OpDef | None
 ) -> Callable[..., Any]:
-    """What the decorator returns."""
+    """The function that the decorator returns."""
     lowering, torch_op = registration.lowering, registration.torch_op
     pool = below_adinplaceorview_pool if lowering.mutated else below_autograd_pool
     bound: dict[str, object] = {
         "refuse_call": refusal_of_calls(lowering),
         "torch_op": torch_op,
         "by_handle": None if by_handle is None else by_handle.exposed_op,
-        "explain": explain,
+        "translate_error": translate_error,
         "call_with_care": torch_op if lowering.mutated else registration.functions.differentiate,
         "dispatch": dispatch,
         "handle": handle_of(torch_op),
@@ -219,7 +219,7 @@ def _expose(
 
 
 def _hints(signature: inspect.Signature, scope: Scope) -> dict[str, object]:
-    """The annotations of *signature*, evaluated."""
+    """The evaluated annotations of *signature*, by name."""
     annotations = {parameter.name: parameter.annotation for parameter in signature.parameters.values()}
     annotations["return"] = signature.return_annotation
     return {name: evaluate(annotation, scope) for name, annotation in annotations.items()}

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from magi_opschema._codegen.twins import compile_lowered, compile_refusals
+from magi_opschema._codegen.twins import compile_refusals, compile_twin
 from magi_opschema._model.layout import as_output, tensors_in
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.tree import Leaf, dotted
@@ -24,11 +24,11 @@ FakeSpec = Callable[..., Any] | Sequence[str] | None
 
 
 class FakeSlot:
-    """The fake of one op. Until the op's first use another one may be given in its place.
+    """The fake of one op, which can be replaced until the op's first use.
 
     Attributes:
-        given: where the user gave it: the name of an option, or the place of a function; empty for a default.
-        is_used: whether the op was called or traced; the first real call compares itself with the fake.
+        given: where the user gave it, the name of an option or the place of a function; empty for a default.
+        is_used: whether the op was called or traced.
     """
 
     def __init__(self, fake: Callable[..., Any], spec: FakeSpec) -> None:
@@ -38,15 +38,15 @@ class FakeSlot:
         self.given = "" if spec is None or self._adopt is not None else "infer_output_meta_fn"
 
     def adopted(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """The fake at the user's signature that *fn*, which the user gives, makes together with a default."""
+        """The fake at the user's signature for *fn*, which the user gives; a default of a library may adopt it."""
         return fn if self._adopt is None else self._adopt(fn)
 
     def give(self, fake: Callable[..., Any], given: str) -> None:
-        """Put *fake* in place of the default."""
+        """Replace the default by *fake*."""
         self._fake, self.given = fake, given
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """The fake's outputs, each in memory of its own."""
+        """Run the fake, and return its outputs without shared memory."""
         self.is_used = True
         output = self._fake(*args, **kwargs)
         taken = {storage_id(tensor) for tensor in tensors_in((*args, *kwargs.values()))}
@@ -54,10 +54,10 @@ class FakeSlot:
 
 
 def _apart(output: Any, taken: set[int]) -> Any:
-    """*output* with another Tensor for each that shares memory with one before.
+    """*output* with a new Tensor for each that shares memory with an earlier one.
 
-    A fake may return its argument, or one Tensor twice, to say what outputs look like. A tracer knows a Tensor by its
-    identity, and would take one for the other in silence.
+    A fake may return its argument, or one Tensor twice, to show what outputs look like. A tracer identifies Tensors by
+    identity, and would silently mix them up.
     """
     if isinstance(output, (tuple, list)):
         return type(output)([_apart(item, taken) for item in output])
@@ -77,8 +77,8 @@ def make_fake(lowering: SignatureLowering, spec: FakeSpec) -> Callable[..., Any]
     Args:
         lowering: the op's signature.
         spec: a function at the user's signature; or for each output the parameter or leaf path of the Tensor
-            it looks like (shape, dtype, device, strides as torch.empty_like gives them); or None: output i
-            looks like Tensor input i.
+            it looks like (shape, dtype, device, and strides as in torch.empty_like); or None, for which output i looks
+            like Tensor input i.
 
     Raises:
         OptionError: *spec* does not fit the signature.
@@ -87,8 +87,8 @@ def make_fake(lowering: SignatureLowering, spec: FakeSpec) -> Callable[..., Any]
         by_name = [parameter.name for parameter in lowering.parameters if parameter.is_keyword_only]
         by_position = [parameter.name for parameter in lowering.parameters if not parameter.is_keyword_only]
         check_callable(lowering, "infer_output_meta_fn", spec, by_position, by_name)
-        # Compiled at its first use: many ops of a library are never traced.
-        compiled = functools.cache(functools.partial(compile_lowered, lowering, spec, "fake"))
+        # It is compiled at its first use, because many ops of a library are never traced.
+        compiled = functools.cache(functools.partial(compile_twin, lowering, spec, "fake"))
 
         def fake(*args: Any, **kwargs: Any) -> Any:
             return compiled()(*args, **kwargs)

@@ -17,10 +17,10 @@ from .callables import check_callable
 def make_formula(
     lowering: SignatureLowering, setup_context_fn: Callable[..., None] | None, backward_fn: Callable[..., Any] | None
 ) -> Formula | None:
-    """The two functions as one value; None where no backward is given.
+    """The two functions as one value; None if no backward is given.
 
     Raises:
-        OptionError: they do not fit the op, or its kind has no gradient.
+        OptionError: they do not fit the op, or such an op has no gradient.
     """
     if backward_fn is None:
         if setup_context_fn is not None:

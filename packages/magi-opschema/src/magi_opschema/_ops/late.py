@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fake and the gradient of an op, given after its definition and before its first use, as torch.library has it."""
+"""The fake and the gradient of an op, given after its definition and before its first use, as in torch.library."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def register_fake(op: object, fn: F) -> F: ...
 @overload
 def register_fake(op: object, fn: None = None) -> Callable[[F], F]: ...
 def register_fake(op: object, fn: F | None = None) -> Any:
-    """Give *op* its fake, as the option `infer_output_meta_fn` would have.
+    """Register the fake of *op*, like the option `infer_output_meta_fn`.
 
     Args:
         op: what the decorator returned, the OpOverload, or the name.
@@ -35,7 +35,7 @@ def register_fake(op: object, fn: F | None = None) -> Any:
     Raises:
         UnknownOpError: magi-opschema registered no such op.
         OptionError: *fn* does not take the op's arguments.
-        RuleError: the op has a fake of the user's already, or was called or traced before.
+        RuleError: the op already has a fake of the user, or was called or traced before.
     """
     if fn is None:
         return lambda decorated: register_fake(op, decorated)
@@ -55,7 +55,7 @@ def _give_fake(definition: OpDef, fn: Callable[..., Any]) -> None:
 
 
 def register_autograd(op: object, backward: F, /, *, setup_context: Callable[..., None] | None = None) -> F:
-    """Give *op* its gradient, as the options `backward_fn` and `setup_context_fn` would have.
+    """Register the gradient of *op*, like the options `backward_fn` and `setup_context_fn`.
 
     Args:
         op: what the decorator returned, the OpOverload, or the name.
@@ -68,7 +68,7 @@ def register_autograd(op: object, backward: F, /, *, setup_context: Callable[...
     Raises:
         UnknownOpError: magi-opschema registered no such op.
         OptionError: a function does not take these arguments, or the op writes into its arguments.
-        RuleError: the op has a gradient already, or was called or traced before.
+        RuleError: the op already has a gradient, or was called or traced before.
     """
     for definition in forms_of(op):
         _give_gradient(definition, setup_context, backward)

@@ -16,7 +16,7 @@ from .catalogue import op_def
 
 
 def opcheck(op: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, **options: Any) -> dict[str, str]:
-    """Test that *op* is registered right, on the arguments that a user would pass.
+    """Test that *op* is registered correctly, with the arguments that a user would pass.
 
     Args:
         op: what the decorator returned, the OpOverload, or the name.
@@ -51,12 +51,8 @@ def opcheck(op: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None = 
         text = f"opcheck takes the arguments as a tuple, and got a {type(args).__name__}. Write opcheck(op, (x,))."
         raise ArgumentError(lowering.sentence(text))
     CallForm.of_signature(lowering).check(args, kwargs)
-    if definition.path != "flattened":
-        return _opcheck(definition.torch_op, tuple(args), kwargs, options)
-    from magi_opschema._call.bridge import Bridge
+    if definition.path == "flattened":
+        from magi_opschema._call.bridge import Bridge
 
-    return _opcheck(definition.torch_op, Bridge(lowering).flatten(*args, **kwargs), {}, options)
-
-
-def _opcheck(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]) -> dict[str, str]:
-    return torch.library.opcheck(op, args, kwargs, **options)
+        args, kwargs = Bridge(lowering).flatten(*args, **kwargs), {}
+    return torch.library.opcheck(definition.torch_op, tuple(args), kwargs, **options)

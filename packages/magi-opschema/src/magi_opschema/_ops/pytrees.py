@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records as nodes of torch's pytrees, so that export, make_fx and torch.func see the Tensors in them.
 
-The Tensors of a record, its records, and the containers that hold such are children; every other field is context.
-That is decided by value: in a generic record a field may be either. Torch unflattens with ints, None and types in the
-place of Tensors, and flattens the result again. So no `__init__` or `__post_init__` runs, and such a record remembers
-which of its fields were children; one with slots has no place for that, and there the annotation says it.
+The Tensors of a record, its records, and the containers that hold these are children; every other field is context.
+This is decided by value, because in a generic record a field may be either. Torch unflattens with ints, None and types
+instead of Tensors, and flattens the result again. So no `__init__` or `__post_init__` runs, and such a record remembers
+which of its fields were children. A record with slots cannot remember that, so its annotations decide.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .record_context import RecordContext, dumped, find_class, loaded, name_of
 
 
 _STAND_IN = "_magi_children"
-"""Attribute of a record that was unflattened with something else than Tensors: the names of its children."""
+"""Attribute of a record that was unflattened with anything else than Tensors: the names of its children."""
 _registered: dict[str, list[type]] = {}
-"""The classes that this module registered, by the name that they are saved as."""
+"""The classes that this module registered, by the names under which they are saved."""
 
 
 def register_records(lowering: SignatureLowering) -> None:
-    """Make the records of a signature pytree nodes, those inside others too; a class that is one stays as it is."""
+    """Register the records of a signature, and those inside them, as pytree nodes, if they are not yet."""
     for record in _records(lowering):
         if record.kind == "dataclass":
             _register(record)
@@ -67,19 +67,19 @@ def _register(record: Record) -> None:
         )
         _registered.setdefault(name, []).append(cls)
         if earlier is not None and find_class(name) is earlier:
-            compat.save_as(name, earlier)  # the name finds that class in a process that loads, too
+            compat.save_as(name, earlier)  # the name also finds that class in a process that loads a program
 
 
 @dataclass(frozen=True)
 class _Node:
-    """The functions of one class that torch calls."""
+    """The functions of one class of records that torch calls."""
 
     cls: type
     names: tuple[str, ...]
     optional: frozenset[str]
     """The fields with init=False, which may have no value."""
     always: frozenset[str]
-    """Of a class with slots, the fields that hold nothing but Tensors, or stand for them."""
+    """For a class with slots, the fields that hold only Tensors, or stand for them."""
 
     def flatten(self, record: Any) -> tuple[list[Any], RecordContext]:
         names, children, constants = [], [], []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a record holds besides its Tensors, as the context of a pytree node: compared, hashed, saved and loaded."""
+"""The fields of a record besides its Tensors, as the context of a pytree node: compared, hashed, saved and loaded."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _TEXTS = (float, complex)
 _CONTAINERS = (tuple, list)
 _TORCH_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
 _classes: dict[str, type] = {}
-"""Classes that values were saved of, by name; it finds those that are local to a function."""
+"""Classes of which values were saved, by name, to find those that are local to a function."""
 
 
 class RecordContext(NamedTuple):
-    """The names of the fields that are children, and the other fields, each as its form.
+    """The names of the fields that are children, and the forms of the other fields.
 
-    Forms are equal if the values are, of the same types: `1` is not `True` or `1.0`, and a nan equals itself. It is a
-    tuple of constants, so that Dynamo can make a constant of one that traced code made: `torch.export` with
-    `strict=True` asks for that where a record is returned.
+    Forms are equal if the values are equal and of the same types: `1` differs from `True` and `1.0`, and a nan equals
+    itself. A context is a tuple of constants, so that Dynamo can make a constant of one that traced code made, as
+    `torch.export` with `strict=True` requires if a record is returned.
     """
 
     children: tuple[str, ...]
@@ -41,7 +41,7 @@ class RecordContext(NamedTuple):
 
     @property
     def constants(self) -> Constants:
-        """The fields that are not children, with their values."""
+        """The values of the fields that are not children, by name."""
         return tuple([(name, _value(form)) for name, form in self.forms])
 
     def __repr__(self) -> str:
@@ -50,7 +50,7 @@ class RecordContext(NamedTuple):
 
 
 class _Same:
-    """Equal to a value only if it is that value."""
+    """Wraps a value, and is equal to another wrapper only if that holds the identical value."""
 
     __slots__ = ("value",)
 
@@ -65,7 +65,7 @@ class _Same:
 
 
 def _form(value: Any) -> Form:
-    """The class of *value*, and what it has in common with every value that may stand for it in a graph."""
+    """The form of *value*: its class, and data that is equal for every value that may replace it in a graph."""
     kind = type(value)
     if kind in _TEXTS:
         return kind, repr(value)
@@ -95,7 +95,7 @@ def _value(form: Form) -> Any:
 
 
 def dumped(context: RecordContext, cls: type) -> dict[str, Any]:
-    """*context* as what JSON holds.
+    """*context* as data for JSON.
 
     Raises:
         RecordTreeError: a field of the record has no such form.
@@ -158,14 +158,14 @@ def _load(dump: Any) -> Any:
 
 
 def name_of(cls: type) -> str:
-    """What a class is saved as: `mylib.ops:NormCfg`."""
+    """The name under which a class is saved: `mylib.ops:NormCfg`."""
     name = f"{cls.__module__}:{cls.__qualname__}"
     _classes[name] = cls
     return name
 
 
 def find_class(name: str) -> Any:
-    """What stands at `module:qualified.name` in its module now; None if nothing does."""
+    """The object that `module:qualified.name` refers to now; None if there is none."""
     module, _, qualname = name.partition(":")
     try:
         found: Any = importlib.import_module(module)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the decorator returns, as type checkers see it and as it is put together."""
+"""The type of what the decorator returns, for type checkers, and how it is made."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class RegisteredOp(Protocol[P, R_co]):
-    """A function that calls a registered op; it has the name, doc, signature, hints and pickle of the user's.
+    """A function that calls a registered op, with the name, doc, signature, hints and pickle of the user's function.
 
     Attributes:
-        torch_op: the OpOverload that graphs hold, and that torch's own functions take.
+        torch_op: the OpOverload that graphs hold, and that torch's own functions accept.
     """
 
     __name__: str
@@ -61,7 +61,7 @@ def make_registered_op(
 ) -> Any:
     """*exposed*, which calls *torch_op*, with the identity of *fn* and the methods of `RegisteredOp`.
 
-    *signature* is that of *fn*, and *hints* are its annotations, evaluated.
+    *signature* is that of *fn*, and *hints* are its evaluated annotations.
     """
     from magi_opschema._lowering.candidates import TORCH_OP_ATTRIBUTE
 

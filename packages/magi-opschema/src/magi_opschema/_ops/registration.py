@@ -15,21 +15,21 @@ import torch
 from magi_opschema._autograd.functions import AutogradFunctions, Formula
 from magi_opschema._autograd.kernels import autograd_kernel, mutation_kernel, transforms_kernel
 from magi_opschema._call.checks import CallCheck, CheckedBody
-from magi_opschema._call.explain import Explanation
+from magi_opschema._call.translation import ErrorTranslation
 from magi_opschema._call.vmap import VmapRule, vmap_by_loop
 from magi_opschema._codegen.source import compile_at_first_call
-from magi_opschema._codegen.twins import compile_lowered
+from magi_opschema._codegen.twins import compile_twin
 from magi_opschema._model.layout import as_output
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._torch_compat import (
     below_adinplaceorview,
     destroy,
-    explain_errors,
     hide_from_dynamo,
     increment_version,
     keep_entry,
     register_fake,
     restore_packet,
+    translate_errors,
 )
 from magi_opschema.errors import RuleError
 
@@ -37,13 +37,13 @@ from .fake import FakeSlot
 
 
 registering = threading.RLock()
-"""Held from the question whether a name is free until its op is known."""
+"""Held from the check that a name is free until its op is known."""
 Step: TypeAlias = Callable[[torch.library.Library], None]
 
 
 @dataclass(eq=False)
 class Registration:
-    """What an op holds in torch; the library's end would be the op's end."""
+    """What an op holds in torch. It keeps the library alive, because the op ends with it."""
 
     name: str
     lowering: SignatureLowering
@@ -51,7 +51,7 @@ class Registration:
     torch_op: Any
     check: CallCheck
     steps: list[Step]
-    """What was registered, so that it can be registered again."""
+    """The steps of the registration, so that it can be repeated."""
     fake: FakeSlot
     formula: Formula | None
     vmap_rule: VmapRule | None = None
@@ -64,7 +64,7 @@ class Registration:
         return AutogradFunctions(self.lowering, self.torch_op, lambda: self.formula, lambda: self.vmap_rule)
 
     def add(self, step: Step) -> None:
-        """Register something more."""
+        """Run *step* with the library, and remember it."""
         step(self.library)
         self.steps.append(step)
 
@@ -74,15 +74,15 @@ class Registration:
         self.device_keys.add(key)
 
     def give_formula(self, formula: Formula | None) -> None:
-        """Put *formula* in place of what was given for the gradient."""
+        """Replace the gradient functions by *formula*."""
         self.formula = formula
 
     def give_vmap_rule(self, rule: VmapRule) -> None:
-        """Put *rule* in place of what was given for torch.vmap."""
+        """Replace the rule for torch.vmap by *rule*."""
         self.vmap_rule = rule
 
     def register_again(self) -> None:
-        """Put the op back into torch, after `unregister` took it out."""
+        """Register the op with torch again, after `unregister`."""
         self.library = torch.library.Library(self.name.split("::")[0], "FRAGMENT")
         for step in self.steps:
             step(self.library)
@@ -107,7 +107,7 @@ def register(
     | FuncTorchDynamicLayerFrontMode | an autograd.Function, for torch.func transforms |
     | ADInplaceOrView | of a mutating op, the bump of version counters |
 
-    If one of these fails, nothing stays registered.
+    If one of these steps fails, nothing stays registered.
     """
     namespace, op_name = name.split("::")
     schema = lowering.schema.replace(lowering.name, op_name, 1)
@@ -121,7 +121,7 @@ def register(
         try:
             define(library)
             torch_op = getattr(getattr(torch.ops, namespace), op_name).default
-            explain_errors(torch_op, Explanation(name, lowering).of_flat)
+            translate_errors(torch_op, ErrorTranslation(name, lowering).of_flat)
             check = CallCheck(lowering, torch_op)
             registration = Registration(name, lowering, library, torch_op, check, [define], fake, formula)
             registration.add(_impl(op_name, body_kernel(lowering, fn, registration.check), "CompositeExplicitAutograd"))
@@ -146,7 +146,7 @@ def _impl(op_name: str, kernel: Callable[..., Any], key: str) -> Step:
 
 
 def unregister(registration: Registration) -> None:
-    """Take an op out of torch, so that its name is free again. Its OpOverload stays safe to call."""
+    """Unregister an op from torch, so that its name is free again. Its OpOverload can still be called safely."""
     with registering:
         keep_entry(registration.torch_op)
         destroy(registration.library)
@@ -154,7 +154,7 @@ def unregister(registration: Registration) -> None:
 
 @contextlib.contextmanager
 def replacing(earlier: Registration | None) -> Iterator[None]:
-    """Take *earlier* out of torch, and put it back if what is done inside fails."""
+    """A context in which *earlier* is unregistered; it is registered again if the `with` block raises."""
     if earlier is None:
         yield
         return
@@ -168,14 +168,14 @@ def replacing(earlier: Registration | None) -> Iterator[None]:
 
 
 def body_kernel(lowering: SignatureLowering, fn: Callable[..., Any], check: CallCheck) -> Callable[..., Any]:
-    """The kernel of one body: *fn*, which has the user's signature, and the check of the first real call."""
-    body = functools.cache(functools.partial(compile_lowered, lowering, fn, "lowered"))
-    make = functools.partial(compile_lowered, lowering, fn, "kernel", CheckedBody(check, body))
+    """The kernel of one body: *fn*, at the user's signature, with the check of the first real call."""
+    body = functools.cache(functools.partial(compile_twin, lowering, fn, "lowered"))
+    make = functools.partial(compile_twin, lowering, fn, "kernel", CheckedBody(check, body))
     return hide_from_dynamo(compile_at_first_call(lambda: hide_from_dynamo(make())))
 
 
 def _batched_mutation(lowering: SignatureLowering, registration: Registration) -> Callable[..., Any]:
-    """Vmap of a mutating op, which no autograd.Function can carry: by the user's rule, or element by element."""
+    """Vmap of a mutating op, which an autograd.Function cannot support: by the user's rule, or element by element."""
     layout = lowering.layout
 
     def batched(info: Any, in_dims: Any, *args: Any) -> tuple[Any, Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an op may be given after its registration, each at the user's signature: bodies, vmap, autocast, sharding."""
+"""What can be added to an op after its registration, at the user's signature: bodies, vmap, autocast, sharding."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def register_kernel(op: object, device_type: str, fn: F) -> F: ...
 @overload
 def register_kernel(op: object, device_type: str, fn: None = None) -> Callable[[F], F]: ...
 def register_kernel(op: object, device_type: str, fn: F | None = None) -> Any:
-    """Give *op* another body for one device type, for example plain PyTorch on "cpu" beside Triton on "cuda".
+    """Register another body of *op* for one device type, for example plain PyTorch on "cpu" besides Triton on "cuda".
 
     Args:
         op: what the decorator returned, the OpOverload, or the name.
@@ -38,7 +38,7 @@ def register_kernel(op: object, device_type: str, fn: F | None = None) -> Any:
 
     Raises:
         UnknownOpError: magi-opschema registered no such op.
-        RuleError: *fn* has other parameters than the op, or there is a body for this device type.
+        RuleError: *fn* has other parameters than the op, or there is already a body for this device type.
 
     Example:
         >>> from torch import Tensor
@@ -94,14 +94,14 @@ def register_vmap(op: object, rule: F) -> F: ...
 @overload
 def register_vmap(op: object, rule: None = None) -> Callable[[F], F]: ...
 def register_vmap(op: object, rule: F | None = None) -> Any:
-    """Give *op* a rule for torch.vmap. Without one, the op is called once for each element of the batch.
+    """Register a rule of *op* for torch.vmap. Without one, the op is called once for each element of the batch.
 
     Args:
         op: what the decorator returned, the OpOverload, or the name.
         rule: `rule(info, in_dims, *args) -> (output, out_dims)`. *args* are the user's arguments, with the batch
             dimension in their Tensors; *in_dims* has one entry for each parameter, a dict by field for a record,
-            None where there is no batch dimension; *out_dims* has the structure of the output, or is one
-            dimension for all. `info.batch_size` is the size of the batch. Without it, this is a decorator.
+            None if there is no batch dimension; *out_dims* has the structure of the output, or is one dimension for
+            all. `info.batch_size` is the size of the batch. Without it, this is a decorator.
 
     Returns:
         *rule*.
@@ -147,7 +147,7 @@ def register_autocast(op: object, device_type: str, dtype: torch.dtype) -> None:
 
     Raises:
         UnknownOpError: magi-opschema registered no such op.
-        RuleError: torch has no such device type, or *dtype* is none of floating-point numbers.
+        RuleError: torch has no such device type, or *dtype* is not a floating-point dtype.
     """
     for definition in forms_of(op):
         _give_autocast(definition, device_type, dtype)
@@ -168,7 +168,7 @@ def register_sharding(op: object, rule: F) -> F: ...
 @overload
 def register_sharding(op: object, rule: None = None) -> Callable[[F], F]: ...
 def register_sharding(op: object, rule: F | None = None) -> Any:
-    """Give *op* its acceptable shardings, so that it takes DTensors.
+    """Register the acceptable shardings of *op*, so that it accepts DTensors.
 
     Args:
         op: what the decorator returned, the OpOverload, or the name.
@@ -204,7 +204,7 @@ def _give_sharding_rule(definition: OpDef, rule: Callable[..., Any]) -> None:
         acceptable = rule(*bridge.rebuild(*layout.fill(args, kwargs)))
         return [
             (
-                # Of an op with one output, [Shard(0)] is what torch's own rules return.
+                # For an op with one output, torch's own rules return [Shard(0)].
                 outputs if is_single and isinstance(outputs, list) else bridge.per_output(outputs, "output placements"),
                 bridge.per_argument(inputs, "input placements"),
             )

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every private name of torch that magi-opschema uses, one function or constant a quirk.
+"""Every private name of torch that magi-opschema uses, one function or constant for each quirk.
 
 dispatch.py   the keys of the dispatcher, and what runs at them
 tensors.py    the memory of Tensors, and the count of writes
 tracing.py    Dynamo and FakeTensors
-overloads.py  operators, and calls of them whose errors are explained
+overloads.py  operators, and calls of them whose errors are translated
 entries.py    names that the dispatcher knows, the end and the replacement of an op
 pytrees.py    pytree nodes, and the names they are saved under
 
-Unless it says otherwise, a name serves torch 2.10 to 2.15.
+Each one works with torch 2.10 to 2.15 unless it says otherwise.
 """
 
 from .dispatch import (
@@ -32,7 +32,7 @@ from .dispatch import (
     tracing_state,
 )
 from .entries import destroy, is_registered, keep_entry, reserved_part, restore_packet, speak_for_earlier
-from .overloads import CustomOpDef, OpOverload, OpOverloadPacket, explain_errors
+from .overloads import CustomOpDef, OpOverload, OpOverloadPacket, translate_errors
 from .pytrees import (
     GetAttrKey,
     class_saved_as,
@@ -76,7 +76,6 @@ __all__ = [
     "destroy",
     "dispatch",
     "dispatch_key_of",
-    "explain_errors",
     "fix_local",
     "forward_ad",
     "guard_type",
@@ -109,5 +108,6 @@ __all__ = [
     "symbolic_when_traced",
     "traced_object",
     "tracing_state",
+    "translate_errors",
     "writes_counted",
 ]

@@ -14,13 +14,13 @@ import torch
 
 
 below_autograd = torch._C._AutoDispatchBelowAutograd
-"""Context in which dispatch skips the autograd keys; custom_op enters the same (torch/_library/autograd.py)."""
+"""Context in which dispatch skips the autograd keys; custom_op uses the same one (torch/_library/autograd.py)."""
 
 below_adinplaceorview = torch._C._AutoDispatchBelowADInplaceOrView
-"""As `below_autograd`, and the key that bumps version counters too."""
+"""Like `below_autograd`, but it also skips the key that bumps version counters."""
 
 any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
-"""True if one of the arguments, or of the Tensors in a list among them, requires a gradient. Others are passed over."""
+"""True if one of the arguments, or of the Tensors in a list among them, requires a gradient."""
 
 are_transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 """True inside torch.func transforms, whose levels need every key of the dispatcher."""
@@ -35,7 +35,7 @@ def is_forward_ad_active() -> bool:
 
 
 def is_functionalizing() -> bool:
-    """True where torch.func.functionalize is the innermost transform."""
+    """True if torch.func.functionalize is the innermost transform."""
     from torch._C._functorch import TransformType, peek_interpreter_stack
 
     return bool(peek_interpreter_stack().key() == TransformType.Functionalize)
@@ -44,7 +44,7 @@ def is_functionalizing() -> bool:
 def run_functionalized(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call *op*, which writes into nothing, below the innermost transform, a torch.func.functionalize.
 
-    No autograd.Function can be applied there (torch/_functorch/autograd_function.py has no rule for it).
+    An autograd.Function cannot be applied there (torch/_functorch/autograd_function.py has no rule for it).
     """
     from torch._functorch.pyfunctorch import FunctionalizeInterpreter, retrieve_current_functorch_interpreter
     from torch._subclasses.functional_tensor import FunctorchFunctionalizeAPI
@@ -62,17 +62,17 @@ has_torch_function: Callable[..., bool] = torch.overrides.has_torch_function_var
 """True if a mode or one of the arguments has a `__torch_function__` that must see the call."""
 
 has_torch_function_among: Callable[[Iterable[object]], bool] = torch.overrides.has_torch_function
-"""As `has_torch_function`, for the items of a list."""
+"""Like `has_torch_function`, for the items of a list."""
 
 tracing_state: Callable[[], object] = torch._C._get_tracing_state
 """None outside of torch.jit.trace."""
 
 dispatch: Callable[..., Any] = torch._C._dispatch_call_boxed
-"""`dispatch(handle_of(op), *args)` asks the dispatcher for *op*, and nothing else.
+"""`dispatch(handle_of(op), *args)` only calls the dispatcher for *op*.
 
-The call of an OpOverload goes through the bindings of TorchScript (torch/_ops.py, `OpOverload.__call__`), which look at
-each argument twice more: for `__torch_function__`, and to record the call in torch.jit.trace. Where neither is to be
-found, this takes three quarters of the time.
+The call of an OpOverload goes through the bindings of TorchScript (torch/_ops.py, `OpOverload.__call__`), which check
+each argument twice more: for `__torch_function__`, and to record the call in torch.jit.trace. If neither applies, this
+takes three quarters of the time.
 """
 
 
@@ -91,10 +91,10 @@ _AUTOGRAD = ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor")
 
 @dataclass(frozen=True)
 class ContextPool:
-    """Contexts that were left, to be entered again: making one takes as long as entering and leaving it.
+    """Contexts that can be entered again, because making one takes as long as entering and leaving it.
 
-    The list is shared by threads. Whoever pops a context is the only one that has it, and appends it when it is left.
-    The contexts are those of `below_autograd` and `below_adinplaceorview`, which can be entered only once
+    The list is shared by threads. A thread that pops a context is the only one that has it, and appends it after
+    leaving it. The contexts are those of `below_autograd` and `below_adinplaceorview`, which can be entered only once
     (torch/csrc/autograd/init.cpp, `py_context_manager_DEPRECATED`).
     """
 
@@ -122,7 +122,7 @@ def _keys_of_this_thread() -> tuple[Any, Any]:
 
 
 def is_dispatch_plain() -> bool:
-    """True if a call has nobody to ask but `__torch_function__` and the kernels at the keys of the Tensors themselves.
+    """True if a call involves only `__torch_function__` and the kernels at the keys of its Tensors.
 
     Modes, autocast, transforms, inference mode, torch.jit.trace and the contexts of this module add a key to the
     dispatcher's, or take one away. Forward-mode AD has a level instead.
@@ -131,13 +131,13 @@ def is_dispatch_plain() -> bool:
 
 
 def apply_in_eager(function: Any) -> Callable[..., Any]:
-    """`function.apply` without the look at torch.func levels that torch/autograd/function.py puts in front of it.
+    """`function.apply` without the check of torch.func levels that torch/autograd/function.py does first.
 
-    Only for calls outside of transforms.
+    It works only outside of transforms.
     """
     return super(torch.autograd.Function, function).apply  # type: ignore[no-any-return]
 
 
 def dispatch_key_of(device_type: str) -> str:
-    """The dispatch key of a device type: "CUDA" for "cuda". torch.library.register_kernel asks the same."""
+    """The dispatch key of a device type: "CUDA" for "cuda", as in torch.library.register_kernel."""
     return str(torch._C._dispatch_key_for_device(device_type))

@@ -17,10 +17,10 @@ _replaced: dict[str, list[weakref.ref[OpOverload]]] = {}
 
 
 def destroy(library: torch.library.Library) -> None:
-    """Unregister everything that *library* holds; there is no public way to do it before the library is collected.
+    """Unregister everything that *library* holds, which has no public way before the library is collected.
 
-    The library's finalizer would clear `torch.ops` once more whenever it runs, and so part the next op of the name
-    from its OpOverload: it is left nothing to do, and the cache of signatures, which only it clears, is cleared here
+    The library's finalizer would clear `torch.ops` again when it runs, and so separate the next op of the name from its
+    OpOverload. So nothing is left for it to do, and the cache of signatures, which only it clears, is cleared here
     (torch/library.py, `_del_library`).
     """
     from torch.fx.operator_schemas import _SCHEMA_TO_SIGNATURE_CACHE
@@ -48,9 +48,9 @@ def keep_entry(op: OpOverload) -> None:
 
 
 def speak_for_earlier(op: OpOverload) -> None:
-    """Make *op* and the OpOverloads that had its name before one in everything that they say.
+    """Make the OpOverloads that had the name of *op* before equal to *op* in all their attributes.
 
-    An entry that is kept keeps the OpOverload that it met first, too, and hands that one to tracers and dispatch modes
+    An entry that is kept also keeps the OpOverload that it first saw, and passes that one to tracers and dispatch modes
     (aten/src/ATen/core/dispatch/OperatorEntry.h, `getPythonOp`). Inductor would take a default from its old schema.
     """
     for reference in _replaced.get(str(op._schema.name), []):
@@ -69,14 +69,14 @@ def restore_packet(op: OpOverload) -> None:
 
 
 def is_registered(name: str) -> bool:
-    """True if torch's dispatcher knows a schema `namespace::op`, whoever defined it."""
+    """True if torch's dispatcher has a schema `namespace::op`, from any library."""
     return bool(torch._C._jit_get_schemas_for_operator(name))
 
 
 def reserved_part(namespace: str, op: str) -> str:
-    """The part of `namespace::op` that no op can have, or the empty text.
+    """The part of `namespace::op` that no op can have; empty if there is none.
 
-    These are the words of the schema language (torch/csrc/jit/frontend/lexer.h), namespaces that torch.library
+    These are the keywords of the schema language (torch/csrc/jit/frontend/lexer.h), namespaces that torch.library
     refuses or that are attributes of torch.ops, and attributes that every torch.ops.namespace has.
     """
     words = {*keyword.kwlist, "Ellipsis", "NoneType"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The classes of operators, and calls of an OpOverload whose errors are explained."""
+"""The classes of operators, and calls of an OpOverload whose errors are translated."""
 
 from __future__ import annotations
 
@@ -13,60 +13,61 @@ from torch._ops import OpOverloadPacket as OpOverloadPacket
 from .tracing import hide_from_dynamo
 
 
-class ExplainedOverload(OpOverload):
-    """An OpOverload whose call hands the dispatcher's error to a function that may raise a better one.
+class TranslatingOverload(OpOverload):
+    """An OpOverload whose call passes the dispatcher's error to a function that may raise a better one.
 
     A wrapper would cost each call, and would not be the OpOverload that graphs hold. The call is that of
     torch/_ops.py, `OpOverload.__call__`, from torch 2.10 to 2.13.
     """
 
-    _magi_explain: Callable[..., None]
+    _magi_translate: Callable[..., None]
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the op; an error is explained, or raised as it is."""
+        """Call the op; an error is translated, or raised as it is."""
         try:
             return self._op(*args, **kwargs)
         except Exception as error:
-            self._magi_explain(error, args, kwargs)
+            self._magi_translate(error, args, kwargs)
             raise
 
 
-class ExplainedCall(ExplainedOverload):
-    """An ExplainedOverload where torch's own call does more than ask the dispatcher, as in torch 2.15.
+class TranslatingCall(TranslatingOverload):
+    """A TranslatingOverload for releases whose own call does more than call the dispatcher, such as torch 2.15.
 
-    There it has a table of Python implementations beside the dispatcher's. One more Python frame a call.
+    There it has a table of Python implementations besides the dispatcher's. This costs one more Python frame for each
+    call.
     """
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the op; an error is explained, or raised as it is."""
+        """Call the op; an error is translated, or raised as it is."""
         try:
             return OpOverload.__call__(self, *args, **kwargs)
         except Exception as error:
-            self._magi_explain(error, args, kwargs)
+            self._magi_translate(error, args, kwargs)
             raise
 
 
-class ExplainedPacket(OpOverloadPacket):
-    """The OpOverloadPacket of an explained op, `torch.ops.namespace.op`: it does not go through the OpOverload."""
+class TranslatingPacket(OpOverloadPacket):
+    """The OpOverloadPacket of such an op, `torch.ops.namespace.op`: it does not go through the OpOverload."""
 
-    _magi_explain: Callable[..., None]
+    _magi_translate: Callable[..., None]
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the op; an error is explained, or raised as it is."""
+        """Call the op; an error is translated, or raised as it is."""
         try:
             return OpOverloadPacket.__call__(self, *args, **kwargs)
         except Exception as error:
-            self._magi_explain(error, args, kwargs)
+            self._magi_translate(error, args, kwargs)
             raise
 
 
-def explain_errors(op: OpOverload, explain: Callable[..., None]) -> None:
-    """Have `explain(error, args, kwargs)` called when a call of *op*, or of its packet, raises an error."""
+def translate_errors(op: OpOverload, translate: Callable[..., None]) -> None:
+    """Make a call of *op*, or of its packet, that raises an error call `translate(error, args, kwargs)`."""
     if type(op) is OpOverload:
         is_plain = OpOverload.__call__.__code__.co_names == ("_op",)
-        op.__class__ = ExplainedOverload if is_plain else ExplainedCall
+        op.__class__ = TranslatingOverload if is_plain else TranslatingCall
         packet = op._overloadpacket
-        packet.__class__ = ExplainedPacket
-        for explained in (op, packet):
-            vars(explained)["_magi_explain"] = explain
-            hide_from_dynamo(explained.__class__.__call__)
+        packet.__class__ = TranslatingPacket
+        for translating in (op, packet):
+            vars(translating)["_magi_translate"] = translate
+            hide_from_dynamo(translating.__class__.__call__)

@@ -10,10 +10,10 @@ pytree_lock = _pytree._NODE_REGISTRY_LOCK
 """Torch's own lock around its table of pytree nodes."""
 
 register_pytree_node = _pytree.register_pytree_node
-"""In the Python registry, and in that of optree if it is installed. Not in torch.utils' documented names."""
+"""Register in the Python registry, and in that of optree if it is installed. It is not documented in torch.utils."""
 
 GetAttrKey = _pytree.GetAttrKey
-"""The key of a child that is an attribute."""
+"""The class of keys of children that are attributes."""
 
 
 def is_pytree_node(cls: type) -> bool:
@@ -27,15 +27,15 @@ def has_saved_name(cls: type) -> bool:
 
 
 def register_saved_namedtuple(cls: type, name: str) -> None:
-    """Give a named tuple, which is a pytree node as it is, the name that it is saved as."""
+    """Register the name under which *cls*, a named tuple and so already a pytree node, is saved."""
     _pytree._register_namedtuple(cls, serialized_type_name=name)
 
 
 def class_saved_as(name: str) -> type | None:
-    """The class that a saved tree means by *name*."""
+    """The class that *name* refers to in a saved tree."""
     return _pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name)
 
 
 def save_as(name: str, cls: type) -> None:
-    """Let a saved tree mean *cls* by *name*; a registration gives the name to the latest class without a word."""
+    """Make *name* refer to *cls* in a saved tree; a registration silently gives the name to the latest class."""
     _pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE[name] = cls

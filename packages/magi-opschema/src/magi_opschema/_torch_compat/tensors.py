@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory of Tensors, and the count of what is written into them."""
+"""The memory of Tensors, and the count of writes into them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ increment_version: Callable[[Iterable[torch.Tensor]], None] = torch._C._incremen
 
 
 def counting_writes() -> contextlib.AbstractContextManager[None]:
-    """A context in which Tensors count what is written into them, also below `below_adinplaceorview`."""
+    """A context in which Tensors count the writes into them, also inside `below_adinplaceorview`."""
     key = torch._C.DispatchKey.ADInplaceOrView
     return torch._C._SetExcludeDispatchKeyGuard(key, False)
 
@@ -25,10 +25,10 @@ def writes_counted(tensor: torch.Tensor) -> int:
 
 
 def storage_id(tensor: torch.Tensor) -> int:
-    """A number that two Tensors, real or fake, have in common if they share memory."""
+    """A number that is equal for two Tensors, real or fake, that share memory."""
     return id(tensor) if tensor.layout is not torch.strided else int(tensor.untyped_storage()._cdata)
 
 
 def is_capturing(tensor: torch.Tensor) -> bool:
-    """True while a CUDA graph is captured on the Tensor's device, where nothing can be read back."""
+    """True while a CUDA graph is captured on the Tensor's device, because then nothing can be read back."""
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dynamo and FakeTensors: what is hidden from tracing, said while it goes on, and put in the place of Tensors."""
+"""Dynamo and FakeTensors: hiding code from tracing, acting while a function is traced, and running on FakeTensors."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from torch.fx.experimental.sym_node import DynamicInt
 F = TypeVar("F", bound=Callable[..., Any])
 
 is_dynamo_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
-"""Public; Dynamo folds it to True. `torch.compiler.is_compiling` takes twice as long."""
+"""True while Dynamo traces, which folds it. It is public; `torch.compiler.is_compiling` takes twice as long."""
 
 
 def hide_from_dynamo(fn: F) -> F:
-    """Keep Dynamo out of *fn* and of what it calls, at no cost a call.
+    """Keep Dynamo out of *fn* and of what it calls, at no cost for each call.
 
-    A body that runs between two compiled regions would else be traced and compiled.
+    Otherwise a body that runs between two compiled regions would be traced and compiled.
     torch.library.custom_op wraps the body in `torch._disable_dynamo`, which costs a microsecond a call;
     marking the code object, as Dynamo does for its own frames, costs nothing
     (torch/_dynamo/eval_frame.py, `skip_code`).
@@ -33,36 +33,39 @@ def hide_from_dynamo(fn: F) -> F:
 
 
 def symbolic_when_traced(value: int) -> int:
-    """An int that Dynamo makes an input of the graph wherever it finds it, so that its value is not a constant there.
+    """*value* as an int that Dynamo always makes an input of the graph, so that its value is not a constant.
 
-    An int attribute of a module is a constant otherwise, and each value asks for another graph.
+    Otherwise an int attribute of a module is a constant, and each value needs another graph.
     """
     return DynamicInt(value)
 
 
 def run_at_trace_time(fn: Callable[[Any], None]) -> None:
-    """While Dynamo traces the call, run *fn* with its context; what it does leaves no trace in the graph."""
+    """A function for which Dynamo runs *fn* with its context while it traces the call.
+
+    The graph does not record the call.
+    """
     from torch._dynamo.comptime import comptime
 
     comptime(fn)
 
 
 def _local(context: Any, name: str) -> Any:
-    """Dynamo's variable for a local of the function that called `run_at_trace_time`."""
+    """Dynamo's variable for the local *name* of the function that called what `run_at_trace_time` returned."""
     return context.get_local(name, stacklevel=1)._ComptimeVar__variable.realize()
 
 
 def _set_local(context: Any, name: str, value: object) -> None:
-    """Put the constant *value* into a local of that function."""
+    """Set the local *name* of that function to the constant *value*."""
     from torch._dynamo.variables import ConstantVariable
 
     context._ComptimeContext__tx.parent.symbolic_locals[name] = ConstantVariable.create(value)
 
 
 def traced_object(context: Any, name: str) -> Any:
-    """The object behind a local variable of the function that called `run_at_trace_time`.
+    """The object of a local variable of the function that is traced.
 
-    None for one that comes into being in the traced code, because it does not exist yet.
+    It is None for an object that traced code makes, because that does not exist yet.
     """
     variable = _local(context, name)
     if variable.source is None:
@@ -71,9 +74,9 @@ def traced_object(context: Any, name: str) -> Any:
 
 
 def guard_type(context: Any, name: str) -> None:
-    """Guard the graph by the type of a local variable of the function that called `run_at_trace_time`.
+    """Add a guard on the type of a local variable of the function that is traced.
 
-    Torch 2.13 guards a DynamicInt by nothing, so that a graph made for one is run on any value in its place.
+    Torch 2.13 adds no guard for a DynamicInt, so a graph made for one would run for any value.
     """
     from torch._dynamo.guards import GuardBuilder, install_guard
 
@@ -83,11 +86,11 @@ def guard_type(context: Any, name: str) -> None:
 
 
 def fix_local(context: Any, name: str) -> None:
-    """Make a constant of a local number of the function that called `run_at_trace_time`, guarded by its value.
+    """Make a local number of the function that is traced a constant, with a guard on its value.
 
-    A Tensor that is an input of the graph is said to stay at its address, with no guard on which one it is, as
-    `torch._dynamo.mark_static_address(tensor, guard=False)` says; that one leaves a mark on the user's Tensor, and
-    comes too late for one that was read before (torch/_functorch/_aot_autograd/frontend_utils.py reads the mark).
+    A Tensor that is an input of the graph is marked as staying at its address, without a guard on its identity, as with
+    `torch._dynamo.mark_static_address(tensor, guard=False)`. That function would leave a mark on the user's Tensor, and
+    has no effect on one that was read before (torch/_functorch/_aot_autograd/frontend_utils.py reads the mark).
     """
     from torch._dynamo.variables import TensorVariable
     from torch._dynamo.variables.tensor import SymNodeVariable
@@ -102,17 +105,17 @@ def fix_local(context: Any, name: str) -> None:
 
 
 def answer_class(context: Any, name: str, answer: str, cls: type) -> None:
-    """Let the local *answer* be whether the local *name* is a *cls* and of no subclass, in the function that asked.
+    """Set the local *answer* of the function that is traced to whether the local *name* is exactly a *cls*.
 
-    Written as `type(value) is cls`, torch 2.13 compares the types of any two objects of one class in a function of
-    Python at every call (torch/_dynamo/guards.py, `LAMBDA_GUARD`).
+    For `type(value) is cls`, torch 2.13 would compare the types in a Python function at every call
+    (torch/_dynamo/guards.py, `LAMBDA_GUARD`).
     """
     guard_type(context, name)
     _set_local(context, answer, _local(context, name).python_type() is cls)
 
 
 def register_fake(library: torch.library.Library, name: str, fake: Callable[..., Any], source: str) -> None:
-    """`torch.library.register_fake` for a *source* that is known, ``file:line``.
+    """`torch.library.register_fake` with a given *source*, ``file:line``.
 
     Torch looks for the file of its caller by `inspect`, which takes a tenth of a decoration
     (torch/library.py, `Library._register_fake`).
@@ -123,13 +126,13 @@ def register_fake(library: torch.library.Library, name: str, fake: Callable[...,
 
 
 def run_on_fakes(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """*fn* on FakeTensors that look like the Tensors among the arguments."""
+    """The result of *fn* on FakeTensors that look like the Tensors among the arguments."""
     from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
     try:
         return _run_on_fakes(fn, args, None)
     except DynamicOutputShapeException:
-        # A size that depends on data is a symbol. Only a ShapeEnv makes one, and it takes sympy to import.
+        # A size that depends on data is a symbol, which only a ShapeEnv can make, and which needs sympy.
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
         return _run_on_fakes(fn, args, ShapeEnv())
@@ -140,8 +143,9 @@ def _run_on_fakes(fn: Callable[..., Any], args: tuple[Any, ...], shape_env: Any)
     from torch.utils._pytree import tree_map_only
 
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-        # Detached, because from_tensor reads .grad, and torch warns of that on a tensor inside a graph. Outside of the
-        # mode, which knows no operator on a subclass that has no __torch_dispatch__; of such a one that is a Tensor.
+        # It is detached, because from_tensor reads .grad, and torch warns about that on a tensor inside a graph. This
+        # is done outside of the mode, which does not support operators on a subclass without __torch_dispatch__; such a
+        # subclass becomes a Tensor.
         detached = tree_map_only(torch.Tensor, torch.Tensor.detach, args)
     with FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True) as mode, torch.no_grad():
         return fn(*tree_map_only(torch.Tensor, mode.from_tensor, detached))

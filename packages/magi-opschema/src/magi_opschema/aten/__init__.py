@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """ATen's out-capable operators under one calling convention, generated from the installed torch.
 
-`magi_opschema.aten.softmax(x, -1)` and `magi_opschema.aten.linalg.norm(x, out=o)` need no step before: at the first use
-the surface of the shipped allowlist is generated into a cache folder. Importing this package loads no torch.
+`magi_opschema.aten.softmax(x, -1)` and `magi_opschema.aten.linalg.norm(x, out=o)` need no earlier step: at the first
+use, the surface of the shipped allowlist is generated into a cache folder. Importing this package does not load torch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _HOMES = {
 }
 
 
-if not TYPE_CHECKING:  # with it, a type checker would take any name
+if not TYPE_CHECKING:  # with it, a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         if name in _HOMES:
@@ -43,7 +43,8 @@ if not TYPE_CHECKING:  # with it, a type checker would take any name
         if name in _MODULES:
             return importlib.import_module(f"{__name__}.{name}")
         if name.startswith("_"):
-            # Python and its tools probe for these; no operator is called so, and none is worth generating a surface.
+            # Python and its tools look these names up; no operator has such a name, and no surface must be generated
+            # for them.
             msg = f"module {__name__!r} has no attribute {name!r}"
             raise AttributeError(msg)
         value = globals()[name] = importlib.import_module(f"{__name__}._dispatch.load").attribute(name)

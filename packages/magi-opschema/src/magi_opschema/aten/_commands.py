@@ -82,7 +82,7 @@ def _positive(text: str) -> int:
     return number
 
 
-_positive.__name__ = "positive number"  # what argparse calls it
+_positive.__name__ = "positive number"  # the name that argparse uses
 
 
 def _gen(options: argparse.Namespace) -> int:
@@ -174,7 +174,7 @@ def _gap(options: argparse.Namespace) -> int:
 
 
 def _run_kernels(path: Path | None) -> None:
-    """Run the file that registers the user's kernels, as itself and not as `__main__`."""
+    """Run the file that registers the user's kernels, with its own name and not as `__main__`."""
     if path is None:
         return
     from .errors import SurfaceError

@@ -31,7 +31,7 @@ class _Unset:
 
 
 UNSET: Any = _Unset()
-"""The default of a parameter whose absence tells overloads apart."""
+"""The default of a parameter whose absence distinguishes overloads."""
 
 Kind = tuple[type, ...]
 TENSOR: Kind = (Tensor,)
@@ -47,7 +47,7 @@ ANY: Kind = (object,)
 
 
 def maybe(kind: Kind) -> Kind:
-    """*kind* or None."""
+    """A kind that accepts *kind* or None."""
     return (*kind, NoneType)
 
 
@@ -71,7 +71,7 @@ class Candidate:
         self.positional = tuple((name, kind) for name, kind in self.kinds.items() if name not in keyword)
 
     def fits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether these arguments bind to the parameters, each of a kind that its parameter takes."""
+        """Whether these arguments bind to the parameters, and each is of a kind that its parameter accepts."""
         if len(args) > len(self.positional):
             return False
         bound = [name for name, _ in self.positional[: len(args)]]
@@ -91,7 +91,7 @@ class Candidate:
 
 
 class Choice:
-    """The variants of a base whose parameters do not line up, in the order in which they are tried."""
+    """The variants of a base that cannot be merged into one signature, in the order in which they are tried."""
 
     def __init__(self, name: str, *candidates: Candidate) -> None:
         self.name = name
@@ -102,7 +102,7 @@ class Choice:
         """The function of the first variant that fits.
 
         Raises:
-            TypeError: None fits.
+            TypeError: No variant fits.
         """
         if kwargs or torch.compiler.is_dynamo_compiling():
             return self._first_fit(args, kwargs)

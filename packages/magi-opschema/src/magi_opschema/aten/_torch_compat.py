@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The private torch names that the ATen surface uses, one function per quirk."""
+"""The private torch names that the ATen surface uses, one function for each quirk."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 OpOverload = torch._ops.OpOverload
 
 DispatchKeySet = torch._C.DispatchKeySet
-"""What an implementation `with_keyset=True` gets first (torch 2.10 to 2.15)."""
+"""The class of the first argument of an implementation with `with_keyset=True` (torch 2.10 to 2.15)."""
 
 
 def dispatcher_callable(overload: OpOverload) -> Callable[..., Any]:
-    """The builtin behind an overload, which `OpOverload.__call__` only forwards to (torch 2.10 to 2.15).
+    """The builtin that `OpOverload.__call__` calls for an overload (torch 2.10 to 2.15).
 
-    The same dispatch without a Python frame: 0.85 of the time on 16 floats. Dynamo cannot trace it.
+    It is the same dispatch without a Python frame, and takes 0.85 of the time on 16 floats. Dynamo cannot trace it.
     """
     callable_: Callable[..., Any] = overload._op
     return callable_
 
 
 def find_overload(base: str, name: str) -> OpOverload | None:
-    """ATen's overload, `default` for the unnamed one; None where torch has none (torch 2.10 to 2.15)."""
+    """ATen's overload, `default` for the unnamed one; None if torch does not have it (torch 2.10 to 2.15)."""
     overload = getattr(getattr(torch.ops.aten, base, None), name, None)
     return overload if isinstance(overload, OpOverload) else None
 
@@ -40,7 +40,7 @@ def has_operator(base: str) -> bool:
 
 
 def arguments(overload: OpOverload) -> list[torch._C.Argument]:
-    """The arguments of an overload's schema, out arguments among them (torch 2.10 to 2.15)."""
+    """The arguments of an overload's schema, including out arguments (torch 2.10 to 2.15)."""
     return list(overload._schema.arguments)
 
 
@@ -50,7 +50,7 @@ def dispatcher_schemas() -> list[torch._C.FunctionSchema]:
 
 
 def parsed_schema(text: str) -> torch._C.FunctionSchema:
-    """The schema that `aten::add.Tensor(Tensor self, ...) -> Tensor` spells (torch 2.10 to 2.15)."""
+    """The schema of a text such as `aten::add.Tensor(Tensor self, ...) -> Tensor` (torch 2.10 to 2.15)."""
     return torch._C.parse_schema(text)
 
 
@@ -66,7 +66,7 @@ def op_database() -> list[Any]:
 
 
 def schema_text(overload: OpOverload) -> str:
-    """The schema behind the name, `(Tensor self, Scalar other) -> Tensor` (torch 2.10 to 2.15)."""
+    """The schema without the name, `(Tensor self, Scalar other) -> Tensor` (torch 2.10 to 2.15)."""
     text = str(overload._schema)
     return text[text.index("(") :]
 
@@ -78,9 +78,9 @@ _peek_interpreter_stack = torch._C._functorch.peek_interpreter_stack
 
 
 def plain_dispatch() -> bool:
-    """Whether a call goes straight to the kernel: no mode, no functorch transform, no autocast is active.
+    """Whether a call goes directly to the kernel, because no mode, functorch transform or autocast is active.
 
-    torch 2.10 to 2.15; the same three stacks that `torch.overrides` and `torch._functorch` keep.
+    It reads the same three stacks as `torch.overrides` and `torch._functorch` (torch 2.10 to 2.15).
     """
     return not (
         _len_torch_dispatch_stack()
@@ -91,13 +91,13 @@ def plain_dispatch() -> bool:
 
 
 def bump_version(tensor: torch.Tensor) -> None:
-    """`torch.autograd.graph.increment_version` without its look at the argument's kind (torch 2.10 to 2.15)."""
+    """`torch.autograd.graph.increment_version` without its check of the argument (torch 2.10 to 2.15)."""
     torch._C._increment_version((tensor,))
 
 
 @ft.cache
 def tag_out() -> torch.Tag | None:
-    """`torch.Tag.out`, where it serves custom operators; before torch 2.13 AOTAutograd refuses an aliased return."""
+    """`torch.Tag.out` if custom operators can have it; before torch 2.13, AOTAutograd refuses an aliased return."""
     release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     tag: torch.Tag | None = getattr(torch.Tag, "out", None)
     return tag if release >= (2, 13) else None
@@ -124,7 +124,7 @@ def below_inplace_or_view() -> Any:
 
 
 def is_traced_tensor(type_: type) -> bool:
-    """Whether tensors of this class stand for others while a graph is made (torch 2.10 to 2.15)."""
+    """Whether tensors of this class are stand-ins of tracing (torch 2.10 to 2.15)."""
     from torch._subclasses.fake_tensor import FakeTensor
     from torch._subclasses.functional_tensor import FunctionalTensor
 
@@ -134,7 +134,7 @@ def is_traced_tensor(type_: type) -> bool:
 def resolve_overload(base: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     """The overload that `torch.ops.aten.<base>` would call, `default` for the unnamed one (torch 2.10 to 2.15).
 
-    None where no overload takes these arguments: the resolution reports it by raising.
+    It is None if no overload accepts these arguments, for which the resolution raises an error.
     """
     try:
         name = torch._C._jit_resolve_packet(f"aten::{base}", *args, **kwargs)
@@ -150,7 +150,7 @@ def default_tolerances(dtype: torch.dtype) -> tuple[float, float]:
 
 
 def compile_whole(function: Callable[..., Any]) -> Callable[..., Any]:
-    """*function* compiled from scratch without graph breaks, where a size depends on data too (torch 2.10 to 2.15)."""
+    """*function*, compiled from scratch without graph breaks, even if a size depends on data (torch 2.10 to 2.15)."""
     torch._dynamo.reset()
 
     def call(*args: Any) -> Any:

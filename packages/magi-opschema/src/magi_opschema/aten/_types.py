@@ -10,4 +10,4 @@ Scalar = int | float | complex | bool | torch.SymInt | torch.SymFloat | torch.Sy
 """A number of the schema type `Scalar`."""
 
 Device = torch.device | str | int
-"""What torch takes as a device."""
+"""A value that torch accepts as a device."""

@@ -19,7 +19,7 @@ class AllowlistError(AtenError, ValueError):
 
 
 class SchemaTypeError(AtenError, TypeError):
-    """An ATen schema uses a type that has no Python form here."""
+    """An ATen schema uses a type that this package cannot express in Python."""
 
 
 class VerificationError(AtenError, RuntimeError):
@@ -38,7 +38,7 @@ class UnknownOpError(AtenError, AttributeError, LookupError):
     """The surface has no operator of that name."""
 
     def __str__(self) -> str:
-        # LookupError's own form would show the repr of the sentence.
+        # The str of a LookupError would show the repr of the message.
         return str(self.args[0])
 
 

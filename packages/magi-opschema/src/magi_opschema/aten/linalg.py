@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ._stubs.linalg import *  # noqa: F403  # the names that mypy sees
 
 
-if not TYPE_CHECKING:  # with it, a type checker would take any name
+if not TYPE_CHECKING:  # with it, a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         from ._dispatch.load import submodule_attribute

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Test operators of the ATen surface, and kernels in their slots, against ATen.
 
-Each base runs in a forked process of its own: a kernel that crashes or hangs is a failed row. Inputs come from recipes,
-then torch's test database, then the calls seen while that ran, then the schema; layouts, dtypes, edge shapes and the
-contract of `out=` are tried on all of them.
+Each base runs in a separate forked process, so a kernel that crashes or hangs is a failed row. Inputs come from
+recipes, then torch's test database, then the calls seen while that ran, then the schema. Layouts, dtypes, edge shapes
+and the contract of `out=` are checked with all of them.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ def check(
     """Check bases in slots.
 
     Args:
-        tasks: Pairs of an operator and a slot; 8 checks that the surface is ATen bit for bit.
-        jobs: How many processes work at a time; as many as there are processors without it.
-        device: Where the inputs are, for example `"cuda"`. Without it, the CPU where one of the slot's kernels serves
-            it, else one of their devices.
+        tasks: Pairs of an operator and a slot; slot 8 checks that the surface equals ATen bit for bit.
+        jobs: How many processes work at a time; by default, as many as there are processors.
+        device: The device of the inputs, for example `"cuda"`. By default, the CPU if one of the slot's kernels serves
+            it, otherwise one of their devices.
 
     Returns:
         A report for each pair: `.rows`, `.failures`, `.summary()`.
 
     Raises:
         UnknownOpError: The surface has no such operator.
-        SlotError: The slot has no kernel, or *tasks* or *device* is of another form.
+        SlotError: The slot has no kernel, or *tasks* or *device* has another form.
         MissingExtraError: numpy or expecttest is missing, which torch's test database needs.
 
     Example:

@@ -8,11 +8,11 @@ The cost model asks three questions of the graph, with the sizes of the example 
    and channels-last is forced, because their inputs are written that way.
 3. Otherwise, is channels-last expected to be faster (`ConvLayoutPass`)?
 
-Padding and group norms are rewritten along with either, because that takes work away and adds none. A graph on a GPU
-that is changed by any of them also gets tilings of up to three dimensions: the rewrites leave kernels that
-read one layout and write another, and in one dimension each load of those touches a sector of its own. In the decoder
-of WAN 2.1 that is 403 ms against 261 (one H200, torch 2.11). Tilings of two dimensions made another model 0.7 times as
-fast, so only tuning tries them.
+Padding and group norms are rewritten in addition to either, because that removes work and adds none. A graph on a GPU
+that is changed by any of them also gets tilings of up to three dimensions. The rewrites leave kernels that read one
+layout and write another, and with one dimension each load of such a kernel touches a different memory sector. The
+decoder of WAN 2.1 takes 403 ms with one dimension and 261 ms with three (one H200, torch 2.11). Tilings of two
+dimensions made another model slower, at 0.7 times its speed, so only tuning tries them.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ForceChannelsLastPass(MagiInductorPass):
-    """Channels-last for every 2D convolution, without asking: what `TemporalConvPass` leaves behind wants it."""
+    """Channels-last for every 2D convolution, without a cost model, because `TemporalConvPass` needs it."""
 
     hook: ClassVar[str] = "post_grad_custom_pre_pass"
     inductor_config_keys_potentially_mutated_by_this_pass: ClassVar[tuple[str, ...]] = ("force_layout_optimization",)
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:  # noqa: ARG002
-        """Unless the user switched the layout off."""
+        """It applies unless the user switched the layout off."""
         return Reason(bool(context.config["layout_optimization"]), "channels-last")
 
     def __call__(self, graph: Graph) -> None:  # noqa: ARG002
-        """Have Inductor skip its decision."""
+        """Make Inductor use the layout without its own decision."""
         _torch_compat.set_config("force_layout_optimization", True)
 
 
@@ -97,7 +97,7 @@ class ConvChooser(MagiInductorPass):
     min_share: float = 0.5
 
     def __post_init__(self) -> None:
-        """Refuse what no graph could satisfy.
+        """Raise for values that no graph could satisfy.
 
         Raises:
             PassArgumentTypeError: A field has another type than it is annotated with.
@@ -109,7 +109,7 @@ class ConvChooser(MagiInductorPass):
         check_value(self, "min_share", holds=0 <= self.min_share <= 1, rule=rule)
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:
-        """Convolutions are most of the work and some combination of passes is expected, or found, to pay."""
+        """It applies if convolutions are most of the work, and some passes are expected, or measured, to be faster."""
         share = conv_share(graph).flops
         if share < self.min_share:
             return Reason(False, f"{share:.0%} of the arithmetic is in convolutions")
@@ -122,7 +122,7 @@ class ConvChooser(MagiInductorPass):
         return Reason(bool(plan), f"{share:.0%} of the arithmetic is in convolutions: {names}{not_tuned}")
 
     def __call__(self, graph: Graph) -> None:
-        """Run the chosen passes in order, each if it applies to what the ones before it left."""
+        """Run the chosen passes in order, each if it applies to the graph that the earlier ones returned."""
         context = current_context() or PassContext()
         plan = self._tuned(graph, context).passes if self._is_tuned(graph) else self._planned(graph, context)
         for part in plan:
@@ -130,7 +130,7 @@ class ConvChooser(MagiInductorPass):
                 part(graph)
 
     def _is_tuned(self, graph: Graph) -> bool:
-        # Processes that time a candidate a different number of times would wait for each other forever.
+        # Processes that time a candidate a different number of times would wait for each other without end.
         return self.tune and not has_collectives(graph)
 
     def _planned(self, graph: Graph, context: PassContext) -> tuple[MagiInductorPass, ...]:
@@ -162,9 +162,9 @@ class ConvChooser(MagiInductorPass):
         return choose_fastest(graph, context, list(dict.fromkeys(candidates)), self.cache_dir)
 
     def _candidates(self, graph: Graph, context: PassContext) -> list[tuple[MagiInductorPass, ...]]:
-        """Stock, what the model would choose, and each layout with each tiling."""
+        """The plans to try: stock, what the cost model would choose, and each layout with each tiling."""
         tilings: list[tuple[MagiInductorPass, ...]] = [()]
-        # The tiling keys touch Triton code only.
+        # The tiling keys affect Triton code only.
         on_gpu = any(isinstance(x, torch.Tensor) and x.device.type != "cpu" for x in context.example_inputs)
         if is_dynamic(graph) and on_gpu:
             tilings += [(NDTilingWorkaroundPass(None, tiles),) for tiles in range(2, self.max_tiles + 1)]
@@ -174,7 +174,7 @@ class ConvChooser(MagiInductorPass):
         return [(), self._planned(graph, context), *((*base, *tiling) for base in bases for tiling in tilings)]
 
 
-# Before this release Inductor proposed no tilings for symbolic sizes by itself.
+# Before this release, Inductor itself proposed no tilings for symbolic sizes.
 OLD_TORCH = NDTilingWorkaroundPass.max_torch
 
 

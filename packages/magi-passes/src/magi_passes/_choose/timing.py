@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time several compiled graphs against each other, on arguments like those that they are compiled for."""
+"""Time several compiled graphs in turn, on arguments like those that they are compiled for."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ MOST_SECONDS_WAITING = 600.0
 
 
 def seconds_of_a_call(runs: dict[str, Run], examples: Sequence[Any]) -> dict[str, float]:
-    """The least seconds of a call of each of *runs*, on real arguments shaped like *examples*.
+    """The shortest time of a call of each of *runs*, in seconds, on real arguments shaped like *examples*.
 
-    They run in turn, once each a round, so that a machine that slows down slows all of them. A call is one of enough
-    queued ones that the wait for a launch on an idle device does not count. One that fails is out, with a warning.
+    They run in turn, each once in a round, so that a machine that slows down slows all of them. Many calls are queued
+    at a time, so that the wait for a launch on an idle device does not count. A run that fails is left out, with a
+    warning.
     """
     arguments = [_real(example) for example in examples]
     devices = {x.device for x in arguments if isinstance(x, torch.Tensor)}
@@ -57,9 +58,9 @@ def seconds_of_a_call(runs: dict[str, Run], examples: Sequence[Any]) -> dict[str
 
 @contextmanager
 def alone_on(devices: Iterable[torch.device]) -> Iterator[None]:
-    """Hold *devices* against every other process of the user that times graphs.
+    """A context in which no other process of the user times graphs on *devices*.
 
-    Two ranks on one machine compile the same graph at the same time, and would slow each other's candidates at random.
+    Two ranks on one machine compile the same graph at the same time, and would slow down each other's runs at random.
     """
     folder = Path(_torch_compat.shared_folder()) / "magi_passes"
     locks = [FileLock(folder / f"{name}.lock") for name in sorted(map(_torch_compat.device_identity, devices))]
@@ -70,7 +71,7 @@ def alone_on(devices: Iterable[torch.device]) -> Iterator[None]:
             lock.acquire(timeout=MOST_SECONDS_WAITING)  # its Timeout is an OSError
             held.append(lock)
     except OSError as error:
-        logger.warning("tuning: other processes may measure at the same time, and disturb: %s", error)
+        logger.warning("tuning: other processes may measure at the same time, so times may be wrong: %s", error)
     try:
         yield
     finally:
@@ -97,5 +98,5 @@ def _seconds(run: Run, arguments: Sequence[Any], calls: int, wait: Callable[[], 
 
 
 def warn_left_out(name: str, error: Exception) -> None:
-    """Say that the candidate *name* is out, and why."""
+    """Log a warning that the candidate *name* is left out, and why."""
     logger.warning("tuning: %s failed with %s: %s", name, type(error).__name__, error)

@@ -42,10 +42,10 @@ class Choice:
 
 
 def choose_fastest(graph: Graph, context: PassContext, plans: Sequence[Plan], cache_dir: str | None) -> Choice:
-    """The fastest of *plans* on inputs like those that *graph* is compiled for, from disk where it was measured before.
+    """The fastest of *plans* on inputs like those of *graph*, read from disk if it was measured before.
 
-    A plan that fails to compile or to run is out, with a warning. The first plan is the fall-back when all fail. Where
-    the folder cannot be read or written, a warning says so, and the next process measures again.
+    A plan that fails to compile or to run is left out, with a warning. If all fail, the first plan is returned. If the
+    folder cannot be read or written, a warning says so, and the next process measures again.
 
     Args:
         graph: The graph, before any of the passes ran. It is not changed.
@@ -77,7 +77,7 @@ def _folder(cache_dir: str | None) -> Path:
 
 
 def _key(graph: Graph, context: PassContext, plans: Sequence[Plan]) -> str:
-    """What the measured times depend on: the graph with its sizes, the device, torch, and the passes themselves."""
+    """A digest of what the times depend on: the graph with its sizes, the device, torch, and the passes."""
     lines = []
     for node in graph.nodes:
         value = node.meta.get("val")
@@ -92,7 +92,7 @@ def _key(graph: Graph, context: PassContext, plans: Sequence[Plan]) -> str:
 
 
 def _recall(path: Path) -> dict[str, float]:
-    """The times in the file at *path*; none where there is no file, or it cannot be read."""
+    """The times in the file at *path*, by plan; empty if there is no file, or it cannot be read."""
     try:
         return {str(name): float(seconds) for name, seconds in json.loads(path.read_text()).items()}
     except FileNotFoundError:

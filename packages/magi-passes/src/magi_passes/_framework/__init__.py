@@ -2,8 +2,8 @@
 """What a pass is, and how passes run: asked, scoped, checked and recorded.
 
 arguments.py    the types and values of a pass's fields    reason.py       an answer of a pass
-records.py      what passes did, and who hears of it       disable.py      passes that are switched off
-compilation.py  the compilation under way                  context.py      what a pass may know of it
+records.py      what passes did, and who gets the records       disable.py      passes that are switched off
+compilation.py  the compilation in progress                  context.py      what a pass may know of it
 declared.py     what a pass declares                       run.py          one pass at work
 hook.py         the passes in one of Inductor's hooks      scope.py        the life of a compilation
 graph_pass.py   the base class of every pass               pipeline.py     passes as options, as one pass, as a scope

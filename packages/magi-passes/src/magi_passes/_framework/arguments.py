@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arguments of a pass, checked against the types that its fields are annotated with.
 
-A pass is made long before it runs, and its fields are part of a cache key: ``True`` for ``1`` would compile everything
-again, and a string for a number would fail inside a compilation.
+A pass is made long before it runs, and its fields are part of a cache key. ``True`` instead of ``1`` would compile
+everything again, and a string instead of a number would fail inside a compilation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from magi_passes.errors import PassArgumentError, PassArgumentTypeError
 def check_types(instance: Any) -> None:
     """Raise `PassArgumentTypeError` for a field of *instance* that holds another type than it is annotated with.
 
-    Fields are of plain types: bool, int, float, str, None and unions of them. An int is a float; a bool is not an int.
+    Fields have plain types: bool, int, float, str, None and unions of them. An int is accepted as a float; a bool is
+    not accepted as an int.
     """
     cls: type = type(instance)
     for name, kinds in _kinds_of(cls).items():
@@ -42,7 +43,7 @@ def check_value(instance: Any, name: str, *, holds: bool, rule: str) -> None:
 
 
 def check_max_tiles(instance: Any) -> None:
-    """Raise `PassArgumentError` unless ``max_tiles`` is a number of dimensions worth choosing."""
+    """Raise `PassArgumentError` unless ``max_tiles`` is 2 or 3."""
     rule = "a Triton grid has up to three dimensions; use 2 or 3"
     check_value(instance, "max_tiles", holds=instance.max_tiles in (2, 3), rule=rule)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compilation under way: what passes and hooks may know of it, and the configuration that it started from."""
+"""The compilation in progress: what passes and hooks may know of it, and the configuration that it started from."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Start:
-    """Inductor's configuration at one moment: what it takes to put it back, and the value of each key."""
+    """Inductor's configuration at one moment: what is needed to restore it, and the value of each key."""
 
     overrides: Mapping[str, Any]
     config: Mapping[str, Any]
 
 
 def configuration_now() -> Start:
-    """The configuration of the current context."""
+    """Inductor's configuration in the current context."""
     return Start(_torch_compat.read_overrides(), MappingProxyType(_torch_compat.config_values()))
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of `compile_fx`: the graphs that it compiles now, and the backward ones that it leaves for later."""
+    """One call of `compile_fx`, for the graphs that it compiles and for backward graphs that are compiled later."""
 
     hooks: tuple[object, ...] = ()
     """The pipelines' hooks that this call put into its options."""
     collectors: tuple[Collector, ...] = ()
-    """Who wants the records: those that were active when the call began."""
+    """The collectors that get the records: those that were active when the call began."""
     graphs: list[str] = field(default_factory=list)
-    """Names of the graphs that Inductor compiled; none where AOTAutograd's cache had everything."""
+    """Names of the graphs that Inductor compiled; none if AOTAutograd's cache had all of them."""
 
 
 @dataclass(frozen=True)
-class Compilation:
-    """One graph on its way through Inductor."""
+class GraphCompilation:
+    """The compilation of one graph by Inductor."""
 
     gm: GraphModule
     graph: str
@@ -69,20 +69,20 @@ class Compilation:
 
     @functools.cached_property
     def start(self) -> Start:
-        """The configuration when the first pass of this package was about to be asked.
+        """The configuration just before the first pass of this package was asked.
 
-        A compilation without such a pass never gets here, and is left as it is.
+        It is read when it is first needed, so a compilation without such a pass costs nothing.
         """
         _torch_compat.install_tilings(_matches_of_current)
         return configuration_now()
 
     @property
     def has_passes(self) -> bool:
-        """Whether a pass of this package has a part in this compilation."""
+        """Whether a pass of this package takes part in this compilation."""
         return "start" in vars(self)
 
 
-_current: ContextVar[Compilation | None] = ContextVar("magi_passes_compilation", default=None)
+_current: ContextVar[GraphCompilation | None] = ContextVar("magi_passes_compilation", default=None)
 _call: ContextVar[Call | None] = ContextVar("magi_passes_call", default=None)
 _scope: ContextVar[Start | None] = ContextVar("magi_passes_scope", default=None)
 
@@ -92,34 +92,34 @@ def _matches_of_current() -> dict[Any, Any] | None:
     return compilation.matches if compilation is not None and compilation.has_passes else None
 
 
-def current_compilation() -> Compilation | None:
-    """The compilation under way in this context."""
+def current_compilation() -> GraphCompilation | None:
+    """The compilation in progress in this context; None if there is none."""
     return _current.get()
 
 
 def current_call() -> Call | None:
-    """The call of `compile_fx` that the compilation under way belongs to, where it is known."""
+    """The call of `compile_fx` that the compilation in progress belongs to; None if it is not known."""
     return _call.get()
 
 
 def start_of_current() -> Start | None:
-    """The configuration that will be put back: of the compilation under way, or of the scope that is open.
+    """The configuration that will be restored: that of the compilation in progress, or of the open scope.
 
-    None where there is neither, so that a change of the configuration would never end.
+    None if there is neither, so that a change of the configuration would never be undone.
     """
     compilation = _current.get()
     return _scope.get() if compilation is None else compilation.start
 
 
 def collectors_of_current() -> tuple[Collector, ...]:
-    """Who wants the records of the passes that run now."""
+    """The collectors that get the records of the passes that run now."""
     call = _call.get()
     return active_collectors() if call is None else call.collectors
 
 
 @contextlib.contextmanager
-def under_way(compilation: Compilation | None) -> Iterator[None]:
-    """Make *compilation* the one under way in this context; None stands for no compilation of ours."""
+def under_way(compilation: GraphCompilation | None) -> Iterator[None]:
+    """A context in which *compilation* is in progress; None stands for no compilation with our passes."""
     token = _current.set(compilation)
     try:
         yield
@@ -129,7 +129,7 @@ def under_way(compilation: Compilation | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_call(call: Call | None) -> Iterator[None]:
-    """Make *call* the current one."""
+    """A context in which *call* is the current call of `compile_fx`."""
     token = _call.set(call)
     try:
         yield
@@ -139,7 +139,7 @@ def in_call(call: Call | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def put_back_afterwards() -> Iterator[None]:
-    """Put Inductor's configuration back at the end, whatever passes change in between."""
+    """A context at whose end Inductor's configuration is restored, whatever passes change in it."""
     start = configuration_now()
     token = _scope.set(start)
     try:

@@ -39,7 +39,7 @@ class PassContext:
         compile_id: Dynamo's id of the compilation, such as ``0/1``; None when Dynamo did not start it.
         is_backward: Whether this is the backward graph of a training step.
         is_inference: Whether no gradient will be asked for.
-        is_subgraph: Whether the graph is the body of a higher-order op inside the graph that is compiled.
+        is_subgraph: Whether the graph is the body of a higher-order operator inside the graph that is compiled.
         hook: The Inductor option that runs the pass, such as ``post_grad_custom_post_pass``; empty when a caller
             other than a pipeline runs it.
         example_inputs: The inputs the graph is compiled for: real tensors, fake tensors, ints or SymInts.
@@ -72,7 +72,7 @@ def current_context() -> PassContext | None:
 
 @contextlib.contextmanager
 def in_context(context: PassContext | None) -> Iterator[None]:
-    """Make *context* the current one; None while something else than a pass runs."""
+    """A context manager that makes *context* the current one; None if what runs in it is not a pass."""
     token = _current.set(context)
     try:
         yield
@@ -83,11 +83,11 @@ def in_context(context: PassContext | None) -> Iterator[None]:
 def context_of(
     graph: Graph, hook: str, declared: Iterable[str], user_keys: frozenset[str] = frozenset()
 ) -> PassContext:
-    """What is known about *graph* now, for passes that may change the *declared* keys.
+    """The context of *graph* now, for passes that may change the *declared* keys.
 
     Args:
         graph: The graph that the passes are asked about.
-        hook: The Inductor option through which they are reached; empty where that is not known.
+        hook: The Inductor option through which they are reached; empty if that is not known.
         declared: The Inductor keys that they declare.
         user_keys: The keys that the user set in the options; those that differ from Inductor's default are added.
     """

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class DeclaredPass(CustomGraphPass):
-    """What every pass says about itself; `MagiInductorPass` is the class that passes are made from."""
+    """What every pass declares. `MagiInductorPass` is the base class of passes."""
 
     inductor_config_keys_potentially_mutated_by_this_pass: ClassVar[tuple[str, ...]] = ()
     hook: ClassVar[str] = "post_grad_custom_post_pass"
@@ -37,22 +37,26 @@ class DeclaredPass(CustomGraphPass):
         _check_declarations(cls)
 
     def is_applicable(self, graph: Graph, context: PassContext) -> bool | Reason:  # noqa: ARG002
-        """Whether to run on *graph*; a `Reason` says why in the record. Must not change anything."""
+        """Whether to run on *graph*. A `Reason` also says why in the record. It must not change anything."""
         return True
 
     @abstractmethod
     def __call__(self, graph: Graph) -> None:
-        """Rewrite *graph* in place, or assign declared configuration keys. Not called when a cache has the result."""
+        """Rewrite *graph* in place, or assign declared configuration keys.
+
+        It is not called if a cache has the result.
+        """
 
     def uuid(self) -> str:
         """What identifies this pass in Inductor's cache keys.
 
-        Made of the code of the class and its bases, the fields, all code that they reach with the values that it reads,
-        and the torch release that version gates compare with. Nothing has to be listed: functions are found by the
-        names in the code, through other modules too, up to torch, Triton and the standard library. Code that is found
-        only at run time, by a computed name or an entry point, has to stand in a field or an attribute of the class.
+        It is a digest of the code of the class and its bases, the fields, all code that they reach with the values that
+        it reads, and the torch release. Nothing has to be listed: functions are found by the names in the code, through
+        other modules too, up to torch, Triton and the standard library. Code that is found only at run time, by a
+        computed name or an entry point, must be in a field or an attribute of the class.
 
-        Computed once, and again when any of this was replaced. A pass that embeds the rank of its process appends it:
+        It is computed once, and again after any of this was replaced. A pass that depends on the rank of its process
+        appends it:
 
             def uuid(self): return f"{super().uuid()}-rank{torch.distributed.get_rank()}"
 
@@ -63,7 +67,7 @@ class DeclaredPass(CustomGraphPass):
         """
         check_is_frozen(type(self))
         disabled = disabled_passes()
-        # Every name counts, also of other passes: one that chooses among passes asks for them too.
+        # Every name counts, also those of other passes, because a pass that chooses among passes reads them too.
         without = f"-without-{digest('disabled', *sorted(disabled))}" if disabled else ""
         return uuid_of(self, besides=(PassContext,)) + without
 

@@ -12,12 +12,12 @@ from magi_passes.errors import UnknownPassNameError
 
 DISABLE_VARIABLE = "MAGI_PASSES_DISABLE"
 _ALL = "all"
-# Classes, so that a pass of a test or a notebook is forgotten together with its class.
+# Weak references to classes, so that a pass of a test or a notebook is forgotten together with its class.
 _known: weakref.WeakSet[type] = weakref.WeakSet()
 
 
 def note_pass(cls: type) -> None:
-    """Let the environment variable name *cls*, the class of a pass."""
+    """Remember *cls*, the class of a pass, as one that the environment variable may name."""
     _known.add(cls)
 
 
@@ -42,5 +42,5 @@ def disabled_passes() -> frozenset[str]:
 
 
 def is_disabled(graph_pass: object, disabled: frozenset[str]) -> bool:
-    """Whether *disabled* names the class of *graph_pass*, or all."""
+    """Whether *disabled* has the name of the class of *graph_pass*, or ``all``."""
     return _ALL in disabled or type(graph_pass).__name__ in disabled

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base class of every pass, and what makes a pass safe that no pipeline runs."""
+"""The base class of every pass, and what makes a pass safe without a pipeline."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class MagiInductorPass(DeclaredPass):
-    """A graph pass that says what it touches. Subclasses are frozen dataclasses.
+    """A graph pass that declares which configuration it may change. Subclasses are frozen dataclasses.
 
     Example:
         >>> from dataclasses import dataclass
@@ -58,7 +58,7 @@ class MagiInductorPass(DeclaredPass):
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: ARG004
-        """Wrap Inductor's functions, so that a compilation that calls the pass is known to begin and to end."""
+        """Make the pass. The first one wraps Inductor's functions, to know when a compilation begins and ends."""
         install()
         return super().__new__(cls)
 
@@ -74,7 +74,7 @@ class MagiInductorPass(DeclaredPass):
 
 
 def _safe_by_itself(body: Callable[..., None]) -> Callable[..., None]:
-    """*body* as it is while the framework runs a pass; asked, checked and recorded for any other caller."""
+    """A function that runs *body* with the checks and the record of a pipeline if the caller is not the framework."""
 
     @functools.wraps(body)
     def __call__(self: MagiInductorPass, graph: Graph, *args: Any, **kwargs: Any) -> None:  # noqa: N807

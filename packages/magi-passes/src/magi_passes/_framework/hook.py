@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PipelineHook(CustomGraphPass):
-    """The value of one hook option. One object on every torch: before 2.13 a hook holds a single pass.
+    """The value of one hook option. It is a single object, because a hook of torch before 2.13 holds one pass.
 
     Attributes:
         name: The Inductor option that holds this object; empty when another library's manager holds it.
@@ -48,7 +48,7 @@ class PipelineHook(CustomGraphPass):
         return frozenset(key for p in self.passes for key in p.inductor_config_keys_potentially_mutated_by_this_pass)
 
     def __call__(self, graph: Graph) -> None:
-        """Run the parts on *graph* in order, in the compilation or the scope that is there, and record each pass."""
+        """Run the parts on *graph* in order, in the current compilation or scope, and record each pass."""
         context = context_of(graph, self.name, self.declared_keys, self.user_keys)
         compilation = current_compilation()
         if compilation is not None:
@@ -65,16 +65,17 @@ class PipelineHook(CustomGraphPass):
             trace(records)
 
     def uuid(self) -> str | None:
-        """One uuid over all parts; None, which turns Inductor's caches off, when a foreign part has none.
+        """One uuid for all parts; None, which turns Inductor's caches off, if a hook of the user has none.
 
-        The user's keys count where a pass declares them: setting ``triton.max_tiles`` to its default changes what
-        the pass may do, and no other part of the cache key shows it. So does what the environment disables.
+        The user's keys count if a pass declares them: setting ``triton.max_tiles`` to its default changes what the pass
+        may do, and no other part of the cache key shows it. The names that the environment disables count for the same
+        reason.
         """
         uuids = [_uuid_of(part) for part in self.parts]
         if not all(uuids):
             return None
         kept_keys = sorted(self.user_keys & self.declared_keys)
-        # Every name counts, also of passes that are not in the pipeline: a chooser asks too.
+        # Every name counts, also those of passes that are not in the pipeline, because a chooser reads them too.
         return digest(self.name, *map(str, uuids), "|", *kept_keys, "|", *sorted(disabled_passes()))
 
     def __deepcopy__(self, memo: dict[int, object]) -> PipelineHook:
@@ -111,7 +112,7 @@ def _uuid_of(part: object) -> object:
 def as_pipeline_hook(name: str, *values: object) -> PipelineHook | None:
     """*values* of the hook option *name* as one pipeline hook; None when no pass of this package is among them.
 
-    A pass that somebody put there by itself is a pipeline of one.
+    A pass that is in the option without a pipeline becomes a pipeline of one.
     """
     if len(values) == 1 and isinstance(values[0], PipelineHook):
         return values[0] if values[0].name == name else replace(values[0], name=name)

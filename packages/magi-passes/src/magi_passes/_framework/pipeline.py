@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, init=False)
 class PassPipeline:
-    """Passes in the order in which they run, ready for any caller of Inductor.
+    """Passes in the order in which they run, for any caller of Inductor.
 
     Example:
         >>> import torch
@@ -65,11 +65,11 @@ class PassPipeline:
     def inductor_options(self, base: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Options that run this pipeline, for ``torch.compile(options=…)`` or ``compile_fx(config_patches=…)``.
 
-        Nothing but the hooks is set; the configuration is read when a compilation starts, not here.
+        Only the hooks are set. The configuration is read when a compilation starts, not here.
 
         Args:
-            base: Options to start from. They are kept: hooks in them, also another pipeline's, run first, and no pass
-                may change a key that stands in them. Keys added to the result later count as the user's too.
+            base: Options to start from. They are kept: hooks in them, also those of another pipeline, run first, and no
+                pass may change a key that is in them. Keys added to the result later count as the user's too.
 
         Returns:
             A new dict; *base* stays as it is.
@@ -93,7 +93,7 @@ class PassPipeline:
         """The whole pipeline as one pass, for a pass manager that is called from one of Inductor's hooks.
 
         It asks each pass and writes its record, and the configuration comes back when the compilation ends. Its
-        ``uuid()`` belongs into the uuid of the manager. The passes run where the manager is called, those for
+        ``uuid()`` must be part of the uuid of the manager. The passes run where the manager is called, those for
         ``post_grad_custom_pre_pass`` first; call it from a post-grad hook.
 
         Example:
@@ -119,9 +119,9 @@ class PassPipeline:
     def scope(self) -> Iterator[None]:
         """Run this pipeline in every compilation that starts inside the ``with`` block, whatever its options.
 
-        For a backend that calls Inductor itself. Hooks that are installed already run first. A pass that is called
-        inside the block without any compilation may change configuration too; all of it is put back at the end. The
-        backward graphs of what was compiled inside get the pipeline as well, whenever they are compiled.
+        This is for a backend that calls Inductor itself. Hooks that are installed already run first. A pass that is
+        called inside the block without any compilation may change configuration too; all of it is restored at the end.
+        The backward graphs of what was compiled inside get the pipeline as well, whenever they are compiled.
 
         Example:
             >>> import torch

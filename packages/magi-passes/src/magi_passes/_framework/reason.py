@@ -30,7 +30,7 @@ class Reason:
     text: str
 
     def __post_init__(self) -> None:
-        """Refuse what is only truthy: the record would say something that the answer does not.
+        """Raise for an *applies* that is not a bool, whose truth the record would not show.
 
         Raises:
             PassArgumentTypeError: *applies* is not a bool, or *text* is not a str.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each pass did in each compilation, and who gets to hear of it."""
+"""What each pass did in each compilation, and who gets the records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch.fx import Graph
 
 
-# A server that recompiles for months must not grow by what it once compiled.
+# The history is limited, so that a server that recompiles for months does not grow.
 HISTORY = 10_000
 
 logger = logging.getLogger("magi_passes")
@@ -37,7 +37,8 @@ class PassRecord:
         graph: Name of the graph, such as ``0_forward``; ``<n>`` counts Inductor's graphs in this process.
         ran: Whether the pass was called and returned.
         reason: Why it ran or did not, in words.
-        config_changes: Inductor key -> (value before, value after); what the user's own setting overruled is not here.
+        config_changes: Inductor key -> (value before, value after), without changes that a setting of the user
+            overruled.
         seconds: Wall time of the predicate and of the pass.
         compile_id: Dynamo's id of the compilation, such as ``0/0``; None when Dynamo did not start it.
         hook: The Inductor option that the pass was reached through; empty when a caller
@@ -61,7 +62,7 @@ class PassRecord:
 
 @dataclass(frozen=True)
 class Collector:
-    """One block of `collect_records`: its list, and what it calls before and after each hook works on a graph."""
+    """One block of `collect_records`: its list of records, and its observer."""
 
     records: list[PassRecord]
     observe: Callable[[str, Graph], None] | None = None
@@ -76,8 +77,8 @@ def pass_records() -> list[PassRecord]:
 def collect_records(observe: Callable[[str, Graph], None] | None = None) -> Iterator[list[PassRecord]]:
     """Collect the records of the compilations that start inside the ``with`` block.
 
-    The list also gets the records of backward graphs that belong to those compilations, although they are compiled
-    later and perhaps on another thread.
+    The list also gets the records of backward graphs that belong to those compilations, which are compiled later and
+    perhaps on another thread.
 
     Args:
         observe: Called with an empty name and the graph before a pass works on it, and with the name of the pass and
@@ -104,7 +105,7 @@ def active_collectors() -> tuple[Collector, ...]:
 
 
 def publish(record: PassRecord, collectors: tuple[Collector, ...]) -> None:
-    """Keep *record*, hand it to *collectors*, log it."""
+    """Keep *record*, pass it to *collectors*, and log it."""
     _history.append(record)
     for collector in collectors:
         collector.records.append(record)
@@ -113,7 +114,7 @@ def publish(record: PassRecord, collectors: tuple[Collector, ...]) -> None:
 
 @contextlib.contextmanager
 def observed(name: str, graph: Graph, collectors: tuple[Collector, ...]) -> Iterator[None]:
-    """Let *collectors* look at *graph* before and after the pass *name*, which runs inside."""
+    """A context in which the pass *name* runs; the observers of *collectors* are called at its start and end."""
     observers = [collector.observe for collector in collectors if collector.observe is not None]
     for observe in observers:
         observe("", graph)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One pass at work: ask it, run it, look at the graph and the configuration that it leaves, write the record."""
+"""Run one pass: ask it, run it, check the graph and the configuration afterwards, and write the record."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .reason import Reason
 from .records import PassRecord, observed, publish, trace
 
 
-SUBGRAPH = Reason(False, "a subgraph: configuration holds for the whole compilation, and its outermost graph decides")
+SUBGRAPH = Reason(False, "a subgraph: configuration holds for the whole compilation, so the outermost graph decides")
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class _Outcome:
 def run_directly(part: DeclaredPass, graph: object) -> None:
     """Run *part* on *graph* for a caller that is not a pipeline, as a pipeline would.
 
-    The pass is asked, its changes of the configuration end with the compilation under way or with the scope that is
-    open, and there is a record.
+    The pass is asked and recorded, and its changes of the configuration end with the compilation in progress or with
+    the open scope.
 
     Raises:
         PassArgumentTypeError: *graph* is not a graph.
@@ -65,8 +65,8 @@ def run_pass(part: DeclaredPass, graph: Graph, context: PassContext) -> PassReco
     Raises:
         PassFailedError: The pass raised an error, which is the cause.
         BrokenGraphError: It left a graph that cannot be compiled.
-        UndeclaredConfigMutationError: It changed a key that it does not declare.
-        UnscopedConfigError: Nothing would put the keys that it declares back.
+        UndeclaredConfigMutationError: It changed an Inductor key that it does not declare.
+        UnscopedConfigError: Nothing would restore the keys that it declares.
     """
     start = perf_counter()
     outcome = _Outcome(ran=False, reason="")

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life of one compilation: configuration is saved, passes run, configuration is put back.
+"""The life of one compilation: configuration is saved, passes run, configuration is restored.
 
 Two functions of Inductor are wrapped, once, when the first pass is made (`_torch_compat.install` says why two). A
 compilation in which no pass of this package is asked takes the same way as without the wrappers.
 
-A compilation that a pass starts begins from the configuration that the outer one began with, without the outer
-pipeline: neither its cache key nor its code depends on what the pass has changed so far.
+A compilation that a pass starts begins with the configuration that the outer compilation began with, without the outer
+pipeline. So neither its cache key nor its code depends on what the pass has changed so far.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from magi_passes.errors import PassesWouldBeDroppedError
 
 from .compilation import (
     Call,
-    Compilation,
+    GraphCompilation,
     collectors_of_current,
     current_call,
     current_compilation,
@@ -44,15 +44,15 @@ FROM_CACHE = "not asked: a cache had the compiled graph"
 
 
 def install() -> None:
-    """Wrap Inductor's two functions. Called whenever a pass is made; all but the first time it does nothing."""
+    """Wrap two functions of Inductor. It is called whenever a pass is made, and does nothing after the first call."""
     _torch_compat.install(around_compile_fx, around_inner_compile)
 
 
 def around_compile_fx(compile_fx: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call Inductor's *compile_fx* with every pipeline that it will meet merged with the hooks next to it.
+    """Call Inductor's *compile_fx* with each pipeline merged with the hooks in the same option.
 
-    What is known of the call goes with the function that compiles one graph, since a backward graph is compiled long
-    after `compile_fx` returned, perhaps by another thread.
+    What is known of the call is bound to the function that compiles one graph, because a backward graph is compiled
+    long after `compile_fx` returned, perhaps by another thread.
     """
     with _torch_compat.compilation_lock(), outside_of_current():
         patches = _torch_compat.config_patches_of(args, kwargs)
@@ -81,7 +81,7 @@ def around_compile_fx(compile_fx: Callable[..., Any], args: tuple[Any, ...], kwa
 def around_inner_compile(
     inner: Callable[..., Any], gm: GraphModule, example_inputs: Sequence[Any], kwargs: dict[str, Any]
 ) -> Any:
-    """Call Inductor's *inner* compilation of one graph, in a configuration that is put back afterwards."""
+    """Call Inductor's *inner* compilation of one graph, with a configuration that is restored afterwards."""
     with _torch_compat.compilation_lock(), outside_of_current():
         hooks, call = _installed_hooks(), current_call()
         compilation = _begin(gm, example_inputs, kwargs)
@@ -97,7 +97,7 @@ def around_inner_compile(
             if before is not None:
                 _torch_compat.restore_overrides(before.overrides)
             elif compilation.has_passes:
-                # What another manager of passes changes next to ours is its own affair.
+                # What another manager of passes changes is not restored here.
                 _torch_compat.restore_overrides(compilation.start.overrides, compilation.changed)
         has_calls = any(node.op not in ("placeholder", "output") for node in gm.graph.nodes)
         for hook in hooks if has_calls and not compilation.asked else ():
@@ -107,7 +107,7 @@ def around_inner_compile(
 
 @contextlib.contextmanager
 def configuration_kept() -> Iterator[None]:
-    """Put the configuration back at the end; in between passes may be called without a compilation under way."""
+    """A context in which passes may be called without a compilation; the configuration is restored at its end."""
     with _torch_compat.compilation_lock(), outside_of_current(), put_back_afterwards():
         yield
 
@@ -120,8 +120,8 @@ def _installed_hooks() -> list[PipelineHook]:
 def _merged_hooks(patches: Mapping[str, Any]) -> dict[str, PipelineHook]:
     """The hooks with a pass of this package that a call of compile_fx with the options *patches* will see.
 
-    Options hide what is installed globally, so both are merged. What the enclosing call of `compile_fx` has put there
-    is not: its options are replaced by these, as options always are.
+    Options hide what is installed globally, so both are merged. The hooks of an enclosing call of `compile_fx` are not
+    merged, because the options of the inner call replace them.
     """
     merged = {}
     user_keys = frozenset(key.replace("-", "_") for key in patches) - frozenset(_torch_compat.HOOKS)
@@ -140,11 +140,11 @@ def _merged_hooks(patches: Mapping[str, Any]) -> dict[str, PipelineHook]:
     return merged
 
 
-def _begin(gm: GraphModule, example_inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Compilation:
+def _begin(gm: GraphModule, example_inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> GraphCompilation:
     is_backward, is_inference = bool(kwargs.get("is_backward")), bool(kwargs.get("is_inference"))
     kind = "backward" if is_backward else "inference" if is_inference else "forward"
     graph_id = kwargs.get("graph_id")
-    return Compilation(
+    return GraphCompilation(
         gm=gm,
         graph=kind if graph_id is None else f"{graph_id}_{kind}",
         is_backward=is_backward,
@@ -176,7 +176,7 @@ def _record_cache_hit(hook: PipelineHook, graph: str) -> None:
 
 @contextlib.contextmanager
 def outside_of_current() -> Iterator[None]:
-    """Leave the compilation and the pass under way, if there are any, for a compilation that is started from there."""
+    """A context for a nested compilation, in which there is no current compilation and no current pass."""
     outer = current_compilation()
     with in_context(None):
         if outer is None:
@@ -190,8 +190,8 @@ def outside_of_current() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _configuration_of(outer: Compilation) -> Iterator[None]:
-    """The configuration that *outer* started from, without its passes."""
+def _configuration_of(outer: GraphCompilation) -> Iterator[None]:
+    """A context with the configuration that *outer* started from, without its passes."""
     inside = _torch_compat.read_overrides()
     try:
         _torch_compat.restore_overrides(outer.start.overrides)
@@ -203,7 +203,7 @@ def _configuration_of(outer: Compilation) -> Iterator[None]:
 
 
 def _without_passes(name: str, value: object) -> object:
-    """*value* of a hook option without the passes of this package: they belong to the outer compilation."""
+    """*value* of a hook option without the passes of this package, which belong to the outer compilation."""
     if as_pipeline_hook(name, value) is None:
         return value
     foreign = tuple(part for part in parts_of(value) if not isinstance(part, DeclaredPass))

@@ -53,7 +53,7 @@ class Convolution:
 
 
 def read_convolution(node: Node) -> Convolution | None:
-    """*node* as a `Convolution`; None for any other call, and for what is transposed, unbatched or not constant."""
+    """*node* as a `Convolution`; None for any other call, and for a transposed, unbatched or not constant one."""
     if node.target is not aten.convolution.default or node.kwargs:
         return None
     arguments: Any = node.args
@@ -70,7 +70,7 @@ def read_convolution(node: Node) -> Convolution | None:
 
 
 def _per_dimension(values: Iterable[int], space: int) -> tuple[int, ...]:
-    """*values*, one for each of *space* dimensions; empty when there is another number of them.
+    """*values*, one for each of *space* dimensions; empty if their number does not fit.
 
     ``padding="same"`` and ``"valid"`` trace to lists of length one, which stand for every dimension.
     """
@@ -81,7 +81,7 @@ def _per_dimension(values: Iterable[int], space: int) -> tuple[int, ...]:
 
 
 class Writer:
-    """Inserts calls before a node, each with the fake value that Inductor and later passes read.
+    """Inserts calls before a node, with the fake values that Inductor and later passes read.
 
     Example: ``Writer(graph, node)(aten.relu.default, x)`` is the node of ``x.relu()``.
     """
@@ -130,7 +130,7 @@ def _fake_mode(values: Any) -> Any:
 
 
 def replace_by(node: Node, new: Node) -> None:
-    """Let every user of *node* use *new*, and drop *node* with whatever only it used."""
+    """Replace *node* by *new* in all its users, and erase *node* with the nodes that only it used."""
     node.replace_all_uses_with(new)
     new.meta.update({key: value for key, value in node.meta.items() if key not in new.meta})
     todo = [node]

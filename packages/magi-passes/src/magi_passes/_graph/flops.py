@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The multiplications and additions of one node, at the sizes it is compiled for.
 
-torch's own table (`torch.utils.flop_counter`) compares sizes and raises where they differ, as symbols do that depend on
-data; and it has neither the operators of mkldnn nor matrix-vector products.
+torch's own table (`torch.utils.flop_counter`) compares sizes and raises if they differ, as symbols that depend on data
+do. It also lacks the operators of mkldnn and matrix-vector products.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
 
-# Where the first factor stands; the last extent of it is what is summed over.
+# The position of the first factor, whose last dimension is summed over.
 _PRODUCTS = {
     **dict.fromkeys(
         ("aten::mm", "aten::bmm", "aten::mv", "aten::dot", "aten::vdot", "aten::linear", "aten::matmul"), 0
@@ -31,17 +31,17 @@ _PRODUCTS = {
     **dict.fromkeys(("mkldnn::_linear_pointwise", "mkl::_mkl_linear", "onednn::qlinear_pointwise"), 0),
     **dict.fromkeys(("aten::addmm", "aten::baddbmm", "aten::addbmm", "aten::addmv", "aten::_addmm_activation"), 1),
 }
-# With the sequence before the last extent, or before the heads.
+# Attention with the sequence before the last dimension, or before the heads.
 _ATTENTION = re.compile(r"(?:^|::)(?:_?scaled_dot_product_\w*attention|flex_attention)")
 _ATTENTION_BEFORE_HEADS = re.compile(r"::_(?:flash|efficient)_attention_(?:forward|backward)$")
 _IMAGES, _WEIGHTS = ("input", "self", "X", "qx"), ("weight", "W", "qw")
 
 
 def flops(node: Node) -> float:
-    """Twice the multiplications of a convolution, a matrix product or an attention; 0 for other nodes.
+    """Twice the number of multiplications of a convolution, a matrix product or an attention; 0 for other nodes.
 
-    What reads its weights from an opaque object (``quantized::conv2d``), and what a custom operator or a Triton kernel
-    does, is not known and counts as 0.
+    Operators that read their weights from an opaque object (``quantized::conv2d``), custom operators and Triton kernels
+    count as 0, because their work is not known.
     """
     operands = _operands(node)
     name = _name(node)
@@ -70,7 +70,7 @@ def _attention_flops(name: str, operands: dict[str, Any]) -> float:
     if len(query) < 3 or len(key) < 3:
         return 0.0
     sequence = key[-3] if _ATTENTION_BEFORE_HEADS.search(name) else key[-2]
-    # Two products of queries with a sequence; five when gradients flow back through them.
+    # Two products of queries with a sequence in the forward graph, five in the backward graph.
     return (10.0 if "backward" in name else 4.0) * prod(query) * sequence
 
 
@@ -81,12 +81,12 @@ def _convolution_flops(node: Node, name: str, operands: dict[str, Any]) -> float
     is_backward = "backward" in name
     gradient = _shape(operands.get("grad_output", operands.get("gO")))
     outcome = gradient if is_backward else next(iter(results(node)), ())
-    # Each place of the smaller image meets the kernel once for each channel on the other side.
+    # Each pixel of the smaller image is multiplied with the kernel once for each channel on the other side.
     places = image if transposed else outcome
     once = 2.0 * prod(places) * prod(weight[1:]) if places and weight else 0.0
     if not is_backward:
         return once
-    # The gradients of the image and of the weight take as much each; that of the bias takes no multiplication.
+    # The gradients of the image and of the weight take as many multiplications each; that of the bias takes none.
     mask = operands.get("output_mask", (True, True, False))
     return once * sum(map(bool, tuple(mask)[:2]))
 
@@ -113,7 +113,7 @@ def _shape(operand: Any) -> tuple[int, ...]:
         return ()
     value = operand.meta.get("val")
     if value is None and operand.op == "get_attr":
-        # A weight that freezing made: the tensor itself is in the module.
+        # A weight that freezing made is a tensor in the module.
         value = getattr(operand.graph.owning_module, str(operand.target), None)
     return _hinted_shape(value) if isinstance(value, torch.Tensor) else ()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions about a graph that decide whether a pass pays."""
+"""Questions about a graph that decide whether a pass is worth running."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def is_dynamic(graph: Graph) -> bool:
 
 
 def is_convolution(node: Node) -> bool:
-    """Whether *node* calls a convolution: any ATen form, forward, transposed or backward, mkldnn and quantised ones."""
+    """Whether *node* calls a convolution: forward, transposed or backward, of ATen, mkldnn or quantized operators."""
     target = node.target
     if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):  # noqa: SLF001
         return False
@@ -56,10 +56,10 @@ def is_convolution(node: Node) -> bool:
 
 
 def is_conv_heavy(graph: Graph, nodes_per_conv: int = 300) -> bool:
-    """Whether *graph* has fewer than *nodes_per_conv* nodes for each convolution, bodies of higher-order ops included.
+    """Whether *graph*, with the bodies in it, has fewer than *nodes_per_conv* nodes for each convolution.
 
-    The same measure as Inductor's own (`decide_layout_opt` in torch/_inductor/graph.py). It tells graphs with
-    convolutions from graphs without; `conv_share` tells how much of the work they are.
+    Inductor uses the same measure (`decide_layout_opt` in torch/_inductor/graph.py). It shows whether there are
+    convolutions; `conv_share` says how much of the work they are.
 
     Example:
         >>> from torch.fx.experimental.proxy_tensor import make_fx
@@ -73,7 +73,7 @@ def is_conv_heavy(graph: Graph, nodes_per_conv: int = 300) -> bool:
 
 
 def has_collectives(graph: Graph) -> bool:
-    """Whether *graph* communicates with other processes, which must then make the same calls."""
+    """Whether *graph* communicates with other processes, all of which must make the same calls."""
     targets = (node.target for node in all_nodes(graph))
     return any(
         isinstance(target, torch._ops.OpOverload) and target.namespace in _COLLECTIVES  # noqa: SLF001
@@ -91,7 +91,7 @@ def all_nodes(graph: Graph) -> Iterator[Node]:
 
 
 def body_of(node: Node) -> torch.fx.GraphModule | None:
-    """The module that *node* stands for, the body of a higher-order op or a submodule; None for any other node."""
+    """The module that *node* refers to, the body of a higher-order operator or a submodule; None for any other node."""
     owner = node.graph.owning_module
     if node.op not in ("get_attr", "call_module") or owner is None:
         return None

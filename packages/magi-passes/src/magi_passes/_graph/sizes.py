@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes as numbers, for decisions that may not guard on them."""
+"""Sizes as numbers, for decisions that must not guard on them."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from magi_passes import _torch_compat
 
 
 def hinted(extent: Any) -> int:
-    """*extent* as an int; a symbol counts with the size of the example inputs, an unbacked one as 1."""
+    """*extent* as an int: for a symbol, its value for the example inputs; for an unbacked symbol, 1."""
     return extent if isinstance(extent, int) else _torch_compat.size_hint(extent)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An operator that says how a tensor is to lie in memory, for tensors whose layout Inductor would guess.
+"""An operator that sets the memory layout of a tensor, for tensors whose layout Inductor would guess.
 
 Inductor chooses channels-last for tensors of four dimensions only (`maybe_apply_channels_last_stride_order` in
-torch/_inductor/graph.py). A video has five, and once one of its kernels writes it channels-first, all that follow
-transpose it back and forth.
+torch/_inductor/graph.py). A video has five, and once one kernel writes it channels-first, all later kernels transpose
+it back and forth.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def stored_channels_last(write: Writer, x: Node) -> Node:
-    """*x*, written to memory with the channels innermost; one node however often it is asked for."""
+    """*x*, written to memory with the channels innermost; one node for all calls with the same *x*."""
     op = _torch_compat.channels_last_op()
     if x.target is op:
         return x
@@ -36,10 +36,10 @@ def stored_channels_last(write: Writer, x: Node) -> Node:
 
 
 def _store_what_is_repeated(x: Node) -> None:
-    """Where *x* repeats pixels of a video that lies channels-first, have it read a copy that lies channels-last.
+    """If *x* repeats pixels of a video that is stored channels-first, make it read a channels-last copy.
 
-    Replication padding and nearest upsampling compute where each pixel comes from, and Inductor finds no tile that
-    reads one layout and writes the other through such an index.
+    Replication padding and nearest upsampling compute the source of each pixel, and Inductor finds no tile that reads
+    one layout and writes the other through such an index.
     """
     reader, source, repeats = x, x, False
     while _repeats_pixels(source) or source.target is _CONVERT:
@@ -51,7 +51,7 @@ def _store_what_is_repeated(x: Node) -> None:
 
 
 def _repeats_pixels(node: Node) -> bool:
-    """Whether *node* takes elements of an image or a video by their places in space alone."""
+    """Whether *node* indexes an image or a video by positions in space only."""
     if node.target not in (aten._unsafe_index.Tensor, aten.index.Tensor):  # noqa: SLF001
         return False
     source, places = node.args
@@ -69,7 +69,7 @@ _MOVES = frozenset(
 
 
 def _lies_channels_first(x: Node) -> bool:
-    """Whether *x* is computed, element by element, from an image or a video that the graph gets channels-first."""
+    """Whether *x* is computed elementwise from an image or a video that is a channels-first input of the graph."""
     todo, seen = [x], {x}
     while todo:
         node = todo.pop()
@@ -86,10 +86,10 @@ def _lies_channels_first(x: Node) -> bool:
 
 
 def store_sums(graph: Graph, videos: list[Node]) -> None:
-    """Store channels-last the sums that Inductor will write to memory, because several nodes read them.
+    """Store the sums that several nodes read, which Inductor writes to memory, channels-last.
 
-    *videos* are what convolutions returned. A residual connection adds one to the sum before; from frames that lie in
-    separate tensors Inductor cannot tell how the sum is best laid out, and takes channels-first.
+    *videos* are the results of convolutions. A residual connection adds one to an earlier sum. If the frames are in
+    separate tensors, Inductor cannot tell the best layout of the sum, and uses channels-first.
     """
     op = _torch_compat.channels_last_op()
     for node in list(graph.nodes):

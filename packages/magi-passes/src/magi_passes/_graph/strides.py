@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rewrite leaves as it lies in memory.
+"""The strides that a rewrite must keep.
 
 A rewrite gives the same numbers, often with other strides: a video that is computed channels-last stays channels-last.
 Inductor restores the strides of the outputs that the user sees. Four other places depend on strides, and the first one
 gives wrong numbers without an error:
 
 - an operator that reads memory rather than elements, such as `as_strided`, of a node or of what is computed from it;
-- the operands of `cond`, `while_loop` and their like, whose branches and rounds have to agree on strides;
+- the operands of `cond`, `while_loop` and similar operators, whose branches and iterations must have equal strides;
 - the outputs of the body of such an operator, for the same reason;
 - an output that AOTAutograd adds because several outputs are views of it: it makes those views again at each call.
 """
@@ -45,10 +45,10 @@ _READ_MEMORY_AS_A_DTYPE = frozenset({"view.dtype", "view_copy.dtype"})
 
 @contextlib.contextmanager
 def strides_kept(graph: Graph) -> Iterator[None]:
-    """Within it *graph* is rewritten; at its end, what depends on strides finds those that it found before.
+    """A context in which *graph* is rewritten; at its end, the strides that something depends on are restored.
 
-    A node that replaced another one is copied into the strides of the old one, where the change would reach such a
-    place. All others keep the strides that the rewrite gave them.
+    A node that replaced another one is copied into the strides of the old one if the change would reach such a place.
+    All other nodes keep the strides that the rewrite gave them.
     """
     _keep_strides_of_bases(graph)
     readers = [node for node in graph.nodes if _depends_on_strides(node)]
@@ -62,7 +62,7 @@ def strides_kept(graph: Graph) -> Iterator[None]:
 
 
 def _keep_strides_of_bases(graph: Graph) -> None:
-    """Have Inductor return the outputs of *graph* that others are views of with the strides that they have now."""
+    """Make Inductor return those outputs of *graph* that others are views of with their current strides."""
     output = graph.output_node()
     visible, strides = (output.meta.get(key) for key in ("user_visible_output_idxs", "original_output_strides"))
     if visible is not None and strides is not None:
@@ -82,13 +82,13 @@ def _depends_on_strides(node: Node) -> bool:
 
 
 def _takes_a_tensor(body: Graph) -> bool:
-    """Whether *body* takes more than numbers, as the score function of `flex_attention` does not."""
+    """Whether *body* takes a tensor; the score function of `flex_attention`, for example, takes numbers only."""
     values = [node.meta.get("val") for node in body.find_nodes(op="placeholder")]
     return any(not isinstance(value, torch.Tensor) or value.dim() > 1 for value in values)
 
 
 def _operands(node: Node) -> list[Node]:
-    """The nodes among the arguments of *node*, one for each place."""
+    """The nodes among the arguments of *node*, one for each position."""
     found: list[Node] = []
     torch.fx.node.map_arg((node.args, node.kwargs), found.append)
     return found
@@ -97,7 +97,7 @@ def _operands(node: Node) -> list[Node]:
 def _roots_that_reach(
     graph: Graph, readers: Sequence[Node], before: Mapping[Node, Sequence[Node]]
 ) -> dict[Node, torch.Tensor]:
-    """The new nodes that gave an operand of *readers* other strides, each with the value of the node it replaced.
+    """The new nodes that changed the strides of an operand of *readers*, each with the value of the node it replaced.
 
     *before* has the operands of each node as they were before the rewrite.
     """
@@ -134,9 +134,9 @@ def _upstream(readers: Sequence[Node]) -> set[Node]:
 
 
 def _with_strides_of_inputs(node: Node, changed: Mapping[Node, torch.Tensor]) -> Any:
-    """What *node* gives for inputs with the strides in *changed*; as it was, where running it again would add symbols.
+    """The value of *node* for inputs with the strides in *changed*; its old value if running it would add symbols.
 
-    Higher-order operators get their operands with the old strides, so they stay as they are as well.
+    Higher-order operators get their operands with the old strides, so their values do not change either.
     """
     if not isinstance(node.target, torch._ops.OpOverload) or "unbacked_bindings" in node.meta:  # noqa: SLF001
         return node.meta.get("val")
@@ -152,7 +152,7 @@ def _same_strides(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 
 def _restore(graph: Graph, root: Node, old: torch.Tensor) -> None:
-    """Let the users of *root* read a copy of it with the strides of *old*, a dense tensor in some order."""
+    """Make the users of *root* read a copy of it with the strides of *old*, a dense tensor in some order."""
     write = Writer(graph, root.next)
     outermost_first = sorted(range(old.dim()), key=lambda dim: hinted(old.stride(dim)), reverse=True)
     back = [outermost_first.index(dim) for dim in range(old.dim())]

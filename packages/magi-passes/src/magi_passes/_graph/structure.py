@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def flaw_of(graph: Graph) -> str | None:
-    """What is wrong with the structure of *graph*, in words; None when nothing is.
+    """What is wrong with the structure of *graph*, in words; None if nothing is.
 
-    Nodes may stand in any order, since Inductor sorts them after its hooks; only a circle of nodes cannot be sorted.
-    A third of the time of `Graph.lint`, which wants them sorted.
+    Nodes may be in any order, because Inductor sorts them after its hooks; only a cycle of nodes cannot be sorted. It
+    takes a third of the time of `Graph.lint`, which requires sorted nodes.
     """
     outputs = [node for node in graph.nodes if node.op == "output"]
     if len(outputs) != 1:
@@ -50,7 +50,7 @@ def _has_attribute(graph: Graph, path: str) -> bool:
 
 
 def _node_of_a_circle(graph: Graph) -> Node | None:
-    """A node that never gets all its operands, however the nodes are sorted."""
+    """A node of a cycle, which no order of the nodes gives all its operands."""
     waiting = {node: len(node.all_input_nodes) for node in graph.nodes}
     ready = [node for node, count in waiting.items() if count == 0]
     while ready:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def convolution_flops(conv: Convolution) -> float:
-    """Twice the multiplications of *conv*, those with padding included."""
+    """Twice the number of multiplications of *conv*, including those with padding."""
     out = conv.node.meta["val"]
     return 2.0 * prod(map(hinted, out.shape)) * prod(map(hinted, conv.weight.meta["val"].shape[1:]))
 
@@ -30,7 +30,7 @@ class ConvShare:
 
     Attributes:
         flops: Floating-point operations in convolutions over those in convolutions, matrix products and attention,
-            backward ones and those in the bodies of higher-order ops included, 0 to 1.
+            0 to 1. Backward operators and the bodies of higher-order operators are included.
         bytes: Bytes that convolutions read and write over those of all calls that return tensors, 0 to 1. Fusion
             saves bytes around pointwise calls, so this is a lower bound.
     """
@@ -42,7 +42,8 @@ class ConvShare:
 def conv_share(graph: Graph) -> ConvShare:
     """The share of convolutions in the arithmetic and in the memory traffic of *graph*.
 
-    `is_conv_heavy` counts nodes, and calls a transformer of 9,000 nodes with 31 small convolutions heavy. This weighs.
+    `is_conv_heavy` counts nodes, and calls a transformer of 9,000 nodes with 31 small convolutions heavy. This function
+    weighs each node by its work.
 
     Example:
         >>> from torch.fx.experimental.proxy_tensor import make_fx
@@ -54,7 +55,7 @@ def conv_share(graph: Graph) -> ConvShare:
     """
     arithmetic, traffic = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}
     for node in all_nodes(graph):
-        # What a higher-order op reads and writes is counted in its bodies; getitem moves nothing.
+        # What a higher-order operator reads and writes is counted in its bodies; getitem moves no data.
         if node.op == "call_function" and node.target is not operator.getitem:
             kind = is_convolution(node)
             arithmetic[kind] += flops(node)

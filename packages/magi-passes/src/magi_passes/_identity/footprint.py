@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a description of code was made from, so that a later look tells whether any of it was replaced since."""
+"""What a description of code was made from, to find out later whether any of it was replaced."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from operator import is_
 
 
 MISSING = object()
-"""Stands for a name that was looked up and not there: a module may define it later."""
+"""Stands for a name that was looked up and not found; a module may define it later."""
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Every place that a walk has read, with the very objects that it found there.
+    """Every place that a walk has read, with the objects that it found there.
 
-    Objects are compared by identity: a function that was replaced, an item that was added to a table, a name that has
-    come to exist. To compare takes a small part of the time of a walk.
+    Objects are compared by identity, which shows a function that was replaced, an item that was added to a table, or a
+    new name. The comparison takes a small part of the time of a walk.
     """
 
     names: list[tuple[Mapping[str, object], str, object]] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Footprint:
         return value
 
     def note(self, read: Callable[[], Iterable[object]]) -> None:
-        """Remember the objects that *read* gives now."""
+        """Remember *read* and the objects that it returns now."""
         self.parts.append((read, tuple(read())))
 
     def is_unchanged(self) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose code a module is: where a walk through code stops, and where it is content with less."""
+"""Whose code a module is, which decides where a walk through code stops or reads less."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Standing(enum.Enum):
 
 
 def standing_of_module(name: str | None, own: frozenset[str] = frozenset()) -> Standing:
-    """Whose code the module *name* is; *own* are top-level packages that are the author's, installed or not."""
+    """Whose code the module *name* is. *own* are the top-level packages of the author, installed or not."""
     root = (name or "").partition(".")[0]
     if root in LIBRARIES or _is_python(root):
         return Standing.LIBRARY
@@ -93,7 +93,7 @@ def content_of_module(name: str) -> str:
 
 
 def content_of(file: str | None) -> str:
-    """A digest of the content of a file, read again when it was written to; empty where there is none to read."""
+    """A digest of the content of a file, read again after the file was written to; empty if it cannot be read."""
     if not file:
         return ""
     try:
@@ -109,7 +109,7 @@ def _content(file: str, _time: int, _size: int) -> str:
 
 
 def _is_python(root: str) -> bool:
-    """Whether *root* is a module of Python's: a script called `queue.py` has the name of one, and another place."""
+    """Whether *root* is a module of Python. A script called `queue.py` has the name of one, but another location."""
     if root not in sys.stdlib_module_names or root == "__main__":
         return False
     folder = _folder_of(root)

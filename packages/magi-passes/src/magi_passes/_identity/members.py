@@ -28,17 +28,17 @@ _CLASS_MACHINERY = frozenset(
 
 
 def members_of(cls: type) -> dict[str, object]:
-    """What the author of *cls* put into it, and what decorators of classes added."""
+    """What the author of *cls*, or a class decorator, put into it, by name."""
     return {name: member for name, member in vars(cls).items() if name not in _CLASS_MACHINERY}
 
 
 def parts_of_function(function: types.FunctionType) -> tuple[object, ...]:
-    """What can be put into a function in place of what is there."""
+    """The parts of a function that can be replaced."""
     return (function.__code__, function.__defaults__, function.__kwdefaults__, *vars(function).values())
 
 
 def contents_of(cell: types.CellType) -> tuple[object, ...]:
-    """The content of a closure's cell; nothing while it has none."""
+    """The content of the cell of a closure, as a tuple of one; an empty tuple while the cell has none."""
     try:
         return (cell.cell_contents,)
     except ValueError:  # not assigned yet

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The uuid of a pass: computed once, and again when something that it was computed from has been replaced since.
+"""The uuid of a pass: computed once, and again after something that it was computed from was replaced.
 
 A pass may be asked for its uuid while its module is being loaded, before the functions below it exist; a notebook
 defines a function again; a test puts another method into a class. Neither may leave an old uuid behind.
@@ -36,14 +36,14 @@ _UUID = "_uuid"
 
 @dataclass(frozen=True)
 class _Remembered:
-    """A digest, and what it was made from. It is not handed on with a copy of its owner, nor to another process."""
+    """A digest, and what it was made from. A copy of its owner, or another process, does not get it."""
 
     digest: str = ""
     footprint: Footprint | None = None
     of: tuple[object, ...] = ()
 
     def holds_for(self, *of: object) -> bool:
-        """Whether *of* are the very objects that this was made for, and nothing that they reach was replaced."""
+        """Whether *of* are the objects that this was made for, and nothing that they reach was replaced."""
         is_same = len(of) == len(self.of) and all(map(_is_same, of, self.of))
         return is_same and self.footprint is not None and self.footprint.is_unchanged()
 
@@ -56,7 +56,7 @@ def uuid_of(instance: Any, *, besides: tuple[type, ...] = ()) -> str:
 
     Args:
         instance: The pass.
-        besides: Classes whose instances it is handed, so that their code is reached without being named.
+        besides: Classes whose instances it gets as arguments, so that it reaches their code without naming it.
 
     Raises:
         PassIdentityError: A field holds a mutable value, or a value without a stable form is read.
@@ -84,7 +84,7 @@ def _is_same(one: object, other: object) -> bool:
 
 def _of_class(cls: type, besides: tuple[type, ...]) -> str:
     if REMEMBERED not in vars(cls):
-        # A list, so that what a class is compared with later does not change each time that it is described.
+        # It is a list, so that what a class is compared with does not change each time it is described.
         setattr(cls, REMEMBERED, [_Remembered()])
     memory = vars(cls)[REMEMBERED]
     if not memory[0].holds_for(cls):
@@ -99,7 +99,7 @@ def _own(cls: type) -> frozenset[str]:
 
 
 def _refuse_mutable(value: Any, where: str) -> None:
-    """Raise `PassIdentityError` for a field that can change: a field is a parameter, chosen when the pass is made."""
+    """Raise `PassIdentityError` if *value*, a field of a pass, can change after the pass is made."""
     if isinstance(value, tuple | frozenset):
         for item in value:
             _refuse_mutable(item, where)

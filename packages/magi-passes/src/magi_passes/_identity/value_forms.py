@@ -33,8 +33,8 @@ from .library import Standing, standing_of
 _ATOMS = (type(None), bool, int, str, bytes, complex, type(Ellipsis), type(NotImplemented), range, slice)
 _TORCH_ATOMS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 _OPERATORS = operator_types()
-# These decide when code runs, or hold what lives and dies with other objects of this process: two processes could not
-# agree on their content.
+# These decide when code runs, or hold what belongs to other objects of this process, so their content differs between
+# processes.
 _RUNTIME = (
     *(type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event, threading.Semaphore),
     *(threading.local, weakref.ref, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet),
@@ -47,9 +47,9 @@ _LARGEST_TENSOR = 4096
 class Place:
     """How a value is reached, in words, and whose code reads it.
 
-    What the author's own code reads has a stable form, or is an error. What this project reads and has none, a lock or
-    a log, is state, and is named by its type. Of what an installed distribution reads only code and plain values count:
-    its objects lead to everything that the process holds.
+    What the author's own code reads must have a stable form, or an error is raised. What this project reads without a
+    stable form, such as a lock or a log, is state, and its form is its type. Of what an installed distribution reads,
+    only code and plain values count, because its objects lead to everything that the process holds.
     """
 
     text: str
@@ -57,7 +57,7 @@ class Place:
 
     @property
     def is_lenient(self) -> bool:
-        """Whether a value without a stable form is named by its type."""
+        """Whether the type of a value without a stable form is its form."""
         return self.read_by is not Standing.OPEN
 
     def of(self, text: str) -> Place:
@@ -70,7 +70,7 @@ class Place:
 
 
 class Walk(Protocol):
-    """What a form asks for the values inside a value."""
+    """What the functions below call for the values inside a value."""
 
     footprint: Footprint
 
@@ -81,11 +81,11 @@ class Walk(Protocol):
         """The forms of the items of a set, in an order that is the same in every process."""
 
     def unstable(self, value: Any, place: Place) -> str:
-        """The form of a value that has none of its own."""
+        """The form of a value without a stable form, which is its type, or an error."""
 
 
 def plain_form(walk: Walk, value: Any, place: Place) -> str | None:
-    """The form of a value that cannot change, and has no identity that would matter; None for any other."""
+    """The form of a value that cannot change and whose identity does not matter; None for any other value."""
     if type(value) in _ATOMS:
         return digest(type(value).__name__, repr(value))
     if type(value) is float:
@@ -104,7 +104,10 @@ def plain_form(walk: Walk, value: Any, place: Place) -> str | None:
 
 
 def runtime_form(walk: Walk, value: Any, place: Place) -> str | None:
-    """The form of what only exists while a program runs, which is its type, and a name if it has one."""
+    """The form of a value that exists only while a program runs: its type, and its name if it has one.
+
+    None for any other.
+    """
     if isinstance(value, _RUNTIME):
         return digest("runtime", type_name(type(value)), str(getattr(value, "name", "")))
     if isinstance(value, ContextVar):
@@ -113,7 +116,7 @@ def runtime_form(walk: Walk, value: Any, place: Place) -> str | None:
         walk.footprint.note(lambda: _content_of(value))
         return digest("context variable", value.name, walk.form(_content_of(value), place.inner(".get()")))
     if isinstance(value, deque) and place.is_lenient:
-        return digest("runtime", "deque")  # a log: what this project and libraries have in one grows as they run
+        return digest("runtime", "deque")  # a log: what this project and libraries keep in one grows while they run
     return None
 
 
@@ -127,13 +130,14 @@ def _content_of(variable: ContextVar[Any]) -> tuple[Any, ...]:
 def foreign_form(value: Any, place: Place) -> str | None:
     """The form of a container or an instance that an installed distribution reads; None where others read it.
 
-    Tables of settings and what a library has seen so far look alike. Its files tell of an edit of the former.
+    A table of settings cannot be told from a table of what the library has seen so far. An edit of the former changes a
+    file, which counts.
     """
     return digest("foreign", type_name(type(value))) if place.read_by is Standing.INSTALLED else None
 
 
 def container_form(walk: Walk, value: Any, place: Place) -> str | None:
-    """Lists, sets and dicts by their items; None for anything else."""
+    """The form of a list, set or dict, from its items; None for any other value."""
     if type(value) in (list, deque):
         walk.footprint.note(lambda: value)
         return digest("list", *(walk.form(item, place.inner(f"[{at}]")) for at, item in enumerate(value)))
@@ -147,14 +151,14 @@ def container_form(walk: Walk, value: Any, place: Place) -> str | None:
 
 
 def items_form(walk: Walk, value: Any, place: Place) -> Iterator[str]:
-    """Keys and items of a mapping, in its order."""
+    """The forms of the keys and items of a mapping, in its order."""
     for key, item in tuple(value.items()):
         yield walk.form(key, place.inner(" (a key)"))
         yield walk.form(item, place.inner(f"[{key!r}]" if isinstance(key, str | int) else " (an item)"))
 
 
 def instance_form(walk: Walk, value: Any, place: Place) -> str:
-    """An object by its class and its attributes, items included for subclasses of containers."""
+    """The form of an object, from its class and attributes; for subclasses of containers, from its items too."""
     if standing_of(type(value)) is Standing.LIBRARY:
         return library_instance_form(walk, value, place)
     parts = [walk.form(type(value), place)]
@@ -174,12 +178,12 @@ def instance_form(walk: Walk, value: Any, place: Place) -> str:
     elif isinstance(value, str | int | float | bytes):
         parts.append(repr(value))
     elif not hasattr(value, "__dict__") and not any("__slots__" in vars(base) for base in type(value).__mro__):
-        return walk.unstable(value, place)  # a type of an extension, which keeps its content to itself
+        return walk.unstable(value, place)  # a type of an extension, whose content cannot be read
     return digest("instance", *parts)
 
 
 def library_instance_form(walk: Walk, value: Any, place: Place) -> str:
-    """An object of a library as pickle would take it apart."""
+    """The form of an object of a library, from what pickle would take it apart into."""
     if isinstance(value, torch.Tensor):
         return tensor_form(walk, value, place)
     if isinstance(value, dataclasses.Field):
@@ -203,7 +207,7 @@ def library_instance_form(walk: Walk, value: Any, place: Place) -> str:
 
 
 def tensor_form(walk: Walk, value: torch.Tensor, place: Place) -> str:
-    """A small tensor on the CPU by its content; any other has no stable form."""
+    """The form of a small tensor on the CPU, from its content; any other tensor has no stable form."""
     is_plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided
     if not is_plain or value.device.type != "cpu" or value.numel() > _LARGEST_TENSOR:
         return walk.unstable(value, place)
@@ -212,9 +216,10 @@ def tensor_form(walk: Walk, value: torch.Tensor, place: Place) -> str:
 
 
 def state_of(value: Any) -> dict[str, Any]:
-    """What tells an instance from others of its class: its fields if it is a frozen dataclass, else its attributes.
+    """The values that distinguish *value* from other instances of its class, by name.
 
-    A `functools.cached_property` keeps its result among the attributes, where it says nothing new.
+    They are the fields of a frozen dataclass, and the attributes of any other. The result of a
+    `functools.cached_property` is left out, because it follows from the rest.
     """
     if is_frozen(type(value)):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
@@ -235,5 +240,5 @@ def is_frozen(cls: type) -> bool:
 
 
 def type_name(cls: type) -> str:
-    """Module and qualified name."""
+    """The module and the qualified name of *cls*, with a dot between them."""
     return f"{cls.__module__}.{cls.__qualname__}"

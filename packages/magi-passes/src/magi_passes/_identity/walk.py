@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A digest of what a pass does: its class, all code that its work can reach, and the values that this code reads.
 
-Inductor puts a pass's uuid into its cache keys and skips the pass when an entry is found. Whatever changes the graph
-that a pass produces has to change the uuid, or a cache serves code that another pass produced.
+Inductor puts a pass's uuid into its cache keys and skips the pass if an entry is found. Everything that changes the
+graph that a pass produces must change the uuid, or a cache returns code that another pass produced.
 
-Code is walked by its code objects, so that functions without source count too: the globals that they name, attributes
-of modules, closures, defaults, decorators, imports in a body. Objects are numbered in the order in which the walk meets
-them and described one after the other, each by its own code and the numbers of what it refers to.
+Functions are followed by their code objects, so functions without source count too: the globals that they name,
+attributes of modules, closures, defaults, decorators, imports in a body. Objects are numbered in the order in which the
+walk meets them, and each is described by its own code and the numbers of what it refers to.
 
-Over-approximated on purpose: of a module every attribute is read that the code mentions, of a class every member. An
-edit that changes nothing may cost a cache miss; an edit that changes something never hits.
+The walk reads more than is strictly needed, on purpose: every attribute of a module that the code mentions, and every
+member of a class. An edit that changes nothing may cause a cache miss; an edit that changes something never causes a
+hit.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def describe(roots: Iterable[tuple[Any, str]], own: frozenset[str]) -> tuple[str
     """A digest of *roots* and all they reach, and what it was made from.
 
     Args:
-        roots: Functions, classes or values, each with what errors call it, such as ``MyPass.threshold``.
-        own: Top-level packages whose code is the author's own, also where it is installed.
+        roots: Functions, classes or values, each with its name in errors, such as ``MyPass.threshold``.
+        own: Top-level packages whose code is the author's own, installed or not.
 
     Raises:
         PassIdentityError: Code of the author reads a value without a stable form.
@@ -47,7 +48,7 @@ def describe(roots: Iterable[tuple[Any, str]], own: frozenset[str]) -> tuple[str
 
 
 class _Walk:
-    """Numbers what it meets, and describes each once."""
+    """A walk that numbers each value it meets, and describes it once."""
 
     def __init__(self, own: frozenset[str], outer: tuple[int, ...] = ()) -> None:
         self.footprint = Footprint()
@@ -64,7 +65,7 @@ class _Walk:
         return digest("identity", *forms)
 
     def form(self, value: Any, place: Place) -> str:
-        """*value* itself where it is plain, else its number."""
+        """The form of *value* if it is plain; otherwise the number under which the walk describes it."""
         plain = plain_form(self, value, place) or self._wrapper(value, place)
         if plain is not None:
             return plain
@@ -76,7 +77,7 @@ class _Walk:
         return f"#{self._numbers[key]}"
 
     def unordered(self, values: Iterable[Any], place: Place) -> list[str]:
-        """The forms of the items of a set, ordered by what each is described as on its own."""
+        """The forms of the items of a set, ordered by the digest of each item on its own."""
         inner = place.inner(" (an item)")
         alone = sorted(((self._alone(value, inner), value) for value in values), key=lambda pair: pair[0])
         return [self.form(value, inner) for _, value in alone]
@@ -87,17 +88,20 @@ class _Walk:
         return _Walk(self._own, (*self._outer, id(value))).result([(value, place)])
 
     def unstable(self, value: Any, place: Place) -> str:
-        """The name of the type of *value*, where that will do.
+        """The name of the type of *value*, if *place* is lenient.
 
         Raises:
-            PassIdentityError: Elsewhere.
+            PassIdentityError: *place* is not lenient.
         """
         if place.is_lenient:
             return digest("unstable", type_name(type(value)))
         raise PassIdentityError(no_stable_form(value, place.text))
 
     def _wrapper(self, value: Any, place: Place) -> str | None:
-        """The form of what Python makes again each time that it is asked for, or puts around a function."""
+        """The form of *value* if Python makes it at each access, as a bound method, or puts it around a function.
+
+        It is None for any other value.
+        """
         if isinstance(value, types.MethodType):
             return digest("method", self.form(value.__func__, place), self.form(value.__self__, place))
         if isinstance(value, staticmethod | classmethod):
@@ -113,7 +117,7 @@ class _Walk:
         return None
 
     def _extension(self, module: str | None) -> str:
-        """The content of the extension module that a C function is from, unless it is a library's."""
+        """A digest of the extension module that a C function comes from; empty if that is a library's."""
         if module is None or standing_of_module(module) is Standing.LIBRARY:
             return ""
         return content_of(getattr(sys.modules.get(module), "__file__", None))
@@ -171,7 +175,7 @@ class _Walk:
         return digest("function", *parts)
 
     def _distribution(self, standing: Standing, namespace: Mapping[str, Any], file: str | None) -> str:
-        """The release and the file that installed code comes from; a walk does not see all that it does."""
+        """The release and the file that installed code comes from, because a walk does not see all of that code."""
         if standing is not Standing.INSTALLED:
             return ""
         root = str(namespace.get("__name__", "")).partition(".")[0]
@@ -200,7 +204,7 @@ class _Walk:
             return digest("log", type(value).__name__)
         if not isinstance(value, types.ModuleType):
             return self.form(value, place)
-        # What a module that is handed on is asked for cannot be told from the names mentioned here.
+        # Which attributes of a module are read cannot be told here when the module is passed on as a value.
         return self._module(value, None if name in names.whole else names, place, ())
 
     def _imported(self, one: Import, namespace: Mapping[str, Any], names: CodeNames, place: Place) -> str:
@@ -210,7 +214,7 @@ class _Walk:
         relative = "." * one.level + one.module
         name = importlib.util.resolve_name(relative, package) if one.level else one.module
         if place.read_by is Standing.INSTALLED or standing_of_module(name) is Standing.LIBRARY:
-            # Whether it is loaded by now depends on what ran before.
+            # Whether the module is loaded already depends on what ran before.
             return digest("import", name, content_of_module(name))
         found = [self._loaded(name)]
         if isinstance(found[0], types.ModuleType):
@@ -221,7 +225,7 @@ class _Walk:
         return digest("import", name, *(self._module(m, None if whole else names, place, ()) for m in modules))
 
     def _loaded(self, name: str) -> object:
-        """The module *name*: what a pass imports when it runs is imported to be read. None where there is none."""
+        """The module *name*, which is imported here if a pass would import it when it runs; None if there is none."""
         if self.footprint.read(sys.modules, name) is MISSING:
             try:
                 return importlib.import_module(name)
@@ -230,7 +234,7 @@ class _Walk:
         return sys.modules.get(name)
 
     def _module(self, module: types.ModuleType, names: CodeNames | None, place: Place, above: tuple[int, ...]) -> str:
-        """A module by the attributes that code with *names* can read; None stands for all."""
+        """The form of a module: of the attributes that code with *names* can read, or of all for None."""
         standing, inside = self._standing(module)
         if standing is Standing.LIBRARY:
             return digest("library module", module.__name__, str(getattr(module, "__version__", "")))

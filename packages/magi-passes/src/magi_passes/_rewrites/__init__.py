@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The passes that this package ships.
 
-padding.py     zero padding becomes the convolutions' own
+padding.py     convolutions do the zero padding that only they read
 pad_guard.py   symbolic padding that is zero leaves the graph
 moments.py     group norms channel by channel
 temporal.py    3D convolutions over time as 2D ones

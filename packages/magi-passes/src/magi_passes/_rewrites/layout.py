@@ -43,11 +43,11 @@ def kind_of(conv: Convolution) -> str:
 
 @dataclass(frozen=True)
 class ConvLayoutPass(MagiInductorPass):
-    """Turn Inductor's channels-last layout back on for convolutions of symbolic size on CUDA, where it pays.
+    """Turn Inductor's channels-last layout on for convolutions of symbolic size on CUDA if it is expected to be faster.
 
-    Inductor decides by the share of each kind of convolution, but gives up at the first symbolic shape
-    (`decide_layout_opt`, pytorch issue 102670). This pass asks the same question with the sizes of the example inputs.
-    Static graphs, the CPU and the user's own choice of layout are left to Inductor.
+    Inductor decides by the share of each kind of convolution, but does not decide at all if a shape is symbolic
+    (`decide_layout_opt`, pytorch issue 102670). This pass makes the same decision with the sizes of the example inputs.
+    Static graphs, graphs on the CPU and graphs whose layout the user chose are left to Inductor.
 
     Attributes:
         nodes_per_conv: The threshold of `is_conv_heavy`.
@@ -58,7 +58,7 @@ class ConvLayoutPass(MagiInductorPass):
     nodes_per_conv: int = 300
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be a threshold.
+        """Raise for a value that cannot be a threshold.
 
         Raises:
             PassArgumentTypeError: *nodes_per_conv* is not an int.
@@ -68,7 +68,7 @@ class ConvLayoutPass(MagiInductorPass):
         check_nodes_per_conv(self)
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:
-        """Symbolic convolutions on CUDA that are faster channels-last."""
+        """It applies to symbolic convolutions on CUDA that are expected to be faster channels-last."""
         if not context.config["layout_optimization"]:
             return Reason(False, "layout_optimization is off")
         if "force_layout_optimization" in context.user_keys:
@@ -91,12 +91,12 @@ class ConvLayoutPass(MagiInductorPass):
         return Reason(relative <= 1, f"channels-last is expected to take {relative:.2f} of the time")
 
     def __call__(self, graph: Graph) -> None:  # noqa: ARG002
-        """Have Inductor skip its decision."""
+        """Make Inductor use the layout without its own decision."""
         _torch_compat.set_config("force_layout_optimization", True)
 
 
 def _training_verdict(convolutions: list[Convolution]) -> Reason:
-    """Inductor's rule for training: no grouped and no narrowing convolution, and not only small ones."""
+    """Inductor's rule for training: no grouped or narrowing convolutions, and not only small ones."""
     kinds = {kind_of(conv) for conv in convolutions}
     if kinds & {"grouped", "narrowing"}:
         return Reason(False, "training with grouped or narrowing convolutions")

@@ -1,24 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Group norms channel by channel and on the image, rather than over an arbitrary cut of channels and pixels.
+"""Group norms computed channel by channel and on the image, rather than over arbitrary chunks of channels and pixels.
 
 A group norm flattens channels and pixels and takes one mean and variance over both. Inductor cuts that long reduction
-into equal chunks. With constant sizes the compiler turns the place of a chunk into shifts and multiplications; with
-symbolic ones every element costs several integer divisions (``(r + x * ceildiv(n, 64)) // (h * w) % 4``), more than all
-other work of the kernel. The pixels of one channel lie evenly spaced in memory, so a chunk of them needs no division:
+into equal chunks. With constant sizes, the compiler turns the position of a chunk into shifts and multiplications. With
+symbolic sizes, every element costs several integer divisions (``(r + x * ceildiv(n, 64)) // (h * w) % 4``), more than
+all other work of the kernel. The pixels of one channel are evenly spaced in memory, so a chunk of them needs no
+division:
 
     mean of group = mean of channel means,    variance of group = mean of channel variances + variance of channel means
 
 which is exact, because all channels have equally many pixels (Chan, Golub and LeVeque, 1979).
 
-The normalisation reads the same flattened view, and asks every element for its row and frame again
-(``(x + w * y + h * w * t) // (h * w) % frames``). It only needs the two numbers of the element's group, so it moves to
-the image, with the numbers repeated for each channel. Where a weight and a bias for each channel follow, all four
-become two, as in eager code (``ComputeFusedParamsCUDAKernel`` in aten/src/ATen/native/cuda/group_norm_kernel.cu):
+The normalisation reads the same flattened view, and computes the row and frame of every element again (``(x + w * y + h
+* w * t) // (h * w) % frames``). It needs only the two numbers of the element's group, so it is moved to the image, with
+the numbers repeated for each channel. If a weight and a bias for each channel follow, the four numbers become two, as
+in eager code (``ComputeFusedParamsCUDAKernel`` in aten/src/ATen/native/cuda/group_norm_kernel.cu):
 
     (x - mean) * factor * weight + bias = x * scale + shift,    scale = factor * weight,    shift = bias - mean * scale
 
-Both are written to memory. Channels-last, neighbouring elements are of different channels, so each would load the four
-numbers, the sums behind them, and take the root once more.
+Both are written to memory. In a channels-last image, neighbouring elements belong to different channels, so otherwise
+each element would load the four numbers and the sums that they are made of, and compute the square root again.
 """
 
 from __future__ import annotations
@@ -45,10 +46,11 @@ if TYPE_CHECKING:
 
 
 MANY_ELEMENTS = 2**23
-"""Reading so many takes a GPU longer than launching the kernels that the rewrite adds: two or three for each norm.
+"""To read so many elements takes a GPU longer than to launch the two or three kernels that the rewrite adds.
 
-On constant sizes of 5.6 million elements and less a whole decoder took 1.30 ms in place of 1.16, and on 8.4 million and
-more one took 25.4 in place of 35.2 (one H200, torch 2.11). On symbolic sizes the rewrite pays throughout.
+With constant sizes of at most 5.6 million elements, the rewrite made a whole decoder slower, from 1.16 to 1.30 ms; with
+8.4 million and more it made one faster, from 35.2 to 25.4 ms (one H200, torch 2.11). With symbolic sizes it is always
+faster.
 """
 
 
@@ -56,7 +58,7 @@ more one took 25.4 in place of 35.2 (one H200, torch 2.11). On symbolic sizes th
 class GroupMoments:
     """A `var_mean` over channels and pixels: *node* reads *image*, (batch, channels, *space), in *groups* groups.
 
-    *grouped* is what it reads of it: (batch, groups, channels / groups, pixels).
+    *grouped* is the view of the image that it reads: (batch, groups, channels / groups, pixels).
     """
 
     node: Node
@@ -68,7 +70,7 @@ class GroupMoments:
 
 @dataclass(frozen=True)
 class ChannelMomentsPass(MagiInductorPass):
-    """Take the mean and variance of group norms by channel first, and normalise the image as it lies.
+    """Compute the mean and variance of group norms by channel first, and normalise the image without a view.
 
     Attributes:
         always: Rewrite group norms on the CPU as well, and small ones of constant size.
@@ -79,7 +81,7 @@ class ChannelMomentsPass(MagiInductorPass):
     always: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what is not a bool.
+        """Raise for a value that is not a bool.
 
         Raises:
             PassArgumentTypeError: *always* is not a bool.
@@ -87,12 +89,12 @@ class ChannelMomentsPass(MagiInductorPass):
         check_types(self)
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:  # noqa: ARG002
-        """Some group norm can be rewritten, and is on CUDA and symbolic or large, or *always* is set."""
+        """It applies if some group norm can be rewritten, and is on CUDA and symbolic or large, or *always* is set."""
         count = sum(self._pays(node) for node in graph.nodes)
         return Reason(count > 0, f"{count} group norms")
 
     def __call__(self, graph: Graph) -> None:
-        """Rewrite them."""
+        """Rewrite the group norms."""
         with strides_kept(graph):
             for node in list(graph.nodes):
                 if self._pays(node):
@@ -125,7 +127,7 @@ def _read(node: Node) -> GroupMoments | None:
     image: Node = view.args[0]  # type: ignore[assignment]
     shape, seen = image.meta["val"].shape, view.meta["val"].shape
     fits = (
-        # Half precision would round after each of the two steps; one step is computed in float32.
+        # Half precision would round after each of the two steps, while one step is computed in float32.
         dtype in (torch.float32, torch.float64)
         and len(seen) == 4
         and len(shape) >= 4
@@ -166,7 +168,7 @@ def _rewrite(graph: Graph, moments: GroupMoments) -> None:
 
 @dataclass(frozen=True)
 class Affine:
-    """*node* is what was normalised, times *weight* and plus *bias* where there are such numbers for each channel."""
+    """*node* is the normalised image, times *weight* and plus *bias* if there are such numbers for each channel."""
 
     node: Node
     weight: Node | None = None
@@ -174,16 +176,16 @@ class Affine:
 
 
 def _affine_after(normalised: Node) -> Affine:
-    """The weight and the bias that follow *normalised*, where nothing else reads what comes before them."""
+    """The weight and the bias that follow *normalised*, if nothing else reads what comes before them."""
     scaled, weight = _only_user(normalised, aten.mul.Tensor)
     shifted, bias = _only_user(scaled, aten.add.Tensor)
     return Affine(shifted, weight, bias)
 
 
 def _affine_calls(image: Node) -> list[tuple[Node, Node, Node, Node]]:
-    """Each ``image * scale + shift`` with numbers for each channel: the product, its factor, the sum, what it adds.
+    """Each ``image * scale + shift`` with numbers for each channel: the product, its factor, the sum and its summand.
 
-    Inductor's own decomposition writes it for images that lie channels-first.
+    Inductor's own decomposition writes this for channels-first images.
     """
     calls = []
     for scaled in image.users:
@@ -201,7 +203,10 @@ def _only_user(node: Node, target: Any) -> tuple[Node, Node | None]:
 
 
 def _other_operand(call: Node, target: Any, image: Node) -> Node | None:
-    """What *call* of *target* takes besides *image*, if that is one number for each channel."""
+    """The other operand of *call* of *target* besides *image*, if that is one number for each channel.
+
+    It is None for any other value.
+    """
     if call.target is not target or call.kwargs or call.args.count(image) != 1:
         return None
     other: Any = next(arg for arg in call.args if arg is not image)
@@ -209,7 +214,7 @@ def _other_operand(call: Node, target: Any, image: Node) -> Node | None:
 
 
 def _is_of_channels(x: Node, image: Node) -> bool:
-    """Whether *x* is one number for each channel of *image*, (batch or 1, channels, 1, …), of no wider a type."""
+    """Whether *x* is one number for each channel of *image*, (batch or 1, channels, 1, …), and not of a wider type."""
     ours, theirs = x.meta["val"], image.meta["val"]
     shape, (batch, channels) = tuple(ours.shape), theirs.shape[:2]
     of_channels = [(one_or_batch, channels, *[1] * (theirs.dim() - 2)) for one_or_batch in (1, batch)]
@@ -217,7 +222,7 @@ def _is_of_channels(x: Node, image: Node) -> bool:
 
 
 def _normalised(grouped: Node, mean: Node, image: Node) -> list[tuple[Node, Node, Node]]:
-    """Each ``((grouped - mean) * factor).view(image.shape)``, with the two numbers of each group that it takes."""
+    """Each ``((grouped - mean) * factor).view(image.shape)``, with its *mean* and its factor."""
     return [
         (back, mean, factor)  # type: ignore[misc]
         for centred in grouped.users
@@ -242,7 +247,7 @@ def _same_shape(x: Node, y: Node) -> bool:
 
 
 def _for_each_channel(write: Writer, of_groups: Node, image: Node) -> Node:
-    """(batch, groups, 1, 1) as (batch, channels, 1, …), to be broadcast over *image*."""
+    """*of_groups*, (batch, groups, 1, 1), as (batch, channels, 1, …), which broadcasts over *image*."""
     batch, groups = of_groups.meta["val"].shape[:2]
     channels = image.meta["val"].shape[1]
     repeated = write(aten.expand.default, of_groups, [batch, groups, channels // groups, 1])

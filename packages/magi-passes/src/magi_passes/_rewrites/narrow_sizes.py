@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NarrowSizesPass(MagiInductorPass):
-    """Hand symbolic sizes to Triton kernels in 32 bits, where the kernel counts its elements in 32 bits.
+    """Pass symbolic sizes to Triton kernels in 32 bits if the kernel counts its elements in 32 bits.
 
-    Inductor hands them over in 64 bits, so that every index with a symbol is computed in 64, and divided in 64. Guards
-    make sure that all that a kernel computes from sizes stays below 2**31; a larger size compiles once more, and that
-    code has 64 bits where it needs them. Nothing else in the kernel changes, and static graphs are left alone.
+    Inductor passes them in 64 bits, so every index with a symbol is computed and divided in 64 bits. Guards ensure that
+    everything that a kernel computes from sizes stays below 2**31; a larger size compiles once more, with 64 bits where
+    they are needed. Nothing else in the kernel changes, and static graphs are not changed.
 
     Example:
         >>> from magi_passes import NarrowSizesPass, PassPipeline
@@ -38,7 +38,7 @@ class NarrowSizesPass(MagiInductorPass):
     """
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:  # noqa: ARG002
-        """Some size is a symbol, on a GPU, and Inductor was called in a way that this package knows."""
+        """It applies if a size is a symbol, on a GPU, and the call of Inductor passed through this package."""
         values = [value for node in graph.nodes if isinstance(value := node.meta.get("val"), torch.Tensor)]
         if not any(value.device.type == "cuda" and has_free_symbols(value) for value in values):
             return Reason(False, "no tensor of symbolic size on CUDA")
@@ -47,7 +47,7 @@ class NarrowSizesPass(MagiInductorPass):
         return Reason(True, "symbolic sizes")
 
     def __call__(self, graph: Graph) -> None:  # noqa: ARG002
-        """Ask code generation for it."""
+        """Make code generation pass sizes in 32 bits."""
         compilation = current_compilation()
         if compilation is not None:
             compilation.requests.add(type(self).__name__)

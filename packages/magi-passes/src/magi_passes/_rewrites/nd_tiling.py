@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NDTilingWorkaroundPass(MagiInductorPass):
-    """Ask Inductor for tilings by dimension in dynamic, convolution-heavy graphs, as static graphs get them.
+    """Make Inductor tile by dimension in dynamic, convolution-heavy graphs, as it does in static graphs.
 
-    Until torch 2.10 the analysis that proposes tilings gave up on symbolic sizes (`extract_normalized_read_writes`
-    in torch/_inductor/tiling_utils.py); from 2.11 on it does not, and this pass stays out unless *max_torch* says so.
+    Until torch 2.10, the analysis that proposes tilings did not handle symbolic sizes (`extract_normalized_read_writes`
+    in torch/_inductor/tiling_utils.py). Since 2.11 it does, so there this pass applies only if *max_torch* says so.
 
     Attributes:
-        max_torch: Run on torch releases older than this one, such as ``"2.11"`` or ``"2.13.1"``; None runs on any. An
-            alpha, a nightly or a release candidate counts as the release that it leads to.
-        max_tiles: How many tile dimensions a kernel may have, 2 or 3. A kernel gets three only where its grid is within
-            the limits of CUDA at the sizes that the compilation is guarded for, and reduces nothing.
+        max_torch: Run on torch releases older than this one, such as ``"2.11"`` or ``"2.13.1"``; None runs on all. An
+            alpha, a nightly or a release candidate counts as the release that it precedes.
+        max_tiles: How many tile dimensions a kernel may have, 2 or 3. A kernel gets three only if it reduces nothing
+            and its grid is within the limits of CUDA for all sizes that the guards of the compilation admit.
         nodes_per_conv: The threshold of `is_conv_heavy`.
         static: Run on static graphs too.
     """
@@ -48,7 +48,7 @@ class NDTilingWorkaroundPass(MagiInductorPass):
     static: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what no torch understands.
+        """Raise for values that no torch release accepts.
 
         Raises:
             PassArgumentTypeError: A field has another type than it is annotated with.
@@ -66,7 +66,7 @@ class NDTilingWorkaroundPass(MagiInductorPass):
                 raise PassArgumentError(msg) from None
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:
-        """Older torch, dynamic, convolution-heavy, and the user has not decided about ND tiling."""
+        """It applies to dynamic, convolution-heavy graphs on older torch if the user has not set ND tiling."""
         if self._is_too_new(context):
             return Reason(False, f"torch {context.torch_version} is not older than {self.max_torch}")
         if "triton.prefer_nd_tiling" in context.user_keys:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paddings that are zero in fact, made zero for the compiler.
+"""Symbolic paddings that are always zero, made zero for the compiler.
 
 A causal convolution over time that keeps a cache pads by what the cache does not cover:
 
     x = torch.cat([cache, x], dim=2)
     x = F.pad(x, [1, 1, 1, 1, 2 - cache.shape[2], 0])
 
-With symbolic sizes the amount ``2 - s`` stands in the graph although it is 0 in each call. The padded copy is written,
-and every later index divides by symbols. A guard that the amount is zero costs one more compilation for the sizes for
-which it is not, and no copy is left.
+With symbolic sizes, the amount ``2 - s`` is in the graph although it is 0 in each call. So a padded copy is written,
+and every later index divides by symbols. With a guard that the amount is zero, there is no copy; sizes for which it is
+not zero cost one more compilation.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ _CONVOLUTION_MODULES = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
 class ZeroPadGuardPass(MagiInductorPass):
     """Guard on symbolic paddings that are zero for the example inputs, so that they leave the graph.
 
-    Only the paddings that a convolution reads. Sizes for which such an amount is not zero compile once more, with the
-    amount as a symbol, so that no more than two compilations differ by it. An amount that is not zero for the example
-    inputs stays a symbol at once, and one that depends on data is left alone.
+    Only paddings that a convolution reads are changed. Sizes for which such an amount is not zero compile once more,
+    with the amount as a symbol, so there are at most two compilations for it. An amount that is not zero for the
+    example inputs stays a symbol, and so does one that depends on data.
     """
 
     hook: ClassVar[str] = "pre_grad_custom_pass"
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:  # noqa: ARG002
-        """Some symbolic padding of a convolution is zero for the example inputs."""
+        """It applies if some symbolic padding of a convolution is zero for the example inputs."""
         count = sum(1 for _ in _zero_amounts(graph))
         return Reason(count > 0, f"{count} symbolic paddings of convolutions are zero")
 
     def __call__(self, graph: Graph) -> None:
-        """Guard on each of them."""
+        """Add a guard for each of these amounts."""
         for amount in _zero_amounts(graph):
             _torch_compat.guard_on(amount == 0)
 
 
 def _zero_amounts(graph: Graph) -> Iterator[torch.SymInt]:
-    """The symbolic amounts by which an input of a convolution is padded, as far as they are zero now."""
+    """The symbolic amounts that are zero now among those by which inputs of convolutions are padded."""
     pads = _torch_compat.paddings()
     for node in graph.nodes:
         if node.op == "call_function" and node.target in pads and any(map(_convolves, node.users)):
@@ -72,7 +72,7 @@ def _zero_amounts(graph: Graph) -> Iterator[torch.SymInt]:
 
 
 def _symbolic(entry: object) -> torch.SymInt | None:
-    """The symbol that *entry*, one amount of a padding, stands for; None when it is a plain number."""
+    """The symbol that *entry*, one amount of a padding, stands for; None if it is a plain number."""
     if isinstance(entry, torch.fx.Node):
         # Dynamo keeps the value under the first name, AOTAutograd under the second.
         entry = entry.meta.get("example_value", entry.meta.get("val"))

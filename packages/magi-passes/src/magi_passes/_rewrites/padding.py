@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Zero padding that only convolutions read is left to the convolutions, as far as they can pad themselves."""
+"""Zero padding that only convolutions read is done by the convolutions, as far as they can pad."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def read_zero_pad(node: Node) -> ZeroPad | None:
 
 
 def flat_pads(pads: Sequence[tuple[Amount, Amount]]) -> list[Amount]:
-    """*pads* as `aten.constant_pad_nd` wants them: last dimension first, up to the first one that is padded."""
+    """*pads* in the form of `aten.constant_pad_nd`: last dimension first, up to the first one that is padded."""
     first = next((dim for dim, pair in enumerate(pads) if pair != (0, 0)), len(pads))
     return [n for pair in pads[first:][::-1] for n in pair]
 
@@ -58,18 +58,18 @@ class ConvPaddingPass(MagiInductorPass):
     """Give the symmetric part of an explicit zero padding to the convolutions that read it.
 
     ``conv(pad(x, (1, 1, 2, 0)))`` becomes ``conv(pad(x, (0, 0, 2, 0)), padding=(0, 1))``: exact, and the tensor with
-    the border is never written. A padding that anything but a convolution reads stays.
+    the border is never written. A padding that is also read by anything else than convolutions stays.
     """
 
     hook: ClassVar[str] = "post_grad_custom_pre_pass"
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:  # noqa: ARG002
-        """Some padding can move."""
+        """It applies if some padding can be moved into convolutions."""
         count = sum(_movable(node) is not None for node in graph.nodes)
         return Reason(count > 0, f"{count} paddings that only convolutions read")
 
     def __call__(self, graph: Graph) -> None:
-        """Move them."""
+        """Move these paddings into the convolutions."""
         with strides_kept(graph):
             for node in list(graph.nodes):
                 if (found := _movable(node)) is not None:
@@ -77,7 +77,7 @@ class ConvPaddingPass(MagiInductorPass):
 
 
 def _movable(node: Node) -> tuple[ZeroPad, list[Convolution], tuple[int, ...]] | None:
-    """The padding of *node*, its readers, and how much of it they can take over on each side, by dimension."""
+    """The padding of *node*, its readers, and how much of it they can do on each side, by dimension."""
     pad = read_zero_pad(node)
     if pad is None or not node.users:
         return None
@@ -87,7 +87,8 @@ def _movable(node: Node) -> tuple[ZeroPad, list[Convolution], tuple[int, ...]] |
     convolutions = [conv for conv in readers if conv is not None]
     shares = []
     for dim, amounts in enumerate(pad.pads[2:]):
-        # More padding than the kernel reaches would give outputs that see nothing but zeros: not every library has it.
+        # With more padding than the kernel reaches, some outputs would see only zeros, which not every library
+        # supports.
         room = min(conv.reach[dim] - conv.padding[dim] for conv in convolutions)
         numbers = [amount for amount in amounts if isinstance(amount, int)]
         shares.append(max(0, min(*numbers, room)) if len(numbers) == 2 else 0)
@@ -106,6 +107,6 @@ def _move(graph: Graph, pad: ZeroPad, convolutions: list[Convolution], shares: t
 
 
 def _less(pair: tuple[Amount, Amount], share: int) -> tuple[Amount, Amount]:
-    """*pair* without *share* on either side; a pair with a symbol has no share to give."""
+    """*pair* minus *share* on either side; the share of a pair with a symbol is zero."""
     before, after = pair
     return (before - share, after - share) if isinstance(before, int) and isinstance(after, int) else pair

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """3D convolutions with few time taps as 2D convolutions.
 
-A tap is one plane of the kernel along time. Output frame t of a convolution with three taps reads three input frames;
-laid side by side along the channels they are one image, and the three planes of the kernel one 2D kernel:
+A tap is one plane of the kernel along time. Output frame t of a convolution with three taps reads three input frames.
+Concatenated along the channels, they are one image, and the three planes of the kernel are one 2D kernel:
 
     out[:, :, t] = conv2d(cat([x[:, :, t], x[:, :, t + 1], x[:, :, t + 2]], dim=1), cat(planes, dim=1))
 
-Libraries have better 2D than 3D kernels, channels-last has no copies left around it, and the concatenation is written
-by the kernel that produces x. Frames beyond the ends of x are zeros: their taps are left out rather than multiplied.
-With two frames of padding before three frames (a causal decoder), that is a third of the arithmetic.
+Libraries have better 2D than 3D kernels, channels-last needs no copies around a 2D convolution, and the concatenation
+is written by the kernel that produces x. Frames beyond the ends of x are zeros, so their taps are left out rather than
+multiplied. With two frames of padding before three frames (a causal decoder), that saves a third of the arithmetic.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Frames:
 
 @dataclass(frozen=True)
 class Source:
-    """What a convolution reads, without its zero frames: *before* and *after* of them stand around *x* along time."""
+    """The input of a convolution, without zero frames; *before* and *after* are their numbers around *x* along time."""
 
     x: Node
     before: int
@@ -56,7 +56,7 @@ class Source:
 
 
 def source_of(conv: Convolution) -> Source:
-    """The input of *conv* with explicit time padding and the convolution's own counted as frames of zeros."""
+    """The input of *conv*, with explicit time padding and the padding of *conv* counted as zero frames."""
     pad, own = read_zero_pad(conv.x), conv.padding[0]
     if pad is None or any(pair != (0, 0) for pair in (*pad.pads[:2], *pad.pads[3:])):
         return Source(conv.x, own, own)
@@ -84,17 +84,17 @@ def split_frames(length: int, before: int, after: int, conv: Convolution) -> lis
 class TemporalConvPass(MagiInductorPass):
     """Write 3D convolutions with few time taps as channels-last 2D convolutions over the taps as channels.
 
-    Exact: the same products are summed. Any stride, padding, dilation, number of groups and kernel is accepted, whether
-    the frames are counted by a constant or by a symbol; transposed and 2D convolutions stay.
+    The result is exact: the same products are summed. Every stride, padding, dilation, number of groups and kernel is
+    accepted, with a constant or symbolic number of frames; transposed and 2D convolutions stay.
 
     Attributes:
-        always: Rewrite every convolution that can be, rather than those where it pays: half precision on CUDA,
-            ungrouped, at most *max_taps* taps.
-        max_taps: The concatenation is as many times larger than the input.
-        min_skipped: Split frames by the taps that read no zeros when at least this share of the arithmetic goes; below
-            it, zero frames are written and one convolution does them all.
-        native_channels: From so many input channels on, a convolution that no tap can be left out of stays 3D, with
-            its input stored channels-last: the 3D kernel is then as fast, and the taps need not be written.
+        always: Rewrite every convolution that can be rewritten, instead of only those where it is expected to be
+            faster: half precision on CUDA, ungrouped, at most *max_taps* taps.
+        max_taps: The largest number of taps; the concatenation is as many times larger than the input.
+        min_skipped: Split frames by the taps that read no zeros if that saves at least this share of the arithmetic;
+            below it, zero frames are written and one convolution computes all frames.
+        native_channels: With at least so many input channels, a convolution of which no tap can be left out stays 3D,
+            with its input stored channels-last. The 3D kernel is then as fast, and no concatenation is written.
     """
 
     hook: ClassVar[str] = "post_grad_custom_pre_pass"
@@ -105,7 +105,7 @@ class TemporalConvPass(MagiInductorPass):
     native_channels: int = 192
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be a limit.
+        """Raise for values that cannot be limits.
 
         Raises:
             PassArgumentTypeError: A field has another type than it is annotated with.
@@ -117,13 +117,13 @@ class TemporalConvPass(MagiInductorPass):
         check_value(self, "min_skipped", holds=self.min_skipped >= 0, rule=rule)
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:  # noqa: ARG002
-        """Some convolution can be rewritten, and it pays or *always* is set."""
+        """It applies if some convolution can be rewritten, and that is expected to be faster or *always* is set."""
         candidates = [conv for node in graph.nodes if (conv := _temporal(node)) is not None]
         chosen = [conv for conv in candidates if self._pays(conv)]
         return Reason(bool(chosen), f"{len(chosen)} of {len(candidates)} convolutions over time")
 
     def __call__(self, graph: Graph) -> None:
-        """Rewrite them."""
+        """Rewrite the chosen convolutions."""
         with strides_kept(graph):
             self._rewrite_all(graph)
 
@@ -179,7 +179,7 @@ def _temporal(node: Node) -> Convolution | None:
 
 
 def _frames_first(write: Writer, video: Node) -> Node:
-    """(batch, channels, frames, …) as (frames, batch, channels, …), without the batch where it is one."""
+    """*video*, (batch, channels, frames, …), as (frames, batch, channels, …), without the batch if it is one."""
     stored = stored_channels_last(write, video)
     if video.meta["val"].shape[0] == 1:
         return write(aten.permute.default, write(aten.squeeze.dim, stored, 0), [1, 0, 2, 3])
@@ -187,7 +187,7 @@ def _frames_first(write: Writer, video: Node) -> Node:
 
 
 def _convolve(write: Writer, conv: Convolution, source: Source, frames: Frames) -> Node:
-    """The 2D convolution of *frames*: shape (frames · batch, out channels, height, width), frames outermost."""
+    """The output *frames* by a 2D convolution: (frames · batch, out channels, height, width), frames outermost."""
     images = [_tap_images(write, conv, source, frames, tap) for tap in frames.taps]
     at_weight = write.after(conv.weight)
     planes = [at_weight(aten.select.int, conv.weight, 2, tap) for tap in frames.taps]
@@ -197,7 +197,7 @@ def _convolve(write: Writer, conv: Convolution, source: Source, frames: Frames) 
 
 
 def _convolve_in_3d(write: Writer, conv: Convolution, source: Source) -> Node:
-    """*conv* itself, of a video that is stored channels-last."""
+    """*conv* itself, of an input that is stored channels-last."""
     padding, x = (source.before, *conv.padding[1:]), source.x
     if source.before != source.after:
         padding = (0, *conv.padding[1:])
@@ -206,26 +206,26 @@ def _convolve_in_3d(write: Writer, conv: Convolution, source: Source) -> Node:
     return write(aten.convolution.default, stored_channels_last(write, x), *args, conv.groups)
 
 
-# Writing so many elements takes a GPU about as long as launching a kernel: a few microseconds.
+# A GPU writes so many elements in about the time of a kernel launch, a few microseconds.
 _SMALL_WEIGHT = 2**20
 
 
 def _is_small_weight_of_taps(node: Node) -> bool:
-    """Whether *node* is planes of a parameter side by side, as `_convolve` writes them, and small."""
+    """Whether *node* is a small concatenation of the planes of a parameter, as `_convolve` writes it."""
     if node.target is not aten.cat.default:
         return False
     planes: Any = node.args[0]
     are_planes = all(plane.target is aten.select.int and plane.args[0].op == "placeholder" for plane in planes)
-    # Writing them together multiplies by 1.0, which makes floats of ints.
+    # They are written together by a product with 1.0, which would turn ints into floats.
     are_planes = are_planes and node.meta["val"].dtype.is_floating_point
     return are_planes and hinted(node.meta["val"].numel()) <= _SMALL_WEIGHT
 
 
 def _write_together(graph: Graph, weights: list[Node]) -> None:
-    """Have one kernel write all *weights*, rather than launch one for each."""
+    """Make one kernel write all *weights*, rather than one kernel for each."""
     if len(weights) < 2:
         return
-    # Times one is the identity that Inductor makes one kernel of for a whole list.
+    # Inductor makes one kernel for a whole list of products, and a product with one changes nothing.
     written = Writer(graph, weights[-1].next)(aten._foreach_mul.Scalar, weights, 1.0)  # noqa: SLF001
     write = Writer(graph, written.next)
     for index, weight in enumerate(weights):
@@ -241,7 +241,7 @@ def _tap_images(write: Writer, conv: Convolution, source: Source, frames: Frames
     if frames.count > 0:
         stop: Any = start + (frames.count - 1) * stride + 1
     else:
-        # All frames: the last tap reads up to the end, and tap k stops (taps - 1 - k) dilations before.
+        # For all frames, the last tap reads up to the end, and tap k ends (taps - 1 - k) dilations before.
         behind = (conv.kernel[0] - 1 - tap) * conv.dilation[0]
         stop = length - behind if isinstance(length, int) else (-behind or 2**63 - 1)
     taken = write(aten.slice.Tensor, source.x, 0, start, stop, stride)
@@ -251,7 +251,7 @@ def _tap_images(write: Writer, conv: Convolution, source: Source, frames: Frames
 
 
 def _side_by_side(write: Writer, conv: Convolution, images: list[Node]) -> Node:
-    """One image from one per tap: along the channels, within each group of the convolution."""
+    """*images*, one for each tap, as one image: concatenated along the channels within each group of *conv*."""
     if len(images) == 1:
         return images[0]
     if conv.groups == 1:

@@ -4,7 +4,7 @@
 releases.py    releases as numbers
 config.py      Inductor's configuration, read, compared and put back
 compiling.py   how Inductor is called, and the two functions of it that are wrapped
-tilings.py     three mends of how it tiles kernels
+tilings.py     how it tiles kernels, with four repairs
 size_arguments.py    the type in which sizes reach a kernel
 graphs.py      graphs, symbolic sizes, operators
 machine.py     folders and devices of this machine

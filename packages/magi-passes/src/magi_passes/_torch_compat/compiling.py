@@ -24,9 +24,10 @@ _install_lock = threading.Lock()
 
 
 def compilation_lock() -> AbstractContextManager[object]:
-    """Keeps other threads out while a pass's configuration is in place, where configuration is shared.
+    """A lock that keeps other threads from compiling while a pass's configuration is set, if threads share it.
 
-    Needed before torch 2.12 only. It is Dynamo's own (reentrant) compile lock, so no second order of locks arises.
+    It is needed only before torch 2.12. It is Dynamo's own (reentrant) compile lock, so there is only one order of
+    locks.
     """
     if releases.release(releases.torch_version()) >= (2, 12):
         return contextlib.nullcontext()
@@ -38,7 +39,7 @@ def compilation_lock() -> AbstractContextManager[object]:
 def out_of_process_mode() -> str | None:
     """The value of TORCHINDUCTOR_FX_COMPILE_MODE under which Inductor loses custom passes, or None.
 
-    Those modes ship `config.save_config_portable()` to the compiling side, and that leaves the hooks out
+    Those modes send `config.save_config_portable()` to the compiling side, which leaves the hooks out
     (`_save_config_ignore` in torch/_inductor/config.py).
     """
     from torch._inductor import compile_fx
@@ -51,11 +52,11 @@ def out_of_process_mode() -> str | None:
 
 @contextlib.contextmanager
 def nested_compilation() -> Iterator[None]:
-    """Let a compilation run inside another one.
+    """A context in which a compilation can run inside another one.
 
-    TritonBundler keeps one bundle per process and asserts that none is open
-    (`begin_compile` in torch/_inductor/triton_bundler.py), so the outer one is put aside.
-    So is the outer tracing context, whose fake tensors AOTAutograd would mix with the inner ones.
+    TritonBundler keeps one bundle per process and asserts that none is open (`begin_compile` in
+    torch/_inductor/triton_bundler.py), so the outer one is put aside. The outer tracing context is put aside too,
+    because AOTAutograd would mix its fake tensors with the inner ones.
     """
     from torch._guards import tracing
     from torch._inductor.triton_bundler import TritonBundler
@@ -94,7 +95,7 @@ def compile_graph(
 
 
 def current_compile_id() -> str | None:
-    """Dynamo's id of the compilation under way, such as ``0/1``."""
+    """Dynamo's id of the compilation in progress, such as ``0/1``; None if there is none."""
     from torch._guards import CompileContext
 
     compile_id = CompileContext.current_compile_id()
@@ -133,7 +134,7 @@ def with_config_patches(
 def with_inner_compile(
     args: tuple[Any, ...], kwargs: dict[str, Any], around: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of `compile_fx` with *around* of the function that compiles one graph."""
+    """The arguments of `compile_fx` in which the function that compiles one graph is replaced by *around* of it."""
     if len(args) > 2:
         return (*args[:2], around(args[2]), *args[3:]), kwargs
     from torch._inductor.compile_fx import compile_fx_inner
@@ -147,10 +148,10 @@ def install(
 ) -> None:
     """Route `compile_fx` and `_compile_fx_inner` of torch/_inductor/compile_fx.py through two functions, once.
 
-    Two, because each knows what the other does not. `compile_fx` sees the caller's options and the hooks that
-    they are about to hide, and computes AOTAutograd's cache key. `_compile_fx_inner` is one compilation of one
-    graph, cache lookup included, and the only place through which a backward pass comes, compiled long after
-    `compile_fx` returned. Both are looked up in the module on each use, in every release from 2.10 to 2.15.
+    Two are needed, because each knows what the other does not. `compile_fx` sees the caller's options and the hooks
+    that they hide, and computes AOTAutograd's cache key. `_compile_fx_inner` compiles one graph, cache lookup included,
+    and is the only function called for a backward graph, which is compiled long after `compile_fx` returned. Both are
+    looked up in the module on each use, in every release from 2.10 to 2.15.
     """
     module: Any = importlib.import_module("torch._inductor.compile_fx")
     with _install_lock:

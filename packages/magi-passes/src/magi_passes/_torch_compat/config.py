@@ -44,13 +44,13 @@ def config_keys() -> frozenset[str]:
 
 
 def config_values() -> dict[str, Any]:
-    """Every Inductor key with the value that the current context sees; nothing is copied."""
+    """Every Inductor key with its value in the current context; values are not copied."""
     config = _config()
     return {key: _effective(config, key, _override_of(config, key)) for key in config._config}
 
 
 def default_of(key: str) -> Any:
-    """The value of *key* in an untouched torch, which environment variables may have chosen."""
+    """The default value of *key*, which environment variables may have set."""
     return _config()._config[key].default
 
 
@@ -65,7 +65,7 @@ def set_config(key: str, value: object) -> None:
 
 
 def patched(values: Mapping[str, Any]) -> AbstractContextManager[object]:
-    """Within it the configuration has *values*, by key."""
+    """A context in which the configuration has *values*, by key."""
     patch: AbstractContextManager[object] = _config().patch(dict(values))
     return patch
 
@@ -86,7 +86,7 @@ def _override_of(config: Any, key: str) -> Any:
 def _effective(config: Any, key: str, override: Any) -> Any:
     """What reading *key* would give with *override* in place.
 
-    ``getattr`` is no way to find out: it copies mutable defaults into the override, and may warn.
+    ``getattr`` is not used, because it copies mutable defaults into the override, and may warn.
     """
     entry = config._config[key]
     if entry.env_value_force is not _unset():
@@ -98,7 +98,7 @@ def _effective(config: Any, key: str, override: Any) -> Any:
 
 
 def read_overrides() -> dict[str, Any]:
-    """The state of Inductor's configuration in the current context, cheap to take and exact to put back.
+    """The state of Inductor's configuration in the current context, for `restore_overrides`.
 
     Builtin containers are copied, because configuration is also changed in place (``config.x.append``).
     """
@@ -117,7 +117,7 @@ def _copied(value: Any) -> Any:
 def config_changes(before: Overrides, after: Overrides) -> dict[str, tuple[Any, Any]]:
     """The keys whose effective value differs between two states, with both values.
 
-    A mutable default that was merely read becomes an override of equal value: no change.
+    A mutable default that was only read becomes an override of equal value, which is not a change.
     """
     config = _config()
     changes = {}
@@ -132,12 +132,12 @@ def config_changes(before: Overrides, after: Overrides) -> dict[str, tuple[Any, 
 
 
 def _same(left: Any, right: Any) -> bool:
-    # True == 1, but a user who looks at the configuration sees the difference.
+    # True == 1, but a user who reads the configuration sees the difference.
     return left is right or (type(left) is type(right) and bool(left == right))
 
 
 def restore_overrides(saved: Overrides, keys: Iterable[str] | None = None) -> None:
-    """Put the configuration, or only *keys* of it, back into the state that `read_overrides` returned."""
+    """Restore the configuration, or only *keys* of it, to the state that `read_overrides` returned."""
     config = _config()
     for key in config._config if keys is None else keys:
         override = saved[key]

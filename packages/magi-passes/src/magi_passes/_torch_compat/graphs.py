@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs, symbolic sizes and operators, and the operator of our own. Tried on torch 2.10 to 2.15."""
+"""Graphs, symbolic sizes and operators, and our own operator. Tried on torch 2.10 to 2.15."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def size_hint(size: torch.SymInt) -> int:
 
 
 def guard_on(condition: bool | torch.SymBool) -> bool:
-    """The truth of *condition* for the example inputs; from now on the compiled code holds only where it is the same.
+    """The truth of *condition* for the example inputs; a guard limits the compiled code to inputs with the same truth.
 
     Reading the truth of a symbolic comparison adds the guard to the shape environment. All releases.
     """
@@ -35,9 +35,9 @@ def is_erased(node: Node) -> bool:
 
 
 def is_body_of_higher_order_op(graph: Graph) -> bool:
-    """Whether Inductor is at work on *graph* as the body of `cond`, `while_loop` or their like.
+    """Whether Inductor compiles *graph* as the body of `cond`, `while_loop` or a similar operator.
 
-    Inductor notes the strides of outputs where it restores them: for a whole graph and for the body of
+    Inductor notes the strides of outputs if it restores them: for a whole graph and for the body of
     `invoke_subgraph` (`_recursive_record_original_output_strides` in torch/_inductor/compile_fx.py). All releases.
     """
     from torch._inductor.virtualized import NullHandler, V
@@ -47,7 +47,7 @@ def is_body_of_higher_order_op(graph: Graph) -> bool:
 
 
 def outputs_that_are_bases() -> range:
-    """The places of the outputs that AOTAutograd added to the graph under way because several outputs are their views.
+    """The positions of outputs that AOTAutograd added to the current graph because several outputs are views of them.
 
     `num_forward_returns` in torch/_functorch/_aot_autograd/schemas.py has the order of outputs. All releases.
     """
@@ -67,7 +67,7 @@ def operator_types() -> tuple[type, ...]:
 
 
 def paddings() -> frozenset[Callable[..., Any]]:
-    """What `torch.nn.functional.pad` and the padding modules are in a captured graph, before and after decomposition.
+    """The targets of `torch.nn.functional.pad` and the padding modules in a captured graph, also after decomposition.
 
     All releases; Dynamo captures the first or the second.
     """
@@ -77,7 +77,10 @@ def paddings() -> frozenset[Callable[..., Any]]:
 
 
 def symbolic_dispatch() -> AbstractContextManager[object]:
-    """Within it operators decompose in Python, where C++ would ask a symbolic size for its number. All releases."""
+    """A context in which operators decompose in Python.
+
+    In C++, they would ask a symbolic size for its number. All releases.
+    """
     from torch._dispatch.python import enable_python_dispatcher
 
     return enable_python_dispatcher()
@@ -85,7 +88,7 @@ def symbolic_dispatch() -> AbstractContextManager[object]:
 
 @functools.cache
 def _library() -> torch.library.Library:
-    """Our operators live as long as this object."""
+    """The library that holds our operators, which live as long as it."""
     return torch.library.Library("magi_passes", "FRAGMENT")
 
 
@@ -94,7 +97,7 @@ def channels_last_op() -> torch._ops.OpOverload:
     """``magi_passes::channels_last(x)``: a copy of *x* with the channels innermost in memory.
 
     Inductor lowers it to a constraint on the kernel that computes *x*, which then writes that layout itself. Its own
-    `prims.inductor_force_stride_order` wants strides, and cannot sort symbolic ones.
+    `prims.inductor_force_stride_order` takes strides, and cannot sort symbolic ones.
     """
     from torch._inductor import ir
     from torch._inductor.lowering import register_lowering
@@ -111,7 +114,7 @@ def channels_last_op() -> torch._ops.OpOverload:
 
     @register_lowering(op, type_promotion_kind=None)
     def lower(x: Any) -> Any:
-        # From the innermost dimension: position of each dimension in the order of strides.
+        # The position of each dimension in the order of strides, from the innermost.
         order = [3, 0, 2, 1] if len(x.get_size()) == 4 else [4, 0, 3, 2, 1]
         return ir.ExternKernel.require_stride_order(x, order)
 

@@ -17,7 +17,7 @@ def inductor_cache_dir() -> str:
 
 
 def shared_folder() -> str:
-    """A folder that all of the user's processes on this machine share, whatever their cache directories are."""
+    """A folder that all processes of the user on this machine share, independent of their cache directories."""
     from torch._inductor.runtime import cache_dir_utils
 
     return cache_dir_utils.default_cache_dir()

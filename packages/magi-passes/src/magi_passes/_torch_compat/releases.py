@@ -9,7 +9,7 @@ import torch
 
 
 def torch_version() -> str:
-    """The running torch release, local version and all, such as ``2.13.0+cpu``."""
+    """The running torch release with its local version, such as ``2.13.0+cpu``."""
     return str(torch.__version__)
 
 
@@ -23,7 +23,7 @@ _VERSION = re.compile(
 def numbers_of(version: str) -> tuple[int, int, int, int]:
     """Major, minor, patch and post-release number of *version*, for comparisons: ``2.13.1.post2`` is (2, 13, 1, 2).
 
-    What was built before a release counts as the release, ``2.11.0a0+git`` as (2, 11, 0, 0): it has the code.
+    A build before a release counts as the release, ``2.11.0a0+git`` as (2, 11, 0, 0), because it has the same code.
 
     Raises:
         ValueError: *version* is not a torch release.

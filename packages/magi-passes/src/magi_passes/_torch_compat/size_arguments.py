@@ -20,13 +20,13 @@ def install_narrow_sizes(memo_of_current: Callable[[], MutableMapping[Any, bool]
     """Pass sizes to kernels as 32-bit integers, for compilations for which *memo_of_current* gives a dict.
 
     `signature_to_meta` (torch/_inductor/codegen/triton_utils.py) declares every size ``i64``, also where all elements
-    are counted in 32 bits: a kernel may compute ``s0 * s1`` for its own sake, as a mean over two dimensions does, and
-    that can be larger than any of its tensors. Every index with a symbolic size is 64 bits wide then, and a division
-    of such an index takes a GPU several times as long.
+    are counted in 32 bits, because a kernel may compute ``s0 * s1``, as a mean over two dimensions does, and that can
+    be larger than any of its tensors. So every index with a symbolic size has 64 bits, and a GPU takes several times as
+    long to divide it.
 
-    What a kernel computes from sizes alone is known once its body is written: each expression that it prints passes
-    through `rename_indexing`. Where all of it fits into 32 bits, which a guard makes sure of, so do the sizes. The dict
-    has the answers so far.
+    What a kernel computes from sizes only is known when its body is written, because each expression that it prints
+    passes through `rename_indexing`. If all of it fits into 32 bits, which a guard ensures, the sizes are passed in 32
+    bits. The dict holds the answers so far.
     """
     import sympy
     from torch._inductor.codegen import triton as codegen
@@ -65,7 +65,7 @@ def install_narrow_sizes(memo_of_current: Callable[[], MutableMapping[Any, bool]
 
 
 def bounds_of_sizes(index: Any) -> Iterator[Any]:
-    """An upper bound of each part of *index* that is made of sizes alone, whatever the signs in it.
+    """An upper bound of the absolute value of each part of *index* that is made of sizes only.
 
     Example: ``x0 + 4*s0*s1*x1 - s2`` has the parts ``4*s0*s1`` and ``-s2``, with the bounds ``4*s0*s1`` and ``s2``.
     """
@@ -76,7 +76,7 @@ def bounds_of_sizes(index: Any) -> Iterator[Any]:
     parts = list(index.args)
     if all(map(_is_size, index.free_symbols)):
         yield sympy.Add(*(_without_sign(term) for term in sympy.Add.make_args(index.expand())))
-        # A quotient of sizes is small, and what it divides need not be.
+        # A quotient of sizes may be small although its numerator is large.
         parts = [arg for function in index.atoms(sympy.Function) for arg in function.args]
     elif isinstance(index, (sympy.Add, sympy.Mul)):
         sizes = [part for part in parts if all(map(_is_size, part.free_symbols))]
@@ -105,10 +105,10 @@ def _fits(bound: Any, memo: MutableMapping[Any, bool]) -> bool:
 
 
 def guarded_within(size: Any, limit: int) -> bool:
-    """Whether *size* is at most *limit* here, and by a guard wherever this code runs.
+    """Whether *size* is at most *limit*, for all inputs that the guards admit; a guard is added if needed.
 
-    Without a guard, which data-dependent sizes and packages ahead of time cannot have and a backward that compiles late
-    gets no more, only what is known counts.
+    If no guard can be added, only known bounds count: for sizes that depend on data, for packages that are compiled
+    ahead of time, and for a backward that is compiled late.
     """
     from torch._inductor.virtualized import V
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How Inductor tiles kernels, mended where it takes forever or cannot be launched. Tried on torch 2.10 to 2.15."""
+"""How Inductor tiles kernels, with repairs of what is slow or cannot be launched. Tried on torch 2.10 to 2.15."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
-# What CUDA allows for the y and z dimensions of a grid; x goes to 2**31 - 1.
+# The limit of CUDA for the y and z dimensions of a grid; that of x is 2**31 - 1.
 MAX_GRID_YZ = 65535
 
 
@@ -21,15 +21,15 @@ _install_lock = threading.Lock()
 
 
 def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> None:
-    """Mend four things in how Inductor tiles kernels, for compilations for which *memo_of_current* gives a dict.
+    """Repair four things in how Inductor tiles kernels, for compilations for which *memo_of_current* returns a dict.
 
-    `match_mod_div_block_expr` (torch/_inductor/codegen/block_analysis.py) is asked the same question for every pair of
-    nodes that might fuse, and answers it by a search whose time grows exponentially with the rank: with ND tiling,
-    most of the compile time. Its answers are kept in the dict; an index without division or modulus matches nothing.
+    `match_mod_div_block_expr` (torch/_inductor/codegen/block_analysis.py) is called with the same arguments for every
+    pair of nodes that might fuse, and searches in a time that grows exponentially with the rank. With ND tiling, that
+    is most of the compile time. Its answers are kept in the dict; an index without division or modulus matches nothing.
 
-    A grid of three dimensions has no way out when y or z exceeds what CUDA allows, and one with a reduction has
-    produced kernels that address a dimension the grid does not have (torch 2.11 to 2.13). `launchable_tiling` takes
-    two dimensions there: the grid of two has an overflow path.
+    A grid of three dimensions cannot be launched if y or z exceeds what CUDA allows, and with a reduction it has
+    produced kernels that address a dimension that the grid does not have (torch 2.11 to 2.13). `launchable_tiling` uses
+    two dimensions there, because a grid of two has an overflow path.
 
     A pointwise kernel with three tile dimensions is not tuned: it gets blocks of 16 by 16 by 16, each row of which is
     a quarter of what neighbouring threads could read together. Here it gets the choice that `max_autotune_pointwise`
@@ -92,9 +92,9 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
 
 
 def launchable_tiling(tiling: Mapping[str, Any], *, is_reduction: bool) -> Mapping[str, Any]:
-    """*tiling*, with z folded into y unless both are within the limits of a grid and nothing is reduced.
+    """*tiling*, with z merged into y unless both are within the limits of a grid and nothing is reduced.
 
-    A size that is small enough now is guarded: a larger one compiles again, and gets two dimensions.
+    A guard is added for a size that is small enough now; a larger one compiles again, with two dimensions.
     """
     if "z" not in tiling:
         return tiling

@@ -3,8 +3,8 @@
 
 torch keys on the sources of kernels that it finds, and misses the op's Python body, autotune configs, helpers and the
 constants they read (`torch/_functorch/_aot_autograd/autograd_cache.py`). It asks each entry of its table for `.src`
-while it computes a key; an entry of ours answers with a fingerprint of that moment, so a constant that changes between
-two compilations in one process counts too.
+while it computes a key. Our entry answers with a fingerprint that is computed at that moment, so the key also changes
+with a constant that changes between two compilations in one process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class CacheKeyEntry:
-    """Stands where torch expects a JITFunction; torch reads `.src`, `.__name__` and `.fn`."""
+    """An entry in the place where torch expects a JITFunction, of which it reads `.src`, `.__name__` and `.fn`."""
 
     def __init__(self, name: str, body: Callable[..., Any], found: KernelReport) -> None:
         self.__name__ = name
@@ -49,9 +49,9 @@ class CacheKeyEntry:
 
     @property
     def fn(self) -> Callable[..., None]:
-        """A function without globals: torch looks through it for further sources."""
+        """A function without globals, because torch searches its globals for further sources."""
         return _nothing
 
 
 def _nothing() -> None:
-    """Refer to nothing."""
+    """Do nothing, and refer to nothing."""

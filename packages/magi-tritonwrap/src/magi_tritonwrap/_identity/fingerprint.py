@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """A digest of everything that decides what a function does: its code, what it calls, and the values those read.
 
-Functions are walked by their code objects, so that functions without source count too. The walk stops at libraries,
-whose versions are in torch's key already. Two processes that load the same code with the same values get the same
-digest; a value without a stable form, for example a socket, is listed in `unstable`, and then the digest is not a key.
+Functions are followed by their code objects, so functions without source count too. The walk stops at libraries, whose
+versions are already in torch's key. Two processes that load the same code with the same values get the same digest; a
+value without a stable form, for example a socket, is listed in `unstable`, and then the digest is not a key.
 
-Objects are numbered in the order in which the walk meets them and described one after the other, each by its own code
-and the numbers of what it refers to: neither circles nor the depth of the caller's stack make a difference.
+Objects are numbered in the order in which the walk meets them, and each is described by its own code and the numbers of
+what it refers to. So reference cycles end, and the depth of the caller's stack makes no difference.
 
-Over-approximated on purpose: of a user's module every attribute that the code mentions is read, of a class every
-member. An edit that changes nothing may cost a cache miss; an edit that changes something never hits. Of an installed
-distribution that is not the op's own the release counts, the content of each file reached, and the code and the plain
-values that its functions read.
+The walk reads more than is strictly needed, on purpose: every attribute of a user's module that the code mentions, and
+every member of a class. An edit that changes nothing may cause a cache miss; an edit that changes something never
+causes a hit. An installed distribution that is not the op's own counts by its release, the content of each file that
+the walk reaches, and the code and plain values that its functions read.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def fingerprint(values: Iterable[Any], name: str) -> Fingerprint:
 
 
 class _Walk:
-    """Numbers what it meets, and describes each once."""
+    """A walk that numbers each value it meets, and describes it once."""
 
     def __init__(self, own: frozenset[str], outer: tuple[int, ...] = ()) -> None:
         self.unstable_values: list[str] = []
@@ -94,7 +94,7 @@ class _Walk:
         return digest("roots", *forms)
 
     def form(self, value: Any, place: Place) -> str:
-        """*value* itself where it is plain, else its number."""
+        """The form of *value* where it is plain; otherwise the number under which the walk describes it."""
         plain = plain_form(self, value, place) or self._wrapper(value, place)
         if plain is not None:
             return plain
@@ -106,7 +106,7 @@ class _Walk:
         return f"#{self._numbers[key]}"
 
     def unordered(self, values: Iterable[Any], place: Place) -> list[str]:
-        """The forms of the items of a set, ordered by what each is described as on its own."""
+        """The forms of the items of a set, ordered by the digest of each item on its own."""
         inner = place.inner(" (an item)")
         alone = sorted(((self._alone(value, inner), value) for value in values), key=lambda pair: pair[0])
         return [self.form(value, inner) for _, value in alone]
@@ -123,7 +123,10 @@ class _Walk:
         return digest("unstable", type_name(type(value)))
 
     def _wrapper(self, value: Any, place: Place) -> str | None:
-        """The form of what Python makes again each time that it is asked for, or puts around a function."""
+        """The form of *value* where Python makes it at each access, as a bound method, or puts it around a function.
+
+        It is None for any other value.
+        """
         if isinstance(value, types.MethodType):
             return digest(
                 "method", self.form(value.__func__, place), self.form(value.__self__, place.inner(".__self__"))
@@ -142,7 +145,7 @@ class _Walk:
         return None
 
     def _extension(self, module: str | None) -> str:
-        """The content of the extension module that a C function is from, unless it is a library's."""
+        """A digest of the extension module that a C function comes from; empty if that is a library's."""
         if module is None or standing_of_module(module) is Standing.LIBRARY:
             return ""
         return content_of(getattr(sys.modules.get(module), "__file__", None))
@@ -212,7 +215,10 @@ class _Walk:
         return digest("function", *parts)
 
     def _distribution(self, standing: Standing, module: str, file: str | None) -> str:
-        """The release and the file that installed code comes from; of our own packages all files."""
+        """The release of the distribution that *module* comes from, and the content of *file*.
+
+        For our own packages, of all files.
+        """
         root = module.partition(".")[0]
         if standing is Standing.OURS:
             return content_of_package(root)
@@ -237,7 +243,7 @@ class _Walk:
             return digest("log", type(value).__name__)
         if not isinstance(value, types.ModuleType):
             return self.form(value, place)
-        # What a module that is handed on is asked for cannot be told from the names mentioned here.
+        # Which attributes of a module are read cannot be told here when the module is passed on as a value.
         return self._module(value, None if name in names.whole else names, place, ())
 
     def _imported(self, one: Import, namespace: Mapping[str, Any], names: CodeNames, place: Place) -> str:
@@ -246,7 +252,7 @@ class _Walk:
         name = importlib.util.resolve_name(relative, package) if one.level and package else one.module
         standing = standing_of_module(name, self._own)
         if place.read_by is Standing.INSTALLED or standing in (Standing.LIBRARY, Standing.OURS):
-            # Whether it is loaded by now depends on what ran before.
+            # Whether the module is loaded already depends on what ran before.
             return digest("import", name, self._distribution(standing, name, None), content_of_module(name))
         where = place.of(f"module '{name}' imported by {place.text}")
         if name not in sys.modules:
@@ -260,7 +266,7 @@ class _Walk:
         return digest("import", name, *forms)
 
     def _module(self, module: types.ModuleType, names: CodeNames | None, place: Place, above: tuple[int, ...]) -> str:
-        """A module by the attributes that code with *names* can read; None stands for all."""
+        """The form of a module: of the attributes that code with *names* can read, or of all for None."""
         standing, inside = self._standing(module)
         if standing in (Standing.LIBRARY, Standing.OURS):
             version = str(getattr(module, "__version__", ""))

@@ -27,7 +27,7 @@ _CLASS_MACHINERY = frozenset(
 
 
 def members_of(cls: type) -> dict[str, object]:
-    """What the author of *cls* put into it, and what decorators of classes added; by name."""
+    """What the author of *cls*, or a class decorator, put into it, by name."""
     return {
         name: member
         for name, member in sorted(vars(cls).items(), key=lambda pair: pair[0])
@@ -37,7 +37,7 @@ def members_of(cls: type) -> dict[str, object]:
 
 
 def contents_of(cell: types.CellType) -> tuple[object, ...]:
-    """The content of a closure's cell; nothing while it has none."""
+    """The content of the cell of a closure, as a tuple of one; an empty tuple while the cell has none."""
     try:
         return (cell.cell_contents,)
     except ValueError:  # not assigned yet

@@ -28,15 +28,15 @@ from triton.runtime.jit import JITFunction
 
 from magi_tritonwrap._kernel.launchers import kernel_behind
 from magi_tritonwrap._library import Standing, standing_of
-from magi_tritonwrap._torch_compat import interpreted_classes, kernel_in_wrapper
+from magi_tritonwrap._torch_compat import interpreted_classes, kernel_in_wrapper, settings_of
 
 from .code import digest
 
 
 _ATOMS = (type(None), bool, int, str, bytes, complex, type(Ellipsis), type(NotImplemented), range, slice)
 _TORCH_ATOMS = (torch.dtype, torch.device, torch.layout, torch.memory_format, triton.language.dtype)
-# These decide when code runs, or hold what lives and dies with other objects of this process: two processes could not
-# agree on their content.
+# These decide when code runs, or hold what belongs to other objects of this process, so their content differs between
+# processes.
 _RUNTIME = (
     *(type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event, threading.Semaphore),
     *(threading.local, weakref.ref, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet),
@@ -49,8 +49,8 @@ _LARGEST_TENSOR = 4096
 class Place:
     """How a value is reached, in words, and whose code reads it.
 
-    What the author's own code reads has a stable form, or there is no key. Of what an installed distribution reads only
-    code and plain values count: its objects lead to everything that the process holds.
+    What the author's own code reads must have a stable form, or there is no key. Of what an installed distribution
+    reads, only code and plain values count, because its objects lead to everything that the process holds.
     """
 
     text: str
@@ -71,7 +71,7 @@ class Place:
 
 
 class Walk(Protocol):
-    """What a form asks for the values inside a value."""
+    """What the functions below call for the values inside a value."""
 
     def form(self, value: Any, place: Place) -> str:
         """The form of *value*, which is found at *place*."""
@@ -84,7 +84,7 @@ class Walk(Protocol):
 
 
 def plain_form(walk: Walk, value: Any, place: Place) -> str | None:
-    """The form of a value that cannot change, and has no identity that would matter; None for any other."""
+    """The form of a value that cannot change and whose identity does not matter; None for any other value."""
     if type(value) in _ATOMS:
         return digest(type(value).__name__, repr(value))
     if type(value) is float:
@@ -101,7 +101,10 @@ def plain_form(walk: Walk, value: Any, place: Place) -> str | None:
 
 
 def runtime_form(walk: Walk, value: Any, place: Place) -> str | None:
-    """The form of what only exists while a program runs, which is its type, and a name if it has one."""
+    """The form of a value that exists only while a program runs: its type, and its name if it has one.
+
+    None for any other.
+    """
     if isinstance(value, _RUNTIME):
         return digest("runtime", type_name(type(value)), str(getattr(value, "name", "")))
     if isinstance(value, ContextVar):
@@ -119,14 +122,12 @@ def _content_of(variable: ContextVar[Any]) -> tuple[Any, ...]:
 
 
 def kernel_form(walk: Walk, value: Any, place: Place) -> str | None:
-    """A kernel by its source and settings, and what its function refers to; an autotuner by its configs too."""
+    """The form of a kernel, from its source, its settings and what its function refers to; None for any other value."""
     wrapped = kernel_in_wrapper(value)
     if wrapped is not None:
         return walk.form(wrapped, place)
     if isinstance(value, JITFunction):
-        settings = (value.do_not_specialize, value.do_not_specialize_on_alignment, value.noinline, value.debug)
-        parts = (value.src, walk.form(settings, place), walk.form(value.fn, place), walk.form(value.version, place))
-        return digest("kernel", *parts)
+        return digest("kernel", value.src, walk.form(settings_of(value), place), walk.form(value.fn, place))
     if isinstance(value, interpreted_classes()):
         return digest("interpreted kernel", walk.form(value.fn, place))
     if isinstance(value, Config):
@@ -146,13 +147,14 @@ def kernel_form(walk: Walk, value: Any, place: Place) -> str | None:
 def foreign_form(value: Any, place: Place) -> str | None:
     """The form of a container or an instance that an installed distribution reads; None where others read it.
 
-    Tables of settings and what a library has seen so far look alike. Its files tell of an edit of the former.
+    A table of settings cannot be told from a table of what the library has seen so far. An edit of the former changes a
+    file, which counts.
     """
     return digest("foreign", type_name(type(value))) if place.read_by is Standing.INSTALLED else None
 
 
 def container_form(walk: Walk, value: Any, place: Place) -> str | None:
-    """Lists, sets and dicts by their items; None for anything else."""
+    """The form of a list, set or dict, from its items; None for any other value."""
     if type(value) in (list, deque):
         return digest("list", *(walk.form(item, place.inner(f"[{at}]")) for at, item in enumerate(value)))
     if type(value) is set:
@@ -163,14 +165,14 @@ def container_form(walk: Walk, value: Any, place: Place) -> str | None:
 
 
 def items_form(walk: Walk, value: Any, place: Place) -> Iterator[str]:
-    """Keys and items of a mapping, in its order."""
+    """The forms of the keys and items of a mapping, in its order."""
     for key, item in tuple(value.items()):
         yield walk.form(key, place.inner(" (a key)"))
         yield walk.form(item, place.inner(f"[{key!r}]" if isinstance(key, str | int) else " (an item)"))
 
 
 def instance_form(walk: Walk, value: Any, place: Place) -> str:
-    """An object by its class and its attributes, items included for subclasses of containers."""
+    """The form of an object, from its class and attributes; for subclasses of containers, from its items too."""
     if standing_of(type(value)) is Standing.LIBRARY:
         return library_instance_form(walk, value, place)
     parts = [walk.form(type(value), place)]
@@ -191,7 +193,7 @@ def instance_form(walk: Walk, value: Any, place: Place) -> str:
 
 
 def library_instance_form(walk: Walk, value: Any, place: Place) -> str:
-    """An object of a library as pickle would take it apart."""
+    """The form of an object of a library, from what pickle would take it apart into."""
     if isinstance(value, torch.Tensor):
         return tensor_form(walk, value, place)
     if isinstance(value, dataclasses.Field):
@@ -211,7 +213,7 @@ def library_instance_form(walk: Walk, value: Any, place: Place) -> str:
 
 
 def tensor_form(walk: Walk, value: torch.Tensor, place: Place) -> str:
-    """A small tensor on the CPU by its content; any other has no stable form."""
+    """The form of a small tensor on the CPU, from its content; any other tensor has no stable form."""
     if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.device.type != "cpu":
         return walk.unstable(value, place, "is a tensor that cannot be read here")
     if value.layout != torch.strided or value.numel() > _LARGEST_TENSOR:
@@ -221,9 +223,10 @@ def tensor_form(walk: Walk, value: torch.Tensor, place: Place) -> str:
 
 
 def state_of(value: Any) -> dict[str, Any]:
-    """What tells an instance from others of its class: its fields if it is a frozen dataclass, else its attributes.
+    """The values that distinguish *value* from other instances of its class, by name.
 
-    A `functools.cached_property` keeps its result among the attributes, where it says nothing new.
+    They are the fields of a frozen dataclass, and the attributes of any other. The result of a
+    `functools.cached_property` is left out, because it follows from the rest.
     """
     parameters = getattr(type(value), "__dataclass_params__", None)
     if parameters is not None and parameters.frozen:
@@ -239,5 +242,5 @@ def state_of(value: Any) -> dict[str, Any]:
 
 
 def type_name(cls: type) -> str:
-    """Module and qualified name."""
+    """The module and the qualified name of *cls*, with a dot between them."""
     return f"{cls.__module__}.{cls.__qualname__}"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 BODIES: dict[str, Callable[..., Any]] = {}
 """Bodies of the ops given to `make_see_through`, by qualified name."""
 INNER_BODIES: dict[str, Callable[..., Any]] = {}
-"""Bodies of `custom_op`s that are seen through where the body of another op calls them, and are whole elsewhere."""
+"""Bodies of `custom_op`s that are seen through where the body of another op calls them, and opaque elsewhere."""
 
 
 def as_overload(value: object) -> OpOverload | None:
@@ -49,7 +49,7 @@ def body_of_inner_op(value: object) -> Callable[..., Any] | None:
 
 
 def body_of_whole_op(value: object) -> Callable[..., Any] | None:
-    """The body of a `torch.library.custom_op`, which a graph holds whole; None for anything else."""
+    """The body of a `torch.library.custom_op` that is opaque to the compiler; None for anything else."""
     op = as_overload(value)
     return None if op is None or _seen_body(qualified_name(op)) else body_of_custom_op(qualified_name(op))
 

@@ -21,7 +21,7 @@ from .launchers import kernel_behind
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel and its decorators, outermost first.
+    """A kernel and its decorators, the outermost first.
 
     `autotune(heuristics(jit))` has the layers `(Autotuner, Heuristics)`.
     """
@@ -67,9 +67,9 @@ def is_kernel(value: object) -> bool:
 
 
 def as_kernel(value: Any) -> Kernel:
-    """Take the decorators of a kernel apart; the caller has asked `is_kernel`.
+    """The kernel that *value* is or launches, with its decorators; `is_kernel(value)` must be True.
 
-    A launcher of a library's own around the kernel is left out: `outermost` is what Triton made.
+    A library's own launcher around the kernel is left out: `outermost` is what Triton made.
     """
     layers: list[Any] = []
     outermost = inner = kernel_behind(value)
@@ -80,10 +80,10 @@ def as_kernel(value: Any) -> Kernel:
 
 
 def check_supported(kernel: Kernel) -> None:
-    """Refuse a decoration that torch would refuse or quietly change.
+    """Raise for a decoration that torch would refuse or silently change.
 
     Raises:
-        UnsupportedKernelError: it names the kernel, its file and line, and the fix.
+        UnsupportedKernelError: the error names the kernel, its file and line, and the fix.
     """
     if kernel.is_interpreted:
         return

@@ -50,9 +50,9 @@ def register_launcher(cls: Any, kernel: str | Callable[[Any], Any]) -> None:
 
 
 def kernel_behind(value: object) -> Any:
-    """The Triton kernel that *value* is or launches; None for anything else. Nothing of the user's is called.
+    """The Triton kernel that *value* is or launches; None for anything else.
 
-    Except for the function that was given to `register_launcher`.
+    No code of the user is called, except for the function that was given to `register_launcher`.
     """
     for _ in range(_MAX_LAYERS):
         if isinstance(value, kernel_classes()):
@@ -64,7 +64,7 @@ def kernel_behind(value: object) -> Any:
 
 
 def is_launcher_class(cls: type[Any]) -> bool:
-    """Whether instances of *cls* are launchers of somebody else's, rather than kernels as Triton makes them."""
+    """Whether instances of *cls* are launchers of a library or a user, rather than kernels that Triton made."""
     if issubclass(cls, kernel_classes()):
         return False
     return issubclass(cls, tuple(_REGISTERED)) or (
@@ -75,7 +75,7 @@ def is_launcher_class(cls: type[Any]) -> bool:
 def classes_with_own_run() -> tuple[type[Any], ...]:
     """Loaded classes, other than Triton's and torch's, whose own method `run` a launch passes through.
 
-    One that computes heuristics is left out: it goes on to the kernel that it decorates.
+    Classes that compute heuristics are left out, because their `run` goes on to the kernel that they decorate.
     """
     derived = [cls for cls in _subclasses(triton.KernelInterface) if not is_library_module(cls.__module__)]
     candidates = dict.fromkeys([*derived, *_REGISTERED])

@@ -23,9 +23,10 @@ def can_pass(kernel: Kernel, name: str) -> bool:
 
 
 def cannot_pass(names: Sequence[str]) -> str:
-    """Why a launch with these keywords cannot be compiled."""
+    """A sentence that says why a launch with the keywords *names* cannot be compiled."""
     options = ", ".join(f"{name}=" for name in names)
     known = ", ".join(f"{name}=" for name in CONFIG_FIELDS)
     return (
-        f"is launched with {options}, no parameter of it and no option that a graph can carry ({known}); leave it out"
+        f"is launched with {options}, which is neither a parameter of it nor an option that a graph can carry "
+        f"({known}); leave it out"
     )

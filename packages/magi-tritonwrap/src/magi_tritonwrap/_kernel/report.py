@@ -12,9 +12,9 @@ class FoundKernel:
     """A kernel that a function can launch.
 
     Attributes:
-        kernel: the kernel object; None where it exists only once a factory in the body has run.
+        kernel: the kernel object; None if it exists only after a factory in the body has run.
         name: qualified name of the kernel's function.
-        how: the way that leads to it, for example `global 'TABLE'['norm']`.
+        how: how the function reaches it, for example `global 'TABLE'['norm']`.
         file: file that defines the kernel.
         line: line of the kernel's first decorator.
         launches: `(file, line)` of each launch found.
@@ -41,17 +41,17 @@ class FoundKernel:
 
 @dataclass(frozen=True)
 class UnresolvedLaunch:
-    """A launch whose kernel the source does not tell; it is captured when the op is first compiled.
+    """A launch whose kernel cannot be read from the source; it is captured when the op is first compiled.
 
     Attributes:
         text: the source of the launch or call.
         reason: why it could not be resolved.
         file: file of the launch.
         line: its line.
-        in_key: whether the kernel can still be reached from the code, so that the cache key covers it; an object that
-            only the op's arguments lead to cannot.
-        is_launch: whether it is written as a launch, so that only its kernel is in question; otherwise a call behind
-            which a launch may hide.
+        in_key: whether the cache key covers the kernel, because it can be reached from the code; an object that is
+            reached only through the op's arguments cannot.
+        is_launch: whether it is written as a launch, so that only its kernel is unknown; otherwise it is a call that
+            may launch something.
     """
 
     text: str
@@ -67,7 +67,7 @@ class UnresolvedLaunch:
 
 @dataclass(frozen=True)
 class UnsupportedLaunch:
-    """A launch of a known kernel, written in a way that no compiled graph can carry.
+    """A launch of a known kernel that no compiled graph can carry as it is written.
 
     Attributes:
         kernel: qualified name of the kernel.
@@ -87,11 +87,11 @@ class UnsupportedLaunch:
 
 @dataclass(frozen=True)
 class InnerOp:
-    """An operator of somebody else's that a body calls.
+    """An operator of another library that a body calls.
 
     Attributes:
         op: `namespace::name`.
-        opaque_because: why a compiled graph holds it whole; empty where the graph sees its launches.
+        opaque_because: why it is opaque in a compiled graph; empty if the graph sees its launches.
         file: file of the call.
         line: its line.
     """
@@ -108,7 +108,7 @@ class InnerOp:
 
 @dataclass(frozen=True)
 class SideEffect:
-    """A call that does more than compute, for the reason of which a body is not run to see what it launches.
+    """A call that does more than compute. A body with such a call is not run to see what it launches.
 
     Attributes:
         text: the source of the call.
@@ -131,12 +131,12 @@ class KernelReport:
     """Kernels that a function can launch, as far as its source tells.
 
     Attributes:
-        kernels: one entry a kernel, in the order of their first launch.
+        kernels: one entry for each kernel, in the order of their first launch.
         unresolved: launches whose kernel is known only at run time.
         unsupported: launches that `make_see_through` refuses.
         inner_ops: operators of other libraries that the function calls and that may launch kernels.
-        doubtful: calls that were not followed because only a run can tell what they call.
-        effects: calls that do I/O or talk to other ranks.
+        doubtful: calls that were not followed, because what they call is known only at run time.
+        effects: calls that do I/O or communicate with other ranks.
     """
 
     kernels: tuple[FoundKernel, ...]
@@ -148,7 +148,7 @@ class KernelReport:
 
     @property
     def only_a_run_tells(self) -> bool:
-        """Whether the function launches something or nothing is open: no launch was read, and not every call was."""
+        """Whether the function may launch something although no launch was found: not every call was followed."""
         launches = self.kernels or any(launch.is_launch for launch in self.unresolved)
         return not launches and bool(self.unresolved or self.doubtful)
 
@@ -180,9 +180,9 @@ class OpReport:
         reason: why not, or an empty string.
         kernels: kernels found in the source, then those first seen at a compilation (`how` says so).
         unresolved: launches that only a compilation can resolve; empty once one has.
-        cache: `keyed`, or `bypassed: ` and the value that has no stable form. Filled in by the first compilation.
+        cache: `keyed`, or `bypassed: ` with the value that has no stable form. The first compilation fills it in.
         fallbacks: why the op stayed opaque in single compilations.
-        inner_ops: operators of other libraries that the body calls, seen through there or opaque.
+        inner_ops: operators of other libraries that the body calls, which are seen through there or opaque.
     """
 
     op: str

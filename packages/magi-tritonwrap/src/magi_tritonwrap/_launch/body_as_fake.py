@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A body on fake tensors: as the op's own fake, and to see whether it launches anything.
 
-Launches are dropped, so that the body allocates its outputs and computes nothing. Where it asks a tensor for its data
-(`.item()`, `.tolist()`, `if mask.any()`, the size of `x.nonzero()`), the fake answers with a made-up number, and runs
-the body once more with another: outputs that come out the same do not depend on the data.
+Launches are dropped, so that the body allocates its outputs and computes nothing. Where the body reads the data of a
+tensor (`.item()`, `.tolist()`, `if mask.any()`, the size of `x.nonzero()`), the fake answers with a made-up number, and
+runs the body again with another number: if the outputs are the same, they do not depend on the data.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _FIRST = (1, True)
-# A number that is far off and no multiple of a block size, so that sizes which follow from it differ; then others, for
-# a body that refuses data.
+# First a number that is large and not a multiple of a block size, so that sizes that depend on it differ; then others,
+# for a body that refuses some data.
 _OTHERS = ((257, False), (257, True), (3, False), (3, True))
-_MOST_ANSWERS = 100_000  # a loop that waits for a value would never end
+_MOST_ANSWERS = 100_000  # a loop that waits for a certain value would never end
 _READS = (
     *ITEM_OPERATORS,
     torch.ops.aten.is_nonzero.default,
@@ -71,7 +71,7 @@ def _is_mask(index: Any) -> bool:
     return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
 
 
-# Operators whose output has as many entries as the data say, and that output for a made-up number of them.
+# Operators whose number of output entries depends on data, with a function that makes the output for a given number.
 _SIZED_BY_DATA: dict[Any, Callable[..., torch.Tensor]] = {
     torch.ops.aten.nonzero.default: lambda n, x: x.new_empty((n, x.dim()), dtype=torch.int64),
     torch.ops.aten.index.Tensor: _picked,
@@ -86,8 +86,8 @@ class LaunchProbe:
     """What a body did on fake tensors.
 
     Attributes:
-        launches: the launches that it came to, in order.
-        stopped_by: why it did not run to its end; empty where it did.
+        launches: the launches that it reached, in order.
+        stopped_by: why it did not run to its end; empty if it did.
         error: the exception that stopped it.
     """
 
@@ -99,12 +99,12 @@ class LaunchProbe:
 def fake_from_body(fn: Callable[P, R]) -> Callable[P, R]:
     """Return a fake for an op: *fn* with its launches dropped.
 
-    A body that reads data of its tensors is run twice, with different made-up numbers for the data. That gives a fake
-    as long as the outputs come out with the same shapes, strides, dtypes and devices.
+    A body that reads data of its tensors is run twice, with different made-up numbers for the data. The fake works if
+    both runs give outputs of the same shapes, strides, dtypes and devices.
 
     Raises:
-        NoFakeError: by the fake, where the outputs depend on data, or the body asks for something that fake tensors do
-            not have, such as an address.
+        NoFakeError: raised by the fake if the outputs depend on data, or if the body asks for something that fake
+            tensors do not have, such as an address.
 
     Example:
         >>> import torch
@@ -130,8 +130,8 @@ def fake_from_body(fn: Callable[P, R]) -> Callable[P, R]:
 def probe_launches(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> LaunchProbe:
     """Run *fn* once, with its launches dropped, on fake tensors like those in *args*, to see whether it launches.
 
-    The tensors are fakes of a mode of their own, with sizes that are numbers: nothing reaches a trace that is going
-    on. The run ends where the body reads data or talks to other ranks.
+    The tensors are fakes of a separate mode, with numbers for sizes, so that a trace in progress is not affected. The
+    run ends where the body reads data or communicates with other ranks.
     """
     with ExitStack() as stack:
         stack.enter_context(proxy_tracing_disabled())
@@ -151,13 +151,13 @@ class _Refused(Exception):  # noqa: N818 - it never leaves this module
 
 
 class _Refusing(TorchDispatchMode):
-    """Ends a run at the first operator that reads data or talks to other ranks."""
+    """A mode that ends a run at the first operator that reads data or communicates with other ranks."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _READS:
             raise _Refused("it reads data of a tensor")
         if is_collective(func):
-            raise _Refused(f"it talks to other ranks ({func})")
+            raise _Refused(f"it communicates with other ranks ({func})")
         return func(*args, **(kwargs or {}))
 
 
@@ -168,7 +168,7 @@ def _asks_for_data(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 class _Answering(TorchDispatchMode):
-    """Answers for the data of tensors with one made-up number, and one truth value."""
+    """A mode that gives one made-up number, and one truth value, for all data of tensors."""
 
     def __init__(self, number: int, truth: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -202,7 +202,7 @@ def _run(fn: Callable[P, R], args: Any, kwargs: Any, data: tuple[int, bool]) -> 
 
 
 def _with_other_data(fn: Callable[P, R], args: Any, kwargs: Any) -> R:
-    """What *fn* returns for other data; a body may refuse some, such as an index that is out of range."""
+    """What *fn* returns for other made-up data, of which it may refuse some, such as an index that is out of range."""
     refused: list[NoFakeError] = []
     for data in _OTHERS:
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Capture of launches: whatever is launched inside the scope is recorded, and traced if a trace is going on."""
+"""Capture of launches: every launch inside the scope is recorded, and traced if a trace is in progress."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LaunchLog:
     launches: list[CapturedLaunch] = field(default_factory=list)
 
     def on_launch(self, kernel: Any, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record a launch; then drop it, trace it, or let it run."""
+        """Record a launch; then drop it, trace it or run it. Returns what the launch returns, None if it is dropped."""
         if kwargs.get("warmup") and not self.drop:
             with not_listening():
                 return run(kernel, *args, **kwargs)
@@ -60,12 +60,12 @@ def capture_launches(*, drop: bool = False) -> Iterator[LaunchLog]:
     """Capture every Triton launch of this thread, however its kernel was found.
 
     Under `make_fx`, AOTAutograd or a fake tensor mode a launch becomes a `triton_kernel_wrapper_mutation` node, as if
-    its author had written `wrap_triton`; launches that are wrapped already become one node, not two. Outside a trace
-    the kernel is launched as ever. Scopes nest: the innermost one records.
+    its author had written `wrap_triton`; a launch that is already wrapped becomes one node, not two. Outside a trace
+    the kernel is launched as usual. Scopes nest: the innermost one records.
 
     Args:
-        drop: record launches and do nothing else, so that a body which only launches kernels can run on fake tensors,
-            with a GPU, with no driver at all, and under TRITON_INTERPRET=1.
+        drop: record launches without carrying them out. A body whose only effect is launches then runs on fake tensors,
+            with or without a GPU driver, and under TRITON_INTERPRET=1.
 
     Yields:
         LaunchLog: `.launches` grows as the body runs; each has `.kernel`, `.name`, `.file` and `.line`.

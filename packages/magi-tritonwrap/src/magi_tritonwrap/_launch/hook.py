@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one place that Triton launches pass through, and the scope that listens there.
+"""The one place that every Triton launch passes through, and the scope that listens there.
 
 `kernel[grid](...)`, `kernel.run(..., grid=grid)`, a helper three modules away: each ends in the `run` method of one of
 three classes. So `run` is wrapped, rather than the names by which user code reaches a kernel: no module, closure or
-kernel object is ever changed, and what cannot be found by reading source is caught all the same. The wrapper stands
-there only while some thread has a scope open, which is while an op is traced; at any other time a launch costs what it
-did. Threads without a scope go on to the original method.
+kernel object is ever changed, and launches that cannot be found by reading source are caught too. The wrapper is in
+place only while some thread has a scope open, which is while an op is traced; at any other time a launch costs nothing
+more. Threads without a scope go on to the original method.
 
 `Heuristics.run` stays as it is: it computes its values and calls `run` of what it decorates, which is a hooked class.
-A launcher of a library's own (`@libentry`) stands back while a scope is open: its kernel is launched in its place. An
-autotuner derived from Triton's is launched as the autotuner that it is.
+While a scope is open, a library's own launcher (`@libentry`) is skipped and its kernel is launched directly. A subclass
+of Triton's autotuner is launched as an autotuner.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _open_scopes = 0
 def listening(listener: Listener) -> Iterator[None]:
     """Send every launch of this thread to *listener*; scopes nest, and the innermost one listens.
 
-    Kernels that the user has wrapped are told to stand back meanwhile, so that a wrapped launch arrives here as well,
-    and exactly once.
+    Kernels that the user has wrapped launch the bare kernel meanwhile, so that a wrapped launch arrives here exactly
+    once too.
     """
     _open_scope()
     token = _LISTENER.set(listener)
@@ -61,7 +61,7 @@ def listening(listener: Listener) -> Iterator[None]:
 
 @contextmanager
 def not_listening() -> Iterator[None]:
-    """Let launches through, for example those that a listener makes itself."""
+    """Let launches of this thread pass without a listener, for example those that a listener makes itself."""
     token = _LISTENER.set(None)
     try:
         yield
@@ -87,7 +87,7 @@ def _close_scope() -> None:
             return
         for cls in _hooked_classes():
             hook = getattr(cls.__dict__["run"], _MARK, None)
-            # Otherwise someone has wrapped the hook since, and what they wrap has to stay.
+            # Otherwise someone else has wrapped the hook since, and what they wrap must stay.
             if hook is not None and hook is cls.__dict__["run"]:
                 cls.run = hook.__wrapped__
 
@@ -119,7 +119,7 @@ def _hooked(run: Run) -> Run:
 
 
 def launch_site() -> tuple[str, int]:
-    """The innermost frame that is neither Triton's, torch's nor ours."""
+    """The file and line of the innermost frame that does not belong to Triton, torch or this project."""
     frame = calling_frame()
     while frame.f_back is not None and in_library_folder(frame.f_code.co_filename):
         frame = frame.f_back

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A launch as Triton would carry it out, written in the one form that torch's higher-order op takes without loss.
 
-torch accepts a JITFunction, or an Autotuner right above one, with every parameter passed. Triton accepts more:
+torch accepts a JITFunction, or an Autotuner directly above one, with every parameter passed. Triton accepts more:
 defaults, heuristics in any order, launch options, configs pruned at the launch. `resolve` evaluates all of that as
 Triton's `run` methods do (`triton/runtime/autotuner.py`, `jit.py`), for example
 
@@ -43,7 +43,7 @@ class ResolvedLaunch:
 
 
 def resolve(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ResolvedLaunch:
-    """Evaluate `kernel.run(*args, **kwargs)` up to the point where a device would be asked.
+    """The launch that `kernel.run(*args, **kwargs)` would make, evaluated up to the point where a device is needed.
 
     Args:
         kernel: a JITFunction or an Autotuner; `Heuristics.run` has already become one of the two.
@@ -74,8 +74,8 @@ def emit(launch: ResolvedLaunch) -> None:
     """Record the launch in the graph being traced, through `torch.library.wrap_triton`.
 
     Raises:
-        UnsupportedLaunchError: torch finds no write in the kernel's Triton IR, and would drop the launch as dead code;
-            a kernel that writes through pointers which it loads from a table is one such.
+        UnsupportedLaunchError: torch finds no write in the kernel's Triton IR, and would drop the launch as dead code.
+            An example is a kernel that writes through pointers that it loads from a table.
     """
     before = functional_values(launch.arguments.values())
     positional: list[Any] = []
@@ -96,7 +96,7 @@ def emit(launch: ResolvedLaunch) -> None:
 
 
 def _bind(kernel: Kernel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split a launch into arguments by parameter name and launch options."""
+    """The arguments of a launch by parameter name, and its launch options by name."""
     names = kernel.jit.arg_names
     if len(args) > len(names):
         raise _unsupported(kernel, f"was launched with {len(args)} positional arguments and takes {len(names)}")
@@ -123,7 +123,7 @@ def _configs(
 ) -> list[Config]:
     """The configs that this launch would choose from, as copies that may be changed.
 
-    A kernel parameter called num_warps gets the config's value, as `Autotuner.run` passes it.
+    A kernel parameter called num_warps gets the value of the config, as in `Autotuner.run`.
     """
     names = kernel.jit.arg_names
     if autotuner is None:
@@ -183,7 +183,7 @@ def _fill_defaults(kernel: Kernel, arguments: dict[str, Any], configs: list[Conf
 
 
 def _autotuned(kernel: Kernel, jit: Any, autotuner: Any, configs: list[Config]) -> Any:
-    """An Autotuner over the JITFunction with these configs: the author's own where nothing had to change."""
+    """An Autotuner over *jit* with *configs*: the author's own if nothing had to change."""
     _warn_of_lost_settings(kernel, configs)
     if autotuner is None:
         return triton.autotune(configs=configs, key=[])(jit)
@@ -203,8 +203,8 @@ def _warn_of_lost_settings(kernel: Kernel, configs: list[Config]) -> None:
     for name, default in (("num_ctas", 1), ("maxnreg", None), ("ir_override", None)):
         if any(getattr(config, name, default) not in (default, None) for config in configs):
             msg = (
-                f"Triton kernel '{kernel.name}' is launched with {name}=, which eager launches honour and Inductor "
-                f"leaves out: it compiles with num_warps= and num_stages= alone. ({kernel.file}:{kernel.line})"
+                f"Triton kernel '{kernel.name}' is launched with {name}=, which eager launches use and Inductor "
+                f"ignores: it compiles with num_warps= and num_stages= only. ({kernel.file}:{kernel.line})"
             )
             warnings.warn(LostSettingWarning(msg), stacklevel=2)
 
@@ -234,7 +234,7 @@ def _check_arguments(kernel: Kernel, arguments: Mapping[str, Any], configs: list
 
 
 def _holds_tensor(value: object) -> bool:
-    """Whether a tensor hides in *value*, where torch's mutation analysis would not see it."""
+    """Whether *value* is a container with a tensor in it, which torch's mutation analysis would not see."""
     if isinstance(value, Mapping):
         return any(isinstance(item, torch.Tensor) or _holds_tensor(item) for item in value.values())
     if isinstance(value, tuple | list):
@@ -251,7 +251,7 @@ def _plain(value: Any) -> Any:
 
 
 def _constant(value: Any) -> Any:
-    """A value that a config can hold: a symbolic size is specialised, as Triton specialises a constexpr."""
+    """*value* as a config can hold it: a symbolic size becomes a number, as Triton specializes a constexpr."""
     if isinstance(value, torch.SymInt):
         return int(value)
     if isinstance(value, torch.SymFloat):

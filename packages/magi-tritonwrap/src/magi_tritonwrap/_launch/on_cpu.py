@@ -18,12 +18,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def explain_cpu_tensors(fn: Callable[P, R], op: str) -> Callable[P, R]:
-    """Return the body *fn* of an op with errors that name the op and both ways out, where it gets CPU tensors.
+def translate_cpu_errors(fn: Callable[P, R], op: str) -> Callable[P, R]:
+    """Return the body *fn* of an op with an error that names the op and both fixes if it gets CPU tensors.
 
     Example:
         >>> def double(x): return x * 2
-        >>> explain_cpu_tensors(double, "mylib::double")(3)
+        >>> translate_cpu_errors(double, "mylib::double")(3)
         6
     """
 
@@ -40,17 +40,17 @@ def explain_cpu_tensors(fn: Callable[P, R], op: str) -> Callable[P, R]:
 
 
 def check_driver(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse to trace a launch for CPU tensors where Triton has nothing to launch on.
+    """Raise for a call with CPU tensors if Triton has no device to launch on.
 
     Raises:
-        CpuTensorError: it names the op and both ways out.
+        CpuTensorError: the error names *op* and both fixes.
     """
     if are_on_cpu(args, kwargs) and not has_triton_driver():
         raise CpuTensorError(_sentence(op))
 
 
 def are_on_cpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the tensors of a call are all on the CPU."""
+    """Whether a call has tensors, and all of them are on the CPU."""
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     return bool(tensors) and all(tensor.device.type == "cpu" for tensor in tensors)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find out whether a body can be traced, before the trace that counts has changed anything.
 
-A body that asks a tensor for its data, or launches through something that is not a Triton kernel, fails halfway, and by
-then launches that came first have already replaced their tensors in the trace. So the body runs on fakes of its own
-first; where that fails, the op stays opaque in this graph and says why.
+A body that reads the data of a tensor, or launches through something that is not a Triton kernel, fails halfway. By
+then, the launches before that point have already replaced their tensors in the trace. So the body runs on separate
+fakes first; if that fails, the op stays opaque in this graph, and its report says why.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .normalise import resolve
 
 
 class _Checker:
-    """Resolves launches, so that what they cannot carry raises, and drops them."""
+    """A listener that resolves launches, so that those which no graph can carry raise an error, and drops them."""
 
     def on_launch(self, kernel: Any, _run: Run, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> None:
         if not as_kernel(kernel).is_interpreted and not kwargs.get("warmup"):
@@ -60,17 +60,17 @@ def why_untraceable(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
 
 
 def _same_layout(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that may be written without changing the one that is being traced."""
+    """A tensor of the same layout that may be written without changing the one that is being traced."""
     if tensor.layout != torch.strided:
         return torch.empty_like(tensor)
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 
 def told(error: Exception) -> str:
-    """An error of a body in one line, with the place in the author's code."""
+    """The message of an error of a body in one line, with the place in the author's code."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not in_library_folder(frame.filename)]
     place = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
-    # torch names a symbol there, another one at each trace.
-    first_line = "it decides by data of a tensor" if decides_by_data(error) else str(error).strip().partition("\n")[0]
+    # torch's message names a symbol, which differs between traces.
+    first_line = "it branches on data of a tensor" if decides_by_data(error) else str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {first_line}{place}"

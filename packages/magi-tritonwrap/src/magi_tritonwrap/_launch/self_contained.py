@@ -3,9 +3,9 @@
 
 Inductor copies a kernel into the module it generates: its source, and what its bare global names refer to
 (`user_defined_triton_kernel_transitive_closure_source_code`, `torch/_inductor/codegen/wrapper.py`, torch 2.10 to 2.13).
-That loses a closure, a function that is called by another name than it was defined with, a function reached through a
-module, another alias of `triton.language` than `tl`, a function passed as a constexpr; and of two globals with one
-name in two modules it takes the first for both. For example
+That loses closures, functions that are called by another name than they were defined with, functions that are reached
+through a module, aliases of `triton.language` other than `tl`, and functions passed as a constexpr. If two modules have
+a global of the same name, the first is used for both. For example
 
     def make(activation):            # activation is the JITFunction relu
         @triton.jit
@@ -33,7 +33,7 @@ import triton.language as tl
 from triton.runtime.jit import JITFunction
 
 from magi_tritonwrap._identity.code import code_names
-from magi_tritonwrap._torch_compat import new_kernel
+from magi_tritonwrap._torch_compat import new_kernel, settings_of
 
 
 _ATOMS = (bool, int, float, str, type(None), tl.dtype)
@@ -43,7 +43,7 @@ _made: OrderedDict[Hashable, tuple[JITFunction[Any], object]] = OrderedDict()
 
 
 def self_contained(kernel: JITFunction[Any], baked: Mapping[str, JITFunction[Any]] | None = None) -> JITFunction[Any]:
-    """An equal kernel that Inductor can write down, *kernel* itself where it can.
+    """An equal kernel that Inductor can write down: *kernel* itself if Inductor can write that.
 
     Args:
         kernel: any JITFunction.
@@ -54,7 +54,7 @@ def self_contained(kernel: JITFunction[Any], baked: Mapping[str, JITFunction[Any
     with _LOCK:
         if key not in _made:
             found = _Rewriting(kernel, functions)
-            # Keys hold ids, so what they stand for has to live as long as the entry.
+            # Keys hold ids, so the objects that they stand for must live as long as the entry.
             _made[key] = (found.kernel() if found.is_needed else kernel, (kernel, functions))
             if len(_made) > _REMEMBERED:
                 _made.popitem(last=False)
@@ -63,7 +63,7 @@ def self_contained(kernel: JITFunction[Any], baked: Mapping[str, JITFunction[Any
 
 
 def _free_values(kernel: JITFunction[Any]) -> dict[str, Any]:
-    """What a kernel's bare names refer to outside itself; builtins are left out."""
+    """The values that a kernel's bare names refer to outside the kernel, by name, without builtins."""
     function: FunctionType = kernel.fn
     scope = function.__globals__
     values = {name: scope[name] for name in code_names(function.__code__).globals if name in scope}
@@ -71,19 +71,21 @@ def _free_values(kernel: JITFunction[Any]) -> dict[str, Any]:
 
 
 def _key(value: Any, path: tuple[int, ...]) -> Hashable:
-    """Equal for kernels with the same code, settings and surroundings; other objects count by identity."""
+    """A key that is equal for kernels with the same code, settings and surroundings.
+
+    Other objects are compared by identity.
+    """
     if isinstance(value, tl.constexpr):
         return ("constexpr", _key(value.value, path))
     if isinstance(value, _ATOMS):
         return (type(value), repr(value))
     if not isinstance(value, JITFunction) or id(value) in path:
         return id(value)
-    settings = (value.do_not_specialize, value.do_not_specialize_on_alignment, value.noinline, value.debug)
     free = sorted(_free_values(value).items())
     return (
         value.fn.__code__,
         value.src,
-        str(settings),
+        str(settings_of(value)),
         repr(value.fn.__defaults__),
         tuple((name, _key(item, (*path, id(value)))) for name, item in free),
     )
@@ -91,7 +93,7 @@ def _key(value: Any, path: tuple[int, ...]) -> Hashable:
 
 @dataclass
 class _Rewriting:
-    """One name for each thing that a kernel and its callees refer to."""
+    """A kernel with its callees, and a name for each value that they refer to."""
 
     root: JITFunction[Any]
     baked: dict[str, JITFunction[Any]]
@@ -121,7 +123,7 @@ class _Rewriting:
                 self.is_needed |= self.claim(free_name, value) != free_name
 
     def _referred(self, function: JITFunction[Any]) -> list[tuple[str, Any]]:
-        """Free names of a function; one that it takes from a module is called `module.name`."""
+        """The free names of a function with their values; a name that it reads from a module is `module.name`."""
         values = _free_values(function)
         found = list(values.items())
         for node in ast.walk(ast.parse(function.src)):
@@ -131,7 +133,7 @@ class _Rewriting:
         return found
 
     def claim(self, name: str, value: Any) -> str:
-        """A name for *value* that nothing else has: its own, or its own with a number."""
+        """A name that stands for *value* only: *name*, or *name* with a number."""
         plain = name.replace(".", "_")
         for candidate in (plain, *(f"{plain}_{number}" for number in range(1, 1000))):
             taken = self.names.setdefault(candidate, value)
@@ -197,7 +199,7 @@ class _Renamer(ast.NodeTransformer):
 
 
 def _language_path(value: Any) -> str | None:
-    """How generated code writes a part of Triton's language: `tl`, `tl.math`, `tl.sum`; None for anything else."""
+    """The name of a part of Triton's language in generated code: `tl`, `tl.math`, `tl.sum`; None for anything else."""
     if isinstance(value, ModuleType):
         if value.__name__ == "triton":
             return "triton"
@@ -233,7 +235,7 @@ def _needs_its_module(function: JITFunction[Any]) -> bool:
 
 
 def _plain_parameters(kernel: JITFunction[Any], definition: ast.FunctionDef, dropped: frozenset[str]) -> None:
-    """Write parameters without defaults, which every launch passes, and with annotations that need no module."""
+    """Remove from *definition* its defaults, *dropped* parameters, and annotations that need a module."""
     annotations = {parameter.name: parameter.annotation for parameter in kernel.params}
     arguments = definition.args
     arguments.defaults, arguments.kw_defaults = [], [None] * len(arguments.kwonlyargs)
@@ -247,21 +249,21 @@ def _plain_parameters(kernel: JITFunction[Any], definition: ast.FunctionDef, dro
 
 
 def _compiled(kernel: JITFunction[Any], tree: ast.Module, namespace: dict[str, Any], *, is_root: bool) -> FunctionType:
-    """The function of *tree*, at the lines where the original stands in its file."""
+    """The function that *tree* defines, with the line numbers of the original in its file."""
     original: FunctionType = kernel.fn
     definition = tree.body[0]
     assert isinstance(definition, ast.FunctionDef)
     line = _definition_line(kernel)
     for node in ast.walk(tree):
         if isinstance(node, ast.stmt | ast.expr | ast.arg | ast.keyword | ast.alias):
-            # Columns of several lines make no range on one.
+            # The columns of several lines are not a range on one line.
             node.lineno = node.end_lineno = line
             node.col_offset = node.end_col_offset = 0
     exec(compile(tree, original.__code__.co_filename, "exec", dont_inherit=True), namespace)  # noqa: S102
     function = namespace.pop(definition.name)
     assert isinstance(function, FunctionType)
     function.__module__ = original.__module__
-    # Triton compiles two callees with one qualified name as one.
+    # Triton compiles two callees with the same qualified name as one.
     function.__qualname__ = original.__qualname__ if is_root else definition.name
     return function
 

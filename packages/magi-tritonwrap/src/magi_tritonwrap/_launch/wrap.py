@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A function whose launches all behave as if wrapped by hand, or as if none were."""
+"""Functions whose launches all behave as if wrapped by hand, or as if none were."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MARK = "_magi_tritonwrap_wrapped"
 
 
 def wrap_kernels(fn: Callable[P, R]) -> Callable[P, R]:
-    """Return *fn* with every launch made traceable, wherever in the functions it calls the launch stands.
+    """Return *fn* with every launch made traceable, also those in the functions that it calls.
 
     Under `make_fx`, non-strict export or AOTAutograd each launch becomes a node. Outside a trace every launch is bare,
     and code that Dynamo traces by itself is left to it. Nothing of *fn* is changed, neither its

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a body writes into a Tensor that its operator's schema does not name, seen while AOTAutograd traces it."""
+"""Detect, while AOTAutograd traces a body, a write into a Tensor that the operator's schema does not declare."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TracedArguments:
-    """The Tensors of one call that the schema does not say are written, and how often each was until now."""
+    """The Tensors of one call that the schema does not declare as written, and how often each was written."""
 
     op: OpOverload
     tensors: tuple[tuple[str, Any, int], ...]
 
     def refuse_writes(self) -> None:
-        """Refuse what the body has done since.
+        """Raise if the body has written into one of these Tensors since.
 
-        Where every Tensor seems written nothing is refused: of a kernel that it cannot read, torch says so.
+        If every Tensor seems written, nothing is raised, because torch reports that for a kernel that it cannot
+        analyse.
 
         Raises:
-            UndeclaredWriteError: it wrote into some of these Tensors.
+            UndeclaredWriteError: the body wrote into some of these Tensors, but not all.
         """
         written = [name for name, tensor, count in self.tensors if writes_traced(tensor) != count]
         if not written or len(written) == len(self.tensors):
             return
         listed = " and ".join(f"'{name}'" for name in written)
         text = f"{qualified_name(self.op)}: the body launches a kernel that writes into {listed}, which the schema of "
-        why = "the operator does not say: outside of a compiled graph, nothing would know that the Tensor changed. "
+        why = "the operator does not declare: outside of a compiled graph, nothing would know that the Tensor changed. "
         raise UndeclaredWriteError(f"{text}{why}Name it: mutates_args=({', '.join(map(repr, written))},).")
 
 
 def see_arguments(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TracedArguments:
-    """What *op* is called with, before its body is traced, without what shares memory with a Tensor to be written."""
+    """The Tensors of a call, before its body is traced; without those that share memory with a declared write."""
     found = list(_named(op, args, kwargs))
     written = {functional_storage(tensor) for _, tensor, is_written in found if is_written}
     kept = [(name, tensor) for name, tensor, _ in found if functional_storage(tensor) not in written]

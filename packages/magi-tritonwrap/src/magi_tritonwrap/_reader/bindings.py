@@ -27,7 +27,7 @@ class Binding:
 
 @functools.lru_cache(maxsize=4096)
 def bindings(function: FunctionNode) -> dict[str, list[Binding]]:
-    """Every name that *function* binds in its body, with the statements that do."""
+    """Every name that *function* binds in its body, with the statements that bind it."""
     found: dict[str, list[Binding]] = {}
     for node in _own_nodes(function):
         for name, binding in _bindings_of(node):

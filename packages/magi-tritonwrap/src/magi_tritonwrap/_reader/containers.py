@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entries of tuples, lists and dicts, read past any method that a subclass overrides."""
+"""Entries of tuples, lists and dicts, read without any method that a subclass overrides."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TABLES = (dict, MappingProxyType, tuple, list)
 
 
 def items_of(value: Value) -> tuple[Value, ...]:
-    """What iterating over a value gives."""
+    """What iteration over *value* can give."""
     match value:
         case Group(items=items):
             return tuple(item for _, values in items for item in values)
@@ -25,7 +25,7 @@ def items_of(value: Value) -> tuple[Value, ...]:
 
 
 def entries_of(value: Value, at: int) -> tuple[Value, ...]:
-    """What unpacking a value gives at one position."""
+    """What unpacking *value* can give at the position *at*."""
     match value:
         case Group(items=items) if at < len(items):
             return items[at][1]
@@ -37,7 +37,7 @@ def entries_of(value: Value, at: int) -> tuple[Value, ...]:
 def chosen(table: Value, keys: list[Known]) -> tuple[Value, ...]:
     """The entries of a table for the keys that are known, or all entries.
 
-    A table that exists already and can still be filled may have other entries by the time that it is asked.
+    A table that exists already and can still change may have other entries when it is read.
     """
     entries: list[tuple[object, tuple[Value, ...]]] = []
     later: tuple[Value, ...] = ()
@@ -55,7 +55,7 @@ def chosen(table: Value, keys: list[Known]) -> tuple[Value, ...]:
 
 
 def _pairs(table: Any) -> list[tuple[object, Any]]:
-    """Keys and items of a table, past any method that a subclass overrides."""
+    """The keys and items of a table, read without any method that a subclass overrides."""
     if isinstance(table, dict):
         return list(dict.items(table))
     if isinstance(table, MappingProxyType):

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call does besides computing: a body that reads files or talks to other ranks is never run to try it."""
+"""What a call does besides computing.
+
+A body that reads files or communicates with other ranks is never run as a test.
+"""
 
 from __future__ import annotations
 
@@ -21,41 +24,44 @@ _METHODS_OF_STREAMS = frozenset(
     ("write", "writelines", "write_text", "write_bytes", "read", "readline", "readlines", "read_text", "read_bytes")
 ) | frozenset(("unlink", "mkdir", "rmdir", "touch", "flush", "send", "sendall", "recv", "connect", "accept"))
 
-# What an attribute of a value that only a run can tell may be without a launch behind it.
+# Attributes of a value known only at run time that do not lead to a launch.
 _PLAIN_TYPES = (torch.Tensor, torch.Size, torch.Generator, str, bytes, list, tuple, dict, set, int, float, complex)
 _HARMLESS_NAMES = frozenset(name for cls in (*_PLAIN_TYPES, torch.autograd.function.FunctionCtx) for name in dir(cls))
 
 
 def effect_of(obj: Any) -> str:
-    """What calling *obj* does besides computing; empty where it does nothing else."""
+    """What calling *obj* does besides computing, in words; empty if it does nothing else."""
     if obj is print or obj is input:
         return "writes to the terminal" if obj is print else "reads from the terminal"
     if obj is torch.save or obj is torch.load:
         return "reads or writes a file"
     if isinstance(obj, OpOverload | OpOverloadPacket):
-        return "talks to other ranks" if is_collective(as_overload(obj)) else ""
+        return "communicates with other ranks" if is_collective(as_overload(obj)) else ""
     module, name = _module_and_name(obj)
     if name.startswith(_QUESTIONS):
         return ""
     if module.startswith("torch.distributed.") and not isinstance(obj, type):
-        return "talks to other ranks"
+        return "communicates with other ranks"
     if (module, name) == ("time", "sleep"):
         return "waits"
     return "reads or writes files or streams" if module.partition(".")[0] in _STREAMS else ""
 
 
 def effect_of_method(name: str) -> str:
-    """What a method of that name does besides computing, of an object that only a run can tell."""
+    """What the method *name* of an object known only at run time may do besides computing.
+
+    Empty if nothing is suspected.
+    """
     return "may read or write a stream" if name in _METHODS_OF_STREAMS else ""
 
 
 def is_harmless_name(name: str) -> bool:
-    """Whether tensors and plain values have a method of that name: nothing of an author's is behind it."""
+    """Whether tensors and plain values have a method called *name*, so that it does not lead to code of the author."""
     return name in _HARMLESS_NAMES
 
 
 def _module_and_name(obj: Any) -> tuple[str, str]:
-    """Where a function or class is from; of any other object its class, without a look at the object."""
+    """The module and the name of a function or class, or of the class of any other object."""
     if isinstance(obj, FunctionType):
         return str(obj.__globals__.get("__name__", "")), obj.__name__
     if isinstance(obj, BuiltinFunctionType | MethodType) and not isinstance(obj.__self__, ModuleType):

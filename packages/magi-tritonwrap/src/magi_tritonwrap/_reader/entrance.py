@@ -26,10 +26,10 @@ Binder = Callable[[tuple[tuple[Value, ...], ...]], Value]
 
 
 class Entrance:
-    """Enters functions, each once for equal arguments.
+    """Finds the scope of each call, one scope for equal calls.
 
     Args:
-        values: everything that an expression can stand for in a scope.
+        values: a function from an expression and a scope to everything that the expression can stand for.
     """
 
     def __init__(self, values: Evaluate) -> None:
@@ -37,7 +37,10 @@ class Entrance:
         self._entered: dict[object, tuple[Value, Bound, Scope | None]] = {}
 
     def enter(self, function: Value, bound: Bound = ((), {})) -> Scope | None:
-        """The scope of a call of *function*, one for equal calls; None where its source is not there or not read."""
+        """The scope of a call of *function* with *bound*, one scope for equal calls.
+
+        None if its source cannot be read.
+        """
         key = (identity_of(function), identity_of_arguments(*bound))
         if key not in self._entered:
             self._entered[key] = (function, bound, self._enter(function, bound))
@@ -70,7 +73,7 @@ class Entrance:
         return None
 
     def _defaults(self, node: FunctionNode, parent: Scope) -> dict[str, tuple[Value, ...]]:
-        """Defaults of a function that the body defines; their expressions belong to the body."""
+        """The default of each parameter of a function that the body defines, evaluated in the scope of the body."""
         arguments = node.args
         positional = [*arguments.posonlyargs, *arguments.args]
         with_default = positional[len(positional) - len(arguments.defaults) :]
@@ -90,7 +93,7 @@ class Entrance:
 
 
 def called_by(callee: Value) -> Iterator[Value]:
-    """What calling *callee* runs: itself, and the functions in the closure of a library's wrapper around them.
+    """What calling *callee* runs: *callee*, and the functions in its closure if it is a wrapper that a library made.
 
     A wrapper made by a decorator of torch or Python that leaves no `__wrapped__` has the function that it calls in its
     closure, or in the table of a `functools.singledispatch`.
@@ -112,7 +115,7 @@ def called_by(callee: Value) -> Iterator[Value]:
 
 
 def _modules_of_library(module: torch.nn.Module, how: str) -> Iterator[Value]:
-    """The modules inside one of torch's, such as a Sequential: its forward calls those that are not torch's."""
+    """The modules inside a module of torch, such as a Sequential, that are not torch's and that its forward calls."""
     if is_library_module(type(module).__module__):
         for name, inner in vars(module).get("_modules", {}).items():
             if inner is not None and not is_library_module(type(inner).__module__):
@@ -122,7 +125,7 @@ def _modules_of_library(module: torch.nn.Module, how: str) -> Iterator[Value]:
 
 
 def bound_by_get(obj: object) -> Binder | None:
-    """What `function.__get__` makes of its arguments; None where *obj* is not such a method."""
+    """The function of a bound `function.__get__`, which binds its argument; None if *obj* is not such a method."""
     if not isinstance(obj, MethodWrapperType) or obj.__name__ != "__get__":
         return None
     owner = obj.__self__

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Abstract evaluation: which objects an expression of an op's body can stand for.
 
-Nothing of the user's is called. A name is followed to all its assignments, an attribute to the object that holds it,
-a call to what the called function returns; so the answer is a list, and what only a run can tell is an `Unknown` with
-its reason. Example: in `(fast if n > 64 else TABLE["slow"])[grid](x)` the kernel is one of two `Known` objects.
+No code of the user is called. A name is followed to all its assignments, an attribute to the object that holds it, and
+a call to what the called function returns. So the answer is a list of values; what is known only at run time is an
+`Unknown` with the reason. Example: in `(fast if n > 64 else TABLE["slow"])[grid](x)` the kernel is one of two `Known`
+objects.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _DECORATORS = (triton.jit, triton.autotune, triton.heuristics)
 
 
 class Resolver:
-    """Evaluates expressions; one instance a `find_kernels` call, for its memory of what was evaluated."""
+    """Evaluates expressions. Each call of `find_kernels` has its own instance, which remembers what was evaluated."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -198,7 +199,7 @@ class Resolver:
         return tuple(result for callee in self.callees(call, scope) for result in self.result(callee, call, scope))
 
     def callees(self, call: ast.Call, scope: Scope) -> tuple[Value, ...]:
-        """Everything that a call can run, the functions inside a library's wrapper included."""
+        """Everything that a call can run, including the functions inside a wrapper that a library made."""
         return tuple(inner for callee in self.values(call.func, scope) for inner in called_by(callee))
 
     def result(self, callee: Value, call: ast.Call, scope: Scope) -> tuple[Value, ...]:
@@ -247,7 +248,7 @@ class Resolver:
         return (Unknown(f"what '{method}' of a dict returns is known at run time"),)
 
     def _parent(self, scope: Scope) -> tuple[Value, ...]:
-        """What `super()` means in a method."""
+        """What `super()` can stand for in the method with this scope."""
         classes = [value.obj for value in scope.names.get("__class__", ()) if isinstance(value, Known)]
         if not classes or isinstance(scope.node, ast.Lambda) or not scope.node.args.args:
             return (Unknown("the class of super() is known at run time", unread=True),)
@@ -265,13 +266,13 @@ class Resolver:
         return tuple(found) or (Unknown(f"{ast.unparse(call)} depends on a name known at run time"),)
 
     def bind(self, call: ast.Call, scope: Scope, *, skip: int = 0, this: bool = False) -> Bound:
-        """The arguments of a call; `this` leaves room for a new instance in front."""
+        """The arguments of a call, with room for a new instance in front if *this* is True."""
         args = [self.values(argument, scope) for argument in call.args[skip:] if not isinstance(argument, ast.Starred)]
         kwargs = {keyword.arg: self.values(keyword.value, scope) for keyword in call.keywords if keyword.arg}
         return (((Unknown("a new instance"),), *args) if this else tuple(args)), kwargs
 
     def returned(self, function: Value) -> tuple[Value, ...]:
-        """What calling *function*, with everything already bound, returns."""
+        """What calling *function*, with all arguments bound already, can return."""
         scope = self.enter(function)
         if scope is None:
             return (Unknown("it is returned by a function whose source is not read"),)
@@ -285,7 +286,7 @@ class Resolver:
         return self._entrance.enter(function, bound)
 
     def is_kernel_definition(self, value: Local) -> bool:
-        """Whether a function of the body is decorated with `triton.jit`, by whatever name."""
+        """Whether a function of the body is decorated with `triton.jit`, under any name."""
         decorators = getattr(value.node, "decorator_list", [])
         return any(
             isinstance(decorator, Known) and decorator.obj in _DECORATORS
@@ -304,14 +305,14 @@ class Resolver:
 
 
 def _may_hold_code(obj: Any, name: str) -> bool:
-    """Whether a launch can hide behind an attribute that *obj* lacks: not with None, a number, a tensor, a library."""
+    """Whether an attribute that *obj* lacks may lead to a launch; not for None, a number, a tensor or a library."""
     is_library = isinstance(obj, ModuleType) and is_library_module(obj.__name__)
     is_plain = obj is None or isinstance(obj, bool | int | float | complex | str | bytes | torch.Tensor)
     return not (is_library or is_plain or _is_of_tensors(name))
 
 
 def _is_of_tensors(name: str) -> bool:
-    """Whether an attribute is one that tensors have: what `value.copy_(x)` calls is then torch's, not an author's."""
+    """Whether tensors have the attribute, so that what `value.copy_(x)` calls is torch's code and not the author's."""
     return hasattr(torch.Tensor, name)
 
 

@@ -59,23 +59,23 @@ def find_kernels(
 ) -> KernelReport:
     """Find every Triton kernel that *fn* can launch, without calling anything.
 
-    Followed are globals, closures, attributes, subscripts, methods, factories, `functools.partial`, `lru_cache`,
-    aliases, conditional choices, operators called by *fn*, and helpers in other modules to any depth; the walk stops at
+    The search follows globals, closures, attributes, subscripts, methods, factories, `functools.partial`, `lru_cache`,
+    aliases, conditional choices, operators called by *fn*, and helpers in other modules to any depth. It stops at
     torch, Triton and the standard library.
 
     Args:
         fn: the body of an op; a function, a method, or a callable object.
-        extra: kernels that the source cannot tell, for example those of a compiled extension or of an object in the
-            arguments. The cache key covers them; so list all, and a launch that only the arguments lead to no longer
-            bypasses the cache.
-        seconds: the processor time after which the search ends, so that a busy machine finds no less. The report then
-            lists as unresolved what it has not read.
-        classes: for parameters of *fn* that are instances of one class and of no subclass, that class. Methods that are
-            called on them are followed.
+        extra: kernels that cannot be read from the source, for example those of a compiled extension or of an object in
+            the arguments. The cache key covers them. If the list is complete, a launch that is reached only through the
+            arguments no longer bypasses the cache.
+        seconds: the limit of the search in seconds of processor time, which do not depend on how busy the machine is.
+            The report lists what was not read by then as unresolved.
+        classes: the exact class of parameters of *fn*, by parameter name. Methods that are called on these parameters
+            are followed.
 
     Returns:
         KernelReport: `.kernels`, and `.unresolved` for launches whose kernel is known only at run time. Those are
-        captured all the same when the op is compiled.
+        captured when the op is compiled.
 
     Example:
         >>> def double(x): return x * 2
@@ -103,7 +103,7 @@ class _Walk:
 
     def __init__(self, memory: Memory, ops: frozenset[str] = frozenset()) -> None:
         self._memory = memory
-        self._inside = ops  # the operators whose bodies lead here
+        self._inside = ops  # the operators whose bodies led here
         self._inner_ops: dict[str, InnerOp] = {}
         self._resolver = Resolver(memory)
         self._found: dict[object, Found] = {}
@@ -115,7 +115,10 @@ class _Walk:
         self._visits: Counter[object] = Counter()
 
     def report(self, *, is_complete: bool) -> KernelReport:
-        """What was found; *is_complete* says that the user has listed every kernel that only arguments lead to."""
+        """What was found.
+
+        *is_complete* is True if the user has listed every kernel that is reached only through arguments.
+        """
         kernels = tuple(
             FoundKernel(
                 found.kernel,
@@ -174,7 +177,7 @@ class _Walk:
         self._visit(scope)
 
     def _whole_op(self, op: OpOverload, call: tuple[ast.Call, Scope] | None) -> None:
-        """Look into an operator that graphs hold whole: inside this body its launches may be seen all the same."""
+        """Read the body of an opaque operator, whose launches may be seen through inside this body."""
         name = qualified_name(op)
         if is_op_of_torch(op) or name in self._inner_ops or name in self._inside:
             return
@@ -215,7 +218,7 @@ class _Walk:
             self.function(partial, None)
 
     def _visit_call(self, call: ast.Call, scope: Scope) -> tuple[Value, ...]:
-        """Visit what a call runs; returns what it makes with `functools.partial`, for somebody else to call."""
+        """Visit what a call runs. Returns the partials that it makes, which other code may call."""
         callees = self._resolver.callees(call, scope)
         if any(isinstance(callee, Known) and callee.obj is functools.partial for callee in callees):
             return self._resolver.values(call, scope)
@@ -231,7 +234,7 @@ class _Walk:
         return ()
 
     def _note_unknown(self, call: ast.Call, scope: Scope, callees: tuple[Value, ...]) -> None:
-        """Note what is left open about a call: a launch, code not read, a method that anything may have."""
+        """Note what is unknown about a call: a launch, code that was not read, or a method that any object may have."""
         unknown = [callee for callee in callees if isinstance(callee, Unknown)]
         unread = [callee for callee in unknown if callee.unread]
         name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
@@ -266,7 +269,7 @@ class _Walk:
                 self.function(callee, (call, scope))
 
     def _visit_argument(self, argument: ast.expr, scope: Scope) -> None:
-        """A function passed along may be called by whoever gets it, as in `torch.cond(p, helper_a, helper_b)`."""
+        """Visit a function that is an argument, which the callee may call: `torch.cond(p, helper_a, helper_b)`."""
         for value in self._resolver.values(argument, scope):
             if isinstance(value, Partial) or (isinstance(value, Known) and isinstance(value.obj, FunctionType)):
                 self.function(value, None)
@@ -315,5 +318,5 @@ def _is_kernel_value(value: Value, resolver: Resolver) -> bool:
 
 
 def _identity(scope: Scope) -> object:
-    """What tells two calls of one function apart: the known objects among its names."""
+    """What distinguishes two calls of one function: the known objects among its names."""
     return tuple((name, tuple(identity_of(value) for value in values)) for name, values in scope.names.items())

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each question asked once: what an expression can stand for in a scope, in time linear in the code that is read.
+"""What expressions can stand for in a scope, each found once, in time linear in the code that is read.
 
-A name can stand for what it was bound to before, as in `x = x.reshape(n)`, so questions go round in circles. Inside a
-circle a question answers with what is known so far, and the outermost question of the circle is asked again until
-nothing new comes up; what the others found is then final too.
+A name can stand for what it was bound to before, as in `x = x.reshape(n)`, so the answer to a question can depend on
+itself. Inside such a cycle, a question is answered with what is known so far, and the outermost question of the cycle
+is asked again until nothing new is found. Then the answers to the other questions of the cycle are final too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Values = tuple[Value, ...]
 
 @dataclass
 class _Question:
-    """An expression in a scope, both kept alive so that their ids stay theirs; and the answer so far."""
+    """An expression in a scope, with the answer so far. Both are kept alive, so that their ids are not used again."""
 
     expression: ast.expr
     scope: Scope
@@ -36,7 +36,7 @@ class Memory:
     """Answers of one `find_kernels` call.
 
     Args:
-        seconds: the processor time of this thread after which every further answer is an `Unknown` that says so.
+        seconds: the limit in seconds of this thread's processor time. After it, every further answer is an `Unknown`.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -49,16 +49,16 @@ class Memory:
 
     @property
     def is_out_of_time(self) -> bool:
-        """Whether the search should end."""
+        """Whether the time limit is reached."""
         return time.thread_time() > self._deadline
 
     @property
     def out_of_time(self) -> str:
-        """The reason for what is left unread then."""
+        """The reason of each `Unknown` that the time limit causes."""
         return f"the search took more than {self._seconds:g} s and left it unread"
 
     def values(self, expression: ast.expr, scope: Scope, evaluate: Callable[[], Iterable[Value]]) -> Values:
-        """What *expression* can stand for in *scope*, by *evaluate* where it was not asked before."""
+        """What *expression* can stand for in *scope*; *evaluate* finds it if it is asked for the first time."""
         key = (id(expression), id(scope))
         known = self._final.get(key) or self._drafts.get(key)
         if known is not None:
@@ -83,14 +83,14 @@ class Memory:
         return question.values
 
     def _answer(self, question: _Question, evaluate: Callable[[], Iterable[Value]]) -> int:
-        """Fill the question in; returns how far up the circle goes that it is part of."""
+        """Find the answer. Returns the depth of the outermost question of the cycle that this one is part of."""
         first_draft = len(self._drafts)
         for _ in range(_MAX_ROUNDS):
             self._reaches_up_to = question.depth + 1
             found = distinct((*question.values, *evaluate()))
             is_settled = len(found) == len(question.values)
             question.values = found
-            # Part of a larger circle, of none, or of one in which nothing new came up.
+            # It is part of a larger cycle or of none, or nothing new was found in its cycle.
             if self._reaches_up_to != question.depth or is_settled:
                 break
             for draft in list(self._drafts)[first_draft:]:
@@ -113,7 +113,10 @@ class Memory:
 
 
 def distinct(values: Iterable[Value]) -> Values:
-    """Each of *values* once; of those that only a run can tell, the first, and the first behind which code may hide."""
+    """*values* without duplicates.
+
+    Of the `Unknown` ones, the first is kept, and the first that may lead to unread code.
+    """
     found: dict[object, Value] = {}
     for value in values:
         if len(found) < _MAX_VALUES:

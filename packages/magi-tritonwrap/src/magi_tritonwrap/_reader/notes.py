@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a walk through code notes about a call: the kernel, what is open about it, why no graph can carry it."""
+"""What a walk through code notes about a call: the kernel, what is unknown about it, and why no graph can carry it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Found:
 
 
 def why_unsupported(kernel: Kernel, call: ast.Call) -> str:
-    """Why a graph cannot carry a launch, as far as the call itself tells; empty when it can."""
+    """Why a graph cannot carry a launch, as far as the call itself shows; empty if it can."""
     if isinstance(call.func, ast.Attribute) and call.func.attr == "warmup":
         return (
             "is compiled by .warmup() in the op's body, and a graph has no compiled kernel to look at. "
@@ -46,7 +46,7 @@ def why_unsupported(kernel: Kernel, call: ast.Call) -> str:
 
 
 def why_whole(op: str, report: KernelReport) -> str:
-    """Why the launches of a `custom_op` cannot be seen where another op calls it; empty where they can."""
+    """Why the launches of a `custom_op` cannot be seen through where another op calls it; empty if they can."""
     if has_decomposition_rule(op):
         return "its library has a rule of its own for it in compiled graphs"
     if not report.kernels:
@@ -66,7 +66,7 @@ def open_call(call: ast.Call, scope: Scope, value: Unknown) -> UnresolvedLaunch:
 
 
 def looks_like_launch(call: ast.Call) -> bool:
-    """`something[grid](...)`, or `something.run(..., grid=...)`."""
+    """Whether a call is written as `something[grid](...)` or `something.run(..., grid=...)`."""
     if isinstance(call.func, ast.Subscript):
         return True
     named = isinstance(call.func, ast.Attribute) and call.func.attr in LAUNCH_METHODS
@@ -74,7 +74,7 @@ def looks_like_launch(call: ast.Call) -> bool:
 
 
 def _is_written_as_launch(call: ast.Call) -> bool:
-    """Whether what a call of `something[index]` has for an index is a grid, rather than the key of a table."""
+    """Whether the index in a call of `something[index]` is a grid, rather than the key of a table."""
     if not looks_like_launch(call) or not isinstance(call.func, ast.Subscript):
         return looks_like_launch(call)
     index = call.func.slice

@@ -40,7 +40,7 @@ def function_scope(
     cls = None if args else class_of_method(function)
     if cls is not None and node.args.args:
         this = node.args.args[0].arg
-        # A subclass may have other methods, so what `self` is stays open as well.
+        # A subclass may have other methods, so `self` may be something else too.
         names[this] = (New(cls, None), *names[this])
     return Scope(node, function.__code__.co_filename, function.__globals__, names)
 
@@ -76,7 +76,7 @@ def parameters(
 
 
 def imported(node: ast.AST, alias: ast.alias, scope: Scope) -> tuple[Value, ...]:
-    """What an import in the body binds, if the module is loaded: reading imports nothing."""
+    """What an import in the body binds, if the module is loaded already. Nothing is imported here."""
     if isinstance(node, ast.Import):
         name = alias.name if alias.asname else alias.name.split(".")[0]
         return loaded_module(name)
@@ -94,7 +94,7 @@ def imported(node: ast.AST, alias: ast.alias, scope: Scope) -> tuple[Value, ...]
 
 
 def loaded_module(name: str) -> tuple[Value, ...]:
-    """The module of that name, if it is loaded."""
+    """The module *name* if it is loaded, otherwise an `Unknown`."""
     found = sys.modules.get(name)
     if isinstance(found, ModuleType):
         return (Known(found, f"module '{name}'"),)

@@ -38,7 +38,7 @@ def function_node(function: FunctionType) -> FunctionNode | None:
 
 
 def _block(lines: list[str], first: int) -> list[str]:
-    """The lines of the definition that starts at line *first*; the rest of the file is not looked at."""
+    """The lines of the definition that starts at line *first*; the rest of the file is not read."""
     try:
         return inspect.getblock(lines[first - 1 :])
     except (SyntaxError, tokenize.TokenError):
@@ -47,7 +47,7 @@ def _block(lines: list[str], first: int) -> list[str]:
 
 @functools.lru_cache(maxsize=4096)
 def _definition(text: str, first: int) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    """The function of which *text* is the definition, with the lines and columns that it has in its file."""
+    """The syntax tree of the function that *text* defines, with the lines and columns of its file."""
     tree = _parse("if True:\n" + text) if text[:1].isspace() else _parse("\n" + text)
     if tree is None or not tree.body:
         return None
@@ -77,7 +77,7 @@ def _starts_at(node: FunctionNode) -> int:
 
 
 def _by_column(nodes: list[FunctionNode], code: CodeType) -> FunctionNode | None:
-    """Tell two lambdas of one line apart by the columns of their instructions."""
+    """The one of *nodes* that *code* belongs to; lambdas on one line differ in the columns of instructions."""
     spans = [(line, column) for line, _, column, _ in code.co_positions() if line and column]
     for node in nodes:
         body = node.body if isinstance(node, ast.Lambda) else node.body[0]

@@ -14,7 +14,7 @@ from .source import FunctionNode
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """An object that exists already; *how* is the way that leads to it."""
+    """An object that exists already; *how* says how the code reaches it."""
 
     obj: Any
     how: str
@@ -64,7 +64,7 @@ class New:
 
 @dataclass(frozen=True, eq=False)
 class Unknown:
-    """A value that only a run can tell, and why; *unread* where code may hide behind it that has not been read."""
+    """A value known only at run time, with the reason; *unread* is True if it may lead to code that was not read."""
 
     reason: str
     unread: bool = False
@@ -74,7 +74,7 @@ Value = Known | Local | Launcher | Partial | Group | New | Unknown
 
 
 def identity_of(value: Value) -> object:
-    """What tells a value from others: equal for two of which nothing different can come."""
+    """A key that is equal for two values from which the same follows."""
     match value:
         case Known(obj=obj, wrapped=wrapped):
             return ("known", id(obj), wrapped)
@@ -93,7 +93,7 @@ def identity_of(value: Value) -> object:
 
 
 def identity_of_arguments(args: tuple[tuple[Value, ...], ...], kwargs: Mapping[str, tuple[Value, ...]]) -> object:
-    """What tells two calls of one function apart."""
+    """A key that is equal for two calls of one function with equal arguments."""
     named = tuple((name, *map(identity_of, values)) for name, values in sorted(kwargs.items()))
     return tuple(tuple(map(identity_of, values)) for values in args), named
 
@@ -109,7 +109,7 @@ class Scope:
     parent: Scope | None = None
     bindings: dict[str, list[Binding]] = field(init=False)
     from_outside: frozenset[str] = field(init=False)
-    """Names declared `global` or `nonlocal`: besides what is bound here, they can stand for what they are outside."""
+    """Names declared `global` or `nonlocal`, which can also stand for their values outside the function."""
 
     def __post_init__(self) -> None:
         self.bindings = bindings(self.node)

@@ -16,6 +16,7 @@ from .kernels import (
     launch_classes,
     new_kernel,
     refuses_cpu_tensors,
+    settings_of,
     triton_wrappers,
     unsupported_autotune_arguments_are_ignored,
 )
@@ -105,6 +106,7 @@ __all__ = [
     "schemas_of",
     "set_cache_key_entries",
     "set_decomposition_rule",
+    "settings_of",
     "torch_triton_ops",
     "tracing_is_active",
     "triton_wrappers",

@@ -32,7 +32,7 @@ def kernel_classes() -> tuple[type[Any], ...]:
 
 
 def interpreted_classes() -> tuple[type[Any], ...]:
-    """The class of kernels made under TRITON_INTERPRET=1; none where there can be no such kernel yet.
+    """The class of kernels made under TRITON_INTERPRET=1; none if there cannot be such a kernel yet.
 
     Its module imports numpy, which Triton does not declare (3.6 to 3.9); without the interpreter nobody needs it.
     """
@@ -62,19 +62,19 @@ def kernel_of_launcher(value: object) -> Any:
 
 
 def calling_frame() -> FrameType:
-    """The frame that called the caller; `inspect.stack` reads source files, which a launch has no time for."""
+    """The frame that called the caller. `inspect.stack` would read source files, which is too slow for a launch."""
     return sys._getframe(2)
 
 
 def unsupported_autotune_arguments_are_ignored() -> bool:
-    """Whether the user asked Inductor to overlook autotune settings that it cannot honour (torch 2.6 on)."""
+    """Whether the user asked Inductor to ignore autotune settings that it does not support (torch 2.6 on)."""
     from torch._inductor import config
 
     return bool(config.unsafe_ignore_unsupported_triton_autotune_args)
 
 
 def has_triton_driver() -> bool:
-    """Whether Triton can launch anything: without a GPU, asking for its driver raises a RuntimeError (3.2 to 3.9)."""
+    """Whether Triton can launch anything. Without a GPU, its driver raises a RuntimeError when used (3.2 to 3.9)."""
     try:
         triton.runtime.driver.active.get_current_target()
     except RuntimeError:
@@ -87,7 +87,16 @@ def refuses_cpu_tensors(error: Exception) -> bool:
     return "active drivers" in str(error) or "cannot be accessed from Triton" in str(error)
 
 
-def new_kernel(like: Any, function: FunctionType, source: str) -> Any:
+def settings_of(kernel: JITFunction[Any]) -> dict[str, Any]:
+    """The arguments of `triton.jit` that decide what *kernel* compiles to, as its author gave them.
+
+    `repr` and `launch_metadata` are left out: they name a kernel and describe a launch to a profiler.
+    """
+    names = ("version", "do_not_specialize", "do_not_specialize_on_alignment", "debug", "noinline")
+    return {name: getattr(kernel, name) for name in names}
+
+
+def new_kernel(like: JITFunction[Any], function: FunctionType, source: str) -> Any:
     """A JITFunction with the settings of *like*, of another function and source.
 
     Triton keeps `repr=` in a private attribute and a table of kernels by name, which the new one must not enter; a
@@ -98,19 +107,10 @@ def new_kernel(like: Any, function: FunctionType, source: str) -> Any:
     table: dict[str, Any] = getattr(jit, "_triton_jit_function_registry", {})
     before = dict(table)
     parameters = inspect.signature(function).parameters
-    settings = {
-        setting: [name for name in _names(getattr(like, setting), like) if name in parameters]
-        for setting in ("do_not_specialize", "do_not_specialize_on_alignment")
-    }
-    kernel = type(like)(
-        function,
-        version=like.version,
-        debug=like.debug,
-        noinline=like.noinline,
-        repr=getattr(like, "_repr", None),
-        launch_metadata=like.launch_metadata,
-        **settings,
-    )
+    settings = settings_of(like)
+    for setting in ("do_not_specialize", "do_not_specialize_on_alignment"):
+        settings[setting] = [name for name in _names(settings[setting], like) if name in parameters]
+    kernel = type(like)(function, repr=getattr(like, "_repr", None), launch_metadata=like.launch_metadata, **settings)
     table.clear()
     table.update(before)
     if hasattr(kernel, "_unsafe_update_src"):
@@ -121,5 +121,5 @@ def new_kernel(like: Any, function: FunctionType, source: str) -> Any:
 
 
 def _names(parameters: Iterable[int | str], kernel: Any) -> list[str]:
-    """Parameters given by position or by name, by name."""
+    """The names of *parameters*, each of which is a name or a position."""
     return [kernel.arg_names[one] if isinstance(one, int) else one for one in parameters]

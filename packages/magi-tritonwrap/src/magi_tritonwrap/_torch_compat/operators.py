@@ -38,7 +38,7 @@ def _dispatcher_name(op: OpOverload) -> str:
 
 
 def set_decomposition_rule(op: OpOverload, rule: Any) -> None:
-    """Let *rule* answer for *op* under AOTAutograd's functional mode, in place of any rule that is there.
+    """Make *rule* decompose *op* under AOTAutograd's functional mode, in place of any earlier rule.
 
     `torch.library.register_torch_dispatch` refuses a second rule, and its registration cannot be taken back; the table
     it fills is the same since torch 2.6.
@@ -103,7 +103,7 @@ def is_op_of_torch(op: OpOverload) -> bool:
 
 
 def is_collective(op: object) -> bool:
-    """Whether an operator talks to other ranks: torch registers those in namespaces of their own."""
+    """Whether an operator communicates with other ranks: torch registers those in namespaces of their own."""
     return isinstance(op, OpOverload) and op.namespace in _COLLECTIVES
 
 
@@ -128,7 +128,7 @@ def has_composite_kernel(op: OpOverload) -> bool:
 
 
 def registration_of(op: OpOverload) -> dict[str, object]:
-    """Something that changes whenever a device type gets another body, by device type.
+    """By device type, a value that changes whenever that type gets another body.
 
     The dispatcher keeps no Python function, but its dump has a line for each registration, replaced ones included. A
     `torch.library.custom_op` keeps its bodies in a table of its own.

@@ -31,7 +31,8 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 
 ITEM_OPERATORS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
-"""What `Tensor.item()` is: inside a registered fake torch hands the first to a mode, elsewhere the second."""
+"""The operators of `Tensor.item()`: inside a registered fake, torch passes the first to a mode, elsewhere the
+second."""
 
 _NOT_FAKE = (
     DataDependentOutputException,
@@ -54,20 +55,23 @@ def wrap_triton_enabled() -> AbstractContextManager[None]:
 
 
 def functional_storage(value: object) -> object:
-    """What two Tensors of AOTAutograd's functional trace have in common if they share memory; None for any other."""
+    """A value that is the same for Tensors of AOTAutograd's functional trace that share memory.
+
+    None for any other Tensor.
+    """
     return value.elem.untyped_storage()._cdata if isinstance(value, FunctionalTensor) else None
 
 
 def writes_traced(tensor: Any) -> int:
-    """How often a Tensor of AOTAutograd's functional trace, or one that shares its memory, was written."""
+    """The number of writes into a Tensor of AOTAutograd's functional trace, or into one that shares its memory."""
     return int(torch._functionalize_mutation_counter(tensor.elem))
 
 
 def tracing_is_active(values: Iterable[object]) -> bool:
-    """Whether a launch with these arguments belongs into a graph rather than onto a device.
+    """Whether a launch with these arguments belongs in a graph rather than on a device.
 
     True under the fake, proxy and functional modes of torch, and for their tensors. A user's own mode (a FLOP counter,
-    a logger) does not count: torch has no rule for the higher-order op under it, and eager numbers are what it expects.
+    a logger) does not count: torch has no rule for the higher-order op under it, and it expects an eager launch.
     """
     keys = torch._C._TorchDispatchModeKey
     if any(torch._C._get_dispatch_mode(key) is not None for key in (keys.FUNCTIONAL, keys.PROXY, keys.FAKE)):
@@ -81,7 +85,7 @@ def unwrap_functional(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def functional_values(values: Iterable[object]) -> list[torch.Tensor]:
-    """What the functional tensors among *values* hold now; a traced write replaces it by another tensor."""
+    """The tensors that the functional tensors among *values* hold now; a traced write replaces them."""
     return [torch._from_functional_tensor(value.elem) for value in values if isinstance(value, FunctionalTensor)]
 
 
@@ -92,7 +96,7 @@ def fake_mode_of(values: object) -> FakeTensorMode | None:
 
 
 def fake_tensors() -> FakeTensorMode:
-    """A mode in which factories make fake tensors, which meet real ones without an error."""
+    """A mode in which factories make fake tensors, which may be used together with real ones."""
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
@@ -104,14 +108,14 @@ def concrete_number(value: Any) -> Any:
 
 
 def decides_by_data(error: Exception) -> bool:
-    """Whether code on fake tensors needed a number that only the data tell."""
+    """Whether *error* says that code on fake tensors needed a number that depends on data."""
     return isinstance(error, DataDependentOutputException | GuardOnDataDependentSymNode)
 
 
 def cannot_be_fake(error: Exception) -> bool:
     """Whether an error of code on fake tensors says that fake tensors do not have what was asked for.
 
-    The classes are private (torch 2.10 to 2.15); an address and a NumPy array are refused by a RuntimeError.
+    The classes are private (torch 2.10 to 2.15); for an address and a NumPy array, torch raises a RuntimeError.
     """
     if isinstance(error, _NOT_FAKE):
         return True
@@ -152,12 +156,12 @@ def is_launch(target: object) -> bool:
 
 
 def launched_kernel(index: int) -> Any:
-    """The kernel that the node of a launch has by number, because a graph cannot hold it."""
+    """The kernel with the number *index*, which the node of a launch holds in its place."""
     return kernel_side_table.get_kernel(index)
 
 
 def launch_constants(index: int) -> dict[str, Any]:
-    """The arguments that the node of a launch has by number."""
+    """The constant arguments with the number *index*, which the node of a launch holds in their place."""
     return dict(kernel_side_table.get_constant_args(index))
 
 
@@ -167,7 +171,7 @@ def proxy_tracing_disabled() -> AbstractContextManager[object]:
 
 
 def decomposition_is_disabled() -> bool:
-    """Whether torch.export asked that Triton ops stay whole (the flag is private; seen on torch 2.13)."""
+    """Whether torch.export asked that Triton ops are not decomposed (the flag is private; seen on torch 2.13)."""
     return not getattr(functorch_config, "decompose_custom_triton_ops", True)
 
 

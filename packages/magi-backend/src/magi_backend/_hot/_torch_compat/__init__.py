@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The private torch names behind hot sizes: one function per quirk. For torch 2.10 to 2.15 where it says no other.
+"""The private torch names behind hot sizes: one function per quirk, for torch 2.10 to 2.15 unless it says otherwise.
 
 graphs.py     where inputs of a captured graph come from, its symbols, copies of it
 moments.py    what compiles, what observes calls, what is configured

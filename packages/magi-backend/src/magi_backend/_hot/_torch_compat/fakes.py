@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fake tensors of a capture as data, and new ones made from such data in a world of their own."""
+"""Fake tensors of a capture as data, and new ones made from such data in a separate fake mode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .graphs import float_memo
 
 
 def fakes_of_capture(example_inputs: Sequence[Any]) -> list[Any]:
-    """The inputs of a backend as AOTAutograd will see them: real tensors as fakes with the symbols of the capture."""
+    """The inputs of a backend as AOTAutograd sees them: real tensors become fakes with the symbols of the capture."""
     from torch._guards import TracingContext
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -33,7 +33,7 @@ def fakes_of_capture(example_inputs: Sequence[Any]) -> list[Any]:
 
 
 def describe(values: Sequence[Any]) -> list[Any]:
-    """Each tensor as plain data that symbols may stand in; what shares memory says so. Other values as they are."""
+    """*values* with each tensor as plain data, which may hold symbols and says which tensors share memory."""
     from torch._subclasses.meta_utils import MetaTensorDescriber
 
     describer = MetaTensorDescriber()
@@ -53,7 +53,7 @@ def _source(placeholder: Node) -> Any:
 
 
 class FakeWorld:
-    """A fake mode with symbols of its own, in which described tensors come to be."""
+    """A fake mode with separate symbols, in which tensors are made from descriptions."""
 
     def __init__(self) -> None:
         from torch._functorch import config
@@ -66,7 +66,7 @@ class FakeWorld:
             self.mode = FakeTensorMode(shape_env=self.shape_env)
 
     def open_int(self, captured: Any, placeholder: Node) -> Any:
-        """The twin of an int that stays an input."""
+        """A new symbol for the *captured* int, which stays an input."""
         return self._open_number(int(captured.node.hint), _source(placeholder))
 
     def _open_number(self, hint: Any, source: Any) -> Any:
@@ -78,7 +78,7 @@ class FakeWorld:
         return make(symbol, hint=hint, source=source)
 
     def remember_number(self, tensor: torch.Tensor, captured: torch.Tensor, placeholder: Node) -> None:
-        """Let ``.item()`` of a float argument be an input, as it was for the *captured* fake."""
+        """Make ``.item()`` of a float argument return an input, as it did for the *captured* fake."""
         memo = float_memo(captured)
         if memo is not None:
             source = _source(placeholder)
@@ -86,12 +86,12 @@ class FakeWorld:
             made.item_memo = self._open_number(float(memo.node.hint), getattr(source, "base", source))
 
     def assumptions(self) -> list[str]:
-        """What a compilation has assumed of the open numbers."""
+        """The guards that a compilation has added for the open numbers."""
         return [str(guard.expr) for guard in self.shape_env.guards]
 
 
 class FakeMaker:
-    """Makes the tensors of one :func:`describe` in *world*. What shared memory there shares it here."""
+    """Makes the tensors of one :func:`describe` in *world*. Tensors that shared memory share it again."""
 
     def __init__(self, world: FakeWorld) -> None:
         from torch._subclasses.meta_utils import MetaConverter
@@ -115,12 +115,12 @@ class FakeMaker:
             raise NotImplementedError(msg)
         if description.is_parameter:
             made._is_param = True
-        self._alive.append(made)  # the converter remembers weakly what shares memory
+        self._alive.append(made)  # the converter holds weak references to what shares memory
         return made  # type: ignore[no-any-return]
 
 
 class CaptureContext:
-    """What the context of a capture says that compilations of the same graph need, and what it was left to guard."""
+    """What compilations of the same graph need of the context of a capture, and the guards that it was given."""
 
     def __init__(self, gm: GraphModule) -> None:
         from torch._guards import TracingContext
@@ -130,17 +130,17 @@ class CaptureContext:
         self._guards: tuple[Any, ...] = ()
 
     def finish(self) -> None:
-        """Read what the compilation for any size has left for Dynamo to guard; the context is not kept."""
+        """Read the guards that the compilation for any size has left to Dynamo. The context is not kept."""
         self._annotation = getattr(self._context, "cudagraph_annotation", None)
         self._guards = tuple(self._context.guards_context.aotautograd_guards)
         del self._context
 
     @contextlib.contextmanager
     def compiling(self, world: FakeWorld) -> Iterator[None]:
-        """A context for one more compilation, in which only *world* gets guards.
+        """A context for another compilation, in which only *world* gets guards.
 
         Raises:
-            RuntimeError: The compilation asks for a guard, on inputs that share memory, that the capture has not.
+            RuntimeError: The compilation needs a guard, on inputs that share memory, that the capture does not have.
         """
         from torch._guards import CompileContext, TracingContext, compile_context, tracing
 

@@ -61,14 +61,14 @@ def is_ragged(size: Any) -> bool:
 
 
 _OF_A_CAPTURE = ("_param_name_to_source", "compile_subgraph_reason")
-"""What Dynamo leaves on the module of a graph besides ``meta``, without what belongs to its own compilation."""
+"""The attributes that Dynamo sets on the module of a graph besides ``meta``, and that a copy needs."""
 
 
 def captured_copy(gm: GraphModule) -> GraphModule:
-    """A copy of a captured graph, with the graphs inside it and with all that AOTAutograd reads of a capture.
+    """A copy of a captured graph, with the graphs inside it and with everything that AOTAutograd reads of a capture.
 
-    Parameters and constants are shared. A copied node loses ``_dynamo_source``, and ``meta["grapharg"]`` would keep
-    what the caller gave.
+    Parameters and constants are shared. The copy of a node loses ``_dynamo_source``, which is set again;
+    ``meta["grapharg"]`` is left out, because it would keep the caller's values alive.
     """
     return _copied(gm, {})
 
@@ -92,7 +92,7 @@ def _copied(gm: GraphModule, done: dict[int, GraphModule]) -> GraphModule:
 
 
 def as_int(number: Any, values: Mapping[Any, int]) -> int | None:
-    """A symbolic size where symbols have *values*; None where it has others."""
+    """The value of a symbolic size if symbols have *values*; None if it has other symbols."""
     if number.node.is_nested_int():
         return None
     expression = number.node.expr
@@ -101,12 +101,12 @@ def as_int(number: Any, values: Mapping[Any, int]) -> int | None:
 
 
 def expression(number: Any) -> Any:
-    """The expression of a symbolic number, with what is known of its symbols by now."""
+    """The expression of a symbolic number, simplified by what is known of its symbols now."""
     return number.node.expr
 
 
 def broken_guard(numbers: Sequence[Any], values: Mapping[Any, int]) -> str:
-    """The first thing that the capture assumes of the symbols of *numbers* and that *values* break; empty if none."""
+    """The first guard of the capture on the symbols of *numbers* that *values* violate; empty if there is none."""
     shape_env = next((number.node.shape_env for number in numbers), None)
     if shape_env is None:
         return ""
@@ -124,7 +124,7 @@ def broken_guard(numbers: Sequence[Any], values: Mapping[Any, int]) -> str:
 def boxed(compiled: Callable[..., Any]) -> Callable[[list[Any]], Any]:
     """*compiled*, taking a list of its arguments.
 
-    AOTAutograd's result takes a list itself; around it stands a function of single arguments (``forward`` in
+    AOTAutograd's result takes a list itself; a function of single arguments is around it (``forward`` in
     ``aot_module_simplified``), which puts them into one after the parameters of the graph.
     """
     outer: Any = compiled

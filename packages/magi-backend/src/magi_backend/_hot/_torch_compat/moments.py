@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a thread and of a process: what compiles, what observes calls, what is configured."""
+"""The state of a thread and of a process: compilations, modes that observe calls, and configuration."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ def autocast_devices() -> tuple[str, ...]:
 
 
 def config_values() -> tuple[dict[str, Any], ...]:
-    """The configuration of Inductor and of AOTAutograd as it is on this thread."""
+    """The configuration of Inductor and of AOTAutograd on this thread."""
     return tuple(module.get_config_copy() for module in _config_modules())
 
 
 @contextlib.contextmanager
 def configured(values: tuple[dict[str, Any], ...]) -> Iterator[None]:
-    """Both configurations with *values*. From torch 2.12 on another thread may have other ones."""
+    """A context in which both configurations have *values*.
+
+    From torch 2.12 on, threads have separate configurations.
+    """
     with contextlib.ExitStack() as stack:
         for module, wanted, now in zip(_config_modules(), values, config_values(), strict=True):
             changed = {key: value for key, value in wanted.items() if now.get(key) != value}
@@ -41,13 +44,13 @@ def _config_modules() -> tuple[Any, ...]:
 
 
 def dispatch_keys_kept() -> contextlib.AbstractContextManager[Any]:
-    """Dispatch keys that a compilation leaves changed are put back, as Dynamo does around its own."""
+    """A context at whose end dispatch keys are restored, as Dynamo does around its compilations."""
     return torch._C._PreserveDispatchKeyGuard()
 
 
 @contextlib.contextmanager
 def no_function_modes() -> Iterator[None]:
-    """Without the modes that see calls of torch's functions."""
+    """A context without the modes that see calls of torch's functions."""
     from torch.overrides import _get_current_function_mode_stack, _pop_mode_temporarily
 
     with contextlib.ExitStack() as stack:
@@ -57,7 +60,7 @@ def no_function_modes() -> Iterator[None]:
 
 
 def is_compiling() -> bool:
-    """Whether this thread compiles, or any thread traces: torch has one flag for the latter."""
+    """Whether this thread compiles, or any thread traces, for which torch has a single flag."""
     from torch._guards import TracingContext
     from torch.fx import _symbolic_trace
 
@@ -79,7 +82,7 @@ def compile_lock() -> Any:
 
 
 top_saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks
-"""The innermost hooks for saved tensors, or None. Its argument says to tell them while tracing, too."""
+"""A function that returns the innermost hooks for saved tensors, or None. With its argument, also while tracing."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +90,9 @@ class Region:
     """A region under ``torch.utils.checkpoint``.
 
     Attributes:
-        frame: One object for its forward and its recomputations; None where this torch does not tell it.
+        frame: An object that its forward and its recomputations share; None if this torch does not have it.
         recomputes: Whether this is a recomputation.
-        hook: One object for each of them.
+        hook: An object of the forward or of one recomputation.
     """
 
     frame: Any
@@ -98,9 +101,9 @@ class Region:
 
 
 def checkpoint_region(hooks: Any) -> Region | None:
-    """The region that saved-tensor *hooks* belong to; None where they are not those of ``torch.utils.checkpoint``.
+    """The region that saved-tensor *hooks* belong to; None if they are not those of ``torch.utils.checkpoint``.
 
-    Its hooks are closures: the forward's over ``frame``, the recomputation's over ``target_frame_ref``.
+    Its hooks are closures: that of the forward over ``frame``, that of a recomputation over ``target_frame_ref``.
     """
     hook = hooks[0]
     inner: Any = inspect.unwrap(hook)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the calls of a base go: one mutable cell per base, which generated functions read and slots rewrite.
+"""Where the calls of a base go: one mutable cell for each base, which generated functions read and slots change.
 
 A cell has two namespaces of callables, one attribute per overload. `traced` is read under Dynamo and holds `OpOverload`
 objects, which it inlines; it guards on them, so that a changed slot recompiles. `eager` holds the dispatcher's own
@@ -59,7 +59,7 @@ class Cell:
 
 
 class _FirstCall:
-    """Stands in a cell's `eager` until the base's first call, which settles what stands there."""
+    """The `eager` of a cell until the base's first call, which sets the final one."""
 
     def __init__(self, cell: Cell, settle: Callable[[Cell], None]) -> None:
         self._cell, self._settle = cell, settle
@@ -73,7 +73,7 @@ _cells: dict[str, Cell] = {}
 
 
 def shared_cell(base: str, pairs: tuple[Pair, ...], settle: Callable[[Cell], None]) -> Cell:
-    """The cell of *base*, made at its first mention; two loaded surfaces share it, and so its slots.
+    """The cell of *base*, made when it is first needed; loaded surfaces share it, and so its slots.
 
     *settle* is called with it at the base's first eager call, and sets `eager`.
     """
@@ -90,7 +90,7 @@ def cell_of(base: str) -> Cell:
     """The cell of a loaded base.
 
     Raises:
-        UnknownOpError: No loaded surface has it.
+        UnknownOpError: No loaded surface has the base.
     """
     if base not in _cells:
         msg = f"no operator {base!r} in the loaded ATen surface{nearest(base, _cells)}"

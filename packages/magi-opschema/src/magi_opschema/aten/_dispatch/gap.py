@@ -36,7 +36,7 @@ class Gap:
 
 
 def find_gap(script: Path, arguments: Sequence[str]) -> Gap:
-    """Run *script* as `__main__` and sort what it dispatched, gradients included."""
+    """Run *script* as `__main__`, and sort the operators that it dispatched, including those of gradients."""
     default_surface()
     counts: Counter[str] = Counter()
     try:

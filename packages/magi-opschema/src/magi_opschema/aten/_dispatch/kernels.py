@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A user's kernel for one slot, and the check of its signature against the schemas that it can serve."""
+"""A user's kernel for one slot, and the check of its signature against the schemas of its base."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Kernel:
         takes_out: Whether `fn` has an `out` parameter; otherwise its result is copied into `out=`.
         devices: The device types it serves; None for all.
         dtypes: The dtypes it serves, by the first tensor of a call; None for all.
-        supports: Called with the operator's arguments; false sends the call on. None for all.
+        supports: Called with the operator's arguments; if it returns false, the next slot is asked. None for all calls.
         backward: `backward(ctx, *grads)`, as for `torch.library.register_autograd`.
         setup_context: `setup_context(ctx, inputs, output)`, as there.
     """
@@ -60,7 +60,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class _Form:
-    """A variant's parameters as Python sees them: what a kernel's signature must be."""
+    """A variant's parameters in Python, which a kernel's signature must have."""
 
     leading: str
     parameters: tuple[inspect.Parameter, ...]
@@ -70,15 +70,15 @@ class _Form:
 
 
 def served_variants(cell: Cell, fn: Callable[..., Any], only: str | None) -> tuple[frozenset[str], bool]:
-    """Which variants of a base *fn* can serve, by its signature, and whether it takes `out`.
+    """The variants of a base that *fn* can serve, by its signature, and whether it takes `out`.
 
     Args:
         cell: The base.
         fn: The kernel.
-        only: One overload that it is meant for; None for every variant that it fits.
+        only: The one overload that it is for; None for every variant that it fits.
 
     Raises:
-        KernelSignatureError: It fits none: names, order, kinds and defaults must be the schema's.
+        KernelSignatureError: It fits none; names, order, kinds and defaults must be those of the schema.
     """
     signature = _signature_of(fn, cell.base)
     parameters = list(signature.parameters.values())
@@ -106,7 +106,7 @@ def _signature_of(fn: object, base: str) -> inspect.Signature:
     try:
         return inspect.signature(fn, eval_str=True)
     except NameError:
-        return inspect.signature(fn)  # an annotation names what only a type checker imports: it is not compared
+        return inspect.signature(fn)  # an annotation has a name that only a type checker imports, so it is not compared
     except (TypeError, ValueError) as error:
         what = f"the kernel for aten::{base}, {show_value(fn)}"
         msg = f"{what}, has no signature that Python can read; wrap it in a function"
@@ -138,7 +138,7 @@ def out_names(cell: Cell, pair: Pair) -> tuple[str, ...]:
 
 
 def _mismatch(own: list[inspect.Parameter], wanted: tuple[inspect.Parameter, ...]) -> str | None:
-    """What differs first, or None where the signatures agree. The order of keyword-only parameters is free."""
+    """The first difference, or None if the signatures agree. Keyword-only parameters may have any order."""
     for parameter in own:
         if parameter.kind in {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
             return f"{parameter} hides parameters; spell them out"
@@ -198,7 +198,7 @@ _KINDS: dict[Any, frozenset[str]] = {
 
 
 def _annotated_kinds(annotation: Any) -> frozenset[str]:
-    """The kinds of values that a kernel's annotation allows; empty where it says nothing that can be compared."""
+    """The kinds of values that a kernel's annotation allows; empty if it cannot be compared."""
     parts = typing.get_args(annotation) if typing.get_origin(annotation) is not None else (annotation,)
     if annotation is inspect.Parameter.empty or typing.get_origin(annotation) in {list, tuple}:
         return frozenset()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Library operators for bases with kernels: `magi_aten::softmax__int`, one per overload and choice of slot.
+"""Library operators for bases with kernels: `magi_aten::softmax__int`, one for each overload and choice of slot.
 
-Their fake is ATen's own. Under autograd they ask the kernels: one with a backward runs as an operator of its own that
-has that backward, otherwise ATen serves the call. Autocast and vmap are ATen's as well.
+Their fake is that of ATen. Under autograd, a kernel with a backward runs as a separate operator that has that backward;
+otherwise ATen serves the call. Autocast and vmap are those of ATen as well.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ATEN_SERVES = ("AutocastCPU", "AutocastCUDA", "AutocastXPU", "AutocastMPS", "Fu
 _KEPT_TAGS = ("nondeterministic_seeded", "dynamic_output_shape", "needs_exact_strides", "pt2_compliant_tag")
 
 _MAY_ALIAS = frozenset({"conj_physical", "unsafe_split", "unsafe_split_with_sizes"})
-"""Bases whose schema promises new tensors, and whose results can be their input or views of it."""
+"""Bases whose schema promises new tensors, but whose results can be their input or views of it."""
 
 _defined: dict[str, OpOverload] = {}
 
@@ -57,12 +57,12 @@ def _library() -> torch.library.Library:
 
 
 def library_ops() -> dict[str, OpOverload]:
-    """Every library operator that was defined so far, by name."""
+    """Every library operator that has been defined, by name."""
     return dict(_defined)
 
 
 def library_op(cell: Cell, pair: Pair, overload: str, chosen: int | None) -> OpOverload:
-    """The operator for one overload, `chosen` the slot that it prefers; defined at the first request."""
+    """The operator for one overload that prefers the slot *chosen*; it is defined at the first request."""
     suffix = "" if chosen is None else f"__use{chosen}"
     name = f"{cell.base}__{python_name(overload)}{suffix}"
     if name not in _defined:
@@ -72,7 +72,7 @@ def library_op(cell: Cell, pair: Pair, overload: str, chosen: int | None) -> OpO
 
 @dataclass(frozen=True)
 class _Form:
-    """What an operator is made of: ATen's overload, its out arguments (none for a functional one), and the choice."""
+    """The parts of an operator: ATen's overload, its out arguments (none for a functional one), and the chosen slot."""
 
     cell: Cell
     pair: Pair
@@ -125,7 +125,7 @@ def _run(form: _Form) -> Callable[..., Any]:
 
 
 def _no_alias(form: _Form, result: Any) -> Any:
-    """A copy where ATen may give back what it got, which an operator of the library must not."""
+    """*result*, or a copy if ATen may return its input, which an operator of the library must not."""
     if form.cell.base not in _MAY_ALIAS or form.outs:
         return result
     return [t.clone() for t in result] if isinstance(result, (list, tuple)) else result.clone()
@@ -137,7 +137,7 @@ def _autograd(form: _Form, op: OpOverload) -> Callable[..., Any]:
             with below_autograd():
                 return op.redispatch(after_autograd(keyset), *args, **kwargs)
         if form.outs:
-            return form.aten(*args, **kwargs)  # whose error tells that out= and gradients do not go together
+            return form.aten(*args, **kwargs)  # whose error says that out= and gradients cannot be combined
         chosen = chosen_in_graph(form.cell, form.chosen)
         kernel = select(_with_backward(form.cell, form.pair), chosen, args, python_names(kwargs))
         if kernel is None:
@@ -148,9 +148,9 @@ def _autograd(form: _Form, op: OpOverload) -> Callable[..., Any]:
 
 
 def _fake(form: _Form) -> Callable[..., Any]:
-    """The functional overload's fake, its shapes given to the outs.
+    """A fake that runs the fake of the functional overload, and gives its shapes to the outs.
 
-    ATen's fakes of many out overloads read symbolic sizes as plain numbers, and so fail (`angle.out`, torch 2.13).
+    ATen's fakes of many out overloads read symbolic sizes as plain numbers, and fail (`angle.out`, torch 2.13).
     """
     if not form.outs or form.pair.functional is None:
         return lambda *args, **kwargs: _no_alias(form, form.aten(*args, **kwargs))
@@ -203,7 +203,7 @@ def kernel_op(cell: Cell, pair: Pair, kernel: Kernel) -> OpOverload:
         return ctx.magi_kernel.backward(ctx, *grads)
 
     def setup_context(ctx: Any, **given: Any) -> None:
-        # `inputs` and `output`, and `keyword_only_inputs` where the schema has such arguments.
+        # `inputs` and `output`, and `keyword_only_inputs` if the schema has such arguments.
         ctx.magi_kernel = current()
         if ctx.magi_kernel.setup_context is not None:
             ctx.magi_kernel.setup_context(ctx, **given)
@@ -228,10 +228,10 @@ def _with_backward(cell: Cell, pair: Pair) -> tuple[Kernel, ...]:
 
 
 def _schema_and_tags(aten: OpOverload, outs: tuple[str, ...]) -> tuple[str, tuple[torch.Tag, ...]]:
-    """ATen's schema text, and the tags to define it with.
+    """The schema text of ATen, and the tags for its definition.
 
-    `Tag.out` tells AOTAutograd that the returns are the outs. Where torch does not know it, or it does not hold (a list
-    of outs, or an input that is written as well), the operator returns nothing.
+    `Tag.out` tells AOTAutograd that the returns are the outs. If torch does not have the tag, or it does not apply (a
+    list of outs, or an input that is written as well), the operator returns nothing.
     """
     schema = schema_text(aten)
     for name, python in _python_arguments(aten).items():
@@ -247,9 +247,9 @@ def _schema_and_tags(aten: OpOverload, outs: tuple[str, ...]) -> tuple[str, tupl
 
 
 def _python_arguments(aten: OpOverload) -> dict[str, str]:
-    """Arguments that get another name: `self` is a method's for AOTAutograd, `mode` its own, `from` is Python's.
+    """New names of arguments: AOTAutograd treats `self` as a method's and uses `mode` itself, and `from` is a keyword.
 
-    Positional ones alone, so that a call needs no translation.
+    Only positional arguments are renamed, so that a call needs no translation.
     """
     names = [argument.name for argument in arguments(aten) if not argument.kwarg_only]
     renamed = {name: "mode_" if name == "mode" else next(iter(python_names({name: None}))) for name in names}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading a generated surface: one from a folder, or that of the shipped allowlist, generated once per torch."""
+"""Loading a generated surface: one from a folder, or that of the shipped allowlist, generated once for each torch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def load(folder: str | os.PathLike[str]) -> ModuleType:
         The surface as a module: `surface.softmax(x, -1)`, `surface.linalg.norm(x)`.
 
     Raises:
-        SurfaceError: The folder holds no surface, or one of another torch; or it is not a path.
+        SurfaceError: *folder* holds no surface, or one for another torch; or it is not a path.
         SlotError: A variable `MAGI_SLOT_<base>` in the environment names no operator, or no slot.
     """
     try:
@@ -57,7 +57,7 @@ def read_metadata(folder: Path) -> dict[str, Any]:
     """The metadata of a generated surface, checked against the installed torch.
 
     Raises:
-        SurfaceError: There is none, it cannot be read, or it belongs to another torch.
+        SurfaceError: There is no surface, it cannot be read, or it is for another torch.
     """
     path = folder / FILE_NAME
     try:
@@ -86,11 +86,11 @@ def default_surface() -> ModuleType:
 
 @ft.cache
 def default_folder() -> Path:
-    """The cache folder of the shipped allowlist's surface, generated where it is missing.
+    """The cache folder of the shipped allowlist's surface, which is generated if it is missing.
 
     Raises:
         OutputError: The cache cannot be written.
-        MissingExtraError: It has to be generated, and pyyaml is missing.
+        MissingExtraError: It must be generated, and pyyaml is missing.
     """
     refuse_unknown_variables()
     folder = _cache_root() / f"aten-{_fingerprint()}"
@@ -103,7 +103,7 @@ def default_folder() -> Path:
     try:
         write_folder(files, folder)
     except OutputError as error:
-        if (folder / FILE_NAME).is_file():  # another process was faster; its files are the same bytes
+        if (folder / FILE_NAME).is_file():  # another process was faster, and its files are identical
             return folder
         msg = f"{error}. The ATen surface is kept there; name another folder in {CACHE_DIR}"
         raise OutputError(msg) from error
@@ -114,7 +114,7 @@ def attribute(name: str) -> Any:
     """An attribute of the default surface: a function or a submodule.
 
     Raises:
-        UnknownOpError: It has none of that name.
+        UnknownOpError: There is none of that name.
     """
     surface = default_surface()
     if name in surface.__all__:
@@ -128,7 +128,7 @@ def submodule_attribute(submodule: str, name: str) -> Any:
     """An attribute of a submodule of the default surface.
 
     Raises:
-        UnknownOpError: It has none of that name.
+        UnknownOpError: There is none of that name.
     """
     module = getattr(default_surface(), submodule)
     if name not in module.__all__ and not (name.startswith("__") and hasattr(module, name)):

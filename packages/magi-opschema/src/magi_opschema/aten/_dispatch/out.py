@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of `out=`, for what ATen does not do itself: composed forms, and kernels of lower slots."""
+"""The contract of `out=` for calls that ATen does not serve itself: composed forms, and kernels of lower slots."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def prepare_out(out: Tensor, shape: Sequence[int], dtype: torch.dtype, device: t
 
 
 def write_out(result: Any, out: Any) -> Any:
-    """Copy what a functional form returned into *out*, and return *out*: a tensor, or a sequence of as many.
+    """Copy *result*, what a functional form returned, into *out*, and return *out*: a tensor or a sequence of tensors.
 
     Raises:
         RuntimeError: A device or dtype does not fit.
@@ -77,7 +77,7 @@ def write_out(result: Any, out: Any) -> Any:
 
 
 def fits(result: Any, out: Any) -> bool:
-    """Whether `write_out` would take *out* for *result*."""
+    """Whether `write_out` would accept *out* for *result*."""
     if isinstance(result, Tensor):
         same_device = isinstance(out, Tensor) and out.device == result.device
         return same_device and (out.dtype == result.dtype or torch.can_cast(result.dtype, out.dtype))
@@ -85,10 +85,10 @@ def fits(result: Any, out: Any) -> bool:
 
 
 def out_options(out: Tensor, options: dict[str, Any]) -> dict[str, Any]:
-    """A factory's keywords beside `out=`: those that *out* decides must agree with it, the others are returned.
+    """The keywords of a factory without those that *out* determines, which must agree with it.
 
     Raises:
-        RuntimeError: `dtype`, `layout` or `device` differs from that of *out*, or `pin_memory` is asked for.
+        RuntimeError: `dtype`, `layout` or `device` differs from that of *out*, or `pin_memory` is given.
     """
     if not options:
         return options

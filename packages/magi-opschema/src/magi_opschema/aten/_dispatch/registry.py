@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels of each base, and which slot users prefer: by `use_slot`, `pin` or `MAGI_SLOT_<base>`."""
+"""The kernels of each base, and the slot that users prefer by `use_slot`, `pin` or `MAGI_SLOT_<base>`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PREFIX = "MAGI_SLOT_"
 
 
 class BaseState:
-    """What users asked of one base."""
+    """The kernels of one base, and what users prefer."""
 
     def __init__(self) -> None:
         self.kernels: list[Kernel] = []
@@ -33,7 +33,7 @@ class BaseState:
         self.from_environment: int | None = None
         self.environment_read = False
         self.used: list[tuple[object, int]] = []
-        """Open `use_slot` contexts of all threads, the latest last."""
+        """The open `use_slot` contexts of all threads, the latest last."""
 
 
 lock = threading.RLock()
@@ -44,7 +44,7 @@ _thread = threading.local()
 
 
 def state_of(cell: Cell) -> BaseState:
-    """What users asked of a base, nothing at first."""
+    """The state of a base, which is empty at first."""
     return _states.setdefault(cell.base, BaseState())
 
 
@@ -69,12 +69,12 @@ def chosen_here(cell: Cell) -> int | None:
 
 
 def chosen_in_graph(cell: Cell, chosen: int | None) -> int | None:
-    """The slot that a library operator prefers: its own, else that of the environment.
+    """The slot that a library operator prefers: *chosen*, otherwise that of the environment.
 
-    Every other choice is an operator of its own. The environment may have been unread when the graph was made.
+    Every other choice has an operator of its own. The environment may not have been read when the graph was made.
 
     Raises:
-        SlotError: The environment holds no number of an active slot.
+        SlotError: The value in the environment is not the number of an active slot.
     """
     read_environment(cell)
     return chosen if chosen is not None else state_of(cell).from_environment
@@ -84,7 +84,7 @@ def read_environment(cell: Cell) -> None:
     """Read `MAGI_SLOT_<base>`, once.
 
     Raises:
-        SlotError: It holds no number of an active slot.
+        SlotError: Its value is not the number of an active slot.
     """
     state = state_of(cell)
     if state.environment_read:
@@ -100,13 +100,13 @@ def read_environment(cell: Cell) -> None:
 
 
 def check_environment(*, is_complete: bool = False) -> None:
-    """Refuse a variable `MAGI_SLOT_<base>` whose base no loaded surface has, or whose value is not a number of a slot.
+    """Raise for a variable `MAGI_SLOT_<base>` with an unknown base, or whose value is not the number of a slot.
 
     Args:
-        is_complete: Whether no other surface is to be loaded; else a base that ATen has may be on that.
+        is_complete: Whether no other surface will be loaded; otherwise a base of ATen may be on another surface.
 
     Raises:
-        SlotError: There is one.
+        SlotError: There is such a variable.
     """
     for variable, text in os.environ.items():
         if not variable.startswith(PREFIX):
@@ -124,12 +124,12 @@ def check_environment(*, is_complete: bool = False) -> None:
 
 
 def chosen_for_all(state: BaseState) -> int | None:
-    """The slot that calls prefer where no `use_slot` is open."""
+    """The slot that calls prefer if no `use_slot` is open."""
     return state.pinned if state.pinned is not None else state.from_environment
 
 
 def check_number(slot: object, base: str, *, lowest_only: bool = False, source: str = "") -> None:
-    """Refuse what is not a number of a slot, by a `SlotError` that names *source* where the number is from there."""
+    """Raise a `SlotError` if *slot* is not the number of a slot; it names *source*, where the number is from."""
     highest = ATEN_SLOT - 1 if lowest_only else ATEN_SLOT
     if not isinstance(slot, int) or isinstance(slot, bool) or not 0 <= slot <= highest:
         what = f"{source}={slot}" if source else f"slot {show_value(slot)} of aten::{base}"
@@ -139,7 +139,7 @@ def check_number(slot: object, base: str, *, lowest_only: bool = False, source: 
 
 
 def check_active(slot: int, cell: Cell, source: str = "") -> None:
-    """Refuse a slot without a kernel by a `SlotError`."""
+    """Raise a `SlotError` if *slot* has no kernel."""
     active = sorted({kernel.slot for kernel in kernels_of(cell)} | {ATEN_SLOT})
     if slot not in active:
         what = f"{source}={slot}: " if source else ""

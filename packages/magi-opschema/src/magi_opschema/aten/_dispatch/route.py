@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a call to a kernel: the namespaces that a cell gets once a base has kernels.
+"""From a call to a kernel: the namespaces of a cell whose base has kernels.
 
-An eager call with plain tensors and no gradient asks the kernels and runs one directly, which costs a microsecond less
-than an operator written in Python. Everything else, and all compiled code, goes through the library operators of
-`library`, which modes, fake tensors and autograd understand.
+An eager call with plain tensors and no gradient selects a kernel and runs it directly, which costs a microsecond less
+than an operator written in Python. All other calls, and all compiled code, use the library operators of `library`,
+which support modes, fake tensors and autograd.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ def _served_pairs(cell: Cell) -> list[Pair]:
 
 
 def _is_plain(values: Iterable[Any]) -> bool:
-    """Whether every tensor is torch's own class and needs no gradient, so that only a kernel is left to find.
+    """Whether every tensor is of torch's own class and needs no gradient, so that only a kernel must be selected.
 
-    Lists and parameters say no: the careful path looks into them.
+    It is false for lists and parameters, which the careful path handles.
     """
     for value in values:
         type_ = type(value)
@@ -96,12 +96,12 @@ def _needs_grad(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def has_traced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a tensor stands for another while a graph is made, which can happen without an active mode."""
+    """Whether a tensor is a stand-in of tracing, which can occur without an active mode."""
     return any(is_traced_tensor(type(t)) for t in tensors_in(args, kwargs) if type(t) not in _PLAIN)
 
 
 def _wraps_others(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a tensor is of a subclass with a dispatch of its own, which knows ATen's operators and not ours."""
+    """Whether a tensor is of a subclass with its own dispatch, which supports ATen's operators but not ours."""
     return any(
         type(t) not in _PLAIN
         and type(t).__torch_dispatch__ is not Tensor.__torch_dispatch__
@@ -168,7 +168,7 @@ def _out_router(
         return out
 
     def careful(*args: Any, **kwargs: Any) -> Any:
-        # ATen's own error tells that out= and gradients do not go together.
+        # ATen's own error says that out= and gradients cannot be combined.
         if _wraps_others(args, kwargs) or _needs_grad(args, kwargs):
             return aten(*args, **kwargs)
         if plain_dispatch() and not has_traced(args, kwargs):

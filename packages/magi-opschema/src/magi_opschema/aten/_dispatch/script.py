@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def run_script(path: Path, *, name: str | None = None, arguments: Sequence[str] | None = None) -> None:
-    """Run *path*; it can import what lies beside it, then and later, from inside its kernels.
+    """Run the file *path*, which can import modules from its folder, also later from inside its kernels.
 
     Args:
         path: The file.
-        name: Its `__name__`, `__main__` for a program; without it, one of its own.
-        arguments: What it sees behind `sys.argv[0]` while it runs; without it, it sees this process's own `sys.argv`.
+        name: Its `__name__`, `__main__` for a program; by default, a unique one.
+        arguments: Its arguments after `sys.argv[0]` while it runs; by default, `sys.argv` of this process is unchanged.
     """
     before = sys.argv
     sys.path.insert(0, str(path.resolve().parent))

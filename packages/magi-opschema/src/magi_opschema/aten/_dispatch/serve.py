@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kernel serves a call, and running it as the operator would run: into `out=`, with the names of the schema."""
+"""Selects the kernel for a call, and runs it like the operator: into `out=`, with the names of the schema."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
 
 
 def python_names(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Keywords of a schema as a kernel knows them."""
+    """*kwargs* of a schema with the names that a kernel has for them."""
     return {"input" if name == "self" else python_name(name): value for name, value in kwargs.items()}
 
 
 def options_of_out(cell: Cell, pair: Pair) -> tuple[str, ...]:
-    """What a factory's functional form asks for and `out=` already has."""
+    """The options of a factory's functional form that are given by `out=`."""
     if pair.functional is None or pair.out is None:
         return ()
     known = {argument.name for argument in arguments(cell.overloads[pair.out])}
@@ -80,9 +80,9 @@ def run_kernel(
     *,
     otherwise: Callable[[], Any],
 ) -> Any:
-    """Call a kernel; with *outs*, let its results end up there, made with the *options* of the first out.
+    """Call a kernel. With *outs*, its results are written there, made with the *options* of the first out.
 
-    A result that does not fit an out is ATen's to refuse, or to compute in the dtype of the out: `otherwise` calls it.
+    If a result does not fit an out, *otherwise* calls ATen, which refuses it or computes in the dtype of the out.
     """
     if outs is None:
         return kernel.fn(*args, **kwargs)
@@ -95,7 +95,7 @@ def run_kernel(
 
 
 def mark_written(outs: tuple[Any, ...]) -> None:
-    """Tell autograd that these tensors changed, as an in-place operator of torch does."""
+    """Tell autograd that *outs* changed, as an in-place operator of torch does."""
     for out in outs:
         if isinstance(out, (list, tuple)):
             mark_written(tuple(out))

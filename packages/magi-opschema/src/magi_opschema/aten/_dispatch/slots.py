@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slots: which kernel serves a base. 0 to 7 are the user's, 8 is ATen.
 
-A call goes to the slot that `use_slot` chose, else that of `pin`, else that of `MAGI_SLOT_<base>`, where that slot
-supports the call; with none chosen, to the lowest active slot that supports it; else to 8. Eager calls see `use_slot`
-of their own thread only; compiled code is specialised on what holds when it runs, in whatever thread, and recompiles
-when that changes.
+A call goes to the slot chosen by `use_slot`, otherwise by `pin`, otherwise by `MAGI_SLOT_<base>`, if that slot supports
+the call. If none is chosen, it goes to the lowest active slot that supports it, otherwise to slot 8. Eager calls see
+`use_slot` of their own thread only. Compiled code is specialized on the choice when it runs, in any thread, and
+recompiles when that changes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Slot:
-    """One slot of a base: its kernels (several if they serve different overloads), none for ATen's slot 8."""
+    """One slot of a base, with its kernels: several if they serve different overloads, none for ATen's slot 8."""
 
     number: int
     kernels: tuple[Kernel, ...]
@@ -104,12 +104,12 @@ def register_slot(
     backward: Callable[..., Any] | None = None,
     setup_context: Callable[..., Any] | None = None,
 ) -> Fn | Callable[[Fn], Fn]:
-    """Make *fn* the kernel of a slot; without *fn*, a decorator.
+    """Make *fn* the kernel of a slot. Without *fn*, this is a decorator.
 
     The kernel has the operator's own signature, as `magi_opschema.aten` shows it: names, order and defaults. It returns
-    what ATen returns, down to strides, and aliases no input. With a keyword `out=None` it writes into `out` itself
-    (`prepare_out` first) and returns it; without, its result is copied. It serves every overload whose signature it
-    has: annotate a parameter, or name one overload (`"mul.Tensor"`), to serve fewer.
+    what ATen returns, including strides, and aliases no input. With a keyword `out=None`, it calls `prepare_out`,
+    writes into `out` itself and returns it; without one, its result is copied. It serves every overload whose signature
+    it has; annotate a parameter, or name one overload (`"mul.Tensor"`), to serve fewer.
 
     A kernel without *backward* serves only calls in which no input needs a gradient.
 
@@ -118,10 +118,10 @@ def register_slot(
         slot: 0 to 7; lower ones are asked first.
         fn: The kernel.
         devices: The device types it serves, for example `("cuda",)`: every tensor of a call must be on one of them.
-        dtypes: The dtypes it serves, told by the first tensor of a call.
-        supports: Called with the operator's arguments; false sends the call to the next slot. A predicate whose only
-            parameter is called `args` gets the positional arguments as one tuple.
-        backward: `backward(ctx, *grads)`, one gradient per parameter, as for `torch.library.register_autograd`.
+        dtypes: The dtypes it serves, compared with that of the first tensor of a call.
+        supports: Called with the operator's arguments; if it returns false, the call goes to the next slot. A predicate
+            whose only parameter is called `args` gets the positional arguments as one tuple.
+        backward: `backward(ctx, *grads)`, one gradient for each parameter, as for `torch.library.register_autograd`.
         setup_context: `setup_context(ctx, inputs, output)`, as there; `setup_context(ctx, inputs, keyword_only_inputs,
             output)` for an operator with keyword-only arguments such as `alpha`.
 
@@ -173,10 +173,10 @@ def register_slot(
 
 
 def unregister_slot(base: str, slot: int) -> None:
-    """Take the kernels of a slot away; calls go to the slots that remain.
+    """Remove the kernels of a slot; calls go to the remaining slots.
 
     Raises:
-        SlotError: The slot has none.
+        SlotError: The slot has no kernels.
     """
     cell = _cell(base)
     with lock:
@@ -190,9 +190,9 @@ def unregister_slot(base: str, slot: int) -> None:
 
 
 def pin(base: str, slot: int | None) -> None:
-    """Prefer *slot* for every call of *base* in this process; None takes the pin away.
+    """Prefer *slot* for every call of *base* in this process; None removes the preference.
 
-    A call that the slot does not support still goes to 8.
+    A call that the slot does not support goes to slot 8.
 
     Raises:
         SlotError: The slot has no kernel.
@@ -208,7 +208,7 @@ def pin(base: str, slot: int | None) -> None:
 
 @contextlib.contextmanager
 def use_slot(base: str, slot: int) -> Iterator[None]:
-    """Prefer *slot* for the calls of *base* inside; it goes before `pin` and `MAGI_SLOT_<base>`.
+    """A context in which *slot* is preferred for calls of *base*, over `pin` and `MAGI_SLOT_<base>`.
 
     Example:
         >>> with use_slot("softmax", 8):
@@ -229,7 +229,7 @@ def use_slot(base: str, slot: int) -> Iterator[None]:
     try:
         yield
     finally:
-        # Not simply the last one: generators close their contexts in any order, and in any thread.
+        # It may not be the last one, because generators close their contexts in any order, and in any thread.
         stack[:] = [entry for entry in stack if entry[0] is not token]
         with lock:
             state = state_of(cell)
@@ -238,7 +238,7 @@ def use_slot(base: str, slot: int) -> Iterator[None]:
 
 
 def active_cell(base: str, slot: int) -> Cell:
-    """The cell of *base*, whose *slot* has a kernel.
+    """The cell of *base*, after a check that *slot* has a kernel.
 
     Raises:
         UnknownOpError: The surface has no such operator.
@@ -251,7 +251,7 @@ def active_cell(base: str, slot: int) -> Cell:
 
 
 def settle(cell: Cell) -> None:
-    """Read `MAGI_SLOT_<base>` at the first eager call of *cell*, and point the cell at what serves it.
+    """Read `MAGI_SLOT_<base>` at the first eager call of *cell*, and set the callables of the cell.
 
     Raises:
         SlotError: It holds no number of an active slot.
@@ -262,13 +262,13 @@ def settle(cell: Cell) -> None:
 
 
 def _refresh(cell: Cell) -> None:
-    """Point the cell at ATen where no kernel can serve, else at the slots."""
+    """Set the callables of the cell: those of ATen if no kernel can serve a call, otherwise those of the slots."""
     state = state_of(cell)
     latest = state.used[-1][1] if state.used else chosen_for_all(state)
     aten_only = not state.kernels or latest == ATEN_SLOT
     cell.traced = cell.aten_traced if aten_only else traced_namespace(cell, latest)
     if not state.environment_read:
-        return  # the first eager call still has to read the environment
+        return  # the first eager call must still read the environment
     if not state.kernels:
         cell.eager = cell.aten_eager
         return

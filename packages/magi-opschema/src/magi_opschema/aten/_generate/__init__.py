@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source of the surface: from ATen's schemas and an allowlist to Python files. No torch is imported, but to verify.
+"""The source of the surface: from ATen's schemas and an allowlist to Python files. Torch is imported only to verify.
 
 | module | what it holds |
 |---|---|
@@ -8,6 +8,6 @@
 | `choice` | which variant of a base a call means |
 | `emit`, `stub`, `python_text` | the text of functions and of their types |
 | `surface`, `metadata`, `coverage_page` | all files of a surface |
-| `files` | a folder written as one act |
+| `files` | a folder written atomically |
 | `scaffold`, `verify` | what `aten new` and `aten gen --verify` do |
 """

@@ -28,7 +28,7 @@ _COMPARISONS = {"<": operator.lt, ">=": operator.ge}
 
 
 def read_allowlist(path: Path) -> list[str]:
-    """Read a YAML list of base names, those for the installed torch.
+    """Read a YAML list of base names, and return those for the installed torch.
 
     An entry is a name, `softmax`, or a name with the releases of torch that have it: `cholesky: "<2.14"`,
     `new: ">=2.12"`, both ends with a comma.
@@ -91,7 +91,8 @@ def select_bases(names: list[str], schemas: InstalledSchemas, source: Path) -> l
     """The schemas of *names*, sorted by name.
 
     Raises:
-        AllowlistError: Names that the installed torch does not have, all of them in one error, each with the nearest.
+        AllowlistError: The installed torch does not have some names; the error lists all of them, each with the nearest
+            name.
     """
     problems = [_problem(name, schemas) for name in names if name not in schemas.out_counts]
     if problems:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which variant of a base a call means, decided while generating.
+"""Which variant of a base a call means; the decision is made when code is generated.
 
 Most bases merge into one Python signature whose body tests a few parameters:
 
@@ -8,7 +8,7 @@ Most bases merge into one Python signature whose body tests a few parameters:
             ...
         ...                                        # sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False)
 
-`merge` returns None where that cannot work, because one name stands at two positions or one position has two names
+`merge` returns None if that is impossible, because one name is at two positions or one position has two names
 (`arange(end)` and `arange(start, end)`, `max(x, dim)` and `max(x, other)`).
 """
 
@@ -22,7 +22,7 @@ from .schema import OPTIONS, Base, Parameter, Type, Variant
 
 
 UNSET = "UNSET"
-"""How generated code spells "the caller gave nothing"."""
+"""The name in generated code that stands for an argument that was not given."""
 
 _NUMBERS = frozenset({"Scalar", "SymInt", "bool", "float", "int"})
 _TESTS = {
@@ -63,10 +63,10 @@ class Merged:
 
 @dataclass(frozen=True)
 class _Test:
-    """An expression that holds for calls of one variant and not for calls of another.
+    """An expression that is true for calls of one variant and false for calls of another.
 
-    `unset` and `given` name the parameters that it finds absent when it holds, and when it fails. `doubt` is 0 where
-    every call is told apart, more where some call fits both; then the one with less doubt is asked first.
+    `unset` and `given` name the parameters that are absent if it is true, and if it is false. `doubt` is 0 if every
+    call is distinguished, and larger if some call fits both; tests with less doubt come first.
     """
 
     expression: str
@@ -76,7 +76,7 @@ class _Test:
 
 
 def kinds(type_: Type) -> frozenset[str]:
-    """The kinds of Python values that a type accepts, None aside."""
+    """The kinds of Python values that a type accepts, without None."""
     if type_.is_list:
         return frozenset({"list", "number"}) if type_.sized else frozenset({"list"})
     if type_.element in _NUMBERS:
@@ -85,7 +85,7 @@ def kinds(type_: Type) -> frozenset[str]:
 
 
 def merge(base: Base) -> Merged | None:
-    """One signature for every variant of *base*, or None where the variants do not line up."""
+    """One signature for every variant of *base*, or None if the variants cannot be merged."""
     positional = _positional_names(base)
     if positional is None:
         return None
@@ -114,7 +114,7 @@ def _positional_names(base: Base) -> list[str] | None:
         names += found
     for variant in base.variants:
         mine = [p for p in variant.params if not p.kwarg_only]
-        # `add.Scalar(self, other, alpha)`: alpha leaves the positions only if nothing positional stands behind it.
+        # `add.Scalar(self, other, alpha)`: alpha becomes keyword-only only if nothing positional comes after it.
         moved = [p.name in keyword_first for p in mine]
         if moved != sorted(moved):
             return None
@@ -122,7 +122,7 @@ def _positional_names(base: Base) -> list[str] | None:
 
 
 def _order(variants: list[Variant]) -> list[tuple[Variant, list[_Test]]] | None:
-    """The variants, each with the tests against all that come after it; the surest and plainest first."""
+    """The variants, each with the tests against all later ones; the most certain and simplest ones come first."""
     remaining, ordered = list(variants), []
     while remaining:
         ranked = []
@@ -224,7 +224,7 @@ def _default(params: list[Parameter], *, everywhere: bool) -> str | None:
 
 
 def _conjunction(tests: list[_Test]) -> list[str]:
-    """What must hold for all *tests*, each thing once: a parameter of some type is given anyway."""
+    """The conjunction of all *tests* without redundant parts: a parameter that is of some type is given."""
     parts: list[str] = []
     for test in tests:
         parts += [test.expression] if " or " in test.expression else test.expression.split(" and ")

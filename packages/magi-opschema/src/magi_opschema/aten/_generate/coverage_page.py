@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The coverage page: what of the installed ATen a surface has, and in which form."""
+"""The coverage page: which operators of the installed ATen a surface has, and in which form."""
 
 from __future__ import annotations
 

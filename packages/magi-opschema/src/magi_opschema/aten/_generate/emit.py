@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The generated functions.
 
-One function per base. Its first line picks where the calls go: to the dispatcher's own callables, or to ATen's
-`OpOverload` while Dynamo traces (those it can inline), or to the slots once a kernel is registered:
+One function for each base. Its first line chooses where the calls go: to the dispatcher's own callables, to ATen's
+`OpOverload`s while Dynamo traces, because it can inline those, or to the slots after a kernel is registered:
 
     def sub(input, other, *, out=None, **options):
         aten = _sub.traced if tracing() else _sub.eager
@@ -25,7 +25,7 @@ _INDENT = "    "
 
 
 def emit_base(base: Base) -> str:
-    """The source of one base: the cell of its overloads, and its function."""
+    """The source of one base: its cell of overloads, and its function."""
     pairs = "".join(f"{_INDENT}{_pair(variant)},\n" for variant in base.variants)
     cell = f'_{base.function} = op(\n{_INDENT}"{base.name}",\n{pairs})\n'
     merged = merge(base)
@@ -47,7 +47,7 @@ def _emit_merged(base: Base, merged: Merged) -> str:
 
 
 def _emit_choice(base: Base) -> str:
-    """A function per variant, and one that asks the runtime which of them the arguments fit."""
+    """The source of a function for each variant, and of one that chooses by the arguments at run time."""
     blocks, candidates = [], []
     for variant in base.variants:
         name = f"_{base.function}__{variant.leading.attribute}"
@@ -150,7 +150,7 @@ def _body(variant: Variant, explicit: dict[str, MergedParameter], *, takes_optio
 
 
 def _fresh(variant: Variant) -> str:
-    """Empty outs for an overload that ATen has in its out form alone; it resizes them."""
+    """The text of empty outs for an overload that ATen has only in its out form, which resizes them."""
     like = next(p.name for p in variant.params if p.type.text == "Tensor")
     tensors = [f"{like}.new_empty(0)"] * variant.out_count
     return tensors[0] if len(tensors) == 1 else f"({', '.join(tensors)})"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing a folder of generated files as one act, and comparing one with what would be written."""
+"""Writing a folder of generated files atomically, and comparing a folder with what would be written."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .metadata import FILE_NAME as MARKER
 
 
 def write_folder(files: dict[str, str], folder: Path) -> None:
-    """Make *folder* hold exactly *files*; on any failure it keeps what it held before.
+    """Make *folder* hold exactly *files*; on any failure, it keeps its previous content.
 
-    Everything is written beside the folder first, then moved into its place.
+    Everything is first written next to the folder, then moved into its place.
 
     Raises:
         OutputError: The folder cannot be written, or holds files that this function did not write.
@@ -43,7 +43,7 @@ def write_folder(files: dict[str, str], folder: Path) -> None:
 
 
 def drift(files: dict[str, str], folder: Path) -> list[str]:
-    """One line per file of *folder* that differs from *files*; empty where they are the same bytes.
+    """One line for each file of *folder* that differs from *files*; empty if all are identical.
 
     Raises:
         OutputError: The folder cannot be read.
@@ -67,7 +67,7 @@ def _swap(fresh: Path, folder: Path, old: Path) -> None:
     folder.rename(old)
     try:
         fresh.rename(folder)
-    except BaseException:  # an interrupt too must not leave the old files in a place that is about to be removed
+    except BaseException:  # even an interrupt must not leave the old files in a place that is about to be removed
         old.rename(folder)
         raise
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`torch_ops_metadata.json`: every overload of a surface as data, described by the JSON Schema beside this module."""
+"""`torch_ops_metadata.json`: every overload of a surface as data, described by the JSON Schema next to this module."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ JSON_SCHEMA = Path(__file__).parents[1] / "torch_ops_metadata.schema.json"
 
 
 def metadata_text(bases: list[Base], torch_version: str) -> str:
-    """The file's text; the same surface gives the same bytes."""
+    """The text of the file, which is identical for the same surface."""
     ops = [
         _op(base, variant, overload) for base in bases for variant in base.variants for overload in variant.overloads
     ]
     document = {"schema_version": SCHEMA_VERSION, "torch": torch_version, "ops": ops}
-    # One line an operator, so that a diff between two versions of torch can be read.
+    # One line for each operator, so that a diff between two versions of torch is readable.
     lines = ",\n    ".join(json.dumps(op) for op in ops)
     head = json.dumps({key: value for key, value in document.items() if key != "ops"})[1:-1]
     return f'{{\n  {head},\n  "ops": [\n    {lines}\n  ]\n}}\n'

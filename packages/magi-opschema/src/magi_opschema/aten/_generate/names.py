@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Canonical names of operators and parameters, and their way back to ATen.
+"""Canonical names of operators and parameters, and the way back to ATen's names.
 
 `linalg_norm` is `linalg.norm`, `special_erf` is `special.erf`, `_softmax` is `internal.softmax`; a name that Python or
 this package already uses gets a trailing underscore: parameter `from` is `from_`. Both maps are exact inverses.
@@ -39,7 +39,7 @@ _RESERVED = PUBLIC_NAMES | frozenset(SUBMODULES)
 
 
 def python_name(name: str) -> str:
-    """*name*, with an underscore behind it where Python forbids it as it stands: `from` is `from_`."""
+    """*name*, with an underscore appended if Python does not allow it: `from` is `from_`."""
     return f"{name}_" if keyword.iskeyword(name.rstrip("_")) else name
 
 
@@ -74,7 +74,7 @@ def base_name(canonical: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`"; did you mean 'softmax'?"`, or nothing where no known name is close."""
+    """`"; did you mean 'softmax'?"`, or an empty string if no known name is close."""
     close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""
 

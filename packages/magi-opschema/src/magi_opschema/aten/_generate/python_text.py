@@ -54,7 +54,7 @@ def annotation(type_: Type) -> str:
     """The Python annotation of a schema type: `int[2]?` is `int | Sequence[int] | None`.
 
     Raises:
-        SchemaTypeError: The installed torch uses a type that is new to this package.
+        SchemaTypeError: The installed torch uses a type that this package does not know.
     """
     element = Type(type_.element)
     if element.text.removesuffix("?") not in _ANNOTATIONS and not element.is_list:
@@ -97,7 +97,7 @@ def default_text(default: str) -> str:
 def default_of(parameter: Parameter) -> str:
     """The Python text of an optional parameter's own default.
 
-    The dispatcher spreads a single number over an `int[2]`, but not over a `SymInt[2]`: that default is spelt out.
+    The dispatcher repeats a single number for an `int[2]`, but not for a `SymInt[2]`, whose default is written in full.
     """
     text = default_text(str(parameter.default))
     type_ = parameter.type
@@ -107,7 +107,7 @@ def default_of(parameter: Parameter) -> str:
 
 
 def returns_text(returns: tuple[Return, ...], out_count: int) -> str:
-    """The annotation of what a variant returns."""
+    """The annotation of the result of a variant."""
     if out_count == 0:
         return "list[Tensor]"
     annotations = [annotation(r.type) for r in returns] or ["Tensor"] * out_count

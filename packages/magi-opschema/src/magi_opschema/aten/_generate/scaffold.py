@@ -72,9 +72,9 @@ def scaffold(op: str, slot: int, folder: Path, schemas: InstalledSchemas) -> lis
     """Write a kernel file and a test file for *op* into *folder*.
 
     Args:
-        op: A base (`softmax`, `linalg.norm`), for a kernel per overload, or one overload (`add.Tensor`).
+        op: A base (`softmax`, `linalg.norm`), for a kernel for each overload, or one overload (`add.Tensor`).
         slot: 0 to 7.
-        folder: Where; made if it is missing.
+        folder: The folder, which is made if it is missing.
         schemas: Those of the installed torch.
 
     Returns:
@@ -112,7 +112,7 @@ def scaffold(op: str, slot: int, folder: Path, schemas: InstalledSchemas) -> lis
             path.write_text(text, encoding="utf-8")
     except OSError as error:
         for path in files:
-            with contextlib.suppress(OSError):  # what could not be written may not be there to remove
+            with contextlib.suppress(OSError):  # a file that could not be written may not exist
                 path.unlink()
         msg = f"cannot write {folder}: {error.strerror}"
         raise ScaffoldError(msg) from error

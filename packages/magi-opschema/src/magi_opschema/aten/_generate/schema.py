@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """ATen schemas as plain data, free of torch and of torchgen.
 
-A base is all overloads of one name. Its *variants* are what a caller can mean: each pairs the functional overload with
-the overload that writes into `out=`. `add` has two, `(add.Tensor, add.out)` and `(add.Scalar, add.Scalar_out)`. Where
-ATen has only one of the pair, the other form is composed from it: `std(x, out=o)` copies the functional result.
+A base is all overloads of one name. Each of its *variants* is a pair of the functional overload and the overload that
+writes into `out=`. `add` has two, `(add.Tensor, add.out)` and `(add.Scalar, add.Scalar_out)`. If ATen has only one of
+the pair, the other form is composed from it: `std(x, out=o)` copies the functional result.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .names import canonical_name, python_name, split_base
 
 
 OPTIONS = ("dtype", "layout", "device", "pin_memory")
-"""What a factory takes and its `out` overload does not, since `out` already has them."""
+"""Parameters of a factory that its `out` overload does not have, because `out` determines them."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Type:
 
     @cached_property
     def optional(self) -> bool:
-        """Whether None is a value of this type."""
+        """Whether this type allows None."""
         return self.text.endswith("?")
 
     @cached_property
@@ -37,7 +37,7 @@ class Type:
 
     @cached_property
     def sized(self) -> bool:
-        """Whether a single element stands for the whole list: `dim=1` for `int[1] dim`, but not for `SymInt[1]`."""
+        """Whether a single element is accepted for a list: `dim=1` for `int[1] dim`, but not for `SymInt[1]`."""
         return re.fullmatch(r"int\[\d+\]\??", self.text) is not None
 
     @cached_property
@@ -48,7 +48,7 @@ class Type:
 
     @cached_property
     def element(self) -> str:
-        """The type inside the list, with its own `?`; the type without `?` where it is not a list."""
+        """The type inside the list, with its own `?`; for any other type, that type without `?`."""
         text = self.text.removesuffix("?")
         return text[: text.rindex("[")] if self.is_list else text
 
@@ -61,9 +61,9 @@ class Parameter:
         name: Its name in Python: `self` is `input`, `from` is `from_`.
         schema_name: Its name in the schema.
         type: Its type.
-        default: The schema's text of its default, None without one.
-        kwarg_only: Whether it stands behind the `*`.
-        alias: The alias annotation without parentheses, `a!`; None without one.
+        default: The default as text of the schema; None if there is none.
+        kwarg_only: Whether it is after the `*`.
+        alias: The alias annotation without parentheses, `a!`; None if there is none.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Parameter:
 
     @property
     def required(self) -> bool:
-        """Whether a call must give it."""
+        """Whether a call must give the parameter."""
         return self.default is None
 
 
@@ -94,7 +94,7 @@ class Overload:
 
     Attributes:
         base: The name before the dot, `add`.
-        name: The name behind the dot, `Scalar_out`; empty for the default overload.
+        name: The name after the dot, `Scalar_out`; empty for the default overload.
         kind: `functional`, `out`, or `mutable` (it returns new tensors and writes into an argument too).
         schema: The whole schema as torchgen prints it.
         params: The parameters in order, without the out arguments.
@@ -102,8 +102,8 @@ class Overload:
         returns: The returns.
         tags: torch's tags, sorted.
         autogen: Whether torch generates this overload from another one (functional call, resize, copy).
-        module: torch's Python module for it, `nn` or `linalg`; None without one.
-        group: What the overloads of one variant have in common.
+        module: torch's Python module for it, `nn` or `linalg`; None if there is none.
+        group: A value that is equal for the overloads of one variant.
     """
 
     base: str
@@ -131,29 +131,29 @@ class Overload:
 
 @dataclass(frozen=True)
 class Variant:
-    """The functional and the out overload of one meaning; one of them may be missing, never both."""
+    """The functional and the out overload that belong together; one of them may be missing, but not both."""
 
     functional: Overload | None
     out: Overload | None
 
     @property
     def leading(self) -> Overload:
-        """The overload that callers see: the functional one where there is one."""
+        """The overload that callers see: the functional one if there is one, otherwise the out overload."""
         return self.overloads[0]
 
     @property
     def params(self) -> tuple[Parameter, ...]:
-        """What a caller can give, `out` aside."""
+        """The parameters that a caller can give, without `out`."""
         return self.leading.params
 
     @property
     def out_params(self) -> frozenset[str]:
-        """The names that the out form takes; a factory's options are not among them."""
+        """The names of the parameters of the out form, without a factory's options."""
         return frozenset(p.name for p in (self.out or self.leading).params)
 
     @property
     def overloads(self) -> tuple[Overload, ...]:
-        """The overloads that exist."""
+        """The overloads of the variant that exist."""
         return tuple(overload for overload in (self.functional, self.out) if overload is not None)
 
     @property

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stubs: one signature per variant with every argument spelt out, so that a type checker resolves each call to one."""
+"""Stubs: one signature for each variant, with every argument, so that a type checker resolves each call to one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def stub_base(base: Base) -> str:
     """The stub of one base."""
     merged = merge(base)
-    # The order in which the function's body asks: a signature that fits more calls stands behind the narrower ones.
+    # In the order of the tests in the function's body: a signature that fits more calls comes after narrower ones.
     variants = base.variants if merged is None else [branch.variant for branch in merged.branches]
     signatures = [_signature(base, variant) for variant in variants]
     if len(signatures) == 1:
@@ -32,7 +32,7 @@ def _signature(base: Base, variant: Variant) -> str:
         text = f"{p.name}: {annotation(p.type)}"
         parts.append(text if p.required else f"{text} = {default_of(p)}")
     out = f"out: {out_text(variant.out_count)} | None = None"
-    # A type checker wants parameters without a default first; behind the star the order is free.
+    # A type checker requires parameters without a default first; after the star, any order is allowed.
     parts[len(positional) : len(positional)] = ["*", out]
     returns = returns_text(variant.leading.returns, variant.out_count)
     body = "".join(f"    {part},\n" for part in parts)

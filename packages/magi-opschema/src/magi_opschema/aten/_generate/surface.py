@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole surface as files: modules by the nature of their operators, stubs, metadata, coverage page."""
+"""A whole surface as files: modules by the kind of their operators, stubs, metadata, coverage page."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def surface_files(bases: list[Base], schemas: InstalledSchemas) -> dict[str, str
 
 
 def module_of(base: Base) -> str:
-    """The generated module that *base* stands in."""
+    """The name of the generated module that contains *base*."""
     submodule, _ = split_base(base.name)
     if submodule is not None:
         return submodule

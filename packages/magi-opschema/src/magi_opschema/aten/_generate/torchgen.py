@@ -33,7 +33,7 @@ _TAGS_FILE = "packaged/ATen/native/tags.yaml"
 _DEFAULT = re.compile(r"=(\[[^\]]*\]|[^,)]+)")
 
 _KINDS = frozenset({"functional", "mutable", "out"})
-"""In-place overloads have no place on the surface: `out=` says the same with any target."""
+"""In-place overloads are not on the surface, because `out=` does the same with any target."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class InstalledSchemas:
 
     Attributes:
         torch_version: The version of the installed torch.
-        out_counts: How many out overloads each base has that has any.
+        out_counts: The number of out overloads, for each base that has any.
         other_names: The names of all other operators.
     """
 
@@ -84,7 +84,7 @@ def installed_schemas() -> InstalledSchemas:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Parsing makes a hundred thousand lasting objects; collecting among them takes a third of its time."""
+    """A context without garbage collection, which takes a third of the time of parsing."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The schemas that torchgen gave against those of the dispatcher; the one step of generating that imports torch."""
+"""Compares the schemas of torchgen with those of the dispatcher; the only step of generating that imports torch."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
 |---|---|
 | `run`, `workers` | bases and slots in, rows out; the processes |
 | `rows`, `reasons`, `divergences` | results, and what is known to differ |
-| `subject`, `samples`, `layouts`, `devices` | what is called, and with what |
+| `subject`, `samples`, `layouts`, `devices` | what is called, and the arguments |
 | `providers`, `recipes`, `op_db`, `fuzz` | where inputs come from |
-| `checks`, `compare`, `gradients`, `outs`, `library_checks` | what is asked of each call |
+| `checks`, `compare`, `gradients`, `outs`, `library_checks` | what is checked for each call |
 """

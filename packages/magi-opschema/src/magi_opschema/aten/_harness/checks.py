@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The checks of one call.
 
-Slot 8 is compared with ATen bit for bit: the surface must choose the same overload and pass every argument on. Lower
-slots are compared with ATen in float64, within the tolerance of their dtype, in form down to strides.
+Slot 8 is compared with ATen bit for bit, because the surface must choose the same overload and pass on every argument.
+Lower slots are compared with ATen in float64, within the tolerance of their dtype, and in shape, dtype, device and
+strides.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ if TYPE_CHECKING:
 
 
 _KERNEL_TOLERANCE = 2.0
-"""Times `torch.testing`'s tolerance: a kernel may sum in another order than ATen."""
+"""A factor of the tolerance of `torch.testing`, because a kernel may sum in another order than ATen."""
 
 LIBRARY_CHECK = "opcheck"
-"""What rows about a library operator are called, with its name behind."""
+"""The prefix of the check of rows about a library operator; its name follows."""
 
 _WIDER = {
     torch.float16: torch.float64,
@@ -48,7 +49,7 @@ _WIDER = {
 
 @dataclass(frozen=True)
 class Call:
-    """One input in one layout, with the words that name it in rows."""
+    """One input in one layout, and its names in rows."""
 
     subject: Subject
     sample: Sample
@@ -56,25 +57,28 @@ class Call:
     label: str
 
     def row(self, check: str, outcome: str, detail: str = "", *, ran: tuple[str, ...] = ()) -> Row:
-        """A row about this call."""
+        """Make a row about this call."""
         dtype = str(self.sample.dtype).removeprefix("torch.")
         return Row(self.subject.label, self.subject.slot, check, dtype, self.layout, self.label, outcome, detail, ran)
 
 
 class Checker:
-    """Runs the checks of calls; what crashed an earlier process is left out, for it already has its row."""
+    """Runs the checks of calls.
+
+    Checks that crashed an earlier process are left out, because they have their row already.
+    """
 
     def __init__(self, note: Note, left_out: frozenset[str]) -> None:
         self._note = note
         self._left_out = left_out
 
     def check(self, call: Call, *, edges: bool, fullgraph: bool = False) -> list[Row]:
-        """Every check of one call.
+        """Run every check of one call.
 
         Args:
             call: The call.
-            edges: Add the checks that one input per dtype is enough for.
-            fullgraph: Add the compilation, for which one input per variant is enough.
+            edges: Add the checks that need only one input for each dtype.
+            fullgraph: Add the compilation, which needs only one input for each variant.
         """
         rows: list[Row] = []
         expected = self._guarded(call, "reference", lambda: _outcome(lambda: call.subject.straight(_own(call))))
@@ -98,9 +102,9 @@ class Checker:
         return rows
 
     def check_library(self, call: Call, forms: frozenset[str], *, plain_numbers: bool) -> list[Row]:
-        """`opcheck` on every library operator that the call can become.
+        """Run `opcheck` on every library operator that the call can become.
 
-        Nothing where the kernel does not serve the call; with *plain_numbers*, nothing where ATen's result has a NaN.
+        There are no rows if the kernel does not serve the call, or with *plain_numbers* if ATen's result has a NaN.
         """
         expected = self._guarded(call, "reference", lambda: _outcome(lambda: call.subject.straight(_own(call))))
         if expected is None or isinstance(expected, Exception) or call.subject.kernel_for(call.sample) is None:
@@ -142,9 +146,9 @@ class Checker:
             rows.append(found)
 
     def _guarded(self, call: Call, check: str, run: Callable[[], Any]) -> Any:
-        """Run what may kill the process, its name noted before."""
+        """Run a check that may kill the process, after its name was noted."""
         key = call.row(check, "fail").key
-        # One crash tells enough about a check; without the reference, though, only that input cannot be checked.
+        # After one crash a check is not repeated; if the reference crashes, only that input is left out.
         if key in self._left_out or (check != "reference" and self._crashed(call, check)):
             return None
         self._note.write(key)
@@ -172,7 +176,10 @@ def _backward(call: Call, expected: Gradients) -> str | None:
 
 
 def _fullgraph(call: Call) -> str | None:
-    """Compiled without a graph break, the call gives the same; the default generator draws, since Dynamo takes none."""
+    """Whether the call, compiled without a graph break, returns the same.
+
+    It uses the default generator, as Dynamo requires.
+    """
     sample = _own(call).without_generators()
     compiled = compile_whole(call.subject.surface_call(sample))
     got = call.subject.seeded(sample, lambda: compiled(*sample.args))
@@ -180,7 +187,7 @@ def _fullgraph(call: Call) -> str | None:
 
 
 def _out(call: Call, expected: Any, mode: str) -> str | None:
-    """The contract of `out=` in one mode: ATen against its own out overload, a kernel against the functional form."""
+    """Check the contract of `out=` in one mode: ATen with its own out overload, a kernel with the functional form."""
     subject = call.subject
     sample, twin = _own(call), _own(call)
     fresh = mode == "out alias" or bool(subject.written)
@@ -230,7 +237,7 @@ def _verdict(call: Call, got: Any, expected: Any) -> str | None:
 
 
 def _kernel_verdict(call: Call, got: Any, expected: Any, *, strides: bool) -> str | None:
-    """Close to ATen in float64, or to ATen in the same dtype where the inputs leave no digits to compare."""
+    """Compare with ATen in float64, or with ATen in the same dtype if the inputs leave no digits to compare."""
     form = same_bits(got, expected, contents=False) if strides else None
     if form is not None:
         return form
@@ -251,7 +258,7 @@ def _same_refusal(call: Call, expected: Exception) -> str | None:
 
 
 def _own(call: Call) -> Sample:
-    """The call's inputs; copies where the operator writes into them by its schema."""
+    """The inputs of the call, as copies if the operator writes into them by its schema."""
     return call.sample.fresh() if call.subject.written else call.sample
 
 
@@ -284,7 +291,7 @@ def _told(outcome: Any) -> str:
 
 
 def _outcome(run: Callable[[], Any]) -> Any:
-    """What *run* returns, or the exception that it raises: here an exception is a result to compare."""
+    """What *run* returns, or the exception that it raises, because here an exception is a result to compare."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

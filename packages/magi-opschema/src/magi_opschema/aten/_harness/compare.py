@@ -17,7 +17,7 @@ def flat(result: Any) -> list[Any]:
 
 
 def same_bits(got: Any, expected: Any, *, contents: bool = True) -> str | None:
-    """What differs between two results, None where nothing does; NaN equals NaN."""
+    """The difference between two results in words, None if there is none; NaN equals NaN."""
     left, right = flat(got), flat(expected)
     if len(left) != len(right):
         return f"{len(left)} results instead of {len(right)}"
@@ -29,10 +29,10 @@ def same_bits(got: Any, expected: Any, *, contents: bool = True) -> str | None:
 
 
 def close(got: Any, expected: Any, *, strides: bool, scale: float = 1.0, gross: bool = False) -> str | None:
-    """What differs by more than the tolerance of the dtype, which is `torch.testing.assert_close`'s times *scale*.
+    """The difference in words if it exceeds *scale* times the tolerance of `torch.testing.assert_close`.
 
-    With *gross*, only what the last digits of the largest element cannot explain: two kernels of one operator may sum
-    in another order.
+    With *gross*, differences within the last digits of the largest element are accepted, because two kernels of one
+    operator may sum in another order.
     """
     left, right = flat(got), flat(expected)
     if len(left) != len(right):
@@ -61,7 +61,7 @@ def _largest(t: Tensor) -> float:
 
 
 def same_strides(a: Tensor, b: Tensor) -> bool:
-    """Whether the strides agree where they mean anything: not in dimensions of one element, nor without elements."""
+    """Whether the strides agree, without those of dimensions of one element, and for tensors with elements."""
     return a.numel() == 0 or all(
         size < 2 or left == right for size, left, right in zip(b.shape, a.stride(), b.stride(), strict=True)
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs on the device of a kernel. Providers make them on the CPU, where ATen tells which of them it takes."""
+"""Inputs on the device of a kernel. Providers make them on the CPU, where ATen decides which of them it accepts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 def device_of(kernels: Iterable[Kernel]) -> torch.device:
-    """Where kernels of one slot are tested if nothing else is asked: on the CPU if one of them serves it."""
+    """The default device on which kernels of one slot are tested: the CPU if one of them serves it."""
     devices = [kernel.devices for kernel in kernels]
     if not devices or any(types is None or "cpu" in types for types in devices):
         return CPU
@@ -32,7 +32,7 @@ def device_of(kernels: Iterable[Kernel]) -> torch.device:
 
 
 def missing(device: torch.device) -> str | None:
-    """Why *device* cannot be used here, None where it can."""
+    """Why *device* cannot be used here; None if it can."""
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch asserts that it was built with CUDA
@@ -41,7 +41,7 @@ def missing(device: torch.device) -> str | None:
 
 
 def on_device(subject: Subject, sample: Sample, device: torch.device) -> Sample:
-    """The same call on *device*: its tensors, its generators, and where a factory puts its result."""
+    """The same call on *device*: its tensors, its generators, and the device argument of a factory."""
     if device == CPU:
         return sample
     moved = sample.map_tensors(lambda t: t.to(device))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where torch differs from itself: strict expectations, so that a fix upstream is noticed.
+"""Where torch differs from itself. The expectations are strict, so that a fix upstream is noticed.
 
-Each entry names an overload, the checks that fail on it, and why. An entry of which no check fails any more fails the
-run. All were seen on torch 2.13.0 on a CPU, and show with ATen alone: tests/aten/test_divergences.py calls no generated
-code.
+Each entry names an overload, the checks that fail on it, and why. An entry of which no check fails any more makes the
+run fail. All were seen on torch 2.13.0 on a CPU, and occur with ATen alone, as tests/aten/test_divergences.py shows
+without generated code.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Divergence:
-    """One known divergence of torch; `crashes` where it ends the process."""
+    """One known divergence of torch; `crashes` is True if it ends the process."""
 
     overload: str
     checks: tuple[str, ...]
@@ -133,4 +133,4 @@ _LIBRARY = {
 }
 
 LIBRARY_DIVERGENCES = {label: reason for reason, labels in _LIBRARY.items() for label in labels}
-"""By variant: why `opcheck` cannot pass on its library operators, whose fake is ATen's, whatever the kernel."""
+"""By variant: why `opcheck` cannot pass on its library operators, whose fake is ATen's, for any kernel."""

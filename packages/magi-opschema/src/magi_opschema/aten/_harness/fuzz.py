@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs guessed from a schema alone, for overloads that nothing else reaches.
+"""Inputs guessed from a schema, for overloads that no other provider reaches.
 
 Guessed arguments can crash a kernel of torch, so the guessing runs in a process of its own, which sends back only what
 ATen accepted.
@@ -25,9 +25,9 @@ _SECONDS = 4.0
 
 
 def fuzzed_samples(overload: OpOverload, dtypes: tuple[torch.dtype, ...]) -> list[Sample]:
-    """Calls of *overload* that ATen accepts; none where no guess fits, or where guessing crashes or hangs."""
+    """Calls of *overload* that ATen accepts; none if no guess fits, or if guessing crashes or hangs."""
     calls = isolated(lambda: [_accepted(overload, dtype) for dtype in dtypes], seconds=_SECONDS)
-    if calls is None:  # a dtype that crashes must not cost the others
+    if calls is None:  # a dtype that crashes must not affect the others
         calls = [isolated(lambda d=dtype: _accepted(overload, d), seconds=_SECONDS) or [] for dtype in dtypes]  # type: ignore[misc]
     return [
         Sample(tuple(args), kwargs, "schema", dtype)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradients of a kernel that brings a backward, against those of ATen."""
+"""The gradients of a kernel with a backward, compared with those of ATen."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Gradients = list[Tensor | None]
 
 
 def expected_gradients(subject: Subject, sample: Sample) -> Gradients | None:
-    """ATen's gradients of the inputs; None where ATen has none, or refuses the inputs."""
+    """ATen's gradients of the inputs; None if ATen has none, or refuses the inputs."""
     try:
         return _gradients(sample, lambda graded: subject.leading(*graded.args, **graded.kwargs))
     except (RuntimeError, NotImplementedError):
@@ -57,7 +57,7 @@ def _gradients(sample: Sample, function: Callable[[Sample], Any]) -> Gradients:
     if not results:
         msg = "nothing to differentiate"
         raise RuntimeError(msg)
-    # Not ones: a backward that transposes or permutes them would get away with it.
+    # Not ones, because then a backward that transposes or permutes them wrongly would pass.
     torch.manual_seed(1)
     return list(torch.autograd.grad(results, leaves, [torch.randn_like(r) for r in results], allow_unused=True))
 

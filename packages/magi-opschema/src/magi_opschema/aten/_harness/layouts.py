@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same values laid out in other ways, and the edge shapes: no element, no dimension, broadcast."""
+"""The same values in other layouts, and edge shapes: no elements, no dimensions, broadcast."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def layouts(sample: Sample, *, elementwise: bool) -> Iterator[tuple[str, Sample]
 
 
 def _strided(t: Tensor) -> Tensor:
-    """Every second element of a buffer twice as large."""
+    """*t* as every second element of a buffer twice as large."""
     if t.dim() == 0 or t.layout is not torch.strided:
         return t
     view = torch.zeros((*t.shape, 2), dtype=t.dtype, device=t.device)[..., 0]
@@ -47,7 +47,7 @@ def _strided(t: Tensor) -> Tensor:
 
 
 def _transposed(t: Tensor) -> Tensor:
-    """The last two dimensions swapped in memory."""
+    """*t* with the last two dimensions swapped in memory."""
     if t.dim() < 2 or t.layout is not torch.strided:
         return t
     return t.transpose(-1, -2).contiguous().transpose(-1, -2)
@@ -59,7 +59,7 @@ def _channels_last(t: Tensor) -> Tensor:
 
 
 def _expanded(t: Tensor) -> Tensor:
-    """The first slice again and again, with stride 0: what broadcasting gives a kernel."""
+    """The first slice of *t*, repeated with stride 0, as broadcasting passes it to a kernel."""
     if t.dim() == 0 or t.shape[0] < 2 or t.layout is not torch.strided:
         return t
     return t[:1].clone().expand(t.shape)

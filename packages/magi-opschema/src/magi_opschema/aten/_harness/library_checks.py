@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`torch.library.opcheck` on the library operators that a kernel makes of its variant.
+"""`torch.library.opcheck` on the library operators of a kernel's variant.
 
-A kernel in slot 2 that serves `add.Tensor` makes `add__Tensor` and `add__out` (the lowest active slot), both with
-`__use2` (a preferred slot), and with a backward `add__Tensor__slot2`, which is differentiated too.
+A kernel in slot 2 that serves `add.Tensor` defines `add__Tensor` and `add__out` (the lowest active slot), both also
+with `__use2` (a preferred slot); with a backward, it defines `add__Tensor__slot2`, which is differentiated too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ALL = (*_PLAIN, *_REGISTRATION)
 
 
 FORMS = frozenset({"lowest", "preferred", "differentiated"})
-"""What operators a kernel makes: the lowest active slot's, those that prefer its slot, and that of its backward."""
+"""The forms of operators of a kernel: of the lowest active slot, with its slot preferred, and with its backward."""
 
 
 def library_operators(subject: Subject, forms: frozenset[str] = FORMS) -> list[OpOverload]:
@@ -46,12 +46,12 @@ def library_operators(subject: Subject, forms: frozenset[str] = FORMS) -> list[O
 
 
 def opcheck(subject: Subject, sample: Sample, expected: Any, op: OpOverload) -> str | None:
-    """What `torch.library.opcheck` finds wrong with *op*, None where nothing is.
+    """The failure that `torch.library.opcheck` finds for *op*; None if there is none.
 
     Args:
         subject: The variant and the slot.
         sample: Inputs that the kernel serves.
-        expected: What ATen makes of them; outs get its shapes.
+        expected: The result of ATen, whose shapes the outs get.
         op: One of `library_operators(subject)`.
     """
     # opcheck runs the operator several times, each from one state of the default generator.
@@ -67,7 +67,7 @@ def opcheck(subject: Subject, sample: Sample, expected: Any, op: OpOverload) -> 
 
 
 def _of_undefined_contents(op: OpOverload, sample: Sample, kwargs: dict[str, Any]) -> str | None:
-    """Integers, which torch's deterministic mode fills with one value; floats it fills with NaN, unlike any other."""
+    """Whether the results have undefined contents that are not integers: deterministic mode fills floats with NaN."""
     whole = Sample(sample.args, kwargs, sample.origin, torch.int64).map_tensors(lambda t: t.to(torch.int64))
     keywords = {name: torch.int64 if name == "dtype" else value for name, value in whole.kwargs.items()}
     before = torch.are_deterministic_algorithms_enabled()
@@ -87,7 +87,7 @@ def _first_finding(op: OpOverload, args: Any, kwargs: dict[str, Any], tests: tup
 
 
 def _keywords(subject: Subject, sample: Sample, expected: Any, op: OpOverload) -> dict[str, Any]:
-    """The keywords of *sample* that *op* knows, and outs for the rest."""
+    """The keywords of *sample* that *op* has, and outs for its other arguments."""
     names = {a.name for a in arguments(op)}
     kwargs = {name: value for name, value in sample.kwargs.items() if name in names}
     missing = [name for name in subject.outs if name in names]

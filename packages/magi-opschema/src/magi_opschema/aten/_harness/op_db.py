@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs from torch's own test database: its samples fed straight to ATen, and what ATen saw when they ran."""
+"""Inputs from torch's own test database: its samples passed to ATen, and the calls that ATen saw when they ran."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SAMPLES_PER_OP_INFO = 40
 LARGEST = 20_000
-"""Elements beyond which a sample is too slow for what it adds."""
+"""The number of elements above which a sample is too slow to be useful."""
 
 
 @ft.cache
@@ -64,14 +64,14 @@ def direct_samples(base: str, dtype: torch.dtype) -> Iterator[tuple[str, Sample]
 
 
 def _takes_tensor_as_number(base: str, overload: str, args: tuple[Any, ...]) -> bool:
-    """Whether a tensor stands where the schema has a number: ATen reads its value, and a caller means another form."""
+    """Whether a tensor is passed for a number of the schema: ATen reads its value, a caller means another form."""
     schema = arguments(find_overload(base, overload))  # type: ignore[arg-type]  # it was just resolved
     return any(isinstance(v, torch.Tensor) and "Tensor" not in str(a.type) for a, v in zip(schema, args, strict=False))
 
 
 @ft.cache
 def captured_samples() -> dict[str, list[Sample]]:
-    """What every ATen overload was called with while the whole database ran, forward and backward."""
+    """The calls of every ATen overload while the whole database ran, forward and backward."""
     capture = _Capture()
     seen: set[int] = set()
     for infos in op_infos().values():
@@ -103,7 +103,7 @@ class _Capture(TorchDispatchMode):
 def _run_captured(info: Any, capture: _Capture) -> None:
     differentiable = info.supports_autograd
     for sample in it.islice(_samples(info, torch.float32, requires_grad=differentiable), 8):
-        # The database has samples that raise by design, and some run on other devices only: what raises was not seen.
+        # The database has samples that raise by design, or that run on other devices only; these are skipped.
         try:
             with capture, warnings.catch_warnings():
                 warnings.simplefilter("ignore")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Tensors that a check passes as `out`: alike, empty, strided, of another dtype, or one of the inputs."""
+"""The Tensors that a check passes as `out`: equal in form, empty, strided, of another dtype, or one of the inputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def out_modes(sample: Sample, expected: Any, *, edges: bool) -> Iterator[str]:
-    """The modes in which a call can have an `out`; none where a result is not a strided Tensor."""
+    """The modes in which a call can have an `out`; none if a result is not a strided Tensor."""
     if not all(isinstance(e, Tensor) and e.layout is torch.strided for e in flat(expected)):
         return
     yield "out"
@@ -33,7 +33,7 @@ def out_modes(sample: Sample, expected: Any, *, edges: bool) -> Iterator[str]:
 
 
 def outs_of(sample: Sample, expected: Any, mode: str, subject: Subject) -> Any:
-    """What to pass as `out` in *mode*: like *expected*, of other contents, its shape, strides or dtype by the mode."""
+    """The `out` in *mode*: like *expected*, with other contents, and with shape, strides or dtype set by the mode."""
     if mode == "out alias":
         return _alias_of(sample, expected)
     outs = [_one_out(e, mode) for e in flat(expected)]
@@ -54,14 +54,14 @@ def _one_out(expected: Tensor, mode: str) -> Tensor:
 
 
 def _sentinel(t: Tensor) -> Tensor:
-    """Values that no result has, so that an `out` nobody wrote to shows."""
+    """Values that no result has, to detect an `out` that was not written."""
     if t.dtype.is_floating_point or t.dtype.is_complex:
         return t.fill_(float("nan"))
     return t.fill_(True) if t.dtype is torch.bool else t.fill_(101)
 
 
 def _other_dtype(dtype: torch.dtype) -> torch.dtype:
-    """A dtype that a result of *dtype* cannot be cast to; for booleans, which fit everywhere, a wider one."""
+    """A dtype that a result of *dtype* cannot be cast to; for booleans, which can be cast to all, a wider one."""
     if dtype.is_complex:
         return torch.float32
     if dtype.is_floating_point:

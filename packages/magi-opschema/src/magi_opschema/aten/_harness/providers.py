@@ -28,7 +28,7 @@ _FUZZED_DTYPES = (torch.float32, torch.int64, torch.complex64)
 
 
 def samples_for(subjects: list[Subject]) -> dict[Subject, list[Sample]]:
-    """Inputs for the variants of one base; a variant that nothing reaches has none."""
+    """Inputs for the variants of one base; a variant that no provider reaches has none."""
     found: dict[Subject, list[Sample]] = {subject: _from_recipes(subject) for subject in subjects}
     by_overload = {
         name: subject for subject in subjects for name in (subject.pair.functional, subject.pair.out) if name
@@ -47,7 +47,7 @@ def _from_recipes(subject: Subject) -> list[Sample]:
     label = subject.label
     if label not in RECIPES:
         return []
-    # A recipe fits float32; which other dtypes ATen takes is found out by asking it.
+    # A recipe is for float32; other dtypes are tried with ATen.
     samples = recipe_samples(label, torch.float32)
     for dtype in DTYPES[1:]:
         for position in range(len(samples[: len(RECIPES[label])])):
@@ -88,9 +88,10 @@ def _cast(sample: Sample, dtype: torch.dtype) -> Sample:
 
 
 def _with_options(subject: Subject, samples: list[Sample]) -> list[Sample]:
-    """One sample once more for each optional number or flag, with another value than its default.
+    """Another copy of a sample for each optional number or flag, with another value than its default.
 
-    The sample is the largest of the first dtype: in a small one, a value that nobody reads may make no difference.
+    The sample is the largest of the first dtype, because in a small one, an argument that is not passed on may make no
+    difference.
     """
     if not samples:
         return []
@@ -119,7 +120,7 @@ def _other_values(default: Any) -> Iterable[Any]:
     if isinstance(default, bool):
         return (not default,)
     if isinstance(default, (int, float)):
-        # The next number first: an int may stand for an enumeration, as `reduction` does.
+        # The next number comes first, because an int may stand for an enumeration, as in `reduction`.
         return (default + 1, default + 0.5, default - 1)
     return ()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why something is not run: declared, named, counted, with a budget."""
+"""The declared reasons for which a check is not run, counted against a budget."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXCLUDED = {
     "max_pool2d_backward": UNREACHED,
     "mm.dtype": CUDA_ONLY,
 }
-"""By variant: those that no input can reach on a CPU."""
+"""By variant, why no input can reach it on a CPU."""
 
 BUDGETS = {CUDA_ONLY: 5, OVERRIDEABLE: 2, UNREACHED: 3, UNREGISTERED: 1}
-"""How many variants each reason may exclude; more fails the run."""
+"""How many variants each reason may exclude; with more, the run fails."""

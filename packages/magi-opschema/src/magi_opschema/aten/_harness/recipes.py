@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Make:
-    """Tensors of one dtype from a generator of its own, so that a recipe gives the same values in every process."""
+    """Makes tensors of one dtype from a separate generator, so that a recipe gives the same values in every process."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the harness found: one row per check, slot, overload and input."""
+"""The results of the harness: one row for each check, slot, overload and input."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Row:
     Attributes:
         overload: The variant, by its leading overload: `add.Tensor`.
         slot: The slot that ran.
-        check: What was asserted: `functional`, `out`, `out strided` ...
+        check: The name of the check: `functional`, `out`, `out strided` ...
         dtype: The dtype of the inputs.
         layout: The layout of the inputs.
         sample: Where the input came from, and its number there.
@@ -35,7 +35,7 @@ class Row:
 
     @property
     def key(self) -> str:
-        """What names the row among all rows."""
+        """A key that identifies the row among all rows."""
         return f"{self.overload}|{self.slot}|{self.check}|{self.dtype}|{self.layout}|{self.sample}"
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class Report:
 
     @property
     def executed(self) -> set[str]:
-        """Every overload that a check executed, whose result an assertion looked at."""
+        """Every overload that a check executed and whose result it compared."""
         return {overload for row in self.rows if row.outcome in {"pass", "fail", "xfail"} for overload in row.ran}
 
     @property

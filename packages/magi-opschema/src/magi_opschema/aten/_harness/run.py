@@ -40,25 +40,26 @@ Task = tuple[str, int]
 SECONDS_PER_CHECK = 20.0
 NOTHING: frozenset[str] = frozenset()
 _KERNEL_SAMPLES = 2
-"""How many samples of a dtype a kernel gets in every layout."""
+"""How many samples of each dtype a kernel gets in every layout."""
 _LARGE = {"large": 1e4, "huge": 1e30}
 
 
 def run(
     tasks: Iterable[Task], *, jobs: int | None = None, device: str | None = None, library_only: frozenset[str] = NOTHING
 ) -> Iterator[tuple[Task, Report]]:
-    """Check bases in slots, kernels each in a process of their own, and yield each one's rows as it ends.
+    """Check bases in slots, each kernel in a separate process, and yield the rows of each when it ends.
 
     Args:
         tasks: Pairs of an ATen base and a slot.
-        jobs: How many processes work at a time; as many as there are processors without it.
-        device: Where the inputs are; without it, the CPU for what serves it, else a device of the slot's kernels.
+        jobs: How many processes work at a time; by default, as many as there are processors.
+        device: The device of the inputs; by default, the CPU if the slot's kernels serve it, otherwise one of their
+            devices.
         library_only: Check the library operators of these forms, and nothing else.
     """
     listed = list(tasks)
-    # The children start CUDA themselves, which they cannot once their parent has asked it for its devices.
+    # The children initialize CUDA themselves, which is impossible after their parent has queried its devices.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    # Here, so that the forked processes inherit what takes seconds: the database, its calls, the compiler.
+    # Done here, so that forked processes inherit what takes seconds to load: the database, its calls, the compiler.
     op_infos()
     captured_samples()
     compile_whole(torch.neg)(torch.ones(1))
@@ -82,7 +83,7 @@ def active_tasks(bases: Iterable[str]) -> list[Task]:
 
 
 def _alone(task: Task, *, library_only: bool) -> bool:
-    """Whether a task gets a process of its own: a user's kernel, and what is known to write where it must not."""
+    """Whether a task gets a separate process: a user's kernel, and operators known to write out of bounds."""
     base, slot = task
     crashes = any(d.crashes and d.overload.partition(".")[0] == base for d in DIVERGENCES)
     return crashes or not (library_only or slot == ATEN_SLOT)
@@ -144,9 +145,9 @@ def _check_all(checker: Checker, subject: Subject, samples: list[Sample]) -> lis
 def _check_library(
     checker: Checker, subject: Subject, samples: list[Sample], forms: frozenset[str] = FORMS
 ) -> list[Row]:
-    """The library operators on the first input that the kernel serves; none where it serves none of these."""
+    """Rows about the library operators on the first input that the kernel serves; none if it serves no input."""
     calls = [Call(subject, sample, "dense", f"{sample.origin} {number}") for number, sample in enumerate(samples)]
-    # opcheck takes NaN for a difference: inputs that make none come first, positive ones if all others do.
+    # opcheck treats NaN as a difference, so inputs without NaN results come first, or positive ones if all have some.
     calls += [Call(subject, c.sample.map_tensors(_positive), "positive", c.label) for c in calls]
     for plain_numbers in (True, False):
         for call in calls:
@@ -183,7 +184,7 @@ def _death_row(task: Task, death: Death) -> Row:
 
 
 def _expected(row: Row) -> Row:
-    """A failure that is a known divergence of torch is expected; `mended` looks in the other direction."""
+    """*row*, marked as expected if it is a failure by a known divergence of torch; `mended` finds the opposite."""
     if row.check.startswith(LIBRARY_CHECK) and row.outcome == "fail" and row.overload in LIBRARY_DIVERGENCES:
         return dataclasses.replace(row, outcome="xfail", detail=LIBRARY_DIVERGENCES[row.overload])
     known = next((d for d in DIVERGENCES if d.overload == row.overload and row.check in d.checks), None)
@@ -193,7 +194,7 @@ def _expected(row: Row) -> Row:
 
 
 def mended(rows: Iterable[Row]) -> list[Divergence]:
-    """The known divergences that ran and did not show: torch has mended them, and the entries must go."""
+    """The known divergences that ran but did not occur: torch has fixed them, and the entries must be removed."""
     listed = [row for row in rows if row.slot == ATEN_SLOT]
     shown = {(row.overload, row.check) for row in listed if row.outcome == "xfail"}
     ran = {row.overload for row in listed}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs of one call, and what is done to all tensors of one."""
+"""The inputs of one call, and functions on all its tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Sample:
     dtype: torch.dtype
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Sample:
-        """The same call with every tensor changed, those in lists too."""
+        """The same call with every tensor changed, including those in lists."""
         args = tuple(_map(value, change) for value in self.args)
         kwargs = {name: _map(value, change) for name, value in self.kwargs.items()}
         return Sample(args, kwargs, self.origin, self.dtype)
@@ -36,7 +36,7 @@ class Sample:
         return found
 
     def without_generators(self) -> Sample:
-        """The same call, drawing from the default generator."""
+        """The same call, with the default generator."""
         args = tuple(None if isinstance(value, torch.Generator) else value for value in self.args)
         kwargs = {n: None if isinstance(v, torch.Generator) else v for n, v in self.kwargs.items()}
         return Sample(args, kwargs, self.origin, self.dtype)
@@ -55,7 +55,7 @@ def _map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def seed(sample: Sample) -> None:
-    """Put the default generator, and one that the call passes, into the state that both sides start from."""
+    """Set the default generator, and one that the call passes, to the state from which both sides start."""
     torch.manual_seed(0)
     for value in (*sample.args, *sample.kwargs.values()):
         if isinstance(value, torch.Generator):

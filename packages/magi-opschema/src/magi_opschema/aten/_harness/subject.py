@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is tested: one variant of a base in one slot, and the two ways to call it, through the surface and straight."""
+"""What is tested: one variant of a base in one slot, called through the surface and directly."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 UNDEFINED_CONTENTS = frozenset(
     {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 )
-"""Bases whose results hold whatever the memory held; everything but the values is compared."""
+"""Bases whose results have undefined contents; everything except the values is compared."""
 
 
 _UNDECLARED_WRITES = {"native_batch_norm": frozenset({"running_mean", "running_var"})}
-"""Inputs that ATen writes although the schema says it does not; such calls get copies."""
+"""Inputs that ATen writes although the schema does not declare it; such calls get copies."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Subject:
 
     @property
     def aten(self) -> bool:
-        """Whether the slot is ATen's, which is compared bit for bit."""
+        """Whether the slot is that of ATen, which is compared bit for bit."""
         return self.slot == ATEN_SLOT
 
     @cached_property
@@ -129,14 +129,14 @@ class Subject:
         return self.seeded(sample, lambda: self.function(*sample.args[:position], **kwargs))
 
     def surface_call(self, sample: Sample) -> Callable[..., Any]:
-        """The generated function with the keywords of *sample* bound, for the compiler."""
+        """The generated function with the keywords of *sample* bound, as a function to compile."""
         names = [a.name for a in arguments(self.leading) if not a.kwarg_only]
         late = python_names(dict(zip(names[self._positions :], sample.args[self._positions :], strict=False)))
         kwargs = late | python_names(sample.kwargs)
         return lambda *args: self.function(*args[: self._positions], **kwargs)
 
     def seeded(self, sample: Sample, run: Callable[[], Any]) -> Any:
-        """Run something in this slot, without gradients, from the same random state each time."""
+        """Call *run* in this slot, without gradients, from the same random state each time."""
         seed(sample)
         with use_slot(self.base, self.slot), torch.no_grad():
             return run()
@@ -145,7 +145,8 @@ class Subject:
     def _positions(self) -> int:
         """How many arguments the generated function takes by position.
 
-        `add.Scalar(self, other, alpha)` has three in ATen, but `add.Tensor` has alpha behind the star, and leads.
+        `add.Scalar(self, other, alpha)` has three in ATen, but `add.Tensor`, the leading overload, has alpha after the
+        star.
         """
         parameters = inspect.signature(self.function).parameters.values()
         if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
@@ -153,7 +154,7 @@ class Subject:
         return sum(p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for p in parameters)
 
     def straight(self, sample: Sample) -> Any:
-        """Call ATen's functional overload, or its out overload with fresh outs where there is no other."""
+        """Call ATen's functional overload, or its out overload with new outs if there is no other."""
         seed(sample)
         with torch.no_grad():
             if self.pair.functional is not None:
@@ -163,7 +164,7 @@ class Subject:
             return self.straight_out(sample, fresh[0] if len(fresh) == 1 else fresh)
 
     def straight_out(self, sample: Sample, out: Any) -> Any:
-        """Call ATen's out overload, or copy the functional result where there is none."""
+        """Call ATen's out overload, or copy the functional result if there is none."""
         seed(sample)
         with torch.no_grad():
             if self.pair.out is None:
@@ -176,7 +177,7 @@ class Subject:
             return out
 
     def _out_options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """A factory's dtype and device come from `out`."""
+        """*kwargs* with a factory's dtype and device taken from `out`."""
         if self.pair.out is None:
             return kwargs
         known = {a.name for a in arguments(self.cell.overloads[self.pair.out])}

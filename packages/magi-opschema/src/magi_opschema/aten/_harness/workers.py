@@ -33,11 +33,11 @@ Result = TypeVar("Result")
 
 _NOTE_SIZE = 2048
 _TASKS_PER_CHILD = 32
-"""After which a new child starts: what a task leaves behind, memory above all, does not add up."""
+"""The number of tasks after which a new child starts, so that memory that tasks leave does not add up."""
 
 
 class Note:
-    """A line of text in memory shared with the parent: what a child is doing, readable after it died."""
+    """A line of text in memory shared with the parent: what a child is doing, which can be read after it died."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _NOTE_SIZE)
@@ -48,13 +48,13 @@ class Note:
         self._memory[: len(data)] = data
 
     def read(self) -> str:
-        """The text as it stands."""
+        """The current text."""
         return self._memory[:_NOTE_SIZE].partition(b"\0")[0].decode(errors="replace")
 
 
 @dataclass(frozen=True)
 class Death:
-    """A child that ended without an answer: what it was doing, and how it ended."""
+    """A child that ended without a result: what it was doing, and how it ended."""
 
     doing: str
     how: str
@@ -85,7 +85,7 @@ class _Worker(Generic[Task]):
         self.pipe.send((job.task, frozenset(death.doing for death in job.deaths)))
 
     def dismiss(self) -> None:
-        """Let the child end."""
+        """Tell the child to end."""
         self.pipe.send(None)
         self.process.join()
 
@@ -108,17 +108,17 @@ def run_tasks(
 ) -> Iterator[tuple[Task, Result | None, list[Death]]]:
     """Do *work* on every task in forked children, and yield each result with the deaths that it cost.
 
-    A child does several tasks, since forking costs more than most of them. A child that dies at a task that was not its
-    first says little about that task, which starts again in one of its own. There a death counts, and the task starts
-    once more, told to leave out what the dead ones were doing.
+    A child does several tasks, because forking costs more than most of them. If a child dies at a task that was not its
+    first, the cause may be an earlier task, so the task starts again in a separate child. If that dies too, the death
+    counts, and the task starts once more, without what the dead children were doing.
 
     Args:
         tasks: What to do.
         work: Called in a child with the task, the note to write, and the notes at which earlier children died.
         jobs: How many children work at a time.
-        seconds: How long a note may stand unchanged before its child counts as hanging.
+        seconds: How long a note may be unchanged before its child counts as hanging.
         alone: Whether a task gets a child of its own.
-        retries: After how many deaths a task is given up; its result is None then.
+        retries: The number of deaths after which a task is given up; its result is then None.
 
     Yields:
         The task, its result, and its deaths, in the order in which tasks end.
@@ -160,9 +160,9 @@ def run_tasks(
 
 
 def isolated(work: Callable[[], Result], *, seconds: float) -> Result | None:
-    """The result of *work* in a child; None where the child crashes, or takes longer than *seconds*."""
+    """The result of *work* in a child; None if the child crashes, or takes longer than *seconds*."""
     ours, theirs = _fork.Pipe(duplex=False)
-    # Tensors travel as bytes: pickling would hand over a file descriptor that dies with this process.
+    # Tensors are sent as bytes, because pickling would pass a file descriptor that is closed with this process.
     process = _fork.Process(target=_answer, args=(theirs, lambda: _saved(work())), daemon=False)
     process.start()
     theirs.close()
@@ -198,7 +198,7 @@ def _serve(pipe: mpc.Connection, work: Callable[[Any, Note, frozenset[str]], Any
 
 
 def _received(pipe: mpc.Connection, parent: int) -> Any:
-    # Later children hold the other end of this pipe too, so a parent that was killed shows in another way.
+    # Later children hold the other end of this pipe too, so a killed parent is detected in another way.
     while not pipe.poll(5.0):
         if os.getppid() != parent:
             return None
@@ -213,9 +213,9 @@ def _answer(pipe: mpc.Connection, work: Callable[[], bytes]) -> None:
 
 
 def _settle_in() -> None:
-    """Make a forked child quiet and single-threaded; it leaves by `os._exit`, past the exit handlers of its parent."""
+    """Make a forked child quiet and single-threaded. It ends by `os._exit`, without the exit handlers of its parent."""
     torch.set_num_threads(1)
-    # C++ warns on descriptor 2 about inputs that are meant to be odd; Python's own stderr stays.
+    # C++ code warns on descriptor 2 about unusual inputs; Python's own stderr stays.
     sys.stderr = os.fdopen(os.dup(2), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why torch's dispatcher refused the arguments of a call, said at the user's signature.
+"""Translates the dispatcher's error about the arguments of a call into one about the user's signature.
 
-Plain values are not checked before a call: the dispatcher converts each one itself. Only when it refuses one are the
-values looked at again, so a call that succeeds pays nothing.
+Plain values are not checked before a call, because the dispatcher converts each one itself. Only if it refuses one are
+the values checked, so a call that succeeds pays nothing.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from .misfit import CallForm
 
 _PACKAGE = str(Path(__file__).parents[1])
 _OF_ANY_OP = ("Unknown keyword argument", "Argument '")
-"""What torch's errors about a call begin with where they do not begin with the op's name."""
+"""What torch's errors about a call begin with if they do not begin with the op's name."""
 _REFUSED = re.compile(r"Expected a value of type '.*?' for argument '(\w+)'")
 
 
 @dataclass(frozen=True)
-class Explanation:
+class ErrorTranslation:
     """Turns the dispatcher's error about one op's arguments into this package's; every other error is left alone."""
 
     op_name: str
@@ -68,7 +68,7 @@ class Explanation:
         """Raise what *error* means for a call of the exposed function with the user's arguments *values*.
 
         Raises:
-            ArgumentError: a leaf of them has another type than the schema says.
+            ArgumentError: one of their leaves has another type than the schema says.
         """
         is_certain = False
         if self._is_about_arguments(error):
@@ -110,8 +110,8 @@ class Explanation:
 def _may_be_of_a_repr(error: Exception) -> bool:
     """True unless *error*, caught where the op was called, comes from a kernel of this package.
 
-    The dispatcher shows the value that it refuses; where its `__repr__` fails, that is the error which leaves the call.
-    The exposed function itself raises one where it cannot bump the version of what is not a Tensor.
+    The dispatcher shows the value that it refuses; if the value's `__repr__` fails, the call raises that error. The
+    exposed function itself raises an error if it cannot bump the version of a value that is not a Tensor.
     """
     assert error.__traceback__ is not None
     below = error.__traceback__.tb_next
