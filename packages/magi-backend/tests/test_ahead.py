@@ -116,7 +116,7 @@ def test_an_exported_program_with_keywords_and_our_options(ns: str, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_the_guards_against_defects_of_torch_hold_in_a_package(tmp_path: Path) -> None:
+def test_the_repairs_of_defects_of_torch_hold_in_a_package(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.Upsample(scale_factor=2.0), nn.SiLU()).eval()
     height = torch.export.Dim("height", min=4, max=64)
     package = aot_compile(model, tmp_path / "model.pt2", (torch.randn(1, 4, 8, 8),), ({2: height},))

@@ -42,14 +42,14 @@ def known(name: str) -> Defect:
     return next(defect for defect in known_defects() if defect.name == name)
 
 
-def guards(report: Report) -> list[str]:
-    """The names of all guards in *report*."""
+def repairs(report: Report) -> list[str]:
+    """The names of all repairs in *report*."""
     return [repair.name for each in report.compilations for graph in each.graphs for repair in graph.repairs]
 
 
-def guards_against_failures(report: Report) -> list[str]:
-    """Those without which there would be wrong code, no code or more graphs; not those against slower code."""
-    return [name for name in guards(report) if known(name).severity != "slower code"]
+def repairs_of_failures(report: Report) -> list[str]:
+    """The names of the repairs without which code would be wrong or missing, or graphs would break."""
+    return [name for name in repairs(report) if known(name).severity != "slower code"]
 
 
 def concerned(name: str) -> pytest.MarkDecorator:
@@ -154,7 +154,7 @@ def test_repairs_do_nothing_outside_this_backend(upsampling: Compiled) -> None:
 
 
 @concerned("keep_mutation_order")
-def test_the_report_names_the_guard(upsampling: Compiled) -> None:
+def test_the_report_names_the_repair(upsampling: Compiled) -> None:
     (compilation,) = upsampling.report.compilations
     backward = next(graph for graph in compilation.graphs if graph.kind == "backward")
 
@@ -193,7 +193,7 @@ def test_attention_trains_at_dynamic_sizes() -> None:
     assert agree(ours, gradients(model, model, x))
     report = Report("Attention", torch.__version__, (), collector.compilations())
     torch.compiler.reset()
-    assert guards_against_failures(report) == ["order_symbolic_strides"] * fails(model, x)
+    assert repairs_of_failures(report) == ["order_symbolic_strides"] * fails(model, x)
 
 
 def fails(model: nn.Module, x: Tensor) -> bool:
@@ -206,7 +206,7 @@ def fails(model: nn.Module, x: Tensor) -> bool:
 
 
 @concerned("keep_mutation_order")
-def test_a_graph_without_the_defect_has_no_guard() -> None:
+def test_a_graph_without_the_defect_has_no_repair() -> None:
     report = explain(lambda x: x.sin() + 1)(torch.randn(8))
 
     assert [graph.repairs for graph in report.compilations[0].graphs] == [()]
@@ -232,10 +232,10 @@ def test_what_was_read_before_a_write_keeps_its_value(ns: str) -> None:
     if torch_release() < (2, 14):  # whether later releases have it is not known
         assert not torch.equal(stock, expected)
     assert report.agrees
-    assert ("realize_readers_first" in guards(report)) is broken
+    assert ("realize_readers_first" in repairs(report)) is broken
 
 
-def test_a_value_that_is_used_before_the_write_only_needs_no_guard(ns: str) -> None:
+def test_a_value_that_is_used_before_the_write_only_needs_no_repair(ns: str) -> None:
     @torch.library.custom_op(f"{ns}::fill", mutates_args=("out",))
     def fill(x: Tensor, out: Tensor, factor: int) -> None:
         out.copy_(x * factor)
@@ -252,7 +252,7 @@ def test_a_value_that_is_used_before_the_write_only_needs_no_guard(ns: str) -> N
 
     assert all(map(torch.equal, stock, chain(inputs[0].clone(), inputs[1].clone())))
     assert report.agrees
-    assert guards(report) == []
+    assert repairs(report) == []
 
 
 class Downsampled(nn.Module):
@@ -291,7 +291,7 @@ def test_a_depthwise_convolution_behind_tokens_of_a_square_image(build: Callable
         reports = [explained(torch.randn(2, 3, size, size)) for size in (64, 96, 65)]
 
     assert all(report.agrees for report in reports)
-    assert "divide_strides_exactly" in guards(reports[-1])
+    assert "divide_strides_exactly" in repairs(reports[-1])
 
 
 def test_a_remainder_is_asked_for_without_reciprocals() -> None:
@@ -333,7 +333,7 @@ def sizes_of_an_image() -> tuple[Any, Any]:
         pytest.param(lambda *_: [48, 24, 6, 1], id="numbers"),
     ],
 )
-def test_strides_that_torch_can_order_by_itself_need_no_guard(strides: Callable[[Any, Any], list[Any]]) -> None:
+def test_strides_that_torch_can_order_by_itself_need_no_repair(strides: Callable[[Any, Any], list[Any]]) -> None:
     reported: list[str] = []
     seq = strides(*sizes_of_an_image())
 
@@ -364,7 +364,7 @@ def test_strides_that_torch_can_order_by_itself_need_no_guard(strides: Callable[
         ),
     ],
 )
-def test_where_stock_is_right_no_guard_against_wrong_code_is_reported(model: Callable[[], nn.Module]) -> None:
+def test_where_stock_is_right_no_repair_of_wrong_code_is_reported(model: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     net, x = model(), torch.randn(2, 3, 12, 16)
     stock = gradients(net, torch.compile(net, dynamic=True), x)
@@ -375,7 +375,7 @@ def test_where_stock_is_right_no_guard_against_wrong_code_is_reported(model: Cal
     expected = gradients(net, net, x)
     assert agree(stock, expected)
     assert agree(ours, expected)
-    assert guards_against_failures(Report("net", torch.__version__, (), collector.compilations())) == []
+    assert repairs_of_failures(Report("net", torch.__version__, (), collector.compilations())) == []
 
 
 def test_every_file_is_a_defect_with_a_range() -> None:
@@ -411,7 +411,7 @@ def test_quotients_of_unbounded_sizes(fn: Callable[..., Tensor]) -> None:
     report = explained(*inputs)
 
     assert report.agrees
-    assert guards(report) == ["bound_infinite_quotients"]
+    assert repairs(report) == ["bound_infinite_quotients"]
     compiled = torch.compile(fn, backend="magi", dynamic=True)
     for rows in (3, 7, 20):
         given = torch.randn(rows), torch.randn(4)
@@ -419,12 +419,12 @@ def test_quotients_of_unbounded_sizes(fn: Callable[..., Tensor]) -> None:
 
 
 @concerned("bound_infinite_quotients")
-def test_a_quotient_of_bounded_sizes_has_no_guard() -> None:
+def test_a_quotient_of_bounded_sizes_has_no_repair() -> None:
     report = explain(lambda x: torch.div(torch.tensor(x.shape[0]), 4, rounding_mode="trunc"), dynamic=True)(
         torch.randn(8)
     )
 
-    assert guards(report) == []
+    assert repairs(report) == []
 
 
 def shuffled(x: Tensor) -> Tensor:
@@ -461,14 +461,14 @@ def test_a_tensor_indexed_by_a_whole_permutation(fn: Callable[[Tensor], Tensor],
     report = explain(fn)(x)
 
     assert report.agrees
-    assert set(guards(report)) == {"match_whole_permutations"}
+    assert set(repairs(report)) == {"match_whole_permutations"}
     torch.compiler.reset()
     compiled = torch.compile(fn, backend="magi", options={"magi.check": True})
     assert compiled(x).shape == x.shape
 
 
-def test_a_part_of_a_permutation_needs_no_guard() -> None:
+def test_a_part_of_a_permutation_needs_no_repair() -> None:
     report = explain(lambda x: x[torch.randperm(x.shape[0])[:2]])(torch.randn(5, 3))
 
     assert report.agrees
-    assert "match_whole_permutations" not in guards(report)
+    assert "match_whole_permutations" not in repairs(report)

@@ -46,7 +46,7 @@ INEXACT = r"\bks\d+ / ks\d+"
 
 
 def by_magi(fn: Callable[..., Any], **how: Any) -> tuple[str, list[tuple[str, str]]]:
-    """The code that the backend has Inductor write, and the guards that it reports."""
+    """The code that the backend has Inductor write, and the repairs that it reports."""
     collector = Collector(fresh=False)
     with collecting(collector):
         code = generated(fn, SMALL, LARGE, backend="magi", **how)
@@ -73,11 +73,11 @@ def test_sizes_are_divided_in_float64(fn: Callable[..., Tensor]) -> None:
     )
     torch.compiler.reset()
 
-    code, guards = by_magi(fn, dynamic=True)
+    code, repairs = by_magi(fn, dynamic=True)
 
     assert not re.search(INEXACT, code)
     assert re.search(r"tl\.cast\(ks\d+, tl\.float64\) / tl\.cast\(ks\d+, tl\.float64\)", code)
-    assert set(guards) == {(NAME, "wrong code")}
+    assert set(repairs) == {(NAME, "wrong code")}
 
 
 def test_the_division_of_the_card_is_the_exact_one(tmp_path: Path) -> None:
@@ -91,11 +91,11 @@ def test_the_division_of_the_card_is_the_exact_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("fn", "dynamic"), [(upsampled, False), (scaled, False), (lowered, True)])
-def test_a_graph_without_a_quotient_of_symbols_has_no_guard(fn: Callable[..., Tensor], dynamic: bool) -> None:
-    code, guards = by_magi(fn, dynamic=dynamic)
+def test_a_graph_without_a_quotient_of_symbols_has_no_repair(fn: Callable[..., Tensor], dynamic: bool) -> None:
+    code, repairs = by_magi(fn, dynamic=dynamic)
 
     assert "tl.cast(ks" not in code
-    assert guards == []
+    assert repairs == []
 
 
 @pytest.mark.gpu

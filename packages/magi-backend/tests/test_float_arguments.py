@@ -83,7 +83,7 @@ def scaled(x: Tensor) -> Tensor:
 
 
 def by_magi(fn: Callable[[Tensor], Any]) -> tuple[str, list[str]]:
-    """The code that the backend has Inductor write, and the names of the guards that it reports."""
+    """The code that the backend has Inductor write, and the names of the repairs that it reports."""
     collector = Collector(fresh=False)
     with collecting(collector):
         code = generated(fn, backend="magi")
@@ -101,18 +101,18 @@ def types(code: str) -> dict[str, str]:
 def test_floats_are_32_bits_wide(fn: Callable[[Tensor], Tensor]) -> None:
     assert types(generated(fn))["scale"] == "fp64", "torch has mended this: give the defect its end"
     torch.compiler.reset()
-    code, guards = by_magi(fn)
+    code, repairs = by_magi(fn)
     assert types(code)["scale"] == "fp32"
-    assert guards == [NAME]
+    assert repairs == [NAME]
 
 
 def test_an_annotated_parameter_keeps_its_type() -> None:
-    code, guards = by_magi(annotated)
+    code, repairs = by_magi(annotated)
     assert (types(code)["scale"], types(code)["shift"]) == ("fp64", "fp32")
-    assert guards == [NAME]
+    assert repairs == [NAME]
 
 
-def test_a_kernel_without_floats_has_no_guard() -> None:
+def test_a_kernel_without_floats_has_no_repair() -> None:
     assert by_magi(of_an_int)[1] == []
 
 

@@ -133,7 +133,7 @@ def code_of(kernel: Any, backend: str = "magi", **constants: Any) -> str:
     return code.partition("\nSet TORCHDYNAMO_VERBOSE")[0]
 
 
-def guards_of(kernel: Any, **constants: Any) -> tuple[str, set[str]]:
+def repairs_of(kernel: Any, **constants: Any) -> tuple[str, set[str]]:
     """The module that the backend has Inductor write, and which repairs its report names."""
     collector = Collector(fresh=False)
     with collecting(collector):
@@ -201,17 +201,17 @@ SOURCE_VARIANTS = [
 
 @pytest.mark.parametrize(("kernel", "function", "constants"), SOURCE_VARIANTS)
 def test_sources_arrive_as_they_were_written(kernel: Any, function: Any, constants: dict[str, Any]) -> None:
-    code, guards = guards_of(kernel, **constants)
+    code, repairs = repairs_of(kernel, **constants)
 
     assert Kernel(code).functions[function.fn.__name__] == written(function)
-    assert guards == {SOURCES} & ACTIVE
+    assert repairs == {SOURCES} & ACTIVE
 
 
 def test_global_constants_arrive_as_they_were() -> None:
-    code, guards = guards_of(with_ptx, BLOCK=64)
+    code, repairs = repairs_of(with_ptx, BLOCK=64)
 
     assert Kernel(code).constants == {"PTX": PTX.value, "QUOTED": QUOTED.value}
-    assert guards == {SOURCES} & ACTIVE
+    assert repairs == {SOURCES} & ACTIVE
 
 
 @pytest.mark.skipif(SOURCES not in ACTIVE, reason="torch has mended it")
@@ -232,25 +232,25 @@ def test_texts_arrive_as_they_were_given(text: str) -> None:
         assert stock.given["CONSTANT"] != text, "torch has mended this: give the defect its end"
     torch.compiler.reset()
 
-    code, guards = guards_of(taking, CONSTANT=text, BLOCK=64)
+    code, repairs = repairs_of(taking, CONSTANT=text, BLOCK=64)
 
     assert Kernel(code).given == {"CONSTANT": text, "BLOCK": 64}
-    assert guards == {CONSTANTS}
+    assert repairs == {CONSTANTS}
 
 
 def test_texts_of_an_autotuner_arrive_as_they_were_given() -> None:
-    code, guards = guards_of(tuned)
+    code, repairs = repairs_of(tuned)
 
     assert [{name: config[name] for name in CONFIGS[0]} for config in Kernel(code).configs] == CONFIGS
-    assert guards == {CONSTANTS}
+    assert repairs == {CONSTANTS}
 
 
 @pytest.mark.parametrize("text", ["relu", "it's", 'say "so"', "é"])
-def test_a_text_that_needs_no_escape_needs_no_guard(text: str) -> None:
-    code, guards = guards_of(taking, CONSTANT=text, BLOCK=64)
+def test_a_text_that_needs_no_escape_needs_no_repair(text: str) -> None:
+    code, repairs = repairs_of(taking, CONSTANT=text, BLOCK=64)
 
     assert Kernel(code).given["CONSTANT"] == text
-    assert guards == set()
+    assert repairs == set()
 
 
 @pytest.mark.parametrize("value", [-math.inf, math.inf, (1, -math.inf)], ids=str)
@@ -259,17 +259,17 @@ def test_infinite_arguments_arrive(value: Any) -> None:
         Kernel(code_of(taking, "inductor", CONSTANT=value, BLOCK=64))
     torch.compiler.reset()
 
-    code, guards = guards_of(taking, CONSTANT=value, BLOCK=64)
+    code, repairs = repairs_of(taking, CONSTANT=value, BLOCK=64)
 
     assert Kernel(code).given["CONSTANT"] == value
-    assert guards == {INFINITE}
+    assert repairs == {INFINITE}
 
 
 def test_an_argument_that_is_no_number_arrives() -> None:
-    code, guards = guards_of(taking, CONSTANT=math.nan, BLOCK=64)
+    code, repairs = repairs_of(taking, CONSTANT=math.nan, BLOCK=64)
 
     assert math.isnan(Kernel(code).given["CONSTANT"])
-    assert guards == {INFINITE}
+    assert repairs == {INFINITE}
 
 
 def test_infinite_global_constants_arrive() -> None:
@@ -277,10 +277,10 @@ def test_infinite_global_constants_arrive() -> None:
         Kernel(code_of(with_the_lowest, "inductor", BLOCK=64))
     torch.compiler.reset()
 
-    code, guards = guards_of(with_the_lowest, BLOCK=64)
+    code, repairs = repairs_of(with_the_lowest, BLOCK=64)
 
     assert Kernel(code).constants == {"LOWEST": -math.inf}
-    assert guards == {INFINITE}
+    assert repairs == {INFINITE}
 
 
 @pytest.mark.parametrize(
@@ -304,13 +304,13 @@ def definition(code: str) -> str:
 
 
 def test_without_a_backslash_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    code, guards = guards_of(plain, BLOCK=64)
+    code, repairs = repairs_of(plain, BLOCK=64)
     torch.compiler.reset()
     for repair in (escape_kernel_sources, escape_kernel_constants, define_infinite_constants):
         monkeypatch.setattr(repair, "is_active", lambda name: False)
 
     assert definition(code) == definition(code_of(plain, BLOCK=64))
-    assert guards == set()
+    assert repairs == set()
 
 
 def test_kernels_of_inductor_are_left_alone() -> None:

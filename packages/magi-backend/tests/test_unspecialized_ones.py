@@ -82,5 +82,5 @@ def test_the_report_names_it_where_it_mattered(tokens: int, reported: list[str])
     with collecting(collector):
         assert types("by name", tokens)["tokens"] == "i32"
     (compilation,) = collector.compilations()
-    guards = [repair.name for graph in compilation.graphs for repair in graph.repairs]
-    assert [name for name in guards if name == NAME] == reported
+    repairs = [repair.name for graph in compilation.graphs for repair in graph.repairs]
+    assert [name for name in repairs if name == NAME] == reported

@@ -246,7 +246,7 @@ class AutogradFunctions:
 
     def _refuse_gradient(self) -> NoReturn:
         text = (
-            "a gradient was asked of this op, which has no backward_fn. "
+            "this op has no backward_fn, and a gradient through it is needed. "
             "Give it one, or call it under torch.no_grad() or on detached Tensors."
         )
         raise MissingBackwardError(self.lowering.sentence(text))
@@ -268,6 +268,6 @@ def _dims_of(in_dims: Any, spread: Flat) -> Flat:
 
 def refuse_forward_mode(lowering: SignatureLowering, *_: Any) -> NoReturn:
     """Raise the error about a forward-mode derivative, which torch.library.custom_op would return as zero."""
-    text = "a forward-mode derivative (torch.func.jvp, jacfwd, dual numbers) was asked of this op, and it has none. "
+    text = "this op has no forward-mode derivative, which torch.func.jvp, jacfwd and dual numbers need. "
     fix = "Use reverse mode (torch.func.vjp, jacrev, grad), or detach what the op takes."
     raise ForwardModeError(lowering.sentence(f"{text}{fix}"))
