@@ -112,10 +112,9 @@ def start(
 
 
 @pytest.mark.parametrize(
-    ("extra", "attempts"),
-    [pytest.param((), 1, id="whole", marks=pytest.mark.slow), pytest.param(("--boundary",), 0, id="split")],
+    "extra", [pytest.param((), id="whole", marks=pytest.mark.slow), pytest.param(("--boundary",), id="split")]
 )
-def test_a_second_process_hits_both_caches(tmp_path: Path, extra: tuple[str, ...], attempts: int) -> None:
+def test_a_second_process_hits_both_caches(tmp_path: Path, extra: tuple[str, ...]) -> None:
     artifacts = str(tmp_path / "artifacts")
 
     first = run(tmp_path, "first", "save", artifacts, *extra)
@@ -126,8 +125,7 @@ def test_a_second_process_hits_both_caches(tmp_path: Path, extra: tuple[str, ...
     assert first["misses"] > 0
     for warm in (second, loaded):
         assert warm["hits"] > 0
-        assert warm["misses"] == attempts, ATTEMPT
-        assert (warm["fx_misses"], warm["bypasses"]) == (0, 0)
+        assert (warm["misses"], warm["fx_misses"], warm["bypasses"]) == (0, 0, 0)
 
 
 def test_what_stock_inductor_left_is_not_taken_for_ours(tmp_path: Path) -> None:
