@@ -77,9 +77,7 @@ def linear_arms(rows: int, layers: list[nvfp4.NVFP4Linear], floats: list[Tensor]
     flops = 2.0 * rows * SIZE * SIZE
     return {
         "bf16": Arm(lambda: [theirs(x, weight) for weight in floats], len(floats), floats[0].nbytes, flops),
-        "nvfp4": Arm(
-            lambda: [ours(x, layer) for layer in layers], len(layers), layers[0].runner.weight.tensor.nbytes, flops
-        ),
+        "nvfp4": Arm(lambda: [ours(x, layer) for layer in layers], len(layers), layers[0].runner.weight.nbytes, flops),
     }
 
 
@@ -142,7 +140,7 @@ def moe_arms() -> dict[str, Arm]:
     taken = {name: seconds(captured(arm), arm) for name, arm in ways.items()}
     print("bf16 experts:", ", ".join(f"{name} {each * 1e6:.1f} us" for name, each in taken.items()))
     best = ways[min(taken, key=taken.__getitem__)]
-    held = share * (runner.gate_up.tensor.nbytes + runner.down.tensor.nbytes)
+    held = share * (runner.gate_up.nbytes + runner.down.nbytes)
     arms = {"bf16": best, "nvfp4": Arm(lambda: [ours(*each) for each in mine], TOKENS, held)}
     check("moe", arms["nvfp4"].calls()[0], best.calls()[0])
     return arms

@@ -26,30 +26,27 @@ def _execute(instruction: str, registers: dict[str, Register]) -> None:
     name, operands = instruction.split(None, 1)
     if split := re.match(r"\{(\w+), (\w+)\}, (\S+)", operands):
         low, high, whole = split.groups()
-        half = {"mov.b64": np.uint32, "mov.b32": np.uint16}[name]
-        bits = 8 * np.dtype(half).itemsize
-        registers[low], registers[high] = (half(int(registers[whole]) >> at & 2**bits - 1) for at in (0, bits))
+        registers[low], registers[high] = np.uint16(registers[whole] & 0xFFFF), np.uint16(registers[whole] >> 16)
+        return
+    if joined := re.match(r"(\S+), \{(\w+), (\w+)\}", operands):
+        whole, low, high = joined.groups()
+        registers[whole] = np.uint32(int(registers[low]) | int(registers[high]) << 16)
         return
     target, *sources = operands.split(", ")
     values = [registers[s] if s in registers else np.uint32(int(s, 0)) for s in sources]
     registers[target] = INSTRUCTIONS[name](*values)
 
 
-def _float(value: Register) -> np.float32:
-    return np.uint32(value).view(np.float32)
-
-
-def _bits(value: Any) -> Register:
-    return np.float32(value).view(np.uint32)
-
-
 def _halves(value: Register) -> Any:
-    return np.array([value & 0xFFFF, value >> 16], np.uint16).view(np.float16).astype(np.float64)
+    """The two bfloat16 of a register as float32, the lower first."""
+    return np.array([value << 16, value & 0xFFFF0000], np.uint32).view(np.float32)
 
 
 def _packed(halves: Any) -> Register:
-    low, high = np.asarray(halves).astype(np.float16).view(np.uint16)
-    return np.uint32(int(high) << 16 | int(low))
+    """Two float32 that bfloat16 can hold, as a register."""
+    low, high = np.asarray(halves, np.float32).view(np.uint32)
+    assert low & 0xFFFF == high & 0xFFFF == 0 or np.isnan(halves).any(), "the product has no room in bfloat16"
+    return np.uint32(int(high) & 0xFFFF0000 | int(low) >> 16)
 
 
 def _lop3(a: Register, b: Register, c: Register, table: Register) -> Register:
@@ -68,22 +65,9 @@ def _rotate_left(low: Register, high: Register, by: Register) -> Register:
 
 
 INSTRUCTIONS: dict[str, Callable[..., Register]] = {
-    "mov.b32": lambda a: a,
     "shl.b32": lambda a, n: np.uint32(a << n),
-    "shr.u32": lambda a, n: np.uint32(a >> n),
     "and.b32": lambda a, b: a & b,
     "lop3.b32": _lop3,
-    "shf.l.wrap.b32": _rotate_left,
     "shf.r.wrap.b32": lambda low, high, by: _rotate_left(low, high, 32 - by),
-    "max.u32": max,
-    "sub.u32": lambda a, b: np.uint32(a - b),
-    "abs.f32": lambda a: a & np.uint32(0x7FFFFFFF),
-    "max.f32": lambda a, b: _bits(np.fmax(_float(a), _float(b))),
-    "mul.f32": lambda a, b: _bits(_float(a) * _float(b)),
-    "add.f32": lambda a, b: _bits(_float(a) + _float(b)),
-    "cvt.rn.f16x2.f32": lambda high, low: _packed([_float(low), _float(high)]),
-    "cvt.f32.f16": lambda a: _bits(np.uint16(a).view(np.float16)),
-    "mul.rn.f16x2": lambda a, b: _packed(_halves(a) * _halves(b)),
-    # A product of float16 is exact in float64, so this rounds once, as fma does.
-    "fma.rn.f16x2": lambda a, b, c: _packed(_halves(a) * _halves(b) + _halves(c)),
+    "mul.rn.bf16x2": lambda a, b: _packed(_halves(a) * _halves(b)),
 }

@@ -6,25 +6,28 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ._decode import LEFT_TO_SCALE, decoded, pairs_of, scales_of
+from ._decode import LEFT_TO_SCALE, decoded
 
 
 @triton.jit
 def nvfp4_copy_kernel(  # type: ignore[no-untyped-def]
-    packed, block_scale, tensor_scale, out, words,
-    WORDS: tl.constexpr,
+    codes, scales, tensor_scale, out, n, k, patches,
+    PATCHES: tl.constexpr,
 ):  # fmt: skip
-    """WORDS of the *words* of a weight, eight values each, to *out* in order, each rounded once to the type of out."""
-    first = tl.program_id(0).to(tl.int64) * WORDS
-    word = first + tl.arange(0, WORDS)[None, :]
-    codes = tl.load(packed.to(tl.pointer_type(tl.int32)) + word, word < words, other=0)
-    block = first // 2 + tl.arange(0, WORDS // 2)[None, :]
-    scale = scales_of(tl.load(block_scale + block, block < words // 2, other=0), False)
-    scales = tl.reshape(tl.broadcast_to(scale[:, :, None], [1, WORDS // 2, 2]), [1, WORDS])
-    w0, w1, w2, w3 = pairs_of(codes)
-    # Of the pair i, the low half is code i of its word and the high half code 4 + i.
-    even = tl.join(decoded(w0, scales, False), decoded(w2, scales, False))
-    odd = tl.join(decoded(w1, scales, False), decoded(w3, scales, False))
-    values = tl.reshape(tl.join(even, odd), [WORDS * 8]) * (tl.load(tensor_scale) * LEFT_TO_SCALE)
-    at = first * 8 + tl.arange(0, WORDS * 8)
-    tl.store(out + at, values.to(out.dtype.element_ty), at < words * 8)
+    """PATCHES of the *patches* of a strip of 16 columns to out [n, k], each value rounded once to the type of out."""
+    first = tl.program_id(0) * PATCHES
+    at_patch = tl.program_id(1).to(tl.int64) * patches + first
+    patch = tl.arange(0, PATCHES)[None, None, :, None]
+    word = tl.arange(0, PATCHES * 16)[None, None, :]
+    words = tl.load(
+        codes + (at_patch + patch) * 128 + tl.arange(0, 128)[None, None, None, :], first + patch < patches, other=0
+    )
+    words_of_scales = tl.load(scales + at_patch * 16 + word, first + word // 16 < patches, other=0)
+    # Here the layout of the store decides which thread has which words, and the assembly needs its own.
+    values = decoded(words, words_of_scales, False)
+    # patch, g, t, block, half of its features, half of the columns, one of two features
+    values = tl.permute(tl.reshape(values, [PATCHES, 8, 4, 4, 2, 2, 2]), (5, 1, 0, 3, 4, 2, 6))
+    values = tl.reshape(values, [16, PATCHES * 64]).to(tl.float32) * (tl.load(tensor_scale) * LEFT_TO_SCALE)
+    row = (tl.program_id(1) * 16 + tl.arange(0, 16))[:, None]
+    column = (first * 64 + tl.arange(0, PATCHES * 64))[None, :]
+    tl.store(out + row.to(tl.int64) * k + column, values.to(out.dtype.element_ty), (row < n) & (column < k))

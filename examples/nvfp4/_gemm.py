@@ -1,124 +1,146 @@
 # SPDX-License-Identifier: Apache-2.0
-"""x @ weight.T on tensor cores, the weight decoded in registers on its way there; also grouped by expert."""
+"""x @ weight.T on tensor cores, the weight decoded in registers on its way there; also by experts."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from ._decode import LEFT_TO_SCALE, decoded, pairs_of, scales_of
+from ._decode import LEFT_TO_SCALE, decoded
+
+
+NOT_ROUTED, BY_ROW, SORTED = (tl.constexpr(i) for i in range(3))
+"""All rows by one weight; row r by the expert tile_expert[r]; rows sorted by expert, in tiles of one expert each."""
 
 
 @triton.jit
 def nvfp4_gemm_kernel(  # type: ignore[no-untyped-def]
-    x, packed, block_scale, tensor_scale, out, m, n, words, blocks, stride_x,
-    tile_expert, tile_row, tile_end, row_source,
-    EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr,
-    STAGES: tl.constexpr, EVEN: tl.constexpr, PACKED: tl.constexpr,
+    x, codes, scales, tensor_scale, out, m, n, k, patches, stride_x,
+    tile_expert, tile_row, tile_end, row_source, shared_rows,
+    ROUTING: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr, PATCHES: tl.constexpr,
+    WARPS: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """out[m, n] for BLOCK_M rows and BLOCK_N columns, in the type of x: float32, float16 or bfloat16.
 
-    A row of the weight has so many *words* of eight codes and so many *blocks* with a scale. The weight is the left
-    operand, as 8 rows of x then take the least work that tensor cores can do. Dots are over codes i and 4 + i of the
-    words, so x is taken apart into the elements 4 j + i.
+    A strip of 16 columns has so many *patches*. The weight is the left operand: its values are decoded in the registers
+    in which tensor cores take a left operand, and 8 rows of x are the least that a right one has. A warp reads and
+    decodes patches of its own. Either all WARPS have the same part of k, and lie beside each other along the columns,
+    or each has one of PARTS parts, whose sums are added at the end: a few rows give too few tiles to occupy a GPU.
 
-    Each of PARTS parts of k has warps of its own, and their sums are added at the end: a few rows give too few tiles
-    to occupy a GPU. EVEN says that BLOCK_K * PARTS divides k.
+    A step takes PATCHES patches of each strip. EVEN says that steps divide k, and patches too.
 
-    With EXPERTS, row tile t has the sorted rows tile_row[t] to tile_end[t], all of expert tile_expert[t], and sorted
-    row r is row row_source[r] of x. A tile whose expert is EXPERTS does nothing.
+    By ROUTING: with BY_ROW, row r is row r // *shared_rows* of x, by expert tile_expert[r]. With SORTED, row tile t has
+    the rows tile_row[t] to tile_end[t], all of expert tile_expert[t], and row r is row row_source[r] of x; a tile whose
+    first row is not below its end does nothing.
     """
-    WORDS: tl.constexpr = BLOCK_K // 8
+    BESIDE: tl.constexpr = WARPS // PARTS
+    STRIPS: tl.constexpr = BLOCK_N // (16 * BESIDE)
+    # Not in a function of its own: torch would take a pointer that it is given for one that the kernel writes to.
     tile = tl.program_id(0)
-    expert = (tile * 0).to(tl.int64)
-    first, end = tile * BLOCK_M, m
-    if EXPERTS > 0:
+    expert, first, end = (tile * 0).to(tl.int64), tile * BLOCK_M, m
+    if ROUTING != NOT_ROUTED:
         expert = tl.load(tile_expert + tile).to(tl.int64)
-        if expert >= EXPERTS:
-            return
+    if ROUTING == BY_ROW:
+        first, end = tile, tile + 1
+    elif ROUTING == SORTED:
         first, end = tl.load(tile_row + tile), tl.load(tile_end + tile)
+    if first >= end:
+        return
+    row = first + tl.arange(0, BLOCK_M)
+    inside = row < end
+    at_x = x + row_of_x(row, inside, row_source, shared_rows, ROUTING) * stride_x
 
-    first_column = tl.program_id(1) * BLOCK_N
-    span = tl.cdiv(words, PARTS * WORDS) * WORDS
-    line = tl.arange(0, PARTS * BLOCK_N)
-    # A column behind the last is not stored; it reads the last.
-    at_line = expert * n + tl.minimum(first_column + line % BLOCK_N, n - 1)
-    line_word = (line // BLOCK_N) * span
-    at_words = packed.to(tl.pointer_type(tl.int32)) + at_line * words
-    at_scales = block_scale + at_line * blocks
-
-    strip = tl.arange(0, PARTS * BLOCK_M)
-    row = first + strip % BLOCK_M
-    in_row = (row < end)[:, None]
-    source = row.to(tl.int64)
-    if EXPERTS > 0:
-        source = tl.load(row_source + row, row < end, other=0).to(tl.int64)
-    strip_word = (strip // BLOCK_M) * span
-    at_x = x + source * stride_x
+    strips, span = tl.cdiv(n, 16), tl.cdiv(patches, PARTS * PATCHES) * PATCHES
+    warp = tl.arange(0, WARPS)[:, None, None]
+    strip = tl.program_id(1) * (STRIPS * BESIDE) + tl.arange(0, STRIPS)[None, :, None] * BESIDE + warp % BESIDE
+    # A strip behind the last is not stored; it reads the last.
+    begin = warp // BESIDE * span
+    patch = (expert * strips + tl.minimum(strip, strips - 1)) * patches + begin
+    word = tl.arange(0, PATCHES * 16)[None, None, :]
+    at_scales = scales + patch * 16 + word
+    ahead = tl.arange(0, PATCHES)[None, None, :, None]
+    at_codes = codes + (patch[:, :, :, None] + ahead) * 128 + tl.arange(0, 128)[None, None, None, :]
 
     # With one part the product has two dimensions: only then does it get the tensor cores of a warp group.
     shape: tl.constexpr = (PARTS, BLOCK_N, BLOCK_M) if PARTS > 1 else (BLOCK_N, BLOCK_M)
     total = tl.zeros(shape, tl.float32)
-    for start in tl.range(0, span, WORDS, num_stages=STAGES):
-        codes, scales = words_and_scales(at_words, at_scales, line_word + start, words, WORDS, EVEN, PACKED)
-        w0, w1, w2, w3 = pairs_of(codes)
-        x0, x1, x2, x3 = quarters_of(at_x, in_row, strip_word + start, words, WORDS, EVEN)
-        total = accumulated(decoded(w0, scales, PACKED), x0, total, PARTS)
-        total = accumulated(decoded(w1, scales, PACKED), x1, total, PARTS)
-        total = accumulated(decoded(w2, scales, PACKED), x2, total, PARTS)
-        total = accumulated(decoded(w3, scales, PACKED), x3, total, PARTS)
+    element = tl.arange(0, 64 * PATCHES)
+    if PARTS > 1:
+        element = (tl.arange(0, PARTS) * (span * 64))[:, None, None] + element[None, :, None]
+        at_x, in_x = at_x[None, None, :], inside[None, None, :]
+    else:
+        element = element[:, None]
+        at_x, in_x = at_x[None, :], inside[None, :]
+
+    for start in tl.range(0, span, PATCHES, num_stages=STAGES):
+        if EVEN:
+            words = tl.load(at_codes + start * 128)
+            words_of_scales = tl.load(at_scales + start * 16)
+            right = tl.load(at_x + element + start * 64, in_x, other=0.0)
+        else:
+            words = tl.load(at_codes + start * 128, begin[:, :, :, None] + ahead + start < patches, other=0)
+            words_of_scales = tl.load(at_scales + start * 16, begin + word // 16 + start < patches, other=0)
+            right = tl.load(at_x + element + start * 64, in_x & (element + start * 64 < k), other=0.0)
+        values = decoded(words, words_of_scales, PACKED)
+        left = left_operand(values, x.dtype.element_ty, PARTS, BESIDE, STRIPS, PATCHES)
+        # float32 stays float32; the precision means nothing to types of 16 bits.
+        total = waited_for(tl.dot(left, right, total, input_precision="ieee"), PARTS, PACKED)
 
     if PARTS > 1:
         total = tl.sum(total, 0)
-    total *= tl.load(tensor_scale + expert) * LEFT_TO_SCALE
-    column = first_column + tl.arange(0, BLOCK_N)
-    row = first + tl.arange(0, BLOCK_M)
+    total *= tl.load(tensor_scale + expert) * left_to_scale(x.dtype.element_ty)
+    column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     at_out = out + row.to(tl.int64)[None, :] * n + column[:, None]
-    tl.store(at_out, total.to(out.dtype.element_ty), (row < end)[None, :] & (column < n)[:, None])
+    tl.store(at_out, total.to(out.dtype.element_ty), inside[None, :] & (column < n)[:, None])
 
 
 @triton.jit
-def words_and_scales(  # type: ignore[no-untyped-def]
-    at_words, at_scales, first, words,
-    WORDS: tl.constexpr, EVEN: tl.constexpr, PACKED: tl.constexpr,
+def row_of_x(row, inside, row_source, shared_rows, ROUTING: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The row of x for each row of the result, int64."""
+    source = row.to(tl.int64)
+    if ROUTING == BY_ROW:
+        source = source // shared_rows
+    elif ROUTING == SORTED:
+        source = tl.load(row_source + row, inside, other=0).to(tl.int64)
+    return source
+
+
+@triton.jit
+def left_to_scale(dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What a product of `left_operand` is to be multiplied by."""
+    return LEFT_TO_SCALE if dtype == tl.bfloat16 else 1.0
+
+
+@triton.jit
+def left_operand(  # type: ignore[no-untyped-def]
+    values, dtype: tl.constexpr,
+    PARTS: tl.constexpr, BESIDE: tl.constexpr, STRIPS: tl.constexpr, PATCHES: tl.constexpr,
 ):  # fmt: skip
-    """Of each line WORDS words from its *first* on, and for each word the scale of its block as of `scales_of`."""
-    word = first[:, None] + tl.arange(0, WORDS)[None, :]
-    block = (first // 2)[:, None] + tl.arange(0, WORDS // 2)[None, :]
-    if EVEN:
-        codes = tl.load(at_words[:, None] + word)
-        scale = tl.load(at_scales[:, None] + block)
-    else:
-        codes = tl.load(at_words[:, None] + word, word < words, other=0)
-        scale = tl.load(at_scales[:, None] + block, block < words // 2, other=0)
-    scales = scales_of(scale, PACKED)
-    lines: tl.constexpr = first.shape[0]
-    return codes, tl.reshape(tl.broadcast_to(scales[:, :, None], [lines, WORDS // 2, 2]), [lines, WORDS])
+    """What `decoded` gives, in *dtype*, as [columns, features], or if there are PARTS that for each of them.
 
-
-@triton.jit
-def quarters_of(  # type: ignore[no-untyped-def]
-    at_x, in_row, first, words,
-    WORDS: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
-    """The elements 4 j, 4 j + 1, 4 j + 2 and 4 j + 3 of x behind 8 * *first*, each [rows, 2 WORDS]; 0 where none is."""
-    element = (first * 8)[:, None] + tl.arange(0, 8 * WORDS)[None, :]
-    inside = in_row if EVEN else in_row & (element < words * 8)
-    rows = tl.load(at_x[:, None] + element, inside, other=0.0)
-    even, odd = tl.split(tl.reshape(rows, [first.shape[0], 2 * WORDS, 2, 2]))
-    x0, x2 = tl.split(even)
-    x1, x3 = tl.split(odd)
-    return x0, x1, x2, x3
-
-
-@triton.jit
-def accumulated(weight, x, total, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Total + weight @ x.T, for each of PARTS parts, which lie one below the other."""
-    weight = weight.to(x.dtype)
+    Only the names of dimensions change: every value stays in the register where it was decoded.
+    """
+    if dtype != tl.bfloat16:
+        # float16 has no room for numbers that small.
+        values = values.to(tl.float32) * LEFT_TO_SCALE
+    values = values.to(dtype)
+    # part, beside, strip, patch, g, t, block, half of its features, half of the columns, one of two features
+    values = tl.reshape(values, [PARTS, BESIDE, STRIPS, PATCHES, 8, 4, 4, 2, 2, 2])
+    values = tl.permute(values, (0, 2, 1, 8, 4, 3, 6, 7, 5, 9))
     if PARTS > 1:
-        weight = tl.reshape(weight, [PARTS, weight.shape[0] // PARTS, weight.shape[1]])
-        right = tl.trans(tl.reshape(x, [PARTS, x.shape[0] // PARTS, x.shape[1]]), 0, 2, 1)
+        values = tl.reshape(values, [PARTS, STRIPS * BESIDE * 16, PATCHES * 64])
     else:
-        right = tl.trans(x)
-    # float32 stays float32; the precision means nothing to types of 16 bits.
-    return tl.dot(weight, right, total, input_precision="ieee")
+        values = tl.reshape(values, [STRIPS * BESIDE * 16, PATCHES * 64])
+    return values
+
+
+@triton.jit
+def waited_for(total, PARTS: tl.constexpr, PACKED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The same, with one part once it is there.
+
+    Triton 3.6 lets the products of a warp group run on while the next step decodes into the registers that they read;
+    on an H200, results were wrong. A value that assembly reads has to be complete.
+    """
+    if PARTS == 1 and PACKED:
+        total = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [total], dtype=tl.float32, is_pure=True, pack=1)
+    return total

@@ -12,98 +12,101 @@ from torch import Tensor
 from torch.nn import functional
 
 from ._copy import nvfp4_copy_kernel
-from ._gemm import nvfp4_gemm_kernel
-from ._packed_gemv import nvfp4_packed_gemv_kernel
-from ._tilings import COPIED_FROM, VECTOR, VECTOR_ROWS, GemmTile, GemvTile, gemm_tile
+from ._gemm import BY_ROW, NOT_ROUTED, SORTED, nvfp4_gemm_kernel
+from ._patches import COLUMNS, FEATURES
+from ._tilings import COPIED_FROM, Tile, tile_for
 
 
 if TYPE_CHECKING:
     from ._runners import NVFP4Weight
 
 
-WORDS_A_PROGRAM = 512
+PATCHES_A_PROGRAM = 4
+"""Of a copy."""
 
 
 @dataclass(frozen=True)
-class Groups:
-    """Which tile has which rows, when no tile has rows of two experts.
+class Rows:
+    """The rows of a result, and where the kernel finds the expert and the row of x for each.
 
     Attributes:
-        expert: for each tile its expert; the number of experts for a place without a tile.
+        count: how many there are.
+        tiles: how many tiles they are in.
+        routing: NOT_ROUTED, BY_ROW or SORTED of `_gemm`, which says what the kernel reads of the rest.
+        expert: for each tile its expert.
         row: the first row of each tile, rows in order of their experts.
-        end: the row behind the last of the tile's expert.
+        end: the row behind the last of the tile's expert; not above *row* for a place without a tile.
         source: for each row in that order, its row of x.
-        experts: how many experts there are.
+        shared: so many rows in a row are one row of x.
     """
 
-    expert: Tensor
-    row: Tensor
-    end: Tensor
-    source: Tensor
-    experts: int
+    count: int
+    tiles: int
+    routing: int
+    expert: Tensor | None = None
+    row: Tensor | None = None
+    end: Tensor | None = None
+    source: Tensor | None = None
+    shared: int = 1
+
+    @staticmethod
+    def of(x: Tensor, tile: Tile) -> Rows:
+        """Those of x, by one weight."""
+        return Rows(x.shape[0], triton.cdiv(x.shape[0], tile.block_m), NOT_ROUTED.value)
+
+    @staticmethod
+    def by_row(expert: Tensor, shared: int) -> Rows:
+        """Row r is row r // *shared* of x by expert[r]; each is a tile of its own."""
+        rows = expert.numel()
+        return Rows(rows, rows, BY_ROW.value, expert, shared=shared)
+
+    @staticmethod
+    def sorted(expert: Tensor, row: Tensor, end: Tensor, source: Tensor) -> Rows:
+        """No tile has rows of two experts."""
+        return Rows(source.numel(), expert.numel(), SORTED.value, expert, row, end, source)
 
 
 def multiply(x: Tensor, weight: NVFP4Weight) -> Tensor:
     """X [rows, k] times weight.T by the kernel for so many rows."""
-    rows, columns = x.shape[0], weight.columns
+    rows = x.shape[0]
     if rows == 0:
-        return x.new_empty(0, columns)
+        return x.new_empty(0, weight.columns)
     if rows >= COPIED_FROM:
         return functional.linear(x, decoded_copy(weight, x.dtype))
-    if rows <= VECTOR_ROWS and can_be_read_in_pairs(x):
-        return launch_gemv(x, weight, VECTOR.for_columns(columns))
-    return launch_gemm(x, weight, gemm_tile(rows, columns))
+    tile = tile_for(rows, weight.columns)
+    return launch(x, weight, tile, Rows.of(x, tile))
 
 
-def multiply_rows_of_experts(x: Tensor, weight: NVFP4Weight, expert: Tensor, rows_of_one: int) -> Tensor:
-    """Row r of the result is row r // *rows_of_one* of x times the weight of expert[r]; each row reads its weight."""
-    if can_be_read_in_pairs(x):
-        return launch_gemv(x, weight, VECTOR.for_columns(weight.columns * expert.numel()), expert, rows_of_one)
-    row = torch.arange(expert.numel(), device=x.device)
-    groups = Groups(expert, row, row + 1, row // rows_of_one, weight.packed.shape[0])
-    return launch_gemm(x, weight, gemm_tile(1, weight.columns * expert.numel()), groups)
+def launch(x: Tensor, weight: NVFP4Weight, tile: Tile, rows: Rows) -> Tensor:
+    """*rows* of x times the weight, or each times that of its expert: [rows, columns].
 
-
-def can_be_read_in_pairs(x: Tensor) -> bool:
-    """Whether the kernel with PTX in it takes *x*: pairs of elements lie at even places, on a GPU."""
-    return x.is_cuda and x.dtype == torch.bfloat16 and x.stride(0) % 2 == 0 and x.storage_offset() % 2 == 0
-
-
-def launch_gemv(
-    x: Tensor, weight: NVFP4Weight, tile: GemvTile, expert: Tensor | None = None, rows_of_one: int = 0
-) -> Tensor:
-    """Each row of x, or of x and an expert, on its own."""
-    rows, columns, blocks = x.shape[0] if expert is None else expert.numel(), weight.columns, x.shape[1] // 16
-    out = x.new_empty(rows, columns)
-    nvfp4_packed_gemv_kernel[triton.cdiv(columns, tile.block_n), rows](
-        *(x, weight.packed, weight.block_scale, weight.tensor_scale, out, columns, blocks, x.stride(0)),
-        out if expert is None else expert,
-        SHARED_ROWS=rows_of_one,
-        BLOCK_N=tile.block_n,
-        BLOCKS=tile.blocks,
-        STAGES=tile.stages,
-        EVEN=blocks % tile.blocks == 0,
-        num_warps=tile.warps,
-    )
-    return out
-
-
-def launch_gemm(x: Tensor, weight: NVFP4Weight, tile: GemmTile, groups: Groups | None = None) -> Tensor:
-    """Tiles of rows of x; with *groups*, each by the weight of its expert, in the order of the groups."""
-    rows, columns, k = x.shape[0] if groups is None else groups.source.numel(), weight.columns, x.shape[1]
-    out = x.new_empty(rows, columns)
-    tiles = triton.cdiv(rows, tile.block_m) if groups is None else groups.expert.numel()
-    nvfp4_gemm_kernel[tiles, triton.cdiv(columns, tile.block_n)](
-        *(x, weight.packed, weight.block_scale, weight.tensor_scale, out, rows, columns, k // 8, k // 16, x.stride(0)),
-        *((out,) * 4 if groups is None else (groups.expert, groups.row, groups.end, groups.source)),
-        EXPERTS=0 if groups is None else groups.experts,
+    Raises:
+        ValueError: the codes of the weight are not in one piece, or do not begin where 16 bytes can be read at once.
+    """
+    if not (weight.codes.is_contiguous() and weight.codes.storage_offset() % 4 == 0):
+        raise ValueError(
+            f"The codes of a weight have strides {weight.codes.stride()} and begin at element "
+            f"{weight.codes.storage_offset()} of their storage. The kernel reads them one after the other, four at "
+            "once. Use .clone(memory_format=torch.contiguous_format)."
+        )
+    k, patches = x.shape[1], weight.codes.shape[-2]
+    out = x.new_empty(rows.count, weight.columns)
+    nvfp4_gemm_kernel[rows.tiles, triton.cdiv(weight.columns, tile.block_n)](
+        *(x, weight.codes, weight.scales, weight.tensor_scale, out),
+        *(rows.count, weight.columns, k, patches, x.stride(0)),
+        # What the kernel does not read is some Tensor.
+        *(out if part is None else part for part in (rows.expert, rows.row, rows.end, rows.source)),
+        rows.shared,
+        ROUTING=rows.routing,
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
-        BLOCK_K=tile.block_k,
         PARTS=tile.parts,
+        PATCHES=tile.patches,
+        WARPS=tile.warps,
         STAGES=tile.stages,
-        EVEN=k % (tile.block_k * tile.parts) == 0,
-        PACKED=x.is_cuda,
+        EVEN=k % (FEATURES * tile.patches * tile.parts) == 0,
+        # For float32 Triton chooses another layout than the assembly needs.
+        PACKED=x.is_cuda and x.dtype != torch.float32,
         num_warps=tile.warps,
     )
     return out
@@ -111,10 +114,9 @@ def launch_gemm(x: Tensor, weight: NVFP4Weight, tile: GemmTile, groups: Groups |
 
 def decoded_copy(weight: NVFP4Weight, dtype: torch.dtype) -> Tensor:
     """The weight [columns, k] as a tensor of *dtype*."""
-    columns, half = weight.packed.shape
-    out = torch.empty(columns, half * 2, dtype=dtype, device=weight.packed.device)
-    words = columns * (half // 4)
-    nvfp4_copy_kernel[(triton.cdiv(words, WORDS_A_PROGRAM),)](
-        weight.packed, weight.block_scale, weight.tensor_scale, out, words, WORDS=WORDS_A_PROGRAM
+    columns, k, patches = weight.columns, weight.features, weight.codes.shape[-2]
+    out = torch.empty(columns, k, dtype=dtype, device=weight.codes.device)
+    nvfp4_copy_kernel[triton.cdiv(patches, PATCHES_A_PROGRAM), triton.cdiv(columns, COLUMNS)](
+        weight.codes, weight.scales, weight.tensor_scale, out, columns, k, patches, PATCHES=PATCHES_A_PROGRAM
     )
     return out

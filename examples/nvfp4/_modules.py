@@ -23,14 +23,16 @@ class _Quantized(nn.Module):
     FSDP leave it alone.
     """
 
-    def _hold(self, name: str, weight: NVFP4Tensor) -> None:
-        for part, tensor in vars(NVFP4Weight.of(weight)).items():
-            self.register_buffer(f"{name}_{part}", tensor)
+    def _hold(self, name: str, tensor: NVFP4Tensor) -> None:
+        weight = NVFP4Weight.of(tensor)
+        for part in ("codes", "scales", "tensor_scale"):
+            self.register_buffer(f"{name}_{part}", getattr(weight, part))
 
-    def _held(self, name: str) -> NVFP4Weight:
+    def _held(self, name: str, columns: int, features: int) -> NVFP4Weight:
         # Read by the name of the buffer rather than as an attribute: compiled code looks at fewer things in each call.
         held: dict[str, Any] = self._buffers
-        return NVFP4Weight(held[f"{name}_packed"], held[f"{name}_block_scale"], held[f"{name}_tensor_scale"])
+        parts = held[f"{name}_codes"], held[f"{name}_scales"], held[f"{name}_tensor_scale"]
+        return NVFP4Weight(*parts, columns, features)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Quantized:
         scales = {name: buffer for name, buffer in self._buffers.items() if name.endswith("tensor_scale")}
@@ -59,12 +61,12 @@ class NVFP4Linear(_Quantized):
     @property
     def runner(self) -> NVFP4LinearRunner:
         """What the op takes: the weight as it is now."""
-        return NVFP4LinearRunner(self._held("weight"))
+        return NVFP4LinearRunner(self._held("weight", self.out_features, self.in_features))
 
     def forward(self, x: Tensor) -> Tensor:
         """X of shape [..., in_features] to [..., out_features]."""
         # What `runner` says, without the property, at which compiled code would look in each call.
-        out = linear_gemm(x, NVFP4LinearRunner(self._held("weight")))
+        out = linear_gemm(x, NVFP4LinearRunner(self._held("weight", self.out_features, self.in_features)))
         return out if self.bias is None else out + self.bias
 
     def extra_repr(self) -> str:
@@ -110,6 +112,7 @@ class NVFP4MoE(_Quantized):
     def __init__(self, router: nn.Module, gate_up: NVFP4Tensor, down: NVFP4Tensor, k: int) -> None:
         super().__init__()
         self.router, self.k = router, k
+        self.hidden, self.intermediate = down.packed.shape[-2], down.packed.shape[-1] * 2
         self._hold("gate_up", gate_up)
         self._hold("down", down)
 
@@ -122,7 +125,10 @@ class NVFP4MoE(_Quantized):
     @property
     def runner(self) -> NVFP4MoERunner:
         """What the op takes: the weights as they are now."""
-        return NVFP4MoERunner(self._held("gate_up"), self._held("down"))
+        return NVFP4MoERunner(
+            self._held("gate_up", 2 * self.intermediate, self.hidden),
+            self._held("down", self.hidden, self.intermediate),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """X of shape [tokens, hidden]."""

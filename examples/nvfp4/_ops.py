@@ -18,7 +18,7 @@ NAMESPACE = __name__.split(".")[-2]
 
 
 def _linear_grad_meta(grad: Tensor, runner: NVFP4LinearRunner) -> Tensor:
-    return grad.new_empty(*grad.shape[:-1], runner.weight.packed.shape[1] * 2)
+    return grad.new_empty(*grad.shape[:-1], runner.weight.features)
 
 
 @magi_register_custom_op(f"{NAMESPACE}::linear_grad", infer_output_meta_fn=_linear_grad_meta)
@@ -35,11 +35,20 @@ def _linear_grad_cpu(grad: Tensor, runner: NVFP4LinearRunner) -> Tensor:
 def _linear_save(ctx: Any, inputs: tuple[Tensor, NVFP4LinearRunner], output: Tensor) -> None:
     del output
     weight = inputs[1].weight
-    ctx.save_for_backward(weight.packed, weight.block_scale, weight.tensor_scale)
+    ctx.save_for_backward(*_tensors(weight))
+    ctx.sizes = _sizes(weight)
 
 
 def _linear_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-    return linear_grad(grad, NVFP4LinearRunner(NVFP4Weight(*ctx.saved_tensors))), None
+    return linear_grad(grad, NVFP4LinearRunner(NVFP4Weight(*ctx.saved_tensors, *ctx.sizes))), None
+
+
+def _tensors(weight: NVFP4Weight) -> tuple[Tensor, Tensor, Tensor]:
+    return weight.codes, weight.scales, weight.tensor_scale
+
+
+def _sizes(weight: NVFP4Weight) -> tuple[int, int]:
+    return weight.columns, weight.features
 
 
 def _linear_meta(x: Tensor, runner: NVFP4LinearRunner) -> Tensor:
@@ -80,13 +89,15 @@ def moe_grad(
 def _moe_save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, NVFP4MoERunner], output: Tensor) -> None:
     del output
     hidden_states, topk_weights, topk_ids, runner = inputs
-    parts = ((weight.packed, weight.block_scale, weight.tensor_scale) for weight in (runner.gate_up, runner.down))
-    ctx.save_for_backward(hidden_states, topk_weights, topk_ids, *(part for weight in parts for part in weight))
+    parts = *_tensors(runner.gate_up), *_tensors(runner.down)
+    ctx.save_for_backward(hidden_states, topk_weights, topk_ids, *parts)
+    ctx.sizes = _sizes(runner.gate_up), _sizes(runner.down)
 
 
 def _moe_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
     hidden_states, topk_weights, topk_ids, *parts = ctx.saved_tensors
-    runner = NVFP4MoERunner(NVFP4Weight(*parts[:3]), NVFP4Weight(*parts[3:]))
+    of_gate_up, of_down = ctx.sizes
+    runner = NVFP4MoERunner(NVFP4Weight(*parts[:3], *of_gate_up), NVFP4Weight(*parts[3:], *of_down))
     return (*moe_grad(grad, hidden_states, topk_weights, topk_ids, runner), None, None)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ._format import BLOCK, dequantize_nvfp4
+from ._format import BLOCK
 from ._modules import NVFP4Linear
 
 
@@ -26,7 +26,7 @@ class QuantisedLayer:
         error: the norm of the weight's difference over the norm of the weight.
         largest: the largest difference of an element over the largest element.
         bytes_before: of the weight as it was.
-        bytes_after: of codes and scales.
+        bytes_after: of codes and scales, in whole patches.
     """
 
     name: str
@@ -114,10 +114,10 @@ def _reason_to_stay(name: str, linear: nn.Linear, filter: Filter | None) -> str:
 
 
 def _compared(name: str, weight: Tensor, quantised: NVFP4Linear) -> QuantisedLayer:
-    tensor = quantised.runner.weight.tensor
+    held = quantised.runner.weight
     with torch.no_grad():
         before = weight.float()
-        off = dequantize_nvfp4(tensor) - before
+        off = held.decoded() - before
         error, largest = off.norm() / before.norm(), off.abs().amax() / before.abs().amax()
     shape = (weight.shape[0], weight.shape[1])
-    return QuantisedLayer(name, shape, float(error), float(largest), weight.nbytes, tensor.nbytes)
+    return QuantisedLayer(name, shape, float(error), float(largest), weight.nbytes, held.nbytes)

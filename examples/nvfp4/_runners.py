@@ -9,45 +9,51 @@ nothing of Python is left in a call of it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ._format import NVFP4Tensor, dequantize_nvfp4
-from ._launch import Groups, decoded_copy, launch_gemm, multiply, multiply_rows_of_experts
-from ._tilings import GROUPED_FROM, gemm_tile
+from ._launch import Rows, decoded_copy, launch, multiply
+from ._patches import patches_of, tensor_of
+from ._tilings import GROUPED_FROM, tile_for
 
 
 @dataclass(frozen=True)
 class NVFP4Weight:
-    """The parts of an `NVFP4Tensor` as kernels read them.
+    """An `NVFP4Tensor` in the order in which kernels read it.
 
     Attributes:
-        packed: uint8 [out_features, in_features / 2], experts stacked in front.
-        block_scale: uint8 [out_features, in_features / 16], the bits of E4M3 numbers.
+        codes: int32 [columns / 16, features / 64, 128], rounded up, experts stacked in front; see `_patches`.
+        scales: int32 [columns / 16, features / 64, 16], likewise.
         tensor_scale: float32, a scalar or [experts].
+        columns: the features that a product has.
+        features: those of x.
     """
 
-    packed: Tensor
-    block_scale: Tensor
+    codes: Tensor
+    scales: Tensor
     tensor_scale: Tensor
+    columns: int
+    features: int
 
     @staticmethod
     def of(weight: NVFP4Tensor) -> NVFP4Weight:
-        """The parts of *weight*, not copied."""
-        return NVFP4Weight(weight.packed, weight.block_scale.view(torch.uint8), weight.tensor_scale)
+        """The same numbers in this order."""
+        codes, scales = patches_of(weight)
+        return NVFP4Weight(codes, scales, weight.tensor_scale, weight.packed.shape[-2], weight.packed.shape[-1] * 2)
 
     @property
     def tensor(self) -> NVFP4Tensor:
-        """The same in the types of the format."""
-        return NVFP4Tensor(self.packed, self.block_scale.view(torch.float8_e4m3fn), self.tensor_scale)
+        """The same in the types and the order of the format."""
+        return tensor_of(self.codes, self.scales, self.tensor_scale, self.columns, self.features)
 
     @property
-    def columns(self) -> int:
-        """The features that a product has."""
-        return self.packed.shape[-2]
+    def nbytes(self) -> int:
+        """Bytes of all three parts."""
+        return self.codes.nbytes + self.scales.nbytes + self.tensor_scale.nbytes
 
     def decoded(self) -> Tensor:
         """The values, float32."""
@@ -85,8 +91,8 @@ class NVFP4MoERunner:
     """A mixture of experts: gate and up, SiLU(gate) * up, down, summed with the weights of the chosen experts.
 
     Attributes:
-        gate_up: [experts, 2 * intermediate, hidden], the rows of the gate first.
-        down: [experts, hidden, intermediate].
+        gate_up: of experts [2 * intermediate, hidden], the rows of the gate first.
+        down: of experts [hidden, intermediate].
     """
 
     gate_up: NVFP4Weight
@@ -143,20 +149,21 @@ class NVFP4MoERunner:
     def _one_by_one(self, x: Tensor, topk_ids: Tensor) -> Tensor:
         """Every row of every expert it goes to reads the weights of that expert."""
         expert = topk_ids.flatten()
-        inner = multiply_rows_of_experts(x, self.gate_up, expert, topk_ids.shape[1])
-        return multiply_rows_of_experts(silu_and_mul(inner), self.down, expert, 1)
+        into, back = (tile_for(1, weight.columns * expert.numel()) for weight in (self.gate_up, self.down))
+        inner = launch(x, self.gate_up, into, Rows.by_row(expert, topk_ids.shape[1]))
+        return launch(silu_and_mul(inner), self.down, back, Rows.by_row(expert, 1))
 
     def _grouped(self, x: Tensor, topk_ids: Tensor) -> Tensor:
         """Rows sorted by expert, so that those of one expert read its weights together."""
         tokens, k = topk_ids.shape
-        experts = self.gate_up.packed.shape[0]
+        experts = self.gate_up.codes.shape[0]
         # Most tiles are as full as the rows of an expert fill them on average.
-        tile = gemm_tile(tokens * k // experts + 1, self.gate_up.columns * experts)
+        tile = tile_for(tokens * k // experts + 1, self.gate_up.columns * experts)
         order = topk_ids.flatten().argsort(stable=True)
-        groups = groups_of(topk_ids, experts, tile.block_m, order // k)
-        inner = launch_gemm(x, self.gate_up, tile, groups)
-        in_order = Groups(groups.expert, groups.row, groups.end, torch.arange(tokens * k, device=order.device), experts)
-        outer = launch_gemm(silu_and_mul(inner), self.down, tile, in_order)
+        rows = sorted_rows(topk_ids, experts, tile.block_m, order // k)
+        inner = launch(x, self.gate_up, tile, rows)
+        in_order = replace(rows, source=torch.arange(tokens * k, device=order.device))
+        outer = launch(silu_and_mul(inner), self.down, tile, in_order)
         return torch.empty_like(outer).index_copy(0, order, outer)
 
 
@@ -166,15 +173,15 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return functional.silu(gate) * up
 
 
-def groups_of(topk_ids: Tensor, experts: int, block_m: int, source: Tensor) -> Groups:
-    """As many tiles of *block_m* rows as any routing of so many rows may need."""
+def sorted_rows(topk_ids: Tensor, experts: int, block_m: int, source: Tensor) -> Rows:
+    """Rows sorted by expert, with as many tiles of *block_m* rows as any routing of so many rows may need."""
     device, rows = topk_ids.device, topk_ids.numel()
     ids = topk_ids.flatten().long()
     counts = torch.zeros(experts, dtype=torch.long, device=device).scatter_add(0, ids, torch.ones_like(ids))
     tiles = (counts + block_m - 1) // block_m
     last_row, last_tile = counts.cumsum(0), tiles.cumsum(0)
     tile = torch.arange(min(rows, rows // block_m + experts), device=device)
-    expert = torch.bucketize(tile, last_tile, right=True)
-    known = expert.clamp(max=experts - 1)
-    first_row, first_tile = (last_row - counts).gather(0, known), (last_tile - tiles).gather(0, known)
-    return Groups(expert, first_row + (tile - first_tile) * block_m, last_row.gather(0, known), source, experts)
+    # Behind the last tile it is the last expert, and the rows are behind its last.
+    expert = torch.bucketize(tile, last_tile, right=True).clamp(max=experts - 1)
+    first_row, first_tile = (last_row - counts).gather(0, expert), (last_tile - tiles).gather(0, expert)
+    return Rows.sorted(expert, first_row + (tile - first_tile) * block_m, last_row.gather(0, expert), source)

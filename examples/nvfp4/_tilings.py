@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kernel and which launch settings for so many rows: the one place to change after a measurement.
+"""Which launch settings for so many rows: the one place to change after a measurement.
 
 Rows are those of x, or for experts those of one tile. Measured on an H200 with a weight of 8192 x 8192; docs/nvfp4.md
 has the predictions and the table.
@@ -10,86 +10,74 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 
-FEWEST_ELEMENTS = 128
-"""Of a step of a tile with several parts."""
-
-
 @dataclass(frozen=True)
-class GemvTile:
-    """One row by `block_n` columns, `blocks` scales of each column at a time."""
+class Tile:
+    """`block_m` rows by `block_n` columns; `patches` patches of 64 features a step.
 
-    block_n: int
-    blocks: int
-    warps: int
-    stages: int
-
-    def for_columns(self, columns: int) -> GemvTile:
-        """The same with fewer columns a program where there would be too few programs."""
-        return replace(self, block_n=_narrowed(self.block_n, columns, least=4))
-
-
-@dataclass(frozen=True)
-class GemmTile:
-    """`block_m` rows by `block_n` columns; `parts` parts of k, each with warps of its own, `block_k` elements a step.
+    With `parts` of k, each of the warps has one; without, that is with one part, the warps lie beside each other along
+    the columns.
 
     Raises:
-        ValueError: parts of fewer than 128 elements a step. On an H200, Triton 3.6 gives wrong sums for them.
+        ValueError: neither one part for one or two warp groups nor a part for each warp, or columns that do not share
+            out among the warps.
     """
 
     block_m: int
     block_n: int
-    block_k: int
     parts: int
     warps: int
+    patches: int
     stages: int
 
     def __post_init__(self) -> None:
-        """Refuse what is known to be miscompiled."""
-        if self.parts > 1 and self.block_k < FEWEST_ELEMENTS:
+        """Refuse a tile whose warps would not decode patches of their own, each in the registers of the operand."""
+        if self.parts != self.warps and (self.parts, self.warps) not in ((1, 4), (1, 8)):
             raise ValueError(
-                f"A tile of {self.parts} parts has a block_k of {self.block_k}. Triton 3.6 multiplies batches of "
-                f"fewer than {FEWEST_ELEMENTS // 4} elements wrongly, four a step. Use {FEWEST_ELEMENTS} or more."
+                f"{self}: {self.parts} parts of k for {self.warps} warps. "
+                "Use one part for each warp, or one part for 4 or 8 warps."
             )
-
-    def for_columns(self, columns: int) -> GemmTile:
-        """The same with fewer columns a program where there would be too few programs."""
-        return replace(self, block_n=_narrowed(self.block_n, columns, least=16)) if self.parts > 1 else self
-
-
-FEWEST_PROGRAMS = 256
-"""About two for each multiprocessor."""
+        strips = 16 * self.warps // self.parts
+        if self.block_n % strips:
+            raise ValueError(f"{self}: {self.block_n} columns. Use a multiple of {strips}, 16 for each warp.")
 
 
-def _narrowed(block_n: int, columns: int, least: int) -> int:
-    while block_n > least and columns < FEWEST_PROGRAMS * block_n:
-        block_n //= 2
-    return block_n
-
-
-VECTOR = GemvTile(block_n=8, blocks=256, warps=4, stages=1)
-"""Of the vector kernel, for rows in bfloat16."""
-
-VECTOR_ROWS = 1
-"""Up to so many rows take the vector kernel, which reads the weight for each of them."""
-
-BY_ROWS = (
-    (8, GemmTile(8, 32, 256, parts=4, warps=4, stages=4)),
-    (16, GemmTile(16, 32, 256, parts=4, warps=4, stages=3)),
-    (32, GemmTile(32, 32, 128, parts=2, warps=2, stages=4)),
+WIDE = (
+    (8, Tile(8, 16, parts=2, warps=2, patches=4, stages=4)),
+    (16, Tile(16, 32, parts=2, warps=2, patches=4, stages=4)),
+    (32, Tile(32, 64, parts=1, warps=4, patches=8, stages=3)),
+    (64, Tile(64, 64, parts=1, warps=4, patches=4, stages=4)),
+    (128, Tile(64, 64, parts=1, warps=4, patches=2, stages=4)),
+    (256, Tile(64, 128, parts=1, warps=4, patches=2, stages=3)),
 )
 """Up to so many rows, these settings."""
 
-MANY = GemmTile(64, 64, 128, parts=1, warps=4, stages=4)
+NARROW = (
+    (8, Tile(8, 16, parts=4, warps=4, patches=4, stages=3)),
+    (16, Tile(16, 32, parts=4, warps=4, patches=4, stages=3)),
+    (32, Tile(32, 32, parts=4, warps=4, patches=2, stages=3)),
+    (64, Tile(64, 32, parts=4, warps=4, patches=1, stages=3)),
+    (256, Tile(64, 64, parts=1, warps=4, patches=2, stages=4)),
+)
+"""The same for fewer than `WIDE_FROM` columns."""
+
+MANY = Tile(128, 128, parts=1, warps=4, patches=1, stages=4)
 """For more rows."""
 
-COPIED_FROM = 65
+WIDE_FROM = 6144
+FEWEST_PROGRAMS = 128
+"""About one for each multiprocessor."""
+
+COPIED_FROM = 513
 """From so many rows on the weight is decoded to a copy for cuBLAS."""
 
 GROUPED_FROM = 33
 """From so many rows for all experts together they are sorted; fewer are computed each on its own."""
 
 
-def gemm_tile(rows: int, columns: int) -> GemmTile:
-    """The settings for tiles of up to *rows* rows."""
-    tile = next((tile for most, tile in BY_ROWS if rows <= most), MANY)
-    return tile.for_columns(columns)
+def tile_for(rows: int, columns: int) -> Tile:
+    """The settings for tiles of up to *rows* rows; of 16 columns where wider ones would be too few."""
+    table = WIDE if columns >= WIDE_FROM else NARROW
+    tile = next((tile for most, tile in table if rows <= most), MANY)
+    if tile.parts > 1 and columns < FEWEST_PROGRAMS * tile.block_n:
+        tile = replace(tile, block_n=16)
+    return tile
