@@ -237,12 +237,11 @@ TILES = sorted({tile for _, tile in (*tilings.WIDE, *tilings.NARROW, (0, tilings
 
 def compiled_product(tile: Any, way: int, x: str = "bf16") -> dict[str, str]:
     sizes = dict.fromkeys(("m", "n", "k", "patches", "stride_x"), "i32")
-    groups = dict.fromkeys(("tile_expert", "tile_row", "tile_end", "row_source"), "*i64")
     constants = {
         "ROUTING": way, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "PARTS": tile.parts,
         "PATCHES": tile.patches, "WARPS": tile.warps, "STAGES": tile.stages, "EVEN": True, "PACKED": True,
     }  # fmt: skip
-    signature = {"x": f"*{x}", **WEIGHT, "out": f"*{x}", **sizes, **groups, "shared_rows": "i32"}
+    signature = {"x": f"*{x}", **WEIGHT, "out": f"*{x}", **sizes, "routing": "*i64", "shared_rows": "i32"}
     return compiled_for_hopper(nvfp4_gemm_kernel, signature, constants, tile.warps)
 
 

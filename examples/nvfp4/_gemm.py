@@ -16,7 +16,7 @@ NOT_ROUTED, BY_ROW, SORTED = (tl.constexpr(i) for i in range(3))
 @triton.jit
 def nvfp4_gemm_kernel(  # type: ignore[no-untyped-def]
     x, codes, scales, tensor_scale, out, m, n, k, patches, stride_x,
-    tile_expert, tile_row, tile_end, row_source, shared_rows,
+    routing, shared_rows,
     ROUTING: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr, PATCHES: tl.constexpr,
     WARPS: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
@@ -29,26 +29,28 @@ def nvfp4_gemm_kernel(  # type: ignore[no-untyped-def]
 
     A step takes PATCHES patches of each strip. EVEN says that steps divide k, and patches too.
 
-    By ROUTING: with BY_ROW, row r is row r // *shared_rows* of x, by expert tile_expert[r]. With SORTED, row tile t has
-    the rows tile_row[t] to tile_end[t], all of expert tile_expert[t], and row r is row row_source[r] of x; a tile whose
-    first row is not below its end does nothing.
+    By ROUTING: with BY_ROW, row r is row r // *shared_rows* of x, by expert routing[r]. With SORTED, routing has four
+    parts: for each row tile its expert, its first row, and the row behind its last; then for each row its row of x. A
+    tile whose first row is not below its end does nothing.
     """
     BESIDE: tl.constexpr = WARPS // PARTS
     STRIPS: tl.constexpr = BLOCK_N // (16 * BESIDE)
     # Not in a function of its own: torch would take a pointer that it is given for one that the kernel writes to.
-    tile = tl.program_id(0)
+    tile, tiles = tl.program_id(0), tl.num_programs(0)
     expert, first, end = (tile * 0).to(tl.int64), tile * BLOCK_M, m
     if ROUTING != NOT_ROUTED:
-        expert = tl.load(tile_expert + tile).to(tl.int64)
+        expert = tl.load(routing + tile).to(tl.int64)
     if ROUTING == BY_ROW:
         first, end = tile, tile + 1
     elif ROUTING == SORTED:
-        first, end = tl.load(tile_row + tile), tl.load(tile_end + tile)
-    if first >= end:
-        return
+        first, end = tl.load(routing + tiles + tile), tl.load(routing + 2 * tiles + tile)
+        if first >= end:
+            return
+    # Far ahead of its use: it is read from memory, and all programs end at once.
+    scale = tl.load(tensor_scale + expert)
     row = first + tl.arange(0, BLOCK_M)
     inside = row < end
-    at_x = x + row_of_x(row, inside, row_source, shared_rows, ROUTING) * stride_x
+    at_x = x + row_of_x(row, inside, routing + 3 * tiles, shared_rows, ROUTING) * stride_x
 
     strips, span = tl.cdiv(n, 16), tl.cdiv(patches, PARTS * PATCHES) * PATCHES
     warp = tl.arange(0, WARPS)[:, None, None]
@@ -56,9 +58,8 @@ def nvfp4_gemm_kernel(  # type: ignore[no-untyped-def]
     # A strip behind the last is not stored; it reads the last.
     begin = warp // BESIDE * span
     patch = (expert * strips + tl.minimum(strip, strips - 1)) * patches + begin
-    word = tl.arange(0, PATCHES * 16)[None, None, :]
+    word, ahead = tl.arange(0, PATCHES * 16)[None, None, :], tl.arange(0, PATCHES)[None, None, :, None]
     at_scales = scales + patch * 16 + word
-    ahead = tl.arange(0, PATCHES)[None, None, :, None]
     at_codes = codes + (patch[:, :, :, None] + ahead) * 128 + tl.arange(0, 128)[None, None, None, :]
 
     # With one part the product has two dimensions: only then does it get the tensor cores of a warp group.
@@ -88,7 +89,7 @@ def nvfp4_gemm_kernel(  # type: ignore[no-untyped-def]
 
     if PARTS > 1:
         total = tl.sum(total, 0)
-    total *= tl.load(tensor_scale + expert) * left_to_scale(x.dtype.element_ty)
+    total *= scale * left_to_scale(x.dtype.element_ty)
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     at_out = out + row.to(tl.int64)[None, :] * n + column[:, None]
     tl.store(at_out, total.to(out.dtype.element_ty), inside[None, :] & (column < n)[:, None])

@@ -32,21 +32,15 @@ class Rows:
     Attributes:
         count: how many there are.
         tiles: how many tiles they are in.
-        routing: NOT_ROUTED, BY_ROW or SORTED of `_gemm`, which says what the kernel reads of the rest.
-        expert: for each tile its expert.
-        row: the first row of each tile, rows in order of their experts.
-        end: the row behind the last of the tile's expert; not above *row* for a place without a tile.
-        source: for each row in that order, its row of x.
+        how: NOT_ROUTED, BY_ROW or SORTED of `_gemm`.
+        routing: what the kernel reads of it.
         shared: so many rows in a row are one row of x.
     """
 
     count: int
     tiles: int
-    routing: int
-    expert: Tensor | None = None
-    row: Tensor | None = None
-    end: Tensor | None = None
-    source: Tensor | None = None
+    how: int
+    routing: Tensor | None = None
     shared: int = 1
 
     @staticmethod
@@ -57,13 +51,19 @@ class Rows:
     @staticmethod
     def by_row(expert: Tensor, shared: int) -> Rows:
         """Row r is row r // *shared* of x by expert[r]; each is a tile of its own."""
-        rows = expert.numel()
-        return Rows(rows, rows, BY_ROW.value, expert, shared=shared)
+        return Rows(expert.numel(), expert.numel(), BY_ROW.value, expert, shared)
 
     @staticmethod
     def sorted(expert: Tensor, row: Tensor, end: Tensor, source: Tensor) -> Rows:
-        """No tile has rows of two experts."""
-        return Rows(source.numel(), expert.numel(), SORTED.value, expert, row, end, source)
+        """Rows in order of their experts, in tiles of one expert each.
+
+        Args:
+            expert: for each tile its expert.
+            row: the first row of each tile.
+            end: the row behind the last of the tile's expert; not above *row* for a place without a tile.
+            source: for each row its row of x.
+        """
+        return Rows(source.numel(), expert.numel(), SORTED.value, torch.cat([expert, row, end, source]))
 
 
 def multiply(x: Tensor, weight: NVFP4Weight) -> Tensor:
@@ -95,9 +95,8 @@ def launch(x: Tensor, weight: NVFP4Weight, tile: Tile, rows: Rows) -> Tensor:
         *(x, weight.codes, weight.scales, weight.tensor_scale, out),
         *(rows.count, weight.columns, k, patches, x.stride(0)),
         # What the kernel does not read is some Tensor.
-        *(out if part is None else part for part in (rows.expert, rows.row, rows.end, rows.source)),
-        rows.shared,
-        ROUTING=rows.routing,
+        *(out if rows.routing is None else rows.routing, rows.shared),
+        ROUTING=rows.how,
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
         PARTS=tile.parts,

@@ -9,7 +9,7 @@ nothing of Python is left in a call of it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -160,10 +160,10 @@ class NVFP4MoERunner:
         # Most tiles are as full as the rows of an expert fill them on average.
         tile = tile_for(tokens * k // experts + 1, self.gate_up.columns * experts)
         order = topk_ids.flatten().argsort(stable=True)
-        rows = sorted_rows(topk_ids, experts, tile.block_m, order // k)
-        inner = launch(x, self.gate_up, tile, rows)
-        in_order = replace(rows, source=torch.arange(tokens * k, device=order.device))
-        outer = launch(silu_and_mul(inner), self.down, tile, in_order)
+        tiles = sorted_tiles(topk_ids, experts, tile.block_m)
+        inner = launch(x, self.gate_up, tile, Rows.sorted(*tiles, order // k))
+        in_order = torch.arange(tokens * k, device=order.device)
+        outer = launch(silu_and_mul(inner), self.down, tile, Rows.sorted(*tiles, in_order))
         return torch.empty_like(outer).index_copy(0, order, outer)
 
 
@@ -173,8 +173,12 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return functional.silu(gate) * up
 
 
-def sorted_rows(topk_ids: Tensor, experts: int, block_m: int, source: Tensor) -> Rows:
-    """Rows sorted by expert, with as many tiles of *block_m* rows as any routing of so many rows may need."""
+def sorted_tiles(topk_ids: Tensor, experts: int, block_m: int) -> tuple[Tensor, Tensor, Tensor]:
+    """As many tiles of *block_m* rows as any routing of so many rows may need.
+
+    Returns:
+        The expert of each tile, its first row, and the row behind the last of its expert.
+    """
     device, rows = topk_ids.device, topk_ids.numel()
     ids = topk_ids.flatten().long()
     counts = torch.zeros(experts, dtype=torch.long, device=device).scatter_add(0, ids, torch.ones_like(ids))
@@ -184,4 +188,4 @@ def sorted_rows(topk_ids: Tensor, experts: int, block_m: int, source: Tensor) ->
     # Behind the last tile it is the last expert, and the rows are behind its last.
     expert = torch.bucketize(tile, last_tile, right=True).clamp(max=experts - 1)
     first_row, first_tile = (last_row - counts).gather(0, expert), (last_tile - tiles).gather(0, expert)
-    return Rows.sorted(expert, first_row + (tile - first_tile) * block_m, last_row.gather(0, expert), source)
+    return expert, first_row + (tile - first_tile) * block_m, last_row.gather(0, expert)
