@@ -41,16 +41,26 @@ def _same_random_numbers() -> None:
 
 
 @pytest.fixture
-def quick_compilations(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def unmeasured_guards() -> Iterator[None]:
+    """Dynamo does not measure its guards, for which it empties the processor's cache."""
+    from torch._dynamo import guards
+
+    # Not the fixture of pytest: what a test patches with it is undone before other fixtures end.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guards, "profile_guard_manager", lambda *_: 0.0, raising=False)
+        yield
+
+
+@pytest.fixture
+def quick_compilations(request: pytest.FixtureRequest) -> Iterator[None]:
     """Inductor calls ATen where it would write a kernel, unless the test is marked ``kernels``, ``slow`` or ``gpu``.
 
     For a kernel g++ takes longer than the rest of a small compilation takes. Guards, splits, passes over graphs, caches
-    and reports are the same without. Dynamo does not measure its guards, for which it empties the processor's cache.
+    and reports are the same without.
     """
-    from torch._dynamo import guards
     from torch._inductor import config
 
-    monkeypatch.setattr(guards, "profile_guard_manager", lambda *_: 0.0, raising=False)
+    request.getfixturevalue("unmeasured_guards")
     needs_kernels = any(request.node.get_closest_marker(name) for name in ("kernels", "slow", "gpu"))
     instead = {} if needs_kernels or not hasattr(config, "fallback_by_default") else {"fallback_by_default": True}
     with config.patch(instead):
