@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,9 @@ _FOLDER = pytest.StashKey[Path]()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Compile each text once. Worker processes inherit the PATH of the one that started them."""
+    # pytest listens to loggers that do not propagate, and torch writes its trace, a tenth of a compilation, as soon as
+    # somebody listens.
+    logging.getLogger("torch.__trace").propagate = True
     if not hasattr(config, "workerinput"):
         config.stash[_FOLDER] = Path(tempfile.mkdtemp(prefix="compiled-once-"))
         put_on_path(config.stash[_FOLDER], kept_libraries(config, otherwise=config.stash[_FOLDER]))
@@ -34,6 +40,33 @@ def _same_random_numbers() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def unmeasured_guards() -> Iterator[None]:
+    """Dynamo does not measure its guards, for which it empties the processor's cache."""
+    from torch._dynamo import guards
+
+    # Not the fixture of pytest: what a test patches with it is undone before other fixtures end.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guards, "profile_guard_manager", lambda *_: 0.0, raising=False)
+        yield
+
+
+@pytest.fixture
+def quick_compilations(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Inductor calls ATen where it would write a kernel, unless the test is marked ``kernels``, ``slow`` or ``gpu``.
+
+    For a kernel g++ takes longer than the rest of a small compilation takes. Guards, splits, passes over graphs, caches
+    and reports are the same without.
+    """
+    from torch._inductor import config
+
+    request.getfixturevalue("unmeasured_guards")
+    needs_kernels = any(request.node.get_closest_marker(name) for name in ("kernels", "slow", "gpu"))
+    instead = {} if needs_kernels or not hasattr(config, "fallback_by_default") else {"fallback_by_default": True}
+    with config.patch(instead):
+        yield
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what is marked ``gpu`` where there is none, so that a bare ``pytest`` passes anywhere."""
     if torch.cuda.is_available():
@@ -41,3 +74,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU: torch.cuda.is_available() is False"))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what imports made out of later collections: ``torch.compiler.reset``, after nearly every test, is one."""
+    gc.collect()
+    gc.freeze()

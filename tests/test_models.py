@@ -28,7 +28,7 @@ def images(batch: int, _: int) -> Tensor:
     ("build", "inputs", "sizes"),
     [
         pytest.param(_models.llama, tokens, [(2, 12), (3, 20), (5, 7)], id="llama"),
-        pytest.param(_models.vit, images, [(2, 0), (5, 0)], id="vit"),
+        pytest.param(_models.vit, images, [(2, 0), (5, 0)], id="vit", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("layers", [1, pytest.param(2, marks=pytest.mark.slow)])

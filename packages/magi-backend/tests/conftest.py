@@ -28,6 +28,11 @@ def _own_compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 
 
 @pytest.fixture(autouse=True)
+def _few_kernels(quick_compilations: None) -> None:
+    """What g++ makes of Inductor's kernels is tested where a test is marked ``kernels``."""
+
+
+@pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.upper().startswith("MAGI_COMPILE_"):

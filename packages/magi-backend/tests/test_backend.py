@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,13 +14,11 @@ import triton
 import triton.language as tl
 from magi_backend import magi_register_custom_op
 from magi_opschema import op_def
-from magi_tritonwrap import UnknownOpError, see_through_report
+from magi_tritonwrap import UnknownOpError, capture_launches, see_through_report
+from magi_tritonwrap.testing import aot_graphs, launches_of, stub_driver
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
-
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from torch.library import wrap_triton
 
 
 @dataclass(frozen=True)
@@ -60,6 +57,7 @@ def exponential(x: Tensor) -> Tensor:
     return x.exp() + 1
 
 
+@pytest.mark.kernels
 @pytest.mark.skipif(not hasattr(torch.compile(exponential, fullgraph=True), "aot_compile"), reason="torch has none")
 def test_aot_compile_and_load(tmp_path: Path) -> None:
     compiled: Any = torch.compile(exponential, backend="magi", fullgraph=True)
@@ -119,65 +117,35 @@ def test_annotations_that_are_local_to_a_function(ns: str) -> None:
     assert scale(torch.ones(2), Local(3.0)).tolist() == [3.0, 3.0]
 
 
-WRAPPED = """
-from __future__ import annotations
-import sys
-from dataclasses import dataclass
-import torch, triton, triton.language as tl
-from torch.library import wrap_triton
-from magi_backend import magi_register_custom_op
-from magi_opschema import op_def
-from magi_tritonwrap import capture_launches
-from magi_tritonwrap.testing import aot_graphs, launches_of, stub_driver
-
-@triton.jit
-def scale_kernel(x, out, n, factor, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, tl.load(x + at, at < n) * factor, at < n)
-
-def make():
-    @dataclass(frozen=True)
-    class Settings:
-        factor: float = 2.0
-
-    @magi_register_custom_op("magi_backend_wrapped::scale")
-    def scale(x: torch.Tensor, settings: Settings = Settings()) -> torch.Tensor:
+def test_a_body_that_wraps_its_launches_is_launched_directly_by_eager_calls(
+    ns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @magi_register_custom_op(f"{ns}::scale")
+    def scale(x: Tensor, settings: Settings = Settings()) -> Tensor:
         out = torch.empty_like(x)
         wrap_triton(scale_kernel)[(triton.cdiv(x.numel(), 64),)](x, out, x.numel(), settings.factor, BLOCK=64)
         return out
 
-    return scale
+    with stub_driver():
+        (graph,) = aot_graphs(lambda x: scale(x, Settings()), torch.randn(128))
+    (launch,) = launches_of(graph)
+    assert launch.cloned == ["out"]
 
-scale = make()
-with stub_driver():
-    (graph,) = aot_graphs(lambda x: scale(x), torch.randn(128))
-(launch,) = launches_of(graph)
-assert launch.cloned == ["out"], launch
+    def refuse(*args: object, **kwargs: object) -> None:
+        pytest.fail("an eager call went through the higher-order op")
 
-def refuse(*args, **kwargs):
-    raise AssertionError("an eager call went through the higher-order op")
-
-torch._higher_order_ops.triton_kernel_wrap.tracing_triton_hopifier_singleton.run_triton_hopifier = refuse
-torch._higher_order_ops.triton_kernel_wrap.triton_kernel_wrapper_mutation.__class__.__call__ = refuse
-with capture_launches(drop=True) as log:
-    scale(torch.randn(128))
-assert [launch.name for launch in log.launches] == ["scale_kernel"], log.launches
-
-try:
-    @magi_register_custom_op("magi_backend_wrapped::bad")
-    def bad(x, n: set[int]) -> torch.Tensor:
-        wrap_triton(scale_kernel)[(1,)](x, x, 1, 2.0, BLOCK=64)
-        return x
-except Exception as error:
-    assert "program.py:" in str(error), error
-    print("named")
-"""
+    wrapping = torch._higher_order_ops.triton_kernel_wrap
+    monkeypatch.setattr(type(wrapping.tracing_triton_hopifier_singleton), "call_HOP", refuse)
+    monkeypatch.setattr(type(wrapping.triton_kernel_wrapper_mutation), "__call__", refuse)
+    with capture_launches(drop=True) as log:
+        scale(torch.randn(128))
+    assert [launch.name for launch in log.launches] == ["scale_kernel"]
 
 
-def test_a_body_that_wraps_its_launches_is_launched_directly_by_eager_calls(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(WRAPPED)
+def test_a_registration_that_is_refused_names_the_place_of_a_body_that_wraps_its_launches(ns: str) -> None:
+    with pytest.raises(Exception, match=Path(__file__).name):
 
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
-
-    assert done.stdout == "named\n", done.stderr
+        @magi_register_custom_op(f"{ns}::bad")
+        def bad(x, n: set[int]) -> Tensor:  # type: ignore[no-untyped-def]
+            wrap_triton(scale_kernel)[(1,)](x, x, 1, 2.0, BLOCK=64)
+            return x  # type: ignore[no-any-return]

@@ -31,6 +31,7 @@ def wrong_on_the_way(x: Tensor) -> Tensor:
     return z - y
 
 
+@pytest.mark.kernels
 def test_right_code_passes_and_is_on_record() -> None:
     torch.manual_seed(0)
     linear = torch.nn.Linear(4, 4)

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from magi_backend._repairs._defect import Defect
 
 
+pytestmark = pytest.mark.kernels
+
+
 DYNAMIC: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(
     dynamic_sizes=[DimDynamic.STATIC, DimDynamic.STATIC, DimDynamic.DYNAMIC, DimDynamic.DYNAMIC]
 )

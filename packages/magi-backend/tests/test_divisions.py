@@ -21,6 +21,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 
+pytestmark = pytest.mark.kernels
+
+
 def upsampled(x: Tensor, y: Tensor) -> Tensor:
     return F.interpolate(x, size=y.shape[-2:])
 

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-pytestmark = pytest.mark.skipif(not epilogue_keys(), reason="torch has had epilogues of user kernels since 2.12")
+pytestmark = [
+    pytest.mark.kernels,
+    pytest.mark.skipif(not epilogue_keys(), reason="torch has had epilogues of user kernels since 2.12"),
+]
 
 
 @triton.jit

@@ -23,9 +23,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 
-pytestmark = pytest.mark.skipif(
-    NAME not in {defect.name for defect in active_defects(torch_release())}, reason="torch has mended it"
-)
+pytestmark = [
+    pytest.mark.kernels,
+    pytest.mark.skipif(
+        NAME not in {defect.name for defect in active_defects(torch_release())}, reason="torch has mended it"
+    ),
+]
 
 
 @triton.jit

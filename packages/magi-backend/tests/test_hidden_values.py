@@ -51,6 +51,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[str, ...]]] = 
 }
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("case", CASES)
 def test_no_value_of_a_tensor_is_written(case: str, tmp_path: Path) -> None:
     fn, arguments, values = CASES[case]

@@ -24,6 +24,9 @@ from magi_backend._torch_compat import torch_release
 from torch import Tensor
 
 
+pytestmark = pytest.mark.kernels
+
+
 SOURCES = escape_kernel_sources.NAME
 CONSTANTS = escape_kernel_constants.NAME
 INFINITE = define_infinite_constants.NAME

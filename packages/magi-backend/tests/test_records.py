@@ -64,6 +64,11 @@ MAKERS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+# All are taken apart and built again, fast; what else happens to them goes the same way, shown for three of them.
+FAST = {"Known", "Slotted", "in a tuple"}
+COMPILED = [kind if kind in FAST else pytest.param(kind, marks=pytest.mark.slow) for kind in MAKERS]
+
+
 @magi_register_custom_op("backend_records::double")
 def double(cfg: Known) -> Tensor:
     return cfg.weight * 2
@@ -123,7 +128,7 @@ def test_a_node_without_names_for_its_children() -> None:
     assert difference.name == "bag[1]"
 
 
-@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("kind", COMPILED)
 def test_a_returned_record_is_compared(kind: str) -> None:
     make = MAKERS[kind]
 
@@ -149,7 +154,7 @@ def test_other_fields_and_classes_differ(one: Any, other: Any) -> None:
     assert all(difference.agrees for difference in compare_trees("output", one, one))
 
 
-@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("kind", COMPILED)
 def test_a_record_that_is_written_to_is_copied_and_compared(kind: str) -> None:
     record = MAKERS[kind](torch.ones(3))
 
@@ -185,7 +190,7 @@ def test_a_field_that_is_set_and_a_list_that_grows() -> None:
     torch.testing.assert_close(state.weight, torch.ones(2))
 
 
-@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("kind", COMPILED)
 def test_a_wrong_gradient_inside_a_record(kind: str) -> None:
     record = MAKERS[kind](torch.ones(3, requires_grad=True))
 

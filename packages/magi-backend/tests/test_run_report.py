@@ -185,6 +185,7 @@ def test_the_command_line_says_how_to_get_a_report(tmp_path: Path, capsys: pytes
     assert f"Run the program with MAGI_COMPILE_REPORT={tmp_path}/none; only what backend=" in capsys.readouterr().err
 
 
+@pytest.mark.kernels
 def test_graphs_and_code_are_kept_once(tmp_path: Path) -> None:
     options: dict[str, Any] = {"magi.report": str(tmp_path), "force_disable_caches": True}
     for _ in range(2):
@@ -440,6 +441,7 @@ def test_a_page_next_to_the_record(tmp_path: Path, capsys: pytest.CaptureFixture
     assert len(read_report(tmp_path).entries) == 1
 
 
+@pytest.mark.kernels
 def test_a_graph_from_a_cache_is_there_with_its_code(tmp_path: Path, fresh_caches: Path) -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         return x.sin().sum()
@@ -458,6 +460,7 @@ def test_a_graph_from_a_cache_is_there_with_its_code(tmp_path: Path, fresh_cache
     assert "from AOTAutograd&#x27;s cache" in read_report(tmp_path / "warm").to_html()
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("cached", [False, True])
 def test_kernels_are_measured_in_a_few_calls(cached: bool, tmp_path: Path, fresh_caches: Path) -> None:
     def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

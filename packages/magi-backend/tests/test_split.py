@@ -109,6 +109,7 @@ def test_boundaries_next_to_each_other_and_at_both_ends() -> None:
     assert report.compilations[0].graphs == ()
 
 
+@pytest.mark.kernels
 def test_nothing_is_fused_across_a_boundary() -> None:
     cfg = Scale()
     report = explain(lambda x: scale(x.sin() + 1, cfg).cos() * 2)(torch.randn(64))

@@ -20,6 +20,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 
+pytestmark = pytest.mark.kernels
+
+
 def add_tokens(x, out, tokens, scale, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + at, tl.load(x + at, at < n) * scale + tokens.to(tl.int64), at < n)

@@ -89,7 +89,7 @@ def inputs(rows: int, requires_grad: bool) -> list[Tensor]:
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
-@pytest.mark.parametrize("mode", ["training", "no_grad", "inference"])
+@pytest.mark.parametrize("mode", [pytest.param("training", marks=pytest.mark.kernels), "no_grad", "inference"])
 def test_as_the_plain_body(ns: str, mode: str, backend: str, dynamic: bool) -> None:
     """The sizes of a record are symbols of the graph when shapes are dynamic."""
     apply = make_op(ns)

@@ -101,7 +101,7 @@ def test_an_exported_program_is_loaded_in_another_process(tmp_path: Path) -> Non
     assert run(load, tmp_path).strip() == "[[5.0, 10.0], [5.0, 10.0], [5.0, 10.0]]"
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", [pytest.param("fork", marks=pytest.mark.slow), "spawn"])
 def test_worker_process(tmp_path: Path, method: str) -> None:
     script = f"""
     import multiprocessing

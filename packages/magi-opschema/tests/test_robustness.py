@@ -342,7 +342,9 @@ def test_reload(ns: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     del sys.modules[path.stem]
 
 
-@pytest.mark.parametrize("end", ["return", pytest.param("exit", marks=pytest.mark.slow), "thread", "atexit"])
+@pytest.mark.parametrize(
+    "end", ["return", "thread", *(pytest.param(end, marks=pytest.mark.slow) for end in ("exit", "atexit"))]
+)
 def test_interpreter_shutdown_with_ops_alive(tmp_path: Path, end: str) -> None:
     endings = {
         "return": "",

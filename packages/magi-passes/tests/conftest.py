@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 sys.path.insert(0, str(Path(__file__).parent))  # identity_passes.py: --import-mode=importlib adds nothing
 
 
+@pytest.fixture(autouse=True)
+def _quick_guards(unmeasured_guards: None) -> None:
+    """The passes are what takes effect in kernels, so these are compiled."""
+
+
 @pytest.fixture
 def inductor() -> Iterator[Any]:
     """Inductor's configuration, with Dynamo's and Inductor's caches empty; fails when the test leaks a key."""
