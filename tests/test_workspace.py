@@ -214,13 +214,6 @@ def test_no_module_is_longer_than_a_reader_bears() -> None:
     assert long == {}
 
 
-def test_two_packages_that_may_not_share_a_module_hold_the_same_text() -> None:
-    """What code does decides a pass's uuid and a launch's cache key, and neither package may import the other."""
-    one, other = folder_of("magi_passes") / "_identity/code.py", folder_of("magi_tritonwrap") / "_identity/code.py"
-
-    assert one.read_text() == other.read_text()
-
-
 @pytest.mark.parametrize("folder", ["tests", "examples", "benchmarks"])
 def test_nothing_outside_the_packages_imports_a_private_module(folder: str) -> None:
     private = [
