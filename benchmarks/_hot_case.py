@@ -65,7 +65,8 @@ def _llama(tiny: bool) -> nn.Module:
         max_position_embeddings=8192,
         use_cache=False,
     )
-    return LlamaForCausalLM(config)
+    model: nn.Module = LlamaForCausalLM(config)
+    return model
 
 
 def _whole_decode(vae: Any, compile_it: Callable[[Any], Any] | None) -> Run:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep docs/compatibility.json and the table of docs/compatibility.md: what each suite gave on each torch release.
+"""Update docs/compatibility.json and the table of docs/compatibility.md: the results of each suite and torch release.
 
-`nox -s compat` runs it in the environment that the suites ran in, with one JUnit report a suite:
-`python docs/_compatibility.py 2.15.0 magi-opschema.xml magi-passes.xml …`. Each suite has the commit that it ran on; a
-suite that is run again alone replaces its own counts, as long as torch, Triton and Python are what they were.
+`nox -s compat` runs this script in the environment of the suites, with one JUnit report for each suite:
+`python docs/_compatibility.py 2.15.0 magi-opschema.xml magi-passes.xml …`. The record has the commit of each result. If
+only one suite is run again, its result is replaced and the others are kept, unless torch, Triton or Python changed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ OUTCOMES = ("passed", "skipped", "xfailed", "failed")
 
 
 def counts(report: Path) -> dict[str, int]:
-    """How many tests of a JUnit report had each outcome; an error in a fixture or at collection is a failure."""
+    """The number of tests with each outcome in a JUnit report. An error in a fixture or at collection is a failure."""
     found: Counter[str] = Counter(outcome(case) for case in ET.parse(report).iter("testcase"))
     return {name: found[name] for name in OUTCOMES}
 
 
 def outcome(case: ET.Element) -> str:
-    """What became of one test."""
+    """The outcome of one test."""
     if case.find("failure") is not None or case.find("error") is not None:
         return "failed"
     skipped = case.find("skipped")
@@ -43,9 +43,9 @@ def outcome(case: ET.Element) -> str:
 
 
 def table(record: dict[str, Any]) -> str:
-    """The record as a Markdown table, a row for each torch release and Python."""
+    """The record as a Markdown table with one row for each pair of torch and Python."""
     if not record:
-        return "No run is on record yet.\n"
+        return "No results yet.\n"
     suites = list(dict.fromkeys(suite for row in record.values() for suite in row["suites"]))
     lines = [f"| torch | triton | Python | {' | '.join(suites)} |", f"|{'---|' * (3 + len(suites))}"]
     for row in record.values():
@@ -61,7 +61,7 @@ def _cell(suite: dict[str, int] | None) -> str:
 
 
 def with_table(page: str, record: dict[str, Any]) -> str:
-    """*page* with the table of *record* in its place."""
+    """*page* with the table of *record* between its marks."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}{table(record)}{END}{after}"
@@ -76,10 +76,10 @@ def _packages_first(suite: tuple[str, Any]) -> tuple[bool, str]:
 
 
 def main(name: str, *reports: str) -> int:
-    """Note the reports under *name*, the session's name for a torch release and an interpreter.
+    """Record the reports under *name*, such as `2.13.0-py3.13`, the name of a session of `nox -s compat`.
 
     Returns:
-        How many tests failed.
+        The number of tests that failed.
     """
     record: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.is_file() else {}
     asked = ["git", "rev-parse", "--short=12", "HEAD"]

@@ -183,7 +183,7 @@ FULL = Sizes((128, 256, 512, 512), layers=2, groups=32, rate=2e-4, attention=Tru
 def build(sizes: Sizes) -> Any:
     """An ``AutoencoderKL`` with random weights."""
     torch.manual_seed(0)
-    return AutoencoderKL(  # type: ignore[no-untyped-call]
+    return AutoencoderKL(
         down_block_types=["DownEncoderBlock2D"] * len(sizes.channels),
         up_block_types=["UpDecoderBlock2D"] * len(sizes.channels),
         block_out_channels=sizes.channels,

@@ -57,7 +57,7 @@ def opened(page: str, folder: Path, *, width: int, script: str = "", flags: tupl
     started = [event["params"] for event in log["events"] if event["type"] == kind and "params" in event]
     return Opened(
         re.findall(r'CONSOLE[^"]*"(.*)", source', done.stderr),
-        # What the browser asks for by itself has no origin.
+        # Requests that the browser makes by itself have no origin.
         [
             params["url"]
             for params in started

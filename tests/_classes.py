@@ -157,7 +157,7 @@ def segformer() -> nn.Module:
 def unet() -> nn.Module:
     from diffusers import UNet2DModel
 
-    model: Any = UNet2DModel(  # type: ignore[no-untyped-call]
+    model: Any = UNet2DModel(
         in_channels=4,
         out_channels=4,
         block_out_channels=(16, 32),
@@ -172,7 +172,7 @@ def unet() -> nn.Module:
 def vae() -> nn.Module:
     from diffusers import AutoencoderKL
 
-    model: Any = AutoencoderKL(  # type: ignore[no-untyped-call]
+    model: Any = AutoencoderKL(
         down_block_types=["DownEncoderBlock2D"] * 2,
         up_block_types=["UpDecoderBlock2D"] * 2,
         block_out_channels=[16, 16],
@@ -186,7 +186,7 @@ def vae() -> nn.Module:
 def dit() -> nn.Module:
     from diffusers import DiTTransformer2DModel
 
-    model: Any = DiTTransformer2DModel(  # type: ignore[no-untyped-call]
+    model: Any = DiTTransformer2DModel(
         num_attention_heads=2,
         attention_head_dim=8,
         in_channels=4,

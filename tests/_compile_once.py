@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Under pytest g++ compiles one text with one set of flags once, and does not read torch to link it.
+"""A ``g++`` for tests that compiles each source once for each set of flags, and does not read torch to link it.
 
-Most of the time of a compiling test is g++, and most of what it compiles it has compiled before: each process asks
-whether vector instructions work, each use of an empty Inductor cache translates the same small kernels, and so did the
-run before. Torch still generates every kernel and starts a compiler for it. The one that it finds is this program,
-which runs g++ for what is new and copies the library of an earlier test for what is not. The libraries stay for the
-next run, by the releases of torch, Python and g++, and the processor, that they were made for.
+A test that compiles spends most of its time in g++, and most of its sources were compiled before: every process checks
+whether vector instructions work, and every test with an empty Inductor cache compiles the same small kernels. Torch
+still generates every kernel and starts a compiler for it. The compiler that it finds is this program, which runs g++
+for a new source, and copies the library of an earlier test for any other. The libraries are kept for the next run.
+Their names depend on the releases of torch, Python and g++, and on the processor.
 
-A third of the time for a small kernel goes into reading torch's libraries, hundreds of MB, although the linker
-leaves the names that it does not find to the loader. It gets empty libraries here, and the loader gets torch.
+For a small kernel, a third of the time is for reading torch's libraries, which are hundreds of MB. The linker does not
+need them, because it leaves undefined names to the loader. So the linker gets empty libraries, and the loader gets
+torch's.
 """
 
 from __future__ import annotations
@@ -27,20 +28,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pytest
 
-# What another file brings in is not in the text, so the text does not say what the library will be.
+# A source that reads other files does not determine the library alone.
 _READS_OTHER_FILES = (b'#include "', b".incbin")
-
-
-# What else g++ reads from the environment.
+# The environment variables that g++ reads.
 _READ_BY_GXX = ("CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX")
-# Some hundred kB each.
+# Each has a few hundred kB.
 _MOST_LIBRARIES = 4000
 
 
 def kept_libraries(config: pytest.Config, otherwise: Path) -> Path:
-    """The folder of pytest's cache in which libraries stay from run to run; *otherwise*, where pytest keeps none.
+    """The folder in pytest's cache that keeps libraries from run to run, or *otherwise* if pytest has no cache.
 
-    Those that were used longest ago are deleted. ``pytest --cache-clear`` deletes all.
+    The least recently used libraries are deleted. ``pytest --cache-clear`` deletes all of them.
     """
     cache = getattr(config, "cache", None)  # absent under ``-p no:cacheprovider``
     if cache is None:
@@ -56,7 +55,7 @@ def kept_libraries(config: pytest.Config, otherwise: Path) -> Path:
 
 
 def put_on_path(folder: Path, libraries: Path) -> None:
-    """Make a ``g++`` in *folder* the first one on PATH, for this process and those it starts; it keeps *libraries*."""
+    """Put a ``g++`` in *folder* first on PATH, here and in child processes. It stores its output in *libraries*."""
     compiler = shutil.which("g++")
     if compiler is None or sys.platform != "linux":
         return
@@ -72,13 +71,13 @@ def put_on_path(folder: Path, libraries: Path) -> None:
 
 
 def _processor() -> str:
-    """What ``-march=native`` goes by."""
+    """The text that says which instructions ``-march=native`` allows."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
 
 
 def _release(folder: Path) -> str | None:
-    """The release of torch or Python, wherever it is installed, whose headers or libraries are in *folder*."""
+    """The release of torch or Python whose headers or libraries are in *folder*, without its location."""
     for parent in (folder, *folder.parents):
         version = parent / "version.py"
         if parent.name == "torch" and version.is_file():
@@ -88,7 +87,7 @@ def _release(folder: Path) -> str | None:
 
 
 def _meant(flags: list[str]) -> list[str] | None:
-    """*flags* with what they name in place of where it lies; None where headers are of neither torch nor Python."""
+    """*flags* with the releases or the content of the paths in them, or None for headers of another project."""
     meant = []
     for before, flag in zip(["", *flags], flags, strict=False):
         if before == "-include":
@@ -104,7 +103,7 @@ def _meant(flags: list[str]) -> list[str] | None:
 
 
 def _key(made_for: str, arguments: list[str], output: str) -> str | None:
-    """A name for what *arguments* compile, or None unless that is one text that stands for itself."""
+    """A name for the output of *arguments*, or None unless a single source determines it."""
     sources = [argument for argument in arguments if argument.endswith(".cpp")]
     if len(sources) != 1 or not {"-shared", "-c"} & set(arguments):
         return None
@@ -119,7 +118,7 @@ def _key(made_for: str, arguments: list[str], output: str) -> str | None:
 
 
 def _with_empty_libraries(folder: Path, compiler: str, arguments: list[str]) -> list[str]:
-    """*arguments*, and those by which the linker finds an empty library in *folder* for each of torch's."""
+    """*arguments* with options that make the linker find an empty library in *folder* for each of torch's."""
     if "-shared" not in arguments:
         return arguments
     names = [argument.removeprefix("-l") for argument in arguments if argument.startswith(("-ltorch", "-lc10"))]
@@ -130,7 +129,7 @@ def _with_empty_libraries(folder: Path, compiler: str, arguments: list[str]) -> 
                 command = [compiler, "-shared", f"-Wl,-soname,{library.name}", "-o", new.name, "-xc++", os.devnull]
             subprocess.run(command, check=True)
             Path(new.name).replace(library)
-    # Some linkers note only the libraries in which they found a name.
+    # By default, some linkers record only the libraries that define a name.
     return [f"-L{folder}", "-Wl,--no-as-needed", *arguments] if names else arguments
 
 
@@ -139,7 +138,7 @@ def _compile(libraries: Path, empty: Path, made_for: str, compiler: str, argumen
     key = _key(made_for, arguments, output)
     command = [compiler, *_with_empty_libraries(empty, compiler, arguments)]
     if key is None or not output:
-        # By its path: g++ looks for its own parts next to what it is called by.
+        # g++ looks for its own programs next to the path that it was started with.
         os.execv(compiler, command)
     library = libraries / f"{key}.so"
     if library.is_file():
@@ -149,7 +148,7 @@ def _compile(libraries: Path, empty: Path, made_for: str, compiler: str, argumen
         return 0
     code = subprocess.run(command, check=False).returncode
     if code == 0:
-        # Another process may be at the same text: what has the final name is whole.
+        # Another process may compile the same source, so the final name is given to complete files only.
         with tempfile.NamedTemporaryFile(dir=libraries, delete=False) as new:
             shutil.copyfile(output, new.name)
             shutil.copymode(output, new.name)

@@ -169,7 +169,7 @@ class Scan:
         return frozenset({place}) if place.module in self._modules else frozenset()
 
     def resolve(self, node: ast.expr, module: _Module, owner: str, steps: int = 0) -> frozenset[Place]:
-        """What a dotted name in a module can be; *owner* is the class of the method that it stands in."""
+        """What a dotted name in a module can be; *owner* is the class of the method that contains it."""
         match node:
             case ast.Name(id=name):
                 return self.global_name(module.name, name, steps + 1)

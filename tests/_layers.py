@@ -99,7 +99,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "__main__",
     ),
 }
-"""The package's own ``__init__`` stands above all of them and is not listed."""
+"""The package's own ``__init__`` is above all of them and is not listed."""
 
 
 def imported(file: Path, module: str) -> Iterator[tuple[str, int]]:

@@ -133,7 +133,7 @@ def vae() -> nn.Module:
     from diffusers import AutoencoderKL
 
     torch.manual_seed(0)
-    model: Any = AutoencoderKL(  # type: ignore[no-untyped-call]
+    model: Any = AutoencoderKL(
         down_block_types=["DownEncoderBlock2D"] * 2,
         up_block_types=["UpDecoderBlock2D"] * 2,
         block_out_channels=[32, 32],

@@ -15,7 +15,7 @@ from torch import Tensor
 LOADING = """
 import sys
 
-# As if nothing of these were installed: `import` fails, and `find_spec`, by which torch asks for Triton, gives None.
+# As if none of these were installed: `import` fails, and `find_spec`, with which torch looks for Triton, returns None.
 for name in ("triton", "magi_opschema", "magi_tritonwrap", "magi_passes", "magi_backend"):
     sys.modules[name] = None
 import torch

@@ -105,7 +105,7 @@ class Reach:
         self._seen: set[int] = set()
 
     def name(self, module: str, name: str) -> None:
-        """Reach what *name* of *module* stands for."""
+        """Reach the object that *name* of *module* refers to."""
         if module not in self.modules:
             return
         if f"{module}.{name}" in self.modules:

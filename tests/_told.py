@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A case for the measuring processes that does as it is told; it stands here so that they can import it."""
+"""A case for the measuring processes, which does what it is told. It is a module so that they can import it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stand-in for torchvision, so that timm can be imported beside a build of torch for CPUs alone.
+"""A replacement for torchvision, so that timm can be imported with a CPU build of torch.
 
 timm's models take nothing from torchvision but names: its transforms are mentioned in tables that no model reads. The
 wheel of torchvision on PyPI is built against CUDA and refuses to load without it.
@@ -57,7 +57,7 @@ def _forget() -> None:
 
 @contextmanager
 def torchvision_or_stand_in() -> Iterator[None]:
-    """While entered, `import torchvision` gives the installed one if it loads, and else a stand-in."""
+    """While entered, `import torchvision` returns the installed one if it loads, and a replacement otherwise."""
     try:
         importlib.import_module("torchvision")
     except (ImportError, RuntimeError):

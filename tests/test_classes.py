@@ -50,7 +50,7 @@ def stock_is_right(case: Case, model: nn.Module, expected: list[Tensor]) -> bool
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-# transformers asks for the release of torch, and for FSDP, by functions that remember their answer.
+# transformers looks up the release of torch, and whether FSDP is used, in functions that cache the result.
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function:UserWarning")
 @pytest.mark.parametrize("name", CASES)
 def test_a_guard_is_named_only_where_stock_is_not_right(name: str) -> None:

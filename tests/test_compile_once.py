@@ -74,7 +74,7 @@ def test_every_suite_finds_it_first() -> None:
     assert found is None or "_compile_once" in Path(found).read_text()
 
 
-def test_one_text_is_compiled_once_wherever_it_lies(compiler: Compiler) -> None:
+def test_a_source_is_compiled_once_whatever_its_path(compiler: Compiler) -> None:
     for name in ("here", "there"):
         assert compiler.run("int f();\n", "-shared", name=name).returncode == 0
 
@@ -135,7 +135,7 @@ def test_the_next_run_finds_the_library(compiler: Compiler) -> None:
     assert compiler.runs == 1
 
 
-def test_another_g_plus_plus_makes_a_library_of_its_own(compiler: Compiler) -> None:
+def test_another_compiler_makes_another_library(compiler: Compiler) -> None:
     for version in ("12.2", "13.1"):
         compiler.start_a_run(version)
         assert compiler.run("int f();\n", "-shared").returncode == 0
@@ -144,7 +144,7 @@ def test_another_g_plus_plus_makes_a_library_of_its_own(compiler: Compiler) -> N
 
 
 @pytest.mark.parametrize("processor", ["flags : avx512f", "model name : another"])
-def test_another_processor_has_libraries_of_its_own(
+def test_another_processor_has_other_libraries(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch, processor: str
 ) -> None:
     compiler.run("int f();\n", "-shared", "-march=native")
@@ -219,7 +219,7 @@ def test_libraries_that_were_used_longest_ago_are_deleted(tmp_path: Path, monkey
     assert {file.name for file in kept(config, tmp_path).iterdir()} == {"new", "old"}
 
 
-def test_nothing_is_kept_where_pytest_has_no_place_for_it(tmp_path: Path) -> None:
+def test_nothing_is_kept_if_pytest_has_no_cache(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     assert kept(Kept(tmp_path / "file"), tmp_path) == tmp_path

@@ -20,9 +20,9 @@ from PIL import Image
 
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-# Compiling a decoder and its gradients for several sizes, beside another test on the same two cores.
+# It compiles a decoder and its gradients for several sizes, while another test runs on the same two cores.
 LONG = 1500
-# What a program must print, the files it must write, and the environment that it needs where there is no GPU.
+# The text that a program must print, the files it must write, and the environment that it needs without a GPU.
 PROMISES: dict[str, tuple[list[str], list[str], dict[str, str]]] = {
     "graph_pass": (["DropRepeated ran on", "max_fusion_size: 64 -> 8", "max_fusion_size is what it was"], [], {}),
     "norm_with_backward": (["path       flattened", "gradients agree", "compiled and eager agree"], [], {}),
@@ -123,7 +123,7 @@ def test_triton_example_on_a_gpu() -> None:
 
 @pytest.mark.slow
 def test_the_standalone_package_in_an_environment_of_its_own(tmp_path: Path) -> None:
-    """Built, installed beside magi-opschema alone, and tested; torch and pytest are lent by this environment."""
+    """Build the package, install it with magi-opschema only, and test it with torch and pytest of this environment."""
     package = tmp_path / "package"
     shutil.copytree(EXAMPLES / "standalone_package", package)
     wheels = tmp_path / "wheels"

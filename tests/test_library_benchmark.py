@@ -48,7 +48,7 @@ def test_code_is_generated_for_every_program() -> None:
 
     assert {one["program"] for one in found} == set(libraries.PROGRAMS)
     failed = [one for one in found if "error" in one]
-    # Its body reads data, of which there is none here.
+    # Its body reads data, and fake tensors have none.
     assert [(one["program"], one["arm"]) for one in failed] == [("liger_cross_entropy", "opaque")], failed
     kept_whole = {one["program"] for one in found if one["arm"] == "seen_through" and one["calls_op"]}
     assert kept_whole == {"liger_cross_entropy"}
@@ -126,7 +126,7 @@ def test_the_table_says_why_an_op_could_not_be_run_and_what_stays_opaque() -> No
     assert lines[3].endswith("| yes |")
 
 
-def test_rows_stand_by_op_size_and_arm() -> None:
+def test_rows_are_sorted_by_op_size_and_arm() -> None:
     given = [
         row("fla_chunk_gla_small", "eager"),
         row("liger_rope_large", "eager"),
@@ -151,7 +151,7 @@ def halves(x: Tensor) -> tuple[Tensor, Tensor]:
     ("body", "expected"),
     [(doubled, lambda x: (x + x * 0.5,)), (halves, lambda x: (x[:2] * 0.25, x[2:].sum() * 0.25))],
 )
-def test_pointwise_work_stands_around_an_op(body: Callable[..., Any], expected: Callable[[Tensor], Any]) -> None:
+def test_pointwise_operations_surround_an_op(body: Callable[..., Any], expected: Callable[[Tensor], Any]) -> None:
     program = program_of("op", LibraryOp(body, ROWS, rows(1)))
     (x,) = program.inputs(ROWS["tiny"], torch.float32)
     found = program.build({"op": body}, torch.float32)(x)

@@ -74,7 +74,7 @@ def test_rows_name_a_commit_of_this_history(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
-def test_table_beside_the_result_shows_its_ratios(path: Path) -> None:
+def test_the_table_next_to_the_result_shows_its_ratios(path: Path) -> None:
     table = path.with_suffix(".md").read_text()
     for key, value in load(path)["ratios"].items():
         assert f"| {key} | {value:.3f} |" in table

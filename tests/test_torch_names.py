@@ -58,7 +58,7 @@ def _imported(tree: ast.AST) -> Iterator[tuple[ast.Import | ast.ImportFrom, str]
 
 
 def _aliases(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """Each name that stands for one of torch or Triton, and what it stands for.
+    """Each name that refers to a name of torch or Triton, and the full name.
 
     Names bound inside functions count for the whole file: none is bound twice to different things.
     """
@@ -100,7 +100,7 @@ def missing(name: str) -> str | None:
     parts = name.split(".")
     for depth, part in enumerate(parts, start=1):
         path = ".".join(parts[:depth])
-        # What an instance has is for the tests that use it; operators come into being when they are asked for.
+        # Attributes of instances are tested where they are used; operators exist only once they are looked up.
         if found is not None and not isinstance(found, types.ModuleType | type):
             return None
         if isinstance(found, type(torch.ops)):
@@ -156,7 +156,7 @@ def test_every_name_of_torch_that_a_package_uses_exists(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_private_names_stand_in_one_place(package: str) -> None:
+def test_private_names_are_used_in_one_place(package: str) -> None:
     elsewhere = [
         f"{file.relative_to(ROOT)}:{use.line} uses {use.name}"
         for file in sources(package)

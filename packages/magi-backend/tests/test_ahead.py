@@ -261,14 +261,14 @@ X = (torch.ones(3),)
         ((RELU, "m.pt2", X, None, {"magi.hot_sizes": 2}), OptionError, "magi.hot_sizes has no meaning ahead of time"),
     ],
 )
-def test_what_is_asked_wrongly_is_refused(asked: tuple[Any, ...], kind: type[Exception], sentence: str) -> None:
+def test_wrong_arguments_are_refused(asked: tuple[Any, ...], kind: type[Exception], sentence: str) -> None:
     with pytest.raises(kind) as caught:
         aot_compile(*asked)
 
     assert sentence in str(caught.value)
 
 
-def test_sizes_beside_a_program_are_refused() -> None:
+def test_sizes_together_with_a_program_are_refused() -> None:
     program = torch.export.export(RELU, X)
 
     with pytest.raises(TargetTypeError, match=r"dynamic_shapes with an exported program. Give them to torch.export"):

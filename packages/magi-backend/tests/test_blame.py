@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator that ``magi.check`` names is the one that is wrong, wherever it stands; or it is in the range named."""
+"""``magi.check`` names the operator that is wrong, wherever it is in the graph, or a range that contains it."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_range_is_named_where_the_search_has_used_up_what_it_may_compile(monke
     assert "to sinh (node y)" in message
 
 
-def test_what_takes_the_whole_piece_is_said_to() -> None:
+def test_a_difference_that_needs_the_whole_piece_is_reported() -> None:
     message = blamed(lambda x: torch.sinh(x).exp(), torch.randn(4), wrong=Wrong(before=aten.exp.default))
 
     assert "No shorter part of it differs when it is compiled separately, so only the whole piece goes wrong" in message
@@ -232,7 +232,7 @@ def test_the_cost_is_said_before_the_search(caplog: pytest.LogCaptureFixture, mo
     assert message.endswith("It is that one.")
 
 
-def test_a_search_that_fails_says_so_beside_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_search_is_reported_with_the_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object, **__: object) -> str:
         msg = "no room"
         raise MemoryError(msg)

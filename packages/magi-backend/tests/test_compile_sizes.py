@@ -39,7 +39,7 @@ def test_they_are_compiled_at_the_first_call_and_taken(caplog: pytest.LogCapture
     assert len(made(caplog)) == 2
 
 
-def test_the_report_says_that_they_were_asked_for() -> None:
+def test_the_report_says_that_they_were_requested() -> None:
     report = explain(gram, options={"magi.compile_sizes": ({"x": (8, 3)},)}, dynamic=True)(torch.randn(8, 3))
 
     sizes = report.compilations[0].sizes

@@ -297,7 +297,7 @@ def test_a_depthwise_convolution_behind_tokens_of_a_square_image(build: Callable
     assert "divide_strides_exactly" in repairs(reports[-1])
 
 
-def test_a_remainder_is_asked_for_without_reciprocals() -> None:
+def test_a_remainder_is_compared_without_reciprocals() -> None:
     n, m = sympy.symbols("n m", integer=True, positive=True)
     exact = {
         sympy.Mod(n + 1, n**2 + 2 * n + 1): Mod(1, n + 1),

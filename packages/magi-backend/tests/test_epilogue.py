@@ -119,7 +119,7 @@ def test_what_is_made_of_the_result_alone_is_fused(fn: Callable[[Tensor], Tensor
     assert reason == "a pointwise operator reads only what 1 of 1 Triton launches wrote"
 
 
-def test_a_constant_is_no_other_tensor() -> None:
+def test_a_constant_is_not_another_tensor() -> None:
     graph = make_fx(lambda y: torch.where(y > 0, 1.0, 2.0))(torch.ones(4)).graph
     (result,), (where,) = (
         graph.find_nodes(op=op, target=to)

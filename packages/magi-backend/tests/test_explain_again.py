@@ -60,7 +60,7 @@ def test_random_numbers_are_eagers(fn: Callable[[Tensor], Any], grad: bool) -> N
     assert "It draws random numbers. They are eager's here (fallback_random)" in report.to_text(width=200)
 
 
-def test_a_compiled_function_with_random_numbers_of_its_own_does_not_just_differ() -> None:
+def test_results_with_random_numbers_are_not_compared() -> None:
     compiled = torch.compile(lambda x: F.dropout(x, 0.5), backend="magi")
     report = explain(compiled)(torch.randn(64, 8))
 
@@ -72,7 +72,7 @@ def test_a_compiled_function_with_random_numbers_of_its_own_does_not_just_differ
     assert ("fallback_random", "True") not in {row[:2] for row in compilation.settings}
 
 
-def test_a_defect_beside_random_numbers_is_told() -> None:
+def test_a_defect_in_a_function_with_random_numbers_is_reported() -> None:
     compiled = torch.compile(
         lambda x: F.dropout(x, 0.5) + x.cos(), backend="magi", options={"post_grad_custom_pre_pass": CosBecomesSin()}
     )

@@ -125,7 +125,7 @@ def make(find, other, general, under_hooks, saved_tensor_hooks, note_use):
 
 @pytest.mark.parametrize("count", [3, MOST_PARAMETERS, MOST_PARAMETERS + 1, 300])
 @pytest.mark.parametrize("differentiates", [False, True])
-def test_a_dispatcher_hands_on_what_is_no_size(count: int, differentiates: bool) -> None:
+def test_a_dispatcher_passes_on_arguments_that_are_not_sizes(count: int, differentiates: bool) -> None:
     class Code:
         hits = 0
 

@@ -119,7 +119,7 @@ def test_sizes_that_take_turns_are_not_compiled_at_every_turn(made: Callable[[],
     assert len(made()) < 20
 
 
-def test_two_values_of_an_int_that_is_no_size_share_nothing(made: Callable[[], list[str]]) -> None:
+def test_two_values_of_an_int_that_is_not_a_size_share_nothing(made: Callable[[], list[str]]) -> None:
     compiled = torch.compile(lambda x, n: gram(x) @ gram(x) * n, backend="magi", dynamic=True, options=HOT)
     x = torch.randn(4, 3)
 
@@ -247,7 +247,7 @@ def test_a_recomputation_runs_what_the_forward_ran(use_reentrant: bool, made: Ca
     assert made()
 
 
-def test_hooks_of_the_user_do_not_stand_in_the_way(made: Callable[[], list[str]]) -> None:
+def test_hooks_of_the_user_do_not_prevent_it(made: Callable[[], list[str]]) -> None:
     compiled = torch.compile(gram, backend="magi", dynamic=True, options=HOT)
 
     with torch.autograd.graph.save_on_cpu():

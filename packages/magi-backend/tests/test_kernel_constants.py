@@ -147,7 +147,7 @@ def repairs_of(kernel: Any, **constants: Any) -> tuple[str, set[str]]:
 
 
 class Kernel:
-    """What stands between the quotes in generated *code*.
+    """The text between the quotes in generated *code*.
 
     Attributes:
         functions: The syntax of each function, as `ast.dump` shows it, by name.
@@ -268,7 +268,7 @@ def test_infinite_arguments_arrive(value: Any) -> None:
     assert repairs == {INFINITE}
 
 
-def test_an_argument_that_is_no_number_arrives() -> None:
+def test_an_argument_that_is_not_a_number_is_passed() -> None:
     code, repairs = repairs_of(taking, CONSTANT=math.nan, BLOCK=64)
 
     assert math.isnan(Kernel(code).given["CONSTANT"])

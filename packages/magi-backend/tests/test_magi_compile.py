@@ -296,7 +296,7 @@ def test_no_mark_stays_when_the_call_raises() -> None:
     assert not vars(x)
 
 
-def test_enable_if_is_asked_at_once() -> None:
+def test_enable_if_is_called_at_once() -> None:
     asked = []
 
     def no() -> bool:

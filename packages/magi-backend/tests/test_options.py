@@ -22,7 +22,7 @@ def test_settings_and_inductor_keys_are_told_apart() -> None:
     assert dict(request.inductor) == {"triton.max_tiles": 2, "epilogue_fusion": False}
 
 
-def test_a_mode_stands_for_inductor_keys_and_the_user_wins_over_it() -> None:
+def test_a_mode_sets_inductor_keys_and_the_user_overrides_them() -> None:
     by_argument = read_request(mode="max-autotune")
     by_option = read_request(options={"magi.mode": "max-autotune"})
     overruled = read_request(options={"magi.mode": "max-autotune", "max_autotune": False})

@@ -130,7 +130,7 @@ def test_a_compilation_that_fails_is_there_with_its_error(tmp_path: Path) -> Non
     assert entry.compilation.error.startswith("BoundaryOpError: ")
 
 
-def test_a_full_folder_gets_no_more_and_says_so_once(
+def test_a_full_folder_gets_no_more_reports_and_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(folders, "CAP", 2**20)
@@ -332,7 +332,7 @@ def test_the_size_of_the_folder_is_not_counted_at_each_write(tmp_path: Path, mon
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_folder_that_another_process_fills_gets_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_another_process_fills_gets_no_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders, "CAP", 2**20)
     folder = folders.Folder(tmp_path).make()
     folder.write(tmp_path / "mine", "x")
@@ -345,7 +345,7 @@ def test_a_folder_that_another_process_fills_gets_no_more(tmp_path: Path, monkey
     assert not (tmp_path / "later").exists()
 
 
-def test_what_stands_for_a_text_is_no_path(tmp_path: Path) -> None:
+def test_a_reference_to_a_text_is_not_a_path(tmp_path: Path) -> None:
     folder = folders.Folder(tmp_path / "run").make()
     (tmp_path / "secret.txt").write_text("secret")
 

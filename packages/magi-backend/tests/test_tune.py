@@ -57,7 +57,7 @@ def test_without_convolutions_nothing_is_measured() -> None:
 
 
 @pytest.mark.parametrize("tune", [False, True])
-def test_the_workaround_stands_alone_only_without_tuning(tune: bool) -> None:
+def test_the_workaround_is_used_only_without_tuning(tune: bool) -> None:
     report = explain(lambda x: x.cos(), {"magi.tune": tune}, dynamic=True)(torch.ones(3))
 
     names = {p.name for c in report.compilations for graph in c.graphs for p in graph.passes}

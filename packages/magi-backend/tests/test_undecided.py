@@ -336,7 +336,7 @@ def test_launches_that_no_graph_can_carry(ns: str, monkeypatch: pytest.MonkeyPat
     assert launches_of(graph) == []
 
 
-def test_the_body_does_not_run_at_decoration_nor_when_it_is_read_whole(ns: str) -> None:
+def test_the_body_runs_neither_at_decoration_nor_when_it_is_read(ns: str) -> None:
     calls: list[int] = []
 
     def undecided(x: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ def test_fake_that_says_something_else_is_found_at_every_call_until_one_passes(n
             copy(torch.randn(2, 3))
 
 
-def test_passed_once_is_not_asked_again(ns: str) -> None:
+def test_a_check_that_passed_is_not_repeated(ns: str) -> None:
     @magi_register_custom_op(f"{ns}::first")
     def first(x: Tensor, cfg: Config = Config()) -> Tensor:
         return x[:1].clone()
@@ -48,7 +48,7 @@ def test_passed_once_is_not_asked_again(ns: str) -> None:
     first(torch.ones(3))
 
 
-def test_always_checked_when_asked_at_decoration(ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_call_is_checked_if_the_decorator_says_so(ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAGI_OPSCHEMA_CHECK", "1")
 
     @magi_register_custom_op(f"{ns}::first")

@@ -119,7 +119,7 @@ def test_as_the_plain_body(ns: str, mode: str, backend: str, dynamic: bool) -> N
                     torch.autograd.grad(output.square().sum(), tensors),
                     torch.autograd.grad(expected.square().sum(), tensors, retain_graph=True),
                 )
-    # Up to torch 2.11 the float of the record is a symbol first, which AOTAutograd gives up, and Dynamo starts anew.
+    # Up to torch 2.11 the float of the record is a symbol first, which AOTAutograd rejects, and Dynamo starts again.
     attempts = int(dynamic and backend != "eager" and torch.__version__.startswith(("2.10.", "2.11.")))
     assert len(graphs) == attempts + (1 if dynamic else len(sizes))
     targets = [node.target for node in graphs[-1].graph.nodes]
@@ -348,5 +348,6 @@ def test_three_pages_say_the_same_of_nested_defaults() -> None:
         pytest.skip("the package stands alone")
     for page in pages:
         text = " ".join(page.read_text(encoding="utf-8").split())
-        assert "builds no record inside a compiled function if a field's default is another record: `= Inner()`" in text
+        assert "cannot build a record inside a compiled function if the default of a field is another record" in text
+        assert ": `= Inner()` and `default_factory=Inner` fail" in text
         assert "rite `default_factory=lambda: Inner()`, or make the instance outside" in text

@@ -220,7 +220,7 @@ def between_regions(call: Callable[..., Any], *args: Any) -> Any:
 
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("mutates", [False, True])
-def test_nothing_of_this_package_is_compiled_between_two_regions(ns: str, mutates: bool, grad: bool) -> None:
+def test_no_code_of_this_package_is_compiled_between_two_regions(ns: str, mutates: bool, grad: bool) -> None:
     if mutates:
 
         @magi_register_custom_op(f"{ns}::op", mutates_args=["out"])

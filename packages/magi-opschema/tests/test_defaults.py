@@ -29,7 +29,7 @@ def test_the_fake_gets_the_list_that_the_body_got(ns: str) -> None:
 LONG = "é\"'\\\n\t\x00{x}%s" * 1000
 
 
-def test_a_long_text_default_is_no_text_of_the_generated_code(ns: str) -> None:
+def test_a_long_text_default_is_not_in_the_generated_code(ns: str) -> None:
     seen: list[Any] = []
 
     def body(x: Tensor, cfg: Inner, text: str = LONG) -> Tensor:

@@ -67,7 +67,7 @@ def test_inductor(ns: str, x: Tensor) -> None:
             torch.testing.assert_close(compiled(layer, x), layer(x))
 
 
-def test_an_object_registered_while_traced_asks_for_its_own_graph(ns: str, x: Tensor) -> None:
+def test_an_object_registered_while_traced_needs_its_own_graph(ns: str, x: Tensor) -> None:
     compiled, graphs = count_graphs(make_op(ns))
     for scale in (2.0, 3.0):
         runner = Runner(scale)

@@ -101,7 +101,7 @@ def test_a_spawned_worker_knows_no_handle(tmp_path: Path) -> None:
     assert execute(script, tmp_path) == ["[3.0, 3.0] True"]
 
 
-def test_a_pickled_module_registers_anew(tmp_path: Path) -> None:
+def test_a_pickled_module_is_registered_again(tmp_path: Path) -> None:
     script = """
     import pickle
     layer = Layer(3.0)

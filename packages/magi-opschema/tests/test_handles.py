@@ -157,7 +157,7 @@ def test_the_fake_never_touches_the_object(ns: str, x: Tensor) -> None:
     assert {repr(item) for item in seen} == {"<stand-in for a Runner>"}
 
 
-def test_a_fake_that_asks_the_object_is_told_why_it_cannot(ns: str, x: Tensor) -> None:
+def test_a_fake_that_uses_the_object_gets_an_error(ns: str, x: Tensor) -> None:
     def fake(x: Tensor, runner: Runner) -> Tensor:
         return x.new_empty(int(runner.scale))
 

@@ -83,7 +83,7 @@ def test_the_body_gets_a_real_container_from_a_value_that_claims_to_be_one(
     assert type(seen[0][1]) is claimed
 
 
-def test_a_text_that_equals_all_others_is_no_member(ns: str) -> None:
+def test_a_text_that_equals_all_others_is_not_a_member(ns: str) -> None:
     seen: list[Any] = []
     op = magi_register_custom_op(f"{ns}::op")(make_function({"x": Tensor, "value": Mode}, seen))
     with pytest.raises(ValueError, match="expected one of"):
@@ -91,7 +91,7 @@ def test_a_text_that_equals_all_others_is_no_member(ns: str) -> None:
     assert not seen
 
 
-def test_what_a_record_says_of_itself_is_not_asked(ns: str) -> None:
+def test_comparing_hashing_and_printing_of_a_record_are_not_called(ns: str) -> None:
     """Fields are read; comparing, hashing and printing the record are not part of a call."""
 
     @dataclass(frozen=True, eq=False, repr=False)

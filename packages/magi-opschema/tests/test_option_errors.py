@@ -138,7 +138,7 @@ def test_names_that_only_look_kept_are_taken(ns: str) -> None:
         assert torch.equal(magi_register_custom_op(f"{ns}::{op}")(plain)(X), X * 2)
 
 
-def test_lambda_has_no_name_of_its_own() -> None:
+def test_a_lambda_has_no_name() -> None:
     anonymous: Any = lambda x: x  # noqa: E731
     anonymous.__annotations__ = {"x": Tensor, "return": Tensor}
     with pytest.raises(OpNameError, match=re.escape("<lambda>' is not 'namespace::op'")):
@@ -187,7 +187,7 @@ def test_decorating_an_op_again(ns: str) -> None:
 
 
 @pytest.mark.parametrize("thing", [builtins.len, Inner, 3, "plain"])
-def test_what_is_no_function(ns: str, thing: Any) -> None:
+def test_an_object_that_is_not_a_function(ns: str, thing: Any) -> None:
     sentence = "is not a Python function. Wrap it in one whose parameters have annotations."
     with pytest.raises(OptionError, match=sentence):
         magi_register_custom_op(f"{ns}::op")(thing)

@@ -52,7 +52,7 @@ def fail_once(patch: pytest.MonkeyPatch, where: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("at", sorted(FAILURES))
-def test_a_failed_replacement_leaves_the_earlier_op_whole(ns: str, at: str) -> None:
+def test_a_failed_replacement_does_not_change_the_earlier_op(ns: str, at: str) -> None:
     name = f"{ns}::scale"
     scale = make_scale(name)
     calls: list[str] = []

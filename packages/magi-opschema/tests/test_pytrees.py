@@ -169,7 +169,7 @@ class TestNode:
         context: Any = first._context
         assert context == pickle.loads(pickle.dumps(context)) == copy.deepcopy(context)
 
-    def test_unflattening_runs_nothing_of_the_users_and_keeps_what_init_did_not_take(self) -> None:
+    def test_unflattening_runs_no_code_of_the_user_and_keeps_fields_that_init_does_not_take(self) -> None:
         record = cfg()
         object.__setattr__(record, "halves", 7.0)
         shapes = pytree.tree_map(lambda tensor: tensor.shape, record)

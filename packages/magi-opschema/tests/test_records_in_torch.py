@@ -304,7 +304,7 @@ class TestControlFlow:
         torch.testing.assert_close(mapped(body, records[kind], X), (X * 6).expand(4, 3))
 
     @pytest.mark.parametrize("place", ["carry", "output of scan", "output of map", "output of cond", "while_loop"])
-    def test_what_a_body_returns_is_no_record(self, place: str) -> None:
+    def test_a_body_that_returns_a_record_is_refused(self, place: str) -> None:
         from torch._higher_order_ops.map import map as map_over
         from torch._higher_order_ops.scan import scan
 

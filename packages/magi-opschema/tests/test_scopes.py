@@ -127,7 +127,7 @@ def by_mode(x: Tensor, mode: Mode) -> Tensor:
     return x * 2
 
 
-def test_names_where_the_decorator_stands_are_not_those_of_the_function(ns: str) -> None:
+def test_names_at_the_decorator_are_not_those_of_the_function(ns: str) -> None:
     class Mode(enum.Enum):
         OTHER = "other"
 

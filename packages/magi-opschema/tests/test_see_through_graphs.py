@@ -226,7 +226,7 @@ def test_a_replaced_weight_is_seen_without_another_graph(ns: str, x: Tensor) -> 
         torch.testing.assert_close(compiled(x, runner), x * 6)
 
 
-def test_a_tensor_that_comes_or_goes_asks_for_another_graph(ns: str, x: Tensor) -> None:
+def test_a_tensor_that_appears_or_disappears_needs_another_graph(ns: str, x: Tensor) -> None:
     compiled, runner = Compiled(make(ns)), Runner(2.0)
     for shift in (None, EYE[0], None, EYE[1]):
         runner.shift = shift

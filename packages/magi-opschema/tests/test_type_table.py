@@ -126,7 +126,7 @@ class WithOptional:
 
 W = torch.arange(3.0)
 
-# annotation, value, schema types of its leaves, path of an op with this one parameter beside a Tensor
+# annotation, value, schema types of its leaves, path of an op with a Tensor and this parameter
 ROWS: list[tuple[Any, Any, list[str], str]] = [
     (int, 3, ["SymInt"], "direct"),
     (float, 0.5, ["float"], "direct"),

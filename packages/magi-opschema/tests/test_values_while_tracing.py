@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A flat value that stands for none of the user's is refused the same by a body and by a default fake."""
+"""A body and a default fake refuse a flat value that matches no value of the user in the same way."""
 
 from __future__ import annotations
 

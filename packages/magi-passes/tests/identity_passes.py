@@ -42,6 +42,6 @@ def made_pass(before: str = "", body: str = "pass", name: str = "made", filename
 
 
 def globals_of(mine: Any) -> dict[str, Any]:
-    """Those of the author's function, which stands in what makes the pass safe by itself."""
+    """Those of the author's function, which is in the part that makes the pass safe by itself."""
     found: dict[str, Any] = inspect.unwrap(mine.__call__).__globals__
     return found

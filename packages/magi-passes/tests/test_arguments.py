@@ -197,6 +197,6 @@ def test_the_environment_names_passes_that_exist(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("value", ["", " ", ",", "all", " ConvChooser , ConvPaddingPass ", "all,ConvChooser"])
-def test_names_may_stand_in_spaces(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_names_may_be_surrounded_by_spaces(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("MAGI_PASSES_DISABLE", value)
     assert len(PassPipeline([ConvPaddingPass()])) == 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rewrite touches what it matched and nothing beside it: every other value, dtype and stride stays."""
+"""A rewrite changes only what it matched: every other value, dtype and stride is kept."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _integers(*shape: int) -> Tensor:
     return torch.randint(-3, 4, shape).double()
 
 
-# What may stand beside the convolutions: each takes a table of some dtype, the image and a result of a convolution.
+# Other operations in the graph: each takes a table of some dtype, the image and a result of a convolution.
 BESIDE: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "cat of selects": lambda table, x, y: torch.cat([table[0], table[1]]),
     "cat of planes, as for a weight": lambda table, x, y: torch.cat([table[:, :, t] for t in range(3)], 1),
@@ -137,7 +137,7 @@ def _assert_equal(found: tuple[Tensor, ...], expected: tuple[Tensor, ...], names
     explicit=st.booleans(),
     passes=st.lists(st.sampled_from(REWRITES), min_size=1, max_size=3, unique=True),
 )
-def test_what_stands_beside_a_convolution_stays(
+def test_other_ops_next_to_a_convolution_are_kept(
     names: list[str], dtypes: list[torch.dtype], batch: int, explicit: bool, passes: list[MagiInductorPass]
 ) -> None:
     def model(x: Tensor, w: Tensor, v: Tensor, *tables: Tensor) -> tuple[Tensor, ...]:
@@ -182,7 +182,7 @@ def test_moments_that_are_taken_in_half_precision_are_not_taken_in_two_steps(dty
     _assert_equal(_rewritten(model, (x,), REWRITES[1:2])(x), model(x), ["variance", "mean"])
 
 
-# What Inductor makes of it, where a place depends on strides; stock Inductor compiles all of them.
+# The compiled results, for operations that depend on strides; stock Inductor compiles all of them.
 def _tables(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
     ids, flags = (w[0, :, 0, 0] * 1e6).long() + 2**40, w[1, :, 0] > 0
     return conv3d(x, w), torch.cat([ids[0], ids[1]]), torch.cat([flags[0], flags[1]])

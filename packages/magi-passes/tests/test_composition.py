@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pipeline beside other hooks, in every place that runs Inductor."""
+"""A pipeline together with other hooks, in every place that runs Inductor."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The share of convolutions in a graph, whatever kind of node does the work and wherever it stands."""
+"""The share of convolutions in a graph, for every kind of node that does the work, at any place."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_graph_of_convolutions_is_all_convolutions(form: str) -> None:
     alone = make_fx(convolve, tracing_mode="fake")(x, weight).graph
     assert conv_share(alone).flops == 1
     assert conv_share(alone).bytes > 0.5
-    # torch's own count of the convolution, beside a product of two matrices.
+    # torch's own count of the convolution, and a product of two matrices.
     both = make_fx(lambda x, w, a: (convolve(x, w), a @ a), tracing_mode="fake")(x, weight, SQUARE).graph
     assert conv_share(both).flops == pytest.approx(counted / (counted + 2 * 32**3))
 

@@ -182,7 +182,7 @@ def test_a_value_that_can_change_is_refused(value: object) -> None:
         PassPipeline([Holds(value)])
 
 
-def test_a_pass_that_is_no_frozen_dataclass_is_refused() -> None:
+def test_a_pass_that_is_not_a_frozen_dataclass_is_refused() -> None:
     class Bare(MagiInductorPass):
         def __call__(self, graph: Graph) -> None:
             pass

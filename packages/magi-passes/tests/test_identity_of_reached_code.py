@@ -155,7 +155,7 @@ def test_an_edit_of_anything_that_is_reached(name: str, monkeypatch: pytest.Monk
 
 
 def _package(folder: Path, monkeypatch: pytest.MonkeyPatch, **files: str) -> Any:
-    """The class `Mine` of a package called `split`, loaded anew."""
+    """The class `Mine` of a package called `split`, loaded again."""
     folder.mkdir()
     for name, text in files.items():
         (folder / f"{name}.py").write_text(text)

@@ -120,7 +120,7 @@ def test_other_statistics_stay() -> None:
     assert str(gm.graph) == before
 
 
-def test_graphs_on_the_cpu_stay_unless_asked() -> None:
+def test_graphs_on_the_cpu_are_kept_by_default() -> None:
     gm = _decomposed(lambda x: group_norm(x, 2), torch.randn(1, 8, 6, 6))
     assert not ChannelMomentsPass().is_applicable(gm.graph, PassContext())
     assert ChannelMomentsPass(always=True).is_applicable(gm.graph, PassContext()).text == "1 group norms"

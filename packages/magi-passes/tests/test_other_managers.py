@@ -177,7 +177,7 @@ def test_a_change_holds_during_code_generation(inductor: Any, route: str) -> Non
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_the_gate_is_asked_and_there_is_a_record(inductor: Any, route: str) -> None:
+def test_the_gate_is_called_and_there_is_a_record(inductor: Any, route: str) -> None:
     options = {HOOK: ROUTES[route](Products())}
     x = torch.ones(3, 3)
     with collect_records() as records, torch.no_grad():
@@ -288,7 +288,7 @@ def test_a_hook_before_the_compilation_of_the_graph_is_too_early(inductor: Any, 
         torch.compile(product, options={hook: ListManager(Tiles())})(torch.ones(4, 4))
 
 
-def test_without_a_compilation_a_rewrite_asks_its_gate() -> None:
+def test_without_a_compilation_a_rewrite_calls_its_gate() -> None:
     for count, model in ((1, product), (2, other)):
         graph = make_fx(model)(torch.ones(3, 3)).graph
         with collect_records() as records:

@@ -69,7 +69,7 @@ def test_every_library_s_convolution_counts(name: str) -> None:
     [torch.ops.prims.convert_element_type.default, aten.add.Tensor, aten.mm.default, aten._to_copy.default, len],
     ids=str,
 )
-def test_what_is_no_convolution_does_not_count(target: Any) -> None:
+def test_other_ops_do_not_count_as_convolutions(target: Any) -> None:
     assert not is_convolution(torch.fx.Graph().call_function(target))
 
 

@@ -146,7 +146,7 @@ class Reader(MagiInductorPass):
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_reading_every_key_is_no_change(inductor: Any) -> None:
+def test_reading_every_key_is_not_a_change(inductor: Any) -> None:
     torch.compile(product, options=PassPipeline([Reader()]).inductor_options())(torch.ones(4, 4))
 
 

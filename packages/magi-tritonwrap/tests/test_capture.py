@@ -54,7 +54,7 @@ def test_launches_outside_a_trace_go_to_the_device(monkeypatch: pytest.MonkeyPat
     assert [launch.name for launch in log.launches] == ["one_config_kernel"]
 
 
-def test_the_hook_stands_only_while_a_scope_is_open() -> None:
+def test_the_hook_is_installed_only_while_a_scope_is_open() -> None:
     original = JITFunction.run
     with capture_launches(drop=True):
         hooked = JITFunction.run

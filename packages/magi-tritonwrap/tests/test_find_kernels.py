@@ -273,7 +273,7 @@ def reads_hostile_things(x: Tensor) -> None:
     {hostile: 1}[hostile][(1,)](x)
 
 
-def test_nothing_of_the_user_runs() -> None:
+def test_no_code_of_the_user_runs() -> None:
     assert [name for name, _ in found(reads_hostile_things)] == ["double_kernel"]
 
 
@@ -460,7 +460,7 @@ RINGS = {swapped: ["double_kernel"], through_a_ring: BOTH, wrapped_again: ["doub
 
 
 @pytest.mark.parametrize("body", RINGS, ids=lambda body: body.__name__)
-def test_names_that_stand_for_one_another(body: Any) -> None:
+def test_names_that_refer_to_one_another(body: Any) -> None:
     assert sorted(name for name, _ in found(body)) == RINGS[body]
 
 

@@ -375,7 +375,7 @@ def test_the_stack_of_the_caller_does_not_matter() -> None:
 
 
 def installed(folder: Any, monkeypatch: pytest.MonkeyPatch, **files: str) -> None:
-    """Modules in a folder like those that pip installs into, loaded anew."""
+    """Modules in a folder like those that pip installs into, loaded again."""
     place = folder / "site-packages"
     place.mkdir(exist_ok=True)
     monkeypatch.syspath_prepend(place)

@@ -353,7 +353,7 @@ def test_inner_custom_op_is_seen_through(call: Callable[..., Any], ops: Ops) -> 
     assert launches_of(alone) == [], "called by itself it stays as its library made it"
 
 
-def test_inner_op_that_cannot_be_traced_stays_whole_and_is_named(ops: Ops) -> None:
+def test_an_inner_op_that_cannot_be_traced_is_kept_and_named(ops: Ops) -> None:
     def reads(x: Tensor) -> Tensor:
         assert x.sum().item() < 1e9
         return double(x)

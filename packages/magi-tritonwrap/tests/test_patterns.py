@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each launch pattern, seen through: the op is gone from the AOT graph and the launch stands in its place."""
+"""Each launch pattern is seen through: in the AOT graph, the launch is in the place of the op."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_shipped_stubs_are_those_of_the_allowlist() -> None:
 
 
 @golden_torch
-def test_the_shipped_allowlist_is_large_and_whole() -> None:
+def test_the_shipped_allowlist_is_large_and_complete() -> None:
     bases = shipped_bases()
 
     assert len(bases) == 598

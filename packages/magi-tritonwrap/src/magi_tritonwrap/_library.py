@@ -103,7 +103,7 @@ def content_of_package(root: str) -> str:
 
 def content_of_module(name: str) -> str:
     """A digest of the file of a module, found without loading it; empty for a library's, and where there is none."""
-    if is_library_module(name):
+    if standing_of_module(name) is Standing.LIBRARY:
         return ""
     path, spec = None, None
     for depth in range(1, name.count(".") + 2):

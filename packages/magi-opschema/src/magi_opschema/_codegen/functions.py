@@ -14,15 +14,17 @@ The function that the decorator returns is in `exposed`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from magi_opschema._model.tree import Leaf, MaskedList, Node, flat_name, leaves, nodes
+from magi_opschema.errors import ReturnValueError
 
 from .nodes import flatten, rebuild
 from .refusals import Refusal, refusals_of, write_readings, write_refusals
-from .reject import writer_of
+from .reject import rejections, writer_of
 from .source import Source
-from .writer import INDENT, Reject, Writer
+from .writer import INDENT, Writer
 
 
 if TYPE_CHECKING:
@@ -41,22 +43,33 @@ class Checked(Protocol):
         """Call the body and check the call."""
 
 
-def emit_twin(
-    lowering: SignatureLowering,
-    fn: Callable[..., Any],
-    suffix: str,
-    doc: str,
-    to: Writer,
-    title: str,
-    reject_output: Reject,
-    refuse: Callable[..., None],
-    checked: Checked | None = None,
-) -> Source:
-    """The flat twin of *fn*, a body or a fake at the user's signature.
+Purpose = Literal["lowered", "kernel", "fake"]
+
+_TWIN_DOCS: dict[Purpose, str] = {
+    "lowered": "The body of {name} at its flat signature.",
+    "kernel": "The body of {name} as the dispatcher calls it; the first real call is checked.",
+    "fake": "The fake of {name} at its flat signature.",
+}
+
+
+@dataclass(frozen=True)
+class TwinCalls:
+    """What a twin calls: *fn*, a body or a fake at the user's signature, and other functions before it.
 
     *refuse* raises the error about the first of the flat arguments that the signature refuses. With *checked*, calls
     are passed to that while its check is pending.
     """
+
+    fn: Callable[..., Any]
+    refuse: Callable[..., None]
+    checked: Checked | None = None
+
+
+def emit_twin(lowering: SignatureLowering, purpose: Purpose, calls: TwinCalls) -> Source:
+    """The flat twin of a function for one *purpose*."""
+    fn, checked = calls.fn, calls.checked
+    to = writer_of(lowering, is_description=purpose == "fake")
+    reject_output = rejections(lowering.title, lowering.location, returned=ReturnValueError)
     call = to.bind("fn", fn)
     if checked is not None:
         with to.block(f"if {to.bind('check', checked.check)}.pending:"):
@@ -66,7 +79,7 @@ def emit_twin(
     conditions = [condition for _, condition in _refusals(lowering, to, are_real=checked is not None)]
     if conditions:
         with to.block(f"if {' or '.join(conditions)}:"):
-            to.line(f"{to.bind('refuse', refuse)}({_flat_call(lowering.arguments)})")
+            to.line(f"{to.bind('refuse', calls.refuse)}({_flat_call(lowering.arguments)})")
     values = [rebuild(parameter.node, to) for parameter in lowering.parameters]
     passed = [
         f"{parameter.name}={value}" if parameter.is_keyword_only else value
@@ -75,7 +88,9 @@ def emit_twin(
     output = to.temporary("output")
     to.line(f"{output} = {call}({', '.join(passed)})")
     to.line(f"return {_flat_output(lowering.returns, output, to.of_output(reject_output))}")
-    return source_of(f"{lowering.name}_{suffix}", _flat_parameters(lowering.arguments, to), doc, to, title)
+    doc = _TWIN_DOCS[purpose].format(name=lowering.name)
+    title = f"{purpose} {fn.__module__}.{fn.__qualname__}"
+    return source_of(f"{lowering.name}_{purpose}", _flat_parameters(lowering.arguments, to), doc, to, title)
 
 
 def emit_refusals(lowering: SignatureLowering, to: Writer, title: str) -> Source:

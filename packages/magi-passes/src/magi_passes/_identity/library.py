@@ -65,7 +65,7 @@ def standing_of(value: Any, own: frozenset[str] = frozenset()) -> Standing:
 
 
 def root_of(value: Any) -> str:
-    """The top-level package of a class or function."""
+    """The top-level package of a function, a class, or an object with a module."""
     return str(getattr(value, "__module__", None) or "").partition(".")[0]
 
 

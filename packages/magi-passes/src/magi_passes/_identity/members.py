@@ -15,8 +15,9 @@ C_FUNCTIONS = (
 )
 """Functions written in C, bound or not."""
 REMEMBERED = "_magi_passes_identity"
-"""The attribute of a class that holds its description and footprint."""
-# Written by Python, some of it long after the class was made. What it says is in the bases or the members already.
+"""The attribute of a class that holds what magi-passes knows of its identity."""
+# Written by Python, some of it long after the class was made. It says nothing about what methods do, or says it in
+# memory addresses.
 _CLASS_MACHINERY = frozenset(
     {
         *("__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__slots__", "__slotnames__"),
@@ -29,12 +30,12 @@ _CLASS_MACHINERY = frozenset(
 
 def members_of(cls: type) -> dict[str, object]:
     """What the author of *cls*, or a class decorator, put into it, by name."""
-    return {name: member for name, member in vars(cls).items() if name not in _CLASS_MACHINERY}
-
-
-def parts_of_function(function: types.FunctionType) -> tuple[object, ...]:
-    """The parts of a function that can be replaced."""
-    return (function.__code__, function.__defaults__, function.__kwdefaults__, *vars(function).values())
+    return {
+        name: member
+        for name, member in sorted(vars(cls).items(), key=lambda pair: pair[0])
+        if name not in _CLASS_MACHINERY
+        and not isinstance(member, types.MemberDescriptorType | types.GetSetDescriptorType)
+    }
 
 
 def contents_of(cell: types.CellType) -> tuple[object, ...]:

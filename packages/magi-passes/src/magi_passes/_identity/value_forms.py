@@ -2,6 +2,9 @@
 """Stable forms of values: plain ones, containers, instances, and what only exists while a program runs.
 
 A *form* is text that is equal exactly for equal values, in every process.
+
+The functions here differ from those of magi-tritonwrap only where they note a footprint, where a value has no stable
+form, and in the values that only one of the two packages meets.
 """
 
 from __future__ import annotations

@@ -11,6 +11,9 @@ walk meets them, and each is described by its own code and the numbers of what i
 The walk reads more than is strictly needed, on purpose: every attribute of a module that the code mentions, and every
 member of a class. An edit that changes nothing may cause a cache miss; an edit that changes something never causes a
 hit.
+
+magi-tritonwrap's walk does the same for an op. This one differs because a pass may import modules and read modules as
+values, follows our own packages as well, and notes what it read.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from magi_passes.errors import PassIdentityError
 from .code import CodeNames, Import, code_digest, code_names, digest
 from .footprint import MISSING, Footprint
 from .library import Standing, content_of, content_of_module, standing_of, standing_of_module, version_of
-from .members import C_FUNCTIONS, contents_of, members_of, parts_of_function
+from .members import C_FUNCTIONS, contents_of, members_of
 from .value_forms import Place, container_form, foreign_form, instance_form, plain_form, runtime_form, type_name
 
 
@@ -60,12 +63,12 @@ class _Walk:
     def result(self, roots: Iterable[tuple[Any, Place]]) -> str:
         """The digest of *roots*."""
         forms = [self.form(root, place) for root, place in roots]
-        for value, where in self._met:  # grows meanwhile
-            forms.append(self._description(value, where))
-        return digest("identity", *forms)
+        for value, place in self._met:  # grows meanwhile
+            forms.append(self._description(value, place))
+        return digest("roots", *forms)
 
     def form(self, value: Any, place: Place) -> str:
-        """The form of *value* if it is plain; otherwise the number under which the walk describes it."""
+        """The form of *value* where it is plain; otherwise the number under which the walk describes it."""
         plain = plain_form(self, value, place) or self._wrapper(value, place)
         if plain is not None:
             return plain
@@ -98,12 +101,14 @@ class _Walk:
         raise PassIdentityError(no_stable_form(value, place.text))
 
     def _wrapper(self, value: Any, place: Place) -> str | None:
-        """The form of *value* if Python makes it at each access, as a bound method, or puts it around a function.
+        """The form of *value* where Python makes it at each access, as a bound method, or puts it around a function.
 
         It is None for any other value.
         """
         if isinstance(value, types.MethodType):
-            return digest("method", self.form(value.__func__, place), self.form(value.__self__, place))
+            return digest(
+                "method", self.form(value.__func__, place), self.form(value.__self__, place.inner(".__self__"))
+            )
         if isinstance(value, staticmethod | classmethod):
             return digest(type(value).__name__, self.form(value.__func__, place))
         if isinstance(value, functools.partial | functools.partialmethod):
@@ -111,7 +116,8 @@ class _Walk:
             return digest(type(value).__name__, *(self.form(part, place) for part in parts))
         if isinstance(value, C_FUNCTIONS):
             owner = getattr(value, "__self__", None)
-            bound = "" if owner is None or isinstance(owner, types.ModuleType) else self.form(owner, place)
+            is_bound = owner is not None and not isinstance(owner, types.ModuleType)
+            bound = self.form(owner, place.inner(".__self__")) if is_bound else ""
             module = getattr(value, "__module__", None)
             return digest("builtin", str(module), value.__qualname__, bound, self._extension(module))
         return None
@@ -157,7 +163,7 @@ class _Walk:
     def _function(self, function: types.FunctionType) -> str:
         standing, place = self._standing(function)
         here = function.__qualname__
-        self.footprint.note(functools.partial(parts_of_function, function))
+        self.footprint.note(functools.partial(_parts_of_function, function))
         table = vars(function).get("registry")
         if standing is Standing.LIBRARY and table is not None:  # functools.singledispatch
             return digest("singledispatch", self.form(table, place.of(f"the registry of {here}")))
@@ -273,10 +279,14 @@ class _Walk:
         ]
         parts += [self.form(base, place.of(f"a base of {cls.__qualname__}")) for base in (*cls.__bases__, type(cls))]
         self.footprint.note(vars(cls).values)
-        for name, member in sorted(members_of(cls).items(), key=lambda pair: pair[0]):
-            if not isinstance(member, types.MemberDescriptorType | types.GetSetDescriptorType):
-                parts += [name, self.form(member, place.of(f"{cls.__qualname__}.{name}"))]
+        for name, member in members_of(cls).items():
+            parts += [name, self.form(member, place.of(f"{cls.__qualname__}.{name}"))]
         return digest("class", *parts)
+
+
+def _parts_of_function(function: types.FunctionType) -> tuple[object, ...]:
+    """The parts of a function that can be replaced."""
+    return (function.__code__, function.__defaults__, function.__kwdefaults__, *vars(function).values())
 
 
 def no_stable_form(value: object, where: str) -> str:

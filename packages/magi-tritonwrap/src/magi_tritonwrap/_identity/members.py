@@ -14,6 +14,8 @@ C_FUNCTIONS = (
     types.ClassMethodDescriptorType,
 )
 """Functions written in C, bound or not."""
+REMEMBERED = "_magi_passes_identity"
+"""The attribute of a class that holds what magi-passes knows of its identity."""
 # Written by Python, some of it long after the class was made. It says nothing about what methods do, or says it in
 # memory addresses.
 _CLASS_MACHINERY = frozenset(
@@ -21,7 +23,7 @@ _CLASS_MACHINERY = frozenset(
         *("__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__slots__", "__slotnames__"),
         *("__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__", "__type_params__"),
         *("__dataclass_params__", "__orig_bases__", "__parameters__", "__abstractmethods__", "_abc_impl"),
-        *("__firstlineno__", "__static_attributes__", "_value2member_map_", "_magi_passes_identity"),
+        *("__firstlineno__", "__static_attributes__", "_value2member_map_", REMEMBERED),
     }
 )
 

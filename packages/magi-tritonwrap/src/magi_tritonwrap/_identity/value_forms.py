@@ -2,6 +2,9 @@
 """Stable digests of values: plain ones, kernels with their settings, containers and instances.
 
 A *form* is text that is equal exactly for equal values, in every process.
+
+The functions here differ from those of magi-passes only where those note a footprint, where a value has no stable form,
+and in the values that only one of the two packages meets.
 """
 
 from __future__ import annotations
@@ -58,7 +61,7 @@ class Place:
 
     @property
     def is_lenient(self) -> bool:
-        """Whether a value without a stable form is left out."""
+        """Whether the type of a value without a stable form is its form."""
         return self.read_by is not Standing.OPEN
 
     def of(self, text: str) -> Place:
@@ -228,8 +231,7 @@ def state_of(value: Any) -> dict[str, Any]:
     They are the fields of a frozen dataclass, and the attributes of any other. The result of a
     `functools.cached_property` is left out, because it follows from the rest.
     """
-    parameters = getattr(type(value), "__dataclass_params__", None)
-    if parameters is not None and parameters.frozen:
+    if is_frozen(type(value)):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     state = dict(getattr(value, "__dict__", {}))
     for cls in type(value).__mro__:
@@ -239,6 +241,12 @@ def state_of(value: Any) -> dict[str, Any]:
             if isinstance(member, types.MemberDescriptorType) and hasattr(value, name):
                 state.setdefault(name, getattr(value, name))
     return state
+
+
+def is_frozen(cls: type) -> bool:
+    """Whether *cls* is a frozen dataclass."""
+    parameters = getattr(cls, "__dataclass_params__", None)
+    return parameters is not None and bool(parameters.frozen)
 
 
 def type_name(cls: type) -> str:
