@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -56,12 +57,13 @@ def quick_compilations(request: pytest.FixtureRequest) -> Iterator[None]:
     """Inductor calls ATen where it would write a kernel, unless the test is marked ``kernels``, ``slow`` or ``gpu``.
 
     For a kernel g++ takes longer than the rest of a small compilation takes. Guards, splits, passes over graphs, caches
-    and reports are the same without.
+    and reports are the same without. With ``MAGI_TESTS_COMPILE_KERNELS=1`` every test has kernels, as in `nox -s full`.
     """
     from torch._inductor import config
 
     request.getfixturevalue("unmeasured_guards")
-    needs_kernels = any(request.node.get_closest_marker(name) for name in ("kernels", "slow", "gpu"))
+    marked = any(request.node.get_closest_marker(name) for name in ("kernels", "slow", "gpu"))
+    needs_kernels = marked or os.environ.get("MAGI_TESTS_COMPILE_KERNELS") == "1"
     instead = {} if needs_kernels or not hasattr(config, "fallback_by_default") else {"fallback_by_default": True}
     with config.patch(instead):
         yield

@@ -188,9 +188,10 @@ def full(session: nox.Session) -> None:
     _install_editable(session, *PACKAGES, groups=("test", "models", "frameworks"), with_extras=True)
     # Without its dependencies: they are those of the other models, and torchvision, whose wheel is built for CUDA.
     session.install("--no-deps", *_group("timm"))
+    compiled = ONE_THREAD | {"MAGI_TESTS_COMPILE_KERNELS": "1"}
     for package in PACKAGES:
-        _run_tests(session, f"packages/{package}", marker="not gpu")
-    _run_tests(session, "tests", marker="not gpu")
+        _run_tests(session, f"packages/{package}", marker="not gpu", env=compiled)
+    _run_tests(session, "tests", marker="not gpu", env=compiled)
 
 
 @nox.session(python=PYTHON)
