@@ -187,11 +187,12 @@ def test_tiles_whose_warps_have_no_patches_of_their_own(settings: tuple[int, int
         tilings.Tile(*settings, patches=2, stages=3)
 
 
-def test_codes_that_cannot_be_read_in_fours() -> None:
-    held = nvfp4.NVFP4Weight.of(nvfp4.quantize_nvfp4(torch.randn(16, 64)))
-    moved = torch.cat([held.codes.flatten()[:1], held.codes.flatten()])[1:].view_as(held.codes)
-    with pytest.raises(ValueError, match=r"begin at element 1 of their storage\. .*Use \.clone"):
-        nvfp4.NVFP4LinearRunner(replace(held, codes=moved)).run_triton(torch.randn(2, 64))
+@pytest.mark.parametrize("part", ["codes", "scales"])
+def test_a_weight_that_is_not_in_one_piece(part: str) -> None:
+    held = nvfp4.NVFP4Weight.of(nvfp4.quantize_nvfp4(torch.randn(32, 128)))
+    scattered = replace(held, **{part: getattr(held, part).transpose(0, 1).contiguous().transpose(0, 1)})
+    with pytest.raises(ValueError, match=r"The codes of a weight have strides .*Use \.clone"):
+        nvfp4.NVFP4LinearRunner(scattered).run_triton(torch.randn(2, 128))
 
 
 def moe_launches(tokens: int) -> list[str]:
@@ -227,7 +228,8 @@ def compiled_for_hopper(
         kernel,
         signature=signature | dict.fromkeys(constants, "constexpr"),
         constexprs={(names.index(name),): value for name, value in constants.items()},
-        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in signature if name != "m"},
+        # Codes at an odd place must not get another layout.
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in signature if name not in ("m", "codes")},
     )
     found: dict[str, str] = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps}).asm
     return found
@@ -319,6 +321,18 @@ def test_every_code_is_exact_on_the_gpu(dtype: torch.dtype) -> None:
         if dtype is torch.float32 and tile.block_m > 64:
             continue  # two bytes more an element than a multiprocessor has room for
         assert torch.equal(launch(unit, held, tile, Rows.of(unit, tile)).cpu(), exact.to(dtype)), tile
+
+
+@pytest.mark.gpu
+def test_codes_at_an_odd_place_on_the_gpu() -> None:
+    weight, exact = every_code()
+    held, unit = on_the_gpu(weight), torch.eye(16, device="cuda", dtype=torch.bfloat16)
+    for ahead in (1, 2):
+        codes = torch.cat([held.codes.flatten()[:ahead], held.codes.flatten()])[ahead:].view_as(held.codes)
+        for tile in TILES:
+            assert torch.equal(
+                launch(unit, replace(held, codes=codes), tile, Rows.of(unit, tile)).cpu(), exact.bfloat16()
+            )
 
 
 @pytest.mark.gpu

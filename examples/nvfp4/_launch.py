@@ -81,13 +81,12 @@ def launch(x: Tensor, weight: NVFP4Weight, tile: Tile, rows: Rows) -> Tensor:
     """*rows* of x times the weight, or each times that of its expert: [rows, columns].
 
     Raises:
-        ValueError: the codes of the weight are not in one piece, or do not begin where 16 bytes can be read at once.
+        ValueError: the codes or the scales of the weight are not in one piece.
     """
-    if not (weight.codes.is_contiguous() and weight.codes.storage_offset() % 4 == 0):
+    if not (weight.codes.is_contiguous() and weight.scales.is_contiguous()):
         raise ValueError(
-            f"The codes of a weight have strides {weight.codes.stride()} and begin at element "
-            f"{weight.codes.storage_offset()} of their storage. The kernel reads them one after the other, four at "
-            "once. Use .clone(memory_format=torch.contiguous_format)."
+            f"The codes of a weight have strides {weight.codes.stride()} and its scales {weight.scales.stride()}. The "
+            "kernel reads them one after the other. Use .clone(memory_format=torch.contiguous_format)."
         )
     k, patches = x.shape[1], weight.codes.shape[-2]
     out = x.new_empty(rows.count, weight.columns)
