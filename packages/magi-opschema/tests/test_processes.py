@@ -70,6 +70,7 @@ def test_import_loads_no_torch_and_registering_loads_no_compiler(tmp_path: Path)
     assert run(textwrap.dedent(before) + OP + textwrap.dedent(after), tmp_path, with_op=False).strip() == "[]"
 
 
+@pytest.mark.slow  # tests/test_caches.py has the fast ones
 def test_second_process_hits_the_compile_caches(tmp_path: Path) -> None:
     script = """
     from torch._dynamo.utils import counters
