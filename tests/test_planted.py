@@ -13,7 +13,7 @@ CASES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("case", "place", "direction"), CASES, ids=" ".join)
+@pytest.mark.parametrize(("case", "place", "direction"), CASES)
 def test_the_planted_operator_is_named(case: str, place: str, direction: str) -> None:
     text = _planted.blamed(*_planted.planted(case, place), direction)
 
