@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real classes by stock Inductor and by magi: magi is right, and names a guard only where stock is not."""
+"""Real classes by stock Inductor and by magi: magi is right, and names a repair of results only where stock is not."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+OF_SPEED = {"keep_floats_of_modules"}
+"""Repairs of what is slow in stock, and not wrong."""
 
 
 def results(case: Case, model: nn.Module, fn: Callable[..., Tensor]) -> list[Tensor]:
@@ -53,7 +57,7 @@ def stock_is_right(case: Case, model: nn.Module, expected: list[Tensor]) -> bool
 # transformers looks up the release of torch, and whether FSDP is used, in functions that cache the result.
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function:UserWarning")
 @pytest.mark.parametrize("name", CASES)
-def test_a_guard_is_named_only_where_stock_is_not_right(name: str) -> None:
+def test_a_repair_is_named_only_where_stock_is_not_right(name: str) -> None:
     case = CASES[name]
     torch.manual_seed(0)
     model = case.build().eval()
@@ -67,5 +71,8 @@ def test_a_guard_is_named_only_where_stock_is_not_right(name: str) -> None:
             report = explained(*arguments(case, size))
 
     assert report.agrees
-    guards = [repair.name for each in report.compilations for graph in each.graphs for repair in graph.repairs]
-    assert bool(guards) is not is_right, f"stock is {'right' if is_right else 'not right'}, and the guards are {guards}"
+    named = [repair.name for each in report.compilations for graph in each.graphs for repair in graph.repairs]
+    repairs = [name for name in named if name not in OF_SPEED]
+    assert bool(repairs) is not is_right, (
+        f"stock is {'right' if is_right else 'not right'}, and the repairs are {named}"
+    )
