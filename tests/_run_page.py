@@ -31,9 +31,9 @@ from _pages import Block, Page, PageError, read_page
 
 _OUR_COMMANDS = {"magi-opschema"}
 # A page shows what a first compilation says; which graphs another program has left in the cache must not matter.
-_COMPILES_ANEW = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
+COMPILES_ANEW = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
 # The headers of vector instructions take most of the time of g++ for a small kernel.
-_COMPILES_QUICKLY = {"TORCHINDUCTOR_VEC_ISA_OK": "0"}
+COMPILES_QUICKLY = {"TORCHINDUCTOR_VEC_ISA_OK": "0"}
 _PLACE = re.compile(r"[^\s\"(]+\.py(:\d+|\", line \d+)")
 
 
@@ -184,7 +184,7 @@ def _run_console(place: str, block: Block, folder: Path) -> None:
 def run_many() -> int:
     """Run each page named on stdin."""
     # What torch reads from the environment when it is imported.
-    os.environ.update(_COMPILES_ANEW | _COMPILES_QUICKLY)
+    os.environ.update(COMPILES_ANEW | COMPILES_QUICKLY)
     import torch._inductor.compile_fx  # noqa: F401
 
     for line in sys.stdin:
@@ -206,7 +206,7 @@ def main(arguments: list[str]) -> int:
         return run_many()
     try:
         page = read_page(Path(arguments[0]))
-        os.environ.update(_COMPILES_ANEW | page.environment)
+        os.environ.update(COMPILES_ANEW | page.environment)
         with tempfile.TemporaryDirectory() as folder:
             run_page(page, Path(folder), gpu="--gpu" in arguments)
     except PageError as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _run_page import COMPILES_QUICKLY
 
 
 ROOT = Path(__file__).parent.parent
@@ -92,8 +93,7 @@ def start(
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / cache),
-        # The headers of vector instructions take most of the time of g++ for a small kernel.
-        "TORCHINDUCTOR_VEC_ISA_OK": "0",
+        **COMPILES_QUICKLY,
     }
     file = tmp_path / "program.py"
     file.write_text(program)

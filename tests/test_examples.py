@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from _run_page import COMPILES_ANEW, COMPILES_QUICKLY
 from PIL import Image
 
 
@@ -34,13 +35,8 @@ PROMISES: dict[str, tuple[list[str], list[str], dict[str, str]]] = {
         {},
     ),
 }
-# A graph that an earlier run left in a cache needs no pass, and these show what passes do. The headers of vector
-# instructions take most of the time of g++ for a small kernel.
-COMPILES_ANEW = {
-    "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
-    "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
-    "TORCHINDUCTOR_VEC_ISA_OK": "0",
-}
+# A graph that an earlier run left in a cache needs no pass, and these show what passes do.
+COMPILES = COMPILES_ANEW | COMPILES_QUICKLY
 
 
 def test_every_example_has_promises() -> None:
@@ -66,7 +62,7 @@ def test_example(name: str, tmp_path: Path) -> None:
     said, written, environment = PROMISES[name]
     options = ["--out", tmp_path] if written else []
 
-    printed = run(sys.executable, EXAMPLES / f"{name}.py", *options, **COMPILES_ANEW, **environment)
+    printed = run(sys.executable, EXAMPLES / f"{name}.py", *options, **COMPILES, **environment)
 
     for promise in said:
         assert promise in printed
@@ -88,7 +84,7 @@ def _shows_what_was_drawn(path: Path) -> None:
 
 def test_a_reader_of_a_pipe_sees_at_once_what_the_demo_does(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLES / "vae_decode.py"), "--out", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **COMPILES_ANEW}) as program:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **COMPILES}) as program:
         assert program.stdout is not None
         lines = [program.stdout.readline() for _ in range(2)]
         still_running = program.poll() is None

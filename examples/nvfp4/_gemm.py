@@ -10,7 +10,7 @@ from ._decode import LEFT_TO_SCALE, decoded
 
 
 NOT_ROUTED, BY_ROW, SORTED = (tl.constexpr(i) for i in range(3))
-"""All rows by one weight; row r by the expert tile_expert[r]; rows sorted by expert, in tiles of one expert each."""
+"""All rows by one weight; row r by the expert routing[r]; rows sorted by expert, in tiles of one expert each."""
 
 
 @triton.jit
@@ -46,7 +46,7 @@ def nvfp4_gemm_kernel(  # type: ignore[no-untyped-def]
         first, end = tl.load(routing + tiles + tile), tl.load(routing + 2 * tiles + tile)
         if first >= end:
             return
-    # Far ahead of its use: it is read from memory, and all programs end at once.
+    # Read here or after the loop, it takes the same time.
     scale = tl.load(tensor_scale + expert)
     row = first + tl.arange(0, BLOCK_M)
     inside = row < end

@@ -61,7 +61,7 @@ def patches_of(weight: NVFP4Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tensor_of(codes: Tensor, scales: Tensor, tensor_scale: Tensor, columns: int, features: int) -> NVFP4Tensor:
-    """The inverse of `patches_of`; a block whose scale is zero has zeros for codes, and no scale is negative."""
+    """The inverse of `patches_of`; values of a block whose scale is zero are zero, and no scale is negative."""
     unpacked = _codes_of_words(codes)[..., :columns, :features]
     scale = _with_subnormals(_scales_of_words(scales)[..., :columns, : features // BLOCK])
     packed = (unpacked[..., ::2] | unpacked[..., 1::2] << 4).to(torch.uint8)

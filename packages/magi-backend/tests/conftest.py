@@ -29,7 +29,7 @@ def _own_compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 
 @pytest.fixture(autouse=True)
 def _few_kernels(quick_compilations: None) -> None:
-    """What g++ makes of Inductor's kernels is tested where a test is marked ``kernels``."""
+    """Only tests that are marked ``kernels`` depend on the kernels that Inductor writes."""
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ def x() -> torch.Tensor:
 
 @pytest.fixture(autouse=True)
 def _few_kernels(quick_compilations: None) -> None:
-    """What g++ makes of Inductor's kernels is no concern of an operator."""
+    """An operator does not depend on the kernels that Inductor writes, so most tests do without them."""
 
 
 @pytest.fixture(autouse=True)
