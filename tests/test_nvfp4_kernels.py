@@ -92,11 +92,11 @@ def test_linear_of_every_class_of_rows_under_the_interpreter() -> None:
 def test_every_code_is_exact_under_the_interpreter() -> None:
     script = """
     from nvfp4._launch import Rows, decoded_copy, launch
-    from nvfp4._tilings import MANY, NARROW, WIDE
+    from nvfp4._tilings import BY_COLUMNS, MANY
     weight, exact = every_code()
     weight = nvfp4.NVFP4Weight.of(weight)
     assert torch.equal(decoded_copy(weight, torch.float32), exact.T)
-    for tile in {tile for _, tile in (*WIDE, *NARROW, (0, MANY))}:
+    for tile in {MANY, *(tile for _, table in BY_COLUMNS for _, tile in table)}:
         x = torch.eye(16)
         assert torch.equal(launch(x, weight, tile, Rows.of(x, tile)), exact), tile
     print("equal")
@@ -167,7 +167,8 @@ def test_narrow_products_have_programs_for_every_multiprocessor() -> None:
     for rows, columns in itertools.product((1, 8, 9, 16), (8192, 4096, 1024)):
         # A tensor core takes 16 columns at least.
         assert triton.cdiv(columns, tilings.tile_for(rows, columns).block_n) >= min(128, columns // 16)
-    assert tilings.tile_for(8, 8192).block_m == 8
+    assert tilings.tile_for(1, 8192).block_m == 1
+    assert tilings.tile_for(2, 8192).block_m == 8
     assert tilings.tile_for(9, 8192).block_m == 16
     assert tilings.tile_for(10_000, 8192) == tilings.MANY
 
@@ -175,8 +176,8 @@ def test_narrow_products_have_programs_for_every_multiprocessor() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ((16, 32, 2, 4), r"2 parts of k for 4 warps\. Use one part for each warp, or one part for 4 or 8 warps\."),
-        ((16, 32, 1, 2), r"1 parts of k for 2 warps\."),
+        ((16, 32, 2, 4), r"2 parts of the features for 4 warps\. Use one for each warp, or several, or one part for 4"),
+        ((16, 32, 1, 2), r"1 parts of the features for 2 warps\."),
         ((64, 32, 1, 4), r"32 columns\. Use a multiple of 64, 16 for each warp\."),
         ((16, 24, 4, 4), r"24 columns\. Use a multiple of 16"),
     ],
@@ -192,6 +193,12 @@ def test_a_weight_that_is_not_in_one_piece(part: str) -> None:
     scattered = replace(held, **{part: getattr(held, part).transpose(0, 1).contiguous().transpose(0, 1)})
     with pytest.raises(ValueError, match=r"The codes of a weight have strides .*Use \.clone"):
         nvfp4.NVFP4LinearRunner(scattered).run_triton(torch.randn(2, 128))
+
+
+def test_rows_of_another_length_than_the_weight() -> None:
+    runner = nvfp4.NVFP4LinearRunner(nvfp4.NVFP4Weight.of(nvfp4.quantize_nvfp4(torch.randn(32, 128))))
+    with pytest.raises(ValueError, match=r"x has 64 features, but the weight is for 128\."):
+        runner.run_triton(torch.randn(2, 64))
 
 
 def moe_launches(tokens: int) -> list[str]:
@@ -234,16 +241,16 @@ def compiled_for_hopper(
 
 
 WEIGHT = {"codes": "*i32", "scales": "*i32", "tensor_scale": "*fp32"}
-TILES = sorted({tile for _, tile in (*tilings.WIDE, *tilings.NARROW, (0, tilings.MANY))}, key=repr)
+TILES = sorted({tilings.MANY, *(tile for _, table in tilings.BY_COLUMNS for _, tile in table)}, key=repr)
 
 
 def compiled_product(tile: Any, way: int, x: str = "bf16", odd: tuple[str, ...] = ()) -> dict[str, str]:
-    sizes = dict.fromkeys(("m", "n", "k", "patches", "stride_x"), "i32")
     constants = {
-        "ROUTING": way, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "PARTS": tile.parts,
-        "PATCHES": tile.patches, "WARPS": tile.warps, "STAGES": tile.stages, "EVEN": True, "PACKED": True,
+        "N": 8192, "K": 8192, "ROUTING": way, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "PARTS": tile.parts,
+        "PATCHES": tile.patches, "WARPS": tile.warps, "STAGES": tile.stages, "PACKED": True,
     }  # fmt: skip
-    signature = {"x": f"*{x}", **WEIGHT, "out": f"*{x}", **sizes, "routing": "*i64", "shared_rows": "i32"}
+    sizes = dict.fromkeys(("m", "stride_x", "shared_rows"), "i32")
+    signature = {"x": f"*{x}", **WEIGHT, "out": f"*{x}", **sizes, "routing": "*i64"}
     return compiled_for_hopper(nvfp4_gemm_kernel, signature, constants, tile.warps, odd)
 
 

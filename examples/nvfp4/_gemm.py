@@ -15,26 +15,28 @@ NOT_ROUTED, BY_ROW, SORTED = (tl.constexpr(i) for i in range(3))
 
 @triton.jit
 def nvfp4_gemm_kernel(  # type: ignore[no-untyped-def]
-    x, codes, scales, tensor_scale, out, m, n, k, patches, stride_x,
-    routing, shared_rows,
-    ROUTING: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr, PATCHES: tl.constexpr,
-    WARPS: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, PACKED: tl.constexpr,
+    x, codes, scales, tensor_scale, out, m, stride_x, routing, shared_rows,
+    N: tl.constexpr, K: tl.constexpr, ROUTING: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PARTS: tl.constexpr, PATCHES: tl.constexpr, WARPS: tl.constexpr, STAGES: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """out[m, n] for BLOCK_M rows and BLOCK_N columns, in the type of x: float32, float16 or bfloat16.
+    """out[m, N] for BLOCK_M rows and BLOCK_N columns, in the type of x: float32, float16 or bfloat16.
 
-    A strip of 16 columns has so many *patches*. The weight is the left operand: its values are decoded in the registers
-    in which tensor cores take a left operand, and 8 rows of x are the least that a right one has. A warp reads and
-    decodes patches of its own. Either all WARPS have the same part of k, and lie beside each other along the columns,
-    or each has one of PARTS parts, whose sums are added at the end: a few rows give too few tiles to occupy a GPU.
+    A strip is 16 columns of a weight. The weight is the left operand: its values are decoded in the registers in which
+    tensor cores take a left operand. 8 rows of x are the least that a right one has; one row is taken 8 times.
 
-    A step takes PATCHES patches of each strip. EVEN says that steps divide k, and patches too.
+    A warp reads and decodes patches of its own. With one of PARTS all WARPS have the same features, and lie beside each
+    other along the columns. With more, each warp has one or several, whose sums are added at the end: a few rows give
+    too few tiles to occupy a GPU. A step takes PATCHES patches of a strip for each part, one part behind the other.
 
     By ROUTING: with BY_ROW, row r is row r // *shared_rows* of x, by expert routing[r]. With SORTED, routing has four
     parts: for each row tile its expert, its first row, and the row behind its last; then for each row its row of x. A
     tile whose first row is not below its end does nothing.
     """
-    BESIDE: tl.constexpr = WARPS // PARTS
+    BESIDE: tl.constexpr = WARPS if PARTS == 1 else 1
     STRIPS: tl.constexpr = BLOCK_N // (16 * BESIDE)
+    OWN: tl.constexpr = PATCHES * PARTS * BESIDE // WARPS
+    OF_K: tl.constexpr = (K + 63) // 64
+    EVEN: tl.constexpr = K % (64 * PARTS * PATCHES) == 0
     # Not in a function of its own: torch would take a pointer that it is given for one that the kernel writes to.
     tile, tiles = tl.program_id(0), tl.num_programs(0)
     expert, first, end = (tile * 0).to(tl.int64), tile * BLOCK_M, m
@@ -47,52 +49,105 @@ def nvfp4_gemm_kernel(  # type: ignore[no-untyped-def]
         if first >= end:
             return
     # Read here or after the loop, it takes the same time.
-    scale = tl.load(tensor_scale + expert)
-    row = first + tl.arange(0, BLOCK_M)
-    inside = row < end
-    at_x = x + row_of_x(row, inside, routing + 3 * tiles, shared_rows, ROUTING) * stride_x
+    scale = tl.load(tensor_scale + expert) * left_to_scale(x.dtype.element_ty)
 
-    strips, span = tl.cdiv(n, 16), tl.cdiv(patches, PARTS * PATCHES) * PATCHES
-    warp = tl.arange(0, WARPS)[:, None, None]
-    strip = tl.program_id(1) * (STRIPS * BESIDE) + tl.arange(0, STRIPS)[None, :, None] * BESIDE + warp % BESIDE
-    # A strip behind the last is not stored; it reads the last.
-    begin = warp // BESIDE * span
-    patch = (expert * strips + tl.minimum(strip, strips - 1)) * patches + begin
-    word, ahead = tl.arange(0, PATCHES * 16)[None, None, :], tl.arange(0, PATCHES)[None, None, :, None]
+    begin = tl.arange(0, WARPS)[:, None, None] // BESIDE * OWN
+    patch = expert * ((N + 15) // 16 * OF_K) + strips_of_warps(N, WARPS, BESIDE, STRIPS) * OF_K + begin
+    word, ahead = tl.arange(0, OWN * 16)[None, None, :], tl.arange(0, OWN)[None, None, :, None]
     at_scales = scales + patch * 16 + word
     at_codes = codes + (patch[:, :, :, None] + ahead) * 128 + tl.arange(0, 128)[None, None, None, :]
 
-    # With one part the product has two dimensions: only then does it get the tensor cores of a warp group.
-    shape: tl.constexpr = (PARTS, BLOCK_N, BLOCK_M) if PARTS > 1 else (BLOCK_N, BLOCK_M)
-    total = tl.zeros(shape, tl.float32)
-    element = tl.arange(0, 64 * PATCHES)
-    if PARTS > 1:
-        element = (tl.arange(0, PARTS) * (span * 64))[:, None, None] + element[None, :, None]
-        at_x, in_x = at_x[None, None, :], inside[None, None, :]
-    else:
-        element = element[:, None]
-        at_x, in_x = at_x[None, :], inside[None, :]
+    row = first + (tl.arange(0, BLOCK_M) if BLOCK_M > 1 else 0)
+    source = row_of_x(row, row < end, routing + 3 * tiles, shared_rows, ROUTING)
+    feature = features_of_x(BLOCK_M, PARTS, PATCHES, WARPS)
+    at_x = x + across(source * stride_x, BLOCK_M, PARTS) + feature
+    wanted = across(row < end, BLOCK_M, PARTS) if BLOCK_M > 1 else True
 
-    for start in tl.range(0, span, PATCHES, num_stages=STAGES):
-        if EVEN:
-            words = tl.load(at_codes + start * 128)
-            words_of_scales = tl.load(at_scales + start * 16)
-            right = tl.load(at_x + element + start * 64, in_x, other=0.0)
-        else:
-            words = tl.load(at_codes + start * 128, begin[:, :, :, None] + ahead + start < patches, other=0)
-            words_of_scales = tl.load(at_scales + start * 16, begin + word // 16 + start < patches, other=0)
-            right = tl.load(at_x + element + start * 64, in_x & (element + start * 64 < k), other=0.0)
+    # With one part the product has two dimensions: only then does it get the tensor cores of a warp group.
+    ROWS: tl.constexpr = max(BLOCK_M, 8)
+    total = tl.zeros((PARTS, BLOCK_N, ROWS) if PARTS > 1 else (BLOCK_N, ROWS), tl.float32)
+    for start in tl.range(0, OF_K, PARTS * PATCHES, num_stages=STAGES):
+        of_codes = True if EVEN else begin[:, :, :, None] + ahead + start < OF_K
+        of_scales = True if EVEN else begin + word // 16 + start < OF_K
+        of_x = wanted if EVEN else wanted & (feature + start * 64 < K)
+        words = tl.load(at_codes + start * 128, of_codes, other=0)
+        words_of_scales = tl.load(at_scales + start * 16, of_scales, other=0)
+        right = right_operand(tl.load(at_x + start * 64, of_x, other=0.0), BLOCK_M, PARTS, WARPS)
         values = decoded(words, words_of_scales, PACKED)
         left = left_operand(values, x.dtype.element_ty, PARTS, BESIDE, STRIPS, PATCHES)
         # float32 stays float32; the precision means nothing to types of 16 bits.
         total = waited_for(tl.dot(left, right, total, input_precision="ieee"), PARTS, PACKED)
 
+    total = sum_of_parts(total, BLOCK_M, PARTS) * scale
+    column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    if BLOCK_M == 1:
+        tl.store(out + row.to(tl.int64) * N + column, total.to(out.dtype.element_ty), column < N)
+    else:
+        at_out = out + row.to(tl.int64)[None, :] * N + column[:, None]
+        tl.store(at_out, total.to(out.dtype.element_ty), (row < end)[None, :] & (column < N)[:, None])
+
+
+@triton.jit
+def strips_of_warps(  # type: ignore[no-untyped-def]
+    N: tl.constexpr, WARPS: tl.constexpr, BESIDE: tl.constexpr, STRIPS: tl.constexpr
+):
+    """The strips of each warp [WARPS, STRIPS, 1]. One behind the last of a weight is not stored; it reads the last."""
+    beside = tl.arange(0, WARPS)[:, None, None] % BESIDE
+    strip = tl.program_id(1) * (STRIPS * BESIDE) + tl.arange(0, STRIPS)[None, :, None] * BESIDE + beside
+    return tl.minimum(strip, (N + 15) // 16 - 1)
+
+
+@triton.jit
+def features_of_x(  # type: ignore[no-untyped-def]
+    BLOCK_M: tl.constexpr, PARTS: tl.constexpr, PATCHES: tl.constexpr, WARPS: tl.constexpr
+):
+    """Which features of x a step loads first, for several rows in the shape of a right operand.
+
+    Parts w, w + WARPS, ... are those of warp w, and lie behind each other.
+    """
+    if BLOCK_M == 1:
+        feature = tl.arange(0, PARTS * PATCHES * 64)
+    elif PARTS > 1:
+        part = tl.arange(0, PARTS)[:, None, None]
+        place = part % WARPS * (PARTS // WARPS) + part // WARPS
+        feature = place * (PATCHES * 64) + tl.arange(0, PATCHES * 64)[None, :, None]
+    else:
+        feature = tl.arange(0, PATCHES * 64)[:, None]
+    return feature
+
+
+@triton.jit
+def across(of_rows, BLOCK_M: tl.constexpr, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What *of_rows* has for each row, along the last dimension of a right operand."""
+    if BLOCK_M > 1:
+        of_rows = of_rows[None, None, :] if PARTS > 1 else of_rows[None, :]
+    return of_rows
+
+
+@triton.jit
+def right_operand(  # type: ignore[no-untyped-def]
+    loaded, BLOCK_M: tl.constexpr, PARTS: tl.constexpr, WARPS: tl.constexpr
+):
+    """What was loaded of x as [features, rows], or if there are PARTS that for each of them; one row eight times."""
+    if BLOCK_M == 1:
+        EACH: tl.constexpr = loaded.shape[0] // PARTS
+        if PARTS > 1:
+            loaded = tl.permute(tl.reshape(loaded, [WARPS, PARTS // WARPS, EACH]), (1, 0, 2))
+            loaded = tl.broadcast_to(tl.reshape(loaded, [PARTS, EACH, 1]), [PARTS, EACH, 8])
+        else:
+            loaded = tl.broadcast_to(loaded[:, None], [EACH, 8])
+    return loaded
+
+
+@triton.jit
+def sum_of_parts(total, BLOCK_M: tl.constexpr, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """[columns, rows], or for one row [columns]."""
+    if BLOCK_M == 1:
+        # A sum of eight equal rows is exact, and needs no other layout to be stored.
+        total = tl.sum(total, len(total.shape) - 1) * 0.125
     if PARTS > 1:
         total = tl.sum(total, 0)
-    total *= scale * left_to_scale(x.dtype.element_ty)
-    column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    at_out = out + row.to(tl.int64)[None, :] * n + column[:, None]
-    tl.store(at_out, total.to(out.dtype.element_ty), inside[None, :] & (column < n)[:, None])
+    return total
 
 
 @triton.jit
@@ -125,11 +180,13 @@ def left_operand(  # type: ignore[no-untyped-def]
         # float16 has no room for numbers that small.
         values = values.to(tl.float32) * LEFT_TO_SCALE
     values = values.to(dtype)
-    # part, beside, strip, patch, g, t, block, half of its features, half of the columns, one of two features
-    values = tl.reshape(values, [PARTS, BESIDE, STRIPS, PATCHES, 8, 4, 4, 2, 2, 2])
-    values = tl.permute(values, (0, 2, 1, 8, 4, 3, 6, 7, 5, 9))
+    WARPS: tl.constexpr = values.shape[0]
+    OF_WARP: tl.constexpr = PARTS * BESIDE // WARPS
+    # warp, beside, strip, part of the warp, patch, g, t, block, half of its features, half of the columns, one of two
+    values = tl.reshape(values, [WARPS // BESIDE, BESIDE, STRIPS, OF_WARP, PATCHES, 8, 4, 4, 2, 2, 2])
+    values = tl.permute(values, (3, 0, 2, 1, 9, 5, 4, 7, 8, 6, 10))
     if PARTS > 1:
-        values = tl.reshape(values, [PARTS, STRIPS * BESIDE * 16, PATCHES * 64])
+        values = tl.reshape(values, [PARTS, STRIPS * 16, PATCHES * 64])
     else:
         values = tl.reshape(values, [STRIPS * BESIDE * 16, PATCHES * 64])
     return values

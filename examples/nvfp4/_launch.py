@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from ._copy import nvfp4_copy_kernel
 from ._gemm import BY_ROW, NOT_ROUTED, SORTED, nvfp4_gemm_kernel
-from ._patches import COLUMNS, FEATURES
+from ._patches import COLUMNS
 from ._tilings import COPIED_FROM, Tile, tile_for
 
 
@@ -81,20 +81,23 @@ def launch(x: Tensor, weight: NVFP4Weight, tile: Tile, rows: Rows) -> Tensor:
     """*rows* of x times the weight, or each times that of its expert: [rows, columns].
 
     Raises:
-        ValueError: the codes or the scales of the weight are not in one piece.
+        ValueError: the codes or the scales of the weight are not in one piece, or x has other features than it.
     """
+    if x.shape[1] != weight.features:
+        raise ValueError(f"x has {x.shape[1]} features, but the weight is for {weight.features}.")
     if not (weight.codes.is_contiguous() and weight.scales.is_contiguous()):
         raise ValueError(
             f"The codes of a weight have strides {weight.codes.stride()} and its scales {weight.scales.stride()}. The "
             "kernel reads them one after the other. Use .clone(memory_format=torch.contiguous_format)."
         )
-    k, patches = x.shape[1], weight.codes.shape[-2]
     out = x.new_empty(rows.count, weight.columns)
     nvfp4_gemm_kernel[rows.tiles, triton.cdiv(weight.columns, tile.block_n)](
         *(x, weight.codes, weight.scales, weight.tensor_scale, out),
-        *(rows.count, weight.columns, k, patches, x.stride(0)),
+        *(rows.count, x.stride(0)),
         # What the kernel does not read is some Tensor.
         *(out if rows.routing is None else rows.routing, rows.shared),
+        N=weight.columns,
+        K=weight.features,
         ROUTING=rows.how,
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
@@ -102,7 +105,6 @@ def launch(x: Tensor, weight: NVFP4Weight, tile: Tile, rows: Rows) -> Tensor:
         PATCHES=tile.patches,
         WARPS=tile.warps,
         STAGES=tile.stages,
-        EVEN=k % (FEATURES * tile.patches * tile.parts) == 0,
         # For float32 Triton chooses another layout than the assembly needs.
         PACKED=x.is_cuda and x.dtype != torch.float32,
         num_warps=tile.warps,

@@ -157,8 +157,8 @@ class NVFP4MoERunner:
         """Rows sorted by expert, so that those of one expert read its weights together."""
         tokens, k = topk_ids.shape
         experts = self.gate_up.codes.shape[0]
-        # Most tiles are as full as the rows of an expert fill them on average.
-        tile = tile_for(tokens * k // experts + 1, self.gate_up.columns * experts)
+        # Most tiles are as full as the rows of an expert fill them on average; some experts have more than one row.
+        tile = tile_for(max(2, tokens * k // experts + 1), self.gate_up.columns * experts)
         order = topk_ids.flatten().argsort(stable=True)
         tiles = sorted_tiles(topk_ids, experts, tile.block_m)
         inner = launch(x, self.gate_up, tile, Rows.sorted(*tiles, order // k))

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Tile:
-    """`block_m` rows by `block_n` columns; `patches` patches of 64 features a step.
+    """`block_m` rows by `block_n` columns; `patches` patches of 64 features a step for each part.
 
-    With `parts` of k, each of the warps has one; without, that is with one part, the warps lie beside each other along
-    the columns.
+    With `parts` of the features, each warp has one or several; without, that is with one part, the warps lie beside
+    each other along the columns.
 
     Raises:
-        ValueError: neither one part for one or two warp groups nor a part for each warp, or columns that do not share
+        ValueError: neither one part for one or two warp groups nor parts for each warp, or columns that do not share
             out among the warps.
     """
 
@@ -31,39 +31,50 @@ class Tile:
 
     def __post_init__(self) -> None:
         """Refuse a tile whose warps would not decode patches of their own, each in the registers of the operand."""
-        if self.parts != self.warps and (self.parts, self.warps) not in ((1, 4), (1, 8)):
+        if self.parts % self.warps and (self.parts, self.warps) not in ((1, 4), (1, 8)):
             raise ValueError(
-                f"{self}: {self.parts} parts of k for {self.warps} warps. "
-                "Use one part for each warp, or one part for 4 or 8 warps."
+                f"{self}: {self.parts} parts of the features for {self.warps} warps. "
+                "Use one for each warp, or several, or one part for 4 or 8 warps."
             )
-        strips = 16 * self.warps // self.parts
+        strips = 16 if self.parts > 1 else 16 * self.warps
         if self.block_n % strips:
             raise ValueError(f"{self}: {self.block_n} columns. Use a multiple of {strips}, 16 for each warp.")
 
 
-WIDE = (
-    (8, Tile(8, 16, parts=2, warps=2, patches=4, stages=4)),
-    (16, Tile(16, 32, parts=2, warps=2, patches=4, stages=4)),
+MEDIUM = (
     (32, Tile(32, 64, parts=1, warps=4, patches=8, stages=3)),
     (64, Tile(64, 64, parts=1, warps=4, patches=4, stages=4)),
     (128, Tile(64, 64, parts=1, warps=4, patches=2, stages=4)),
     (256, Tile(64, 128, parts=1, warps=4, patches=2, stages=3)),
 )
-"""Up to so many rows, these settings."""
+"""Up to so many rows, these settings; for few rows they depend on the number of columns."""
 
+VERY_WIDE = (
+    (1, Tile(1, 16, parts=2, warps=2, patches=4, stages=3)),
+    (8, Tile(8, 16, parts=4, warps=2, patches=2, stages=3)),
+    (16, Tile(16, 32, parts=4, warps=2, patches=2, stages=3)),
+    *MEDIUM,
+)
+WIDE = (
+    (1, Tile(1, 16, parts=2, warps=2, patches=4, stages=4)),
+    (8, Tile(8, 16, parts=4, warps=2, patches=2, stages=4)),
+    (16, Tile(16, 32, parts=4, warps=4, patches=2, stages=4)),
+    *MEDIUM,
+)
 NARROW = (
-    (8, Tile(8, 16, parts=4, warps=4, patches=4, stages=3)),
-    (16, Tile(16, 32, parts=4, warps=4, patches=4, stages=3)),
+    (1, Tile(1, 16, parts=4, warps=4, patches=4, stages=4)),
+    (8, Tile(8, 16, parts=4, warps=4, patches=4, stages=4)),
+    (16, Tile(16, 32, parts=4, warps=4, patches=2, stages=4)),
     (32, Tile(32, 32, parts=4, warps=4, patches=2, stages=3)),
     (64, Tile(64, 32, parts=4, warps=4, patches=1, stages=3)),
     (256, Tile(64, 64, parts=1, warps=4, patches=2, stages=4)),
 )
-"""The same for fewer than `WIDE_FROM` columns."""
+BY_COLUMNS = ((12288, VERY_WIDE), (7168, WIDE), (0, NARROW))
+"""From so many columns on, this table."""
 
 MANY = Tile(128, 128, parts=1, warps=4, patches=1, stages=4)
 """For more rows."""
 
-WIDE_FROM = 6144
 FEWEST_PROGRAMS = 128
 """About one for each multiprocessor."""
 
@@ -76,7 +87,7 @@ GROUPED_FROM = 33
 
 def tile_for(rows: int, columns: int) -> Tile:
     """The settings for tiles of up to *rows* rows; of 16 columns where wider ones would be too few."""
-    table = WIDE if columns >= WIDE_FROM else NARROW
+    table = next(table for least, table in BY_COLUMNS if columns >= least)
     tile = next((tile for most, tile in table if rows <= most), MANY)
     if tile.parts > 1 and columns < FEWEST_PROGRAMS * tile.block_n:
         tile = replace(tile, block_n=16)
