@@ -39,6 +39,8 @@ BYTES_AN_ARM = 512 * 2**20
 LAYERS = 8
 EXPERTS, CHOSEN, HIDDEN, INTERMEDIATE, TOKENS = 64, 8, 4096, 1408, 12
 REPEATS, SECONDS = 15, 0.02
+OPTIONS = {"static_launch_user_defined_triton_kernels": True}
+"""Inductor launches its own Triton kernels by C++ code, and those that a user wrote only if it is told to."""
 TOLERANCE = 5e-2
 """Relative error between the arms, which have the same weights: bfloat16 rounds at other places, layer after layer."""
 
@@ -59,7 +61,7 @@ class Arm:
 
 def compiled(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The same under torch.compile, one graph."""
-    result: Callable[..., Tensor] = torch.compile(fn, fullgraph=True)
+    result: Callable[..., Tensor] = torch.compile(fn, fullgraph=True, options=dict(OPTIONS))
     return result
 
 

@@ -51,13 +51,13 @@ MEDIUM = (
 
 VERY_WIDE = (
     (1, Tile(1, 16, parts=2, warps=2, patches=4, stages=3)),
-    (8, Tile(8, 16, parts=4, warps=2, patches=2, stages=3)),
+    (8, Tile(8, 32, parts=2, warps=2, patches=2, stages=4)),
     (16, Tile(16, 32, parts=4, warps=2, patches=2, stages=3)),
     *MEDIUM,
 )
 WIDE = (
     (1, Tile(1, 16, parts=2, warps=2, patches=4, stages=4)),
-    (8, Tile(8, 16, parts=4, warps=2, patches=2, stages=4)),
+    (8, Tile(8, 32, parts=8, warps=4, patches=1, stages=4)),
     (16, Tile(16, 32, parts=4, warps=4, patches=2, stages=4)),
     *MEDIUM,
 )
