@@ -166,11 +166,9 @@ def test_each_class_of_rows_has_its_kernel_and_nothing_is_opaque(rows: int, expe
 def test_narrow_products_have_programs_for_every_multiprocessor() -> None:
     for rows, columns in itertools.product((1, 8, 9, 16), (8192, 4096, 1024)):
         # A tensor core takes 16 columns at least.
-        assert triton.cdiv(columns, tilings.tile_for(rows, columns).block_n) >= min(128, columns // 16)
-    assert tilings.tile_for(1, 8192).block_m == 1
-    assert tilings.tile_for(2, 8192).block_m == 8
-    assert tilings.tile_for(9, 8192).block_m == 16
-    assert tilings.tile_for(10_000, 8192) == tilings.MANY
+        assert triton.cdiv(columns, tilings.tile_for(rows, columns, torch.bfloat16).block_n) >= min(128, columns // 16)
+    blocks = [tilings.tile_for(rows, 8192, torch.bfloat16).block_m for rows in (1, 2, 8, 9, 10_000)]
+    assert blocks == [1, 8, 8, 16, tilings.MANY.block_m]
 
 
 @pytest.mark.parametrize(
@@ -227,8 +225,8 @@ def test_a_mixture_of_experts_is_two_launches_for_any_routing(tokens: int) -> No
 
 def compiled_for_hopper(
     kernel: Any, signature: dict[str, str], constants: dict[str, Any], warps: int, odd: tuple[str, ...] = ()
-) -> dict[str, str]:
-    """What a kernel is compiled to, as for a launch with sizes and places that are multiples of 16, but for *odd*."""
+) -> Any:
+    """A kernel compiled as for a launch with sizes and places that are multiples of 16, but for *odd*."""
     names = kernel.arg_names
     source = ASTSource(
         kernel,
@@ -236,18 +234,27 @@ def compiled_for_hopper(
         constexprs={(names.index(name),): value for name, value in constants.items()},
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in signature if name not in ("m", *odd)},
     )
-    found: dict[str, str] = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps}).asm
-    return found
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
 
 
+SHARED_MEMORY = 232448
+"""Bytes that a program may have on Hopper."""
 WEIGHT = {"codes": "*i32", "scales": "*i32", "tensor_scale": "*fp32"}
-TILES = sorted({tilings.MANY, *(tile for _, table in tilings.BY_COLUMNS for _, tile in table)}, key=repr)
 
 
-def compiled_product(tile: Any, way: int, x: str = "bf16", odd: tuple[str, ...] = ()) -> dict[str, str]:
+def tiles_of(dtype: torch.dtype) -> list[Any]:
+    """Every tile that x of this type may get, in an order that does not change."""
+    sizes = itertools.product((1, 8, 16, 32, 64, 128, 256, 512), (4096, 8192, 16384))
+    return sorted({tilings.tile_for(rows, columns, dtype) for rows, columns in sizes}, key=repr)
+
+
+TILES = tiles_of(torch.bfloat16)
+
+
+def compiled_product(tile: Any, way: int, x: str = "bf16", odd: tuple[str, ...] = ()) -> Any:
     constants = {
         "N": 8192, "K": 8192, "ROUTING": way, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "PARTS": tile.parts,
-        "PATCHES": tile.patches, "WARPS": tile.warps, "STAGES": tile.stages, "PACKED": True,
+        "PATCHES": tile.patches, "WARPS": tile.warps, "STAGES": tile.stages, "PACKED": x != "fp32",
     }  # fmt: skip
     sizes = dict.fromkeys(("m", "stride_x", "shared_rows"), "i32")
     signature = {"x": f"*{x}", **WEIGHT, "out": f"*{x}", **sizes, "routing": "*i64"}
@@ -257,16 +264,24 @@ def compiled_product(tile: Any, way: int, x: str = "bf16", odd: tuple[str, ...] 
 @pytest.mark.parametrize("tile", TILES, ids=repr)
 def test_the_products_compile_for_tensor_cores(tile: Any) -> None:
     for way in range(3):
-        ptx = compiled_product(tile, way)["ptx"]
+        kernel = compiled_product(tile, way)
+        ptx = kernel.asm["ptx"]
         assert re.search(r"(wgmma\.mma_async|mma)\.sync\.aligned\.m\w+\S*\.f32\.bf16\.bf16", ptx)
         assert "cp.async.cg.shared.global" in ptx  # 16 bytes at once, while the tensor cores work
+        assert kernel.metadata.shared <= SHARED_MEMORY
+
+
+@pytest.mark.parametrize("rows", [1, 32, 64, 256])
+def test_float32_fits_in_shared_memory(rows: int) -> None:
+    tile = tilings.tile_for(rows, 8192, torch.float32)
+    assert compiled_product(tile, 0, "fp32").metadata.shared <= SHARED_MEMORY
 
 
 @pytest.mark.parametrize("tile", TILES, ids=repr)
 @pytest.mark.parametrize(("x", "odd"), [("bf16", ()), ("fp16", ()), ("bf16", ("codes",))])
 def test_the_assembly_gets_two_words_of_a_thread_at_once(tile: Any, x: str, odd: tuple[str, ...]) -> None:
     """What no type says: which elements Triton hands to assembly together follows from the layout that it chose."""
-    ir = compiled_product(tile, 0, x, odd)["ttgir"]
+    ir = compiled_product(tile, 0, x, odd).asm["ttgir"]
     (layout,) = set(re.findall(r"elementwise_inline_asm.*packed_element = 16 .*: tensor<[^#]*x8xi32, (#\w+)>", ir))
     chosen = re.search(rf"^{layout} = #ttg\.(.*)$", ir, re.MULTILINE)
     assert chosen is not None
@@ -279,25 +294,25 @@ def test_the_assembly_gets_two_words_of_a_thread_at_once(tile: Any, x: str, odd:
 
 @pytest.mark.parametrize("tile", [tile for tile in TILES if tile.parts == 1], ids=repr)
 def test_products_of_a_warp_group_end_before_their_registers_change(tile: Any) -> None:
-    ptx = compiled_product(tile, 0)["ptx"]
+    ptx = compiled_product(tile, 0).asm["ptx"]
     assert set(re.findall(r"wgmma\.wait_group\.sync\.aligned (\d+)", ptx)) == {"0"}
 
 
 @pytest.mark.parametrize("tile", [tile for tile in TILES if tile.block_m <= 16], ids=repr)
 def test_decoded_values_stay_in_their_registers(tile: Any) -> None:
-    loop = compiled_product(tile, 0)["ttgir"].partition("scf.for")[2].partition("scf.yield")[0]
+    loop = compiled_product(tile, 0).asm["ttgir"].partition("scf.for")[2].partition("scf.yield")[0]
     assert "convert_layout" not in loop
 
 
 def test_the_copy_compiles() -> None:
     signature = {**WEIGHT, "out": "*bf16", **dict.fromkeys(("n", "k", "patches"), "i32")}
-    assert "st.global.v4.b32" in compiled_for_hopper(nvfp4_copy_kernel, signature, {"PATCHES": 4}, 4)["ptx"]
+    assert "st.global.v4.b32" in compiled_for_hopper(nvfp4_copy_kernel, signature, {"PATCHES": 4}, 4).asm["ptx"]
 
 
 @pytest.mark.gpu
 @pytest.mark.notices_broken_kernels
 @pytest.mark.parametrize("rows", [1, 3, 16, 32, 64, 100, 300, 1000])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_linear_on_the_gpu(rows: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     layer = nvfp4.NVFP4Linear.from_float(nn.Linear(2064, 520)).to("cuda", dtype)
@@ -322,9 +337,7 @@ def test_every_code_is_exact_on_the_gpu(dtype: torch.dtype) -> None:
     weight, exact = every_code()
     held, unit = on_the_gpu(weight), torch.eye(16, device="cuda", dtype=dtype)
     assert torch.equal(decoded_copy(held, dtype).cpu(), exact.T.to(dtype))
-    for tile in TILES:
-        if dtype is torch.float32 and tile.block_m > 64:
-            continue  # needs more shared memory than a multiprocessor has
+    for tile in tiles_of(dtype):
         assert torch.equal(launch(unit, held, tile, Rows.of(unit, tile)).cpu(), exact.to(dtype)), tile
 
 

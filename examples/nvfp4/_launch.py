@@ -73,7 +73,7 @@ def multiply(x: Tensor, weight: NVFP4Weight) -> Tensor:
         return x.new_empty(0, weight.columns)
     if rows >= COPIED_FROM:
         return functional.linear(x, decoded_copy(weight, x.dtype))
-    tile = tile_for(rows, weight.columns)
+    tile = tile_for(rows, weight.columns, x.dtype)
     return launch(x, weight, tile, Rows.of(x, tile))
 
 

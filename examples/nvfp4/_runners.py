@@ -149,7 +149,7 @@ class NVFP4MoERunner:
     def _one_by_one(self, x: Tensor, topk_ids: Tensor) -> Tensor:
         """Every row of every expert it goes to reads the weights of that expert."""
         expert = topk_ids.flatten()
-        into, back = (tile_for(1, weight.columns * expert.numel()) for weight in (self.gate_up, self.down))
+        into, back = (tile_for(1, w.columns * expert.numel(), x.dtype) for w in (self.gate_up, self.down))
         inner = launch(x, self.gate_up, into, Rows.by_row(expert, topk_ids.shape[1]))
         return launch(silu_and_mul(inner), self.down, back, Rows.by_row(expert, 1))
 
@@ -158,7 +158,7 @@ class NVFP4MoERunner:
         tokens, k = topk_ids.shape
         experts = self.gate_up.codes.shape[0]
         # Most tiles are as full as the rows of an expert fill them on average; some experts have more than one row.
-        tile = tile_for(max(2, tokens * k // experts + 1), self.gate_up.columns * experts)
+        tile = tile_for(max(2, tokens * k // experts + 1), self.gate_up.columns * experts, x.dtype)
         order = topk_ids.flatten().argsort(stable=True)
         tiles = sorted_tiles(topk_ids, experts, tile.block_m)
         inner = launch(x, self.gate_up, tile, Rows.sorted(*tiles, order // k))

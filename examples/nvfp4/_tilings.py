@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -85,10 +87,13 @@ GROUPED_FROM = 33
 """From so many rows for all experts together they are sorted; fewer are computed each on its own."""
 
 
-def tile_for(rows: int, columns: int) -> Tile:
-    """The settings for tiles of up to *rows* rows; of 16 columns where wider ones would be too few."""
+def tile_for(rows: int, columns: int, dtype: torch.dtype) -> Tile:
+    """The settings for tiles of up to *rows* rows of x; of 16 columns where wider ones would be too few."""
     table = next(table for least, table in BY_COLUMNS if columns >= least)
     tile = next((tile for most, tile in table if rows <= most), MANY)
     if tile.parts > 1 and columns < FEWEST_PROGRAMS * tile.block_n:
         tile = replace(tile, block_n=16)
+    if dtype == torch.float32:
+        # x takes twice the shared memory.
+        tile = replace(tile, patches=max(1, tile.patches // 2))
     return tile
