@@ -14,7 +14,15 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from ._torch_compat import fake_tensors, is_launch, keeping_graphs, launch_constants, launched_kernel
+from ._torch_compat import (
+    fake_tensors,
+    is_launch,
+    keeping_graphs,
+    launch_blocks,
+    launch_constants,
+    launched_kernel,
+    tensor_descriptors_taken,
+)
 
 
 if TYPE_CHECKING:
@@ -22,6 +30,7 @@ if TYPE_CHECKING:
 
 
 _NUMBERS = itertools.count()
+_FIRST_WITH_DESCRIPTORS = 90
 
 
 class StubDriver:
@@ -49,8 +58,10 @@ def stub_driver(target: GPUTarget | None = None) -> Iterator[StubDriver]:
     config = triton.runtime.driver
     previous = config._active  # noqa: SLF001 - reading `active` would create a driver, and there is none
     config.set_active(stub)
+    chosen = stub.get_current_target()
     try:
-        yield stub
+        with tensor_descriptors_taken(chosen.backend == "cuda" and chosen.arch >= _FIRST_WITH_DESCRIPTORS):
+            yield stub
     finally:
         config._active = previous  # noqa: SLF001 - set_active(None) means the same, and mypy's stub forbids it
 
@@ -115,6 +126,7 @@ class GraphLaunch:
         cloned: parameters of the kernel that it writes; functionalisation clones their tensors.
         arguments: names of the parameters that the graph passes.
         constants: values that a graph cannot hold, such as dtypes.
+        blocks: for each parameter that is a `TensorDescriptor`, the size of its block; its tensor is in *arguments*.
     """
 
     kernel: Any
@@ -122,6 +134,7 @@ class GraphLaunch:
     cloned: list[str]
     arguments: dict[str, Any]
     constants: dict[str, Any]
+    blocks: dict[str, list[int]]
 
 
 def launches_of(graph: torch.fx.GraphModule) -> list[GraphLaunch]:
@@ -137,6 +150,7 @@ def launches_of(graph: torch.fx.GraphModule) -> list[GraphLaunch]:
                 list(node.kwargs.get("tensors_to_clone", ())),
                 dict(node.kwargs["kwargs"]),
                 launch_constants(node.kwargs["constant_args_idx"]),
+                launch_blocks(node.kwargs["tma_descriptor_metadata"]),
             )
         )
     return launches

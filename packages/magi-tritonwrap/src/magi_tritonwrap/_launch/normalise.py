@@ -26,7 +26,13 @@ from triton.runtime.jit import JITFunction
 
 from magi_tritonwrap._kernel.kernels import Kernel, as_kernel, check_supported
 from magi_tritonwrap._kernel.options import CONFIG_FIELDS, can_pass, cannot_pass
-from magi_tritonwrap._torch_compat import functional_values, wrap_triton_enabled
+from magi_tritonwrap._torch_compat import (
+    functional_values,
+    is_tensor_descriptor,
+    of_whole_tensor,
+    record_launch,
+    tensor_descriptors_are_taken,
+)
 from magi_tritonwrap.errors import LostSettingWarning, UnsupportedLaunchError
 
 from .hook import launch_site, not_listening
@@ -66,7 +72,7 @@ def resolve(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Re
     _check_arguments(described, arguments, configs)
     baked = {name: value for name, value in arguments.items() if isinstance(value, JITFunction)}
     jit = self_contained(described.jit, baked)
-    passed = {name: value for name, value in arguments.items() if name not in baked}
+    passed = {name: _recordable(value) for name, value in arguments.items() if name not in baked}
     return ResolvedLaunch(_autotuned(described, jit, autotuner, configs) if configs else jit, grid, passed)
 
 
@@ -77,16 +83,11 @@ def emit(launch: ResolvedLaunch) -> None:
         UnsupportedLaunchError: torch finds no write in the kernel's Triton IR, and would drop the launch as dead code.
             An example is a kernel that writes through pointers that it loads from a table.
     """
-    before = functional_values(launch.arguments.values())
-    positional: list[Any] = []
-    named = dict(launch.arguments)
-    for name in launch.kernel.arg_names:
-        if name not in named:
-            break
-        positional.append(named.pop(name))
-    with not_listening(), wrap_triton_enabled():
-        torch.library.wrap_triton(launch.kernel)[launch.grid](*positional, **named)
-    after = functional_values(launch.arguments.values())
+    tensors = [value.base if is_tensor_descriptor(value) else value for value in launch.arguments.values()]
+    before = functional_values(tensors)
+    with not_listening():
+        record_launch(launch.kernel, launch.grid, launch.arguments)
+    after = functional_values(tensors)
     if before and all(now is then for now, then in zip(after, before, strict=True)):
         why = (
             "writes none of its tensors as far as torch can tell from its Triton IR, and a compiled graph would leave "
@@ -229,8 +230,19 @@ def _check_arguments(kernel: Kernel, arguments: Mapping[str, Any], configs: list
     if missing:
         raise _unsupported(kernel, f"was launched without {', '.join(missing)}")
     for name, value in arguments.items():
-        if _holds_tensor(value):
+        if is_tensor_descriptor(value):
+            _check_descriptor(kernel, name, value)
+        elif _holds_tensor(value):
             raise _unsupported(kernel, f"was launched with tensors inside the {type(value).__name__} '{name}'")
+
+
+def _check_descriptor(kernel: Kernel, name: str, descriptor: Any) -> None:
+    launched = f"was launched with the TensorDescriptor '{name}'"
+    if not tensor_descriptors_are_taken():
+        raise _unsupported(kernel, f"{launched}; torch takes it in a graph for GPUs of compute capability 9.0 or more")
+    if descriptor.padding != "zero":
+        why = f"which is padded with {descriptor.padding}; Inductor makes descriptors that are padded with zeros"
+        raise _unsupported(kernel, f"{launched}, {why}")
 
 
 def _holds_tensor(value: object) -> bool:
@@ -239,11 +251,11 @@ def _holds_tensor(value: object) -> bool:
         return any(isinstance(item, torch.Tensor) or _holds_tensor(item) for item in value.values())
     if isinstance(value, tuple | list):
         return any(isinstance(item, torch.Tensor) or _holds_tensor(item) for item in value)
-    return any(isinstance(item, torch.Tensor) for item in vars(value).values()) if _is_descriptor(value) else False
+    return is_tensor_descriptor(value)
 
 
-def _is_descriptor(value: object) -> bool:
-    return type(value).__name__ == "TensorDescriptor" and hasattr(value, "__dict__")
+def _recordable(value: Any) -> Any:
+    return of_whole_tensor(value) if is_tensor_descriptor(value) else value
 
 
 def _plain(value: Any) -> Any:

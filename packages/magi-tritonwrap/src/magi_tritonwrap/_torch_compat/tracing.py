@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces: fake and functional tensors, the modes that are active, and the nodes of launches in a graph."""
+"""Traces: fake and functional tensors, and the modes that are active."""
 
 from __future__ import annotations
 
@@ -11,11 +11,6 @@ from typing import Any
 import torch
 from torch._functorch import config as functorch_config
 from torch._guards import detect_fake_mode
-from torch._higher_order_ops.triton_kernel_wrap import (
-    kernel_side_table,
-    triton_kernel_wrapper_functional,
-    triton_kernel_wrapper_mutation,
-)
 from torch._library import triton as torch_triton
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -47,11 +42,6 @@ _NOT_FAKE_TEXTS = ("data pointer", ".numpy() is not supported", "passed to FakeT
 def wrap_triton_disabled() -> AbstractContextManager[None]:
     """Make `wrap_triton(kernel)[grid]` launch the bare kernel, in this thread (torch 2.6 on, private throughout)."""
     return torch_triton.set_wrap_triton_enabled(False)
-
-
-def wrap_triton_enabled() -> AbstractContextManager[None]:
-    """Make `wrap_triton(kernel)[grid]` go through the higher-order op, in this thread."""
-    return torch_triton.set_wrap_triton_enabled(True)
 
 
 def functional_storage(value: object) -> object:
@@ -148,21 +138,6 @@ def keeping_graphs(graphs: list[torch.fx.GraphModule]) -> Any:
         return lambda *_: outputs
 
     return backend
-
-
-def is_launch(target: object) -> bool:
-    """Whether the target of a graph node is a Triton launch, functional or mutating."""
-    return target in (triton_kernel_wrapper_functional, triton_kernel_wrapper_mutation)
-
-
-def launched_kernel(index: int) -> Any:
-    """The kernel with the number *index*, which the node of a launch holds in its place."""
-    return kernel_side_table.get_kernel(index)
-
-
-def launch_constants(index: int) -> dict[str, Any]:
-    """The constant arguments with the number *index*, which the node of a launch holds in their place."""
-    return dict(kernel_side_table.get_constant_args(index))
 
 
 def proxy_tracing_disabled() -> AbstractContextManager[object]:

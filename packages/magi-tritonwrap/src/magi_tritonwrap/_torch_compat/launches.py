@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launches in a graph: how one is recorded, and what its node holds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._higher_order_ops.triton_kernel_wrap import (
+    TracingTritonHOPifier,
+    create_tma_stable_metadata,
+    kernel_side_table,
+    maybe_unpack_tma_stable_metadata,
+    triton_kernel_wrapper_functional,
+    triton_kernel_wrapper_mutation,
+)
+from torch._library import triton as torch_triton
+from torch.utils import _triton as torch_triton_features
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+
+class _Recorder(TracingTritonHOPifier):
+    """What `wrap_triton` records a launch with, and tensor descriptors, which torch takes from Dynamo only.
+
+    The node of a launch has the Tensor of a descriptor as its argument, and the size of a block beside it
+    (`torch/_higher_order_ops/triton_kernel_wrap.py`, torch 2.10 to 2.15). When the launch runs,
+    `TensorDescriptor.from_tensor` makes the descriptor again, so it must be one of a whole Tensor.
+    """
+
+    def call_HOP(  # noqa: N802 - torch's name
+        self, variable: Any, grids: list[Any], combined_args: dict[str, Any], tx: None
+    ) -> None:
+        blocks: dict[str, Any] = {
+            name: create_tma_stable_metadata(list(value.block_shape))
+            for name, value in combined_args.items()
+            if is_tensor_descriptor(value)
+        }
+        if not blocks:
+            super().call_HOP(variable, grids, combined_args, tx)
+            return
+        tensors = {name: combined_args[name].base for name in blocks}
+        graphable, constants = self.store_non_graphable_args({**combined_args, **tensors})
+        triton_kernel_wrapper_mutation(
+            kernel_idx=variable.kernel_idx,
+            constant_args_idx=constants,
+            grid=grids,
+            tma_descriptor_metadata=blocks,
+            kwargs=graphable,
+        )
+
+
+_RECORDER = _Recorder()
+
+
+def record_launch(kernel: Any, grid: Any, arguments: dict[str, Any]) -> None:
+    """Record `wrap_triton(kernel)[grid](**arguments)` in the graph being traced."""
+    positional: list[Any] = []
+    named = dict(arguments)
+    for name in kernel.arg_names:
+        if name not in named:
+            break
+        positional.append(named.pop(name))
+    with torch_triton.set_wrap_triton_enabled(True):
+        wrapped = _RECORDER.call_getitem(torch.library.wrap_triton(kernel), (grid,))
+        _RECORDER.call_triton_kernel(wrapped, positional, named, None)
+
+
+def is_tensor_descriptor(value: object) -> bool:
+    """Whether *value* is a `TensorDescriptor`, from which the tensor memory accelerator of a GPU loads and stores."""
+    return isinstance(value, TensorDescriptor)
+
+
+def tensor_descriptors_are_taken() -> bool:
+    """Whether torch finds the writes of kernels with tensor descriptors: for a GPU of capability 9.0 or more."""
+    return bool(torch_triton_features.has_triton_tensor_descriptor_host_tma())
+
+
+@contextmanager
+def tensor_descriptors_taken(taken: bool) -> Iterator[None]:
+    """Answer torch's question whether there is a GPU that has them (private; a function of torch 2.10 to 2.15)."""
+    with mock.patch.object(torch_triton_features, "has_triton_tensor_descriptor_host_tma", return_value=taken):
+        yield
+
+
+def of_whole_tensor(descriptor: Any) -> Any:
+    """The same descriptor, over a Tensor of its own sizes and strides: its base, or a view of that."""
+    base, shape, strides = descriptor.base, list(descriptor.shape), list(descriptor.strides)
+    if list(base.shape) == shape and list(base.stride()) == strides:
+        return descriptor
+    return dataclasses.replace(descriptor, base=base.as_strided(shape, strides))
+
+
+def is_launch(target: object) -> bool:
+    """Whether the target of a graph node is a Triton launch, functional or mutating."""
+    return target in (triton_kernel_wrapper_functional, triton_kernel_wrapper_mutation)
+
+
+def launched_kernel(index: int) -> Any:
+    """The kernel with the number *index*, which the node of a launch holds in its place."""
+    return kernel_side_table.get_kernel(index)
+
+
+def launch_constants(index: int) -> dict[str, Any]:
+    """The constant arguments with the number *index*, which the node of a launch holds in their place."""
+    return dict(kernel_side_table.get_constant_args(index))
+
+
+def launch_blocks(metadata: dict[str, Any]) -> dict[str, list[int]]:
+    """The size of a block for each tensor descriptor, by what the node of a launch holds of them."""
+    blocks = {name: maybe_unpack_tma_stable_metadata(held) for name, held in metadata.items()}
+    return {name: [int(size) for size in block[0]] for name, block in blocks.items() if block is not None}

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor descriptors, which the tensor memory accelerator of a GPU loads and stores through, as arguments of launches.
+
+Dynamo takes them in a function that it compiles; `wrap_triton` loses them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from magi_tritonwrap import UndeclaredWriteError, UnsupportedLaunchError, see_through_report, triton_op
+from magi_tritonwrap.testing import aot_graphs, launches_of, stub_driver
+from torch import Tensor
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._inductor.utils import run_and_get_code
+from triton.backends.compiler import GPUTarget
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+
+if TYPE_CHECKING:
+    from conftest import Ops
+
+
+TILE = [16, 32]
+
+
+@triton.jit
+def doubled_tile(source, out):  # type: ignore[no-untyped-def]
+    at = [tl.program_id(0) * 16, tl.program_id(1) * 32]
+    out.store(at, source.load(at) * 2)
+
+
+@triton.jit
+def doubled_tile_by_pointers(source, out, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    tile = source.load([tl.program_id(0) * ROWS, tl.program_id(1) * COLUMNS])
+    tl.store(out + rows[:, None] * stride + columns[None, :], tile * 2)
+
+
+def grid(x: Tensor) -> tuple[int, int]:
+    return triton.cdiv(x.shape[0], TILE[0]), triton.cdiv(x.shape[1], TILE[1])
+
+
+def doubled(x: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    doubled_tile[grid(x)](TensorDescriptor.from_tensor(x, TILE), TensorDescriptor.from_tensor(out, TILE))
+    return out
+
+
+def doubled_by_pointers(x: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    source = TensorDescriptor.from_tensor(x, TILE)
+    doubled_tile_by_pointers[grid(x)](source, out, out.stride(0), ROWS=TILE[0], COLUMNS=TILE[1], num_warps=2)
+    return out
+
+
+def doubled_columns(x: Tensor) -> Tensor:
+    """The first 32 columns, by a descriptor with sizes of its own over the whole Tensor; the others are zero."""
+    out = torch.zeros_like(x)
+    source = TensorDescriptor(x, [x.shape[0], 32], list(x.stride()), TILE)
+    target = TensorDescriptor(out, [out.shape[0], 32], list(out.stride()), TILE)
+    doubled_tile[grid(x)](source, target)
+    return out
+
+
+BODIES = {"stored": doubled, "by_pointers": doubled_by_pointers, "columns": doubled_columns}
+
+
+def expected(name: str, x: Tensor) -> Tensor:
+    return torch.where(torch.arange(x.shape[1], device=x.device) < 32, x * 2, 0) if name == "columns" else x * 2
+
+
+def seen(ops: Ops, name: str) -> Any:
+    return triton_op(f"{ops.namespace}::{name}", BODIES[name], mutates_args=())
+
+
+@pytest.mark.usefixtures("stub")
+@pytest.mark.parametrize(
+    ("name", "cloned", "blocks"),
+    [
+        ("stored", ["out"], {"source": TILE, "out": TILE}),
+        ("by_pointers", ["out"], {"source": TILE}),
+        ("columns", ["out"], {"source": TILE, "out": TILE}),
+    ],
+)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_launch_with_descriptors_is_in_the_graph(
+    ops: Ops, name: str, cloned: list[str], blocks: dict[str, list[int]], dynamic: bool
+) -> None:
+    op = seen(ops, name)
+    (graph,) = aot_graphs(lambda x: op(x.relu()) + 1, torch.ones(40, 64), dynamic=dynamic)
+
+    (launch,) = launches_of(graph)
+    assert (launch.cloned, launch.blocks) == (cloned, blocks)
+    shape = launch.arguments["source"].meta["val"].shape
+    assert (int(shape[0]), int(shape[1])) == (40, 32 if name == "columns" else 64)
+    assert see_through_report(op).see_through
+
+
+@pytest.mark.usefixtures("stub")
+def test_a_write_through_a_descriptor_must_be_declared(ops: Ops) -> None:
+    def body(x: Tensor, y: Tensor) -> Tensor:
+        doubled_tile[grid(x)](TensorDescriptor.from_tensor(x, TILE), TensorDescriptor.from_tensor(y, TILE))
+        return x.clone()
+
+    op = triton_op(f"{ops.namespace}::undeclared", body, mutates_args=())
+    with pytest.raises(BackendCompilerFailed, match="writes into 'y', which the schema") as caught:
+        aot_graphs(lambda x, y: op(x, y), torch.ones(40, 64), torch.ones(40, 64))  # noqa: PLW0108
+    assert isinstance(caught.value.inner_exception, UndeclaredWriteError)
+
+
+def not_a_number(x: Tensor) -> Any:
+    return TensorDescriptor.from_tensor(x, TILE, padding="nan")
+
+
+def in_a_tuple(x: Tensor) -> Any:
+    return (TensorDescriptor.from_tensor(x, TILE),)
+
+
+@pytest.mark.usefixtures("stub")
+@pytest.mark.parametrize(
+    ("argument", "why"),
+    [
+        (not_a_number, r"with the TensorDescriptor 'source', which is padded with nan; Inductor makes .* with zeros"),
+        (in_a_tuple, r"with tensors inside the tuple 'source'"),
+    ],
+)
+def test_a_descriptor_that_inductor_cannot_make_again_is_refused(ops: Ops, argument: Any, why: str) -> None:
+    def body(x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        doubled_tile[grid(x)](argument(x), TensorDescriptor.from_tensor(out, TILE))
+        return out
+
+    op = triton_op(f"{ops.namespace}::refused", body, mutates_args=())
+    with pytest.raises(BackendCompilerFailed, match=why) as caught:
+        aot_graphs(lambda x: op(x), torch.ones(40, 64))  # noqa: PLW0108
+    assert isinstance(caught.value.inner_exception, UnsupportedLaunchError)
+
+
+def test_a_gpu_without_descriptors_is_named(ops: Ops) -> None:
+    op = seen(ops, "stored")
+    why = "'source'; torch takes it in a graph for GPUs of compute capability 9.0 or more"
+    with stub_driver(GPUTarget("cuda", 80, 32)), pytest.raises(BackendCompilerFailed, match=why):
+        aot_graphs(lambda x: op(x), torch.ones(40, 64))  # noqa: PLW0108
+
+
+@pytest.mark.gpu
+@pytest.mark.notices_broken_kernels
+@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0), reason="before Hopper")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", BODIES)
+def test_descriptors_on_the_gpu(ops: Ops, name: str, dynamic: bool) -> None:
+    op = seen(ops, name)
+    x = torch.randn(40, 64, device="cuda")
+    torch.testing.assert_close(op(x), expected(name, x))
+
+    torch.compiler.reset()
+    compiled = torch.compile(lambda value: op(value.relu()) + 1, fullgraph=True, dynamic=dynamic)
+    result, (code, *_) = run_and_get_code(compiled, x)
+    torch.testing.assert_close(result, expected(name, x.relu()) + 1)
+    assert f"torch.ops.{ops.namespace}" not in code
+    assert "TensorDescriptor.from_tensor(" in code
+    other = torch.randn(72, 96, device="cuda")
+    torch.testing.assert_close(compiled(other), expected(name, other.relu()) + 1)
