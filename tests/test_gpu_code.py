@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from _pretended_gpu import generated
+from magi_tritonwrap import triton_op
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 
 pytestmark = pytest.mark.usefixtures("_fresh_dynamo")
@@ -122,3 +126,29 @@ def test_small_weights_are_written_together() -> None:
     # The first frames see two taps, the others three: two widths, of three weights each.
     launches = re.findall(r"triton_for\w*\.run\((.*?), stream", code)
     assert [len(re.findall(r"arg\d+_1", arguments)) for arguments in launches] == [3, 3]
+
+
+@triton.jit
+def doubled_tile(source, out):  # type: ignore[no-untyped-def]
+    at = [tl.program_id(0) * 16, tl.program_id(1) * 32]
+    out.store(at, source.load(at) * 2)
+
+
+def doubled_columns(x: Tensor) -> Tensor:
+    """Twice the first 32 columns of x."""
+    out = x.new_empty(x.shape[0], 32)
+    source = TensorDescriptor(x, list(out.shape), list(x.stride()), [16, 32])
+    doubled_tile[triton.cdiv(x.shape[0], 16), 1](source, TensorDescriptor.from_tensor(out, [16, 32]))
+    return out
+
+
+@pytest.mark.parametrize("backend", ["inductor", "magi"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_descriptor_is_made_again_at_the_launch(backend: str, dynamic: bool) -> None:
+    op = triton_op("gpu_code::doubled_columns", doubled_columns, mutates_args=())
+    x = torch.empty(40, 64)
+    code = generated(lambda x: op(x.relu()), x, dynamic=dynamic, backend=backend)
+    rows, stride = (r"s\d+", r"s\d+") if dynamic else (40, 64)
+    part = rf"reinterpret_tensor\(buf\d, \({rows}, 32\), \({stride}, 1\), 0\)"
+    assert re.search(rf"TensorDescriptor\.from_tensor\({part}, \[16, 32\]\)", code)
+    assert re.search(r"doubled_tile_\d\.run\(", code)

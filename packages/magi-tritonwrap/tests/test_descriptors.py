@@ -60,8 +60,8 @@ def doubled_by_pointers(x: Tensor) -> Tensor:
 
 
 def doubled_columns(x: Tensor) -> Tensor:
-    """The first 32 columns, by a descriptor with sizes of its own over the whole Tensor; the others are zero."""
-    out = torch.zeros_like(x)
+    """The first 32 columns, by a descriptor with sizes of its own over the whole Tensor; minus the others."""
+    out = -x
     source = TensorDescriptor(x, [x.shape[0], 32], list(x.stride()), TILE)
     target = TensorDescriptor(out, [out.shape[0], 32], list(out.stride()), TILE)
     doubled_tile[grid(x)](source, target)
@@ -72,7 +72,7 @@ BODIES = {"stored": doubled, "by_pointers": doubled_by_pointers, "columns": doub
 
 
 def expected(name: str, x: Tensor) -> Tensor:
-    return torch.where(torch.arange(x.shape[1], device=x.device) < 32, x * 2, 0) if name == "columns" else x * 2
+    return torch.where(torch.arange(x.shape[1], device=x.device) < 32, x * 2, -x) if name == "columns" else x * 2
 
 
 def seen(ops: Ops, name: str) -> Any:
