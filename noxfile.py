@@ -185,7 +185,7 @@ def e2e(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def full(session: nox.Session) -> None:
     """Run every test that needs no GPU, the slow ones too."""
-    _install_editable(session, *PACKAGES, groups=("test", "models", "frameworks"), with_extras=True)
+    _install_editable(session, *PACKAGES, groups=("types", "models", "frameworks"), with_extras=True)
     # Without its dependencies: they are those of the other models, and torchvision, whose wheel is built for CUDA.
     session.install("--no-deps", *_group("timm"))
     compiled = ONE_THREAD | {"MAGI_TESTS_COMPILE_KERNELS": "1"}
