@@ -142,6 +142,71 @@ def test_a_descriptor_that_inductor_cannot_make_again_is_refused(ops: Ops, argum
     assert isinstance(caught.value.inner_exception, UnsupportedLaunchError)
 
 
+@triton.jit
+def add_tile(out, at, tile):  # type: ignore[no-untyped-def]
+    out.atomic_add(at, tile)
+
+
+@triton.jit
+def doubled_and_added(source, out, total):  # type: ignore[no-untyped-def]
+    at = [tl.program_id(0) * 16, tl.program_id(1) * 32]
+    tile = source.load(at)
+    out.store(at, tile * 2)
+    add_tile(total, at, tile)
+
+
+@triton.jit
+def doubled_and_counted(source, out, total):  # type: ignore[no-untyped-def]
+    at = [tl.program_id(0) * 16, tl.program_id(1) * 32]
+    out.store(at, source.load(at) * 2)
+    tl.atomic_add(total, 1)
+
+
+@pytest.mark.usefixtures("stub")
+def test_a_write_that_torch_does_not_see_is_refused(ops: Ops) -> None:
+    """An atomic operation through a descriptor is missing in torch's list; one through a pointer is there."""
+
+    def added(x: Tensor) -> tuple[Tensor, Tensor]:
+        out, total = torch.empty_like(x), torch.zeros_like(x)
+        doubled_and_added[grid(x)](*(TensorDescriptor.from_tensor(tensor, TILE) for tensor in (x, out, total)))
+        return out, total
+
+    def counted(x: Tensor) -> tuple[Tensor, Tensor]:
+        out, total = torch.empty_like(x), x.new_zeros(1)
+        doubled_and_counted[grid(x)](
+            TensorDescriptor.from_tensor(x, TILE), TensorDescriptor.from_tensor(out, TILE), total
+        )
+        return out, total
+
+    refused = triton_op(f"{ops.namespace}::added", added, mutates_args=())
+    why = "'doubled_and_added' writes through a tensor descriptor by an atomic operation; torch does not know"
+    with pytest.raises(BackendCompilerFailed, match=why):
+        aot_graphs(lambda x: refused(x), torch.ones(40, 64))  # noqa: PLW0108
+
+    op = triton_op(f"{ops.namespace}::counted", counted, mutates_args=())
+    (graph,) = aot_graphs(lambda x: op(x), torch.ones(40, 64))  # noqa: PLW0108
+    (launch,) = launches_of(graph)
+    assert launch.cloned == ["out", "total"]
+
+
+@triton.jit
+def miscounted(x, total):  # type: ignore[no-untyped-def]
+    tl.static_assert(total.dtype.element_ty == tl.float64)
+    tl.atomic_add(total, tl.load(x))
+
+
+@pytest.mark.usefixtures("stub")
+def test_a_kernel_without_triton_ir_writes_all_its_tensors(ops: Ops) -> None:
+    """As torch has it: whether it compiles is known when it runs."""
+
+    def body(x: Tensor, total: Tensor) -> None:
+        miscounted[(1,)](x, total)
+
+    op = triton_op(f"{ops.namespace}::miscounted", body, mutates_args=("total",))
+    (graph,) = aot_graphs(lambda x, total: op(x.relu(), total), torch.ones(1), torch.zeros(1))
+    assert launches_of(graph)[0].cloned == ["x", "total"]
+
+
 def test_a_gpu_without_descriptors_is_named(ops: Ops) -> None:
     op = seen(ops, "stored")
     why = "'source'; torch takes it in a graph for GPUs of compute capability 9.0 or more"

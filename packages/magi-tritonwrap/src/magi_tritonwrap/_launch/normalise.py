@@ -31,11 +31,11 @@ from magi_tritonwrap._torch_compat import (
     is_tensor_descriptor,
     of_whole_tensor,
     record_launch,
-    tensor_descriptors_are_taken,
 )
-from magi_tritonwrap.errors import LostSettingWarning, UnsupportedLaunchError
+from magi_tritonwrap.errors import LostSettingWarning
 
-from .hook import launch_site, not_listening
+from .graphable import check_arguments, check_writes, unsupported
+from .hook import not_listening
 from .self_contained import self_contained
 
 
@@ -69,11 +69,13 @@ def resolve(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Re
     configs = [] if is_plain else _configs(described, autotuner, args, kwargs, options)
     _apply_heuristics(described, configs, arguments, kwargs, positional=len(args))
     _fill_defaults(described, arguments, configs)
-    _check_arguments(described, arguments, configs)
+    check_arguments(described, arguments, configs)
     baked = {name: value for name, value in arguments.items() if isinstance(value, JITFunction)}
     jit = self_contained(described.jit, baked)
     passed = {name: _recordable(value) for name, value in arguments.items() if name not in baked}
-    return ResolvedLaunch(_autotuned(described, jit, autotuner, configs) if configs else jit, grid, passed)
+    launched = _autotuned(described, jit, autotuner, configs) if configs else jit
+    check_writes(described, jit, launched, passed)
+    return ResolvedLaunch(launched, grid, passed)
 
 
 def emit(launch: ResolvedLaunch) -> None:
@@ -93,14 +95,14 @@ def emit(launch: ResolvedLaunch) -> None:
             "writes none of its tensors as far as torch can tell from its Triton IR, and a compiled graph would leave "
             "the launch out; register its op as an opaque custom op"
         )
-        raise _unsupported(as_kernel(launch.kernel), why)
+        raise unsupported(as_kernel(launch.kernel), why)
 
 
 def _bind(kernel: Kernel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The arguments of a launch by parameter name, and its launch options by name."""
     names = kernel.jit.arg_names
     if len(args) > len(names):
-        raise _unsupported(kernel, f"was launched with {len(args)} positional arguments and takes {len(names)}")
+        raise unsupported(kernel, f"was launched with {len(args)} positional arguments and takes {len(names)}")
     arguments = dict(zip(names, args, strict=False))
     options: dict[str, Any] = {}
     for name, value in kwargs.items():
@@ -108,10 +110,10 @@ def _bind(kernel: Kernel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> t
             options[name] = value
         elif name in names:
             if name in arguments:
-                raise _unsupported(kernel, f"got the argument '{name}' twice")
+                raise unsupported(kernel, f"got the argument '{name}' twice")
             arguments[name] = value
         elif not can_pass(kernel, name):
-            raise _unsupported(kernel, cannot_pass([name]))
+            raise unsupported(kernel, cannot_pass([name]))
     return {name: _plain(value) for name, value in arguments.items()}, options
 
 
@@ -134,7 +136,7 @@ def _configs(
         given = config.all_kwargs()
         clashes = sorted(given.keys() & {*kwargs, *names[: len(args)]})
         if clashes:
-            raise _unsupported(kernel, f"was launched with {', '.join(clashes)}, set by its @triton.autotune configs")
+            raise unsupported(kernel, f"was launched with {', '.join(clashes)}, set by its @triton.autotune configs")
         config.kwargs = {name: value for name, value in given.items() if name in names or name in config.kwargs}
     return pruned
 
@@ -155,7 +157,7 @@ def _apply_heuristics(
     layers = [layer for layer in kernel.layers if isinstance(layer, Heuristics)]
     clashes = sorted({name for layer in layers for name in layer.values} & set(kernel.jit.arg_names[:positional]))
     if clashes:
-        raise _unsupported(kernel, f"was launched with {', '.join(clashes)}, computed by its @triton.heuristics")
+        raise unsupported(kernel, f"was launched with {', '.join(clashes)}, computed by its @triton.heuristics")
     if not layers:
         return
     for config in configs:
@@ -218,40 +220,10 @@ def _check_grid(kernel: Kernel, grid: Any) -> tuple[Any, ...] | Callable[[dict[s
 
 def _as_grid(kernel: Kernel, grid: Any) -> tuple[Any, ...]:
     if not isinstance(grid, Sequence) or isinstance(grid, str):
-        raise _unsupported(kernel, f"was launched on the grid {grid!r}; a grid is a tuple of 1 to 3 sizes")
+        raise unsupported(kernel, f"was launched on the grid {grid!r}; a grid is a tuple of 1 to 3 sizes")
     if not 1 <= len(grid) <= 3:
-        raise _unsupported(kernel, f"was launched on a grid of {len(grid)} sizes; a grid is a tuple of 1 to 3 sizes")
+        raise unsupported(kernel, f"was launched on a grid of {len(grid)} sizes; a grid is a tuple of 1 to 3 sizes")
     return tuple(_plain(size) for size in grid)
-
-
-def _check_arguments(kernel: Kernel, arguments: Mapping[str, Any], configs: list[Config]) -> None:
-    given = set(arguments).union(*(config.kwargs for config in configs))
-    missing = [name for name in kernel.jit.arg_names if name not in given]
-    if missing:
-        raise _unsupported(kernel, f"was launched without {', '.join(missing)}")
-    for name, value in arguments.items():
-        if is_tensor_descriptor(value):
-            _check_descriptor(kernel, name, value)
-        elif _holds_tensor(value):
-            raise _unsupported(kernel, f"was launched with tensors inside the {type(value).__name__} '{name}'")
-
-
-def _check_descriptor(kernel: Kernel, name: str, descriptor: Any) -> None:
-    launched = f"was launched with the TensorDescriptor '{name}'"
-    if not tensor_descriptors_are_taken():
-        raise _unsupported(kernel, f"{launched}; torch takes it in a graph for GPUs of compute capability 9.0 or more")
-    if descriptor.padding != "zero":
-        why = f"which is padded with {descriptor.padding}; Inductor makes descriptors that are padded with zeros"
-        raise _unsupported(kernel, f"{launched}, {why}")
-
-
-def _holds_tensor(value: object) -> bool:
-    """Whether *value* is a container with a tensor in it, which torch's mutation analysis would not see."""
-    if isinstance(value, Mapping):
-        return any(isinstance(item, torch.Tensor) or _holds_tensor(item) for item in value.values())
-    if isinstance(value, tuple | list):
-        return any(isinstance(item, torch.Tensor) or _holds_tensor(item) for item in value)
-    return is_tensor_descriptor(value)
 
 
 def _recordable(value: Any) -> Any:
@@ -271,9 +243,3 @@ def _constant(value: Any) -> Any:
     if isinstance(value, torch.SymBool):
         return bool(value)
     return value
-
-
-def _unsupported(kernel: Kernel, why: str) -> UnsupportedLaunchError:
-    file, line = launch_site()
-    launch = f"launched at {file}:{line}, defined at {kernel.file}:{kernel.line}"
-    return UnsupportedLaunchError(f"Triton kernel '{kernel.name}' {why}. ({launch})")

@@ -62,6 +62,11 @@ def self_contained(kernel: JITFunction[Any], baked: Mapping[str, JITFunction[Any
         return _made[key][0]
 
 
+def functions_of(kernel: JITFunction[Any]) -> list[JITFunction[Any]]:
+    """*kernel* and the functions that it calls, directly or through others."""
+    return [function for _, function in _Rewriting(kernel, {}).functions.values()]
+
+
 def _free_values(kernel: JITFunction[Any]) -> dict[str, Any]:
     """The values that a kernel's bare names refer to outside the kernel, by name, without builtins."""
     function: FunctionType = kernel.fn

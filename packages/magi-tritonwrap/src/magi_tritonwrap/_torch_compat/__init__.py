@@ -30,6 +30,7 @@ from .launches import (
     record_launch,
     tensor_descriptors_are_taken,
     tensor_descriptors_taken,
+    writes_unknown_to_torch,
 )
 from .operators import (
     DISPATCH_MODE,
@@ -127,4 +128,5 @@ __all__ = [
     "unwrap_functional",
     "wrap_triton_disabled",
     "writes_traced",
+    "writes_unknown_to_torch",
 ]

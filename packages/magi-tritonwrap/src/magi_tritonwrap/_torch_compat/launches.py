@@ -13,6 +13,7 @@ import torch
 from torch._higher_order_ops.triton_kernel_wrap import (
     TracingTritonHOPifier,
     create_tma_stable_metadata,
+    generate_ttir,
     kernel_side_table,
     maybe_unpack_tma_stable_metadata,
     triton_kernel_wrapper_functional,
@@ -21,6 +22,8 @@ from torch._higher_order_ops.triton_kernel_wrap import (
 from torch._library import triton as torch_triton
 from torch.utils import _triton as torch_triton_features
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+from .tracing import unwrap_functional
 
 
 class _Recorder(TracingTritonHOPifier):
@@ -34,16 +37,11 @@ class _Recorder(TracingTritonHOPifier):
     def call_HOP(  # noqa: N802 - torch's name
         self, variable: Any, grids: list[Any], combined_args: dict[str, Any], tx: None
     ) -> None:
-        blocks: dict[str, Any] = {
-            name: create_tma_stable_metadata(list(value.block_shape))
-            for name, value in combined_args.items()
-            if is_tensor_descriptor(value)
-        }
+        blocks = _blocks(combined_args)
         if not blocks:
             super().call_HOP(variable, grids, combined_args, tx)
             return
-        tensors = {name: combined_args[name].base for name in blocks}
-        graphable, constants = self.store_non_graphable_args({**combined_args, **tensors})
+        graphable, constants = self.store_non_graphable_args(_with_bases(combined_args))
         triton_kernel_wrapper_mutation(
             kernel_idx=variable.kernel_idx,
             constant_args_idx=constants,
@@ -54,6 +52,16 @@ class _Recorder(TracingTritonHOPifier):
 
 
 _RECORDER = _Recorder()
+
+
+def _blocks(arguments: dict[str, Any]) -> dict[str, Any]:
+    """What torch notes of each tensor descriptor among *arguments*."""
+    found = {name: value for name, value in arguments.items() if is_tensor_descriptor(value)}
+    return {name: create_tma_stable_metadata(list(value.block_shape)) for name, value in found.items()}
+
+
+def _with_bases(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.base if is_tensor_descriptor(value) else value for name, value in arguments.items()}
 
 
 def record_launch(kernel: Any, grid: Any, arguments: dict[str, Any]) -> None:
@@ -67,6 +75,22 @@ def record_launch(kernel: Any, grid: Any, arguments: dict[str, Any]) -> None:
     with torch_triton.set_wrap_triton_enabled(True):
         wrapped = _RECORDER.call_getitem(torch.library.wrap_triton(kernel), (grid,))
         _RECORDER.call_triton_kernel(wrapped, positional, named, None)
+
+
+def writes_unknown_to_torch(kernel: Any, arguments: dict[str, Any]) -> list[str]:
+    """The operations of a launch that write through a tensor descriptor without torch's knowing it.
+
+    torch finds what a kernel writes by a list of operations (`WRITE_OPS` or `MUTATION_OPS` in
+    `torch/_higher_order_ops/triton_kernel_wrap.py`, torch 2.10 to 2.13), in which these are missing. Where it cannot
+    make the IR, it takes every Tensor for written.
+    """
+    plain = {name: unwrap_functional(value) for name, value in _with_bases(arguments).items()}
+    try:
+        module, _ = generate_ttir(kernel, plain, _blocks(arguments))
+    except Exception:  # noqa: BLE001 - whatever Triton raises, torch gets it too, and warns of it
+        return []
+    text = str(module)
+    return [operation for operation in ("tt.descriptor_reduce", "tt.descriptor_scatter") if operation in text]
 
 
 def is_tensor_descriptor(value: object) -> bool:
