@@ -236,9 +236,14 @@ def test_autocast(ns: str, form: str) -> None:
     strict=True,
     reason="FX writes complex constants by their repr until torch 2.13",
 )
-@pytest.mark.parametrize("value", [complex(1, math.inf), complex(0, math.nan), complex(-0.0, 1), complex(1, -0.0)])
+@pytest.mark.parametrize(
+    "value", [complex(1, math.inf), complex(0, math.nan), complex(-0.0, 1), complex(1, -0.0), complex(0, -1)]
+)
 def test_complex_constants(value: complex) -> None:
-    """torch's own: `infj` is not a name, and `1-0j` is read as a subtraction. It limits ops with complex arguments."""
+    """torch's own: `infj` is not a name, `1-0j` is read as a subtraction, and `-1j` as minus `0+1j`.
+
+    It limits ops with complex arguments.
+    """
     graph = torch.fx.Graph()
     graph.output(value)
     assert repr(torch.fx.GraphModule({}, graph)()) == repr(value)

@@ -7,6 +7,7 @@ and perhaps a default. Records are made anew for each case, as a user's classes 
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import enum
 import inspect
@@ -310,7 +311,8 @@ def survives_in_a_graph(value: Any) -> bool:
     """False for the complex constants that FX of torch 2.10 to 2.13 writes wrongly, see test_complex_constants."""
     if not isinstance(value, complex):
         return True
-    return all(math.isfinite(part) and repr(part) != "-0.0" for part in (value.real, value.imag))
+    are_finite = math.isfinite(value.real) and math.isfinite(value.imag)
+    return are_finite and repr(ast.literal_eval(repr(value))) == repr(value)
 
 
 def check_compiled(case: list[Given], backend: str) -> None:
