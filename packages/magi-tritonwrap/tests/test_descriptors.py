@@ -12,11 +12,19 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from magi_tritonwrap import UndeclaredWriteError, UnsupportedLaunchError, see_through_report, triton_op
+from magi_tritonwrap import (
+    UndeclaredWriteError,
+    UnsupportedLaunchError,
+    capture_launches,
+    see_through_report,
+    triton_op,
+    wrap_kernels,
+)
 from magi_tritonwrap.testing import aot_graphs, launches_of, stub_driver
 from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.utils import run_and_get_code
+from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -100,6 +108,17 @@ def test_a_launch_with_descriptors_is_in_the_graph(
     shape = launch.arguments["source"].meta["val"].shape
     assert (int(shape[0]), int(shape[1])) == (40, 32 if name == "columns" else 64)
     assert see_through_report(op).see_through
+
+
+@pytest.mark.usefixtures("stub")
+@pytest.mark.parametrize("name", BODIES)
+def test_a_launch_with_descriptors_of_fake_tensors_is_traced(name: str) -> None:
+    """Also where no mode is active, and only the Tensors of its descriptors say that it belongs in a graph."""
+    fake = FakeTensorMode().from_tensor(torch.ones(40, 64))
+    with capture_launches() as log:
+        assert BODIES[name](fake).shape == (40, 64)
+    assert len(log.launches) == 1
+    assert wrap_kernels(BODIES[name])(fake).shape == (40, 64)
 
 
 @pytest.mark.usefixtures("stub")

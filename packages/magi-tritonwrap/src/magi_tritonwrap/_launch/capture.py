@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from magi_tritonwrap._kernel.kernels import Kernel, as_kernel
-from magi_tritonwrap._torch_compat import tracing_is_active
+from magi_tritonwrap._torch_compat import described_tensor, tracing_is_active
 
 from .hook import Run, launch_site, listening, not_listening
 from .normalise import emit, resolve
@@ -48,7 +48,7 @@ class LaunchLog:
         self.launches.append(CapturedLaunch(described, *launch_site()))
         if self.drop:
             return None
-        if tracing_is_active((*args, *kwargs.values())) and not described.is_interpreted:
+        if tracing_is_active(map(described_tensor, (*args, *kwargs.values()))) and not described.is_interpreted:
             emit(resolve(kernel, args, kwargs))
             return None
         with not_listening():

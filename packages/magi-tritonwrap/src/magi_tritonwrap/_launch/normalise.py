@@ -27,6 +27,7 @@ from triton.runtime.jit import JITFunction
 from magi_tritonwrap._kernel.kernels import Kernel, as_kernel, check_supported
 from magi_tritonwrap._kernel.options import CONFIG_FIELDS, can_pass, cannot_pass
 from magi_tritonwrap._torch_compat import (
+    described_tensor,
     functional_values,
     is_tensor_descriptor,
     of_whole_tensor,
@@ -85,7 +86,7 @@ def emit(launch: ResolvedLaunch) -> None:
         UnsupportedLaunchError: torch finds no write in the kernel's Triton IR, and would drop the launch as dead code.
             An example is a kernel that writes through pointers that it loads from a table.
     """
-    tensors = [value.base if is_tensor_descriptor(value) else value for value in launch.arguments.values()]
+    tensors = [described_tensor(value) for value in launch.arguments.values()]
     before = functional_values(tensors)
     with not_listening():
         record_launch(launch.kernel, launch.grid, launch.arguments)

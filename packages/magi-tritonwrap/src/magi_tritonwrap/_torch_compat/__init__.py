@@ -21,6 +21,7 @@ from .kernels import (
     unsupported_autotune_arguments_are_ignored,
 )
 from .launches import (
+    described_tensor,
     is_launch,
     is_tensor_descriptor,
     launch_blocks,
@@ -85,6 +86,7 @@ __all__ = [
     "custom_op_named",
     "decides_by_data",
     "decomposition_is_disabled",
+    "described_tensor",
     "fake_mode_of",
     "fake_tensors",
     "functional_storage",

@@ -61,7 +61,7 @@ def _blocks(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_bases(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.base if is_tensor_descriptor(value) else value for name, value in arguments.items()}
+    return {name: described_tensor(value) for name, value in arguments.items()}
 
 
 def record_launch(kernel: Any, grid: Any, arguments: dict[str, Any]) -> None:
@@ -96,6 +96,11 @@ def writes_unknown_to_torch(kernel: Any, arguments: dict[str, Any]) -> list[str]
 def is_tensor_descriptor(value: object) -> bool:
     """Whether *value* is a `TensorDescriptor`, from which the tensor memory accelerator of a GPU loads and stores."""
     return isinstance(value, TensorDescriptor)
+
+
+def described_tensor(value: Any) -> Any:
+    """The Tensor of a tensor descriptor; any other value as it is."""
+    return value.base if is_tensor_descriptor(value) else value
 
 
 def tensor_descriptors_are_taken() -> bool:
