@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import _ptx
@@ -15,13 +16,15 @@ import torch
 import triton
 from _nvfp4 import ROUTINGS, by_hand, every_code, interpret, make_moe, nvfp4, routing
 from _pretended_gpu import generated
+from magi_tritonwrap.testing import stub_driver
 from nvfp4 import _decode
 from nvfp4 import _tilings as tilings
 from nvfp4._copy import nvfp4_copy_kernel
 from nvfp4._gemm import nvfp4_gemm_kernel
-from nvfp4._launch import Rows, decoded_copy, launch
+from nvfp4._launch import Rows, accelerator_loads, decoded_copy, launch
 from nvfp4._patches import patches_of
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -92,11 +95,11 @@ def test_linear_of_every_class_of_rows_under_the_interpreter() -> None:
 def test_every_code_is_exact_under_the_interpreter() -> None:
     script = """
     from nvfp4._launch import Rows, decoded_copy, launch
-    from nvfp4._tilings import BY_COLUMNS, MANY
+    from nvfp4._tilings import BY_COLUMNS, LARGE, MANY, TILED
     weight, exact = every_code()
     weight = nvfp4.NVFP4Weight.of(weight)
     assert torch.equal(decoded_copy(weight, torch.float32), exact.T)
-    for tile in {MANY, *(tile for _, table in BY_COLUMNS for _, tile in table)}:
+    for tile in {MANY, LARGE, *(tile for _, table in (*BY_COLUMNS, (0, TILED)) for _, tile in table)}:
         x = torch.eye(16)
         assert torch.equal(launch(x, weight, tile, Rows.of(x, tile)), exact), tile
     print("equal")
@@ -135,15 +138,15 @@ def empty_parts(columns: int, k: int, *experts: int) -> tuple[Tensor, Tensor, Te
     return codes, scales, torch.empty(experts)
 
 
-def launches(rows: int, columns: int = 512, k: int = 1024) -> list[str]:
-    """The launches in the code that Inductor writes for a linear in bfloat16 on a GPU, and what is opaque in it."""
+def launches(rows: int, columns: int = 512, k: int = 1024, dtype: torch.dtype = torch.bfloat16) -> list[str]:
+    """The launches in the code that Inductor writes for a linear on a GPU, and what is opaque in it."""
 
     def linear(x: Tensor, *parts: Tensor) -> Tensor:
         out: Tensor = nvfp4.linear_gemm(x, nvfp4.NVFP4LinearRunner(nvfp4.NVFP4Weight(*parts, columns, k)))
         return out.relu()
 
     with torch.no_grad():
-        code = generated(linear, torch.empty(rows, k, dtype=torch.bfloat16), *empty_parts(columns, k))
+        code = generated(linear, torch.empty(rows, k, dtype=dtype), *empty_parts(columns, k))
     found = re.findall(
         r"(\w+)_kernel_0\.run\(|(extern_kernels\.\w+)\(|(torch\.ops\.\w+)", code[code.index("def call(") :]
     )
@@ -156,11 +159,49 @@ def launches(rows: int, columns: int = 512, k: int = 1024) -> list[str]:
         (1, ["nvfp4_gemm"]),
         (16, ["nvfp4_gemm"]),
         (64, ["nvfp4_gemm"]),
-        (4096, ["nvfp4_copy", "extern_kernels.mm"]),
+        (4096, ["nvfp4_gemm"]),
     ],
 )
 def test_each_class_of_rows_has_its_kernel_and_nothing_is_opaque(rows: int, expected: list[str]) -> None:
     assert launches(rows) == expected
+
+
+def test_many_rows_that_no_accelerator_loads_get_a_copy() -> None:
+    assert launches(4096, dtype=torch.float32) == ["nvfp4_copy", "extern_kernels.mm"]
+
+
+def test_the_accelerator_loads_rows_that_lie_evenly() -> None:
+    with FakeTensorMode(), stub_driver():
+        x = torch.empty(40, 72, device="cuda", dtype=torch.bfloat16)
+        assert accelerator_loads(x)
+        assert accelerator_loads(x.as_strided((39, 64), (72, 1), 8))
+        assert not accelerator_loads(x.as_strided((39, 64), (72, 1), 4)), "begins in the middle of 16 bytes"
+        assert not accelerator_loads(x.as_strided((39, 64), (68, 1))), "every other row does"
+        assert not accelerator_loads(torch.empty(40, 72, device="cuda"))
+    for other in (GPUTarget("cuda", 80, 32), GPUTarget("cuda", 100, 32), GPUTarget("hip", "gfx942", 64)):
+        with FakeTensorMode(), stub_driver(other):
+            assert not accelerator_loads(torch.empty(40, 72, device="cuda", dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "block"),
+    [
+        (16, 8192, None),
+        (17, 8192, (32, 64)),
+        (32, 4096, None),
+        (33, 1024, (64, 64)),
+        (128, 16384, (128, 64)),
+        (256, 8192, (128, 64)),
+        (257, 8192, (256, 128)),
+        (1024, 1024, (128, 64)),
+        (100_000, 1024, (256, 128)),
+    ],
+)
+def test_large_tiles_are_for_products_with_enough_of_them(
+    rows: int, columns: int, block: tuple[int, int] | None
+) -> None:
+    tile = tilings.tile_of_accelerator(rows, columns)
+    assert (tile and (tile.block_m, tile.block_n)) == block
 
 
 def test_narrow_products_have_programs_for_every_multiprocessor() -> None:
@@ -174,15 +215,22 @@ def test_narrow_products_have_programs_for_every_multiprocessor() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ((16, 32, 2, 4), r"2 parts of the features for 4 warps\. Use one for each warp, or several, or one part for 4"),
-        ((16, 32, 1, 2), r"1 parts of the features for 2 warps\."),
-        ((64, 32, 1, 4), r"32 columns\. Use a multiple of 64, 16 for each warp\."),
-        ((16, 24, 4, 4), r"24 columns\. Use a multiple of 16"),
+        (
+            (16, 32, 2, 4, False),
+            r"2 parts of the features for 4 warps\. Use one for each warp, or several, or one part for 4",
+        ),
+        ((16, 32, 1, 2, False), r"1 parts of the features for 2 warps\."),
+        ((64, 32, 1, 4, False), r"32 columns\. Use a multiple of 64, 16 for each warp\."),
+        ((16, 24, 4, 4, False), r"24 columns\. Use a multiple of 16"),
+        ((16, 32, 4, 4, True), r"the accelerator loads x for one part\. Use parts=1"),
     ],
 )
-def test_tiles_whose_warps_have_no_patches_of_their_own(settings: tuple[int, int, int, int], sentence: str) -> None:
+def test_tiles_whose_warps_have_no_patches_of_their_own(
+    settings: tuple[int, int, int, int, bool], sentence: str
+) -> None:
+    block_m, block_n, parts, warps, tiled = settings
     with pytest.raises(ValueError, match=sentence):
-        tilings.Tile(*settings, patches=2, stages=3)
+        tilings.Tile(block_m, block_n, parts, warps, patches=2, stages=3, tiled=tiled)
 
 
 @pytest.mark.parametrize("part", ["codes", "scales"])
@@ -249,25 +297,30 @@ def tiles_of(dtype: torch.dtype) -> list[Any]:
 
 
 TILES = tiles_of(torch.bfloat16)
+OF_ACCELERATOR = [*(tile for _, tile in tilings.TILED), tilings.LARGE]
+EVERY_TILE = [*TILES, *OF_ACCELERATOR]
 
 
 def compiled_product(tile: Any, way: int, x: str = "bf16", odd: tuple[str, ...] = ()) -> Any:
     constants = {
         "N": 8192, "K": 8192, "ROUTING": way, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "PARTS": tile.parts,
-        "PATCHES": tile.patches, "WARPS": tile.warps, "STAGES": tile.stages, "PACKED": x != "fp32",
+        "PATCHES": tile.patches, "WARPS": tile.warps, "STAGES": tile.stages, "TILED": tile.tiled, "PACKED": x != "fp32",
     }  # fmt: skip
     sizes = dict.fromkeys(("m", "stride_x", "shared_rows"), "i32")
-    signature = {"x": f"*{x}", **WEIGHT, "out": f"*{x}", **sizes, "routing": "*i64"}
+    of_x = f"tensordesc<{x}[{tile.block_m}, {64 * tile.patches}]>" if tile.tiled else f"*{x}"
+    signature = {"x": of_x, **WEIGHT, "out": f"*{x}", **sizes, "routing": "*i64"}
+    odd = (*odd, "x") if tile.tiled else odd
     return compiled_for_hopper(nvfp4_gemm_kernel, signature, constants, tile.warps, odd)
 
 
-@pytest.mark.parametrize("tile", TILES, ids=repr)
+@pytest.mark.parametrize("tile", EVERY_TILE, ids=repr)
 def test_the_products_compile_for_tensor_cores(tile: Any) -> None:
-    for way in range(3):
+    for way in range(1 if tile.tiled else 3):
         kernel = compiled_product(tile, way)
         ptx = kernel.asm["ptx"]
         assert re.search(r"(wgmma\.mma_async|mma)\.sync\.aligned\.m\w+\S*\.f32\.bf16\.bf16", ptx)
         assert "cp.async.cg.shared.global" in ptx  # 16 bytes at once, while the tensor cores work
+        assert ("cp.async.bulk.tensor" in ptx) == tile.tiled
         assert kernel.metadata.shared <= SHARED_MEMORY
 
 
@@ -277,7 +330,7 @@ def test_float32_fits_in_shared_memory(rows: int) -> None:
     assert compiled_product(tile, 0, "fp32").metadata.shared <= SHARED_MEMORY
 
 
-@pytest.mark.parametrize("tile", TILES, ids=repr)
+@pytest.mark.parametrize("tile", EVERY_TILE, ids=repr)
 @pytest.mark.parametrize(("x", "odd"), [("bf16", ()), ("fp16", ()), ("bf16", ("codes",))])
 def test_the_assembly_gets_two_words_of_a_thread_at_once(tile: Any, x: str, odd: tuple[str, ...]) -> None:
     """What no type says: which elements Triton hands to assembly together follows from the layout that it chose."""
@@ -292,10 +345,22 @@ def test_the_assembly_gets_two_words_of_a_thread_at_once(tile: Any, x: str, odd:
     )
 
 
-@pytest.mark.parametrize("tile", [tile for tile in TILES if tile.parts == 1], ids=repr)
-def test_products_of_a_warp_group_end_before_their_registers_change(tile: Any) -> None:
-    ptx = compiled_product(tile, 0).asm["ptx"]
-    assert set(re.findall(r"wgmma\.wait_group\.sync\.aligned (\d+)", ptx)) == {"0"}
+@pytest.mark.parametrize("x", ["bf16", "fp16"])
+@pytest.mark.parametrize("tile", [tile for tile in EVERY_TILE if tile.parts == 1], ids=repr)
+def test_products_of_a_warp_group_end_before_their_registers_change(tile: Any, x: str) -> None:
+    """In a step, whatever decodes or multiplies comes behind a wait for all products, or a wait for them ends it."""
+    ptx = compiled_product(tile, 0, x).asm["ptx"]
+    # The loop is the block that multiplies and goes back to its own begin.
+    blocks = re.split(r"^(\$L__BB\d+_\d+):", ptx, flags=re.MULTILINE)
+    (step,) = (
+        text[: back.start()]
+        for label, text in itertools.pairwise(blocks)
+        if "wgmma.mma" in text and (back := re.search(rf"bra\S* *\t*{re.escape(label)};", text))
+    )
+    found = re.findall(r"wgmma\.(wait_group\.sync\.aligned 0;|mma_async)|(mul)\.rn\.bf16x2", step)
+    order = [kind for kind, _ in itertools.groupby("".join(each)[:4] for each in found)]
+    assert order[0] == "wait" or order[-1] == "wait", order
+    assert "wait" not in order[1:-1]
 
 
 @pytest.mark.parametrize("tile", [tile for tile in TILES if tile.block_m <= 16], ids=repr)
@@ -311,11 +376,11 @@ def test_the_copy_compiles() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.notices_broken_kernels
-@pytest.mark.parametrize("rows", [1, 3, 16, 32, 64, 100, 300, 1000])
+@pytest.mark.parametrize("rows", [1, 3, 16, 32, 64, 100, 300, 1000, 2100])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_linear_on_the_gpu(rows: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    layer = nvfp4.NVFP4Linear.from_float(nn.Linear(2064, 520)).to("cuda", dtype)
+    layer = nvfp4.NVFP4Linear.from_float(nn.Linear(2064, 1544)).to("cuda", dtype)
     x = torch.randn(rows, 2064, device="cuda", dtype=dtype)
     expected = (
         nn.functional.linear(x.double(), nvfp4.dequantize_nvfp4(layer.runner.weight.tensor).double()) + layer.bias
@@ -337,7 +402,7 @@ def test_every_code_is_exact_on_the_gpu(dtype: torch.dtype) -> None:
     weight, exact = every_code()
     held, unit = on_the_gpu(weight), torch.eye(16, device="cuda", dtype=dtype)
     assert torch.equal(decoded_copy(held, dtype).cpu(), exact.T.to(dtype))
-    for tile in tiles_of(dtype):
+    for tile in [*tiles_of(dtype), *(OF_ACCELERATOR if accelerator_loads(unit) else ())]:
         assert torch.equal(launch(unit, held, tile, Rows.of(unit, tile)).cpu(), exact.to(dtype)), tile
 
 
@@ -347,16 +412,17 @@ def test_codes_at_an_odd_place_on_the_gpu() -> None:
     held, unit = on_the_gpu(weight), torch.eye(16, device="cuda", dtype=torch.bfloat16)
     for ahead in (1, 2):
         codes = torch.cat([held.codes.flatten()[:ahead], held.codes.flatten()])[ahead:].view_as(held.codes)
-        for tile in TILES:
-            assert torch.equal(
-                launch(unit, replace(held, codes=codes), tile, Rows.of(unit, tile)).cpu(), exact.bfloat16()
-            )
+        for tile in [*TILES, *(OF_ACCELERATOR if accelerator_loads(unit) else ())]:
+            out = launch(unit, replace(held, codes=codes), tile, Rows.of(unit, tile))
+            assert torch.equal(out.cpu(), exact.bfloat16()), tile
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tile", TILES, ids=repr)
+@pytest.mark.parametrize("tile", EVERY_TILE, ids=repr)
 def test_every_tile_again_and_again_on_the_gpu(tile: Any) -> None:
     """Products that overtake what they read are wrong now and then, on a GPU with much to do."""
+    if tile.tiled and not accelerator_loads(torch.empty(1, 8, device="cuda", dtype=torch.bfloat16)):
+        pytest.skip("not on Hopper")
     torch.manual_seed(0)
     weight = nvfp4.quantize_nvfp4(torch.randn(2048, 4096, device="cuda"))
     held = on_the_gpu(weight)
@@ -383,7 +449,7 @@ def test_rows_of_any_size_on_the_gpu(size: float, rows: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("rows", [1, 3, 40, 600])
 def test_rows_at_an_odd_place_on_the_gpu(rows: int) -> None:
     torch.manual_seed(0)
     weight = nvfp4.quantize_nvfp4(torch.randn(64, 128))
@@ -391,6 +457,35 @@ def test_rows_at_an_odd_place_on_the_gpu(rows: int) -> None:
     expected = x.double() @ nvfp4.dequantize_nvfp4(weight).double().cuda().T
     out = nvfp4.NVFP4LinearRunner(on_the_gpu(weight)).run_triton(x)
     torch.testing.assert_close(out.double(), expected, atol=3e-2, rtol=2e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_compiled_product_takes_rows_at_any_place_on_the_gpu(dynamic: bool) -> None:
+    torch.manual_seed(0)
+    layer = nvfp4.NVFP4Linear.from_float(nn.Linear(256, 512, bias=False)).to("cuda", torch.bfloat16)
+    compiled: Any = torch.compile(layer, fullgraph=True, dynamic=dynamic)
+    memory = torch.randn(700 * 256 + 8, device="cuda", dtype=torch.bfloat16)
+    for begin, rows in ((0, 40), (1, 40), (8, 40), (3, 300), (0, 300), (0, 600), (2, 600), (0, 5)):
+        x = memory[begin : begin + rows * 256].view(rows, 256)
+        expected = x.float() @ layer.runner.weight.decoded().T
+        torch.testing.assert_close(compiled(x).float(), expected, atol=3e-2, rtol=2e-2)
+        torch.testing.assert_close(layer(x).float(), expected, atol=3e-2, rtol=2e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 40, 300, 2100])
+def test_a_package_multiplies_on_the_gpu(rows: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    layer = nvfp4.NVFP4Linear.from_float(nn.Linear(256, 1536)).to("cuda", torch.bfloat16)
+    x = torch.randn(rows, 256, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad():
+        program = torch.export.export(layer, (x,))
+        package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "linear.pt2"))
+        loaded: Any = torch._inductor.aoti_load_package(package)
+        for _ in range(2):
+            other = torch.randn_like(x)
+            torch.testing.assert_close(loaded(other), layer(other), atol=3e-2, rtol=2e-2)
 
 
 @pytest.mark.gpu
@@ -412,11 +507,12 @@ def test_moe_on_the_gpu(name: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:\\s*Online softmax is disabled:UserWarning")  # Inductor, about the router
-def test_cuda_graphs_capture_the_ops() -> None:
+@pytest.mark.parametrize("rows", [9, 40])
+def test_cuda_graphs_capture_the_ops(rows: int) -> None:
     torch.manual_seed(0)
     _, quantised, _ = make_moe()
     model = nn.Sequential(nvfp4.NVFP4Linear.from_float(nn.Linear(64, 64)), quantised).to("cuda", torch.bfloat16)
-    x = torch.randn(9, 64, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(rows, 64, device="cuda", dtype=torch.bfloat16)
     compiled = torch.compile(model, fullgraph=True)
     with torch.no_grad():
         compiled(x)

@@ -17,9 +17,13 @@ NOT_ROUTED, BY_ROW, SORTED = (tl.constexpr(i) for i in range(3))
 def nvfp4_gemm_kernel(  # type: ignore[no-untyped-def]
     x, codes, scales, tensor_scale, out, m, stride_x, routing, shared_rows,
     N: tl.constexpr, K: tl.constexpr, ROUTING: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    PARTS: tl.constexpr, PATCHES: tl.constexpr, WARPS: tl.constexpr, STAGES: tl.constexpr, PACKED: tl.constexpr,
+    PARTS: tl.constexpr, PATCHES: tl.constexpr, WARPS: tl.constexpr, STAGES: tl.constexpr,
+    TILED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """out[m, N] for BLOCK_M rows and BLOCK_N columns, in the type of x: float32, float16 or bfloat16.
+
+    x is a pointer or, if TILED, a tensor descriptor, by which the tensor memory accelerator of a Hopper GPU loads the
+    part of x for a step; then there is one part, and rows are not routed.
 
     A strip is 16 columns of a weight. The weight is the left operand: its values are decoded in the registers in which
     tensor cores take a left operand. 8 rows of x are the least that a right one has; one row is taken 8 times.
@@ -37,6 +41,8 @@ def nvfp4_gemm_kernel(  # type: ignore[no-untyped-def]
     OWN: tl.constexpr = PATCHES * PARTS * BESIDE // WARPS
     OF_K: tl.constexpr = (K + 63) // 64
     EVEN: tl.constexpr = K % (64 * PARTS * PATCHES) == 0
+    # Products of fewer rows are over too soon.
+    OVERLAPPED: tl.constexpr = TILED and PACKED and BLOCK_M >= 64
     # Not in a function of its own: torch would take a pointer that it is given for one that the kernel writes to.
     tile, tiles = tl.program_id(0), tl.num_programs(0)
     expert, first, end = (tile * 0).to(tl.int64), tile * BLOCK_M, m
@@ -49,7 +55,7 @@ def nvfp4_gemm_kernel(  # type: ignore[no-untyped-def]
         if first >= end:
             return
     # Read here or after the loop, it takes the same time.
-    scale = tl.load(tensor_scale + expert) * left_to_scale(x.dtype.element_ty)
+    scale = tl.load(tensor_scale + expert) * left_to_scale(out.dtype.element_ty)
 
     begin = tl.arange(0, WARPS)[:, None, None] // BESIDE * OWN
     patch = expert * ((N + 15) // 16 * OF_K) + strips_of_warps(N, WARPS, BESIDE, STRIPS) * OF_K + begin
@@ -58,10 +64,11 @@ def nvfp4_gemm_kernel(  # type: ignore[no-untyped-def]
     at_codes = codes + (patch[:, :, :, None] + ahead) * 128 + tl.arange(0, 128)[None, None, None, :]
 
     row = first + (tl.arange(0, BLOCK_M) if BLOCK_M > 1 else 0)
-    source = row_of_x(row, row < end, routing + 3 * tiles, shared_rows, ROUTING)
-    feature = features_of_x(BLOCK_M, PARTS, PATCHES, WARPS)
-    at_x = x + across(source * stride_x, BLOCK_M, PARTS) + feature
-    wanted = across(row < end, BLOCK_M, PARTS) if BLOCK_M > 1 else True
+    if not TILED:
+        source = row_of_x(row, row < end, routing + 3 * tiles, shared_rows, ROUTING)
+        feature = features_of_x(BLOCK_M, PARTS, PATCHES, WARPS)
+        at_x = x + across(source * stride_x, BLOCK_M, PARTS) + feature
+        wanted = across(row < end, BLOCK_M, PARTS) if BLOCK_M > 1 else True
 
     # With one part the product has two dimensions: only then does it get the tensor cores of a warp group.
     ROWS: tl.constexpr = max(BLOCK_M, 8)
@@ -69,22 +76,24 @@ def nvfp4_gemm_kernel(  # type: ignore[no-untyped-def]
     for start in tl.range(0, OF_K, PARTS * PATCHES, num_stages=STAGES):
         of_codes = True if EVEN else begin[:, :, :, None] + ahead + start < OF_K
         of_scales = True if EVEN else begin + word // 16 + start < OF_K
-        of_x = wanted if EVEN else wanted & (feature + start * 64 < K)
         words = tl.load(at_codes + start * 128, of_codes, other=0)
         words_of_scales = tl.load(at_scales + start * 16, of_scales, other=0)
-        right = right_operand(tl.load(at_x + start * 64, of_x, other=0.0), BLOCK_M, PARTS, WARPS)
+        if TILED:
+            right = tl.trans(x.load([first, start * 64]))
+        else:
+            of_x = wanted if EVEN else wanted & (feature + start * 64 < K)
+            right = right_operand(tl.load(at_x + start * 64, of_x, other=0.0), BLOCK_M, PARTS, WARPS)
+        if OVERLAPPED:
+            words_of_scales = after_products(words_of_scales)
         values = decoded(words, words_of_scales, PACKED)
-        left = left_operand(values, x.dtype.element_ty, PARTS, BESIDE, STRIPS, PATCHES)
+        left = left_operand(values, out.dtype.element_ty, PARTS, BESIDE, STRIPS, PATCHES)
         # float32 stays float32; the precision means nothing to types of 16 bits.
-        total = waited_for(tl.dot(left, right, total, input_precision="ieee"), PARTS, PACKED)
+        total = tl.dot(left, right, total, input_precision="ieee")
+        if PARTS == 1 and PACKED and not OVERLAPPED:
+            total = waited_for(total)
 
     total = sum_of_parts(total, BLOCK_M, PARTS) * scale
-    column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    if BLOCK_M == 1:
-        tl.store(out + row.to(tl.int64) * N + column, total.to(out.dtype.element_ty), column < N)
-    else:
-        at_out = out + row.to(tl.int64)[None, :] * N + column[:, None]
-        tl.store(at_out, total.to(out.dtype.element_ty), (row < end)[None, :] & (column < N)[:, None])
+    store_rows(out, total.to(out.dtype.element_ty), row, end, N, BLOCK_M, BLOCK_N)
 
 
 @triton.jit
@@ -151,6 +160,19 @@ def sum_of_parts(total, BLOCK_M: tl.constexpr, PARTS: tl.constexpr):  # type: ig
 
 
 @triton.jit
+def store_rows(  # type: ignore[no-untyped-def]
+    out, total, row, end, N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """*total*, as `sum_of_parts` gives it, to the rows of out before *end*, in the columns of this program."""
+    column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    if BLOCK_M == 1:
+        tl.store(out + row.to(tl.int64) * N + column, total, column < N)
+    else:
+        at_out = out + row.to(tl.int64)[None, :] * N + column[:, None]
+        tl.store(at_out, total, (row < end)[None, :] & (column < N)[:, None])
+
+
+@triton.jit
 def row_of_x(row, inside, row_source, shared_rows, ROUTING: tl.constexpr):  # type: ignore[no-untyped-def]
     """The row of x for each row of the result, int64."""
     source = row.to(tl.int64)
@@ -193,12 +215,23 @@ def left_operand(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def waited_for(total, PARTS: tl.constexpr, PACKED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The same, with one part once it is there.
+def waited_for(total):  # type: ignore[no-untyped-def]
+    """The same, once it is there.
 
     Triton 3.6 lets the products of a warp group run on while the next step decodes into the registers that they read;
     on an H200, results were wrong. A value that assembly reads has to be complete.
     """
-    if PARTS == 1 and PACKED:
-        total = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [total], dtype=tl.float32, is_pure=True, pack=1)
-    return total
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [total], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def after_products(words):  # type: ignore[no-untyped-def]
+    """The same, once the products of the step before are there: `waited_for`, but later.
+
+    Triton multiplies 16 features at a time, and the next 16 are decoded meanwhile. The last products of a step run
+    while the next one waits for what it loads. Only what is decoded with *words* needs their registers.
+    """
+    return tl.inline_asm_elementwise(
+        "wgmma.wait_group.sync.aligned 0; mov.b32 $0, $4; mov.b32 $1, $5; mov.b32 $2, $6; mov.b32 $3, $7;",
+        "=r,=r,=r,=r,r,r,r,r", [words], dtype=tl.int32, is_pure=True, pack=4,
+    )  # fmt: skip

@@ -10,11 +10,12 @@ import torch
 import triton
 from torch import Tensor
 from torch.nn import functional
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ._copy import nvfp4_copy_kernel
 from ._gemm import BY_ROW, NOT_ROUTED, SORTED, nvfp4_gemm_kernel
-from ._patches import COLUMNS
-from ._tilings import COPIED_FROM, Tile, tile_for
+from ._patches import COLUMNS, FEATURES
+from ._tilings import COPIED_FROM, Tile, tile_for, tile_of_accelerator
 
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 PATCHES_A_PROGRAM = 4
 """Of a copy."""
+
+HOPPER = 9
+"""The first number of its compute capability."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +75,27 @@ def multiply(x: Tensor, weight: NVFP4Weight) -> Tensor:
     rows = x.shape[0]
     if rows == 0:
         return x.new_empty(0, weight.columns)
-    if rows >= COPIED_FROM:
+    tile = tile_of_accelerator(rows, weight.columns) if accelerator_loads(x) else None
+    if tile is None and rows >= COPIED_FROM:
         return functional.linear(x, decoded_copy(weight, x.dtype))
-    tile = tile_for(rows, weight.columns, x.dtype)
+    tile = tile or tile_for(rows, weight.columns, x.dtype)
     return launch(x, weight, tile, Rows.of(x, tile))
+
+
+def accelerator_loads(x: Tensor) -> bool:
+    """Whether the tensor memory accelerator of a GPU can load tiles of x [rows, k] for the kernel.
+
+    That is in 16 bits, from rows that begin at multiples of 16 bytes, on Hopper: the kernel waits for products in the
+    assembly of that generation.
+    """
+    if not x.is_cuda or x.element_size() != 2:
+        return False
+    # Only a plain Tensor has an address. What stands for one while a graph is traced has a place in its storage.
+    begin = x.data_ptr() if type(x) is Tensor else x.storage_offset() * x.element_size()
+    if begin % 16 or x.stride(0) * x.element_size() % 16:
+        return False
+    target = triton.runtime.driver.active.get_current_target()
+    return bool(target.backend == "cuda" and target.arch // 10 == HOPPER)
 
 
 def launch(x: Tensor, weight: NVFP4Weight, tile: Tile, rows: Rows) -> Tensor:
@@ -91,8 +112,9 @@ def launch(x: Tensor, weight: NVFP4Weight, tile: Tile, rows: Rows) -> Tensor:
             "kernel reads them one after the other. Use .clone(memory_format=torch.contiguous_format)."
         )
     out = x.new_empty(rows.count, weight.columns)
+    tiles = TensorDescriptor.from_tensor(x, [tile.block_m, tile.patches * FEATURES]) if tile.tiled else x
     nvfp4_gemm_kernel[rows.tiles, triton.cdiv(weight.columns, tile.block_n)](
-        *(x, weight.codes, weight.scales, weight.tensor_scale, out),
+        *(tiles, weight.codes, weight.scales, weight.tensor_scale, out),
         *(rows.count, x.stride(0)),
         # What the kernel does not read is some Tensor.
         *(out if rows.routing is None else rows.routing, rows.shared),
@@ -105,6 +127,7 @@ def launch(x: Tensor, weight: NVFP4Weight, tile: Tile, rows: Rows) -> Tensor:
         PATCHES=tile.patches,
         WARPS=tile.warps,
         STAGES=tile.stages,
+        TILED=tile.tiled,
         # For float32 Triton chooses another layout than the assembly needs.
         PACKED=x.is_cuda and x.dtype != torch.float32,
         num_warps=tile.warps,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+import triton
 
 
 @dataclass(frozen=True)
@@ -17,11 +18,11 @@ class Tile:
     """`block_m` rows by `block_n` columns; `patches` patches of 64 features a step for each part.
 
     With `parts` of the features, each warp has one or several; without, that is with one part, the warps lie beside
-    each other along the columns.
+    each other along the columns. `tiled` is for the tensor memory accelerator of a Hopper GPU, which loads x.
 
     Raises:
-        ValueError: neither one part for one or two warp groups nor parts for each warp, or columns that do not share
-            out among the warps.
+        ValueError: neither one part for one or two warp groups nor parts for each warp, columns that do not share out
+            among the warps, or x by the accelerator in parts.
     """
 
     block_m: int
@@ -30,6 +31,7 @@ class Tile:
     warps: int
     patches: int
     stages: int
+    tiled: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a tile whose warps would not decode patches of their own, each in the registers of the operand."""
@@ -41,6 +43,8 @@ class Tile:
         strips = 16 if self.parts > 1 else 16 * self.warps
         if self.block_n % strips:
             raise ValueError(f"{self}: {self.block_n} columns. Use a multiple of {strips}, 16 for each warp.")
+        if self.tiled and self.parts > 1:
+            raise ValueError(f"{self}: the accelerator loads x for one part. Use parts=1, or tiled=False.")
 
 
 MEDIUM = (
@@ -71,7 +75,8 @@ NARROW = (
     (64, Tile(64, 32, parts=4, warps=4, patches=1, stages=3)),
     (256, Tile(64, 64, parts=1, warps=4, patches=2, stages=4)),
 )
-BY_COLUMNS = ((12288, VERY_WIDE), (7168, WIDE), (0, NARROW))
+WIDE_FROM = 7168
+BY_COLUMNS = ((12288, VERY_WIDE), (WIDE_FROM, WIDE), (0, NARROW))
 """From so many columns on, this table."""
 
 MANY = Tile(128, 128, parts=1, warps=4, patches=1, stages=4)
@@ -81,7 +86,22 @@ FEWEST_PROGRAMS = 128
 """About one for each multiprocessor."""
 
 COPIED_FROM = 513
-"""From so many rows on the weight is decoded to a copy for cuBLAS."""
+"""From so many rows on the weight is decoded to a copy for cuBLAS, where the accelerator does not load x."""
+
+TILED = (
+    (32, Tile(32, 64, parts=1, warps=4, patches=8, stages=3, tiled=True)),
+    (64, Tile(64, 64, parts=1, warps=4, patches=4, stages=4, tiled=True)),
+    (128, Tile(128, 64, parts=1, warps=4, patches=4, stages=3, tiled=True)),
+)
+"""Where it does."""
+LARGE = Tile(256, 128, parts=1, warps=8, patches=2, stages=3, tiled=True)
+"""For more rows, if there are enough programs."""
+
+FEWEST_LARGE = 96
+"""With fewer programs of that, those of half the rows and half the columns are faster."""
+
+NARROW_UP_TO, WIDE_UP_TO = 32, 16
+"""Up to so many rows, threads load x also where the accelerator could: for few columns, and for many."""
 
 GROUPED_FROM = 33
 """From so many rows for all experts together they are sorted; fewer are computed each on its own."""
@@ -97,3 +117,12 @@ def tile_for(rows: int, columns: int, dtype: torch.dtype) -> Tile:
         # x takes twice the shared memory.
         tile = replace(tile, patches=max(1, tile.patches // 2))
     return tile
+
+
+def tile_of_accelerator(rows: int, columns: int) -> Tile | None:
+    """The settings for *rows* rows of x in 16 bits that the accelerator may load, or None where threads are faster."""
+    if rows <= (WIDE_UP_TO if columns >= WIDE_FROM else NARROW_UP_TO):
+        return None
+    if triton.cdiv(rows, LARGE.block_m) * triton.cdiv(columns, LARGE.block_n) >= FEWEST_LARGE and rows > TILED[-1][0]:
+        return LARGE
+    return next((tile for most, tile in TILED if rows <= most), TILED[-1][1])
