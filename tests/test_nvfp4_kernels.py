@@ -178,6 +178,8 @@ def test_the_accelerator_loads_rows_that_lie_evenly() -> None:
         assert not accelerator_loads(x.as_strided((39, 64), (72, 1), 4)), "begins in the middle of 16 bytes"
         assert not accelerator_loads(x.as_strided((39, 64), (68, 1))), "every other row does"
         assert not accelerator_loads(torch.empty(40, 72, device="cuda"))
+        with torch._inductor.config.patch(static_launch_user_defined_triton_kernels=True):
+            assert not accelerator_loads(x)
     for other in (GPUTarget("cuda", 80, 32), GPUTarget("cuda", 100, 32), GPUTarget("hip", "gfx942", 64)):
         with FakeTensorMode(), stub_driver(other):
             assert not accelerator_loads(torch.empty(40, 72, device="cuda", dtype=torch.bfloat16))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 import triton
 from torch import Tensor
+from torch._inductor import config as inductor_config
 from torch.nn import functional
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -90,8 +91,11 @@ def accelerator_loads(x: Tensor) -> bool:
     """
     if not x.is_cuda or x.element_size() != 2:
         return False
-    # Only a plain Tensor has an address. What stands for one while a graph is traced has a place in its storage.
-    begin = x.data_ptr() if type(x) is Tensor else x.storage_offset() * x.element_size()
+    traced = type(x) is not Tensor
+    if traced and inductor_config.static_launch_user_defined_triton_kernels:
+        return False  # Inductor's own launcher fails for tensor descriptors
+    # What stands for a Tensor while a graph is traced has no address, but a place in its storage.
+    begin = x.storage_offset() * x.element_size() if traced else x.data_ptr()
     if begin % 16 or x.stride(0) * x.element_size() % 16:
         return False
     target = triton.runtime.driver.active.get_current_target()

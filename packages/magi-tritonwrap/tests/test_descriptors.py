@@ -6,6 +6,7 @@ Dynamo takes them in a function that it compiles; `wrap_triton` loses them.
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -137,6 +138,14 @@ def not_a_number(x: Tensor) -> Any:
     return TensorDescriptor.from_tensor(x, TILE, padding="nan")
 
 
+CAN_ROUND = "round_f32_to_tf32" in inspect.signature(TensorDescriptor).parameters
+
+
+def rounded(x: Tensor) -> Any:
+    make: Any = TensorDescriptor.from_tensor
+    return make(x, TILE, round_f32_to_tf32=True)
+
+
 def in_a_tuple(x: Tensor) -> Any:
     return (TensorDescriptor.from_tensor(x, TILE),)
 
@@ -145,7 +154,12 @@ def in_a_tuple(x: Tensor) -> Any:
 @pytest.mark.parametrize(
     ("argument", "why"),
     [
-        (not_a_number, r"with the TensorDescriptor 'source', which is padded with nan; Inductor makes .* with zeros"),
+        (not_a_number, r"with the TensorDescriptor 'source', made with padding='nan'; Inductor makes it again without"),
+        pytest.param(
+            rounded,
+            r"with the TensorDescriptor 'source', made with round_f32_to_tf32=True; Inductor makes it again without",
+            marks=pytest.mark.skipif(not CAN_ROUND, reason="from Triton 3.7 on"),
+        ),
         (in_a_tuple, r"with tensors inside the tuple 'source'"),
     ],
 )
@@ -159,6 +173,17 @@ def test_a_descriptor_that_inductor_cannot_make_again_is_refused(ops: Ops, argum
     with pytest.raises(BackendCompilerFailed, match=why) as caught:
         aot_graphs(lambda x: op(x), torch.ones(40, 64))  # noqa: PLW0108
     assert isinstance(caught.value.inner_exception, UnsupportedLaunchError)
+
+
+@pytest.mark.usefixtures("stub")
+def test_inductors_own_launcher_takes_no_descriptor(ops: Ops) -> None:
+    op = seen(ops, "stored")
+    why = r"'source'; Inductor's own launcher does not know them; leave out static_launch_user_defined_triton_kernels"
+    with (
+        torch._inductor.config.patch(static_launch_user_defined_triton_kernels=True),
+        pytest.raises(BackendCompilerFailed, match=why),
+    ):
+        aot_graphs(lambda x: op(x), torch.ones(40, 64))  # noqa: PLW0108
 
 
 @triton.jit

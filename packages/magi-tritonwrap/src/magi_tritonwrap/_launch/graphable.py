@@ -13,7 +13,13 @@ from triton.runtime.jit import JITFunction
 
 from magi_tritonwrap._identity.code import code_names
 from magi_tritonwrap._kernel.kernels import Kernel
-from magi_tritonwrap._torch_compat import is_tensor_descriptor, tensor_descriptors_are_taken, writes_unknown_to_torch
+from magi_tritonwrap._torch_compat import (
+    is_tensor_descriptor,
+    settings_that_are_lost,
+    static_launcher_refuses_descriptors,
+    tensor_descriptors_are_taken,
+    writes_unknown_to_torch,
+)
 from magi_tritonwrap.errors import UnsupportedLaunchError
 
 from .hook import launch_site
@@ -41,9 +47,13 @@ def _check_descriptor(kernel: Kernel, name: str, descriptor: Any) -> None:
     launched = f"was launched with the TensorDescriptor '{name}'"
     if not tensor_descriptors_are_taken():
         raise unsupported(kernel, f"{launched}; torch takes it in a graph for GPUs of compute capability 9.0 or more")
-    if descriptor.padding != "zero":
-        why = f"which is padded with {descriptor.padding}; Inductor makes descriptors that are padded with zeros"
-        raise unsupported(kernel, f"{launched}, {why}")
+    lost = settings_that_are_lost(descriptor)
+    if lost:
+        made = ", ".join(f"{setting}={value!r}" for setting, value in lost.items())
+        raise unsupported(kernel, f"{launched}, made with {made}; Inductor makes it again without that")
+    if static_launcher_refuses_descriptors():
+        why = "Inductor's own launcher does not know them; leave out static_launch_user_defined_triton_kernels"
+        raise unsupported(kernel, f"{launched}; {why}")
 
 
 def check_writes(kernel: Kernel, jit: JITFunction[Any], launched: Any, arguments: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -20,6 +20,7 @@ from torch._higher_order_ops.triton_kernel_wrap import (
     triton_kernel_wrapper_mutation,
 )
 from torch._library import triton as torch_triton
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _triton as torch_triton_features
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -72,7 +73,10 @@ def record_launch(kernel: Any, grid: Any, arguments: dict[str, Any]) -> None:
         if name not in named:
             break
         positional.append(named.pop(name))
-    with torch_triton.set_wrap_triton_enabled(True):
+    fakes = [value for value in map(described_tensor, arguments.values()) if isinstance(value, FakeTensor)]
+    # torch 2.10 and 2.11 record a launch on fake Tensors only while a mode is active.
+    mode = fakes[0].fake_mode if fakes else nullcontext()
+    with mode, torch_triton.set_wrap_triton_enabled(True):
         wrapped = _RECORDER.call_getitem(torch.library.wrap_triton(kernel), (grid,))
         _RECORDER.call_triton_kernel(wrapped, positional, named, None)
 
@@ -101,6 +105,39 @@ def is_tensor_descriptor(value: object) -> bool:
 def described_tensor(value: Any) -> Any:
     """The Tensor of a tensor descriptor; any other value as it is."""
     return value.base if is_tensor_descriptor(value) else value
+
+
+def settings_that_are_lost(descriptor: Any) -> dict[str, Any]:
+    """What a tensor descriptor was made with beside a Tensor, sizes, strides and a block: only those are in a graph.
+
+    Triton 3.6 has `padding`, 3.7 `round_f32_to_tf32` too.
+    """
+    kept = {"base", "shape", "strides", "block_shape"}
+    others = [field for field in dataclasses.fields(descriptor) if field.name not in kept]
+    found = {field.name: (getattr(descriptor, field.name), field.default) for field in others}
+    return {name: value for name, (value, default) in found.items() if value != default}
+
+
+def static_launcher_refuses_descriptors() -> bool:
+    """Whether Inductor is told to launch kernels that a user wrote by its own launcher, which fails for descriptors.
+
+    It asks a table for the type of each argument, and a KeyError ends the compilation, where it would leave a kernel to
+    Triton for a NotImplementedError (`extract_type` in `torch/_inductor/runtime/static_triton_launcher.py`, torch 2.11
+    to 2.13; in 2.10 in `static_cuda_launcher.py`).
+    """
+    from torch._inductor import config
+    from torch._inductor.runtime import triton_heuristics
+
+    if not config.static_launch_user_defined_triton_kernels:
+        return False
+    heuristics: Any = triton_heuristics
+    try:
+        heuristics.StaticallyLaunchedCudaKernel.extract_type(None, "tensordesc<fp32[16, 16]>")
+    except KeyError:
+        return True
+    except NotImplementedError:
+        pass
+    return False
 
 
 def tensor_descriptors_are_taken() -> bool:
