@@ -88,20 +88,30 @@ FEWEST_PROGRAMS = 128
 COPIED_FROM = 513
 """From so many rows on the weight is decoded to a copy for cuBLAS, where the accelerator does not load x."""
 
-TILED = (
+ALONE = (
     (32, Tile(32, 64, parts=1, warps=4, patches=8, stages=3, tiled=True)),
     (64, Tile(64, 64, parts=1, warps=4, patches=4, stages=4, tiled=True)),
     (128, Tile(128, 64, parts=1, warps=4, patches=4, stages=3, tiled=True)),
 )
-"""Where it does."""
+"""Where it does, for products of at most one program a multiprocessor, whose shared memory it has alone."""
+
+SHARING = (
+    (16, Tile(16, 64, parts=1, warps=4, patches=4, stages=4, tiled=True)),
+    (32, Tile(32, 64, parts=1, warps=4, patches=4, stages=4, tiled=True)),
+    (64, Tile(64, 64, parts=1, warps=4, patches=2, stages=4, tiled=True)),
+    (128, Tile(128, 64, parts=1, warps=4, patches=2, stages=3, tiled=True)),
+)
+"""For products of more programs."""
+
 LARGE = Tile(256, 128, parts=1, warps=8, patches=2, stages=3, tiled=True)
-"""For more rows, if there are enough programs."""
-
+"""For more rows, from FEWEST_LARGE programs on; with fewer, the settings for 128 rows are faster."""
 FEWEST_LARGE = 96
-"""With fewer programs of that, those of half the rows and half the columns are faster."""
 
-NARROW_UP_TO, WIDE_UP_TO = 32, 16
-"""Up to so many rows, threads load x also where the accelerator could: for few columns, and for many."""
+MULTIPROCESSORS = 132
+"""Of the GPU that was measured."""
+
+BY_THREADS = ((MULTIPROCESSORS * 64 + 1, 8), (WIDE_FROM, 16), (0, 32))
+"""From so many columns on, threads load so many rows faster than the accelerator."""
 
 GROUPED_FROM = 33
 """From so many rows for all experts together they are sorted; fewer are computed each on its own."""
@@ -121,8 +131,12 @@ def tile_for(rows: int, columns: int, dtype: torch.dtype) -> Tile:
 
 def tile_of_accelerator(rows: int, columns: int) -> Tile | None:
     """The settings for *rows* rows of x in 16 bits that the accelerator may load, or None where threads are faster."""
-    if rows <= (WIDE_UP_TO if columns >= WIDE_FROM else NARROW_UP_TO):
+    if rows <= next(most for least, most in BY_THREADS if columns >= least):
         return None
-    if triton.cdiv(rows, LARGE.block_m) * triton.cdiv(columns, LARGE.block_n) >= FEWEST_LARGE and rows > TILED[-1][0]:
+    largest, tile = SHARING[-1]
+    if rows > largest and triton.cdiv(rows, LARGE.block_m) * triton.cdiv(columns, LARGE.block_n) >= FEWEST_LARGE:
         return LARGE
-    return next((tile for most, tile in TILED if rows <= most), TILED[-1][1])
+    tile = next((tile for most, tile in SHARING if rows <= most), tile)
+    if triton.cdiv(rows, tile.block_m) * triton.cdiv(columns, tile.block_n) > MULTIPROCESSORS:
+        return tile
+    return next((tile for most, tile in ALONE if rows <= most), ALONE[-1][1])
