@@ -121,7 +121,7 @@ def test_experts_have_scales_of_their_own() -> None:
     with torch.no_grad():
         moe.gate_up[1] *= 1000
     runner = nvfp4.NVFP4MoE.from_float(moe).runner
-    assert runner.gate_up.tensor_scale.shape == (2,)
+    assert runner.gate_up.tensor_scale.shape == (2, 1, 1)
     ratio = runner.gate_up.tensor_scale[1] / runner.gate_up.tensor_scale[0]
     assert 300 < ratio < 3000
 

@@ -136,7 +136,7 @@ def empty_parts(columns: int, k: int, *experts: int) -> tuple[Tensor, Tensor, Te
     """Codes, scales and tensor scales of a weight, of no value."""
     patches = (*experts, columns // 16, k // 64)
     codes, scales = (torch.empty(*patches, words, dtype=torch.int32) for words in (128, 16))
-    return codes, scales, torch.empty(experts)
+    return codes, scales, torch.empty(*experts, 1, 1)
 
 
 def launches(rows: int, columns: int = 512, k: int = 1024, dtype: torch.dtype = torch.bfloat16) -> list[str]:

@@ -93,7 +93,7 @@ def accelerator_loads(x: Tensor) -> bool:
         return False
     traced = type(x) is not Tensor
     if traced and inductor_config.static_launch_user_defined_triton_kernels:
-        return False  # Inductor's own launcher fails for tensor descriptors
+        return False  # up to torch 2.14, Inductor's own launcher fails for tensor descriptors
     # What stands for a Tensor while a graph is traced has no address, but a place in its storage.
     begin = x.storage_offset() * x.element_size() if traced else x.data_ptr()
     if begin % 16 or x.stride(0) * x.element_size() % 16:

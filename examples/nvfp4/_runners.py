@@ -28,7 +28,8 @@ class NVFP4Weight:
     Attributes:
         codes: int32 [columns / 16, features / 64, 128], rounded up, experts stacked in front; see `_patches`.
         scales: int32 [columns / 16, features / 64, 16], likewise.
-        tensor_scale: float32, a scalar or [experts].
+        tensor_scale: float32 [1, 1], experts stacked in front. AOTInductor would write a Tensor with fewer dimensions
+            into its code as numbers, which a kernel cannot read.
         columns: the features that a product has.
         features: those of x.
     """
@@ -43,12 +44,13 @@ class NVFP4Weight:
     def of(weight: NVFP4Tensor) -> NVFP4Weight:
         """The same numbers in this order."""
         codes, scales = patches_of(weight)
-        return NVFP4Weight(codes, scales, weight.tensor_scale, weight.packed.shape[-2], weight.packed.shape[-1] * 2)
+        columns, features = weight.packed.shape[-2], weight.packed.shape[-1] * 2
+        return NVFP4Weight(codes, scales, weight.tensor_scale[..., None, None], columns, features)
 
     @property
     def tensor(self) -> NVFP4Tensor:
         """The same in the types and the order of the format."""
-        return tensor_of(self.codes, self.scales, self.tensor_scale, self.columns, self.features)
+        return tensor_of(self.codes, self.scales, self.tensor_scale[..., 0, 0], self.columns, self.features)
 
     @property
     def nbytes(self) -> int:

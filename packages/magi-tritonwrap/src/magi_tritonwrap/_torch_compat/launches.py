@@ -122,8 +122,8 @@ def static_launcher_refuses_descriptors() -> bool:
     """Whether Inductor is told to launch kernels that a user wrote by its own launcher, which fails for descriptors.
 
     It asks a table for the type of each argument, and a KeyError ends the compilation, where it would leave a kernel to
-    Triton for a NotImplementedError (`extract_type` in `torch/_inductor/runtime/static_triton_launcher.py`, torch 2.11
-    to 2.13; in 2.10 in `static_cuda_launcher.py`).
+    Triton for a NotImplementedError, as in torch 2.15 (`extract_type` in
+    `torch/_inductor/runtime/static_triton_launcher.py`, torch 2.11 to 2.14; in 2.10 in `static_cuda_launcher.py`).
     """
     from torch._inductor import config
     from torch._inductor.runtime import triton_heuristics
