@@ -331,11 +331,14 @@ class TestNestedDefault:
         if cls is ByFunction:
             torch.testing.assert_close(compiled(x), op(x, cls(**options)))
         elif TorchVersion(torch.__version__) < "2.14":
-            with pytest.raises(torch._dynamo.exc.Unsupported):
+            # torch 2.11 asserts.
+            with pytest.raises((torch._dynamo.exc.Unsupported, AssertionError)):
                 compiled(x)
 
     @pytest.mark.parametrize("given", ["outside", "its own"])
     def test_what_always_works(self, ns: str, cls: Any, given: str) -> None:
+        if cls is ByValue and given == "its own" and TorchVersion(torch.__version__) < "2.12":
+            pytest.xfail("Dynamo of torch 2.11 makes the default of a field too, and cannot make a record")
         op, x, outside = self.op(ns, cls), torch.ones(2), cls()
         inside: Any = {
             "outside": lambda x: op(x, outside),

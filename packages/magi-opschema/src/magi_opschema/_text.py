@@ -53,6 +53,9 @@ def _without_repr(value: object) -> str:
 
 def show_value(value: object) -> str:
     """The shortened repr of *value*; for an object whose repr fails, its class."""
+    if value is None or isinstance(value, bool | float) or (type(value) is int and abs(value) < 10**30):
+        # In compiled code Dynamo traces this, and that of torch 2.10 to 2.12 cannot trace reprlib of Python 3.12.
+        return repr(value)
     return _SHORT.repr(value)
 
 
