@@ -124,8 +124,10 @@ def _compile_piece(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, pi
         base.setdefault("force_disable_caches", True)
     if config.check or job.log.eager_random:
         base.setdefault("fallback_random", True)  # random numbers as in eager mode, otherwise dropout would differ
-    if config.profile:
-        base["triton.cudagraphs"] = False  # a CUDA graph is replayed as a whole, so its kernels cannot be measured
+    # A CUDA graph is replayed as a whole, so its kernels cannot be measured. To say so again would be another key for
+    # the caches of torch 2.11.
+    if config.profile and base.get("triton.cudagraphs", _torch_compat.cuda_graphs_are_on()):
+        base["triton.cudagraphs"] = False
     graphs = GraphLog(job.log, job.title(piece), job.defects, profiles=config.profile)
 
     def compile_graph(graph: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:

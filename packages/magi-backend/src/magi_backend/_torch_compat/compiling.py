@@ -199,6 +199,13 @@ def inductor_type(key: str) -> type | None:
     return kind
 
 
+def cuda_graphs_are_on() -> bool:
+    """Whether Inductor uses CUDA graphs where no option says so."""
+    from torch._inductor import config
+
+    return bool(config.triton.cudagraphs)
+
+
 def mode_options(mode: str) -> dict[str, Any]:
     """The Inductor configuration of *mode* of ``torch.compile``."""
     import torch._inductor
