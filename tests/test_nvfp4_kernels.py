@@ -359,6 +359,8 @@ def test_the_assembly_gets_two_words_of_a_thread_at_once(tile: Any, x: str, odd:
 def test_products_of_a_warp_group_end_before_their_registers_change(tile: Any, x: str) -> None:
     """In a step, whatever decodes or multiplies comes behind a wait for all products, or a wait for them ends it."""
     ptx = compiled_product(tile, 0, x).asm["ptx"]
+    if not tile.tiled:
+        assert set(re.findall(r"wgmma\.wait_group\.sync\.aligned (\d+)", ptx)) == {"0"}
     # The loop is the block that multiplies and goes back to its own begin.
     blocks = re.split(r"^(\$L__BB\d+_\d+):", ptx, flags=re.MULTILINE)
     (step,) = (
@@ -466,6 +468,8 @@ def test_rows_at_an_odd_place_on_the_gpu(rows: int) -> None:
     expected = x.double() @ nvfp4.dequantize_nvfp4(weight).double().cuda().T
     out = nvfp4.NVFP4LinearRunner(on_the_gpu(weight)).run_triton(x)
     assert float((out - expected).norm() / expected.norm()) < 6e-3
+    if rows < tilings.COPIED_FROM:  # a copy rounds the weight
+        torch.testing.assert_close(out.double(), expected, atol=3e-2, rtol=2e-2)
 
 
 @pytest.mark.gpu

@@ -126,10 +126,11 @@ def static_launcher_refuses_descriptors() -> bool:
     `torch/_inductor/runtime/static_triton_launcher.py`, torch 2.11 to 2.14; in 2.10 in `static_cuda_launcher.py`).
     """
     from torch._inductor import config
-    from torch._inductor.runtime import triton_heuristics
 
     if not config.static_launch_user_defined_triton_kernels:
         return False
+    from torch._inductor.runtime import triton_heuristics
+
     heuristics: Any = triton_heuristics
     try:
         heuristics.StaticallyLaunchedCudaKernel.extract_type(None, "tensordesc<fp32[16, 16]>")
