@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 import tritonwrap_patterns as patterns
-from magi_tritonwrap import make_see_through, wrap_kernels
+from magi_tritonwrap import OpaqueFallbackWarning, make_see_through, triton_op, wrap_kernels
 from magi_tritonwrap.testing import launches_of
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -16,6 +17,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from torch._ops import OpOverload
 
     from conftest import Ops
 from graph_questions import launch_count, op_stays
@@ -98,9 +101,73 @@ def test_op_defined_again_under_the_same_name_is_not_seen_through(ops: Ops) -> N
     again = ops.define("redefined", patterns.module_level)
 
     assert again is not op
-    assert op_stays(again)
+    with pytest.warns(OpaqueFallbackWarning, match="redefined stays opaque .* registered again .* make_see_through"):
+        assert op_stays(again)
     make_see_through(again, patterns.module_level)
     assert launch_count(again) == 1
+
+
+def by_library(ops: Ops) -> OpOverload:
+    ops.library._destroy()
+    ops.library = torch.library.Library(ops.namespace, "FRAGMENT")
+    op = ops.define("rerun", patterns.module_level)
+    make_see_through(op, patterns.module_level)
+    return op
+
+
+def by_custom_op(ops: Ops) -> OpOverload:
+    name = f"{ops.namespace}::rerun"
+    op = torch.library.custom_op(name, patterns.module_level, mutates_args=(), schema="(Tensor x) -> Tensor")
+    op.register_fake(torch.empty_like)
+    make_see_through(op, patterns.module_level)
+    return op._opoverload
+
+
+def by_triton_op(ops: Ops) -> OpOverload:
+    name = f"{ops.namespace}::rerun"
+    return triton_op(name, patterns.module_level, mutates_args=(), schema="(Tensor x) -> Tensor")._opoverload
+
+
+@pytest.mark.parametrize("registered", [by_library, by_custom_op, by_triton_op])
+@pytest.mark.parametrize("is_compiled_between", [False, True])
+def test_a_cell_that_is_run_again(ops: Ops, registered: Callable[[Ops], OpOverload], is_compiled_between: bool) -> None:
+    """The finalizer of the first library runs late, and clears what `torch.ops` keeps of the second one's operator."""
+    gc.disable()
+    try:
+        earlier = [registered(ops), ops.library]
+        earlier.append(earlier)  # garbage that waits for a collection
+        assert launch_count(earlier[0]) == 1
+        again = registered(ops)
+        if is_compiled_between:
+            assert launch_count(again) == 1
+        torch.compiler.reset()
+        del earlier
+        gc.collect()
+        current = getattr(torch.ops, ops.namespace).rerun.default
+        assert current is not again
+        assert launch_count(again) == 1
+        assert launch_count(current) == 1
+    finally:
+        gc.enable()
+
+
+def test_an_op_without_a_fake_in_python_that_is_registered_again(ops: Ops) -> None:
+    """Its OpOverload is all that tells it apart."""
+
+    def define() -> OpOverload:
+        ops.library.define("with_meta(Tensor x) -> Tensor")
+        ops.library.impl("with_meta", patterns.module_level, "CompositeExplicitAutograd")
+        ops.library.impl("with_meta", torch.empty_like, "Meta")
+        op: OpOverload = getattr(torch.ops, ops.namespace).with_meta.default
+        return op
+
+    op = define()
+    make_see_through(op, patterns.module_level)
+    assert launch_count(op) == 1
+    ops.library._destroy()
+    ops.library = torch.library.Library(ops.namespace, "FRAGMENT")
+    with pytest.warns(OpaqueFallbackWarning, match="registered again"):
+        assert op_stays(define())
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ._torch_compat import has_composite_kernel, has_kernel_for_device, registration_of
+from ._torch_compat import fakes_of, has_composite_kernel, has_kernel_for_device, registration_of
 
 
 if TYPE_CHECKING:
@@ -25,7 +25,21 @@ class Bodies:
 
     def __init__(self, op: OpOverload) -> None:
         self._op = op
+        self._fakes = fakes_of(op)
         self._own = {} if has_composite_kernel(op) else registration_of(op)
+
+    def are_of(self, op: OpOverload) -> bool:
+        """Whether *op* is the operator that had these bodies, and not one that was registered by its name later.
+
+        Its OpOverload does not tell. Torch makes another one after the finalizer of an earlier library, whenever that
+        is collected, has cleared `torch.ops` (torch/library.py, `_clear_torch_ops_cache`), and it passes the first one
+        as long as the dispatcher keeps the entry (aten/src/ATen/core/dispatch/OperatorEntry.h, `getPythonOp`). A fake
+        is there for as long as its library is.
+        """
+        if not self._fakes:
+            return op is self._op
+        registered = fakes_of(op)
+        return any(fake is other for fake in self._fakes for other in registered)
 
     def has_other_body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call with these arguments runs another body than the one with the launches."""

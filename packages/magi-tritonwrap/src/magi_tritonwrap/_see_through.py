@@ -84,16 +84,24 @@ class _SeeThroughOp:
 
     def fall_back(self, reason: str) -> None:
         """Remember that the op stays opaque in one graph, and warn the first time that this reason comes up."""
+        fix = "If its outputs depend on data, give it a fake: infer_output_meta_fn, or register_fake."
+        self._stay_opaque(reason, f"its body cannot be traced. {reason.rstrip('.')}", fix)
+
+    def meet_another(self) -> None:
+        """Remember that an operator of the same name, which nobody gave to `make_see_through`, stays opaque."""
+        reason = "it was registered again after make_see_through"
+        self._stay_opaque(reason, reason, "Call make_see_through again, with its new body.")
+
+    def _stay_opaque(self, reason: str, why: str, fix: str) -> None:
         with self.lock:
             if reason in self.fallbacks:
                 return
             self.fallbacks.append(reason)
         msg = (
-            f"{self.name} stays opaque to the compiler: its body cannot be traced. {reason.rstrip('.')}. "
-            "Its results are right, but Inductor does not see its kernels. If its outputs depend on data, give it a "
-            "fake: infer_output_meta_fn, or register_fake."
+            f"{self.name} stays opaque to the compiler: {why}. "
+            f"Its results are right, but Inductor does not see its kernels. {fix}"
         )
-        warnings.warn(OpaqueFallbackWarning(msg), stacklevel=2)
+        warnings.warn(OpaqueFallbackWarning(msg), stacklevel=3)
 
     def report(self) -> OpReport:
         """The report at this moment; a later compilation may add to it."""
@@ -144,7 +152,8 @@ def make_see_through(
 
     Eager calls, `torch.export` and the registered fake are untouched. See-through holds for the device types whose body
     launches the kernels: with another body registered for "cpu" (`torch.library.register_kernel`, `Library.impl`), CPU
-    tensors get that body. Under TRITON_INTERPRET=1 the op stays opaque. Calling this again replaces *fn*.
+    tensors get that body. Under TRITON_INTERPRET=1 the op stays opaque. Calling this again replaces *fn*. An op that is
+    registered again, as in a cell that runs twice, needs it again, and stays opaque with a warning until then.
 
     Args:
         op: a registered operator with a fake; its `CustomOpDef` will do.
@@ -271,10 +280,13 @@ def _decompose(mode: Any, op: OpOverload, types: Sequence[type], args: tuple[Any
     """What AOTAutograd calls to decompose *op*; *mode* is its functional mode, which is not active at this moment."""
     outer = _OUTER_OP.get()
     record = _OPS.get(qualified_name(op)) or (_INNER_OPS.get(qualified_name(op)) if outer is not None else None)
-    if record is None or record.op is not op or record.opaque_because or decomposition_is_disabled():
+    if record is None or record.opaque_because or decomposition_is_disabled():
         return mode.__torch_dispatch__(op, types, args, kwargs)
     if has_unrecognized_type(types):
         return NotImplemented
+    if not record.bodies.are_of(op):
+        record.meet_another()
+        return mode.__torch_dispatch__(op, types, args, kwargs)
     if record.bodies.has_other_body(args, kwargs):
         return mode.__torch_dispatch__(op, types, args, kwargs)
     reason = _why_whole(record, args, kwargs)

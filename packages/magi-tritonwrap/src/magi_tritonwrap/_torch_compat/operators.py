@@ -107,6 +107,13 @@ def is_collective(op: object) -> bool:
     return isinstance(op, OpOverload) and op.namespace in _COLLECTIVES
 
 
+def fakes_of(op: OpOverload) -> tuple[object, ...]:
+    """The fakes that are registered for *op*. A library takes its own out when it is destroyed (torch 2.6 on)."""
+    from torch._library.simple_registry import singleton
+
+    return tuple(singleton.find(qualified_name(op)).fake_impl.kernels)
+
+
 def set_cache_key_entries(op: OpOverload, entries: list[object]) -> None:
     """Put *entries* into the table of kernels that AOTAutograd's cache key reads, for graphs that call *op*.
 
