@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from magi_backend import explain, magi_register_custom_op
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -99,8 +102,35 @@ def test_with_a_budget_products_are_saved_and_the_rest_is_recomputed() -> None:
     assert everything
 
 
-def test_the_report_says_what_is_saved() -> None:
-    report = explain(lambda x: OPS["sensitive"](x.sin()).sum())(torch.randn(4, requires_grad=True))
+@triton.jit
+def square_kernel(x, out):  # type: ignore[no-untyped-def]
+    value = tl.load(x)
+    tl.store(out, value * value)
+
+
+@magi_register_custom_op(
+    "magi_backend_recompute::seen",
+    infer_output_meta_fn=["x"],
+    setup_context_fn=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),
+    backward_fn=lambda ctx, grad: grad * 2 * ctx.saved_tensors[0],
+    is_compute_sensitive=True,
+)
+def seen(x: Tensor) -> Tensor:
+    """The compiler sees through it, so that no node of the graph is a call of it."""
+    if x.numel() > 1:
+        return x * x
+    out = torch.empty_like(x)
+    square_kernel[(1,)](x, out)
+    return out
+
+
+@pytest.mark.parametrize(
+    "op",
+    [OPS["sensitive"], torch.ops.magi_backend_recompute.sensitive, seen, torch.ops.magi_backend_recompute.seen],
+    ids=["function", "packet", "function-seen-through", "packet-seen-through"],
+)
+def test_the_report_says_what_is_saved(op: Callable[[Tensor], Tensor]) -> None:
+    report = explain(lambda x: op(x.sin()).sum())(torch.randn(4, requires_grad=True))
 
     reasons = [p.reason for g in report.compilations[0].graphs for p in g.passes if p.name == "SelectiveRecompute"]
     assert reasons[0] == "1 compute-sensitive outputs and 0 products are saved"

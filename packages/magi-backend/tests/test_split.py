@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -127,6 +129,60 @@ def test_boundaries_may_be_named() -> None:
     assert pieces(whole) == ()
     assert pieces(named) == ("piece 0", "magi_backend_split::plain", "piece 1")
     assert named.agrees
+
+
+@torch.library.custom_op("magi_backend_split::foreign", mutates_args=())
+def foreign(x: Tensor) -> Tensor:
+    return x * 3
+
+
+foreign.register_fake(torch.empty_like)
+
+
+@pytest.mark.parametrize(
+    ("call", "named", "title"),
+    [
+        (lambda x: torch.ops.magi_backend_split.scale(x, 2.0, 3), (), SCALE),
+        (torch.ops.magi_backend_split.foreign, ["magi_backend_split::foreign"], None),
+        (foreign, ["magi_backend_split::foreign"], None),
+        (lambda x: torch.ops.aten.add(x, 1), ["aten::add"], "aten::add.Tensor"),
+        (lambda x: torch.ops.aten.add(x, 1), ["aten::add.Tensor"], None),
+        (lambda x: torch.ops.aten.mul_(x, 2), ["aten::mul_.Tensor"], None),
+        (lambda x: torch.ops.aten.add(x, 1), ["aten::add.out"], ""),
+    ],
+)
+def test_a_boundary_called_as_an_attribute_of_torch_ops(call: Any, named: list[str], title: str | None) -> None:
+    """Dynamo captures a call of a packet, of which torch chooses the overload later."""
+    report = explain(lambda x: call(x.sin()).cos(), {"magi.boundary_ops": named})(torch.randn(4))
+
+    title = named[0] if title is None else title
+    assert pieces(report) == (("piece 0", title, "piece 1") if title else ())
+    assert report.agrees
+
+
+def test_a_named_boundary_that_was_registered_again() -> None:
+    """The finalizer of the first library clears `torch.ops`, so that the name leads to another OpOverload."""
+
+    def register(factor: float) -> Any:
+        op = torch.library.custom_op(
+            "magi_backend_split::rerun", lambda x: x * factor, mutates_args=(), schema="(Tensor x) -> Tensor"
+        )
+        op.register_fake(torch.empty_like)
+        return op
+
+    gc.disable()
+    try:
+        register(2.0)
+        op = register(3.0)
+        gc.collect()
+        assert torch.ops.magi_backend_split.rerun.default is not op._opoverload
+        report = explain(lambda x: op(x.sin()).cos(), {"magi.boundary_ops": ["magi_backend_split::rerun"]})(
+            torch.randn(4)
+        )
+    finally:
+        gc.enable()
+    assert pieces(report) == ("piece 0", "magi_backend_split::rerun", "piece 1")
+    assert report.agrees
 
 
 @pytest.mark.parametrize("name", ["magi_backend_split::plan", "nonsense", "no_such_namespace::op", "::"])

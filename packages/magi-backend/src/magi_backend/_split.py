@@ -54,8 +54,10 @@ class Split:
     pieces: tuple[Piece, ...]
 
 
-def boundary_overloads(names: Collection[str]) -> frozenset[Any]:
-    """The operators called *names*, ``ns::op`` or ``ns::op.overload``.
+def boundary_overloads(names: Collection[str]) -> frozenset[str]:
+    """The full names of the overloads of operators called *names*, ``ns::op`` or ``ns::op.overload``.
+
+    An operator that was registered again may have several OpOverloads (``make_see_through`` says when).
 
     Raises:
         BoundaryOpError: There is no such operator.
@@ -63,8 +65,8 @@ def boundary_overloads(names: Collection[str]) -> frozenset[Any]:
     return frozenset(overload for name in names for overload in _overloads(name))
 
 
-def split_at(gm: GraphModule, named: frozenset[Any]) -> Split | None:
-    """Split *gm* at registered subgraph boundaries and at the operators *named*; None if it calls none of them."""
+def split_at(gm: GraphModule, named: frozenset[str]) -> Split | None:
+    """Split *gm* at registered subgraph boundaries and at the overloads *named*; None if it calls none of them."""
     boundaries = [node for node in gm.graph.nodes if _is_boundary(node, named)]
     if not boundaries:
         return None
@@ -72,11 +74,11 @@ def split_at(gm: GraphModule, named: frozenset[Any]) -> Split | None:
     places = _places(gm, frozenset(boundaries))
     _copy_to_users(gm, places)
     module = _torch_compat.split_module(gm, places.__getitem__)
-    titles = {places[node]: str(node.target.name()).removesuffix(".default") for node in boundaries}
+    titles = {places[node]: _torch_compat.called_overload(node) for node in boundaries}
     return Split(module, tuple(_pieces(module, titles)))
 
 
-def _overloads(name: str) -> list[Any]:
+def _overloads(name: str) -> list[str]:
     namespace, _, rest = name.partition("::")
     base, _, overload = rest.partition(".")
     packet = getattr(getattr(torch.ops, namespace, None), base, None) if base else None
@@ -90,16 +92,16 @@ def _overloads(name: str) -> list[Any]:
         )
         raise BoundaryOpError(msg)
     overloads = [overload] if overload else packet.overloads()
-    return [getattr(packet, each) for each in overloads]
+    return [getattr(packet, each).name() for each in overloads]
 
 
-def _is_boundary(node: Node, named: frozenset[Any]) -> bool:
+def _is_boundary(node: Node, named: frozenset[str]) -> bool:
     if node.op != "call_function":
         return False
-    if node.target in named:
-        return True
     definition = registered(node.target)
-    return definition is not None and "subgraph_boundary" in definition.traits
+    if definition is not None and "subgraph_boundary" in definition.traits:
+        return True
+    return bool(named) and _torch_compat.called_overload(node) in named
 
 
 def _places(gm: GraphModule, boundaries: frozenset[Node]) -> dict[Node, int]:

@@ -92,11 +92,12 @@ def takes_value(target: Any, place: int | str) -> bool:
 
     Example:
         >>> import torch
-        >>> takes_value(torch.ops.aten.view.default, 1), takes_value(torch.ops.aten.mul.Tensor, 1)
+        >>> takes_value(torch.ops.aten.view.default, 1), takes_value(torch.ops.aten.mul, 1)
         (False, True)
     """
-    if _torch_compat.is_overload(target):
-        return _declared_as_value(target, place)
+    overloads = _torch_compat.overloads_of(target)
+    if overloads:
+        return any(_declared_as_value(overload, place) for overload in overloads)
     name = target if isinstance(target, str) else str(getattr(target, "__name__", ""))
     name = _OPERATORS.get(target, name) if callable(target) else name
     if "tensor" in name.lower():

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._library.custom_ops import OPDEFS
+from torch.fx.node import map_arg
 
 
 if TYPE_CHECKING:
@@ -115,12 +117,27 @@ def is_pointwise(target: object) -> bool:
 
 def operator_name(target: object) -> str:
     """``ns::op`` for an operator of the dispatcher, otherwise an empty string."""
-    return str(target.name()).partition(".")[0] if isinstance(target, torch._ops.OpOverload) else ""
+    overloads = overloads_of(target)
+    return str(overloads[0].name()).partition(".")[0] if overloads else ""
 
 
 def is_operator(target: object) -> bool:
     """Whether the target of a graph node is an operator of the dispatcher."""
     return isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
+
+
+def called_overload(node: Node) -> str:
+    """``ns::op`` or ``ns::op.overload``, the name of the overload that *node* calls; empty if it calls no operator.
+
+    Dynamo captures ``torch.ops.ns.op(x)`` as a call of a packet, whose overload torch chooses by the arguments
+    (``check_pt2_compliant_op`` in torch/_dynamo/output_graph.py does it likewise, 2.10 to 2.15).
+    """
+    overloads, target = overloads_of(node.target), node.target
+    if isinstance(target, torch._ops.OpOverloadPacket) and len(overloads) > 1:
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta.get("example_value"))
+        chosen = torch._C._jit_resolve_packet(target._qualified_op_name, *args, **kwargs)
+        return str(getattr(target, chosen).name())
+    return str(overloads[0].name()) if overloads else ""
 
 
 def operator_schemas(gm: torch.fx.GraphModule) -> tuple[str, ...]:
@@ -131,19 +148,17 @@ def operator_schemas(gm: torch.fx.GraphModule) -> tuple[str, ...]:
         if isinstance(module, torch.fx.GraphModule)
         for node in module.graph.nodes
     }
-    overloads = {target for target in targets if isinstance(target, torch._ops.OpOverload)}
-    for target in targets:
-        if isinstance(target, torch._ops.OpOverloadPacket):
-            overloads |= {getattr(target, name) for name in target.overloads()}
+    overloads = {op for target in targets for op in overloads_of(target)}
     return tuple(sorted(str(op._schema) for op in overloads if op.namespace not in {"aten", "prim", "prims"}))
 
 
 def python_operators(graph: Graph) -> tuple[str, ...]:
     """The operators in *graph*, as ``ns::op``, that have a kernel written in Python, also inside functional writes.
 
-    ``torch.library`` keeps the names of the kernels that it was given as ``ns/op/key`` (2.10 to 2.15).
+    ``torch.library`` keeps the names of the kernels that it was given as ``ns/op/key`` (2.10 to 2.15). Those of a
+    ``custom_op`` that was registered again are lost when its first library is collected (``_del_library``).
     """
-    named = {key.rpartition("/")[0].replace("/", "::") for key in torch.library._impls}
+    named = {key.rpartition("/")[0].replace("/", "::") for key in torch.library._impls} | set(OPDEFS)
     called = {
         value for node in graph.nodes for value in (node.target, *node.args) if isinstance(value, torch._ops.OpOverload)
     }
@@ -256,8 +271,12 @@ def tensor_overloads(name: str) -> list[Any]:
 
     Not those for TorchScript's numbers.
     """
-    packet = getattr(torch.ops.aten, name, None) if name.isidentifier() else None
-    if packet is None:
-        return []
-    overloads = [getattr(packet, overload) for overload in packet.overloads()]
+    overloads = overloads_of(getattr(torch.ops.aten, name, None)) if name.isidentifier() else []
     return [each for each in overloads if any("Tensor" in str(result.type) for result in each._schema.returns)]
+
+
+def overloads_of(target: object) -> list[Any]:
+    """The overloads that a call of *target* may choose; none if it is not an operator of the dispatcher."""
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return [getattr(target, name) for name in target.overloads()]
+    return [target] if isinstance(target, torch._ops.OpOverload) else []
