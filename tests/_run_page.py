@@ -25,6 +25,7 @@ import tomllib
 import traceback
 import types
 from pathlib import Path
+from unittest import mock
 
 from _pages import Block, Page, PageError, read_page
 
@@ -206,8 +207,7 @@ def main(arguments: list[str]) -> int:
         return run_many()
     try:
         page = read_page(Path(arguments[0]))
-        os.environ.update(COMPILES_ANEW | page.environment)
-        with tempfile.TemporaryDirectory() as folder:
+        with mock.patch.dict(os.environ, COMPILES_ANEW | page.environment), tempfile.TemporaryDirectory() as folder:
             run_page(page, Path(folder), gpu="--gpu" in arguments)
     except PageError as error:
         sys.stderr.write(f"{error}\n")

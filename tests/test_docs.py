@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -140,8 +141,10 @@ def test_the_runner_believes_nothing(
     file = tmp_path / "page.md"
     file.write_text(page)
 
+    environment = dict(os.environ)
     status = _run_page.main([str(file)])
 
+    assert dict(os.environ) == environment, "the tests after this one would compile anew"
     said = capsys.readouterr().err
     assert status == (0 if sentence is None else 1), said
     assert sentence is None or re.search(sentence, said, re.DOTALL), said
