@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from magi_backend import MismatchError, explain
 from magi_backend._verify.check import CheckedPiece
+from magi_backend._verify.compare import compare
 from torch import Tensor
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
@@ -23,6 +25,16 @@ class CosBecomesSin(CustomGraphPass):
 
     def uuid(self) -> None:
         return None
+
+
+class CosBecomesSinAfterOthers(CosBecomesSin):
+    """The same, in memory that others have used."""
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        super().__call__(graph)
+        for node in graph.find_nodes(op="call_function", target=torch.ops.aten.empty.memory_format):
+            node.target, node.args = torch.ops.aten.full.default, (node.args[0], 7.0)
+            node.kwargs = {name: value for name, value in node.kwargs.items() if name != "memory_format"}
 
 
 def wrong_on_the_way(x: Tensor) -> Tensor:
@@ -122,3 +134,116 @@ def test_the_piece_of_a_split_graph_is_named(ns: str) -> None:
 
     with pytest.raises(MismatchError, match=r"magi.check: piece 1: output\[0\] of the compiled code differs"):
         compiled(torch.randn(5))
+
+
+@pytest.fixture
+def attention(ns: str) -> Callable[[Tensor, Tensor], None]:
+    """A boundary that fills what an earlier piece allocates, as the attentions of vLLM do."""
+
+    @torch.library.custom_op(f"{ns}::attention", mutates_args=("out",))
+    def attention(x: Tensor, out: Tensor) -> None:
+        out.copy_(x.sin())
+
+    attention.register_fake(lambda x, out: None)
+    return attention
+
+
+def checked(fn: Callable[..., Any], attention: Any, **options: Any) -> Callable[..., Any]:
+    named = [attention._opoverload.name()]
+    given: dict[str, Any] = {"magi.check": True, "magi.boundary_ops": named, **options}
+    return torch.compile(fn, backend="magi", options=given)
+
+
+Allocation = Callable[[Tensor], Tensor]
+ALLOCATIONS: dict[str, Allocation] = {
+    "empty_like": torch.empty_like,
+    "empty": lambda x: torch.empty(x.shape, dtype=x.dtype),
+    "new_empty": lambda x: x.new_empty(x.shape),
+    "empty_strided": lambda x: torch.empty_strided((5, 5), (1, 5), dtype=x.dtype),
+    "packet": lambda x: torch.ops.aten.empty_like(x),  # noqa: PLW0108 - a trace takes the packet for a leaf
+    "overload": lambda x: torch.ops.aten.new_empty.default(x, [5, 5]),
+}
+
+
+ALLOCATED = [torch.float32, torch.complex64, torch.int64, torch.uint64, torch.bool]
+ALLOCATED += [torch.float8_e4m3fn, torch.float8_e8m0fnu]
+
+
+@pytest.mark.parametrize("dtype", ALLOCATED, ids=str)
+@pytest.mark.parametrize("how", ALLOCATIONS)
+def test_memory_that_nobody_has_written_is_not_compared(how: str, dtype: torch.dtype) -> None:
+    filled = [torch.full((5, 5), value).to(dtype) for value in (1, 0)]
+
+    class Piece(torch.nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            return ALLOCATIONS[how](x), y + 1
+
+    gm = torch.fx.symbolic_trace(Piece())
+    reports: list[Any] = []
+
+    def check(compiled: Callable[..., Any]) -> CheckedPiece:
+        return CheckedPiece(
+            compiled,
+            gm,
+            "piece 0",
+            names={},
+            blame=lambda args, gradients: "",
+            report=lambda title, found: reports.append(found),
+            seconds=0.0,
+        )
+
+    check(lambda x, y: (filled[1], y + 1))(filled[0], torch.ones(3))
+    assert [difference.agrees for difference in reports[-1]] == [True, True]
+    with pytest.raises(MismatchError, match=r"output\[1\]"):
+        check(lambda x, y: (filled[1], y + 2))(filled[0], torch.ones(3))
+
+
+def test_a_boundary_that_fills_what_a_piece_allocates(attention: Any) -> None:
+    def fn(x: Tensor) -> Tensor:
+        y = x.relu() + 1
+        out = torch.empty_like(y)
+        attention(y, out)
+        return out.view(-1) * 2
+
+    x = torch.randn(4, 5)
+    assert torch.equal(checked(fn, attention)(x), fn(x))
+
+
+def test_the_search_passes_over_memory_that_nobody_has_written(attention: Any) -> None:
+    def fn(x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        half = torch.cos(x + 1)
+        attention(half, out)
+        return out + half
+
+    with pytest.raises(MismatchError, match=r"piece 0: output.* The first operator that differs is cos "):
+        checked(fn, attention, post_grad_custom_pre_pass=CosBecomesSinAfterOthers())(torch.randn(4, 5))
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu, torch.uint16, torch.uint64], ids=str
+)
+def test_dtypes_that_torch_does_not_compare(dtype: torch.dtype) -> None:
+    """One step between neighbours is rounding; two are not."""
+    bits = torch.tensor([0x38, 0x39, 0x3A], dtype=torch.uint8)
+    numbers = bits.view(dtype) if dtype.itemsize == 1 else bits.to(dtype)
+    assert compare("output", numbers[:2], numbers[:2]).agrees
+    assert compare("output", numbers[:2], numbers[1:]).agrees == (dtype.itemsize == 1)
+    assert not compare("output", numbers[:1], numbers[2:]).agrees
+
+
+def test_pairs_of_float4_are_compared_by_their_bytes() -> None:
+    pairs = torch.tensor([0x12, 0x13], dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    assert compare("output", pairs, pairs.clone()).agrees
+    assert not compare("output", pairs[:1], pairs[1:]).agrees
+
+
+def test_a_piece_that_returns_float8(attention: Any) -> None:
+    def fn(x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        scaled = (x * 3).to(torch.float8_e4m3fn)
+        attention(x, out)
+        return out + scaled.float()
+
+    x = torch.randn(4, 5)
+    torch.testing.assert_close(checked(fn, attention)(x), fn(x))

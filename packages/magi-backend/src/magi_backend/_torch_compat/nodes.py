@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from torch.fx import Graph, GraphModule, Node
 
 
+_WITHOUT_CONTENTS = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
+
+
 @dataclass(frozen=True)
 class TritonLaunch:
     """A launch in a graph: the kernel's name, and by parameter the tensors that it writes to and the results."""
@@ -98,8 +101,16 @@ def set_grad_mode() -> Callable[..., Any]:
 
 
 def is_empty(node: Node) -> bool:
-    """Whether *node* makes a tensor without contents."""
-    return operator_name(node.target) in {"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty"}
+    """Whether *node* makes a tensor without contents, by a function of torch, a method or an operator."""
+    target: Any = node.target
+    namespace, _, name = operator_name(target).partition("::")
+    if namespace:
+        return namespace == "aten" and name in _WITHOUT_CONTENTS
+    if node.op == "call_method":
+        return target in _WITHOUT_CONTENTS
+    return node.op == "call_function" and any(
+        target is getattr(owner, name, None) for owner in (torch, torch.Tensor) for name in _WITHOUT_CONTENTS
+    )
 
 
 def is_write(node: Node) -> bool:

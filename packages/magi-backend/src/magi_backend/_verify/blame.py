@@ -20,6 +20,7 @@ from magi_backend import _torch_compat
 from .parts import Part, Unit, entering_values, part_of, side_by_side, units
 from .random import replayed_random_numbers
 from .run import Outcome, differences, run
+from .uninitialised import run_eager
 
 
 Compile = Callable[[GraphModule], Callable[..., Any]]
@@ -102,9 +103,9 @@ class _Search:
         flat = tuple(value for each in entered for value in each.values)
         compiled = self.compile_part(_torch_compat.graph_copy(together))
         with replayed_random_numbers() as numbers:
-            expected = run(together, flat)
+            eager = run_eager(together, flat, numbers.rewind)
             numbers.rewind()
-            actual = run(compiled, flat)
+            actual, expected = eager.settle(run(compiled, flat)), eager.outcome
         verdicts, start = [], 0
         for index, each in enumerate(entered):
             places = range(start, start + len(each.values))

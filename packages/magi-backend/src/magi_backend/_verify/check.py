@@ -14,6 +14,7 @@ from .blame import cost
 from .random import replayed_random_numbers
 from .run import differences, run
 from .trees import leaves_of
+from .uninitialised import run_eager
 
 
 if TYPE_CHECKING:
@@ -78,10 +79,10 @@ class CheckedPiece:
         placeholders = [str(node.target) for node in self._eager.graph.find_nodes(op="placeholder")]
         names = {f"[0][{place}]": self._names.get(name, name) for place, name in enumerate(placeholders)}
         with replayed_random_numbers() as numbers:
-            expected = run(_listing(self._eager), args)
+            expected = run_eager(self._eager, args, numbers.rewind, _listed)
             numbers.rewind()
-            actual = run(_listing(self._compiled), args)
-        found = differences(actual, expected, kind="input", names=names)
+            actual = expected.settle(run(lambda *args: _listed(self._compiled(*args)), args))
+        found = differences(actual, expected.outcome, kind="input", names=names)
         self._report(self._title, found)
         wrong = next((difference for difference in found if not difference.agrees), None)
         if wrong is not None:
@@ -101,6 +102,6 @@ class CheckedPiece:
             return f"The search for the operator failed with {type(error).__name__}: {error}"
 
 
-def _listing(fn: Function) -> Function:
-    """*fn*, returning a list, because a piece returns a tuple and its compiled code a list."""
-    return lambda *args: [leaf for _, leaf in leaves_of(fn(*args))]
+def _listed(outputs: Any) -> list[Any]:
+    """The leaves of *outputs*, because a piece returns a tuple and its compiled code a list."""
+    return [leaf for _, leaf in leaves_of(outputs)]

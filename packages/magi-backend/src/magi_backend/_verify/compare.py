@@ -32,6 +32,12 @@ TOLERANCES: Mapping[torch.dtype, Tolerance] = {
     torch.complex64: Tolerance(1e-4, 1e-4),
     torch.float16: Tolerance(1e-2, 1e-2),
     torch.bfloat16: Tolerance(4e-2, 4e-2),
+    # One step between neighbours, and between those next to 0: what is rounded to them differs a little.
+    torch.float8_e4m3fn: Tolerance(2**-3, 2**-9),
+    torch.float8_e4m3fnuz: Tolerance(2**-3, 2**-10),
+    torch.float8_e5m2: Tolerance(2**-2, 2**-16),
+    torch.float8_e5m2fnuz: Tolerance(2**-2, 2**-17),
+    torch.float8_e8m0fnu: Tolerance(0.0, 1.0),  # of the exponent, which is all that it has
 }
 EXACT = Tolerance(0.0, 0.0)
 
@@ -71,11 +77,18 @@ def compare(name: str, actual: object, expected: object, *, scale: float = 1.0) 
         return Difference(name, float("inf"), EXACT, agrees=False, note=note)
     usual = TOLERANCES.get(expected.dtype, EXACT)
     tolerance = Tolerance(usual.rtol, usual.atol * scale)
-    a, b = actual.detach(), expected.detach()
+    a, b = comparable(actual.detach()), comparable(expected.detach())
     if not a.numel():
         return Difference(name, 0.0, tolerance, agrees=True)
     agrees = torch.allclose(a, b, rtol=tolerance.rtol, atol=tolerance.atol, equal_nan=True)
     return Difference(name, _largest(a, b), tolerance, agrees)
+
+
+def comparable(tensor: torch.Tensor) -> torch.Tensor:
+    """*tensor* in a dtype that torch compares: float8 as float32, exponents and pairs of float4 as their bytes."""
+    if tensor.dtype in (torch.float8_e8m0fnu, torch.float4_e2m1fn_x2):
+        return tensor.view(torch.uint8).short()  # differences of uint8 have no sign
+    return tensor.float() if tensor.is_floating_point() and tensor.itemsize == 1 else tensor
 
 
 def compare_trees(name: str, actual: object, expected: object) -> tuple[Difference, ...]:
