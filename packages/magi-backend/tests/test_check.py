@@ -103,6 +103,28 @@ def test_a_function_that_writes_is_checked_on_copies() -> None:
     torch.testing.assert_close(x, torch.full((3,), 2.0))
 
 
+@pytest.mark.parametrize("options", [{}, {"magi.check": True}], ids=["explain", "check"])
+def test_inference_mode(options: dict[str, Any]) -> None:
+    """Its tensors do not count writes."""
+
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        x.add_(1)
+        return (x * y).relu_()
+
+    with torch.inference_mode():
+        x = torch.randn(3, 4)
+        report = explain(fn, options)(x, x[1:2])
+        assert report.agrees
+        assert [d.name for d in report.calls[-1].differences] == [
+            "output",
+            "argument after the call[0][0]",
+            "argument after the call[0][1]",
+        ]
+        wrong: dict[str, Any] = {"magi.check": True, "post_grad_custom_pre_pass": CosBecomesSin()}
+        with pytest.raises(MismatchError, match="The first operator that differs is cos "):
+            torch.compile(wrong_on_the_way, backend="magi", options=wrong)(x)
+
+
 def test_a_wrong_gradient_names_the_first_operator_on_the_way_back() -> None:
     def fn(x: Tensor, y: Tensor) -> Tensor:
         z = torch.sin(x * 2)

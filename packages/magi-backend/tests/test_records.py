@@ -11,7 +11,7 @@ import pytest
 import torch
 from magi_backend import MismatchError, explain
 from magi_backend._verify.compare import compare_trees
-from magi_backend._verify.copies import copy_inputs
+from magi_backend._verify.copies import copy_inputs, state_of
 from magi_backend._verify.trees import leaves_of, with_leaves
 from magi_opschema import magi_register_custom_op
 from torch import Tensor
@@ -248,6 +248,45 @@ def test_copies_share_what_the_originals_share() -> None:
     torch.testing.assert_close(first, torch.tensor([1.0, 2.0]))
     torch.testing.assert_close(second, torch.tensor([3.0, 4.0]))
     torch.testing.assert_close(base, torch.arange(4.0))
+
+
+def test_copies_share_what_detached_originals_share() -> None:
+    """Neither a detached tensor nor one of inference mode knows of which tensor it is a view."""
+    base = torch.arange(4.0)
+    with torch.inference_mode():
+        inferred = torch.arange(4.0)
+        pairs = [(base[2:].detach(), base), (inferred[2:], inferred)]
+    pairs.append((base.view(torch.int32)[1:].detach(), base))
+    for part, whole in pairs:
+        with torch.inference_mode():
+            part_copy, whole_copy = copy_inputs((part, whole)).values
+        assert torch.equal(part, part_copy)
+        assert torch.equal(whole, whole_copy)
+        assert part_copy.is_inference() == whole_copy.is_inference() == whole.is_inference()
+        with torch.inference_mode():
+            whole_copy.zero_()
+        assert not part_copy.any()
+        assert part.any()
+
+
+def test_a_tensor_at_two_places_has_one_copy() -> None:
+    x = torch.ones(3, requires_grad=True)
+    copies = copy_inputs([x, {"again": x}])
+    assert copies.values[0] is copies.values[1]["again"]
+    assert copies.values[0] is not x
+    assert copies.wanted["[0]"] is copies.values[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn, torch.bool, torch.complex64], ids=str)
+def test_writes_in_inference_mode_are_seen(dtype: torch.dtype) -> None:
+    with torch.inference_mode():
+        tensor = torch.ones(2, 3).t().to(dtype)
+        before = state_of(tensor)
+        assert state_of(tensor) == before
+        tensor[0, 0] = 0
+        assert state_of(tensor) != before
+        nan = torch.tensor(float("nan"))
+        assert state_of(nan) == state_of(nan)
 
 
 def test_floats_are_named_with_the_way_out() -> None:

@@ -94,7 +94,6 @@ from .values import (
     synchronize,
     uncompiled,
     version,
-    view_base,
 )
 
 
@@ -175,6 +174,5 @@ __all__ = [
     "triton_launches",
     "uncompiled",
     "version",
-    "view_base",
     "when_frames_end",
 ]

@@ -155,11 +155,6 @@ def version(tensor: torch.Tensor) -> int:
     return tensor._version
 
 
-def view_base(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor that *tensor* is a view of; *tensor* itself if it is not a view."""
-    return tensor if tensor._base is None else tensor._base
-
-
 def is_wrapper(tensor: torch.Tensor) -> bool:
     """Whether *tensor* is of a subclass that holds other tensors, such as a DTensor."""
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass

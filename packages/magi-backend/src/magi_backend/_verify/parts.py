@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from magi_backend import _torch_compat
 
-from .copies import alone, copy_inputs
+from .copies import alone, copy_inputs, state_of
 from .trees import leaves_of, with_leaves
 
 
@@ -182,7 +182,7 @@ class _Recorder(Interpreter):
         self._parts = parts
         self._values: dict[int, tuple[Any, ...]] = {}
         self._copies: dict[int, tuple[Any, ...]] = {}
-        self._versions: dict[int, list[int]] = {}
+        self._states: dict[int, list[object]] = {}
         self._written: set[int] = set()
 
     def run_node(self, node: Node) -> Any:
@@ -190,10 +190,10 @@ class _Recorder(Interpreter):
             if node is part.nodes[0]:
                 self._values[index] = tuple(self.env[each] for each in _given(part))
                 self._copies[index] = copy_inputs(self._values[index]).values
-                self._versions[index] = _versions(self._values[index])
+                self._states[index] = _states(self._values[index])
         value = super().run_node(node)
         for index, part in enumerate(self._parts):
-            if node is part.nodes[-1] and _versions(self._values[index]) != self._versions[index]:
+            if node is part.nodes[-1] and _states(self._values[index]) != self._states[index]:
                 self._written.add(index)
         return value
 
@@ -217,8 +217,8 @@ class _Recorder(Interpreter):
         return Entered(values, tuple(copied))
 
 
-def _versions(values: tuple[Any, ...]) -> list[int]:
-    return [_torch_compat.version(leaf) for _, leaf in leaves_of(values) if _is_tensor(leaf)]
+def _states(values: tuple[Any, ...]) -> list[object]:
+    return [state_of(leaf) for _, leaf in leaves_of(values) if _is_tensor(leaf)]
 
 
 def _is_tensor(value: Any) -> bool:

@@ -16,7 +16,7 @@ from torch import nn
 from magi_backend import _torch_compat
 
 from .compare import Difference, compare, compare_trees, magnitude
-from .copies import alone, copy_inputs
+from .copies import alone, copy_inputs, state_of
 from .trees import leaves_of, with_leaves
 
 
@@ -48,7 +48,7 @@ def run(
 ) -> Outcome:
     """Run *fn* on copies of its arguments and differentiate its outputs; buffers of *modules* are restored."""
     copies = copy_inputs((args, dict(kwargs or {})))
-    before = _versions(copies.values)
+    before = _states(copies.values)
     wanted = {name: p for module in modules for name, p in module.named_parameters() if p.requires_grad}
     with _buffers_put_back(modules):
         start = time.perf_counter()
@@ -57,7 +57,7 @@ def run(
         _torch_compat.synchronize()
         seconds = time.perf_counter() - start
         outputs = with_leaves(outputs, _detached_copy)
-    after = _versions(copies.values)
+    after = _states(copies.values)
     written = frozenset(path for path, state in after.items() if before.get(path) != state)
     inputs = with_leaves(copies.values, lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf)
     return Outcome(outputs, inputs, written, gradients, seconds)
@@ -123,13 +123,9 @@ def _title(key: str, kind: str, names: Mapping[str, str]) -> str:
     return names.get(key) or (f"{kind}{key}" if key.startswith("[") else key)
 
 
-def _versions(tree: Any) -> dict[str, tuple[int, int]]:
-    """The tensor at each path, and the number of writes to it so far."""
-    return {
-        path: (id(leaf), _torch_compat.version(leaf))
-        for path, leaf in leaves_of(tree)
-        if isinstance(leaf, torch.Tensor)
-    }
+def _states(tree: Any) -> dict[str, tuple[int, object]]:
+    """The tensor at each path, and what changes when it is written to."""
+    return {path: (id(leaf), state_of(leaf)) for path, leaf in leaves_of(tree) if isinstance(leaf, torch.Tensor)}
 
 
 @contextmanager
