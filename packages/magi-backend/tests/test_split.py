@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from magi_backend import BoundaryOpError, Report, explain, magi_register_custom_op
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,25 @@ def test_a_boundary_called_as_an_attribute_of_torch_ops(call: Any, named: list[s
     title = named[0] if title is None else title
     assert pieces(report) == (("piece 0", title, "piece 1") if title else ())
     assert report.agrees
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+@pytest.mark.parametrize("start", ["cold", "warm"])
+def test_a_float_argument_at_and_after_a_boundary(fresh_caches: Path, start: str, fullgraph: bool) -> None:
+    """Each piece reads the float from a tensor, and has its symbol, also if a cache has the piece before it."""
+
+    def fn(x: Tensor, factor: float) -> Tensor:
+        result: Tensor = scale(x.relu(), Scale(factor)).sin() * factor
+        return result
+
+    for _ in range(1 if start == "cold" else 2):
+        torch.compiler.reset()
+        counters.clear()
+        compiled = torch.compile(fn, backend="magi", dynamic=True, fullgraph=fullgraph)
+        for size, factor in [(3, 2.0), (5, 2.5), (5, 3.5)]:
+            x = torch.randn(size, 4)
+            torch.testing.assert_close(compiled(x, factor), fn(x, factor))
+        assert counters["frames"]["ok"] == counters["frames"]["total"]
 
 
 def test_a_named_boundary_that_was_registered_again() -> None:

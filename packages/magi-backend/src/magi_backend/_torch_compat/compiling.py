@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .values import float_memo
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -104,16 +106,26 @@ def backend_fakes(values: Sequence[Any]) -> list[Any]:
     """The fake tensors that Dynamo traced with, as AOTAutograd takes them.
 
     Dynamo makes another fake mode for the backend. From torch 2.11 on, AOTAutograd converts tensors of the first mode;
-    2.10 refuses them (`detect_fake_mode` in `torch/_guards.py`).
+    2.10 refuses them (`detect_fake_mode` in `torch/_guards.py`). The symbol of a float, which is an input as a tensor,
+    is lost on the way: reading the float would be an error, or another symbol, without a value, under fullgraph=True.
     """
-    if torch_release() >= (2, 11):
-        return list(values)
     from torch._guards import TracingContext
     from torch.utils._pytree import tree_map_only
 
     mode = TracingContext.get().fake_mode
     assert mode is not None, "Dynamo makes one before it calls a backend"
-    return tree_map_only(torch.Tensor, mode.from_tensor, list(values))  # type: ignore[no-any-return]
+    is_converted = torch_release() >= (2, 11)
+
+    def converted(value: torch.Tensor) -> torch.Tensor:
+        memo = float_memo(value)
+        if is_converted and memo is None:
+            return value
+        made: Any = mode.from_tensor(value)
+        if memo is not None:
+            made.item_memo = memo
+        return made  # type: ignore[no-any-return]
+
+    return tree_map_only(torch.Tensor, converted, list(values))  # type: ignore[no-any-return]
 
 
 def as_itself(error: Exception, own: tuple[type[Exception], ...]) -> Exception:

@@ -155,6 +155,12 @@ def version(tensor: torch.Tensor) -> int:
     return tensor._version
 
 
+def float_memo(value: Any) -> Any:
+    """The symbol of a float that is an input of a graph as a tensor, by that fake tensor; None for any other value."""
+    memo = getattr(value, "item_memo", None) if isinstance(value, torch.Tensor) else None
+    return memo if isinstance(memo, torch.SymFloat) else None
+
+
 def is_wrapper(tensor: torch.Tensor) -> bool:
     """Whether *tensor* is of a subclass that holds other tensors, such as a DTensor."""
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass

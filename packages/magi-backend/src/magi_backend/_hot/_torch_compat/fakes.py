@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from .graphs import float_memo
+from magi_backend._torch_compat import float_memo
 
 
 def fakes_of_capture(example_inputs: Sequence[Any]) -> list[Any]:

@@ -11,6 +11,8 @@ from typing import Any, cast
 import torch
 from torch.fx import GraphModule, Node
 
+from magi_backend._torch_compat import float_memo
+
 
 def is_parameter(placeholder: Node) -> bool:
     """Whether an input is a parameter or a buffer of a module."""
@@ -48,11 +50,6 @@ def number_symbols(placeholder: Node) -> set[Any]:
     """The symbol of a float argument, which Dynamo passes as a tensor and reads with ``.item()``."""
     memo = float_memo(placeholder.meta.get("example_value"))
     return set() if memo is None else set(memo.node.expr.free_symbols)
-
-
-def float_memo(value: Any) -> Any:
-    memo = getattr(value, "item_memo", None) if isinstance(value, torch.Tensor) else None
-    return memo if isinstance(memo, torch.SymFloat) else None
 
 
 def is_ragged(size: Any) -> bool:
