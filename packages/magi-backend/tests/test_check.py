@@ -158,6 +158,45 @@ def test_the_piece_of_a_split_graph_is_named(ns: str) -> None:
         compiled(torch.randn(5))
 
 
+class MixedPrecision(torch.nn.Module):
+    """Its parameters and its result are float32, its products bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.LayerNorm(64), torch.nn.Linear(64, 16)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y: Tensor = self.layers(x)
+        return torch.cos(y.float())
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("options", [{}, {"magi.check": True}], ids=["explain", "check"])
+@pytest.mark.parametrize("seed", range(3))
+def test_float32_is_as_accurate_as_what_it_was_computed_from(options: dict[str, Any], seed: int) -> None:
+    torch.manual_seed(seed)
+    report = explain(MixedPrecision(), options)(torch.randn(32, 64))
+    assert report.agrees
+    assert any(d.name.startswith("gradient") and d.largest > 1e-3 for d in report.calls[-1].differences)
+
+
+def test_a_wrong_operator_among_bfloat16_is_named() -> None:
+    options: dict[str, Any] = {"magi.check": True, "post_grad_custom_pre_pass": CosBecomesSin()}
+    compiled = torch.compile(MixedPrecision(), backend="magi", options=options)
+    with pytest.raises(MismatchError, match="The first operator that differs is cos "):
+        compiled(torch.randn(32, 64))
+
+
+def test_an_element_near_zero_has_the_error_of_the_others() -> None:
+    large = torch.tensor([30.0, -40.0, 0.125], dtype=torch.bfloat16)
+    assert compare("output", large + torch.tensor([0.0, 0.0, 0.5], dtype=torch.bfloat16), large).agrees
+    assert not compare("output", large + torch.tensor([0.0, 0.0, 4.0], dtype=torch.bfloat16), large).agrees
+    assert not compare("output", large.float() + torch.tensor([0.0, 0.0, 0.5]), large.float()).agrees
+
+
 @pytest.fixture
 def attention(ns: str) -> Callable[[Tensor, Tensor], None]:
     """A boundary that fills what an earlier piece allocates, as the attentions of vLLM do."""

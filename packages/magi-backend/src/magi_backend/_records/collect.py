@@ -23,6 +23,7 @@ from .run import ProcessFile, count_ours, process_file
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    import torch
     from torch.fx import GraphModule
 
     from magi_backend._settings.options import Request
@@ -35,6 +36,8 @@ class Collector:
         self.fresh = fresh
         self.eager_random = eager_random
         """Whether compilations use the random numbers of eager mode from here on."""
+        self.dtypes: set[torch.dtype] = set()
+        """The dtypes of the tensors in the captured graphs."""
         self._logs: list[CompilationLog] = []
 
     def add(self, log: CompilationLog) -> None:
@@ -110,6 +113,7 @@ def open_log(
     )
     if collector is not None:
         collector.add(log)
+        collector.dtypes |= _torch_compat.dtypes_in(gm)
     if log.keeps_texts:
         with log.spending():
             log.update(**_capture(gm), captured=log.kept(gm))

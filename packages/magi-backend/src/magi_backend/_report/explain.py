@@ -27,6 +27,7 @@ from .report import Report
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from magi_backend._verify.compare import Difference
     from magi_backend._verify.random import Replay
 
 
@@ -140,7 +141,11 @@ def _explained_call(
     compiled = target.again if target.given is None else target.given
     with collecting(collector):
         first = replay(compiled)
-    found, random, again = differences(first, eager[0]), "", False
+
+    def compared(outcome: Outcome) -> tuple[Difference, ...]:
+        return differences(outcome, eager[0], computed_in=collector.dtypes)
+
+    found, random, again = compared(first), "", False
     if draws:
         random = SAME_RANDOM
     if target.given is not None:
@@ -149,8 +154,8 @@ def _explained_call(
         if again or differ:
             with collecting(collector if again else Collector(fresh=True, eager_random=True)):
                 other = replay(target.again)
-            if draws:
-                found, random = differences(other, eager[0]), OTHER_RANDOM
+            found = compared(other if draws else first)
+            random = OTHER_RANDOM if draws else random
     new_breaks = tuple(dict.fromkeys(str(graph_break(each)) for each in _torch_compat.graph_breaks()[broken:]))
     later = tuple(replay(compiled).seconds for _ in range(repeats))
     eager += [replay(target.eager) for _ in range(repeats - 2)]

@@ -151,6 +151,16 @@ def called_overload(node: Node) -> str:
     return str(overloads[0].name()) if overloads else ""
 
 
+def dtypes_in(gm: GraphModule) -> frozenset[torch.dtype]:
+    """The dtypes of the tensors in a captured graph, also in nested graphs."""
+    from torch.fx import GraphModule
+    from torch.utils import _pytree as pytree
+
+    nodes = [node for module in gm.modules() if isinstance(module, GraphModule) for node in module.graph.nodes]
+    leaves = pytree.tree_leaves([node.meta.get("example_value") for node in nodes])
+    return frozenset(leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+
 def operator_schemas(gm: torch.fx.GraphModule) -> tuple[str, ...]:
     """The schemas of the operators that *gm* calls, also in nested graphs, without those of torch itself."""
     targets = {

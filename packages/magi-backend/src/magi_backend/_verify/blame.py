@@ -106,10 +106,12 @@ class _Search:
             eager = run_eager(together, flat, numbers.rewind)
             numbers.rewind()
             actual, expected = eager.settle(run(compiled, flat)), eager.outcome
+        dtypes = _torch_compat.dtypes_in(self.gm)
         verdicts, start = [], 0
         for index, each in enumerate(entered):
             places = range(start, start + len(each.values))
-            found = differences(_outcome(actual, index, places), _outcome(expected, index, places), kind="input")
+            ours, theirs = (_outcome(each, index, places) for each in (actual, expected))
+            found = differences(ours, theirs, kind="input", computed_in=dtypes)
             wrong = [difference for difference in found if not difference.agrees]
             verdicts.append(any(self.gradients or not d.name.startswith("gradient") for d in wrong))
             start = places.stop

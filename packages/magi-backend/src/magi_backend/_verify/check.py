@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from magi_backend import _torch_compat
 from magi_backend.errors import MismatchError
 
 from .blame import cost
@@ -82,7 +83,8 @@ class CheckedPiece:
             expected = run_eager(self._eager, args, numbers.rewind, _listed)
             numbers.rewind()
             actual = expected.settle(run(lambda *args: _listed(self._compiled(*args)), args))
-        found = differences(actual, expected.outcome, kind="input", names=names)
+        dtypes = _torch_compat.dtypes_in(self._eager)
+        found = differences(actual, expected.outcome, kind="input", names=names, computed_in=dtypes)
         self._report(self._title, found)
         wrong = next((difference for difference in found if not difference.agrees), None)
         if wrong is not None:

@@ -13,7 +13,7 @@ from .trees import Node, node_of
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,40 @@ class Difference:
     note: str = ""
 
 
-def compare(name: str, actual: object, expected: object, *, scale: float = 1.0) -> Difference:
+def tolerance_of(dtype: torch.dtype, computed_in: Collection[torch.dtype] = ()) -> Tolerance:
+    """What is allowed for values of *dtype* that were *computed_in* others too.
+
+    Under autocast, gradients of float32 parameters have the errors of products in bfloat16.
+
+    Example:
+        >>> import torch
+        >>> tolerance_of(torch.float32).rtol, tolerance_of(torch.float32, {torch.bfloat16}).rtol
+        (0.0001, 0.04)
+    """
+    usual = TOLERANCES.get(dtype, EXACT)
+    if dtype.itemsize == 1 or usual is EXACT:
+        return usual
+    halves = [TOLERANCES[each] for each in (torch.float16, torch.bfloat16) if each in computed_in]
+    return max([usual, *halves], key=lambda tolerance: tolerance.rtol)
+
+
+def compare(
+    name: str,
+    actual: object,
+    expected: object,
+    *,
+    scale: float = 1.0,
+    computed_in: Collection[torch.dtype] = (),
+) -> Difference:
     """The difference between *actual*, from the compiled run, and *expected*, from the eager run.
 
-    *scale* is the magnitude of the values if it is far from 1. Gradients of a mean, for example, are all small, so an
-    absolute tolerance made for outputs would accept zeros for them.
+    Args:
+        name: Of the tensor.
+        actual: From the compiled run.
+        expected: From the eager run.
+        scale: The magnitude of the values if it is far from 1. Gradients of a mean, for example, are all small, so an
+            absolute tolerance made for outputs would accept zeros for them.
+        computed_in: The dtypes of other tensors that it was computed from.
     """
     if not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
         agrees = _is_same(actual, expected)
@@ -75,9 +104,10 @@ def compare(name: str, actual: object, expected: object, *, scale: float = 1.0) 
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         note = f"{actual.dtype} {tuple(actual.shape)} is not {expected.dtype} {tuple(expected.shape)}"
         return Difference(name, float("inf"), EXACT, agrees=False, note=note)
-    usual = TOLERANCES.get(expected.dtype, EXACT)
-    tolerance = Tolerance(usual.rtol, usual.atol * scale)
+    usual = tolerance_of(expected.dtype, computed_in)
     a, b = comparable(actual.detach()), comparable(expected.detach())
+    size = _typical(b) if usual.rtol >= TOLERANCES[torch.float16].rtol else 1.0
+    tolerance = Tolerance(usual.rtol, usual.atol * scale * max(size, 1.0))
     if not a.numel():
         return Difference(name, 0.0, tolerance, agrees=True)
     agrees = torch.allclose(a, b, rtol=tolerance.rtol, atol=tolerance.atol, equal_nan=True)
@@ -91,18 +121,20 @@ def comparable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.is_floating_point() and tensor.itemsize == 1 else tensor
 
 
-def compare_trees(name: str, actual: object, expected: object) -> tuple[Difference, ...]:
+def compare_trees(
+    name: str, actual: object, expected: object, computed_in: Collection[torch.dtype] = ()
+) -> tuple[Difference, ...]:
     """The difference of each leaf of *actual* from the leaf of *expected* at the same place."""
     ours, theirs = node_of(actual), node_of(expected)
     if ours is None and theirs is None:
-        return (compare(name, actual, expected),)
+        return (compare(name, actual, expected, computed_in=computed_in),)
     if ours is None or theirs is None or ours.kind != theirs.kind:
         note = f"structure {_shown(ours, actual)} is not {_shown(theirs, expected)}"
         return (Difference(name, float("inf"), EXACT, agrees=False, note=note),)
     return tuple(
         difference
         for (step, part), (_, other) in zip(ours.parts, theirs.parts, strict=True)
-        for difference in compare_trees(name + step, part, other)
+        for difference in compare_trees(name + step, part, other, computed_in)
     )
 
 
@@ -113,6 +145,15 @@ def _shown(node: Node | None, value: object) -> str:
 def magnitude(tensor: torch.Tensor) -> float:
     """The largest absolute value in *tensor*; 0 for an empty one."""
     return float(tensor.detach().abs().max()) if tensor.numel() else 0.0
+
+
+def _typical(tensor: torch.Tensor) -> float:
+    """The root of the mean square of the finite values in *tensor*.
+
+    An element of a product that happens to be close to 0 has the rounding error of the others.
+    """
+    finite = tensor[tensor.isfinite()].abs().double()
+    return float(finite.square().mean().sqrt()) if finite.numel() else 0.0
 
 
 def _is_same(actual: Any, expected: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -64,7 +64,12 @@ def run(
 
 
 def differences(
-    actual: Outcome, expected: Outcome, *, kind: str = "argument", names: Mapping[str, str] | None = None
+    actual: Outcome,
+    expected: Outcome,
+    *,
+    kind: str = "argument",
+    names: Mapping[str, str] | None = None,
+    computed_in: Collection[torch.dtype] = (),
 ) -> tuple[Difference, ...]:
     """The difference of every output, written input and gradient of *actual* from that of *expected*.
 
@@ -73,21 +78,24 @@ def differences(
         expected: The eager run.
         kind: The word for an input in the names of the differences.
         names: Names of inputs, by path, of those that have a name.
+        computed_in: The dtypes of the tensors in the graph.
     """
     known = names or {}
     size = max((magnitude(g) for g in expected.gradients.values() if g is not None), default=1.0)
     written = {f"{kind} after the call{path}" for path in actual.written | expected.written}
-    inputs = compare_trees(f"{kind} after the call", actual.inputs, expected.inputs)
+    inputs = compare_trees(f"{kind} after the call", actual.inputs, expected.inputs, computed_in)
     gradients = ((key, actual.gradients.get(key), gradient) for key, gradient in expected.gradients.items())
     return (
-        *compare_trees("output", actual.outputs, expected.outputs),
+        *compare_trees("output", actual.outputs, expected.outputs, computed_in),
         *(
             replace(difference, name=_written_title(difference.name, kind, known))
             for difference in inputs
             if difference.name in written or not difference.agrees
         ),
         *(
-            compare(f"gradient of {_title(key, kind, known)}", ours, theirs, scale=min(1.0, size))
+            compare(
+                f"gradient of {_title(key, kind, known)}", ours, theirs, scale=min(1.0, size), computed_in=computed_in
+            )
             for key, ours, theirs in gradients
             if ours is not None or theirs is not None
         ),
