@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which device types run the body that launches kernels, and which run another body."""
+"""Which calls run the body that launches kernels: not those of a device type, or of a later op, with another body."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Bodies:
-    """Remembers, for one operator, the device types that the see-through body was registered for.
+    """Remembers what was registered for one operator: the device types of the see-through body, and the fakes.
 
     Where the see-through body is registered for every device type (a composite key), a body for a single type is
     another body. Without a composite key, the registrations that existed first belong to the see-through body, and

@@ -108,7 +108,7 @@ def is_collective(op: object) -> bool:
 
 
 def fakes_of(op: OpOverload) -> tuple[object, ...]:
-    """The fakes that are registered for *op*. A library takes its own out when it is destroyed (torch 2.6 on)."""
+    """The fakes that are registered for *op*. A library takes its own out when it is destroyed (torch 2.10 to 2.15)."""
     from torch._library.simple_registry import singleton
 
     return tuple(singleton.find(qualified_name(op)).fake_impl.kernels)
