@@ -184,10 +184,13 @@ def test_float32_is_as_accurate_as_what_it_was_computed_from(options: dict[str, 
 
 
 def test_a_wrong_operator_among_bfloat16_is_named() -> None:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        return torch.cos((x.bfloat16() @ y.bfloat16()).float())
+
     options: dict[str, Any] = {"magi.check": True, "post_grad_custom_pre_pass": CosBecomesSin()}
-    compiled = torch.compile(MixedPrecision(), backend="magi", options=options)
+    compiled = torch.compile(fn, backend="magi", options=options)
     with pytest.raises(MismatchError, match="The first operator that differs is cos "):
-        compiled(torch.randn(32, 64))
+        compiled(torch.randn(32, 64), torch.randn(64, 16))
 
 
 def test_an_element_near_zero_has_the_error_of_the_others() -> None:

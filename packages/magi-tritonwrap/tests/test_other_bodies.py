@@ -131,7 +131,7 @@ def by_triton_op(ops: Ops) -> OpOverload:
 @pytest.mark.parametrize("registered", [by_library, by_custom_op, by_triton_op])
 @pytest.mark.parametrize("is_compiled_between", [False, True])
 def test_a_cell_that_is_run_again(ops: Ops, registered: Callable[[Ops], OpOverload], is_compiled_between: bool) -> None:
-    """The finalizer of the first library runs late, and clears what `torch.ops` keeps of the second one's operator."""
+    """The finalizer of the first library runs late. In torch 2.13 it clears `torch.ops` of the second op."""
     gc.disable()
     try:
         earlier = [registered(ops), ops.library]
@@ -143,10 +143,8 @@ def test_a_cell_that_is_run_again(ops: Ops, registered: Callable[[Ops], OpOverlo
         torch.compiler.reset()
         del earlier
         gc.collect()
-        current = getattr(torch.ops, ops.namespace).rerun.default
-        assert current is not again
         assert launch_count(again) == 1
-        assert launch_count(current) == 1
+        assert launch_count(getattr(torch.ops, ops.namespace).rerun.default) == 1
     finally:
         gc.enable()
 
