@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which calls run the body that launches kernels: not those of a device type, or of a later op, with another body."""
+"""Which calls run the body that launches kernels, by their device type and by what is registered now."""
 
 from __future__ import annotations
 
