@@ -177,7 +177,10 @@ def test_what_is_not_a_dict_of_options(base: Any, sentence: str) -> None:
     ("value", "sentence"),
     [
         # Passes of other tests are loaded too, so the names are close.
-        ("NDTilingWorkaround", r"names 'NDTilingWorkaround', .*Did you mean 'NDTilingWorkaroundPass'\?"),
+        (
+            "NDTilingWorkaround",
+            r"names 'NDTilingWorkaround', which is not a pass\. Did you mean 'NDTilingWorkaroundPass'\?",
+        ),
         ("ConvChooser,TemporalConv", r"names 'TemporalConv', which is not a pass\. Did you mean 'TemporalConvPass'\?"),
         ("convchooser", "names 'convchooser', .*Did you mean 'ConvChooser'"),
         ("ALL", "names 'ALL', which is not a pass"),

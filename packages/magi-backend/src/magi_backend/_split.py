@@ -57,7 +57,8 @@ class Split:
 def boundary_overloads(names: Collection[str]) -> frozenset[str]:
     """The full names of the overloads of operators called *names*, ``ns::op`` or ``ns::op.overload``.
 
-    An operator that was registered again may have several OpOverloads (``make_see_through`` says when).
+    They are names, because an operator that was registered again may have several OpOverloads: torch makes another one
+    when it collects the earlier library (torch/library.py, ``_clear_torch_ops_cache``).
 
     Raises:
         BoundaryOpError: There is no such operator.

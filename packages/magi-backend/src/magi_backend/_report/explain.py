@@ -154,8 +154,10 @@ def _explained_call(
         if again or differ:
             with collecting(collector if again else Collector(fresh=True, eager_random=True)):
                 other = replay(target.again)
-            found = compared(other if draws else first)
-            random = OTHER_RANDOM if draws else random
+            if draws:
+                found, random = compared(other), OTHER_RANDOM
+            else:
+                found = compared(first)  # again, because the graphs and so their dtypes are known only now
     new_breaks = tuple(dict.fromkeys(str(graph_break(each)) for each in _torch_compat.graph_breaks()[broken:]))
     later = tuple(replay(compiled).seconds for _ in range(repeats))
     eager += [replay(target.eager) for _ in range(repeats - 2)]

@@ -8,11 +8,13 @@ several operators together; then the range is shortened from both ends while it 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch.fx import GraphModule, Node
 
 from magi_backend import _torch_compat
@@ -69,6 +71,11 @@ class _Search:
     gradients: bool
     left: int
 
+    @functools.cached_property
+    def dtypes(self) -> frozenset[torch.dtype]:
+        """The dtypes of the tensors in the whole graph, whose errors a part of it may have."""
+        return _torch_compat.dtypes_in(self.gm)
+
     def narrow(self, span: tuple[Unit, ...]) -> tuple[Unit, ...]:
         """The shortest range in *span* that was found to differ."""
         alone_right = False
@@ -106,12 +113,11 @@ class _Search:
             eager = run_eager(together, flat, numbers.rewind)
             numbers.rewind()
             actual, expected = eager.settle(run(compiled, flat)), eager.outcome
-        dtypes = _torch_compat.dtypes_in(self.gm)
         verdicts, start = [], 0
         for index, each in enumerate(entered):
             places = range(start, start + len(each.values))
             ours, theirs = (_outcome(each, index, places) for each in (actual, expected))
-            found = differences(ours, theirs, kind="input", computed_in=dtypes)
+            found = differences(ours, theirs, kind="input", computed_in=self.dtypes)
             wrong = [difference for difference in found if not difference.agrees]
             verdicts.append(any(self.gradients or not d.name.startswith("gradient") for d in wrong))
             start = places.stop
