@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 import sympy
@@ -13,6 +13,7 @@ import torch
 from magi_passes import MagiInductorPass, PassPipeline, _torch_compat
 from torch._dynamo.source import ConstantSource
 from torch._inductor.codegen.block_analysis import BlockPatternMatcher
+from torch._inductor.codegen.simd import SIMDScheduling
 from torch._inductor.sizevars import SizeVarAllocator
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -43,6 +44,37 @@ def test_three_dimensions_only_where_they_fit_and_nothing_is_reduced(
 def test_two_dimensions_have_an_overflow_path_and_stay() -> None:
     two = {"y": Y, "x": X}
     assert _torch_compat.launchable_tiling(two, is_reduction=False) is two
+
+
+def test_a_quotient_of_sizes_is_cancelled() -> None:
+    """The mean over images, which torch 2.11 could not write: "exponent must be non-negative, got -1"."""
+    height, width = FloorDiv(Y - 1, 32), FloorDiv(X - 1, 32)
+    total = (2048 * Z * (height + 1) * (width + 1)).expand()
+    tiling = {"x": total / (height * width + height + width + 1), "r0_": height + 1, "r1_": width + 1}
+    exact = _torch_compat.tilings.exact_tiling(tiling, untiled=R)
+    assert exact == {"x": 2048 * Z, "r0_": height + 1, "r1_": width + 1}
+
+
+def test_a_size_that_does_not_divide_is_that_of_the_untiled_side() -> None:
+    tiling = {"x": X * Y / FloorDiv(Y + 1, 2), "r0_": FloorDiv(Y + 1, 2)}
+    assert _torch_compat.tilings.exact_tiling(tiling, untiled=X) == {"x": X, "r0_": FloorDiv(Y + 1, 2)}
+
+
+@dataclass(frozen=True)
+class Tiles(MagiInductorPass):
+    """Asks for the untiled side of a mean inside of a compilation, and notes the answer."""
+
+    found: ClassVar[list[Any]] = []
+
+    def __call__(self, graph: Graph) -> None:
+        self.found.append(SIMDScheduling.complete_partial_tiling({"r0_": Y * (X + 1)}, Z, Y * X + Y)["x"])
+
+
+def test_inductor_completes_tilings_exactly(inductor: Any) -> None:
+    torch.compile(lambda x: x @ x, options=PassPipeline([Tiles()]).inductor_options())(torch.ones(3, 3))
+    assert Tiles.found == [Z]
+    stock = SIMDScheduling.complete_partial_tiling({"r0_": Y * (X + 1)}, Z, Y * X + Y)["x"]
+    assert stock != Z, "outside of a compilation it is torch's own"
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,7 @@ _install_lock = threading.Lock()
 
 
 def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> None:
-    """Repair four things in how Inductor tiles kernels, for compilations for which *memo_of_current* returns a dict.
+    """Repair five things in how Inductor tiles kernels, for compilations for which *memo_of_current* returns a dict.
 
     `match_mod_div_block_expr` (torch/_inductor/codegen/block_analysis.py) is called with the same arguments for every
     pair of nodes that might fuse, and searches in a time that grows exponentially with the rank. With ND tiling, that
@@ -31,6 +33,11 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
     produced kernels that address a dimension that the grid does not have (torch 2.11 to 2.13). `launchable_tiling` uses
     two dimensions there, because a grid of two has an overflow path.
 
+    `complete_partial_tiling` finds the size of the side that is not tiled as a quotient, with sympy's ``/``, which
+    cancels nothing that is written in two ways: the mean of ``relu`` over images of symbolic height and width divides
+    ``s0*h*w + s0*h + s0*w + s0`` by ``h*w + h + w + 1``. Such a quotient cannot be printed (torch 2.11: "exponent must
+    be non-negative, got -1"). Here it is cancelled.
+
     A pointwise kernel with three tile dimensions is not tuned: it gets blocks of 16 by 16 by 16, each row of which is
     a quarter of what neighbouring threads could read together. Here it gets the choice that `max_autotune_pointwise`
     gives to all kernels. A padded downsampling of Stable Diffusion's encoder takes 0.38 ms in place of 0.58 (one H200,
@@ -39,56 +46,93 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
     Kernels that are written together, such as those of a foreach op, may have two tile dimensions each; one with three
     is launched on its own (`ComboKernel`, torch/_inductor/codegen/triton_combo_kernel.py). Here they get two.
     """
-    from torch._inductor import config
     from torch._inductor.codegen.block_analysis import BlockPatternMatcher
     from torch._inductor.codegen.simd import SIMDScheduling
     from torch._inductor.codegen.triton import TritonKernel
-    from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+
+    def replace(owner: Any, name: str, repaired: Callable[..., Any]) -> None:
+        found = vars(owner)[name]
+        original = found.__func__ if isinstance(found, classmethod) else found
+
+        @functools.wraps(original)
+        def chosen(*args: Any, **kwargs: Any) -> Any:
+            memo = memo_of_current()
+            return original(*args, **kwargs) if memo is None else repaired(original, memo, *args, **kwargs)
+
+        setattr(owner, name, classmethod(chosen) if isinstance(found, classmethod) else chosen)
 
     with _install_lock:
-        if hasattr(BlockPatternMatcher, "_magi_passes_original"):
-            return
-        match = BlockPatternMatcher.__dict__["match_mod_div_block_expr"].__func__
-        choose = SIMDScheduling.__dict__["get_first_compatible_tiling"].__func__
-        write_kernel = TritonKernel.codegen_kernel
-        write_together = SIMDScheduling.generate_combo_kernel_code
+        if not hasattr(BlockPatternMatcher.match_mod_div_block_expr, "__wrapped__"):
+            replace(BlockPatternMatcher, "match_mod_div_block_expr", _remembered_match)
+            replace(SIMDScheduling, "complete_partial_tiling", _complete_exactly)
+            replace(SIMDScheduling, "get_first_compatible_tiling", _choose_launchable)
+            replace(SIMDScheduling, "generate_combo_kernel_code", _write_two_dimensions_together)
+            replace(TritonKernel, "codegen_kernel", _write_tuned_kernel)
 
-        def remembered_match(cls: Any, index: Any, index_var: Any, numel: Any, num_dims: int) -> Any:
-            memo = memo_of_current()
-            if memo is None:
-                return match(cls, index, index_var, numel, num_dims)
-            if index.has(index_var) and not index.has(FloorDiv, ModularIndexing):
-                return None
-            key = (index, index_var, numel, num_dims)
-            if key not in memo:
-                memo[key] = match(cls, index, index_var, numel, num_dims)
-            found = memo[key]
-            return found if found is None else tuple(list(part) for part in found)
 
-        def choose_launchable(cls: Any, node_schedule: Any, numel: Any, reduction_numel: Any, ranked: Any) -> Any:
-            if memo_of_current() is not None:
-                ranked = [launchable_tiling(tiling, is_reduction=reduction_numel != 1) for tiling in ranked]
-            return choose(cls, node_schedule, numel, reduction_numel, ranked)
+# Each takes torch's own function, the memo of the compilation, and the arguments of that function.
 
-        def write_tuned_kernel(self: Any, *args: Any, **kwargs: Any) -> Any:
-            has_three_dimensions = sum(not tree.is_reduction for tree in self.range_trees) == 3
-            is_tuned = has_three_dimensions and not self.features.is_reduction() and config.triton.autotune_pointwise
-            if memo_of_current() is None or not is_tuned:
-                return write_kernel(self, *args, **kwargs)
-            with config.patch(max_autotune_pointwise=True):
-                return write_kernel(self, *args, **kwargs)
 
-        def write_two_dimensions_together(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if memo_of_current() is None or (config.triton.max_tiles or 2) < 3:
-                return write_together(self, *args, **kwargs)
-            with config.patch({"triton.max_tiles": 2}):
-                return write_together(self, *args, **kwargs)
+def _remembered_match(match: Any, memo: Any, cls: Any, index: Any, index_var: Any, numel: Any, num_dims: int) -> Any:
+    from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
-        setattr(BlockPatternMatcher, "match_mod_div_block_expr", classmethod(remembered_match))  # noqa: B010
-        setattr(SIMDScheduling, "get_first_compatible_tiling", classmethod(choose_launchable))  # noqa: B010
-        setattr(TritonKernel, "codegen_kernel", write_tuned_kernel)  # noqa: B010
-        setattr(SIMDScheduling, "generate_combo_kernel_code", write_two_dimensions_together)  # noqa: B010
-        setattr(BlockPatternMatcher, "_magi_passes_original", match)  # noqa: B010
+    if index.has(index_var) and not index.has(FloorDiv, ModularIndexing):
+        return None
+    key = (index, index_var, numel, num_dims)
+    if key not in memo:
+        memo[key] = match(cls, index, index_var, numel, num_dims)
+    found = memo[key]
+    return found if found is None else tuple(list(part) for part in found)
+
+
+def _complete_exactly(complete: Any, _memo: Any, cls: Any, tiling: Any, numel: Any, reduction_numel: Any) -> Any:
+    untiled = reduction_numel if "x" in tiling else numel
+    return exact_tiling(complete(cls, tiling, numel, reduction_numel), untiled=untiled)
+
+
+def _choose_launchable(
+    choose: Any, _memo: Any, cls: Any, node_schedule: Any, numel: Any, reduction_numel: Any, ranked: Any
+) -> Any:
+    ranked = [launchable_tiling(tiling, is_reduction=reduction_numel != 1) for tiling in ranked]
+    return choose(cls, node_schedule, numel, reduction_numel, ranked)
+
+
+def _write_tuned_kernel(write: Any, _memo: Any, kernel: Any, *args: Any, **kwargs: Any) -> Any:
+    from torch._inductor import config
+
+    has_three_dimensions = sum(not tree.is_reduction for tree in kernel.range_trees) == 3
+    is_tuned = has_three_dimensions and not kernel.features.is_reduction() and config.triton.autotune_pointwise
+    with config.patch(max_autotune_pointwise=True) if is_tuned else contextlib.nullcontext():
+        return write(kernel, *args, **kwargs)
+
+
+def _write_two_dimensions_together(write: Any, _memo: Any, *args: Any, **kwargs: Any) -> Any:
+    from torch._inductor import config
+
+    has_three_dimensions = (config.triton.max_tiles or 2) > 2
+    with config.patch({"triton.max_tiles": 2}) if has_three_dimensions else contextlib.nullcontext():
+        return write(*args, **kwargs)
+
+
+def exact_tiling(tiling: Mapping[str, Any], *, untiled: Any) -> Mapping[str, Any]:
+    """*tiling*, with the quotients in its sizes cancelled; *untiled* in place of one that cannot be cancelled.
+
+    Example: ``{"x": (s0*h + s0)/(h + 1), "r0_": h + 1}`` is ``{"x": s0, "r0_": h + 1}``.
+    """
+    import sympy
+
+    def exact(size: Any) -> Any:
+        if not has_reciprocal(size):
+            return size
+        cancelled = sympy.cancel(size)
+        # Inductor drops a tiling whose parts do not match the ranges of a kernel.
+        return untiled if has_reciprocal(cancelled) else cancelled
+
+    def has_reciprocal(size: Any) -> bool:
+        return any(not power.exp.is_nonnegative for power in sympy.sympify(size).atoms(sympy.Pow))
+
+    kind: Any = type(tiling)
+    return kind({key: exact(size) for key, size in tiling.items()})  # type: ignore[no-any-return]
 
 
 def launchable_tiling(tiling: Mapping[str, Any], *, is_reduction: bool) -> Mapping[str, Any]:
