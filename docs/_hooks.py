@@ -31,7 +31,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def _unreleased(root: Path) -> str:
-    """The fragments of the changelog, as a release would write them."""
+    """The fragments of the changelog, if there are any, as a release would write them."""
+    if not any((root / "changelog.d").glob("*.md")):
+        return ""
     version = (root / "VERSION").read_text().strip()
     draft = ("towncrier", "build", "--draft", "--version", version, "--date", "not released yet")
     return subprocess.run([sys.executable, "-m", *draft], cwd=root, capture_output=True, text=True, check=True).stdout
