@@ -15,6 +15,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from _difference import Difference
+
 
 Measured = tuple[str, str]  # arm, case
 
@@ -282,8 +284,38 @@ def _libraries(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return found
 
 
+def _card(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Of the classes that stock compiles: how many the backend compiles, gets wrong, and compiles without its passes.
+
+    An output is wrong if it is too far from float32 for where stock's lies, at either size.
+    """
+    arms: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for row in rows:
+        arms.setdefault(row["case"], {})[row["arm"]] = row
+    pairs = [
+        (found["magi_dynamic"], found["stock_dynamic"])
+        for found in arms.values()
+        if "magi_dynamic" in found and found.get("stock_dynamic", {}).get("seconds")
+    ]
+    compiled = [(ours, stock) for ours, stock in pairs if ours["seconds"]]
+    wrong = [
+        ours["case"]
+        for ours, stock in compiled
+        if any(Difference(**ours[which]).too_far(Difference(**stock[which])) for which in _AT_EITHER_SIZE)
+    ]
+    return {
+        "classes": len(pairs),
+        "compiled_share": len(compiled) / max(1, len(pairs)),
+        "wrong": len(wrong),
+        "fell_back": sum(bool(ours["fell_back"]) for ours, _ in compiled),
+    }
+
+
+_AT_EITHER_SIZE = ("difference", "second_difference")
+
 FROM_ROWS: dict[str, Callable[[Sequence[Mapping[str, Any]]], dict[str, float]]] = {
     "backend_parity": _backend_parity,
+    "card": _card,
     "decoder_fragments": _decoder_fragments,
     "dynamic_decode": _dynamic_decode,
     "hot_sizes": _hot_sizes,

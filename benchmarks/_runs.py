@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import math
 import os
 import statistics
 import tempfile
@@ -41,13 +42,15 @@ def parser_of(name: str, description: str | None, arms: Sequence[str]) -> argpar
     parser.add_argument("--living", type=int, default=48, help="processes that hold memory of the GPU at once")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--compile-seconds", type=float, default=240.0, help="of one case, before it is given up")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="of all compilations, before the rest is left")
     parser.add_argument("--step-seconds", type=float, default=60.0, help="of one measurement, before it is given up")
     return parser
 
 
 def limits_of(options: argparse.Namespace) -> Limits:
     """The limits that *options* ask for."""
-    return Limits(options.compiling, options.living, options.compile_seconds, options.step_seconds, options.repeats)
+    each = options.compiling, options.living, options.compile_seconds, options.step_seconds, options.repeats
+    return Limits(*each, options.seconds)
 
 
 def plan_of(options: argparse.Namespace, **rest: Any) -> Plan:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import multiprocessing
 import os
 import sys
@@ -42,13 +43,17 @@ class Job:
 
 @dataclass(frozen=True)
 class Limits:
-    """How many processes compile at once, how many live at once, and the seconds that one may take for a step."""
+    """How many processes compile at once, how many live at once, and the seconds that one may take for a step.
+
+    `seconds` is for all that is compiled, from now on.
+    """
 
     compiling: int
     living: int
     compile_seconds: float
     step_seconds: float
     repeats: int
+    seconds: float = math.inf
 
 
 class Worker:
@@ -120,12 +125,19 @@ def measured(
 ) -> Iterator[tuple[Worker, list[Row]]]:
     """The rows of every job as they come; the jobs of a group measure in turn, one repeat each a round.
 
-    No process compiles while another measures. So many groups compile together as may live together.
+    No process compiles while another measures. So many groups compile together as may live together. A job that failed,
+    or that needs no turn, has its rows at once.
     """
+    until = time.monotonic() + limits.seconds
     for wave in _waves(groups, limits.living):
-        workers = _compiled([job for group in wave for job in group], limits, folder, preload)
+        waiting: dict[Job, Worker] = {}
+        for worker in _compiled([job for group in wave for job in group], limits, until, folder, preload):
+            if worker.lives:
+                waiting[worker.job] = worker
+            else:
+                yield worker, worker.result()
         for group in wave:
-            in_turn = [workers[job] for job in group]
+            in_turn = [waiting[job] for job in group if job in waiting]
             # The first command makes a process ready to measure.
             for _, worker in itertools.product(range(1 + limits.repeats), in_turn):
                 worker.ask(_REPEAT, limits.step_seconds)
@@ -146,28 +158,27 @@ def _waves(groups: Iterable[Sequence[Job]], living: int) -> Iterator[list[Sequen
         yield wave
 
 
-def _compiled(jobs: Sequence[Job], limits: Limits, folder: Path, preload: Sequence[str]) -> dict[Job, Worker]:
-    """A worker for each job, which waits or has failed."""
-    workers: dict[Job, Worker] = {}
+def _compiled(
+    jobs: Sequence[Job], limits: Limits, until: float, folder: Path, preload: Sequence[str]
+) -> Iterator[Worker]:
+    """A worker for each job as soon as it waits, is done or has failed; none for what has not begun by *until*."""
     compiling: list[Worker] = []
     todo = list(reversed(jobs))
-    while todo or compiling:
-        while todo and len(compiling) < limits.compiling:
-            job = todo.pop()
-            workers[job] = Worker(job, folder, preload)
-            compiling.append(workers[job])
+    while compiling or (todo and time.monotonic() < until):
+        while todo and len(compiling) < limits.compiling and time.monotonic() < until:
+            compiling.append(Worker(todo.pop(), folder, preload))
         wait([worker.connection for worker in compiling], timeout=1.0)
         for worker in list(compiling):
             age = time.monotonic() - worker.started
             if worker.connection.poll():
                 worker.hear(0)
-            elif age > limits.compile_seconds:
+            elif age > limits.compile_seconds or time.monotonic() > until:
                 worker.end(f"not compiled after {age:.0f} s")
             else:
                 continue
             compiling.remove(worker)
             print(f"{age:6.1f} s  {worker.job.case} {worker.job.arm} {worker.reason[:200]}".rstrip(), flush=True)
-    return workers
+            yield worker
 
 
 def _run(job: Job, connection: Connection, log: str, environment: dict[str, str]) -> None:
