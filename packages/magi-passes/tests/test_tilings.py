@@ -13,7 +13,7 @@ import torch
 from magi_passes import MagiInductorPass, PassPipeline, _torch_compat
 from torch._dynamo.source import ConstantSource
 from torch._inductor.codegen.block_analysis import BlockPatternMatcher
-from torch._inductor.codegen.simd import SIMDScheduling
+from torch._inductor.codegen.simd import CantSplit, SIMDScheduling
 from torch._inductor.sizevars import SizeVarAllocator
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -75,6 +75,13 @@ def test_inductor_completes_tilings_exactly(inductor: Any) -> None:
     assert Tiles.found == [Z]
     stock = SIMDScheduling.complete_partial_tiling({"r0_": Y * (X + 1)}, Z, Y * X + Y)["x"]
     assert stock != Z, "outside of a compilation it is torch's own"
+
+
+def test_a_kernel_that_does_not_divide_is_not_a_type_error(inductor: Any) -> None:
+    """torch 2.11 raises this class without the arguments that it takes."""
+    torch.compile(lambda x: x @ x, options=PassPipeline([Tiles()]).inductor_options())(torch.ones(3, 3))
+    with pytest.raises(CantSplit):
+        raise CantSplit
 
 
 @dataclass(frozen=True)

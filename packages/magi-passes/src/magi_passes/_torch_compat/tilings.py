@@ -23,7 +23,7 @@ _install_lock = threading.Lock()
 
 
 def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> None:
-    """Repair five things in how Inductor tiles kernels, for compilations for which *memo_of_current* returns a dict.
+    """Repair six things in how Inductor tiles kernels, for compilations for which *memo_of_current* returns a dict.
 
     `match_mod_div_block_expr` (torch/_inductor/codegen/block_analysis.py) is called with the same arguments for every
     pair of nodes that might fuse, and searches in a time that grows exponentially with the rank. With ND tiling, that
@@ -43,11 +43,14 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
     gives to all kernels. A padded downsampling of Stable Diffusion's encoder takes 0.38 ms in place of 0.58 (one H200,
     torch 2.11).
 
+    torch 2.11 ends with a TypeError where a kernel does not divide into three tile dimensions, because `CantSplit` is
+    raised there without its arguments (`_split_iteration_ranges`). Here they may be missing.
+
     Kernels that are written together, such as those of a foreach op, may have two tile dimensions each; one with three
     is launched on its own (`ComboKernel`, torch/_inductor/codegen/triton_combo_kernel.py). Here they get two.
     """
     from torch._inductor.codegen.block_analysis import BlockPatternMatcher
-    from torch._inductor.codegen.simd import SIMDScheduling
+    from torch._inductor.codegen.simd import CantSplit, SIMDScheduling
     from torch._inductor.codegen.triton import TritonKernel
 
     def replace(owner: Any, name: str, repaired: Callable[..., Any]) -> None:
@@ -68,6 +71,8 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
             replace(SIMDScheduling, "get_first_compatible_tiling", _choose_launchable)
             replace(SIMDScheduling, "generate_combo_kernel_code", _write_two_dimensions_together)
             replace(TritonKernel, "codegen_kernel", _write_tuned_kernel)
+            if "__init__" in vars(CantSplit):
+                CantSplit.__init__.__defaults__ = (None, None)
 
 
 # Each takes torch's own function, the memo of the compilation, and the arguments of that function.
@@ -93,6 +98,12 @@ def _complete_exactly(complete: Any, _memo: Any, cls: Any, tiling: Any, numel: A
 def _choose_launchable(
     choose: Any, _memo: Any, cls: Any, node_schedule: Any, numel: Any, reduction_numel: Any, ranked: Any
 ) -> Any:
+    from torch._inductor.utils import sympy_product
+    from torch._inductor.virtualized import V
+
+    # torch 2.11 takes a tiling of fewer elements for one that fits.
+    whole, known_equal = numel * reduction_numel, V.graph.sizevars.statically_known_equals
+    ranked = [tiling for tiling in ranked if known_equal(sympy_product(tiling.values()), whole)]
     ranked = [launchable_tiling(tiling, is_reduction=reduction_numel != 1) for tiling in ranked]
     return choose(cls, node_schedule, numel, reduction_numel, ranked)
 
@@ -125,7 +136,7 @@ def exact_tiling(tiling: Mapping[str, Any], *, untiled: Any) -> Mapping[str, Any
         if not has_reciprocal(size):
             return size
         cancelled = sympy.cancel(size)
-        # Inductor drops a tiling whose parts do not match the ranges of a kernel.
+        # `_choose_launchable` drops the tiling if it does not have all elements of the kernel.
         return untiled if has_reciprocal(cancelled) else cancelled
 
     def has_reciprocal(size: Any) -> bool:
