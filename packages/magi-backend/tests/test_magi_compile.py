@@ -387,3 +387,84 @@ def test_a_failing_compilation_leaves_nothing_behind() -> None:
 
     assert torch._inductor.config.get_config_copy() == before
     torch.testing.assert_close(fn(torch.ones(2)), torch.full((2,), 2.0))
+
+
+@magi_compile(dynamic_arg_dims={"x": 0}, config_patch={"check": True})
+def patched(x: Tensor) -> Tensor:
+    return x.sin() * 2
+
+
+@magi_compile
+def broken(x: Tensor) -> Tensor:
+    torch._dynamo.graph_break()
+    return x.sin() * 2
+
+
+class Holder(nn.Module):
+    """What is compiled inside is called by another compiled function."""
+
+    def __init__(self, which: str) -> None:
+        super().__init__()
+        self.of_class, self.instance, self.plain = Compiled(), magi_compile(Plain()), Plain()
+        calls = {
+            "class": self.of_class,
+            "instance": self.instance,
+            "bound method": magi_compile(self.plain.doubled),
+            "method": self.method,
+            "function": patched,
+            "twice": magi_compile(patched),
+        }
+        self.call = calls[which]
+
+    @magi_compile
+    def method(self, x: Tensor) -> Tensor:
+        return self.plain(x) + 2  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call(x + 1) + 1  # type: ignore[no-any-return]
+
+
+NESTED = ["class", "instance", "bound method", "method", "function", "twice"]
+
+
+@pytest.mark.parametrize("which", NESTED)
+@pytest.mark.parametrize("backend", ["eager", "inductor", "magi"])
+def test_inside_another_compiled_function_it_is_part_of_its_graph(backend: str, which: str) -> None:
+    holder, x = Holder(which), torch.randn(3, 4)
+    expected = holder(x)
+    torch.compiler.reset()
+    collector = Collector(fresh=False)
+    with collecting(collector):
+        torch.testing.assert_close(torch.compile(holder, backend=backend, fullgraph=True)(x), expected)
+    assert len(collector) == (backend == "magi")
+
+
+@pytest.mark.filterwarnings("ignore:torch.compile is ignored when called inside torch.export region")  # stock's too
+@pytest.mark.parametrize("which", NESTED)
+@pytest.mark.parametrize("strict", [True, False])
+def test_it_is_exported(which: str, strict: bool) -> None:
+    holder, x = Holder(which), torch.randn(3, 4)
+    program = torch.export.export(holder, (x,), strict=strict)
+    torch.testing.assert_close(program.module()(x), holder(x))
+
+
+@pytest.mark.parametrize("which", NESTED)
+def test_where_the_outer_function_is_not_traced_it_is_compiled_by_itself(which: str) -> None:
+    holder, x = Holder(which), torch.randn(3, 4)
+
+    @torch.compiler.disable
+    def disabled(y: Tensor) -> Tensor:
+        return holder(y)  # type: ignore[no-any-return]
+
+    collector = Collector(fresh=False)
+    with collecting(collector):
+        result = torch.compile(lambda y: disabled(y + 1) + 1, backend="eager")(x)
+    assert len(collector) == 1
+    torch.testing.assert_close(result, holder(x + 1) + 1)
+
+
+@pytest.mark.parametrize("backend", ["eager", "magi"])
+def test_a_graph_break_inside_is_one_of_the_outer_function(backend: str) -> None:
+    x = torch.randn(3, 4)
+    result = torch.compile(lambda y: broken(y + 1) + 1, backend=backend)(x)
+    torch.testing.assert_close(result, (x + 1).sin() * 2 + 1)

@@ -58,6 +58,9 @@ def magi_compile(
     For a class or an instance of ``nn.Module``, *obj* itself is returned: its parameters, ``state_dict``, pickles and
     copies do not change. Every instance of a class, and of its subclasses, is compiled at its first call.
 
+    Where another compiled function, or ``torch.export``, calls *obj*, it becomes a part of that graph, as what
+    ``torch.compile`` returns does; then the settings of that compilation hold, not those given here.
+
     Args:
         obj: A subclass or an instance of ``nn.Module``, a function, also in a class body and under ``staticmethod`` or
             ``classmethod``, or a bound method.
@@ -140,6 +143,8 @@ def _compiled(fn: Callable[..., Any], backend: Callable[..., Any], dims: Dynamic
     """*fn*, compiled. Its tensors have marks for their dynamic dimensions during the call only."""
     compiled = torch.compile(fn, backend=backend)
 
+    # Dynamo looks into this function when it runs the rest of a caller after a graph break.
+    @torch.compiler.disable
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         with _torch_compat.dynamic_marks(dims.of_call(args, kwargs)):

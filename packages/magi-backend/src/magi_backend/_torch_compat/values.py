@@ -78,9 +78,10 @@ def marked_as_compiled(
     """*call*, marked as the compiled *original* in the way of functions that ``torch.compile`` returns.
 
     *compiled* is the result of ``torch.compile``, and *remake* makes a similar *call* from another function and
-    backend.
+    backend. Inside another capture, Dynamo traces *original* in place of *call*.
     """
     call._torchdynamo_orig_callable = original  # type: ignore[attr-defined]
+    call._torchdynamo_inline = original  # type: ignore[attr-defined]
     call._magi_compiled = compiled  # type: ignore[attr-defined]
     call._magi_remake = remake  # type: ignore[attr-defined]
     return call
