@@ -20,7 +20,8 @@ _FOLDER = pytest.StashKey[Path]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compile each text once. Worker processes inherit the PATH of the one that started them."""
+    """Compile each text once, and strictly. Worker processes inherit the environment of the one that started them."""
+    os.environ["MAGI_COMPILE_STRICT"] = "1"
     # pytest listens to loggers that do not propagate, and torch writes its trace, a tenth of a compilation, as soon as
     # somebody listens.
     logging.getLogger("torch.__trace").propagate = True

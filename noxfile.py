@@ -33,6 +33,8 @@ if PYENV.is_dir():
 # By default, pip compiles every module of torch to bytecode in every environment. Without that, Python compiles those
 # that are imported, and keeps the bytecode for the next process unless the second variable is set.
 os.environ["PIP_COMPILE"] = "0"
+# A graph that needs another attempt without our passes is an error in whatever a session runs.
+os.environ["MAGI_COMPILE_STRICT"] = "1"
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 GROUPS = nox.project.load_toml("pyproject.toml")

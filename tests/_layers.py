@@ -87,6 +87,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_records",
         "_profile",
         "_graph_log",
+        "_fall_back",
         "_split",
         "_hot",
         "_report",

@@ -26,6 +26,7 @@ def test_defaults() -> None:
         "hot_after": 3,
         "report": None,
         "profile": False,
+        "strict": True,  # by the environment of all tests
         "on_unsupported": "error",
         "pass_config.enable_nd_tiling_workaround": True,
         "pass_config.enable_conv_layout": True,

@@ -14,10 +14,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import magi_tritonwrap
+import magi_passes
 import torch
 
 from . import _torch_compat
 from ._graph_log import GraphLog, graph_symbols
+from ._fall_back import able_as_stock
 from ._hot.entry import with_sizes
 from ._passes import chosen_passes, inductor_options
 from ._progress import phase
@@ -38,8 +40,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from torch.fx import GraphModule
+    from magi_passes import MagiInductorPass
 
     from ._repairs._defect import Defect
+    from ._records.records import FallBack
     from ._settings.options import Request
     from ._verify.compare import Difference
 
@@ -117,8 +121,31 @@ def _compile_checked(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, 
 
 
 def _compile_piece(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, piece: str = "") -> Callable[..., Any]:
-    config, defects = job.request.config, tuple(defect.name for defect in job.defects)
-    passes = chosen_passes(config, defects, job.sensitive, _torch_compat.operator_schemas(gm))
+    """Compile one piece; unless the settings are strict, without our passes and repairs if it fails with them."""
+    config, title = job.request.config, job.title(piece)
+    names = tuple(defect.name for defect in job.defects)
+    passes = chosen_passes(config, names, job.sensitive, _torch_compat.operator_schemas(gm))
+    graphs = GraphLog(job.log, title, job.defects, profiles=config.profile)
+    if config.strict:
+        return _compile_by_inductor(gm, example_inputs, job, graphs, passes)
+    # Inductor's passes before AOTAutograd, and those of the user's, change the graph in place.
+    untouched = _torch_compat.graph_copy(gm)
+
+    def again(fell_back: FallBack) -> Callable[..., Any]:
+        stock = GraphLog(job.log, title, (), profiles=config.profile, fell_back=fell_back)
+        return _compile_by_inductor(untouched, example_inputs, job, stock, ())
+
+    return able_as_stock(lambda: _compile_by_inductor(gm, example_inputs, job, graphs, passes), again, graphs, passes)
+
+
+def _compile_by_inductor(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    job: _Job,
+    graphs: GraphLog,
+    passes: tuple[MagiInductorPass, ...],
+) -> Callable[..., Any]:
+    config = job.request.config
     base = dict(job.request.inductor)
     if job.log.fresh:
         base.setdefault("force_disable_caches", True)
@@ -128,12 +155,27 @@ def _compile_piece(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, pi
     # the caches of torch 2.11.
     if config.profile and base.get("triton.cudagraphs", _torch_compat.cuda_graphs_are_on()):
         base["triton.cudagraphs"] = False
-    graphs = GraphLog(job.log, job.title(piece), job.defects, profiles=config.profile)
+    if graphs.fell_back:
+        base["force_disable_caches"] = True  # no cache may have what was compiled under one request by another
 
     def compile_graph(graph: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
         kind = "backward" if kwargs.get("is_backward") else "inference" if kwargs.get("is_inference") else "forward"
-        job.show(f"{job.title(piece)} {kind}".strip())
-        return graphs.compiled(graph, kind, lambda: _torch_compat.compile_graph(graph, inputs, **kwargs))
+        job.show(f"{graphs.title} {kind}".strip())
+
+        def compiled(module: GraphModule) -> Any:
+            return graphs.compiled(module, kind, lambda: _torch_compat.compile_graph(module, inputs, **kwargs))
+
+        # What fails in any other graph is compiled again from the captured graph, which costs no copy of this one.
+        if kind != "backward" or config.strict or graphs.fell_back:
+            return compiled(graph)
+        untouched = _torch_compat.graph_copy(graph)
+
+        def again(fell_back: FallBack) -> Any:
+            graphs.fell_back = fell_back
+            with magi_passes.PassPipeline(passes).left_out(), _torch_compat.without_caches():
+                return compiled(untouched)
+
+        return able_as_stock(lambda: compiled(graph), again, graphs, passes)
 
     with (
         graphs.listening(),

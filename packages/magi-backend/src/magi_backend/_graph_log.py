@@ -17,7 +17,7 @@ from ._profile import Meter
 from ._records.changes import GraphChanges
 from ._records.code import external_calls, generated_kernels
 from ._records.hidden import hidden_in_code, without_fractions
-from ._records.records import ConfigChange, GraphRecord, PassOutcome, RepairOutcome
+from ._records.records import ConfigChange, FallBack, GraphRecord, PassOutcome, RepairOutcome
 from ._repairs._scope import repaired
 
 
@@ -31,23 +31,50 @@ if TYPE_CHECKING:
 
 
 class GraphLog:
-    """Compiles the graphs of one piece with the repairs of *defects*, and writes a record of each to *log*."""
+    """Compiles the graphs of one piece with the repairs of *defects*, and writes a record of each to *log*.
 
-    def __init__(self, log: CompilationLog, title: str, defects: tuple[Defect, ...], *, profiles: bool) -> None:
+    Once *fell_back* is set, it compiles without repairs.
+    """
+
+    def __init__(
+        self,
+        log: CompilationLog,
+        title: str,
+        defects: tuple[Defect, ...],
+        *,
+        profiles: bool,
+        fell_back: FallBack | None = None,
+    ) -> None:
         self._log = log
-        self._title = title
+        self.title = title
         self._defects = defects
         self._profiles = profiles and log.keeps_texts
         self._changes = GraphChanges(log)
         self._pass_records: Sequence[magi_passes.PassRecord] = ()
         self._reported = 0
         self._repairs: Counter[str] = Counter()
+        self._outcomes: tuple[PassOutcome, ...] = ()
+        self.fell_back = fell_back
+
+    @property
+    def label(self) -> str:
+        """The name of what is compiled, with that of the piece."""
+        return f"{self._log.label} {self.title}".strip()
+
+    def passes_at_work(self) -> tuple[str, ...]:
+        """The passes that ran on the last graph, or on the joint graph since, and one that raised an error."""
+        outcomes = (*self._outcomes, *self._new_outcomes())
+        return tuple(dict.fromkeys(each.name for each in outcomes if each.ran or each.reason.startswith("raised ")))
+
+    @property
+    def _repaired(self) -> tuple[Defect, ...]:
+        return () if self.fell_back else self._defects
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """A context that collects what passes and caches do in its compilations, and in their later backwards."""
         observe = self._changes.observe if self._log.keeps_texts else None
-        joint = tuple(defect for defect in self._defects if defect.is_of_joint_graphs)
+        joint = tuple(defect for defect in self._repaired if defect.is_of_joint_graphs)
         with (
             magi_passes.collect_records(observe) as self._pass_records,
             self._seeing(self._note_cached),
@@ -61,11 +88,11 @@ class GraphLog:
         # Repairs of the joint graph are recorded with the forward, which is compiled first.
         repairs, self._repairs = self._repairs, Counter()
         given, before, meter = self._log.kept(graph), _torch_compat.phase_seconds(), Meter()
-        result, error, start = None, "", time.perf_counter()
+        result, error, start, defects = None, "", time.perf_counter(), self._repaired
         try:
             with (
                 self._seeing(meter.attach if self._profiles else _unseen),
-                repaired(self._defects, lambda name: repairs.update([name])),
+                repaired(defects, lambda name: repairs.update([name])),
             ):
                 result = compile_graph()
         except BaseException as exception:
@@ -73,16 +100,18 @@ class GraphLog:
             raise
         finally:
             seconds, after = time.perf_counter() - start, _torch_compat.phase_seconds()
+            self._outcomes = self._new_outcomes()
             place = self._log.add_graph(
                 GraphRecord(
                     kind=kind,
                     nodes=nodes,
                     symbols=symbols,
-                    passes=self._new_outcomes(),
-                    repairs=_repair_outcomes(self._defects, repairs),
+                    passes=self._outcomes,
+                    repairs=_repair_outcomes(defects, repairs),
                     seconds=seconds,
-                    piece=self._title,
+                    piece=self.title,
                     error=error,
+                    fell_back=self.fell_back,
                     given=given,
                     changed=self._changes.new(),
                     lowered=self._log.kept(graph),
@@ -106,7 +135,7 @@ class GraphLog:
                 passes=(),
                 repairs=(),
                 seconds=0.0,
-                piece=self._title,
+                piece=self.title,
                 cached=True,
                 **self._code(compiled),
             )

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from magi_backend._torch_compat import graph_copy
+
 from . import _torch_compat
 from .inputs import GraphInputs, StaysSymbolicError, read_inputs, solved, why_symbolic
 from .moment import CompileState, compile_state, restored
@@ -69,7 +71,7 @@ class Captured:
             Exception: Whatever a compiler raises.
         """
         values, world = self.values(key), _torch_compat.FakeWorld()
-        gm = _torch_compat.captured_copy(self.gm)
+        gm = graph_copy(self.gm)
         placeholders = gm.graph.find_nodes(op="placeholder")
         places = {size.place for size in self.inputs.sizes}
         with restored(self.state), self.context.compiling(world):
@@ -110,7 +112,7 @@ def capture(gm: GraphModule, example_inputs: Sequence[Any]) -> Captured | None:
         except (NotImplementedError, RuntimeError) as error:
             reason = f"an input cannot be described: {error}"
     return Captured(
-        gm=_torch_compat.captured_copy(gm),
+        gm=graph_copy(gm),
         inputs=inputs,
         fakes=fakes,
         descriptions=descriptions,

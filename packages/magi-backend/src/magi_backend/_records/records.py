@@ -107,6 +107,27 @@ class KernelRun:
 
 
 @dataclass(frozen=True)
+class FallBack:
+    """Why a graph was compiled without the passes, options and repairs of this backend.
+
+    Attributes:
+        error: The class and the message of the error that compiling it with them raised.
+        passes: Names of the passes that had run by then, and of the one that raised the error.
+    """
+
+    error: str
+    passes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"compiled without our passes, options and repairs. With them: {self.error} ({self.ran})"
+
+    @property
+    def ran(self) -> str:
+        """The passes in words."""
+        return f"passes: {', '.join(self.passes) or 'none'}"
+
+
+@dataclass(frozen=True)
 class GraphRecord:
     """One graph of ATen operators that Inductor compiled.
 
@@ -128,6 +149,7 @@ class GraphRecord:
         phases: The parts of Inductor's work, with the seconds of each.
         runs: What ``magi.profile`` measured.
         cached: Whether it came from AOTAutograd's cache; then only the code is known of it.
+        fell_back: Why it was compiled without our passes, options and repairs; None if it was not.
     """
 
     kind: str
@@ -147,6 +169,7 @@ class GraphRecord:
     phases: tuple[tuple[str, float], ...] = ()
     runs: tuple[KernelRun, ...] = ()
     cached: bool = False
+    fell_back: FallBack | None = None
 
     @property
     def title(self) -> str:

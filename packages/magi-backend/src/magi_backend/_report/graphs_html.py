@@ -36,6 +36,7 @@ def _graph(graph: GraphRecord) -> str:
     facts += [counted(len(graph.kernels), "kernel"), counted(len(graph.externs), "library call")]
     facts += [] if graph.cached else [shown(graph.seconds)]
     failed = f"<p class='bad'>{escape(graph.error)}</p>" if graph.error else ""
+    failed += f"<p class='bad'>Fell back: {escape(str(graph.fell_back))}</p>" if graph.fell_back else ""
     parts = (failed, phase_bar(graph_phases(graph)), *_texts(graph), _kernels(graph), _code(graph))
     return f"<h3>Graph {escape(graph.title)}</h3><p class='soft small'>{escape(', '.join(facts))}</p>{''.join(parts)}"
 

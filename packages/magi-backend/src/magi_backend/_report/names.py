@@ -41,9 +41,12 @@ def summary(inputs: tuple[str, ...], shown: int = 3) -> str:
 
 
 def state(compilation: Compilation, *, finished: bool = True) -> str:
-    """How the compilation ended, in a word or two; empty if it succeeded."""
-    if compilation.error or any(graph.error for graph in compilation.graphs):
+    """How the compilation ended, in a word or two; empty if it succeeded in the first way."""
+    fell_back = any(graph.fell_back for graph in compilation.graphs)
+    if compilation.error or (not fell_back and any(graph.error for graph in compilation.graphs)):
         return "failed"
+    if fell_back:
+        return "fell back"
     if not finished:
         return "not finished"
     if any(not check.agrees for check in compilation.checks):

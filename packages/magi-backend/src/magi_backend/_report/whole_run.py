@@ -89,6 +89,9 @@ class WholeRun:
                 yield one.index, f"{name} was being compiled when the process ended.", ""
             elif one.error:
                 yield one.index, f"{name} failed: {one.error.splitlines()[0]}", ""
+            for graph in one.graphs:
+                if graph.fell_back:
+                    yield one.index, f"{name} fell back: {graph.title} was {graph.fell_back}.", "Please report it."
             if any(not check.agrees for check in one.checks):
                 yield one.index, f"{name} differs from eager.", ""
             if again := one.recompiled:

@@ -101,6 +101,8 @@ class CompileConfig(BaseSettings):
         report: A folder in which each compilation is recorded while it happens, for
             ``python -m magi_backend report FOLDER``.
         profile: Measure the kernels of each graph in a few of its first calls, for the report; without CUDA graphs.
+        strict: Raise where compiling a graph fails, although it might succeed without our passes, options and repairs.
+            By default it is compiled once more without them, with a warning.
         on_unsupported: What to do with an operator whose Triton kernels or launches no graph can carry: ``"error"``, or
             ``"opaque"`` to keep the operator opaque with a warning. If such a kernel is found in the source, this is
             decided at decoration, where only the environment counts.
@@ -135,6 +137,7 @@ class CompileConfig(BaseSettings):
     hot_after: int = Field(default=3, ge=1)
     report: str | None = None
     profile: bool = False
+    strict: bool = False
     on_unsupported: Literal["error", "opaque"] = "error"
     pass_config: PassConfig = PassConfig()
 

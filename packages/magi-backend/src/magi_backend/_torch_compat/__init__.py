@@ -22,6 +22,7 @@ from .compiling import (
     fuse_epilogues,
     inductor_keys,
     inductor_type,
+    is_failure,
     is_our_backend,
     let_threads_register,
     mode_options,
@@ -31,6 +32,7 @@ from .compiling import (
     torch_release,
     torch_text,
     trace_artifact,
+    without_caches,
 )
 from .frames import (
     CapturedFrame,
@@ -136,6 +138,7 @@ __all__ = [
     "is_empty",
     "is_graph",
     "is_item",
+    "is_failure",
     "is_item_or_view",
     "is_operator",
     "is_our_backend",
@@ -180,3 +183,4 @@ __all__ = [
     "version",
     "when_frames_end",
 ]
+    "without_caches",

@@ -153,6 +153,20 @@ def as_itself(error: Exception, own: tuple[type[Exception], ...]) -> Exception:
     return result.with_traceback(error.__traceback__)  # type: ignore[no-any-return]
 
 
+def is_failure(error: BaseException) -> bool:
+    """Whether *error* says that compiling failed, rather than what Dynamo will do next, or what a user did wrong."""
+    from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
+
+    return not isinstance(error, TorchDynamoException) or isinstance(error, BackendCompilerFailed)
+
+
+def without_caches() -> contextlib.AbstractContextManager[object]:
+    """A context in which Inductor neither reads nor writes its caches, and AOTAutograd does not store the graph."""
+    from torch._inductor import config
+
+    return config.patch({"force_disable_caches": True})  # type: ignore[no-any-return]
+
+
 def restarts() -> type[Exception]:
     """The exceptions that make Dynamo capture a function again; they are not failures."""
     from torch._dynamo.exc import RestartAnalysis

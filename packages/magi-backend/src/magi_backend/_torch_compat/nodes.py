@@ -250,11 +250,37 @@ def source_name(placeholder: Node) -> str:
     return str(name() if callable(name) else name)
 
 
+_OF_A_CAPTURE = ("_param_name_to_source", "compile_subgraph_reason")
+"""The attributes that Dynamo sets on the module of a graph besides ``meta``, and that a copy needs."""
+
+
 def graph_copy(gm: GraphModule) -> GraphModule:
-    """A copy of *gm* with a graph of its own, which shares parameters and constants."""
+    """A copy of a graph, with the graphs inside it and with everything that AOTAutograd reads of a captured one.
+
+    Parameters and constants are shared. The copy of a node loses ``_dynamo_source``, which is set again;
+    ``meta["grapharg"]`` is left out, because it would keep the caller's values alive.
+    """
+    return _copied(gm, {})
+
+
+def _copied(gm: GraphModule, done: dict[int, GraphModule]) -> GraphModule:
     from torch.fx import GraphModule
 
-    return GraphModule(gm, copy.deepcopy(gm.graph))
+    if id(gm) in done:
+        return done[id(gm)]
+    twin = done[id(gm)] = GraphModule(gm, copy.deepcopy(gm.graph))
+    twin.meta = dict(gm.meta)
+    for name in _OF_A_CAPTURE:
+        if hasattr(gm, name):
+            setattr(twin, name, getattr(gm, name))
+    for name, child in gm.named_children():
+        if isinstance(child, GraphModule):  # hooks for saved tensors are called by no node
+            setattr(twin, name, _copied(child, done))
+    for node, original in zip(twin.graph.nodes, gm.graph.nodes, strict=True):
+        node.meta.pop("grapharg", None)
+        if hasattr(original, "_dynamo_source"):
+            node._dynamo_source = original._dynamo_source  # type: ignore[attr-defined]
+    return twin
 
 
 def split_module(gm: GraphModule, place: Callable[[Any], int]) -> GraphModule:

@@ -48,7 +48,10 @@ class PipelineHook(CustomGraphPass):
         return frozenset(key for p in self.passes for key in p.inductor_config_keys_potentially_mutated_by_this_pass)
 
     def __call__(self, graph: Graph) -> None:
-        """Run the parts on *graph* in order, in the current compilation or scope, and record each pass."""
+        """Run the parts on *graph* in order, in the current compilation or scope, and record each pass.
+
+        An error that leaves it has the part that raised it in the attribute ``failed_pass``.
+        """
         context = context_of(graph, self.name, self.declared_keys, self.user_keys)
         compilation = current_compilation()
         if compilation is not None:
@@ -61,6 +64,9 @@ class PipelineHook(CustomGraphPass):
                 else:
                     with observed(_name_of(part), graph, collectors_of_current()):
                         _call(part, graph, context)
+        except Exception as error:
+            vars(error)["failed_pass"] = part
+            raise
         finally:
             trace(records)
 

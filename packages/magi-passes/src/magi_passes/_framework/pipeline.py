@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch._inductor.custom_graph_pass import CustomGraphPass
@@ -134,6 +134,23 @@ class PassPipeline:
             for name, hook in self.inductor_options(installed).items():
                 if hook is not installed[name]:
                     _torch_compat.set_config(name, hook)
+            yield
+
+    @contextlib.contextmanager
+    def left_out(self) -> Iterator[None]:
+        """Leave the passes of this pipeline out of every compilation that starts inside the ``with`` block.
+
+        The other hooks of the current configuration stay. This is for a backend that compiles a graph again, because
+        one of the passes has failed; an error has the hook that raised it in the attribute ``failed_pass``.
+        """
+        ours = {id(part) for part in self.passes}
+        kept = {}
+        for name in _torch_compat.HOOKS:
+            hook = _torch_compat.get_config(name)
+            if isinstance(hook, PipelineHook):
+                others = tuple(part for part in hook.parts if id(part) not in ours)
+                kept[name] = replace(hook, parts=others) if others else None
+        with _torch_compat.patched(kept):
             yield
 
 

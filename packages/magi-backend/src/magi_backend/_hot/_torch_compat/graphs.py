@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from magi_backend._torch_compat import float_memo
 
@@ -55,37 +54,6 @@ def number_symbols(placeholder: Node) -> set[Any]:
 def is_ragged(size: Any) -> bool:
     """Whether a size is the ragged one of a nested tensor."""
     return bool(size.node.is_nested_int())
-
-
-_OF_A_CAPTURE = ("_param_name_to_source", "compile_subgraph_reason")
-"""The attributes that Dynamo sets on the module of a graph besides ``meta``, and that a copy needs."""
-
-
-def captured_copy(gm: GraphModule) -> GraphModule:
-    """A copy of a captured graph, with the graphs inside it and with everything that AOTAutograd reads of a capture.
-
-    Parameters and constants are shared. The copy of a node loses ``_dynamo_source``, which is set again;
-    ``meta["grapharg"]`` is left out, because it would keep the caller's values alive.
-    """
-    return _copied(gm, {})
-
-
-def _copied(gm: GraphModule, done: dict[int, GraphModule]) -> GraphModule:
-    if id(gm) in done:
-        return done[id(gm)]
-    twin = done[id(gm)] = GraphModule(gm, copy.deepcopy(gm.graph))
-    twin.meta = dict(gm.meta)
-    for name in _OF_A_CAPTURE:
-        if hasattr(gm, name):
-            setattr(twin, name, getattr(gm, name))
-    for name, child in gm.named_children():
-        if isinstance(child, GraphModule):  # hooks for saved tensors are called by no node
-            setattr(twin, name, _copied(child, done))
-    for node, original in zip(twin.graph.nodes, gm.graph.nodes, strict=True):
-        node.meta.pop("grapharg", None)
-        if hasattr(original, "_dynamo_source"):
-            node._dynamo_source = original._dynamo_source
-    return twin
 
 
 def as_int(number: Any, values: Mapping[Any, int]) -> int | None:

@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What does not compile with our passes, options and repairs is compiled without them, and nobody overlooks it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import warnings
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import magi_backend._compose as compose
+import pytest
+import torch
+from magi_backend import BoundaryOpError, explain, read_report
+from magi_backend._records.collect import Collector, collecting
+from magi_passes import MagiInductorPass, PassFailedError, PassPipeline, current_context
+from torch import Tensor
+from torch._inductor import config as inductor_config
+from torch._inductor.graph import GraphLowering
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from magi_backend import GraphRecord
+    from torch.fx import Graph
+
+WARNING = "did not compile with the passes, options and repairs of backend magi"
+calls: Counter[str] = Counter()
+
+
+def _is_wanted(graphs: str) -> bool:
+    context = current_context()
+    assert context is not None
+    return graphs in context.graph
+
+
+@dataclass(frozen=True)
+class Failing(MagiInductorPass):
+    """Breaks the graph, and raises."""
+
+    graphs: str = ""
+
+    def __call__(self, graph: Graph) -> None:
+        if _is_wanted(self.graphs):
+            calls["failing"] += 1
+            for node in graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default):
+                node.target = torch.ops.aten.cos.default
+            msg = "planted"
+            raise IndexError(msg)
+
+
+@dataclass(frozen=True)
+class FailingJoint(Failing):
+    hook = "joint_custom_post_pass"
+
+
+@dataclass(frozen=True)
+class Switching(MagiInductorPass):
+    """Rewrites the graph to something wrong, and sets an option under which lowering asserts."""
+
+    inductor_config_keys_potentially_mutated_by_this_pass = ("triton.max_tiles",)
+    graphs: str = ""
+
+    def __call__(self, graph: Graph) -> None:
+        if _is_wanted(self.graphs):
+            for node in graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default):
+                node.target = torch.ops.aten.cos.default
+            inductor_config.triton.max_tiles = 3
+
+
+@dataclass(frozen=True)
+class OfTheUser(MagiInductorPass):
+    def __call__(self, graph: Graph) -> None:
+        calls["user"] += 1
+        msg = "the user's"
+        raise LookupError(msg)
+
+
+@pytest.fixture(autouse=True)
+def _counted() -> None:
+    calls.clear()
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[MagiInductorPass], None]:
+    """Add a pass to those of the backend."""
+
+    def add(planted: MagiInductorPass) -> None:
+        chosen = compose.chosen_passes
+        monkeypatch.setattr(compose, "chosen_passes", lambda *args: (*chosen(*args), planted))
+
+    return add
+
+
+@pytest.fixture
+def asserting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor's lowering fails where `Switching` is at work."""
+    lower = GraphLowering.run
+
+    def run(self: GraphLowering, *args: Any) -> Any:
+        assert inductor_config.triton.max_tiles != 3, "exponent must be non-negative"
+        return lower(self, *args)
+
+    monkeypatch.setattr(GraphLowering, "run", run)
+
+
+def chain(x: Tensor) -> Tensor:
+    return (x.sin() * 2).sin() + 1
+
+
+@contextlib.contextmanager
+def falling_back(*, times: int | None = None) -> Iterator[Collector]:
+    collector = Collector(fresh=False)
+    with collecting(collector), pytest.warns(UserWarning, match=WARNING) as warned:
+        yield collector
+    assert times in (None, len(warned))
+
+
+def graphs_of(collector: Collector) -> list[GraphRecord]:
+    return [graph for compilation in collector.compilations() for graph in compilation.graphs]
+
+
+def gradient(fn: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    leaf = x.clone().requires_grad_()
+    fn(leaf).sum().backward()
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+PLANTED = [Failing(), FailingJoint(), Switching()]
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: type(planted).__name__)
+def test_what_our_pass_breaks_is_compiled_without_it(planted: Any, plant: Any, asserting: None) -> None:
+    plant(planted)
+    x = torch.randn(5)
+    with falling_back(times=1) as collector:
+        compiled = torch.compile(chain, backend="magi", options={"magi.strict": False})
+        torch.testing.assert_close(compiled(x), chain(x))
+        compiled(x)
+    last = graphs_of(collector)[-1]
+    assert last.fell_back is not None
+    assert type(planted).__name__ in last.fell_back.passes
+    assert ("planted" in last.fell_back.error) != isinstance(planted, Switching)
+    assert not last.error
+    assert not last.passes
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("kind", ["forward", "backward"])
+@pytest.mark.parametrize("make", [Failing, Switching])
+def test_a_training_step(make: Any, kind: str, dynamic: bool, plant: Any, asserting: None) -> None:
+    plant(make(kind))
+    x = torch.randn(5, 3)
+    with falling_back() as collector:
+        compiled = torch.compile(chain, backend="magi", dynamic=dynamic, options={"magi.strict": False})
+        torch.testing.assert_close(gradient(compiled, x), gradient(chain, x))
+    fallen = {graph.kind for graph in graphs_of(collector) if graph.fell_back}
+    assert fallen == ({"backward"} if kind == "backward" else {"forward", "backward"})
+
+
+def test_a_joint_pass_in_a_training_step(plant: Any) -> None:
+    plant(FailingJoint())
+    x = torch.randn(5, 3)
+    with falling_back() as collector:
+        compiled = torch.compile(chain, backend="magi", options={"magi.strict": False})
+        torch.testing.assert_close(gradient(compiled, x), gradient(chain, x))
+    assert [graph.kind for graph in graphs_of(collector) if graph.fell_back] == ["forward", "backward"]
+
+
+def test_a_repair_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    from magi_backend._repairs import _scope
+
+    lower = GraphLowering.run
+
+    def run(self: GraphLowering, *args: Any) -> Any:
+        scope = _scope._scope.get()
+        assert scope is None or not scope.names, "a repair is active"
+        return lower(self, *args)
+
+    monkeypatch.setattr(GraphLowering, "run", run)
+    x = torch.randn(5)
+    with pytest.warns(UserWarning, match="a repair is active"):
+        result = torch.compile(chain, backend="magi", options={"magi.strict": False})(x)
+    torch.testing.assert_close(result, chain(x))
+
+
+def test_strict_raises(plant: Any) -> None:
+    plant(Failing())
+    with pytest.raises(PassFailedError, match="planted"):
+        torch.compile(chain, backend="magi", options={"magi.strict": True})(torch.randn(5))
+    assert calls["failing"] == 1
+
+
+def test_the_tests_are_strict(plant: Any) -> None:
+    """Or a pass that fails would only be a warning in some process that a test starts."""
+    plant(Failing())
+    with pytest.raises(PassFailedError, match="planted"):
+        torch.compile(chain, backend="magi")(torch.randn(5))
+
+
+@pytest.mark.parametrize("is_function", [False, True])
+def test_a_pass_of_the_users_stays_an_error(is_function: bool) -> None:
+    def hook(graph: Graph) -> None:
+        OfTheUser.__call__.__wrapped__(None, graph)  # type: ignore[attr-defined]
+
+    options = {"post_grad_custom_post_pass": hook} if is_function else PassPipeline([OfTheUser()]).inductor_options()
+    with pytest.raises(Exception, match="the user's") as raised:
+        torch.compile(chain, backend="magi", options={**options, "magi.strict": False})(torch.randn(5))
+    assert calls["user"] == 1
+    assert not any(isinstance(note, str) and "magi" in note for note in getattr(raised.value, "__notes__", ()))
+
+
+def test_a_pass_of_the_users_runs_once_on_what_is_compiled_again(plant: Any) -> None:
+    """Even one that changes the captured graph in place."""
+    plant(Failing())
+
+    def add_one(graph: Graph) -> None:
+        (result,) = graph.output_node().args[0]  # type: ignore[misc]
+        with graph.inserting_after(result):
+            more = graph.call_function(torch.add, (result, 1))
+        graph.output_node().args = ((more,),)
+
+    x = torch.randn(5)
+    options: dict[str, Any] = {"pre_grad_custom_pass": add_one, "magi.strict": False}
+    with pytest.warns(UserWarning, match=WARNING):
+        result = torch.compile(chain, backend="magi", options=options)(x)
+    torch.testing.assert_close(result, chain(x) + 1)
+
+
+def test_where_stock_fails_too_its_error_is_raised(monkeypatch: pytest.MonkeyPatch, plant: Any) -> None:
+    plant(Failing())
+
+    def run(self: GraphLowering, *args: Any) -> Any:
+        msg = "stock cannot"
+        raise NotImplementedError(msg)
+
+    monkeypatch.setattr(GraphLowering, "run", run)
+    with pytest.raises(Exception, match="NotImplementedError: stock cannot") as stock:
+        torch.compile(chain, backend="inductor")(torch.randn(5))
+    torch.compiler.reset()
+    with pytest.raises(Exception, match="NotImplementedError: stock cannot") as ours, warnings.catch_warnings():
+        torch.compile(chain, backend="magi", options={"magi.strict": False})(torch.randn(5))
+    assert type(ours.value) is type(stock.value)
+    assert "planted" not in "".join(map(str, (ours.value.__cause__, ours.value.__context__)))
+
+
+def test_a_wrong_setting_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = Counter[str]()
+    inductor = compose._compile_by_inductor
+
+    def counted(*args: Any) -> Any:
+        attempts["all"] += 1
+        return inductor(*args)
+
+    monkeypatch.setattr(compose, "_compile_by_inductor", counted)
+    options = {"magi.boundary_ops": ["no::such"], "magi.strict": False}
+    with pytest.raises(BoundaryOpError):
+        torch.compile(chain, backend="magi", options=options)(torch.randn(5))
+    assert attempts["all"] == 0
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_is_not_a_failure(error: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(self: GraphLowering, *args: Any) -> Any:
+        calls["lowered"] += 1
+        raise error
+
+    monkeypatch.setattr(GraphLowering, "run", run)
+    with pytest.raises(error):
+        torch.compile(chain, backend="magi", options={"magi.strict": False})(torch.randn(5))
+    assert calls["lowered"] == 1
+
+
+def test_nothing_is_kept_in_a_cache(plant: Any, fresh_caches: Path) -> None:
+    x = torch.randn(7, 3)
+    with pytest.MonkeyPatch.context() as patch:
+        chosen = compose.chosen_passes
+        patch.setattr(compose, "chosen_passes", lambda *args: (*chosen(*args), Failing("backward")))
+        for _ in range(2):  # the second process would find what the first one has stored
+            with pytest.warns(UserWarning, match=WARNING):
+                gradient(torch.compile(chain, backend="magi", options={"magi.strict": False}), x)
+            torch.compiler.reset()
+        assert calls["failing"] == 2
+
+
+def test_pieces_and_single_sizes(plant: Any, ns: str) -> None:
+    plant(Failing())
+    op = torch.library.custom_op(f"{ns}::cut", lambda x: x * 3, mutates_args=(), schema="(Tensor x) -> Tensor")
+    op.register_fake(torch.empty_like)
+
+    def split(x: Tensor) -> Tensor:
+        return chain(op(chain(x)))  # type: ignore[no-any-return]
+
+    options = {"magi.boundary_ops": [f"{ns}::cut"], "magi.hot_sizes": 1, "magi.hot_after": 2, "magi.strict": False}
+    with falling_back() as collector:
+        compiled = torch.compile(split, backend="magi", dynamic=True, options=options)
+        for x in [torch.randn(5), *[torch.randn(6)] * 4]:
+            torch.testing.assert_close(compiled(x), split(x))
+    fallen = [graph.title for graph in graphs_of(collector) if graph.fell_back]
+    assert len(fallen) == 4, fallen  # two pieces for any size, and two for one
+
+
+def test_threads(plant: Any) -> None:
+    plant(Failing())
+    results: dict[int, Tensor] = {}
+
+    def work(number: int) -> None:
+        def own(x: Tensor) -> Tensor:
+            return chain(x) + number
+
+        results[number] = torch.compile(own, backend="magi", options={"magi.strict": False})(torch.ones(3 + number))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for number in range(3):
+        torch.testing.assert_close(results[number], chain(torch.ones(3 + number)) + number)
+
+
+def test_every_report_shows_it(plant: Any, tmp_path: Path) -> None:
+    plant(Failing())
+    options = {"magi.strict": False, "magi.report": str(tmp_path / "run")}
+    with pytest.warns(UserWarning, match=WARNING):
+        report = explain(torch.compile(chain, backend="magi", options=options))(torch.randn(5))
+    run = read_report(tmp_path / "run")
+    assert report.agrees
+    for text in (str(report), str(run)):
+        assert "fell back: inference was compiled without our passes, options and repairs." in " ".join(text.split())
+    for page in (report.to_html(), run.to_html()):
+        assert "Fell back: compiled without our passes" in page
+    data = json.loads(report.to_json())["compilations"][0]["graphs"][-1]["fell_back"]
+    assert data["passes"] == ["Failing"]
+    assert "planted" in data["error"]
