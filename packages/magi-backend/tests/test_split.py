@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 import torch
 from magi_backend import BoundaryOpError, Report, explain, magi_register_custom_op
+from magi_backend._records.collect import Collector, collecting
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch._higher_order_ops import while_loop
+from torch.utils.checkpoint import checkpoint
 
 
 @dataclass(frozen=True)
@@ -212,3 +215,57 @@ def test_a_boundary_that_was_never_registered_is_named(name: str) -> None:
 
     if name.endswith("plan"):
         assert "'magi_backend_split::plain'" in str(caught.value)
+
+
+def _nested_region(op: Any) -> Any:
+    region = torch.compiler.nested_compile_region(lambda x: op(x.sin()).cos())
+    return lambda x: region(x) + region(x + 1)
+
+
+def _applied(op: Any) -> Any:
+    class Applied(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return op(x.sin())  # type: ignore[no-any-return]
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+            return gradient * 2
+
+    return lambda x: Applied.apply(x) + 1
+
+
+BODIES: dict[str, tuple[Any, bool]] = {
+    "torch.compiler.nested_compile_region": (_nested_region, False),
+    "torch.cond": (lambda op: lambda x: torch.cond(x.sum() > 0, op, torch.cos, (x,)), False),
+    "torch.utils.checkpoint": (lambda op: lambda x: checkpoint(lambda y: op(y.sin()).cos(), x, use_reentrant=False), 0),
+    "a torch.autograd.Function": (_applied, True),
+    "while_loop": (
+        lambda op: lambda x: while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, op(y)), (torch.tensor(0), x))[1],
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("is_registered", [True, False])
+@pytest.mark.parametrize("written", BODIES)
+def test_a_boundary_that_cannot_be_cut_is_said(ns: str, written: str, is_registered: bool) -> None:
+    define, trained = BODIES[written]
+    name = f"{ns}::inside"
+
+    @magi_register_custom_op(name, infer_output_meta_fn=["x"], is_subgraph_boundary=is_registered)
+    def op(x: Tensor) -> Tensor:
+        return x.tanh()
+
+    fn, x = define(op), torch.randn(4, 4, requires_grad=bool(trained))
+    options = {} if is_registered else {"magi.boundary_ops": [name]}
+    collector = Collector(fresh=False)
+    with collecting(collector), pytest.warns(UserWarning, match="the graph is not cut there") as warned:
+        torch.testing.assert_close(torch.compile(fn, backend="magi", options=options)(x), fn(x))
+    (said,) = {str(each.message) for each in warned}
+    assert f"{name} is a subgraph boundary" in said
+    assert written in said
+    (compilation,) = collector.compilations()
+    (sentence,) = compilation.uncut
+    assert sentence in said
+    assert sentence.split()[0] in Report("fn", "", (), (compilation,)).to_text()

@@ -9,17 +9,18 @@ of each forward and backward graph, which activates the repairs there and writes
 from __future__ import annotations
 
 import time
+import warnings
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import magi_tritonwrap
 import magi_passes
+import magi_tritonwrap
 import torch
 
 from . import _torch_compat
-from ._graph_log import GraphLog, graph_symbols
 from ._fall_back import able_as_stock
+from ._graph_log import GraphLog, graph_symbols
 from ._hot.entry import with_sizes
 from ._passes import chosen_passes, inductor_options
 from ._progress import phase
@@ -30,7 +31,7 @@ from ._records.ops import op_uses
 from ._records.records import CheckOutcome
 from ._records.run import count_ours
 from ._repairs._listing import active_defects
-from ._split import boundary_overloads, compile_pieces, split_at
+from ._split import boundary_overloads, compile_pieces, split_at, uncut_boundaries
 from ._verify.blame import first_operator
 from ._verify.check import CheckedPiece
 from ._verify.names import input_names
@@ -39,11 +40,11 @@ from ._verify.names import input_names
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from torch.fx import GraphModule
     from magi_passes import MagiInductorPass
+    from torch.fx import GraphModule
 
-    from ._repairs._defect import Defect
     from ._records.records import FallBack
+    from ._repairs._defect import Defect
     from ._settings.options import Request
     from ._verify.compare import Difference
 
@@ -81,7 +82,12 @@ def compile_request(gm: GraphModule, example_inputs: Sequence[Any], request: Req
 
 def _compile_graph(gm: GraphModule, example_inputs: Sequence[Any], job: _Job) -> Callable[..., Any]:
     """Compile a whole graph, or its pieces between boundary operators."""
-    split = split_at(gm, boundary_overloads(job.request.config.boundary_ops))
+    named = boundary_overloads(job.request.config.boundary_ops)
+    if not job.sizes and (uncut := uncut_boundaries(gm, named)):
+        job.log.update(uncut=uncut)
+        for sentence in uncut:
+            warnings.warn(f"{job.log.label}: {sentence}", stacklevel=2)
+    split = split_at(gm, named)
     if split is None:
         return _compile_checked(gm, example_inputs, job)
     job.log.update(pieces=tuple(piece.title for piece in split.pieces))
@@ -149,14 +155,14 @@ def _compile_by_inductor(
     base = dict(job.request.inductor)
     if job.log.fresh:
         base.setdefault("force_disable_caches", True)
+    if graphs.fell_back:
+        base["force_disable_caches"] = True  # no cache may have what was compiled under one request by another
     if config.check or job.log.eager_random:
         base.setdefault("fallback_random", True)  # random numbers as in eager mode, otherwise dropout would differ
     # A CUDA graph is replayed as a whole, so its kernels cannot be measured. To say so again would be another key for
     # the caches of torch 2.11.
     if config.profile and base.get("triton.cudagraphs", _torch_compat.cuda_graphs_are_on()):
         base["triton.cudagraphs"] = False
-    if graphs.fell_back:
-        base["force_disable_caches"] = True  # no cache may have what was compiled under one request by another
 
     def compile_graph(graph: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
         kind = "backward" if kwargs.get("is_backward") else "inference" if kwargs.get("is_inference") else "forward"

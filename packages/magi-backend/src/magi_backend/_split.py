@@ -79,6 +79,31 @@ def split_at(gm: GraphModule, named: frozenset[str]) -> Split | None:
     return Split(module, tuple(_pieces(module, titles)))
 
 
+def uncut_boundaries(gm: GraphModule, named: frozenset[str]) -> tuple[str, ...]:
+    """A sentence for each boundary operator inside the body of a higher-order operator, where *gm* cannot be cut."""
+    found: dict[str, None] = {}
+    for node in gm.graph.nodes:
+        for body in _torch_compat.bodies(gm, node):
+            inside = [n for module in body.modules() if _torch_compat.is_graph(module) for n in module.graph.nodes]
+            for name in {_torch_compat.called_overload(n): None for n in inside if _is_boundary(n, named)}:
+                written = _WRITTEN.get(str(node.target), f"the higher-order operator {node.target}")
+                found[
+                    f"{name} is a subgraph boundary, but the graph is not cut there, because the call is inside "
+                    f"{written}, whose body is compiled as a whole. Call it outside of that, or compile the parts "
+                    "around it by themselves."
+                ] = None
+    return tuple(found)
+
+
+_WRITTEN = {
+    "invoke_subgraph": "torch.compiler.nested_compile_region",
+    "tag_activation_checkpoint": "torch.utils.checkpoint",
+    "autograd_function_apply": "a torch.autograd.Function",
+    "cond": "torch.cond",
+}
+"""What users write for a higher-order operator of another name."""
+
+
 def _overloads(name: str) -> list[str]:
     namespace, _, rest = name.partition("::")
     base, _, overload = rest.partition(".")

@@ -300,6 +300,7 @@ class Compilation:
         graphs: The graphs of ATen operators that it became; a backward is added when it is compiled.
         checks: What ``magi.check`` compared, once the pieces were called.
         pieces: Names of the pieces and boundary operators in order, when the graph was split.
+        uncut: A sentence for each boundary operator at which the graph could not be split.
         settings: Dotted name, value and origin of each setting.
         cache: Use of the caches.
         sizes: The sizes of its calls; None if no input is a size, or if they are not counted.
@@ -325,6 +326,7 @@ class Compilation:
     graphs: tuple[GraphRecord, ...] = ()
     checks: tuple[CheckOutcome, ...] = ()
     pieces: tuple[str, ...] = ()
+    uncut: tuple[str, ...] = ()
     settings: tuple[tuple[str, str, str], ...] = ()
     cache: CacheUse = field(default_factory=CacheUse)
     sizes: SizesOutcome | None = None

@@ -166,6 +166,7 @@ def _parts(compilation: Compilation) -> Iterator[str]:
         )
     if stopped := compilation.stopped:
         yield f"<p><b>Ends at a graph break</b>: {escape(str(stopped))} {escape(' '.join(stopped.hints))}</p>"
+    yield "".join(f"<p class='bad'>{escape(sentence)}</p>" for sentence in compilation.uncut)
     yield phase_bar(compilation_phases(compilation))
     if compilation.pieces:
         yield "<ol class='pieces'>" + "".join(f"<li>{escape(piece)}</li>" for piece in compilation.pieces) + "</ol>"

@@ -156,6 +156,8 @@ def _compilation(compilation: Compilation) -> Iterator[RenderableType]:
         yield Text(f"ends at a graph break: {stopped}", style="yellow")
     if compilation.error:
         yield Text(f"failed: {compilation.error}", style="red")
+    for sentence in compilation.uncut:
+        yield Text(sentence, style="yellow")
     for graph in compilation.graphs:
         if graph.fell_back:
             yield Text(f"fell back: {graph.title} was {graph.fell_back}", style="yellow")

@@ -89,6 +89,8 @@ class WholeRun:
                 yield one.index, f"{name} was being compiled when the process ended.", ""
             elif one.error:
                 yield one.index, f"{name} failed: {one.error.splitlines()[0]}", ""
+            for sentence in one.uncut:
+                yield one.index, f"{name}: {sentence}", ""
             for graph in one.graphs:
                 if graph.fell_back:
                     yield one.index, f"{name} fell back: {graph.title} was {graph.fell_back}.", "Please report it."

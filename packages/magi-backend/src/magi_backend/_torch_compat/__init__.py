@@ -48,6 +48,7 @@ from .frames import (
 from .loaded import seeing_loaded
 from .nodes import (
     TritonLaunch,
+    bodies,
     call_body_for,
     called_overload,
     declared_kinds,
@@ -108,6 +109,7 @@ __all__ = [
     "TritonLaunch",
     "as_itself",
     "backend_fakes",
+    "bodies",
     "cache_counts",
     "call_body_for",
     "called_overload",
@@ -136,9 +138,9 @@ __all__ = [
     "inductor_keys",
     "inductor_type",
     "is_empty",
+    "is_failure",
     "is_graph",
     "is_item",
-    "is_failure",
     "is_item_or_view",
     "is_operator",
     "is_our_backend",
@@ -182,5 +184,5 @@ __all__ = [
     "uncompiled",
     "version",
     "when_frames_end",
-]
     "without_caches",
+]

@@ -250,6 +250,14 @@ def source_name(placeholder: Node) -> str:
     return str(name() if callable(name) else name)
 
 
+def bodies(gm: GraphModule, node: Node) -> list[GraphModule]:
+    """The graphs inside *gm* that *node*, a call of a higher-order operator, runs; empty for any other node."""
+    if not isinstance(node.target, torch._ops.HigherOrderOperator):
+        return []
+    held = (getattr(gm, str(n.target), None) for n in node.all_input_nodes if n.op == "get_attr")
+    return [body for body in held if is_graph(body)]  # type: ignore[misc]
+
+
 _OF_A_CAPTURE = ("_param_name_to_source", "compile_subgraph_reason")
 """The attributes that Dynamo sets on the module of a graph besides ``meta``, and that a copy needs."""
 
