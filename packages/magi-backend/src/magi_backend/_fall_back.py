@@ -38,10 +38,8 @@ def able_as_stock(
     fell_back = FallBack(without_fractions(failed), graphs.passes_at_work())
     result = again(fell_back)
     warnings.warn(
-        f"{graphs.label} did not compile with the passes, options and repairs of backend magi, and was compiled by "
-        f"Inductor without them: {fell_back.error.splitlines()[0]} ({fell_back.ran}). Results are right, but the code "
-        "may be slower. Please report this with what MAGI_COMPILE_REPORT=FOLDER writes; MAGI_COMPILE_STRICT=1 raises "
-        "the error.",
+        f"{graphs.label} was {fell_back}. Results are right, but the code may be slower. Please report this with what "
+        "MAGI_COMPILE_REPORT=FOLDER writes. MAGI_COMPILE_STRICT=1 raises the error instead.",
         stacklevel=2,
     )
     return result

@@ -119,12 +119,10 @@ class FallBack:
     passes: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"compiled without our passes, options and repairs. With them: {self.error} ({self.ran})"
-
-    @property
-    def ran(self) -> str:
-        """The passes in words."""
-        return f"passes: {', '.join(self.passes) or 'none'}"
+        error, passes = self.error.partition("\n")[0], ", ".join(self.passes) or "none"
+        return (
+            f"compiled without the passes, options and repairs of magi. With them: {error} (passes at work: {passes})"
+        )
 
 
 @dataclass(frozen=True)
