@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ._defect import Defect
+from ._kernels import are_epilogues_fused_by_user
 from ._scope import is_active, replace, report
 
 
@@ -22,13 +23,6 @@ if TYPE_CHECKING:
 
 
 NAME = "exact_epilogues"
-
-
-def _is_fused_by_user() -> bool:
-    """Whether the user turned this fusion on. Torch does not fuse by default, so without it stock torch is right."""
-    from torch._inductor import config
-
-    return bool(getattr(config, "epilogue_fusion_user_defined_triton_kernel", False))
 
 
 def _dtypes(kernel: Any) -> set[torch.dtype]:
@@ -86,5 +80,5 @@ DEFECT = Defect(
     fixed=None,
     repair="the value is cast as the store casts it, and the names are new",
     patch=patch,
-    is_torch_concerned=_is_fused_by_user,
+    is_torch_concerned=are_epilogues_fused_by_user,
 )
