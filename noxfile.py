@@ -12,9 +12,11 @@ import re
 import shutil
 import sys
 import zipfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import nox
 
@@ -300,6 +302,26 @@ def libraries(session: nox.Session) -> None:
     session.run("pytest", *(session.posargs or [f"tests/test_{name}.py" for name in tests]), env=ONE_THREAD)
     if not session.posargs:
         session.run("python", "docs/_libraries.py", env=ONE_THREAD)
+
+
+@nox.session(python=PYTHON)
+def fuzz(session: nox.Session) -> None:
+    """Compare programs that hypothesis writes with eager, without a GPU; MAGI_FUZZ_PROGRAMS=50 runs 50 of each kind."""
+    _install_editable(session, *PACKAGES, groups=("test",))
+    report = Path(session.create_tmp()).absolute() / "fuzz.xml"
+    tests = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").glob("test_fuzz_*.py"))
+    _run_tests(session, *tests, f"--junitxml={report}", marker="slow", success_codes=(0, 1))
+    suite = ET.parse(report).getroot()[0]
+    counts: Counter[str] = Counter()
+    for each in suite.iter("property"):
+        counts[each.get("name", "")] += int(each.get("value", "0"))
+    release = session.run("python", "-c", "import torch; print(torch.__version__)", silent=True)
+    seconds = float(suite.get("time", "0"))
+    session.log(f"torch {str(release).strip()}, {seconds:.0f} s")
+    for name, count in counts.items():
+        session.log(f"{count} {name}")
+    if int(suite.get("failures", "0")) + int(suite.get("errors", "0")):
+        session.error("some programs differ")
 
 
 @nox.session(python=PYTHON)

@@ -25,18 +25,21 @@ class Generated(Exception):
     """Carries the code that Inductor has written."""
 
 
+def _stop(graph: GraphLowering) -> None:
+    code = graph.codegen()[0]
+    raise Generated(getattr(code, "value", code))
+
+
 @contextlib.contextmanager
-def pretended_gpu() -> Iterator[None]:
-    """Inductor writes code for a GPU that is not there, up to where it would load it."""
+def pretended_gpu(load: Callable[[GraphLowering], Any] = _stop) -> Iterator[None]:
+    """Inductor writes code for a GPU that is not there, and *load* takes its place where it would load the code.
 
-    def stop(graph: GraphLowering) -> None:
-        code = graph.codegen()[0]
-        raise Generated(getattr(code, "value", code))
-
+    By default the code is raised.
+    """
     worker = CudaInterface.Worker
     with contextlib.ExitStack() as stack:
         for patch in (
-            mock.patch.object(GraphLowering, "compile_to_module", stop),
+            mock.patch.object(GraphLowering, "compile_to_module", load),
             # They trace patterns on the GPU.
             mock.patch("torch._inductor.fx_passes.joint_graph.lazy_init", return_value=None),
             mock.patch("torch._inductor.fx_passes.post_grad.lazy_init", return_value=None),

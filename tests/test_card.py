@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Inductor writes for a card that is not there, run without it, agrees with eager, and mistakes are noticed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from _card import card, compared
+from _interpreter import WrongLaunch
+from torch import Tensor, nn
+
+
+pytestmark = pytest.mark.usefixtures("_fresh_dynamo", "unmeasured_guards")
+BACKENDS = ["inductor", "magi"]
+
+
+class Image(nn.Module):
+    """A convolution, a norm, a mean and a larger picture; and a view of the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 8, 3, padding=1), nn.GroupNorm(2, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = F.silu(self.norm(self.conv(x)))
+        return F.interpolate(y, scale_factor=2.0), y.mean((2, 3)), x.transpose(0, 1)
+
+
+class Rows(nn.Module):
+    """What reduces by rows in other ways than a sum: a variance, a softmax, the place of the largest, a running sum."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return x.var(1), x.softmax(1), x.argmax(1), x.cumsum(1), x.logcumsumexp(1), torch.special.erfcx(x).sort(1)[0]
+
+
+class Written(nn.Module):
+    """Writes into its argument, and into a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = nn.Buffer(torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count.add_(x.amax((0, 2)))
+        x.mul_(2)
+        return x[:, 1:].relu()
+
+
+class Pooled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.avg_pool2d(x, 2) + 1
+
+
+def images(dtype: torch.dtype = torch.float32) -> list[tuple[Tensor, ...]]:
+    return [(torch.randn(2, 4, 5, 7).to(dtype),), (torch.randn(3, 4, 6, 9).to(dtype),)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_inference_agrees(backend: str, dtype: torch.dtype) -> None:
+    found, programs = compared(Image().to(dtype), images(dtype), backend=backend, dynamic=True)
+    assert found == []
+    assert len(programs.codes) == 1
+    assert all("empty_strided_cuda" in code for code in programs.codes)
+    assert set(programs.launches.values()) == {2}
+    assert not programs.only_compiled
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_training_step_agrees(backend: str) -> None:
+    found, programs = compared(Image(), images(), backend=backend, dynamic=True, training=True)
+    assert found == []
+    assert len(programs.codes) == 2
+
+
+@pytest.mark.parametrize("model", [Rows(), Written()], ids=["rows", "written"])
+def test_other_programs_agree(model: nn.Module) -> None:
+    calls = [(torch.randn(5, 33),), (torch.randn(6, 40),)]
+    if isinstance(model, Written):
+        calls = [(torch.randn(2, 3, 5),), (torch.randn(4, 3, 7),)]
+    found, programs = compared(model, calls, dynamic=True)
+    assert found == []
+    assert programs.launches
+
+
+def changed(pattern: str, replacement: str) -> Callable[[str], str]:
+    """A change of a program at the first place of *pattern*, which has to be there."""
+
+    def change(code: str) -> str:
+        new, count = re.subn(pattern, replacement, code, count=1)
+        assert count == 1, f"there is no {pattern} in\n{code}"
+        return new
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("pattern", "replacement", "sentence"),
+    [
+        (r"tl\.store\(out_ptr0 \+ \(x(\d)\)", r"tl.store(out_ptr0 + (x\1 ^ 1)", r"output 0: wrong by"),
+        (r"xindex < xnumel", "xindex < xnumel - 1", r"output 0: wrong by inf"),
+        (r"(?m)^( +)return \((buf\d), ", r"\1return (\2.mT.contiguous().mT, ", r"strides of output 0: "),
+        (r"'XBLOCK': 'constexpr'\}", "'XBLOCK': 'constexpr', }", ""),
+    ],
+    ids=["another element", "the last not written", "other strides", "nothing"],
+)
+def test_a_mistake_in_a_program_is_noticed(pattern: str, replacement: str, sentence: str) -> None:
+    x = torch.arange(2 * 3 * 6 * 10.0).view(2, 3, 6, 10)
+    found, _ = compared(Pooled(), [(x,)], change=changed(pattern, replacement), dynamic=True)
+    assert bool(found) is bool(sentence)
+    assert not sentence or any(re.search(sentence, each) for each in found), found
+
+
+@pytest.mark.parametrize(
+    ("pattern", "replacement", "sentence"),
+    [
+        (r"tl\.load\(in_ptr0 \+ \(", "tl.load(in_ptr0 + (1000000 + ", "reads .* that belong to none of its arguments"),
+        (r"tl\.store\(out_ptr0 \+ \(", "tl.store(out_ptr0 + (1000000 + ", "writes .* that belong to none"),
+        (r"(?m)_xnumel = (.*)$", r"_xnumel = \1 + 2**31", "does not fit in int32"),
+        (r"\(0,\): \[\['tt.divisibility', 16\]\]", "(0,): [['tt.divisibility', 2**40]]", "in_ptr0 is said to be divis"),
+        (r"'in_ptr0': '\*fp32'", "'in_ptr0': '*bf16'", r"in_ptr0 is declared .*bf16.*, and is .*fp32"),
+    ],
+    ids=["read outside", "written outside", "a number that is too large", "not aligned", "another type"],
+)
+def test_a_launch_that_breaks_its_word_is_refused(pattern: str, replacement: str, sentence: str) -> None:
+    with card(change=changed(pattern, replacement)), torch.no_grad(), pytest.raises(WrongLaunch, match=sentence):
+        torch.compile(Pooled(), dynamic=True)(torch.randn(2, 3, 6, 10))
+
+
+def test_an_expression_of_the_wrapper_is_run() -> None:
+    """The class of defect that this is for: x**-1 and the like among the arguments of a kernel."""
+    change = changed(r"(?m)_xnumel = .*$", r"_xnumel = 1 // 0")
+    with card(change=change), torch.no_grad(), pytest.raises(ZeroDivisionError):
+        torch.compile(Pooled(), dynamic=True)(torch.randn(2, 3, 6, 10))
+
+
+def test_a_kernel_that_is_too_long_is_compiled_and_named() -> None:
+    found, programs = compared(Pooled(), [(torch.randn(2, 3, 6, 10),)], most_steps=0, dynamic=True)
+    assert found == []
+    (name,) = programs.only_compiled
+    assert name.startswith("triton_poi_fused_")
+    assert not programs.launches
+    torch.compiler.reset()
+    change = changed(r"tl\.load\(in_ptr0", "tl.load(in_ptr7")
+    with card(change=change, most_steps=0), torch.no_grad(), pytest.raises(Exception, match="in_ptr7"):
+        torch.compile(Pooled(), dynamic=True)(torch.randn(2, 3, 6, 10))
