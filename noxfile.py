@@ -132,6 +132,23 @@ def _install_editable(
     session.install("--no-build-isolation", *requirements)
 
 
+def _install_timm(session: nox.Session) -> None:
+    """Without its dependencies: they are those of the other models, and torchvision, whose wheel is built for CUDA."""
+    session.install("--no-deps", *_group("timm"))
+
+
+def _install_release(session: nox.Session, release: str) -> str:
+    """Everything for the end-to-end tests with one of the releases of COMPAT; the version of torch."""
+    torch = release.partition("-")[0]
+    pinned = session.python == PYTHON and torch in _group("torch")[0]
+    pins = None if pinned else torch
+    _install_editable(session, *PACKAGES, groups=("test", "models", "frameworks"), torch=pins, with_extras=True)
+    _install_timm(session)
+    if torch in OLD_NUMPY:
+        session.install(OLD_NUMPY[torch])
+    return torch
+
+
 def _inductor_cache(session: nox.Session) -> dict[str, str]:
     """A cache directory for each session: compiled kernels of two torch releases must not meet in one."""
     return {"TORCHINDUCTOR_CACHE_DIR": str(Path(session.create_tmp()).absolute() / "inductor")}
@@ -183,6 +200,7 @@ def unit(session: nox.Session, package: str) -> None:
 def e2e(session: nox.Session) -> None:
     """Run the end-to-end tests with all four packages installed."""
     _install_editable(session, *PACKAGES, groups=("test", "models", "frameworks"))
+    _install_timm(session)
     _run_tests(session, "tests")
 
 
@@ -190,8 +208,7 @@ def e2e(session: nox.Session) -> None:
 def full(session: nox.Session) -> None:
     """Run every test that needs no GPU, the slow ones too."""
     _install_editable(session, *PACKAGES, groups=("types", "models", "frameworks"), with_extras=True)
-    # Without its dependencies: they are those of the other models, and torchvision, whose wheel is built for CUDA.
-    session.install("--no-deps", *_group("timm"))
+    _install_timm(session)
     compiled = ONE_THREAD | {"MAGI_TESTS_COMPILE_KERNELS": "1"}
     for package in PACKAGES:
         _run_tests(session, f"packages/{package}", marker="not gpu", env=compiled)
@@ -343,12 +360,7 @@ def compat(session: nox.Session, release: str) -> None:
 
     Only the pinned release has a CPU build here; the others bring their CUDA packages, several GB each.
     """
-    torch = release.partition("-")[0]
-    pinned = session.python == PYTHON and torch in _group("torch")[0]
-    pins = None if pinned else torch
-    _install_editable(session, *PACKAGES, groups=("test", "models", "frameworks"), torch=pins, with_extras=True)
-    if torch in OLD_NUMPY:
-        session.install(OLD_NUMPY[torch])
+    _install_release(session, release)
     places = {package: f"packages/{package}" for package in PACKAGES} | {"end-to-end": "tests"}
     reports = [Path(session.create_tmp()).absolute() / f"{suite}.xml" for suite in places]
     # A red suite stops neither the next one nor the count, unless something was asked for by posargs.
@@ -360,6 +372,24 @@ def compat(session: nox.Session, release: str) -> None:
         _run_tests(session, place, not_yet, f"--junitxml={report}", env=environment, success_codes=success)
     if not session.posargs:
         session.run("python", "docs/_compatibility.py", release, *map(str, reports))
+
+
+@nox.session
+@nox.parametrize(("python", "release"), [nox.param(python, name, id=name) for name, python in COMPAT.items()])
+def card(session: nox.Session, release: str) -> None:
+    """Compile all real classes for a GPU that is not there, `nox -s "card(2.11.0)"`, and print the counts."""
+    torch = _install_release(session, release)
+    report = Path(session.create_tmp()).absolute() / "card.xml"
+    place = ("tests/test_card_classes.py", f"--junitxml={report}")
+    _run_tests(session, *place, marker="not gpu", env=ONE_THREAD | _inductor_cache(session), success_codes=[0, 1])
+    cases = list(ET.parse(report).iter("testcase"))
+    said = [each.get("message", "") for case in cases for each in case if each.tag in {"failure", "error", "skipped"}]
+    # Each of these is how the test begins what it says.
+    kinds = [f"{sum(kind in text for text in said)} {kind}" for kind in ("stock fails", "magi fails", "differs")]
+    seconds = sum(float(case.get("time", 0)) for case in cases)
+    session.log(f"torch {torch}: {len(cases)} classes, {', '.join(kinds)}, {seconds:.0f} s of processor time")
+    if len(said) > sum("stock fails" in text for text in said):
+        session.error("see above")
 
 
 @nox.session(python=PYTHON)

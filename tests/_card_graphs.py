@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs for a card that is not there: code is generated for them, and what the passes made of them runs on the CPU.
+
+Dynamo and AOTAutograd see the CPU; from there on the graph is one of an H200. Inductor, and passes of whoever compiles,
+take it as that, up to the text of the program. In the place of the program the CPU then runs the graph from which it
+was written, and the graph as it was captured, and compares what they return and what they change.
+
+This shows neither what kernels compute, for which the program has to run, nor patterns that Inductor finds by its
+matcher, nor operators that torch captures for CUDA alone: attention is captured as matrix products.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from _pretended_gpu import pretended_gpu
+from torch import Tensor
+from torch._inductor import compile_fx
+from torch._inductor.graph import GraphLowering
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map, tree_map_only
+
+
+CPU, CARD = torch.device("cpu"), torch.device("cuda:0")
+OF_LARGEST = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 6e-2}
+"""Two orders of the same sums may differ by so much of the largest number."""
+
+
+@dataclass
+class Graphs:
+    """What was compiled within `for_the_card`.
+
+    Attributes:
+        programs: How many were written.
+        calls: How often a graph ran in the place of its program.
+        differences: Where a graph that was compiled does not do what the captured one does.
+    """
+
+    programs: int = 0
+    calls: int = 0
+    differences: list[str] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def for_the_card() -> Iterator[Graphs]:
+    """Within, what `torch.compile` makes of functions of CPU tensors is written for a card."""
+    graphs, captured = Graphs(), list[GraphModule]()
+
+    def load(graph: GraphLowering) -> Any:
+        code: Any = graph.codegen()[0]
+        assert "async_compile" in getattr(code, "value", code)
+        graphs.programs += 1
+        compiled: Any = graph.module
+        pair = captured[-1], _on(CPU, _copy(compiled))
+        return types.SimpleNamespace(call=lambda arguments: _run(pair, arguments, graphs))
+
+    wrap_compiler_debug = compile_fx.wrap_compiler_debug  # type: ignore[attr-defined]
+
+    def moving(compile_graph: Callable[..., Any], **how: Any) -> Callable[..., Any]:
+        compile_graph = wrap_compiler_debug(compile_graph, **how)
+
+        def moved(gm: GraphModule, example_inputs: Sequence[Any], **how: Any) -> Any:
+            captured.append(_copy(gm))
+            return compile_graph(_on(CARD, gm), [_like_on_the_card(value) for value in example_inputs], **how)
+
+        return moved
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(pretended_gpu())
+        stack.enter_context(mock.patch.object(GraphLowering, "compile_to_module", load))
+        # `_compile_fx_inner` itself is wrapped by magi-passes.
+        stack.enter_context(mock.patch.object(compile_fx, "wrap_compiler_debug", moving))
+        stack.enter_context(mock.patch("torch.cuda._DeviceGuard", return_value=contextlib.nullcontext()))
+        stack.enter_context(mock.patch("torch.cuda.set_device"))
+        # The operator itself asks for the device, which a build for the CPU does not know.
+        stack.enter_context(mock.patch.object(torch.Tensor, "__invert__", lambda tensor: tensor.bitwise_not()))
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        yield graphs
+
+
+def _copy(gm: GraphModule) -> GraphModule:
+    copied = GraphModule(gm, copy.deepcopy(gm.graph))
+    copied.recompile()
+    return copied
+
+
+def _on(device: torch.device, gm: GraphModule) -> GraphModule:
+    other = {CPU: "cuda", CARD: "cpu"}[device]
+
+    def there(value: Any) -> Any:
+        return device if isinstance(value, torch.device) and value.type == other else value
+
+    for part in gm.modules():
+        for node in part.graph.nodes if isinstance(part, GraphModule) else ():
+            node.args, node.kwargs = tree_map(there, (node.args, node.kwargs))
+    gm.recompile()
+    return gm
+
+
+def _like_on_the_card(value: Any) -> Any:
+    if not isinstance(value, FakeTensor):
+        return value
+    with value.fake_mode:
+        moved = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=CARD)
+        offset = value.storage_offset()
+        return moved if offset == 0 else moved.as_strided(value.shape, value.stride(), offset)
+
+
+def _run(pair: tuple[GraphModule, GraphModule], arguments: list[Any], graphs: Graphs) -> Any:
+    """What the graph returns that was compiled, after a comparison with the one that was captured."""
+    captured, compiled = pair
+    given = list(arguments)
+    arguments.clear()  # as a program does
+    copies = tree_map_only(Tensor, _clone, given)
+    with torch.no_grad():
+        torch.manual_seed(0)
+        expected = torch.fx.Interpreter(captured).run(*copies)
+        torch.manual_seed(0)
+        made = torch.fx.Interpreter(compiled).run(*given)
+    graphs.calls += 1
+    names = [f"output {place}" for place in range(len(made))] + [f"input {place}" for place in range(len(given))]
+    for name, ours, theirs in zip(names, [*made, *given], [*expected, *copies], strict=True):
+        if found := _difference(ours, theirs):
+            graphs.differences.append(f"graph {graphs.programs}, {name}: {found}")
+    return made
+
+
+def _clone(value: Tensor) -> Tensor:
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).copy_(value)
+
+
+def _difference(ours: Any, theirs: Any) -> str:
+    """In words; nothing if the two differ by rounding alone."""
+    if not isinstance(theirs, Tensor) or not isinstance(ours, Tensor):
+        return "" if ours == theirs else f"{ours}, captured {theirs}"
+    if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
+        return f"{tuple(ours.shape)} of {ours.dtype}, captured {tuple(theirs.shape)} of {theirs.dtype}"
+    if not ours.is_floating_point() or ours.numel() == 0:
+        return "" if torch.equal(ours, theirs) else f"{int((ours != theirs).sum())} elements differ"
+    if torch.equal(ours, theirs):
+        return ""
+    apart = float((ours.double() - theirs.double()).abs().nan_to_num(torch.inf).max())
+    largest = float(theirs.double().abs().nan_to_num().max())
+    return "" if apart <= OF_LARGEST[ours.dtype] * largest else f"wrong by {apart:.3g}, the largest is {largest:.3g}"
