@@ -203,12 +203,12 @@ def test_a_name_that_is_not_in_the_code_is_found(name: str) -> None:
     assert not is_in_the_code(name)
 
 
-def test_no_module_is_longer_than_350_lines() -> None:
+def test_no_module_is_longer_than_600_lines() -> None:
     long = {
         str(file.relative_to(ROOT)): lines
         for package in PACKAGES
         for file in sources(package)
-        if (lines := len(file.read_text().splitlines())) > 350
+        if (lines := len(file.read_text().splitlines())) > 600
     }
 
     assert long == {}

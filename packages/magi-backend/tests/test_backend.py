@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import enum
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import triton
 import triton.language as tl
 from magi_backend import magi_register_custom_op
 from magi_opschema import op_def
-from magi_tritonwrap import UnknownOpError, capture_launches, see_through_report
+from magi_tritonwrap import NotAnOpError, UnknownOpError, capture_launches, make_see_through, see_through_report
 from magi_tritonwrap.testing import aot_graphs, launches_of, stub_driver
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
@@ -149,3 +151,70 @@ def test_a_registration_that_is_refused_names_the_place_of_a_body_that_wraps_its
         def bad(x, n: set[int]) -> Tensor:  # type: ignore[no-untyped-def]
             wrap_triton(scale_kernel)[(1,)](x, x, 1, 2.0, BLOCK=64)
             return x  # type: ignore[no-any-return]
+
+
+class Rounding(enum.Enum):
+    DOWN = "down"
+    UP = "up"
+
+
+def test_make_see_through_takes_the_flat_body_and_refuses_the_users(ns: str) -> None:
+    @magi_register_custom_op(f"{ns}::rounded")
+    def rounded(x: Tensor, how: Rounding) -> Tensor:
+        out = torch.empty_like(x)
+        factor = 2.0 if how is Rounding.UP else 1.0
+        scale_kernel[(triton.cdiv(x.numel(), 64),)](x, out, x.numel(), factor, BLOCK=64)
+        return out
+
+    definition = op_def(rounded)
+    with pytest.raises(NotAnOpError, match=r"passes `str how`, and its parameter 'how' is annotated .*Rounding\. Pass"):
+        make_see_through(definition.torch_op, definition.fn)
+    make_see_through(definition.torch_op, definition.lowered_fn)
+    with stub_driver():
+        (graph,) = aot_graphs(lambda x: rounded(x, Rounding.UP), torch.ones(5))
+    assert [launch.arguments["factor"] for launch in launches_of(graph)] == [2.0]
+
+
+@pytest.fixture
+def rows_op(ns: str) -> Iterator[Any]:
+    """Another library's operator, which is written in C++ as far as a search can tell; its output is a row sum."""
+    library = torch.library.Library(f"{ns}_other", "FRAGMENT")
+    library.define("rows(Tensor x) -> Tensor")
+    library.impl("rows", lambda x: x.sum(1), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{ns}_other::rows", lambda x: x.new_empty(x.shape[0]), lib=library)
+    yield getattr(torch.ops, f"{ns}_other").rows.default
+    library._destroy()
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_an_operator_over_one_of_another_library(is_given: bool, ns: str, rows_op: Any) -> None:
+    infer = (lambda x, settings: x.new_empty(x.shape[0])) if is_given else None
+
+    @magi_register_custom_op(f"{ns}::rows", infer_output_meta_fn=infer)
+    def rows(x: Tensor, settings: Settings) -> Tensor:
+        result: Tensor = rows_op(x * settings.factor)
+        return result
+
+    note = f"{ns}_other::rows inside stays opaque: it has no Python body that can be read"
+    assert op_def(rows).notes["see-through"] == note
+    assert [inner.op for inner in see_through_report(rows).inner_ops] == [f"{ns}_other::rows"]
+    with stub_driver():
+        (graph,) = aot_graphs(lambda x: rows(x, Settings()), torch.ones(4, 3))
+    assert rows_op in {node.target for node in graph.graph.nodes}
+    compiled = torch.compile(lambda x: rows(x, Settings()), backend="magi", fullgraph=True)
+    assert torch.equal(compiled(torch.ones(4, 3)), torch.full((4,), 9.0))
+
+
+def test_an_operator_over_one_of_ours_that_launches_nothing_stays_opaque(ns: str) -> None:
+    @magi_register_custom_op(f"{ns}::inner")
+    def inner(x: Tensor) -> Tensor:
+        return x + 1
+
+    @magi_register_custom_op(f"{ns}::outer")
+    def outer(x: Tensor) -> Tensor:
+        result: Tensor = getattr(torch.ops, ns).inner(x)
+        return result
+
+    assert "see-through" not in op_def(outer).notes
+    (graph,) = aot_graphs(outer, torch.ones(4))
+    assert op_def(outer).torch_op in {node.target for node in graph.graph.nodes}

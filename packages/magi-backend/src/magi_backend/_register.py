@@ -36,8 +36,8 @@ def magi_register_custom_op(
     """Register a function as a PyTorch operator that the compiler sees through to its Triton launches.
 
     It does what ``magi_opschema.magi_register_custom_op`` does; in addition, launches of Triton kernels in the body
-    become nodes of the compiled graph, as if each had been wrapped by hand. An operator whose body launches nothing is
-    opaque.
+    become nodes of the compiled graph, as if each had been wrapped by hand. So do calls of another library's operators
+    that may launch kernels. An operator whose body does neither is opaque.
 
     Args:
         name: ``namespace::op``; without it, from the function's module and name.
@@ -85,6 +85,9 @@ def magi_register_custom_op(
     def register(fn: Callable[P, R]) -> magi_opschema.RegisteredOp[P, R]:
         kernels = _kernels_of(fn, extra_triton_kernels)
         title = name or fn.__qualname__
+        # A body that does I/O is not run to see what it calls.
+        calls_foreign_ops = not kernels.effects and any(map(_is_foreign, kernels.inner_ops))
+        is_seen = kernels.may_launch or calls_foreign_ops
         exposed: Any
 
         def definition() -> magi_opschema.OpDef:
@@ -103,12 +106,12 @@ def magi_register_custom_op(
             magi_opschema.annotate(exposed, "see-through", f"no: {reason}")
 
         infer = infer_output_meta_fn
-        is_undecided = kernels.only_a_run_tells and (infer is None or callable(infer))
+        is_undecided = kernels.only_a_run_tells and not calls_foreign_ops and (infer is None or callable(infer))
         if is_undecided:
             infer = UndecidedOp(
                 name or fn.__qualname__, fn, kernels, cast("Any", infer), see_through, stay_opaque, definition
             ).fake()
-        elif infer is None and kernels.may_launch:
+        elif infer is None and is_seen:
             infer = _replaceable(magi_tritonwrap.fake_from_body(fn))
         exposed = magi_opschema.magi_register_custom_op(
             name,
@@ -122,7 +125,7 @@ def magi_register_custom_op(
             override=override,
             register_pytree=register_pytree,
         )(_eager_body(fn, kernels, title))
-        if kernels.may_launch and not is_undecided:
+        if is_seen and not is_undecided:
             see_through()
         if (by_handle := definition().by_handle) is not None:
             magi_opschema.annotate(by_handle.torch_op, "see-through", _BY_HANDLE)
@@ -144,6 +147,15 @@ def _kernels_of(fn: Callable[..., Any], extra: object) -> magi_tritonwrap.Kernel
     return magi_tritonwrap.find_kernels(fn, extra=listed, classes=classes) if classes else kernels
 
 
+def _is_foreign(inner: magi_tritonwrap.InnerOp) -> bool:
+    """Whether another library registered the operator, so that only that library knows what it launches."""
+    try:
+        magi_opschema.op_def(inner.op)
+    except magi_opschema.OpSchemaError:
+        return True
+    return False
+
+
 def _replaceable(fake: Callable[..., Any]) -> Callable[..., Any]:
     """*fake*, marked as one that a fake which the author registers later replaces."""
     fake.adopt_fake = _as_given  # type: ignore[attr-defined]
@@ -163,7 +175,13 @@ def _eager_body(fn: Callable[..., Any], kernels: magi_tritonwrap.KernelReport, n
 def _see_through_note(report: magi_tritonwrap.OpReport) -> str:
     if not report.see_through:
         return f"no: {report.reason}"
-    if not report.kernels:
-        return "Triton kernels that are captured at compilation"
     count = len(report.kernels)
-    return f"{count} Triton kernel{'' if count == 1 else 's'}"
+    whole = [
+        f"{inner.op} inside stays opaque: {inner.opaque_because}" for inner in report.inner_ops if inner.opaque_because
+    ]
+    if count or not whole:
+        plural = "" if count == 1 else "s"
+        whole.insert(
+            0, f"{count} Triton kernel{plural}" if count else "Triton kernels that are captured at compilation"
+        )
+    return "; ".join(whole)

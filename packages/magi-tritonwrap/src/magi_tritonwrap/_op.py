@@ -12,7 +12,8 @@ from ._launch.body_as_fake import fake_from_body
 from ._launch.on_cpu import translate_cpu_errors
 from ._launch.wrap import launch_directly
 from ._reader.find import find_kernels
-from ._see_through import OnUnsupported, make_see_through, why_refused
+from ._see_through import OnUnsupported, define_see_through, why_refused
+from ._torch_compat import overload_of
 
 
 if TYPE_CHECKING:
@@ -101,5 +102,5 @@ def _define(
     text = schema if schema is not None else torch.library.infer_schema(fn, mutates_args=mutated)
     op: CustomOpDef = torch.library.custom_op(name, eager, mutates_args=mutated, schema=text)
     op.register_fake(fake_from_body(fn))
-    make_see_through(op, fn, kernels=found, on_unsupported=on_unsupported)
+    define_see_through(overload_of(op), fn, found, on_unsupported)
     return op

@@ -17,7 +17,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from ._devices import Bodies
 from ._identity.cache_key import CacheKeyEntry
-from ._kernel.bodies import BODIES, INNER_BODIES
+from ._kernel.bodies import BODIES, INNER_BODIES, why_not_a_body
 from ._kernel.kernels import as_kernel, check_supported, is_kernel
 from ._kernel.report import FoundKernel, KernelReport, OpReport
 from ._launch.capture import CapturedLaunch, capture_launches
@@ -27,6 +27,7 @@ from ._launch.writes import see_arguments
 from ._reader.find import find_kernels
 from ._torch_compat import (
     body_of_custom_op,
+    calling_frame,
     custom_op_named,
     decomposition_is_disabled,
     has_unrecognized_type,
@@ -46,7 +47,7 @@ from .errors import (
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
 OnUnsupported = Literal["error", "opaque"]
@@ -157,8 +158,8 @@ def make_see_through(
 
     Args:
         op: a registered operator with a fake; its `CustomOpDef` will do.
-        fn: the op's body. It takes the op's flat arguments. Its kernels are read from its source; those that cannot be
-            read from it are captured when the op is compiled.
+        fn: the op's body, which takes the flat arguments that the schema names. Its kernels are read from its source;
+            those that cannot be read from it are captured when the op is compiled.
         kernels: an existing report of `find_kernels(fn)`, or all kernels that cannot be read from the source. The cache
             key covers them, so that launches that are reached only through the arguments do not bypass the cache.
         on_unsupported: what to do if no graph can carry a kernel or a launch. `"opaque"` keeps the op opaque, with a
@@ -168,7 +169,7 @@ def make_see_through(
         OpReport: what `see_through_report(op)` returns at this moment.
 
     Raises:
-        NotAnOpError: *op* is not an operator.
+        NotAnOpError: *op* is not an operator, or *fn* cannot take what it passes, as far as its signature shows.
         UnsupportedLaunchError: a launch that was found passes an option that no graph can carry.
         UnsupportedKernelError: a kernel that was found is decorated in a way that torch cannot compile; it names the
             kernel, its file and line, and the fix.
@@ -183,7 +184,17 @@ def make_see_through(
         True
     """
     overload = _as_overload(op)
-    _check_callable(overload, fn)
+    _check_body(overload, fn, calling_frame().f_locals)
+    return define_see_through(overload, fn, kernels, on_unsupported)
+
+
+def define_see_through(
+    overload: OpOverload,
+    fn: Callable[..., Any],
+    kernels: KernelReport | Iterable[Any] | None,
+    on_unsupported: OnUnsupported,
+) -> OpReport:
+    """`make_see_through` for a function that is known to be the body of the operator."""
     found = kernels if isinstance(kernels, KernelReport) else find_kernels(fn, extra=kernels or ())
     refused = why_refused(found, on_unsupported)
     made = [as_kernel(kernel.kernel) for kernel in found.kernels if kernel.kernel is not None]
@@ -319,10 +330,15 @@ def _why_whole(record: _SeeThroughOp, args: tuple[Any, ...], kwargs: dict[str, A
         return str(error)
 
 
-def _check_callable(op: OpOverload, fn: object) -> None:
+def _check_body(op: OpOverload, fn: Any, names: Mapping[str, Any]) -> None:
+    title = f"make_see_through({qualified_name(op)})"
     if not callable(fn):
-        msg = f"make_see_through({qualified_name(op)}): fn is {fn!r}; pass the op's Python body."
-        raise NotAnOpError(msg)
+        raise NotAnOpError(f"{title}: fn is {fn!r}; pass the op's Python body.")
+    why = why_not_a_body(op, fn, names)
+    if why:
+        name = getattr(fn, "__qualname__", type(fn).__name__)
+        fix = "Pass a body that takes what the schema says; op_def(op).lowered_fn is that of an op of magi-opschema."
+        raise NotAnOpError(f"{title}: '{name}' cannot be its body, because {why}. {fix}")
 
 
 def _as_overload(op: Any) -> OpOverload:

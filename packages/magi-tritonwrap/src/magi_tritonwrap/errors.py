@@ -32,7 +32,7 @@ class UndeclaredWriteError(TritonWrapError, RuntimeError):
 
 
 class NotAnOpError(TritonWrapError, TypeError):
-    """`make_see_through` was given something that is not a registered operator."""
+    """`make_see_through` was given something that is not a registered operator, or a function that is not its body."""
 
 
 class UnknownOpError(TritonWrapError, KeyError):

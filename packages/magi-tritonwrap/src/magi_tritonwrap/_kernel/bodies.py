@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which Python body an operator has, for operators whose body the compiler sees."""
+"""Which Python body an operator has, for operators whose body the compiler sees, and whether a function can be one."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+import types
+import typing
+from collections import ChainMap
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch._library.custom_ops import CustomOpDef
 from torch._ops import OpOverload, OpOverloadPacket
 
@@ -18,7 +24,7 @@ from magi_tritonwrap._torch_compat import (
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 
 BODIES: dict[str, Callable[..., Any]] = {}
@@ -68,3 +74,123 @@ def bodies_mentioned(names: frozenset[str]) -> Iterator[tuple[str, Callable[...,
 
 def _seen_body(name: str) -> Callable[..., Any] | None:
     return BODIES[name] if name in BODIES else body_of_torch_triton_op(name)
+
+
+_PASSED: dict[str, tuple[type, ...]] = {
+    "Tensor": (torch.Tensor,),
+    "int": (int, torch.SymInt),
+    "float": (float, torch.SymFloat),
+    "bool": (bool, torch.SymBool),
+    "number": (int, float, complex, bool),
+    "complex": (complex,),
+    "str": (str,),
+    "ScalarType": (torch.dtype,),
+    "Device": (torch.device,),
+    "Layout": (torch.layout,),
+    "MemoryFormat": (torch.memory_format,),
+    "Generator": (torch.Generator,),
+}
+"""The classes of the values that an operator passes to its body, by the type in its schema."""
+
+
+def why_not_a_body(op: OpOverload, fn: Callable[..., Any], names: Mapping[str, Any]) -> str:
+    """Why *fn* cannot take what *op* passes, as far as its signature shows; empty if it can.
+
+    An operator passes the flat values of its schema: a str for an Enum, the fields of a record. A function that wants
+    the Enum itself would often run, and take the wrong branch.
+
+    String annotations are looked up among *names* too, the local names of the caller.
+    """
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return ""
+    arguments = op._schema.arguments  # noqa: SLF001
+    positional = [argument for argument in arguments if not argument.kwarg_only]
+    named = {argument.name: argument for argument in arguments if argument.kwarg_only}
+    try:
+        bound = signature.bind(*positional, **named)
+    except TypeError as error:
+        return f"the operator passes {', '.join(map(_written, arguments))}, and {error}"
+    for name, argument in bound.arguments.items():
+        parameter = signature.parameters[name]
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        annotation = _evaluated(parameter.annotation, fn, names)
+        if not _takes(annotation, argument.real_type):
+            wanted = inspect.formatannotation(annotation)
+            return f"the operator passes {_written(argument)}, and its parameter '{name}' is annotated {wanted}"
+        if _differs(parameter.default, argument):
+            default = f"{argument.default_value!r} in the schema, and {parameter.default!r} in the body"
+            return f"the default of '{name}' is {default}, which a call that leaves it out would get"
+    return ""
+
+
+def _written(argument: Any) -> str:
+    return f"`{argument.real_type} {argument.name}`"
+
+
+def _differs(default: Any, argument: Any) -> bool:
+    """Whether a parameter has another default than *argument* of a schema, where both are written in the same way."""
+    if default is inspect.Parameter.empty or not argument.has_default_value():
+        return False
+    if any(kind in str(argument.real_type) for kind in ("ScalarType", "Device", "Layout", "MemoryFormat")):
+        return False
+    stated = argument.default_value
+    flat = list(default) if isinstance(default, tuple) else default
+    is_plain = type(flat) in (bool, int, float, complex, list)
+    return repr(flat) != repr(stated) and not (is_plain and flat == stated)
+
+
+def _evaluated(annotation: Any, fn: Callable[..., Any], names: Mapping[str, Any]) -> Any:
+    """*annotation* as an object; Any for a string whose names are not known here."""
+    if not isinstance(annotation, str):
+        return annotation
+    function: Any = inspect.unwrap(fn)
+    while isinstance(function, functools.partial):
+        function = inspect.unwrap(function.func)
+    function = getattr(function, "__func__", function)
+    function = function if isinstance(function, types.FunctionType) else vars(type(function)).get("__call__")
+    if not isinstance(function, types.FunctionType):
+        return Any
+    closure = inspect.getclosurevars(function).nonlocals
+    try:
+        return eval(annotation, function.__globals__, ChainMap(dict(closure), dict(names)))  # noqa: S307
+    except Exception:  # noqa: BLE001 - a name that only a type checker imports, for example
+        return Any
+
+
+def _takes(annotation: Any, given: Any) -> bool:
+    """Whether a parameter with this annotation is meant for a value of the schema type *given*."""
+    if annotation in (inspect.Parameter.empty, Any):
+        return True
+    if isinstance(given, torch.OptionalType):
+        return annotation is None or _takes(annotation, given.getElementType())
+    named = None if isinstance(annotation, type) else getattr(annotation, "__supertype__", None)  # a NewType
+    named = named or (getattr(annotation, "__value__", None) if type(annotation).__name__ == "TypeAliasType" else None)
+    if named is not None:
+        return _takes(named, given)
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return _takes(parts[0], given)
+    if origin in (typing.Union, types.UnionType):
+        return any(_takes(part, given) for part in parts)
+    cls = origin or annotation
+    if isinstance(given, torch.ListType):
+        return _is_class_of(list, cls) and (not parts or _takes(parts[0], given.getElementType()))
+    passed = _PASSED.get(str(given))
+    if passed is None:
+        return True
+    if origin is typing.Literal:
+        return all(value is None or type(value) in passed for value in parts)
+    if isinstance(cls, type) and torch.Tensor in passed and issubclass(cls, torch.Tensor):
+        return True  # a subclass, such as a Parameter
+    return (int in passed and cls in (float, complex)) or any(_is_class_of(one, cls) for one in passed)
+
+
+def _is_class_of(cls: type, annotation: Any) -> bool:
+    """Whether an instance of *cls* is one of *annotation*; True for what is not a class, such as Any."""
+    try:
+        return not isinstance(annotation, type) or issubclass(cls, annotation)
+    except TypeError:  # a Protocol that cannot be asked
+        return True
