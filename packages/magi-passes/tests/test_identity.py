@@ -21,7 +21,7 @@ from magi_passes import (
     PassPipeline,
     _torch_compat,
 )
-from magi_passes._identity.walk import describe
+from magi_passes._uuid import describe
 
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import linecache
+import sys
 import textwrap
 import types
 from pathlib import Path
@@ -240,6 +241,72 @@ class Hostile:
     @functools.cached_property
     def cached(self) -> Any:
         raise RuntimeError
+
+
+class Watchful:
+    """Runs code on every access, the names that Python asks for included."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+class HostileModule(torch.nn.Module):
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+class HostileParent:
+    @property
+    def kernel(self) -> Any:
+        raise RuntimeError
+
+
+class HostileChild(HostileParent):
+    def forward(self, x: Any) -> Any:
+        return super().kernel[(1,)](x)
+
+
+def lazily(name: str) -> Any:
+    raise ImportError(name)
+
+
+lazy_module = types.ModuleType("lazy_module_of_find_kernels")
+lazy_module.__dict__["__getattr__"] = lazily
+watchful, hostile_module, hostile_child = Watchful(), HostileModule(), HostileChild()
+
+
+def from_lazy_module(x: Any) -> Any:
+    from lazy_module_of_find_kernels import kernel  # type: ignore[import-not-found]
+
+    return kernel[(1,)](x)
+
+
+def asks_lazy_module(x: Any) -> Any:
+    return lazy_module.kernel[(1,)](x)
+
+
+def asks_watchful(x: Any) -> Any:
+    return watchful.kernel[(1,)](x)
+
+
+def asks_hostile_module(x: Any) -> Any:
+    return hostile_module.kernel[(1,)](x)
+
+
+OF_THE_USER: list[Any] = [
+    (asks_lazy_module, "global 'lazy_module'.kernel is computed by its __getattr__"),
+    (from_lazy_module, "lazy_module_of_find_kernels.kernel is computed by its __getattr__"),
+    (asks_watchful, "global 'watchful'.kernel is computed by its __getattribute__"),
+    (asks_hostile_module, "global 'hostile_module'.kernel is computed by its __getattr__"),
+    (hostile_child.forward, "super of HostileChild.kernel is computed by a property"),
+]
+
+
+@pytest.mark.parametrize(("body", "reason"), OF_THE_USER, ids=[str(at) for at in range(len(OF_THE_USER))])
+def test_code_that_computes_an_attribute_does_not_run(body: Any, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, lazy_module.__name__, lazy_module)
+    (launch,) = find_kernels(body).unresolved
+    assert launch.reason.startswith(reason)
 
 
 class HostileDict(dict[str, Any]):

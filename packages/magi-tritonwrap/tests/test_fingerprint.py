@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
 import importlib
 import socket
 import sys
 import textwrap
 import threading
 import types
+from pathlib import Path
 from typing import Any
 
 import magi_tritonwrap
@@ -20,8 +22,7 @@ import tritonwrap_patterns as patterns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from magi_tritonwrap import find_kernels
-from magi_tritonwrap._identity.cache_key import CacheKeyEntry
-from magi_tritonwrap._identity.fingerprint import fingerprint
+from magi_tritonwrap._cache_key import CacheKeyEntry, fingerprint
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 
 
@@ -504,3 +505,152 @@ def test_make_see_through_with_kernels_is_keyed(ops: Any, stub: None) -> None:
 
 
 RUNNERS = {0: types.SimpleNamespace(kernel=patterns.increment_kernel)}
+
+
+RAN: list[str] = []
+
+
+def _ran(what: str) -> Any:
+    RAN.append(what)
+    raise ImportError(what)
+
+
+class RunsOnAccess:
+    """Has a value, and runs code whenever it is asked for anything else."""
+
+    def __init__(self, value: Any) -> None:
+        self.__dict__["value"] = value
+
+    def __getattr__(self, name: str) -> Any:
+        _ran(name)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        _ran("__class__")
+
+    @property
+    def computed(self) -> Any:
+        _ran("computed")
+
+
+class Slotted:
+    __slots__ = ("unset", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __getattr__(self, name: str) -> Any:
+        _ran(name)
+
+
+class Kept:
+    """A descriptor that keeps what it is given elsewhere in the object."""
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        _ran("__get__") if instance is not None else None
+        return 0
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        instance.__dict__["_kept"] = value
+
+
+@dataclasses.dataclass(frozen=True)
+class Described:
+    value: Any = Kept()
+
+
+class RunsWhenIterated(dict[str, Any]):
+    def __init__(self, value: Any) -> None:
+        super().__init__(value=value)
+
+    def items(self) -> Any:
+        _ran("items")
+
+    def keys(self) -> Any:
+        _ran("keys")
+
+
+class RunsWhenShown(str):
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        _ran("__repr__")
+        return ""
+
+
+class Chosen(enum.Enum):
+    ONE, TWO = 1, 2
+
+    @property
+    def value(self) -> Any:
+        _ran("value")
+
+    @property
+    def name(self) -> Any:
+        _ran("name")
+
+
+class Meta(type):
+    def __getattr__(cls, name: str) -> Any:
+        _ran(name)
+
+
+class OfMeta(metaclass=Meta):
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class RunsWhenMapped(dict[str, Any]):
+    def __getattribute__(self, name: str) -> Any:
+        _ran(name)
+
+
+RUNS: dict[str, Any] = {
+    "attributes": RunsOnAccess,
+    "slots": Slotted,
+    "a descriptor": Described,
+    "a mapping": RunsWhenIterated,
+    "a text": lambda value: RunsWhenShown(str(value)),
+    "an Enum": lambda value: Chosen.ONE if value == 1 else Chosen.TWO,
+    "a metaclass": OfMeta,
+    "every access": lambda value: RunsWhenMapped(value=value),
+}
+
+
+@pytest.mark.parametrize("make", RUNS.values(), ids=RUNS)
+def test_a_walk_runs_nothing_of_the_values_that_it_meets(make: Any) -> None:
+    RAN.clear()
+    found = [fingerprint([make(value)], "value") for value in (1, 1, 2)]
+    assert RAN == []
+    assert found[0] == found[1]
+    assert found[0].digest != found[2].digest
+    assert found[0].unstable == ()
+
+
+LAZY = """
+def __getattr__(name):
+    import sys
+    sys.modules["test_of_the_walk"].ran.append(name)
+    raise ImportError(name)
+"""
+
+
+@pytest.mark.parametrize("text", ["lazily.kernel(x)", "from {lazily} import kernel\n    kernel(x)"])
+def test_a_module_that_makes_attributes_when_asked_is_not_asked(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    found = []
+    for name, more in (("lazily_a", ""), ("lazily_a", ""), ("lazily_a", "LIMIT = 3")):
+        sys.modules.pop(name, None)
+        (tmp_path / f"{name}.py").write_text(f"{LAZY}{more}")
+        importlib.invalidate_caches()
+        module = importlib.import_module(name)
+        monkeypatch.setitem(sys.modules, "test_of_the_walk", types.SimpleNamespace(ran=[]))
+        space: dict[str, Any] = {"lazily": module, "__name__": "user_code"}
+        exec(f"def body(x):\n    {text.format(lazily=name)}", space)
+        found.append(fingerprint([space["body"]], "value"))
+        assert sys.modules["test_of_the_walk"].ran == []
+    assert found[0].unstable == ()
+    assert found[0] == found[1]
+    assert found[0] != found[2], "what it makes may come from any line of its file"

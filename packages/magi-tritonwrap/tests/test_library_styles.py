@@ -23,7 +23,7 @@ from magi_tritonwrap import (
     register_launcher,
     see_through_report,
 )
-from magi_tritonwrap._identity.cache_key import CacheKeyEntry
+from magi_tritonwrap._cache_key import CacheKeyEntry
 from magi_tritonwrap.testing import aot_graphs, launches_of
 from torch import Tensor
 from triton.runtime.autotuner import Autotuner

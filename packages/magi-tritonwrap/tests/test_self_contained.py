@@ -21,7 +21,7 @@ import triton.language as T
 import triton.language as tl
 import tritonwrap_patterns as patterns
 from magi_tritonwrap import make_see_through
-from magi_tritonwrap._identity.fingerprint import fingerprint
+from magi_tritonwrap._cache_key import fingerprint
 from magi_tritonwrap._launch.self_contained import self_contained
 from magi_tritonwrap.testing import aot_graphs, launches_of
 from torch._higher_order_ops.triton_kernel_wrap import generate_ttir

@@ -12,8 +12,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from magi_passes import _torch_compat
 from magi_passes._identity.code import digest
-from magi_passes._identity.uuid import uuid_of
 from magi_passes._identity.value_forms import is_frozen
+from magi_passes._uuid import uuid_of
 from magi_passes.errors import PassDefinitionError, UnknownConfigKeyError
 
 from .context import PassContext

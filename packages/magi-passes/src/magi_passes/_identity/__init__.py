@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The uuid of a pass: a digest of all code and values that its work can reach.
+"""A digest of what code does: of a pass for its uuid, of an op for its cache key.
 
-code.py          what a code object does, and the names that it reads
-library.py       whose code it is: where a walk stops
-members.py       what of a class and of a function counts
-value_forms.py   stable forms of values
-footprint.py     what was read, to tell later whether it was replaced
-walk.py          the walk from a class to all that it reaches
-uuid.py          a uuid, computed once
+This folder is one in the repository. magi-tritonwrap reaches it by a link, and each wheel carries it, so that neither
+package needs the other. It imports nothing of either.
+
+code.py         what a code object does, and the names that it reads
+members.py      what of a value counts, as it is stored; what was read, to tell later whether it was replaced
+library.py      whose code it is: where a walk stops
+value_forms.py  stable forms of values
+walk.py         the walk from code to all that it reaches
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose code a module is, which decides where a walk through code stops or reads less."""
+"""Whose code a module is, which decides where walks through code stop or read less."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import builtins
 import enum
 import functools
 import hashlib
+import os
 import sys
 import sysconfig
 from importlib import metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
+
+from .members import is_a, stored
 
 
 LIBRARIES = frozenset({"torch", "triton", "torchgen", "functorch", "numpy", "sympy"})
@@ -54,19 +57,33 @@ def standing_of(value: Any, own: frozenset[str] = frozenset()) -> Standing:
     The globals of a function decide, not its `__module__`: under `functools.wraps` torch's wrapper names the module of
     the user.
     """
-    if isinstance(value, ModuleType):
-        return standing_of_module(value.__name__, own)
-    if isinstance(value, FunctionType):
+    if is_a(value, ModuleType):
+        return standing_of_module(stored(value).get("__name__"), own)
+    if is_a(value, FunctionType):
         return standing_of_module(value.__globals__.get("__name__"), own)
-    cls = value if isinstance(value, type) else type(value)
+    cls = value if is_a(value, type) else type(value)
     if cls.__module__ == "builtins" and cls.__flags__ & _IS_HEAP_TYPE and vars(builtins).get(cls.__name__) is not cls:
         return Standing.OPEN  # made by exec() in a namespace without a __name__
     return standing_of_module(cls.__module__, own)
 
 
+def is_library_module(name: str | None) -> bool:
+    """Whether the code of a module is torch's, Triton's, Python's or ours, which launches no kernel of a user."""
+    return standing_of_module(name) in (Standing.LIBRARY, Standing.OURS)
+
+
+def is_library_function(function: FunctionType) -> bool:
+    """Whether the code of *function* is a library's."""
+    return standing_of(function) in (Standing.LIBRARY, Standing.OURS)
+
+
 def root_of(value: Any) -> str:
     """The top-level package of a function, a class, or an object with a module."""
-    return str(getattr(value, "__module__", None) or "").partition(".")[0]
+    if is_a(value, MethodType):
+        return root_of(value.__func__)
+    is_code = is_a(value, (type, FunctionType))
+    module = value.__module__ if is_code else stored(value).get("__module__", type(value).__module__)
+    return str(module or "").partition(".")[0]
 
 
 @functools.cache
@@ -77,6 +94,17 @@ def version_of(root: str) -> str:
     except metadata.PackageNotFoundError:
         names = metadata.packages_distributions().get(root, ())
         return ", ".join(f"{name} {metadata.version(name)}" for name in sorted(set(names)))
+
+
+def content_of_package(root: str) -> str:
+    """A digest of all source files of a loaded package, or of a module that is one file."""
+    module = stored(sys.modules.get(root))
+    folders = [str(folder) for folder in module.get("__path__", ())]
+    found = (
+        Path(folder, file) for top in folders for folder, _, files in os.walk(top, followlinks=True) for file in files
+    )
+    files = sorted(str(file) for file in found if file.suffix == ".py") or [str(module.get("__file__"))]
+    return hashlib.sha256("".join(map(content_of, files)).encode()).hexdigest()
 
 
 def content_of_module(name: str) -> str:
@@ -118,9 +146,9 @@ def _is_python(root: str) -> bool:
 
 def _folder_of(root: str) -> str:
     """The file or folder of a top-level module; empty where it is not loaded or has none."""
-    module = sys.modules.get(root)
-    file = getattr(module, "__file__", None)
-    return str(file) if file else next((str(path) for path in getattr(module, "__path__", ())), "")
+    module = stored(sys.modules.get(root))
+    file = module.get("__file__")
+    return str(file) if file else next((str(path) for path in module.get("__path__", ())), "")
 
 
 def _is_installed(file: str) -> bool:

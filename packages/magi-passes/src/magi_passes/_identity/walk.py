@@ -1,25 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A digest of what a pass does: its class, all code that its work can reach, and the values that this code reads.
-
-Inductor puts a pass's uuid into its cache keys and skips the pass if an entry is found. Everything that changes the
-graph that a pass produces must change the uuid, or a cache returns code that another pass produced.
+"""A digest of everything that decides what code does: the code, what it calls, and the values that those read.
 
 Functions are followed by their code objects, so functions without source count too: the globals that they name,
-attributes of modules, closures, defaults, decorators, imports in a body. Objects are numbered in the order in which the
-walk meets them, and each is described by its own code and the numbers of what it refers to.
+attributes of modules, closures, defaults, decorators, imports in a body. The walk stops at libraries, whose releases
+are in torch's keys. Two processes that load the same code with the same values get the same digest.
+
+Objects are numbered in the order in which the walk meets them, and each is described by its own code and the numbers of
+what it refers to. So reference cycles end, and the depth of the caller's stack makes no difference.
 
 The walk reads more than is strictly needed, on purpose: every attribute of a module that the code mentions, and every
 member of a class. An edit that changes nothing may cause a cache miss; an edit that changes something never causes a
-hit.
-
-magi-tritonwrap's walk does the same for an op. This one differs because a pass may import modules and read modules as
-values, follows our own packages as well, and notes what it read.
+hit. An installed distribution that is not the author's own counts by its release, the content of each file that the
+walk reaches, and the code and plain values that its functions read.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.util
 import sys
 import types
@@ -27,31 +24,46 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from magi_passes.errors import PassIdentityError
-
 from .code import CodeNames, Import, code_digest, code_names, digest
-from .footprint import MISSING, Footprint
-from .library import Standing, content_of, content_of_module, standing_of, standing_of_module, version_of
-from .members import C_FUNCTIONS, contents_of, members_of
-from .value_forms import Place, container_form, foreign_form, instance_form, plain_form, runtime_form, type_name
+from .library import (
+    Standing,
+    content_of,
+    content_of_module,
+    content_of_package,
+    standing_of,
+    standing_of_module,
+    version_of,
+)
+from .members import C_FUNCTIONS, MISSING, Footprint, attribute, contents_of, is_a, members_of, stored
+from .value_forms import (
+    TORCH_ATOMS,
+    Place,
+    container_form,
+    foreign_form,
+    instance_form,
+    plain_form,
+    runtime_form,
+    type_name,
+)
 
 
-def describe(roots: Iterable[tuple[Any, str]], own: frozenset[str]) -> tuple[str, Footprint]:
-    """A digest of *roots* and all they reach, and what it was made from.
+class Walk:
+    """A walk that numbers each value it meets, and describes it once.
+
+    A subclass says what is special about its roots: values with a form of their own, what to do about one without a
+    stable form and a module that is not loaded, and whether our own packages are code like any other.
 
     Args:
-        roots: Functions, classes or values, each with its name in errors, such as ``MyPass.threshold``.
-        own: Top-level packages whose code is the author's own, installed or not.
-
-    Raises:
-        PassIdentityError: Code of the author reads a value without a stable form.
+        own: top-level packages whose code is the author's own, installed or not.
+        outer: ids of the values that this walk describes a part of.
     """
-    walk = _Walk(own)
-    return walk.result((value, Place(where)) for value, where in roots), walk.footprint
 
-
-class _Walk:
-    """A walk that numbers each value it meets, and describes it once."""
+    atoms = TORCH_ATOMS
+    """Types of values whose text is their form."""
+    follows_ours = True
+    """Whether functions of this project are followed; otherwise all of its files count."""
+    reads_whole_modules = True
+    """Whether a module that is passed on as a value has a form: that of all of its attributes."""
 
     def __init__(self, own: frozenset[str], outer: tuple[int, ...] = ()) -> None:
         self.footprint = Footprint()
@@ -60,6 +72,30 @@ class _Walk:
         self._numbers: dict[tuple[int, Standing | None], int] = {}
         self._met: list[tuple[Any, Place]] = []  # also keeps what is numbered alive, so that no id comes twice
 
+    def unstable(self, value: Any, place: Place, why: str) -> str:
+        """The form of a *value* without a stable form at *place*, if that does no harm there."""
+        raise NotImplementedError
+
+    def loaded(self, name: str) -> Any:
+        """The module *name*, which code that the walk follows imports when it runs; `MISSING` if there is none."""
+        return self.footprint.read(sys.modules, name)
+
+    def unloaded(self, place: Place, names: list[str]) -> str:
+        """The form of an import of modules that could not be had."""
+        raise NotImplementedError
+
+    def special_form(self, value: Any, place: Place) -> str | None:  # noqa: ARG002 - for those that override it
+        """The form of a value that only this kind of walk knows; None for any other."""
+        return None
+
+    def mentioned(self, names: CodeNames, place: Place) -> Iterator[str]:  # noqa: ARG002 - as above
+        """The forms of what code with *names* reaches in ways that only this kind of walk knows."""
+        return iter(())
+
+    def title(self, function: types.FunctionType) -> str:
+        """The name of *function* in places."""
+        return function.__qualname__
+
     def result(self, roots: Iterable[tuple[Any, Place]]) -> str:
         """The digest of *roots*."""
         forms = [self.form(root, place) for root, place in roots]
@@ -67,12 +103,16 @@ class _Walk:
             forms.append(self._description(value, place))
         return digest("roots", *forms)
 
+    def met(self) -> Iterator[Any]:
+        """The values that the walk has described, in the order in which it met them."""
+        return (value for value, _ in self._met)
+
     def form(self, value: Any, place: Place) -> str:
         """The form of *value* where it is plain; otherwise the number under which the walk describes it."""
         plain = plain_form(self, value, place) or self._wrapper(value, place)
         if plain is not None:
             return plain
-        is_code = isinstance(value, types.FunctionType | type)
+        is_code = is_a(value, (types.FunctionType, type))
         key = (id(value), None if is_code else place.read_by)
         if key not in self._numbers:
             self._numbers[key] = len(self._met)
@@ -88,57 +128,43 @@ class _Walk:
     def _alone(self, value: Any, place: Place) -> str:
         if id(value) in self._outer:
             return ""
-        return _Walk(self._own, (*self._outer, id(value))).result([(value, place)])
-
-    def unstable(self, value: Any, place: Place) -> str:
-        """The name of the type of *value*, if *place* is lenient.
-
-        Raises:
-            PassIdentityError: *place* is not lenient.
-        """
-        if place.is_lenient:
-            return digest("unstable", type_name(type(value)))
-        raise PassIdentityError(no_stable_form(value, place.text))
+        return type(self)(self._own, (*self._outer, id(value))).result([(value, place)])
 
     def _wrapper(self, value: Any, place: Place) -> str | None:
         """The form of *value* where Python makes it at each access, as a bound method, or puts it around a function.
 
         It is None for any other value.
         """
-        if isinstance(value, types.MethodType):
+        if is_a(value, types.MethodType):
             return digest(
                 "method", self.form(value.__func__, place), self.form(value.__self__, place.inner(".__self__"))
             )
-        if isinstance(value, staticmethod | classmethod):
+        if is_a(value, (staticmethod, classmethod)):
             return digest(type(value).__name__, self.form(value.__func__, place))
-        if isinstance(value, functools.partial | functools.partialmethod):
+        if is_a(value, (functools.partial, functools.partialmethod)):
             parts = (value.func, tuple(value.args), dict(value.keywords))
             return digest(type(value).__name__, *(self.form(part, place) for part in parts))
-        if isinstance(value, C_FUNCTIONS):
+        if is_a(value, C_FUNCTIONS):
             owner = getattr(value, "__self__", None)
-            is_bound = owner is not None and not isinstance(owner, types.ModuleType)
+            is_bound = owner is not None and not is_a(owner, types.ModuleType)
             bound = self.form(owner, place.inner(".__self__")) if is_bound else ""
             module = getattr(value, "__module__", None)
-            return digest("builtin", str(module), value.__qualname__, bound, self._extension(module))
+            is_library = module is None or standing_of_module(module) is Standing.LIBRARY
+            extension = "" if is_library else content_of(stored(sys.modules.get(str(module))).get("__file__"))
+            return digest("builtin", str(module), value.__qualname__, bound, extension)
         return None
 
-    def _extension(self, module: str | None) -> str:
-        """A digest of the extension module that a C function comes from; empty if that is a library's."""
-        if module is None or standing_of_module(module) is Standing.LIBRARY:
-            return ""
-        return content_of(getattr(sys.modules.get(module), "__file__", None))
-
     def _description(self, value: Any, place: Place) -> str:
-        if isinstance(value, types.FunctionType):
+        if is_a(value, types.FunctionType):
             return self._function(value)
-        if isinstance(value, type):
-            return self._class(value)
-        if isinstance(value, types.ModuleType):
-            return self._module(value, None, place, ())
-        if isinstance(value, types.CodeType):
+        if is_a(value, types.CodeType):
             return code_digest(value)
+        if is_a(value, types.ModuleType):
+            return self._module(value, None, place, ())
         return (
-            self._descriptor(value, place)
+            self.special_form(value, place)
+            or (self._class(value) if is_a(value, type) else None)
+            or self._descriptor(value, place)
             or foreign_form(value, place)
             or runtime_form(self, value, place)
             or container_form(self, value, place)
@@ -146,13 +172,13 @@ class _Walk:
         )
 
     def _descriptor(self, value: Any, place: Place) -> str | None:
-        if isinstance(value, property):
+        if is_a(value, property):
             return digest("property", *(self.form(part, place) for part in (value.fget, value.fset, value.fdel)))
-        if isinstance(value, functools.cached_property):
+        if is_a(value, functools.cached_property):
             return digest("cached_property", self.form(value.func, place))
-        if isinstance(value, functools._lru_cache_wrapper):  # noqa: SLF001 - the class has no public name
+        if is_a(value, functools._lru_cache_wrapper):  # noqa: SLF001 - the class has no public name
             return digest("cache", self.form(value.__wrapped__, place))
-        if isinstance(value, functools.singledispatchmethod):
+        if is_a(value, functools.singledispatchmethod):
             return digest("singledispatchmethod", self.form(value.dispatcher, place), self.form(value.func, place))
         return None
 
@@ -160,55 +186,61 @@ class _Walk:
         standing = standing_of(value, self._own)
         return standing, Place("", standing)
 
+    def _is_followed(self, standing: Standing) -> bool:
+        return standing is not Standing.LIBRARY and (self.follows_ours or standing is not Standing.OURS)
+
+    def _distribution(self, standing: Standing, module: str, file: str | None) -> str:
+        """What stands for code that is not followed, or not all of it: its release, and the content of *file*.
+
+        For our own packages, the content of all files.
+        """
+        root = module.partition(".")[0]
+        if standing is Standing.OURS and not self.follows_ours:
+            return _content_of_ours(root)
+        if standing is Standing.INSTALLED:
+            return digest("installed", version_of(root), content_of(file))
+        return ""
+
     def _function(self, function: types.FunctionType) -> str:
         standing, place = self._standing(function)
-        here = function.__qualname__
+        here = self.title(function)
         self.footprint.note(functools.partial(_parts_of_function, function))
         table = vars(function).get("registry")
         if standing is Standing.LIBRARY and table is not None:  # functools.singledispatch
             return digest("singledispatch", self.form(table, place.of(f"the registry of {here}")))
-        if standing is Standing.LIBRARY and not function.__closure__:
-            return digest("library function", str(function.__module__), here)
+        module = str(function.__globals__.get("__name__", ""))
+        is_followed = self._is_followed(standing)
+        if not is_followed and not function.__closure__:
+            name = f"{function.__module__}.{function.__qualname__}"
+            return digest("library function", name, self._distribution(standing, name, None))
         defaults = place.of(f"a default of {here}")
         parts = [code_digest(function.__code__)]
         parts += [self.form(function.__defaults__, defaults), self.form(function.__kwdefaults__, defaults)]
-        if standing is not Standing.LIBRARY:
-            names = code_names(function.__code__)
-            parts += self._read_by(function, names, place)
-            parts += [self.form(vars(function), place.of(f"the attributes of {here}"))] if vars(function) else []
-            parts += [self._distribution(standing, function.__globals__, function.__code__.co_filename)]
-        parts += self._closure(function, place)
-        return digest("function", *parts)
-
-    def _distribution(self, standing: Standing, namespace: Mapping[str, Any], file: str | None) -> str:
-        """The release and the file that installed code comes from, because a walk does not see all of that code."""
-        if standing is not Standing.INSTALLED:
-            return ""
-        root = str(namespace.get("__name__", "")).partition(".")[0]
-        return digest("installed", version_of(root), content_of(file))
-
-    def _closure(self, function: types.FunctionType, place: Place) -> Iterator[str]:
         names = code_names(function.__code__)
+        if is_followed:
+            parts += self._read_by(function, here, names, place)
+            parts += [self.form(vars(function), place.of(f"the attributes of {here}"))] if vars(function) else []
+        parts += [self._distribution(standing, module, function.__code__.co_filename)]
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             self.footprint.note(functools.partial(contents_of, cell))
-            for value in contents_of(cell):
-                where = place.of(f"closure variable {name!r} of {function.__qualname__}")
-                yield self._variable(name, value, where, names)
+            where = place.of(f"closure variable {name!r} of {here}")
+            parts += [name, *(self._variable(name, value, where, names) for value in contents_of(cell))]
+        return digest("function", *parts)
 
-    def _read_by(self, function: types.FunctionType, names: CodeNames, place: Place) -> Iterator[str]:
-        here = function.__qualname__
+    def _read_by(self, function: types.FunctionType, here: str, names: CodeNames, place: Place) -> Iterator[str]:
         for name in names.globals:
             value = self.footprint.read(function.__globals__, name)
             yield name
             if value is not MISSING:
                 yield self._variable(name, value, place.of(f"global {name!r} read by {here}"), names)
         for one in names.imports:
-            yield self._imported(one, function.__globals__, names, place.of(f"{one.module!r} imported by {here}"))
+            yield self._imported(one, function.__globals__, names, place.of(here))
+        yield from self.mentioned(names, place)
 
     def _variable(self, name: str, value: Any, place: Place, names: CodeNames) -> str:
         if type(value) in (list, set, dict, deque) and names.is_only_written(name):
             return digest("log", type(value).__name__)
-        if not isinstance(value, types.ModuleType):
+        if not is_a(value, types.ModuleType):
             return self.form(value, place)
         # Which attributes of a module are read cannot be told here when the module is passed on as a value.
         return self._module(value, None if name in names.whole else names, place, ())
@@ -219,64 +251,64 @@ class _Walk:
             return "relative import without a package"
         relative = "." * one.level + one.module
         name = importlib.util.resolve_name(relative, package) if one.level else one.module
-        if place.read_by is Standing.INSTALLED or standing_of_module(name) is Standing.LIBRARY:
+        standing = standing_of_module(name, self._own)
+        if place.read_by is Standing.INSTALLED or not self._is_followed(standing):
             # Whether the module is loaded already depends on what ran before.
-            return digest("import", name, content_of_module(name))
-        found = [self._loaded(name)]
-        if isinstance(found[0], types.ModuleType):
-            missing = [taken for taken in one.names if taken != "*" and not hasattr(found[0], taken)]
-            found += [self._loaded(f"{name}.{taken}") for taken in missing]
-        whole = one.variable in names.whole or "*" in one.names
-        modules = [module for module in found if isinstance(module, types.ModuleType)]
-        return digest("import", name, *(self._module(m, None if whole else names, place, ()) for m in modules))
-
-    def _loaded(self, name: str) -> object:
-        """The module *name*, which is imported here if a pass would import it when it runs; None if there is none."""
-        if self.footprint.read(sys.modules, name) is MISSING:
-            try:
-                return importlib.import_module(name)
-            except ImportError:
-                return None
-        return sys.modules.get(name)
+            return digest("import", name, self._distribution(standing, name, None), content_of_module(name))
+        where = place.of(f"module {name!r} imported by {place.text}")
+        found = self.loaded(name)
+        if found is MISSING or found is None:
+            return self.unloaded(where, [name])
+        missing = [each for each in one.names if each != "*" and attribute(found, each) is MISSING]
+        is_lazy = attribute(found, "__getattr__") is not MISSING
+        inner = {f"{name}.{each}": MISSING for each in missing}
+        for each in inner:
+            inner[each] = self.footprint.read(sys.modules, each) if is_lazy else self.loaded(each)
+        gone = [each for each, module in inner.items() if module is MISSING and not is_lazy]
+        modules = [found, *(module for module in inner.values() if module is not MISSING)]
+        forms = (self._variable(one.variable, module, where, names) for module in modules)
+        return digest("import", name, *([self.unloaded(where, gone)] if gone else ()), *forms)
 
     def _module(self, module: types.ModuleType, names: CodeNames | None, place: Place, above: tuple[int, ...]) -> str:
         """The form of a module: of the attributes that code with *names* can read, or of all for None."""
         standing, inside = self._standing(module)
-        if standing is Standing.LIBRARY:
-            return digest("library module", module.__name__, str(getattr(module, "__version__", "")))
-        space = vars(module)
-        parts = [self._distribution(standing, space, getattr(module, "__file__", None))] if names is None else []
+        space = stored(module)
+        title = str(space.get("__name__", ""))
+        if not self._is_followed(standing):
+            version = str(space.get("__version__", ""))
+            return digest("library module", title, version, self._distribution(standing, title, None))
+        parts = [title]
+        if names is None:
+            parts.append(self._distribution(standing, title, space.get("__file__")))
         if id(module) in above or (names is None and standing is Standing.INSTALLED):
             return digest("module", *parts)
         if names is None:
+            if not self.reads_whole_modules:
+                return self.unstable(module, place, "is a module that is passed around as a value")
             self.footprint.note(space.keys)
         wanted = (name for name in space if not name.startswith("__")) if names is None else names.mentioned
+        is_whole = True
         for name in sorted(wanted):
-            value = self._attribute(module, name, names, standing)
+            value: Any = self.footprint.read(space, name)
             if value is MISSING:
+                is_whole = is_whole and names is not None and name not in names.attributes
                 continue
-            here = inside.of(f"{module.__name__}.{name} ({place.text})")
+            here = inside.of(f"{title}.{name} ({place.text})")
             above_here = (*above, id(module))
-            is_module = isinstance(value, types.ModuleType)
+            is_module = is_a(value, types.ModuleType)
             parts += [name, self._module(value, names, here, above_here) if is_module else self.form(value, here)]
+        lazily = MISSING if is_whole or standing is Standing.INSTALLED else attribute(module, "__getattr__")
+        if lazily is not MISSING:
+            # It makes an attribute when it is asked, from its own code and, often, from a file beside this one.
+            parts += [self.form(lazily, inside), content_of_package(title.partition(".")[0])]
         return digest("module", *parts)
-
-    def _attribute(self, module: types.ModuleType, name: str, names: CodeNames | None, standing: Standing) -> Any:
-        value = self.footprint.read(vars(module), name)
-        is_lazy = "__getattr__" in vars(module) and standing is not Standing.INSTALLED
-        if value is MISSING and is_lazy and names is not None and name in names.attributes:
-            return getattr(module, name, MISSING)
-        return value
 
     def _class(self, cls: type) -> str:
         standing, place = self._standing(cls)
-        if standing is Standing.LIBRARY:
-            return digest("library class", type_name(cls))
-        module = sys.modules.get(cls.__module__)
-        parts = [
-            cls.__qualname__,
-            self._distribution(standing, vars(module or types), getattr(module, "__file__", None)),
-        ]
+        if not self._is_followed(standing):
+            return digest("library class", type_name(cls), self._distribution(standing, cls.__module__, None))
+        file = stored(sys.modules.get(cls.__module__)).get("__file__")
+        parts = [cls.__qualname__, self._distribution(standing, cls.__module__, file)]
         parts += [self.form(base, place.of(f"a base of {cls.__qualname__}")) for base in (*cls.__bases__, type(cls))]
         self.footprint.note(vars(cls).values)
         for name, member in members_of(cls).items():
@@ -284,15 +316,9 @@ class _Walk:
         return digest("class", *parts)
 
 
+_content_of_ours = functools.cache(content_of_package)
+
+
 def _parts_of_function(function: types.FunctionType) -> tuple[object, ...]:
     """The parts of a function that can be replaced."""
     return (function.__code__, function.__defaults__, function.__kwdefaults__, *vars(function).values())
-
-
-def no_stable_form(value: object, where: str) -> str:
-    """The sentence of the error for a value that cannot be part of a uuid."""
-    if isinstance(value, list | dict | set):
-        fix = "Use a tuple or a frozenset: a value that can change later cannot be part of a cache key."
-    else:
-        fix = "Use plain values, tuples, enums, functions or frozen dataclasses; look the object up when the pass runs."
-    return f"{where} is a {type(value).__qualname__}, which cannot be part of a pass's uuid. {fix}"

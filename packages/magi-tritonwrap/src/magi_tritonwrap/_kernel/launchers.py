@@ -13,7 +13,8 @@ from typing import Any
 import triton
 from triton.runtime.autotuner import Heuristics
 
-from magi_tritonwrap._library import is_library_module
+from magi_tritonwrap._identity.library import is_library_module
+from magi_tritonwrap._identity.members import is_a, stored
 from magi_tritonwrap._torch_compat import kernel_classes
 from magi_tritonwrap.errors import UnsupportedKernelError
 
@@ -55,7 +56,7 @@ def kernel_behind(value: object) -> Any:
     No code of the user is called, except for the function that was given to `register_launcher`.
     """
     for _ in range(_MAX_LAYERS):
-        if isinstance(value, kernel_classes()):
+        if is_a(value, kernel_classes()):
             return value
         value = _inside(value)
         if value is None:
@@ -88,7 +89,7 @@ def _inside(value: object) -> object:
             return _REGISTERED[cls](value)
     if not is_launcher_class(type(value)):
         return None
-    attributes = vars(value) if hasattr(value, "__dict__") else {}
+    attributes = stored(value)
     return next((attributes[name] for name in _ATTRIBUTES if attributes.get(name) is not None), None)
 
 

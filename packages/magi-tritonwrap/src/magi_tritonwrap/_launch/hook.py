@@ -19,13 +19,17 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+import triton
+
 from magi_tritonwrap._kernel.launchers import classes_with_own_run, is_launcher_class, kernel_behind
-from magi_tritonwrap._library import in_library_folder
 from magi_tritonwrap._torch_compat import calling_frame, launch_classes, wrap_triton_disabled
 
 
+_FOLDERS = tuple(f"{Path(file).parent}/" for file in (torch.__file__, triton.__file__, Path(__file__).parent))
 Run = Callable[..., Any]
 
 
@@ -124,3 +128,8 @@ def launch_site() -> tuple[str, int]:
     while frame.f_back is not None and in_library_folder(frame.f_code.co_filename):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
+
+
+def in_library_folder(file: str) -> bool:
+    """Whether a source file is torch's, Triton's or ours, and so not a place to report to a user."""
+    return file.startswith(_FOLDERS)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from magi_tritonwrap._library import is_library_function, is_library_module
+from magi_tritonwrap._identity.library import is_library_function, is_library_module
 
 from .scopes import function_scope, parameters
 from .source import FunctionNode

@@ -20,11 +20,12 @@ from typing import Any
 import torch
 import triton
 
+from magi_tritonwrap._identity.library import is_library_function, is_library_module
+from magi_tritonwrap._identity.members import MISSING
 from magi_tritonwrap._kernel.kernels import is_kernel
-from magi_tritonwrap._library import is_library_function, is_library_module
 from magi_tritonwrap._torch_compat import kernel_in_wrapper, triton_wrappers
 
-from .attributes import MISSING, runs_code_when_read
+from .attributes import what_computes
 from .bindings import Binding
 from .containers import TABLES, chosen, entries_of, items_of
 from .entrance import Bound, Entrance, bound_by_get, called_by
@@ -139,13 +140,14 @@ class Resolver:
             return self.returned(Partial(Known(static.fget, how), ((Known(obj, how),),)))
         if isinstance(static, functools.cached_property):
             return self.returned(Partial(Known(static.func, how), ((Known(obj, how),),)))
+        computed_by = what_computes(obj, name, static)
+        if computed_by:
+            return (Unknown(f"{how}.{name} is computed by {computed_by}", unread=True),)
         if static is MISSING and not (isinstance(obj, torch.nn.Module) or is_library_module(type(obj).__module__)):
             return (Unknown(f"{how} has no attribute '{name}' yet", unread=_may_hold_code(obj, name)),)
-        if runs_code_when_read(obj, name, static):
-            return (Unknown(f"{how}.{name} is computed by a {type(static).__qualname__}", unread=True),)
         try:
             found = getattr(obj, name)
-        except Exception:  # noqa: BLE001 - a module's or a class's own __getattr__ may raise anything
+        except Exception:  # noqa: BLE001 - a library's own __getattr__ may raise anything
             return (Unknown(f"{how} has no attribute '{name}' yet", unread=_may_hold_code(obj, name)),)
         if found is None:
             return (Unknown(f"{how}.{name} is None until something sets it", unread=_may_hold_code(obj, name)),)

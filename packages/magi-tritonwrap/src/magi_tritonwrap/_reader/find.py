@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from magi_tritonwrap._identity.library import is_library_function
 from magi_tritonwrap._kernel.bodies import as_overload, body_of_op, body_of_whole_op
 from magi_tritonwrap._kernel.kernels import as_kernel, is_kernel
 from magi_tritonwrap._kernel.report import (
@@ -23,7 +24,6 @@ from magi_tritonwrap._kernel.report import (
     UnresolvedLaunch,
     UnsupportedLaunch,
 )
-from magi_tritonwrap._library import is_library_function
 from magi_tritonwrap._torch_compat import (
     autograd_function_of,
     is_op_of_torch,

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
+from magi_tritonwrap._identity.members import MISSING, attribute
+
 from .source import FunctionNode, function_node
 from .values import Known, New, Scope, Unknown, Value
 
@@ -88,8 +90,11 @@ def imported(node: ast.AST, alias: ast.alias, scope: Scope) -> tuple[Value, ...]
     found = sys.modules.get(name)
     if found is None:
         return (Unknown(f"the module '{name}' is imported by the body and not loaded yet", unread=True),)
-    if hasattr(found, alias.name):
-        return (Known(getattr(found, alias.name), f"{name}.{alias.name}"),)
+    taken = attribute(found, alias.name)
+    if taken is not MISSING:
+        return (Known(taken, f"{name}.{alias.name}"),)
+    if f"{name}.{alias.name}" not in sys.modules and attribute(found, "__getattr__") is not MISSING:
+        return (Unknown(f"{name}.{alias.name} is computed by its __getattr__", unread=True),)
     return loaded_module(f"{name}.{alias.name}")
 
 

@@ -8,7 +8,7 @@ import inspect
 import sys
 from collections.abc import Iterable
 from types import FrameType, FunctionType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import triton
@@ -48,7 +48,8 @@ def triton_wrappers() -> tuple[object, ...]:
 
 def kernel_in_wrapper(value: object) -> Any:
     """The kernel inside what `torch.library.wrap_triton` returned; None for anything else."""
-    return value.kernel if isinstance(value, TraceableTritonKernelWrapper) else None
+    is_wrapper = issubclass(type(value), TraceableTritonKernelWrapper)  # isinstance would ask a proxy for its class
+    return cast("Any", value).kernel if is_wrapper else None
 
 
 def kernel_of_launcher(value: object) -> Any:

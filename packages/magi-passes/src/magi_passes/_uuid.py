@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The uuid of a pass: computed once, and again after something that it was computed from was replaced.
 
+Inductor puts a pass's uuid into its cache keys and skips the pass if an entry is found. Everything that changes the
+graph that a pass produces must change the uuid, or a cache returns code that another pass produced.
+
 A pass may be asked for its uuid while its module is being loaded, before the functions below it exist; a notebook
 defines a function again; a test puts another method into a class. Neither may leave an old uuid behind.
 """
@@ -10,28 +13,67 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import importlib
 import inspect
 import types
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from magi_passes import _torch_compat
-from magi_passes.errors import PassIdentityError
-
-from .code import digest
-from .footprint import Footprint
-from .library import Standing, root_of, standing_of
-from .members import REMEMBERED
-from .value_forms import is_frozen
-from .walk import describe, no_stable_form
+from . import _torch_compat
+from ._identity.code import digest
+from ._identity.library import Standing, root_of, standing_of
+from ._identity.members import MISSING, REMEMBERED, Footprint
+from ._identity.value_forms import Place, is_frozen, state_of, type_name
+from ._identity.walk import Walk
+from .errors import PassIdentityError
 
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _TORCH_VALUES = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 _CODE = (type, types.ModuleType, torch._ops.OpOverload, torch._ops.OpOverloadPacket)  # noqa: SLF001
 _UUID = "_uuid"
+_OPERATORS = _torch_compat.operator_types()
+
+
+class _PassWalk(Walk):
+    """A walk from a pass, which may import modules and read modules as values, and may be one of our own."""
+
+    def unstable(self, value: Any, place: Place, why: str) -> str:  # noqa: ARG002 - as in Walk
+        if place.is_lenient:
+            return digest("unstable", type_name(type(value)))
+        raise PassIdentityError(_no_stable_form(value, place.text))
+
+    def loaded(self, name: str) -> Any:
+        # It is imported here if the pass would import it when it runs.
+        if super().loaded(name) is MISSING:
+            try:
+                return importlib.import_module(name)
+            except ImportError:
+                return MISSING
+        return super().loaded(name)
+
+    def unloaded(self, place: Place, names: list[str]) -> str:  # noqa: ARG002 - as in Walk
+        return digest("absent", *names)
+
+    def special_form(self, value: Any, place: Place) -> str | None:  # noqa: ARG002 - as in Walk
+        return digest("operator", str(value)) if isinstance(value, _OPERATORS) else None
+
+
+def describe(roots: Iterable[tuple[Any, str]], own: frozenset[str]) -> tuple[str, Footprint]:
+    """A digest of *roots* and all they reach, and what it was made from.
+
+    Args:
+        roots: Functions, classes or values, each with its name in errors, such as ``MyPass.threshold``.
+        own: Top-level packages whose code is the author's own, installed or not.
+
+    Raises:
+        PassIdentityError: Code of the author reads a value without a stable form.
+    """
+    walk = _PassWalk(own)
+    return walk.result((value, Place(where)) for value, where in roots), walk.footprint
 
 
 @dataclass(frozen=True)
@@ -63,7 +105,7 @@ def uuid_of(instance: Any, *, besides: tuple[type, ...] = ()) -> str:
     """
     cls = type(instance)
     of_class = _of_class(cls, besides)
-    fields = {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance)}
+    fields = state_of(instance)
     release = _torch_compat.torch_version()
     known = vars(instance).get(_UUID)
     if not isinstance(known, _Remembered) or not known.holds_for(of_class, release, *fields.values()):
@@ -104,16 +146,25 @@ def _refuse_mutable(value: Any, where: str) -> None:
         for item in value:
             _refuse_mutable(item, where)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type) and is_frozen(type(value)):
-        for field in dataclasses.fields(value):
-            _refuse_mutable(getattr(value, field.name), f"{where}.{field.name}")
+        for name, held in state_of(value).items():
+            _refuse_mutable(held, f"{where}.{name}")
     elif isinstance(value, functools.partial):
         _refuse_mutable((*value.args, *value.keywords.values()), where)
     elif isinstance(value, types.MethodType):
         _refuse_mutable(value.__self__, where)
     elif not _is_fixed(value):
-        raise PassIdentityError(no_stable_form(value, where))
+        raise PassIdentityError(_no_stable_form(value, where))
 
 
 def _is_fixed(value: Any) -> bool:
     is_plain = isinstance(value, (*_PLAIN, *_TORCH_VALUES, *_CODE, enum.Enum))
     return is_plain or inspect.isroutine(value) or hasattr(value, "__wrapped__")
+
+
+def _no_stable_form(value: object, where: str) -> str:
+    """The sentence of the error for a value that cannot be part of a uuid."""
+    if isinstance(value, list | dict | set):
+        fix = "Use a tuple or a frozenset: a value that can change later cannot be part of a cache key."
+    else:
+        fix = "Use plain values, tuples, enums, functions or frozen dataclasses; look the object up when the pass runs."
+    return f"{where} is a {type(value).__qualname__}, which cannot be part of a pass's uuid. {fix}"
