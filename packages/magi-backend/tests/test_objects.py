@@ -18,7 +18,7 @@ from magi_backend import PackageError, aot_compile, explain, magi_register_custo
 from magi_opschema import ObjectHandle, op_def, register_kernel, register_object, see_through_object
 from magi_tritonwrap import see_through_report
 from magi_tritonwrap._cache_key import fingerprint
-from magi_tritonwrap._torch_compat import fake_tensors
+from magi_tritonwrap._torch_compat.tracing import fake_tensors
 from magi_tritonwrap.testing import aot_graphs, launches_of, stub_driver
 from torch import Tensor, nn
 from torch._dynamo.utils import counters

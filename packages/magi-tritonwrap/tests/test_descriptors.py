@@ -21,7 +21,7 @@ from magi_tritonwrap import (
     triton_op,
     wrap_kernels,
 )
-from magi_tritonwrap._torch_compat import static_launcher_refuses_descriptors
+from magi_tritonwrap._torch_compat.launches import static_launcher_refuses_descriptors
 from magi_tritonwrap.testing import aot_graphs, launches_of, stub_driver
 from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed

@@ -27,7 +27,9 @@ from ._identity.value_forms import TORCH_ATOMS, Place, type_name
 from ._identity.walk import Walk
 from ._kernel.bodies import bodies_mentioned, body_of_inner_op
 from ._kernel.launchers import kernel_behind
-from ._torch_compat import cache_bypass, interpreted_classes, kernel_in_wrapper, overload_of, schemas_of, settings_of
+from ._torch_compat.kernels import interpreted_classes, kernel_in_wrapper, settings_of
+from ._torch_compat.operators import overload_of, schemas_of
+from ._torch_compat.tracing import cache_bypass
 
 
 if TYPE_CHECKING:

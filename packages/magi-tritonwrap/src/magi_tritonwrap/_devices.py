@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ._torch_compat import fakes_of, has_composite_kernel, has_kernel_for_device, registration_of
+from ._torch_compat.operators import fakes_of, has_composite_kernel, has_kernel_for_device, registration_of
 
 
 if TYPE_CHECKING:

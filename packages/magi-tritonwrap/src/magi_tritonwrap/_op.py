@@ -13,7 +13,7 @@ from ._launch.on_cpu import translate_cpu_errors
 from ._launch.wrap import launch_directly
 from ._reader.find import find_kernels
 from ._see_through import OnUnsupported, define_see_through, why_refused
-from ._torch_compat import overload_of
+from ._torch_compat.operators import overload_of
 
 
 if TYPE_CHECKING:

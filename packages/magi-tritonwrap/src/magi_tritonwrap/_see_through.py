@@ -25,17 +25,16 @@ from ._launch.on_cpu import check_driver, translate_cpu_errors
 from ._launch.probe import why_untraceable
 from ._launch.writes import see_arguments
 from ._reader.find import find_kernels
-from ._torch_compat import (
+from ._torch_compat.kernels import calling_frame
+from ._torch_compat.operators import (
     body_of_custom_op,
-    calling_frame,
     custom_op_named,
-    decomposition_is_disabled,
-    has_unrecognized_type,
     overload_of,
     qualified_name,
     set_cache_key_entries,
     set_decomposition_rule,
 )
+from ._torch_compat.tracing import decomposition_is_disabled, has_unrecognized_type
 from .errors import (
     NotAnOpError,
     OpaqueFallbackWarning,

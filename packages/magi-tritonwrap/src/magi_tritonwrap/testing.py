@@ -14,15 +14,14 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from ._torch_compat import (
-    fake_tensors,
+from ._torch_compat.launches import (
     is_launch,
-    keeping_graphs,
     launch_blocks,
     launch_constants,
     launched_kernel,
     tensor_descriptors_taken,
 )
+from ._torch_compat.tracing import fake_tensors, keeping_graphs
 
 
 if TYPE_CHECKING:

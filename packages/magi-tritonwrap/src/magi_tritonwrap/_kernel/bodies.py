@@ -14,7 +14,7 @@ import torch
 from torch._library.custom_ops import CustomOpDef
 from torch._ops import OpOverload, OpOverloadPacket
 
-from magi_tritonwrap._torch_compat import (
+from magi_tritonwrap._torch_compat.operators import (
     body_of_custom_op,
     body_of_torch_triton_op,
     overload_of,

@@ -10,10 +10,7 @@ from typing import Any
 
 from triton.runtime.autotuner import Autotuner, Heuristics
 
-from magi_tritonwrap._torch_compat import (
-    interpreted_classes,
-    unsupported_autotune_arguments_are_ignored,
-)
+from magi_tritonwrap._torch_compat.kernels import interpreted_classes, unsupported_autotune_arguments_are_ignored
 from magi_tritonwrap.errors import UnsupportedKernelError
 
 from .launchers import kernel_behind

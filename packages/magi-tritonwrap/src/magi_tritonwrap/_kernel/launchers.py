@@ -15,7 +15,7 @@ from triton.runtime.autotuner import Heuristics
 
 from magi_tritonwrap._identity.library import is_library_module
 from magi_tritonwrap._identity.members import is_a, stored
-from magi_tritonwrap._torch_compat import kernel_classes
+from magi_tritonwrap._torch_compat.kernels import kernel_classes
 from magi_tritonwrap.errors import UnsupportedKernelError
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from magi_tritonwrap._kernel.kernels import Kernel, as_kernel
-from magi_tritonwrap._torch_compat import described_tensor, tracing_is_active
+from magi_tritonwrap._torch_compat.launches import described_tensor
+from magi_tritonwrap._torch_compat.tracing import tracing_is_active
 
 from .hook import Run, launch_site, listening, not_listening
 from .normalise import emit, resolve

@@ -13,7 +13,7 @@ from triton.runtime.jit import JITFunction
 
 from magi_tritonwrap._identity.code import code_names
 from magi_tritonwrap._kernel.kernels import Kernel
-from magi_tritonwrap._torch_compat import (
+from magi_tritonwrap._torch_compat.launches import (
     is_tensor_descriptor,
     settings_that_are_lost,
     static_launcher_refuses_descriptors,

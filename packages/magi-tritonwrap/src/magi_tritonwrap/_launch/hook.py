@@ -26,7 +26,8 @@ import torch
 import triton
 
 from magi_tritonwrap._kernel.launchers import classes_with_own_run, is_launcher_class, kernel_behind
-from magi_tritonwrap._torch_compat import calling_frame, launch_classes, wrap_triton_disabled
+from magi_tritonwrap._torch_compat.kernels import calling_frame, launch_classes
+from magi_tritonwrap._torch_compat.tracing import wrap_triton_disabled
 
 
 _FOLDERS = tuple(f"{Path(file).parent}/" for file in (torch.__file__, triton.__file__, Path(__file__).parent))

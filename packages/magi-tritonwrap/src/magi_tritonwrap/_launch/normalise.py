@@ -26,13 +26,13 @@ from triton.runtime.jit import JITFunction
 
 from magi_tritonwrap._kernel.kernels import Kernel, as_kernel, check_supported
 from magi_tritonwrap._kernel.options import CONFIG_FIELDS, can_pass, cannot_pass
-from magi_tritonwrap._torch_compat import (
+from magi_tritonwrap._torch_compat.launches import (
     described_tensor,
-    functional_values,
     is_tensor_descriptor,
     of_whole_tensor,
     record_launch,
 )
+from magi_tritonwrap._torch_compat.tracing import functional_values
 from magi_tritonwrap.errors import LostSettingWarning
 
 from .graphable import check_arguments, check_writes, unsupported

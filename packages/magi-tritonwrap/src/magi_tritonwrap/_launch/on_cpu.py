@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch.utils._pytree import tree_leaves
 
-from magi_tritonwrap._torch_compat import has_triton_driver, refuses_cpu_tensors
+from magi_tritonwrap._torch_compat.kernels import has_triton_driver, refuses_cpu_tensors
 from magi_tritonwrap.errors import CpuTensorError
 
 

@@ -17,7 +17,12 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from magi_tritonwrap._kernel.kernels import as_kernel
-from magi_tritonwrap._torch_compat import decides_by_data, fake_mode_of, proxy_tracing_disabled, unwrap_functional
+from magi_tritonwrap._torch_compat.tracing import (
+    decides_by_data,
+    fake_mode_of,
+    proxy_tracing_disabled,
+    unwrap_functional,
+)
 from magi_tritonwrap.errors import TritonWrapError
 
 from .hook import Run, in_library_folder, listening

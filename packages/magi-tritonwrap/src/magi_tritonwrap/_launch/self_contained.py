@@ -33,7 +33,7 @@ import triton.language as tl
 from triton.runtime.jit import JITFunction
 
 from magi_tritonwrap._identity.code import code_names
-from magi_tritonwrap._torch_compat import new_kernel, settings_of
+from magi_tritonwrap._torch_compat.kernels import new_kernel, settings_of
 
 
 _ATOMS = (bool, int, float, str, type(None), tl.dtype)

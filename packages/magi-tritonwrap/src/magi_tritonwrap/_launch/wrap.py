@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 import torch
 from torch.utils._pytree import tree_leaves
 
-from magi_tritonwrap._torch_compat import tracing_is_active, wrap_triton_disabled
+from magi_tritonwrap._torch_compat.tracing import tracing_is_active, wrap_triton_disabled
 
 from .capture import capture_launches
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from magi_tritonwrap._torch_compat import functional_storage, qualified_name, writes_traced
+from magi_tritonwrap._torch_compat.operators import qualified_name
+from magi_tritonwrap._torch_compat.tracing import functional_storage, writes_traced
 from magi_tritonwrap.errors import UndeclaredWriteError
 
 

@@ -13,7 +13,7 @@ import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
 from magi_tritonwrap._kernel.bodies import as_overload
-from magi_tritonwrap._torch_compat import is_collective
+from magi_tritonwrap._torch_compat.operators import is_collective
 
 
 _STREAMS = frozenset(

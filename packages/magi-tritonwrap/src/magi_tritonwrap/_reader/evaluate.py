@@ -23,7 +23,7 @@ import triton
 from magi_tritonwrap._identity.library import is_library_function, is_library_module
 from magi_tritonwrap._identity.members import MISSING
 from magi_tritonwrap._kernel.kernels import is_kernel
-from magi_tritonwrap._torch_compat import kernel_in_wrapper, triton_wrappers
+from magi_tritonwrap._torch_compat.kernels import kernel_in_wrapper, triton_wrappers
 
 from .attributes import what_computes
 from .bindings import Binding

@@ -24,12 +24,9 @@ from magi_tritonwrap._kernel.report import (
     UnresolvedLaunch,
     UnsupportedLaunch,
 )
-from magi_tritonwrap._torch_compat import (
-    autograd_function_of,
-    is_op_of_torch,
-    kernel_of_launcher,
-    qualified_name,
-)
+from magi_tritonwrap._torch_compat.kernels import kernel_of_launcher
+from magi_tritonwrap._torch_compat.operators import is_op_of_torch, qualified_name
+from magi_tritonwrap._torch_compat.tracing import autograd_function_of
 from magi_tritonwrap.errors import UnsupportedKernelError
 
 from .bindings import walk_own
