@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import pytest
 import torch
-from magi_opschema import errors, magi_register_custom_op, op_def
+from magi_opschema import ObjectHandle, errors, magi_register_custom_op, op_def, see_through_object
 from torch import Tensor
 from torch._dynamo import compiled_autograd
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
@@ -204,6 +206,89 @@ def test_wrong_gradients_name_op_and_path(ns: str, backward: Callable[..., Any],
         errors.GradientError, match=rf"{ns}::affine: backward_fn.*{sentence}.*\(test_autograd\.py:\d+\)"
     ):
         y.sum().backward()
+
+
+@dataclass(frozen=True)
+class AsDataclass:
+    weight: Tensor
+    rest: Sequence[Tensor]
+    factor: float = 2.0
+
+
+class AsNamedTuple(NamedTuple):
+    weight: Tensor
+    rest: Sequence[Tensor]
+    factor: float = 2.0
+
+
+class AsTypedDict(TypedDict):
+    weight: Tensor
+    rest: Sequence[Tensor]
+    factor: float
+
+
+@see_through_object
+class AsObject:
+    weight: Tensor
+    rest: Sequence[Tensor]
+    factor: float
+
+    def __init__(self, weight: Any, rest: Any, factor: Any = 2.0) -> None:
+        self.weight, self.rest, self.factor = weight, rest, factor
+
+
+RECORDS: dict[str, tuple[Any, Callable[..., Any]]] = {
+    "dataclass": (AsDataclass, AsDataclass),
+    "named tuple": (AsNamedTuple, AsNamedTuple),
+    "TypedDict": (AsTypedDict, lambda weight, rest, factor=2.0: {"weight": weight, "rest": rest, "factor": factor}),
+    "object": (ObjectHandle[AsObject], AsObject),
+    "tuple": (tuple[Tensor, list[Tensor], float], lambda weight, rest, factor=2.0: (weight, rest, factor)),
+}
+GRADIENTS: dict[str, Callable[[Callable[..., Any], Tensor], Any]] = {
+    "an instance": lambda make, g: make(g, [g, None], None),
+    "an instance with a tuple": lambda make, g: make(g, (g, None), None),
+    "a tuple": lambda make, g: (g, (g, None), None),
+    "a list": lambda make, g: [g, [g, None], None],
+    "a dict": lambda make, g: {"weight": g, "rest": [g, None]},
+    "an OrderedDict": lambda make, g: OrderedDict(rest=(g, None), weight=g),
+    "None": lambda make, g: None,
+    "too short a tuple": lambda make, g: (g,),
+    "a Tensor": lambda make, g: g,
+    "a set": lambda make, g: {1, 2},
+}
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+@pytest.mark.parametrize("form", GRADIENTS)
+@pytest.mark.parametrize("kind", RECORDS)
+def test_every_form_of_a_gradient_for_every_kind_of_record(ns: str, kind: str, form: str, is_alone: bool) -> None:
+    annotation, make = RECORDS[kind]
+
+    def backward(ctx: Any, g: Tensor) -> Any:
+        gradient = GRADIENTS[form](make, g * 3)
+        return (gradient,) if is_alone and type(gradient) is tuple else gradient if is_alone else (g * 2, gradient)
+
+    def body(x: Tensor, record: Any) -> Tensor:
+        return x * 2
+
+    def alone(record: Any) -> Tensor:
+        return torch.ones(3)
+
+    op_body = alone if is_alone else body
+    op_body.__annotations__["record"] = annotation
+    fake = (lambda record: torch.empty(3)) if is_alone else ["x"]
+    op: Any = magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=fake, backward_fn=backward)(op_body)
+    x, weight, first, second = (torch.ones(3, requires_grad=True) for _ in range(4))
+    output = op(*([] if is_alone else [x]), make(weight, [first, second]))
+    by_name = {"a dict", "an OrderedDict"}
+    is_wrong = form in {"too short a tuple", "a Tensor", "a set"} or (kind == "tuple" and form in by_name)
+    refused = pytest.raises(errors.GradientError, match="backward_fn for 'record' returned ")
+    with refused if is_wrong else nullcontext():
+        output.sum().backward()
+        expected = None if form == "None" else [3.0] * 3
+        assert [t.grad if t.grad is None else t.grad.tolist() for t in (weight, first, second)] == [
+            expected, expected, None
+        ]  # fmt: skip
 
 
 def test_gradient_that_sums_to_the_shape_is_right(ns: str) -> None:

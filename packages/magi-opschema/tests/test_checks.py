@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
 
 import pytest
 import torch
@@ -139,3 +140,91 @@ def test_body_that_returns_something_else(ns: str) -> None:
 
     with pytest.raises(errors.ReturnValueError, match=rf"{ns}::nothing: 'output' is .*expected None"):
         nothing(torch.ones(2))
+
+
+class Plain(NamedTuple):
+    x: float
+    y: float = 1.0
+
+
+class DoublingTuple(Plain):
+    def __new__(cls, x: float, y: float = 1.0) -> Self:
+        return super().__new__(cls, x * 2, y)
+
+
+class ShiftedTuple(Plain):
+    @property
+    def x(self) -> float:
+        return self[0] + 1
+
+
+class ReadAnew(Plain):
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        return found + 1 if name == "x" else found
+
+
+class Making(type):
+    def __call__(cls, x: float, y: float = 1.0) -> Any:
+        return super().__call__(x + 1, y)
+
+
+@dataclass(frozen=True)
+class Made(metaclass=Making):
+    x: float
+    y: float = 1.0
+
+
+@dataclass(frozen=True)
+class ReadDoubled:
+    x: float
+    y: float = 1.0
+
+    def __getattribute__(self, name: str) -> Any:
+        found = object.__getattribute__(self, name)
+        return found * 2 if name == "x" else found
+
+
+class DoublingInit(Made):
+    def __init__(self, x: float, y: float = 1.0) -> None:
+        super().__init__(x * 2, y)
+
+
+class Labelled(Plain):
+    """Its own `__new__` and `__init__` change nothing."""
+
+    label: str
+
+    def __new__(cls, *values: float, **named: float) -> Self:
+        return super().__new__(cls, *values, **named)
+
+    def __init__(self, x: float, y: float = 1.0) -> None:
+        self.label = f"{x}, {y}"
+
+
+CHANGED = [Doubling, DoublingTuple, ShiftedTuple, ReadAnew, Made, ReadDoubled, DoublingInit]
+
+
+@pytest.mark.parametrize("where", ["passed", "returned"])
+@pytest.mark.parametrize("cls", CHANGED)
+def test_every_class_that_changes_its_fields_is_found(ns: str, cls: Any, where: str) -> None:
+    def body(x: Tensor, cfg: Any) -> Any:
+        return x * 2 if where == "passed" else cls(3.0)
+
+    body.__annotations__ |= {"cfg": cls, "return": Tensor} if where == "passed" else {"cfg": float, "return": cls}
+    fake = (lambda x, cfg: x) if where == "passed" else (lambda x, cfg: cls(3.0))
+    op = magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=fake)(body)
+    with pytest.raises(errors.RoundTripError, match=r"'(cfg|output)\.x' was .* after the op rebuilt its record"):
+        op(torch.ones(2), cls(1.0) if where == "passed" else 1.0)
+
+
+def test_a_named_tuple_with_methods_of_its_own_that_keep_the_fields(ns: str) -> None:
+    seen: list[Labelled] = []
+
+    @magi_register_custom_op(f"{ns}::op")
+    def op(x: Tensor, cfg: Labelled) -> Tensor:
+        seen.append(cfg)
+        return x * cfg.x
+
+    op(torch.ones(2), Labelled(3.0, 4.0))
+    assert (type(seen[0]), seen[0], seen[0].label) == (Labelled, (3.0, 4.0), "3.0, 4.0")

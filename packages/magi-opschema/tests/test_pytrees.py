@@ -127,6 +127,17 @@ def flattened(value: object) -> tuple[list[Any], Any]:
     return pytree.tree_flatten(value)
 
 
+class Alike(enum.Enum):
+    ONE = 1
+    TWO = 2
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Alike)
+
+    def __hash__(self) -> int:
+        return 0
+
+
 class TestNode:
     """What a record is to torch.utils._pytree."""
 
@@ -159,6 +170,8 @@ class TestNode:
             (Box(complex(0, NAN)), Box(complex(0, NAN)), True),
             (Box((1, (NAN, "a"))), Box((1, (NAN, "a"))), True),
             (Box(None), Box(X), False),
+            (Box(Alike.ONE), Box(Alike.TWO), False),
+            (Box(Bits.A | Bits.B), Box(Bits.A), False),
         ],
         ids=str,
     )

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an op may return: each row the same in eager mode, compiled, and exported, saved and loaded.
 
+The same rows for ops that write into an argument: a Tensor, lists with and without one, a Tensor that may be None.
+
 A few rows fail in torch itself. They are strict expectations, so that the release that mends one is noticed.
 """
 
 from __future__ import annotations
 
+import gc
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -142,6 +145,113 @@ def test_row(ns: str, row: str, way: str, request: pytest.FixtureRequest) -> Non
     op = make_op(ns, row)
     expected = ROWS[row][1](X, 3)
     assert same(WAYS[way](op), flat(expected) if way == "exported" else expected)
+
+
+# annotation of what is written, and what a call passes
+WRITTEN: dict[str, tuple[Any, Callable[[], Any]]] = {
+    "Tensor": (Tensor, lambda: torch.zeros(2)),
+    "list": (list[Tensor], lambda: [torch.zeros(2), torch.zeros(4, 4).t()]),
+    "empty list": (list[Tensor], list),
+    "None": (Tensor | None, lambda: None),
+    "Tensor | None": (Tensor | None, lambda: torch.zeros(2)),
+}
+NOTHING = {"empty list", "None"}
+# row, ways, what torch 2.13 says for an op that writes
+WRITING_LIMITS = {
+    "float": ({"inductor", "inductor, dynamic"}, "FallbackKernel output type <class 'float'>"),
+    **{row: limit for row, limit in LIMITS.items() if row != "symbolic int beside Tensors"},
+}
+
+
+def make_writing_op(ns: str, row: str, written: str) -> Callable[..., Any]:
+    annotation, returned = ROWS[row]
+
+    def body(x: Tensor, n: int, *, out: Any = None) -> Any:
+        for tensor in flat(out):
+            if tensor is not None:
+                tensor.add_(1)
+        return returned(x, n)
+
+    body.__annotations__ |= {"return": annotation, "out": WRITTEN[written][0]}
+    if written != "None":
+        body.__kwdefaults__ = {}
+    fake = magi_register_custom_op(
+        f"{ns}::op",
+        mutates_args=["out"],
+        infer_output_meta_fn=lambda x, n, *, out=None: returned(x, n),  # noqa: PLW0108
+    )
+    return fake(body)
+
+
+def run_writing(op: Callable[..., Any], out: Any, way: str) -> Any:
+    class Model(torch.nn.Module):
+        def forward(self, x: Tensor, out: Any) -> Any:
+            return flat(op(x, 3, out=out))
+
+    if way == "eager":
+        return op(X, 3, out=out)
+    if way == "decomposed":
+        return torch.export.export(Model(), (X, out)).run_decompositions().module()(X, out)
+    backend = way.removesuffix(", dynamic")
+    call = torch.compile(lambda x, out: op(x, 3, out=out), fullgraph=True, backend=backend, dynamic=backend != way)
+    return call(X, out)
+
+
+@pytest.mark.parametrize(
+    ("row", "written", "way"),
+    [
+        pytest.param(
+            row, written, way, marks=[pytest.mark.slow] * (way != "inductor" or written not in {"Tensor", "empty list"})
+        )
+        for row in ROWS
+        for written in WRITTEN
+        for way in ["eager", "aot_eager, dynamic", "inductor", "decomposed"]
+    ],
+)
+def test_row_of_an_op_that_writes(ns: str, row: str, written: str, way: str, request: pytest.FixtureRequest) -> None:
+    ways, reason = WRITING_LIMITS.get(row, (set(), ""))
+    # Nothing reads a number that an op returns which writes nothing, so such a call is removed.
+    if way in ways and not (row == "float" and written in NOTHING):
+        request.applymarker(pytest.mark.xfail(strict=True, reason=f"torch: {reason}"))
+    op, out = make_writing_op(ns, row, written), WRITTEN[written][1]()
+    expected = ROWS[row][1](X, 3)
+    assert same(run_writing(op, out, way), flat(expected) if way == "decomposed" else expected)
+    assert all(tensor is None or bool((tensor == 1).all()) for tensor in flat(out))
+
+
+def test_a_view_of_what_another_op_reads_is_written(ns: str) -> None:
+    op = make_writing_op(ns, "list", "Tensor")
+
+    def program(x: Tensor, base: Tensor) -> tuple[Tensor, list[Tensor]]:
+        returned = op(x, 3, out=base[1])
+        return base * 2, returned
+
+    base = torch.zeros(2, 3)
+    read, returned = torch.compile(program, fullgraph=True, backend="aot_eager")(X, base)
+    assert base.tolist() == [[0.0] * 3, [1.0] * 3]
+    assert same((read, returned), (base * 2, [X * 2, X + 1]))
+
+
+def test_an_op_that_replaces_another_is_the_one_in_a_graph(ns: str) -> None:
+    def make(amount: int) -> Callable[..., Any]:
+        @magi_register_custom_op(
+            f"{ns}::op", mutates_args=["out"], override=True, infer_output_meta_fn=lambda x, out: (x, amount)
+        )
+        def op(x: Tensor, out: Tensor) -> tuple[Tensor, int]:
+            out.add_(amount)
+            return x.clone(), amount
+
+        return op
+
+    first = make(1)
+    torch.compile(first, fullgraph=True, backend="aot_eager")(X, torch.zeros(2))
+    kept: Any = vars(first)["torch_op"]
+    del first
+    gc.collect()
+    out = torch.zeros(2)
+    assert torch.compile(make(2), fullgraph=True, backend="aot_eager")(X, out)[1] == 2
+    assert out.tolist() == [2.0, 2.0]
+    assert str(kept._schema).startswith(f"{ns}::op(")
 
 
 @pytest.mark.parametrize("annotation", [None, type(None), "None"], ids=repr)

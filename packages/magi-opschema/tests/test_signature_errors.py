@@ -10,7 +10,7 @@ from collections import namedtuple
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import InitVar, dataclass, make_dataclass
 from types import SimpleNamespace
-from typing import Annotated, Any, Generic, NamedTuple, NewType, NotRequired, Optional, TypedDict
+from typing import Annotated, Any, Generic, NamedTuple, NewType, NotRequired, Optional, Self, TypedDict
 
 import numpy as np
 import pytest
@@ -84,6 +84,24 @@ class NarrowInit:
 
     def __init__(self, x: float) -> None:
         object.__setattr__(self, "x", x)
+
+
+class Two(NamedTuple):
+    x: int
+    y: int
+
+
+class NarrowNew(Two):
+    def __new__(cls, x: int) -> Self:
+        return super().__new__(cls, x, x)
+
+
+@dataclass(frozen=True)
+class NewOfDataclass:
+    x: int
+
+    def __new__(cls) -> Self:
+        return super().__new__(cls)
 
 
 @dataclass(frozen=True)
@@ -176,6 +194,9 @@ ANNOTATIONS: list[tuple[object, str]] = [
     (OwnInit, ("'value' has type OwnInit, whose __init__ takes (text) where its fields are (x). "
               "Let the dataclass write __init__, or give it the fields as parameters.")),
     (NarrowInit, "'value' has type NarrowInit, whose __init__ takes (x) where its fields are (x, y)."),
+    (NarrowNew, ("'value' has type NarrowNew, whose __new__ takes (x) where its fields are (x, y). "
+                "Let the NamedTuple write __new__, or give it the fields as parameters.")),
+    (NewOfDataclass, "'value' has type NewOfDataclass, whose __new__ takes () where its fields are (x)."),
     (Partial, "'value' has type Partial, a TypedDict whose key 'height' may be missing."),
     (OneMissing, "'value' has type OneMissing, a TypedDict whose key 'width' may be missing."),
     (Growing[int], "has type Growing[list[list[list["),

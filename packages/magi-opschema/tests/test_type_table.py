@@ -27,7 +27,7 @@ from typing import (
 
 import pytest
 import torch
-from magi_opschema import lower_signature, magi_register_custom_op, op_def, opcheck
+from magi_opschema import errors, lower_signature, magi_register_custom_op, op_def, opcheck
 from magi_opschema._text import show_type
 from torch import Tensor
 from torch.types import Number
@@ -52,6 +52,60 @@ class Level(enum.Enum):
 class Color(str, enum.Enum):
     RED = "red"
     BLUE = "blue"
+
+
+class Renamed(enum.Enum):
+    """`value` of a member is that of the other; `_missing_` finds any value."""
+
+    LEFT = 1
+    RIGHT = 2
+
+    @property
+    def value(self) -> int:
+        return 3 - self._value_
+
+    @classmethod
+    def _missing_(cls, value: object) -> Any:
+        return cls.LEFT
+
+
+class Texts(str, enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+    ALIAS = "red"  # noqa: PIE796
+
+    @property
+    def value(self) -> str:
+        return "blue"
+
+
+class Alike(enum.Enum):
+    """All members are equal."""
+
+    ONE = 1
+    TWO = 2
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Alike)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+class Unhashable(enum.Enum):
+    ONE = [1]  # noqa: RUF012
+    TWO = [2]  # noqa: RUF012
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Bits(enum.Flag, boundary=enum.KEEP):
+    READ = 1
+    WRITE = 2
+
+    @property
+    def value(self) -> int:
+        return 1
 
 
 class Access(enum.Flag):
@@ -119,12 +173,36 @@ class AllRequired(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
+class Sequences:
+    sizes: Sequence[int]
+    modes: Sequence[Mode] | None = None
+    weights: Sequence[Tensor] = ()
+    masked: tuple[Sequence[Tensor | None], int] = ((), 0)
+
+
+class Held(NamedTuple):
+    tensors: Sequence[Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldInSlots:
+    tensors: Sequence[Tensor]
+
+
+@dataclass(frozen=True)
 class WithOptional:
     inner: Inner | None = None
     bias: Tensor | None = None
 
 
 W = torch.arange(3.0)
+
+OF_SEQUENCES = [
+    *("bool", "SymInt[]"),
+    *("bool", "bool?", "str[]?"),
+    *("bool", "Tensor[]"),
+    *("bool", "Tensor[]", "bool[]", "SymInt"),
+]
 
 # annotation, value, schema types of its leaves, path of an op with a Tensor and this parameter
 ROWS: list[tuple[Any, Any, list[str], str]] = [
@@ -170,6 +248,8 @@ ROWS: list[tuple[Any, Any, list[str], str]] = [
     (Level, Level.HIGH, ["str"], "flattened"),
     (Color, Color.BLUE, ["str"], "flattened"),
     (Access, Access.READ | Access.WRITE, ["SymInt"], "flattened"),
+    *((type(member), member, ["str"], "flattened") for member in (*Renamed, *Texts, *Alike, *Unhashable)),
+    *((Bits, value, ["SymInt"], "flattened") for value in (Bits.READ, Bits.WRITE, Bits.READ | Bits.WRITE, Bits(8))),
     (Mode | None, None, ["str?"], "flattened"),
     (list[Mode], [Mode.RMS, Mode.LAYER], ["str[]"], "flattened"),
     (Meters, 2.0, ["float"], "lowered"),
@@ -200,7 +280,14 @@ ROWS: list[tuple[Any, Any, list[str], str]] = [
     (tuple[Tensor | None, ...] | None, (None,), ["bool", "Tensor[]?", "bool[]?"], "flattened"),
     (Twice[Twice[Inner]], Twice(Twice(Inner())), ["float", "SymInt"], "flattened"),
     (list[Tensor | None] | None, [None, W], ["bool", "Tensor[]?", "bool[]?"], "flattened"),
-]
+    *((Sequences, value, OF_SEQUENCES, "flattened") for value in (
+        Sequences([1, 2], [Mode.RMS], [W], ([W, None], 1)),
+        Sequences((1, 2), (Mode.RMS,), (W,), ((None, W), 1)),
+        Sequences((), None, [], ([], 1)),
+    )),
+    *((cls, cls(value), ["bool", "Tensor[]"], "flattened") for cls in (Held, HeldInSlots) for value in ([W], (W, W))),
+    (Held | None, Held((W,)), ["bool", "bool?", "Tensor[]?"], "flattened"),
+]  # fmt: skip
 IDS = [f"{index}-{annotation}" for index, (annotation, *_) in enumerate(ROWS)]
 
 
@@ -210,6 +297,8 @@ def same(left: Any, right: Any) -> bool:
         return isinstance(left, Tensor) and isinstance(right, Tensor) and torch.equal(left, right)
     if type(left) is not type(right):
         return False
+    if isinstance(left, enum.Enum):
+        return left is right
     if hasattr(left, "__dataclass_fields__"):
         return all(same(getattr(left, name), getattr(right, name)) for name in left.__dataclass_fields__)
     if isinstance(left, (list, tuple)):
@@ -381,3 +470,40 @@ def test_the_text_of_a_device_will_do(ns: str, backend: str | None) -> None:
         call = op if backend is None else torch.compile(op, fullgraph=True, backend=backend)
         call(W, value)
         assert seen[0] == (torch.device("cpu") if annotation is torch.device else [torch.device("cpu")] * 2)
+
+
+def test_an_enum_whose_names_are_overridden(ns: str) -> None:
+    class Named(enum.Enum):
+        LEFT = 1
+        RIGHT = 2.5
+
+        @property
+        def name(self) -> str:
+            return "LEFT"
+
+    seen: list[Any] = []
+    op = make_op(ns, Named, seen)
+    for member in Named:
+        op(W, member)
+        assert seen[-1] is member
+    op(W, 2.5)
+    assert seen[-1] is Named.RIGHT
+
+
+@pytest.mark.parametrize("value", [range(3), "abc", {1, 2}, torch.ones(2, dtype=torch.int64)], ids=repr)
+def test_a_sequence_of_a_record_is_a_list_or_a_tuple(ns: str, value: Any) -> None:
+    op = make_op(ns, Sequences, [])
+    with pytest.raises(errors.ArgumentError, match=r"'value.sizes' is .*, expected a list or a tuple, Sequence\[int\]"):
+        op(W, Sequences(value))
+
+
+def test_a_sequence_of_a_returned_record_is_a_list(ns: str) -> None:
+    @magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=lambda x, as_tuple: HeldInSlots([x]))
+    def op(x: Tensor, as_tuple: bool) -> HeldInSlots:
+        return HeldInSlots((x * 2,) if as_tuple else [x * 2])
+
+    assert same(op(W, False), HeldInSlots([W * 2]))
+    with pytest.raises(
+        errors.ReturnValueError, match=r"'output.tensors' is .* \(tuple\), expected a list, because a Seq"
+    ):
+        op(W, True)

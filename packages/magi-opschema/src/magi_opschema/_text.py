@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import difflib
+import enum
 import inspect
 import linecache
 import reprlib
@@ -108,7 +109,7 @@ def _show_argument(argument: object) -> str:
 
 
 def _show_literal(value: object) -> str:
-    return f"{type(value).__name__}.{value.name}" if hasattr(value, "name") else full_repr(value)
+    return f"{type(value).__name__}.{value._name_}" if isinstance(value, enum.Enum) else full_repr(value)
 
 
 def location_of_class(cls: type) -> str:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from magi_opschema._model.lowering import SignatureLowering
-from magi_opschema._model.tree import Leaf, MaskedList, Node, Optional, Record, Sequence, dotted, leaves
+from magi_opschema._model.tree import Leaf, ListOrTuple, MaskedList, Node, Optional, Record, Sequence, dotted, leaves
 from magi_opschema._text import nearest, show_value
 from magi_opschema._torch_compat import is_dynamo_compiling
 from magi_opschema.errors import GradientError
@@ -29,7 +29,7 @@ def flatten_gradients(returned: Any, lowering: SignatureLowering, shapes: Shapes
         GradientError: a wrong count, an unknown field, a gradient for a leaf that is not a Tensor, a wrong shape.
     """
     names = [parameter.name for parameter in lowering.parameters]
-    if len(names) == 1 and not isinstance(returned, tuple):
+    if len(names) == 1 and type(returned) is not tuple:  # a named tuple is the gradient of a record
         returned = (returned,)
     flattener = _Flattener(lowering, shapes)
     if not isinstance(returned, tuple):
@@ -65,7 +65,7 @@ class _Flattener:
                 return self._record(node, gradient)
             case Sequence():
                 return self._sequence(node, gradient)
-            case Optional():
+            case Optional() | ListOrTuple():
                 return self.flatten(node.inner, gradient)
             case MaskedList():
                 return self._masked(node, gradient)
@@ -105,7 +105,7 @@ class _Flattener:
                     text = f"names the field {show_value(name)}, which {record.label} does not have; it has"
                     self.fail(path, f"{text} {', '.join(fields)}", nearest(name, fields))
             given: Mapping[str, Any] = gradient
-        elif isinstance(gradient, record.cls) and record.kind in {"dataclass", "object"}:
+        elif record.kind in {"dataclass", "object"} and isinstance(gradient, record.cls):
             # Fields that are not Tensors hold the values that the instance was built with, which mean nothing here.
             given = {name: getattr(gradient, name) for name, node in fields.items() if _holds_tensors(node)}
         elif isinstance(gradient, (tuple, list)):

@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from magi_opschema._codegen.functions import emit_flatten, emit_flatten_output, emit_inputs
+from magi_opschema._codegen.functions import emit_flatten, emit_flatten_output, emit_inputs, emit_rebuild_output
 from magi_opschema._codegen.reject import writer_of
 from magi_opschema._codegen.source import compile_source
 from magi_opschema._codegen.writer import Writer
 from magi_opschema._model.layout import Flat
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.schema import Argument
-from magi_opschema._model.tree import Leaf, MaskedList, Node, Optional, Record, Sequence, dotted, leaves
+from magi_opschema._model.tree import Leaf, ListOrTuple, MaskedList, Node, Optional, Record, Sequence, dotted, leaves
 from magi_opschema._text import show_value
 from magi_opschema.errors import ReturnValueError, RuleError
 
@@ -55,6 +55,13 @@ class Bridge:
             return lambda _: ()
         to = writer_of(self.lowering, returned=ReturnValueError)
         return compile_source(emit_flatten_output(self.lowering.returns, to, f"output {self.lowering.name}"))
+
+    @functools.cached_property
+    def rebuild_output(self) -> Callable[..., Any]:
+        """A function from the flat outputs to the user's return value."""
+        assert self.lowering.returns is not None
+        title = f"returned {self.lowering.name}"
+        return compile_source(emit_rebuild_output(self.lowering.returns, self._writer(), title))
 
     def _writer(self) -> Writer:
         return writer_of(self.lowering, is_description=True)
@@ -96,6 +103,8 @@ class Bridge:
                 return {node.name: value}
             case Optional():
                 return {} if value is None else self._take_apart(node.inner, value, what)
+            case ListOrTuple():
+                return self._take_apart(node.inner, value, what)
             case MaskedList():
                 return {node.values.name: value}
             case Record():
@@ -137,7 +146,7 @@ def _structure(node: Node, said: Mapping[str, Any]) -> Any:
             return FieldDict({part.name: _structure(part.node, said) for part in node.fields})
         case Sequence():
             return tuple(_structure(item, said) for item in node.items)
-        case Optional():
+        case Optional() | ListOrTuple():
             return _structure(node.inner, said)
         case MaskedList():
             return said[node.values.name]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -60,15 +60,15 @@ class CallCheck:
             ReturnValueError: an output is of another class than the signature says.
             AliasingError: an output shares memory with an input or another output.
             FakeMismatchError: the fake fails, or returns another shape, dtype, device or other strides.
-            RoundTripError: a record differs after the op rebuilt it from its fields.
+            RoundTripError: a record, passed or returned, differs after the op rebuilt it from its fields.
         """
         inputs = see_inputs(self._lowering, flat, thorough=self._always)
         with counting_writes():
             output = self._lowering.layout.apply(body, flat)
         self._check_writes(inputs)
-        self._check_records(flat)
         outputs = as_tuple(output, len(self._lowering.return_leaves))
         self._check_classes(outputs)
+        self._check_records(flat, outputs)
         self._check_aliasing(flat, outputs)
         self._check_fake(flat, outputs)
         self.pending = self._always
@@ -82,22 +82,28 @@ class CallCheck:
             fix = "Compiled code would use old values: name it in mutates_args, or write into a copy."
             raise MutationError(self._lowering.sentence(f"{text} {fix}"))
 
-    def _check_records(self, flat: Flat) -> None:
+    def _check_records(self, flat: Flat, outputs: Flat) -> None:
         """Raise if rebuilding changed a record, for example because `__init__` doubles a field again."""
-        unsure = {leaf.name for parameter in self._lowering.parameters for leaf in _leaves_of_custom(parameter.node)}
-        if not unsure:
-            return
-        bridge = Bridge(self._lowering)
-        names = [parameter.name for parameter in self._lowering.parameters]
-        rebuilt = bridge.rebuild(*self._lowering.layout.open(flat))
-        again = bridge.flatten(**dict(zip(names, rebuilt, strict=True)))
-        for argument, before, after in zip(self._lowering.arguments, flat, again, strict=True):
-            if any(leaf.name in unsure for leaf in argument.leaves) and not _is_same(before, after):
-                path, was, found = _difference(argument, before, after)
-                seen = f"'{path}' was {show_value(was)} and is {show_value(found)}"
-                text = f"{seen} after the op rebuilt its record from the fields."
-                fix = "Let __init__ and __post_init__ keep the fields as they are given."
-                raise RoundTripError(self._lowering.sentence(f"{text} {fix}"))
+        lowering, bridge = self._lowering, Bridge(self._lowering)
+        unsure = {leaf.name for parameter in lowering.parameters for leaf in _leaves_of_custom(parameter.node)}
+        if unsure:
+            names = [parameter.name for parameter in lowering.parameters]
+            rebuilt = bridge.rebuild(*lowering.layout.open(flat))
+            again = bridge.flatten(**dict(zip(names, rebuilt, strict=True)))
+            for argument, before, after in zip(lowering.arguments, flat, again, strict=True):
+                if any(leaf.name in unsure for leaf in argument.leaves) and not _is_same(before, after):
+                    self._refuse_record(*_difference(argument, before, after))
+        if lowering.returns is not None and any(_leaves_of_custom(lowering.returns)):
+            again = bridge.flatten_output(bridge.rebuild_output(*outputs))
+            for leaf, before, after in zip(lowering.return_leaves, outputs, again, strict=True):
+                if not _is_same(before, after):
+                    self._refuse_record(dotted(leaf.path), before, after)
+
+    def _refuse_record(self, path: str, before: object, after: object) -> NoReturn:
+        seen = f"'{path}' was {show_value(before)} and is {show_value(after)}"
+        text = f"{seen} after the op rebuilt its record from the fields."
+        fix = "Let __new__, __init__ and __post_init__ keep the fields as they are given."
+        raise RoundTripError(self._lowering.sentence(f"{text} {fix}"))
 
     def _check_classes(self, outputs: Flat) -> None:
         reject_for = rejections(self._lowering.title, self._lowering.location, returned=ReturnValueError)
@@ -135,9 +141,9 @@ class CallCheck:
 
 
 def _leaves_of_custom(node: Node) -> Iterator[Leaf]:
-    """The leaves below dataclasses that run code of the user when an instance is made."""
+    """The leaves below records that run code of the user when an instance is made or read."""
     for part in nodes(node):
-        if isinstance(part, Record) and part.kind == "dataclass" and not part.is_plain:
+        if isinstance(part, Record) and part.kind in {"dataclass", "namedtuple"} and not part.is_plain:
             yield from leaves(part)
 
 

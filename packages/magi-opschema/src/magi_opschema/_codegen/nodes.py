@@ -28,6 +28,7 @@ from magi_opschema._model.tree import (
     SEQUENCE,
     Codec,
     Leaf,
+    ListOrTuple,
     MaskedList,
     Node,
     Optional,
@@ -60,6 +61,12 @@ def flatten(node: Node, value: str, to: Writer) -> list[str]:
             return [text for i, item in enumerate(node.items) for text in flatten(item, f"{value}[{i}]", to)]
         case Optional():
             return _flatten_optional(node, to.local(flat_name(node.path), value), to)
+        case ListOrTuple():
+            value = to.local(flat_name(node.path), value)
+            isinstance_ = to.builtin("isinstance")
+            _refuse(f"not {isinstance_}({value}, {to.bind('sequence', SEQUENCE)})", node, value, to)
+            to.line(f"{node.is_tuple.name} = {isinstance_}({value}, {to.builtin('tuple')})")
+            return [node.is_tuple.name, *flatten(node.inner, value, to)]
         case MaskedList():
             value = to.local(flat_name(node.path), value)
             isinstance_, all_ = to.builtin("isinstance"), to.builtin("all")
@@ -151,7 +158,7 @@ def rebuild(node: Node, to: Writer) -> str:
             return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
         case Optional():
             # A list and its flat argument share a name, and the argument is still read after the list is rebuilt.
-            is_list = isinstance(node.inner, MaskedList)
+            is_list = isinstance(node.inner, (ListOrTuple, MaskedList))
             name = to.temporary(flat_name(node.path)) if is_list else flat_name(node.path)
             with to.block(f"if {node.is_some.name}:"):
                 built = rebuild(node.inner, to)
@@ -160,6 +167,9 @@ def rebuild(node: Node, to: Writer) -> str:
             with to.block("else:"):
                 to.line(f"{name} = None")
             return name
+        case ListOrTuple():
+            built = rebuild(node.inner, to)
+            return f"({to.builtin('tuple')}({built}) if {node.is_tuple.name} else {built})"
         case MaskedList():
             name = flat_name(node.path)
             rest = to.bind("iter", iter)
@@ -176,7 +186,7 @@ def _rebuild_record(node: Record, to: Writer) -> str:
     if node.kind == "object":
         return _rebuild_object(node, parts, name, to)
     named = ", ".join(f"{field_name}={text}" for field_name, text in parts)
-    if node.is_plain and not to.is_traced:
+    if node.kind == "dataclass" and node.is_plain and not to.is_traced:
         # A frozen dataclass's own __init__ goes through object.__setattr__ for each field, which takes twice as long.
         to.line(f"{name} = {to.bind('new', object.__new__)}({class_name(node, to)})")
         if parts:

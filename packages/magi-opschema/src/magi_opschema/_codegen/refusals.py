@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 
-from magi_opschema._model.tree import Leaf, MaskedList, Node, Optional, Record, Sequence
+from magi_opschema._model.tree import Leaf, ListOrTuple, MaskedList, Node, Optional, Record, Sequence
 
 from .writer import Writer
 
@@ -32,6 +32,9 @@ def refusals_of(node: Node, to: Writer, *, are_real: bool) -> Iterator[Refusal]:
         case Sequence():
             for item in node.items:
                 yield from refusals_of(item, to, are_real=are_real)
+        case ListOrTuple():
+            yield from refusals_of(node.is_tuple, to, are_real=are_real)
+            yield from refusals_of(node.inner, to, are_real=are_real)
         case MaskedList():
             yield from _of_leaf(node.values, to, are_real=are_real)
             yield from _of_leaf(node.present, to, are_real=are_real)
@@ -67,6 +70,8 @@ def write_readings(node: Node, to: Writer, condition: str = "") -> None:
                 write_readings(item, to, condition)
         case Optional():
             write_readings(node.inner, to, " and ".join(filter(None, (condition, node.is_some.name))))
+        case ListOrTuple():
+            write_readings(node.inner, to, condition)
         case MaskedList():
             pass
 

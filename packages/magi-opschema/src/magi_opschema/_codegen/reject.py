@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from magi_opschema._model.tree import Leaf, MaskedList, Node, Optional, Sequence, dotted
+from magi_opschema._model.tree import Leaf, ListOrTuple, MaskedList, Node, Optional, Sequence, dotted
 from magi_opschema._text import show_with_type
 from magi_opschema._torch_compat import is_dynamo_compiling
 from magi_opschema.errors import ArgumentError, ArgumentValueError, OpSchemaError
@@ -98,6 +98,8 @@ def _expected(node: Node) -> str:
             return f"a tuple of {len(node.items)}, {node.label}"
         case Optional():
             return f"{_expected(node.inner)}, or None"
+        case ListOrTuple():
+            return f"a list or a tuple, {node.label}"
         case MaskedList():
             return node.label
     if node.kind == "typeddict":

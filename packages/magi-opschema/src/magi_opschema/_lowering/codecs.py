@@ -23,6 +23,13 @@ _BOOLS = {"True": True, "False": False}
 AS_TUPLE = Codec(decode="{tuple}({value})", constants={"tuple": tuple})
 """`tuple[T, ...]`: the dispatcher accepts a tuple for a list, and passes a list to the body."""
 
+AS_LIST = Codec(
+    refuse="not {isinstance}({value}, {list})",
+    constants={"isinstance": isinstance, "list": list},
+    expected="a list, because a Sequence in a returned record arrives as one",
+)
+"""`Sequence[T]` in a record that an op returns: an op cannot say of an output whether it was a tuple."""
+
 COMPLEX_PAIRS = Codec(
     note="real and imaginary parts",
     refuse=("not {isinstance}({value}, {sequence}) or not {all}([{isinstance}(item, {numbers}) for item in {value}])"),
@@ -71,16 +78,16 @@ def literal(values: tuple[object, ...]) -> tuple[str, Codec]:
 def enumeration(cls: type[enum.Enum]) -> tuple[str, Codec]:
     """The schema type and the codec of an Enum: by value if all values are strings, otherwise by name.
 
-    A Flag by its bits.
+    A Flag by its bits. A class may override `name` and `value`, so they are read as `_name_` and `_value_`.
     """
     members = tuple(cls.__members__.values())
-    shown = ", ".join(f"{cls.__name__}.{member.name}" for member in members)
+    shown = ", ".join(f"{cls.__name__}.{member._name_}" for member in members)
     if issubclass(cls, enum.Flag):
         refuse, named = "{type}({value}) is not {cls}", {"cls": cls, "type": type, "read": _reader(cls, ValueError)}
         decode = "{read}({value}, {reject})"
-        codec = Codec(f"flag {cls.__name__}", refuse, "{value}.value", decode, named, f"a {cls.__name__}")
+        codec = Codec(f"flag {cls.__name__}", refuse, "{value}._value_", decode, named, f"a {cls.__name__}")
         return "SymInt", codec
-    values = tuple(member.value for member in members)
+    values = tuple(member._value_ for member in members)
     constants: dict[str, object] = {
         "cls": cls,
         "values": values,
@@ -89,11 +96,11 @@ def enumeration(cls: type[enum.Enum]) -> tuple[str, Codec]:
     }
     refuse = "{type}({value}) is not {cls} and ({type}({value}) not in {kinds} or {value} not in {values})"
     if all(type(value) is str for value in values):
-        encode = "({value}.value if {type}({value}) is {cls} else {value})"
-        by_text: dict[object, enum.Enum] = {member.value: member for member in members}
+        encode = "({value}._value_ if {type}({value}) is {cls} else {value})"
+        by_text: dict[object, enum.Enum] = {member._value_: member for member in members}
     else:
-        encode = "({value} if {type}({value}) is {cls} else {cls}({value})).name"
-        by_text = {member.name: member for member in members}
+        encode = "({value} if {type}({value}) is {cls} else {cls}({value}))._name_"
+        by_text = {member._name_: member for member in members}
     constants["members"] = by_text
     note, expected = f"enum {cls.__name__}", f"one of {shown}, or the value of one"
     decode = "({members}[{value}] if {value} in {members} else {reject}({value}))"
@@ -189,4 +196,4 @@ def _each(text: str, *, as_tuple: bool) -> str:
 
 
 def _show(value: object) -> str:
-    return f"{type(value).__name__}.{value.name}" if isinstance(value, enum.Enum) else repr(value)
+    return f"{type(value).__name__}.{value._name_}" if isinstance(value, enum.Enum) else repr(value)

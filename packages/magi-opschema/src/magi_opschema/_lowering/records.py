@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from .place import Place
 
 
+_ITEM = type(inspect.getattr_static(inspect.ArgInfo, "args"))
+"""The class of what reads a field of a named tuple."""
 RecordKind = typing.Literal["dataclass", "namedtuple", "typeddict", "object"]
 
 
@@ -73,6 +75,7 @@ def _namedtuple_fields(annotation: object, cls: Any, place: Place) -> list[Annot
     if unknown := [name for name in cls._fields if name not in hints]:
         why = f"a namedtuple whose field {unknown[0]!r} has no annotation"
         raise place.refuse(annotation, why, "Use typing.NamedTuple.")
+    _check_own_methods(annotation, cls, place, cls._fields, {})
     return [(name, hints[name], cls) for name in cls._fields]
 
 
@@ -92,32 +95,41 @@ def _dataclass_fields(annotation: object, cls: Any, place: Place) -> list[Annota
             why = f"whose InitVar {name!r} cannot be read back from an instance"
             raise place.refuse(annotation, why, "Make it a field.")
     fields = [part for part in dataclasses.fields(cls) if part.init]
-    _check_own_init(annotation, cls, [part.name for part in fields], place)
+    _check_own_methods(annotation, cls, place, (), {part.name: None for part in fields})
     return [(part.name, part.type, _owner(cls, part.name)) for part in fields]
 
 
-def _check_own_init(annotation: object, cls: type, names: list[str], place: Place) -> None:
-    """Raise for a hand-written `__init__` that cannot be called with the fields."""
-    if _has_generated_init(cls):
-        return
-    init = cls.__init__  # type: ignore[misc]
-    parameters = list(inspect.signature(init).parameters.values())[1:]
-    accepted = {p.name for p in parameters if p.kind in {p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY}}
-    required = {p.name for p in parameters if p.name in accepted and p.default is p.empty}
-    if not required <= set(names) <= accepted:
-        why = (
-            f"whose __init__ takes ({', '.join(p.name for p in parameters)}) where its fields are ({', '.join(names)})"
-        )
-        raise place.refuse(annotation, why, "Let the dataclass write __init__, or give it the fields as parameters.")
+def _check_own_methods(
+    annotation: object, cls: type, place: Place, args: tuple[str, ...], kwargs: dict[str, None]
+) -> None:
+    """Raise for a hand-written `__new__` or `__init__` that cannot be called with the fields."""
+    for method in sorted({"__new__", "__init__"} & _defined(cls)):
+        signature = inspect.signature(getattr(cls, method))
+        try:
+            signature.bind(cls, *args, **kwargs)
+        except TypeError:
+            taken, fields = ", ".join([*signature.parameters][1:]), ", ".join([*args, *kwargs])
+            why = f"whose {method} takes ({taken}) where its fields are ({fields})"
+            kind = "dataclass" if dataclasses.is_dataclass(cls) else "NamedTuple"
+            fix = f"Let the {kind} write {method}, or give it the fields as parameters."
+            raise place.refuse(annotation, why, fix) from None
 
 
-def is_plain(cls: type) -> bool:
-    """True if making an instance of the dataclass only stores its fields in its `__dict__`."""
+def is_plain(cls: Any) -> bool:
+    """True if making an instance of a dataclass or a named tuple only stores its fields, and reading one returns it.
+
+    A dataclass stores them in its `__dict__`.
+    """
+    if "__call__" in _defined(type(cls)) or "__getattribute__" in _defined(cls):
+        return False
+    if issubclass(cls, tuple):
+        are_items = all(isinstance(inspect.getattr_static(cls, name), _ITEM) for name in cls._fields)
+        made_by = getattr(cls.__new__, "__globals__", {}).get("__name__", "")
+        return are_items and made_by.startswith("namedtuple_") and "__init__" not in _defined(cls)
     return (
         _has_generated_init(cls)
         and not hasattr(cls, "__post_init__")
         and "__new__" not in _defined(cls)
-        and "__call__" not in _defined(type(cls))
         and cls.__dictoffset__ != 0
         and all(part.init and not _is_descriptor(cls, part.name) for part in dataclasses.fields(cls))
     )
@@ -131,8 +143,8 @@ def _has_generated_init(cls: type) -> bool:
 
 
 def _defined(cls: type) -> set[str]:
-    """The names that *cls* and its bases define, without those of `object` and `type`."""
-    return {name for base in cls.__mro__ if base not in {object, type} for name in vars(base)}
+    """The names that *cls* and its bases define, without those of builtin classes."""
+    return {name for base in cls.__mro__ if base.__module__ != "builtins" for name in vars(base)}
 
 
 def _is_descriptor(cls: type, name: str) -> bool:

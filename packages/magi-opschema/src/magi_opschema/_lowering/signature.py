@@ -14,7 +14,7 @@ from magi_opschema._codegen.reject import writer_of
 from magi_opschema._codegen.source import compile_source
 from magi_opschema._model.lowering import LoweringPath, Parameter, SignatureLowering, SignatureTrees, is_flat_return
 from magi_opschema._model.schema import MAX_ARGUMENTS, NO_DEFAULT, Argument, default_text, takes
-from magi_opschema._model.tree import Leaf, MaskedList, Node, Optional, dotted, flat_name, leaves, nodes
+from magi_opschema._model.tree import Leaf, ListOrTuple, MaskedList, Node, Optional, dotted, flat_name, leaves, nodes
 from magi_opschema._text import location, show_with_type
 from magi_opschema.errors import Problem, SignatureError
 
@@ -123,7 +123,7 @@ def _clashes(trees: list[Node]) -> list[Problem]:
 def _is_inside(node: Node, outer: Node) -> bool:
     """True if the two may have the same path: an Optional and its value, a list of optional Tensors and its values."""
     match outer:
-        case Optional():
+        case Optional() | ListOrTuple():
             return outer.inner is node or _is_inside(node, outer.inner)
         case MaskedList():
             return outer.values is node

@@ -23,6 +23,7 @@ from magi_opschema._model.tree import (
     Codec,
     Field,
     Leaf,
+    ListOrTuple,
     MaskedList,
     Node,
     Optional,
@@ -111,7 +112,8 @@ def _lower_unwrapped(annotation: object, place: Place) -> Node:
     if ObjectHandle in {origin, annotation}:
         return _lower_handle(annotation, arguments, place)
     if origin in _LISTS and arguments:
-        return _lower_list(annotation, arguments[0], place, as_tuple=False)
+        node = _lower_list(annotation, arguments[0], place, as_tuple=False)
+        return node if origin is list or not place.outer else _lower_sequence(annotation, node, place)
     if origin is tuple and (arguments or isinstance(annotation, types.GenericAlias)):
         return _lower_tuple(annotation, arguments, place)
     cls = origin or annotation
@@ -223,6 +225,14 @@ def _lower_list(annotation: object, element: object, place: Place, *, as_tuple: 
     raise place.refuse(annotation, why, _list_advice(resolved))
 
 
+def _lower_sequence(annotation: object, node: Node, place: Place) -> Node:
+    """`Sequence[T]` in a record, whose instance would differ if a tuple arrived as a list."""
+    assert isinstance(node, (Leaf, MaskedList))
+    if place.subject == "parameter":
+        return ListOrTuple(place.path, place.below("is_tuple").leaf("bool"), node, show_type(annotation))
+    return replace(node, codec=codecs.AS_LIST) if isinstance(node, Leaf) and node.codec == IDENTITY else node
+
+
 def _is_record(element: object) -> bool:
     """True for a record class, generic or not, and for an optional one."""
     members = [member for member in typing.get_args(element) if member is not types.NoneType]
@@ -265,7 +275,7 @@ def _lower_record(annotation: object, cls: type, place: Place) -> Record:
         [(hint, inside.below(name, scope=place.scope.of_class(owner))) for name, hint, owner in annotated]
     )
     fields = tuple(Field(name, node) for (name, _, _), node in zip(annotated, parts, strict=True))
-    return Record(place.path, cls, kind, fields, show_type(annotation), kind == "dataclass" and is_plain(cls))
+    return Record(place.path, cls, kind, fields, show_type(annotation), kind != "typeddict" and is_plain(cls))
 
 
 def lower_each(annotations: list[tuple[object, Place]]) -> tuple[Node, ...]:

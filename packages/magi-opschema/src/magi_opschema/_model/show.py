@@ -9,7 +9,7 @@ import inspect
 
 from magi_opschema._text import full_repr, show_type, show_value
 
-from .tree import Field, Leaf, MaskedList, Node, Optional, Record, Sequence, leaves
+from .tree import Field, Leaf, ListOrTuple, MaskedList, Node, Optional, Record, Sequence, leaves
 
 
 _COLUMN = 11
@@ -49,7 +49,7 @@ def _show_value(value: object) -> str:
         ]
         return f"{type(value).__name__}({', '.join(parts)})"
     if isinstance(value, enum.Enum):
-        return f"{type(value).__name__}.{value.name}"
+        return f"{type(value).__name__}.{value._name_}"
     return show_value(value)
 
 
@@ -103,7 +103,7 @@ def _label(node: Node) -> str:
             return f"{_label(node.inner)} | None"
         case Record() if node.handle is not None or node.kind == "object":
             return f"{node.label}, taken apart"
-        case Record() | Sequence() | MaskedList():
+        case Record() | Sequence() | ListOrTuple() | MaskedList():
             return node.label
     raise AssertionError(node)
 

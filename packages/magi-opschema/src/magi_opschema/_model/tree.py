@@ -122,7 +122,7 @@ class Record:
     fields: tuple[Field, ...]
     label: str
     is_plain: bool = False
-    """True for a dataclass whose instances consist of their `__dict__`: no other code runs when one is made."""
+    """True for a dataclass or named tuple of which no code of the user runs when an instance is made or read."""
     handle: Leaf | None = None
     """If the annotation is `ObjectHandle[T]`, the leaf for the case that the caller passes the object's handle."""
 
@@ -137,12 +137,22 @@ class Sequence:
 
 
 @dataclass(frozen=True)
+class ListOrTuple:
+    """`Sequence[T]` in a record: a bool leaf that says whether the value is a tuple, and the leaves of `list[T]`."""
+
+    path: Path
+    is_tuple: Leaf
+    inner: Leaf | MaskedList
+    label: str
+
+
+@dataclass(frozen=True)
 class Optional:
     """`T | None` where T is not a single leaf: a bool leaf that says which, and T's leaves, None if it is False."""
 
     path: Path
     is_some: Leaf
-    inner: Record | Sequence | MaskedList
+    inner: Record | Sequence | ListOrTuple | MaskedList
 
 
 @dataclass(frozen=True)
@@ -161,7 +171,7 @@ class MaskedList:
     """True for `tuple[Tensor | None, ...]`: the body gets a tuple."""
 
 
-Node: TypeAlias = Leaf | Record | Sequence | Optional | MaskedList
+Node: TypeAlias = Leaf | Record | Sequence | Optional | ListOrTuple | MaskedList
 
 
 def leaves(node: Node) -> Iterator[Leaf]:
@@ -181,6 +191,9 @@ def nodes(node: Node) -> Iterator[Node]:
                 yield from nodes(item)
         case Optional():
             yield node.is_some
+            yield from nodes(node.inner)
+        case ListOrTuple():
+            yield node.is_tuple
             yield from nodes(node.inner)
         case MaskedList():
             yield node.values

@@ -6,6 +6,7 @@
 | `decorator` | `magi_register_custom_op` |
 | `define` | check, compute, register, remember; `callables` and `fake` are steps of it |
 | `by_handle` | the opaque form of an op that takes objects apart |
+| `functional` | the form of a mutating op that writes into nothing |
 | `registration` | the only module that registers anything with torch |
 | `catalogue` | what is known of each op: `op_def`, `annotate` |
 | `rules` | bodies, vmap, autocast and sharding, given afterwards |

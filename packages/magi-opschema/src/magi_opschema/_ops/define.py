@@ -123,7 +123,8 @@ def _define(
         except BaseException:
             unregister(registration)
             raise
-    speak_for_earlier(registration.torch_op)
+    for op in registration.torch_ops:
+        speak_for_earlier(op)
     definition = OpDef(name, fn, registration.torch_op, exposed, lowering, marks, registration, by_handle)
     remember(definition)
     return definition

@@ -73,7 +73,9 @@ def _form(value: Any) -> Form:
         return kind, tuple([_form(item) for item in value])
     if kind is dict:
         return kind, tuple([(key, _form(item)) for key, item in value.items()])
-    if value is None or isinstance(value, (int, str, enum.Enum, torch.device, *_TORCH_CONSTANTS)):
+    if isinstance(value, enum.Enum):  # its own `__eq__` may say that two members are equal
+        return kind, _member_key(value)
+    if value is None or isinstance(value, (int, str, torch.device, *_TORCH_CONSTANTS)):
         return kind, value
     return kind, _Same(value)
 
@@ -89,6 +91,8 @@ def _value(form: Form) -> Any:
         return {key: _value(item) for key, item in content}
     if type(content) is _Same:
         return content.value
+    if issubclass(kind, enum.Enum):
+        return _member(kind, content)
     if type(content) is tuple:
         return kind(*[_value(item) for item in content])
     return content
@@ -117,7 +121,7 @@ def _dump(value: Any, path: str) -> Any:
     if kind in {float, complex}:
         return {kind.__name__: repr(value)}
     if isinstance(value, enum.Enum):
-        return {"enum": name_of(kind), "value": value.value if isinstance(value, enum.Flag) else value.name}
+        return {"enum": name_of(kind), "value": _member_key(value)}
     if isinstance(value, _TORCH_CONSTANTS):
         return {"torch": str(value).removeprefix("torch.")}
     if isinstance(value, torch.device):
@@ -139,9 +143,8 @@ def _load(dump: Any) -> Any:
             return float(text)
         case {"complex": text}:
             return complex(text)
-        case {"enum": name, "value": value}:
-            cls: Any = _class_of(name)
-            return cls(value) if issubclass(cls, enum.Flag) else cls[value]
+        case {"enum": name, "value": key}:
+            return _member(_class_of(name), key)
         case {"torch": name}:
             return getattr(torch, name)
         case {"device": text}:
@@ -155,6 +158,16 @@ def _load(dump: Any) -> Any:
         case {"namedtuple": name, "items": items}:
             return _class_of(name)(*[_load(item) for item in items])
     return dump
+
+
+def _member_key(value: enum.Enum) -> Any:
+    """What names a member of an Enum: the bits of a Flag, which may have no name, otherwise the name."""
+    return value._value_ if isinstance(value, enum.Flag) else value._name_
+
+
+def _member(cls: Any, key: Any) -> Any:
+    """The inverse of `_member_key`."""
+    return cls(key) if issubclass(cls, enum.Flag) else cls[key]
 
 
 def name_of(cls: type) -> str:

@@ -24,6 +24,7 @@ from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._torch_compat import (
     below_adinplaceorview,
     destroy,
+    functionalize_by,
     hide_from_dynamo,
     increment_version,
     keep_entry,
@@ -34,6 +35,7 @@ from magi_opschema._torch_compat import (
 from magi_opschema.errors import RuleError
 
 from .fake import FakeSlot
+from .functional import functional_body, functional_rule, functional_schema, needs_functional_form
 
 
 registering = threading.RLock()
@@ -55,6 +57,8 @@ class Registration:
     fake: FakeSlot
     formula: Formula | None
     vmap_rule: VmapRule | None = None
+    functional_op: Any = None
+    """The functional form of a mutating op; None for an op without one."""
     device_keys: set[str] = field(default_factory=set)
     """Dispatch keys of the device types that have a body of their own."""
 
@@ -86,7 +90,13 @@ class Registration:
         self.library = torch.library.Library(self.name.split("::")[0], "FRAGMENT")
         for step in self.steps:
             step(self.library)
-        restore_packet(self.torch_op)
+        for op in self.torch_ops:
+            restore_packet(op)
+
+    @property
+    def torch_ops(self) -> tuple[Any, ...]:
+        """The OpOverload of the op, and that of its functional form if it has one."""
+        return (self.torch_op,) if self.functional_op is None else (self.torch_op, self.functional_op)
 
 
 def register(
@@ -106,6 +116,8 @@ def register(
     | Autograd | an autograd.Function; of a mutating op, the error where a gradient would be wrong |
     | FuncTorchDynamicLayerFrontMode | an autograd.Function, for torch.func transforms |
     | ADInplaceOrView | of a mutating op, the bump of version counters |
+
+    A mutating op that torch cannot make functional gets a second op, its functional form.
 
     If one of these steps fails, nothing stays registered.
     """
@@ -131,6 +143,8 @@ def register(
                 registration.add(_impl(op_name, _version_kernel(lowering, torch_op), "ADInplaceOrView"))
                 batched = _batched_mutation(lowering, registration)
                 registration.add(lambda library: torch.library.register_vmap(name, batched, lib=library))
+                if needs_functional_form(lowering):
+                    _add_functional_form(registration)
             else:
                 functions = registration.functions
                 registration.add(_impl(op_name, autograd_kernel(functions), "Autograd"))
@@ -141,6 +155,22 @@ def register(
     return registration
 
 
+def _add_functional_form(registration: Registration) -> None:
+    """Define and register the functional form of a mutating op, and make compilers use it where torch has none."""
+    namespace, op_name = f"{registration.name}__functional".split("::")
+    lowering = registration.lowering
+    body = hide_from_dynamo(functional_body(lowering, registration.torch_op))
+
+    def define(library: torch.library.Library) -> None:
+        library.define(functional_schema(op_name, lowering), tags=(torch.Tag.pt2_compliant_tag,))
+        library.impl(op_name, body, "CompositeExplicitAutograd")
+        register_fake(library, f"{namespace}::{op_name}", body, lowering.location)
+
+    registration.add(define)
+    registration.functional_op = getattr(getattr(torch.ops, namespace), op_name).default
+    functionalize_by(registration.torch_op, functional_rule(lowering, registration.functional_op))
+
+
 def _impl(op_name: str, kernel: Callable[..., Any], key: str) -> Step:
     return lambda library: library.impl(op_name, kernel, key)
 
@@ -148,7 +178,8 @@ def _impl(op_name: str, kernel: Callable[..., Any], key: str) -> Step:
 def unregister(registration: Registration) -> None:
     """Unregister an op from torch, so that its name is free again. Its OpOverload can still be called safely."""
     with registering:
-        keep_entry(registration.torch_op)
+        for op in registration.torch_ops:
+            keep_entry(op)
         destroy(registration.library)
 
 

@@ -32,7 +32,7 @@ from .dispatch import (
     tracing_state,
 )
 from .entries import destroy, is_registered, keep_entry, reserved_part, restore_packet, speak_for_earlier
-from .overloads import CustomOpDef, OpOverload, OpOverloadPacket, translate_errors
+from .overloads import CustomOpDef, OpOverload, OpOverloadPacket, functionalize_by, translate_errors
 from .pytrees import (
     GetAttrKey,
     class_saved_as,
@@ -78,6 +78,7 @@ __all__ = [
     "dispatch_key_of",
     "fix_local",
     "forward_ad",
+    "functionalize_by",
     "guard_type",
     "handle_of",
     "has_saved_name",

@@ -61,6 +61,21 @@ class TranslatingPacket(OpOverloadPacket):
             raise
 
 
+def functionalize_by(op: OpOverload, rule: Callable[..., Any]) -> None:
+    """Make AOTAutograd call *rule* with a call of *op* where it makes a graph functional.
+
+    If *rule* returns NotImplemented, torch makes the call functional itself. Nothing changes outside of a compiler.
+    """
+    from torch._subclasses.functional_tensor import FunctionalTensorMode
+
+    def functionalize(mode: Any, *args: Any, **kwargs: Any) -> Any:
+        with mode:
+            output = rule(*args, **kwargs)
+        return mode.__torch_dispatch__(op, (), args, kwargs) if output is NotImplemented else output
+
+    op.py_impl(FunctionalTensorMode)(functionalize)
+
+
 def translate_errors(op: OpOverload, translate: Callable[..., None]) -> None:
     """Make a call of *op*, or of its packet, that raises an error call `translate(error, args, kwargs)`."""
     if type(op) is OpOverload:
