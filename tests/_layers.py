@@ -44,8 +44,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "fft",
         "linalg",
         "special",
-        "_harness",
-        "testing",
         "_commands",
     ),
     "magi_tritonwrap": (

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two Triton kernels in slots of ATen operators: softmax in slot 0, add in slot 1.
 
-`magi-opschema aten test softmax --slot 0 --kernels examples/aten_slots/kernels.py` checks one against ATen.
+`python -m aten_harness softmax --slot 0 --kernels kernels.py`, in the tests of magi-opschema, checks one against ATen.
 """
 
 from __future__ import annotations

@@ -4,20 +4,22 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+from aten_harness import __main__ as harness
 from magi_opschema._cli import main
 
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "magi_opschema._cli", "aten", *arguments]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if arguments[0] != "test":
+        arguments = ("magi_opschema._cli", "aten", *arguments)
+    else:
+        arguments = ("aten_harness", *arguments[1:])
+        env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), env.get("PYTHONPATH", "")])
     return subprocess.run(
-        command, capture_output=True, text=True, cwd=cwd, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        [sys.executable, "-m", *arguments], capture_output=True, text=True, cwd=cwd, check=False, env=env
     )
 
 
@@ -56,10 +58,11 @@ def test_new_names_a_place_that_it_cannot_write(tmp_path: Path, capsys: pytest.C
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_jobs_are_at_least_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_jobs_are_at_least_one(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for jobs in ("0", "-1", "many"):
+        monkeypatch.setattr(sys, "argv", ["aten_harness", "--jobs", jobs])
         with pytest.raises(SystemExit) as end:
-            main(["aten", "coverage", "--run", "--jobs", jobs])
+            harness.main()
         assert end.value.code == 2
         assert f"invalid positive number value: '{jobs}'" in capsys.readouterr().err
 
@@ -89,6 +92,11 @@ def test_a_new_kernel_goes_from_stub_to_tested(tmp_path: Path) -> None:
     finished = run("test", "relu", "--slot", "2", "--kernels", stub.name, cwd=tmp_path)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert " 0 fail" in finished.stdout
+    test = tmp_path / "test_relu_slot2.py"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test)]
+    assert subprocess.run(command, cwd=tmp_path, check=False, capture_output=True).returncode == 1
+    test.write_text(test.read_text().replace("= []  #", "= [((torch.randn(3, 4),), {})]  #"))
+    assert subprocess.run(command, cwd=tmp_path, check=False, capture_output=True).returncode == 0
     none = run("test", "relu", "--slot", "3", cwd=tmp_path)
     assert none.returncode == 2
     assert "slot 3 of aten::relu has no kernel; active are 8" in none.stderr

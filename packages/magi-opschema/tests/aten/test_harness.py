@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from aten_harness import divergences as _divergences
+from aten_harness import run as _run
+from aten_harness.reasons import BUDGETS, EXCLUDED
+from aten_harness.rows import Report, Row
 from magi_opschema.aten._dispatch.load import default_folder, default_surface
 from magi_opschema.aten._generate.metadata import FILE_NAME
-from magi_opschema.aten._harness import divergences as _divergences
-from magi_opschema.aten._harness import run as _run
-from magi_opschema.aten._harness.reasons import BUDGETS, EXCLUDED
-from magi_opschema.aten._harness.rows import Report, Row
 
 
 if TYPE_CHECKING:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from aten_harness import run as _run
+from aten_harness.check import check
+from aten_harness.divergences import LIBRARY_DIVERGENCES
+from aten_harness.reasons import EXCLUDED
+from aten_harness.subject import dotted
 from magi_opschema import aten
-from magi_opschema.aten import testing
 from magi_opschema.aten._dispatch.cells import loaded_cells
 from magi_opschema.aten._generate.names import python_name
-from magi_opschema.aten._harness import run as _run
-from magi_opschema.aten._harness.divergences import LIBRARY_DIVERGENCES
-from magi_opschema.aten._harness.reasons import EXCLUDED
-from magi_opschema.aten._harness.subject import dotted
 
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def test_opcheck_passes_on_operators_with_a_backward(base: str, delegate: Callab
 
     aten.register_slot(f"{base}.{leading}", 3, kernel, backward=backward, setup_context=setup_context)
     try:
-        report = testing.check([(base, 3)])[base, 3]
+        report = check([(base, 3)])[base, 3]
     finally:
         aten.unregister_slot(base, 3)
 

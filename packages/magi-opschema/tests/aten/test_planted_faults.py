@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from aten_harness import op_db
+from aten_harness.check import check
 from magi_opschema import aten
-from magi_opschema.aten import testing
 from magi_opschema.aten._dispatch.cells import cell_of
-from magi_opschema.aten._harness import op_db
 from torch import Tensor
 
 
@@ -137,7 +137,7 @@ def test_every_planted_fault_is_caught(fault: str, delegate: Callable[..., Any])
         variant = _variant(base)
         aten.register_slot(f"{base}.{variant}", 3, delegate(base, variant, wrong(base), takes_out=takes_out))
     try:
-        reports = testing.check([(base, 3) for base in bases])
+        reports = check([(base, 3) for base in bases])
     finally:
         for base in bases:
             aten.unregister_slot(base, 3)
@@ -173,7 +173,7 @@ def test_a_wrong_backward_is_caught() -> None:
         only = (torch.float32,)
         aten.register_slot("square", 3, square, dtypes=only, backward=backward(factor), setup_context=setup_context)
         try:
-            report = testing.check([("square", 3)])["square", 3]
+            report = check([("square", 3)])["square", 3]
         finally:
             aten.unregister_slot("square", 3)
         assert any(row.check == "backward" for row in report.rows)
@@ -188,7 +188,7 @@ def test_right_kernels_pass(delegate: Callable[..., Any]) -> None:
         aten.slots(base)
         aten.register_slot(f"{base}.{_variant(base)}", 3, delegate(base, _variant(base)))
     try:
-        reports = testing.check([(base, 3) for base in TWENTY])
+        reports = check([(base, 3) for base in TWENTY])
     finally:
         for base in TWENTY:
             aten.unregister_slot(base, 3)
@@ -199,7 +199,7 @@ def test_right_kernels_pass(delegate: Callable[..., Any]) -> None:
 
 @pytest.mark.slow
 def test_a_hanging_kernel_is_a_failed_row(monkeypatch: pytest.MonkeyPatch, delegate: Callable[..., Any]) -> None:
-    from magi_opschema.aten._harness import run as _run
+    from aten_harness import run as _run
 
     monkeypatch.setattr(_run, "SECONDS_PER_CHECK", 2.0)
 
@@ -210,7 +210,7 @@ def test_a_hanging_kernel_is_a_failed_row(monkeypatch: pytest.MonkeyPatch, deleg
     aten.slots("neg")
     aten.register_slot("neg", 3, delegate("neg", "default", hangs))
     try:
-        report = testing.check([("neg", 3)])["neg", 3]
+        report = check([("neg", 3)])["neg", 3]
     finally:
         aten.unregister_slot("neg", 3)
 

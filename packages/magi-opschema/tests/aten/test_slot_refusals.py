@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from _slot_kernels import Counted
+from aten_harness.check import check
 from magi_opschema import aten
-from magi_opschema.aten import errors, testing
+from magi_opschema.aten import errors
 from magi_opschema.aten._dispatch import load as _load
 from magi_opschema.aten._dispatch import registry as _registry
 from magi_opschema.aten.errors import KernelSignatureError, SlotError, UnknownOpError
@@ -134,8 +135,8 @@ WRONG: dict[str, Callable[[Any], object]] = {
         )
         for option in ("devices", "dtypes", "supports", "backward", "setup_context")
     },
-    "check": lambda value: testing.check([value]),
-    "check, device": lambda value: testing.check([("softmax", 8)], device=value),
+    "check": lambda value: check([value]),
+    "check, device": lambda value: check([("softmax", 8)], device=value),
 }
 
 

@@ -6,11 +6,11 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from magi_opschema.aten._harness.workers import run_tasks
+from aten_harness.workers import run_tasks
 
 
 if TYPE_CHECKING:
-    from magi_opschema.aten._harness.workers import Death, Note
+    from aten_harness.workers import Death, Note
 
 
 def outcomes(

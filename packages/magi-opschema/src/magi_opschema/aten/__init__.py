@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ._dispatch.slots import use_slot as use_slot
     from ._stubs import *  # noqa: F403  # the names that mypy sees
 
-_MODULES = frozenset({"errors", "fft", "linalg", "special", "testing"})
+_MODULES = frozenset({"errors", "fft", "linalg", "special"})
 
 _HOMES = {
     "load": "_dispatch.load",

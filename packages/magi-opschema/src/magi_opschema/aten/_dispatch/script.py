@@ -7,6 +7,8 @@ import runpy
 import sys
 from typing import TYPE_CHECKING
 
+from magi_opschema.aten.errors import SurfaceError
+
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,3 +31,17 @@ def run_script(path: Path, *, name: str | None = None, arguments: Sequence[str] 
         runpy.run_path(str(path), run_name=name)
     finally:
         sys.argv = before
+
+
+def run_kernels(path: Path | None) -> None:
+    """Run the file that registers the user's kernels, if there is one, with its own name and not as `__main__`.
+
+    Raises:
+        SurfaceError: There is no such file.
+    """
+    if path is None:
+        return
+    if not path.is_file():
+        msg = f"--kernels {path}: no such file"
+        raise SurfaceError(msg)
+    run_script(path)

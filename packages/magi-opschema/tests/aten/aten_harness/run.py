@@ -10,7 +10,6 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import torch
-
 from magi_opschema.aten._dispatch.cells import cell_of
 from magi_opschema.aten._dispatch.registry import kernels_of
 from magi_opschema.aten._generate.metadata import ATEN_SLOT

@@ -6,9 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from magi_opschema.aten._torch_compat import default_tolerances
+from torch import Tensor
 
 
 def flat(result: Any) -> list[Any]:

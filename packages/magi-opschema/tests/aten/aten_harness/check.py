@@ -11,8 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ._harness.rows import Report as Report
-from ._harness.rows import Row as Row
+import torch
+from magi_opschema._text import show_value
+from magi_opschema.aten._dispatch.slots import active_cell
+from magi_opschema.aten.errors import SlotError
+
+from .rows import Report
+from .run import run
 
 
 def check(
@@ -38,21 +43,12 @@ def check(
         >>> check([("relu", 8)])["relu", 8].failures
         []
     """
-    from ._dispatch.slots import active_cell
-    from ._harness.run import run
-
     tasks = _checked(tasks, device)
     asked = {(active_cell(base, slot).base, slot): (base, slot) for base, slot in tasks}
     return {asked[task]: report for task, report in run(asked, jobs=jobs, device=device)}
 
 
 def _checked(tasks: object, device: Any) -> list[Any]:
-    import torch
-
-    from magi_opschema._text import show_value
-
-    from .errors import SlotError
-
     pairs = list(tasks) if isinstance(tasks, Iterable) else [None]
     if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
         msg = f"tasks={show_value(tasks)} must be pairs of an operator and a slot, [('softmax', 8)]"
@@ -63,6 +59,3 @@ def _checked(tasks: object, device: Any) -> list[Any]:
         msg = f"device={show_value(device)} is not a device of torch; give 'cpu' or 'cuda'"
         raise SlotError(msg) from None
     return pairs
-
-
-__all__ = ["Report", "Row", "check"]

@@ -6,9 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
-
 from magi_opschema.aten._dispatch.slots import use_slot
+from torch import Tensor
 
 from .compare import close, flat
 from .samples import Sample, seed

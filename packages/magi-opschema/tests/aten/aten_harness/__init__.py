@@ -3,7 +3,7 @@
 
 | module | what it holds |
 |---|---|
-| `run`, `workers` | bases and slots in, rows out; the processes |
+| `check`, `run`, `workers` | bases and slots in, rows out; the processes |
 | `rows`, `reasons`, `divergences` | results, and what is known to differ |
 | `subject`, `samples`, `layouts`, `devices` | what is called, and the arguments |
 | `providers`, `recipes`, `op_db`, `fuzz` | where inputs come from |

@@ -10,11 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
-
 from magi_opschema.aten._dispatch.library import kernel_op, library_op
 from magi_opschema.aten._dispatch.registry import kernels_of
 from magi_opschema.aten._torch_compat import arguments
+from torch import Tensor
 
 from .compare import flat
 from .samples import Sample

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
-
 from magi_opschema.aten._torch_compat import compile_whole
+from torch import Tensor
 
 from . import reasons as _reasons
 from .compare import close, differing_elements, flat, same_bits

@@ -9,8 +9,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
-
 from magi_opschema.aten._dispatch.cells import Cell, Pair, cell_of
 from magi_opschema.aten._dispatch.kernels import out_names
 from magi_opschema.aten._dispatch.load import default_surface
@@ -21,6 +19,7 @@ from magi_opschema.aten._dispatch.slots import use_slot
 from magi_opschema.aten._generate.metadata import ATEN_SLOT
 from magi_opschema.aten._generate.names import split_base
 from magi_opschema.aten._torch_compat import OpOverload, arguments
+from torch import Tensor
 
 from .samples import Sample, seed
 

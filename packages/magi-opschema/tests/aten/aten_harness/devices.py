@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-
 from magi_opschema.aten._torch_compat import arguments
 
 from .samples import Sample

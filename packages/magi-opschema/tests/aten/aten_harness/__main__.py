@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `python -m aten_harness`: test one operator in one slot against ATen, or all of them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from magi_opschema.aten._dispatch.load import default_surface
+from magi_opschema.aten._dispatch.script import run_kernels
+from magi_opschema.aten._generate.allowlist import SHIPPED, read_allowlist
+from magi_opschema.aten.errors import AtenError
+
+from .check import check
+from .run import active_tasks, run
+
+
+def main() -> int:
+    """Run the command. Returns 0 for success, 1 if a check failed, 2 for a bad input."""
+    parser = argparse.ArgumentParser(prog="python -m aten_harness", description=__doc__)
+    parser.add_argument("op", nargs="?", metavar="OP", help="softmax, linalg.norm (default: every active slot of all)")
+    parser.add_argument("--slot", type=int, default=8, metavar="N", help="0 to 7 for a kernel, 8 for ATen (default)")
+    parser.add_argument("--kernels", type=Path, metavar="FILE", help="a Python file that registers kernels; run first")
+    parser.add_argument("--device", metavar="DEVICE", help="where the inputs are (default: where the kernel serves)")
+    parser.add_argument("--jobs", type=_positive, metavar="N", help="processes at a time")
+    parser.add_argument("--verbose", action="store_true", help="print every row")
+    options = parser.parse_args()
+    try:
+        default_surface()
+        run_kernels(options.kernels)
+        if options.op is not None:
+            tasks = [(options.op, options.slot)]
+            reports = list(check(tasks, jobs=options.jobs, device=options.device).items())
+        else:
+            reports = sorted(run(active_tasks(read_allowlist(SHIPPED)), jobs=options.jobs))
+    except AtenError as error:
+        print(f"aten_harness: {error}", file=sys.stderr)  # noqa: T201  # a command's answer
+        return 2
+    for (base, slot), report in reports:
+        lines = [str(row) for row in (report.rows if options.verbose else report.failures)]
+        lines += [f"{base:45} slot {slot}  {report.summary()}"]
+        lines += [f"  skipped {count}: {reason}" for reason, count in report.skips.items()]
+        print("\n".join(lines), flush=True)  # noqa: T201
+    return 1 if any(report.failures for _, report in reports) else 0
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+_positive.__name__ = "positive number"  # the name that argparse uses
+
+
+if __name__ == "__main__":
+    sys.exit(main())
