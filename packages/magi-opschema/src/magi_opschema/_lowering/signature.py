@@ -206,6 +206,8 @@ def _choose_path(
         return "flattened"
     if returns is not None and not is_flat_return(returns):
         return "flattened"
+    if any(a.alias for a in arguments) and any(a.is_keyword_only and a.leaves[0].is_tensor for a in arguments):
+        return "flattened"  # torch.library.register_vmap takes no keyword-only Tensors
     return "direct" if all(parameter.is_plain for parameter in parameters) else "lowered"
 
 
