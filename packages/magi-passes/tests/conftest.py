@@ -37,11 +37,11 @@ def inductor() -> Iterator[Any]:
     """Inductor's configuration, with Dynamo's and Inductor's caches empty; fails when the test leaks a key."""
     torch._dynamo.reset()
     counters.clear()
-    before = _torch_compat.read_overrides()
+    before = _torch_compat.config.read_overrides()
     with fresh_cache():
         yield config
-    leaked = _torch_compat.config_changes(before, _torch_compat.read_overrides())
-    _torch_compat.restore_overrides(before)
+    leaked = _torch_compat.config.config_changes(before, _torch_compat.config.read_overrides())
+    _torch_compat.config.restore_overrides(before)
     torch._dynamo.reset()
     assert leaked == {}
 

@@ -161,10 +161,10 @@ from pathlib import Path
 
 import torch
 from magi_passes import _torch_compat
-from magi_passes._choose import timing
+from magi_passes._choose import tuning
 
-_torch_compat.shared_folder = lambda: sys.argv[1]
-with timing.alone_on({torch.device("cpu")}):
+_torch_compat.machine.shared_folder = lambda: sys.argv[1]
+with tuning.alone_on({torch.device("cpu")}):
     print("measuring", flush=True)
     sys.stdin.readline()
     Path(sys.argv[1], "done").touch()
@@ -172,9 +172,9 @@ with timing.alone_on({torch.device("cpu")}):
 
 
 def test_no_two_processes_measure_on_a_device_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from magi_passes._choose import timing
+    from magi_passes._choose import tuning
 
-    monkeypatch.setattr(_torch_compat, "shared_folder", lambda: str(tmp_path))
+    monkeypatch.setattr(_torch_compat.machine, "shared_folder", lambda: str(tmp_path))
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
@@ -182,7 +182,7 @@ def test_no_two_processes_measure_on_a_device_at_once(tmp_path: Path, monkeypatc
         assert other.stdout.readline() == "measuring\n"
         release = threading.Timer(0.5, lambda: other.communicate("go on\n"))
         release.start()
-        with timing.alone_on({torch.device("cpu")}):
+        with tuning.alone_on({torch.device("cpu")}):
             assert (tmp_path / "done").exists()
         release.join()
 
@@ -190,11 +190,11 @@ def test_no_two_processes_measure_on_a_device_at_once(tmp_path: Path, monkeypatc
 def test_a_folder_that_cannot_hold_locks_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from magi_passes._choose import timing
+    from magi_passes._choose import tuning
 
     (tmp_path / "file").touch()
-    monkeypatch.setattr(_torch_compat, "shared_folder", lambda: str(tmp_path / "file"))
-    with timing.alone_on({torch.device("cpu")}):
+    monkeypatch.setattr(_torch_compat.machine, "shared_folder", lambda: str(tmp_path / "file"))
+    with tuning.alone_on({torch.device("cpu")}):
         pass
     assert "other processes may measure at the same time" in caplog.text
 
@@ -214,7 +214,7 @@ def test_a_candidate_that_fails_is_left_out(
 
     graph = torch.fx.Graph()
     torch.fx.GraphModule({}, graph)
-    monkeypatch.setattr(_torch_compat, "compile_graph", compile_graph)
+    monkeypatch.setattr(_torch_compat.compiling, "compile_graph", compile_graph)
     plans: list[Any] = [(), (ConvLayoutPass(),), (TemporalConvPass(),)]
     choice = tuning.choose_fastest(graph, PassContext(), plans, str(tmp_path))
     assert choice.passes == plans[2]
@@ -224,7 +224,7 @@ def test_a_candidate_that_fails_is_left_out(
 
 
 def test_candidates_take_turns_and_the_least_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    from magi_passes._choose import timing
+    from magi_passes._choose import tuning
 
     clock = [0.0]
     order: list[str] = []
@@ -237,10 +237,10 @@ def test_candidates_take_turns_and_the_least_time_counts(monkeypatch: pytest.Mon
 
         return run
 
-    monkeypatch.setattr(timing, "perf_counter", lambda: clock[0])
-    found = timing.seconds_of_a_call({"slow": takes("slow", 1.0), "fast": takes("fast", 0.75)}, [torch.ones(2)])
+    monkeypatch.setattr(tuning, "perf_counter", lambda: clock[0])
+    found = tuning.seconds_of_a_call({"slow": takes("slow", 1.0), "fast": takes("fast", 0.75)}, [torch.ones(2)])
     assert found == {"slow": 1.0, "fast": 0.75}
-    assert order == ["slow", "fast"] * (2 + timing.ROUNDS)
+    assert order == ["slow", "fast"] * (2 + tuning.ROUNDS)
 
 
 def _measured_once(monkeypatch: pytest.MonkeyPatch, cache_dir: Path) -> tuple[str, int]:

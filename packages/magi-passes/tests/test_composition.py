@@ -98,7 +98,9 @@ def test_hooks_installed_globally_after_construction_run_too(inductor: Any) -> N
     assert ran == ["theirs", "ours saw None"] * 2
 
 
-@pytest.mark.skipif(_torch_compat.release(torch.__version__) < (2, 13), reason="a hook holds one pass before 2.13")
+@pytest.mark.skipif(
+    _torch_compat.machine.release(torch.__version__) < (2, 13), reason="a hook holds one pass before 2.13"
+)
 def test_a_pipeline_inside_a_users_own_list(inductor: Any) -> None:
     mine = PassPipeline([Named()]).inductor_options()[HOOK]
     options: dict[str, Any] = {HOOK: [Foreign("before"), mine, Foreign("after")]}
@@ -217,7 +219,7 @@ def test_all_hooks(inductor: Any) -> None:
 
         return Here()
 
-    hooks = list(_torch_compat.HOOKS)
+    hooks = list(_torch_compat.config.HOOKS)
     with collect_records() as records:
         torch.compile(product, options=PassPipeline([at(h) for h in hooks]).inductor_options())(torch.ones(4, 4))
     order += [record.hook for record in records]
@@ -247,13 +249,13 @@ def test_compiling_where_passes_would_be_lost_is_refused(inductor: Any, monkeypa
 
 
 @pytest.mark.skipif(
-    _torch_compat.release(torch.__version__) < (2, 12),
+    _torch_compat.machine.release(torch.__version__) < (2, 12),
     reason="torch.compile itself fails in threads: a RuntimeError about metrics on torch 2.10, a crash on 2.11",
 )
 @pytest.mark.parametrize("version", [torch.__version__, "2.11.0"], ids=["context-local", "global"])
 def test_eight_threads_compile_at_once(inductor: Any, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     """Under an old torch's rules too, where a lock keeps one compilation's configuration from the others."""
-    monkeypatch.setattr(_torch_compat.releases, "torch_version", lambda: version)
+    monkeypatch.setattr(_torch_compat.machine, "torch_version", lambda: version)
     errors: list[BaseException] = []
     leaks: list[Any] = []
 
@@ -309,7 +311,9 @@ def test_the_record_of_a_backward_graph_compiled_later_reaches_the_collector(ind
 
 def test_the_structured_trace_has_an_artifact(inductor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     artifacts: list[tuple[str, str]] = []
-    monkeypatch.setattr(_torch_compat, "trace_artifact", lambda name, payload: artifacts.append((name, payload())))
+    monkeypatch.setattr(
+        _torch_compat.compiling, "trace_artifact", lambda name, payload: artifacts.append((name, payload()))
+    )
     torch.compile(product, options=PassPipeline([Named()]).inductor_options())(torch.ones(4, 4))
     ((name, text),) = artifacts
     assert name == "magi_passes"
@@ -325,5 +329,5 @@ def test_the_wrappers_are_installed_once_and_do_nothing_without_a_pipeline(
     once = compile_fx.compile_fx, compile_fx._compile_fx_inner
     PassPipeline([Named()]).inductor_options()
     assert (compile_fx.compile_fx, compile_fx._compile_fx_inner) == once
-    monkeypatch.setattr(_torch_compat, "read_overrides", lambda: pytest.fail("no pipeline, nothing to save"))
+    monkeypatch.setattr(_torch_compat.config, "read_overrides", lambda: pytest.fail("no pipeline, nothing to save"))
     torch.compile(product)(torch.ones(4, 4))

@@ -86,11 +86,11 @@ def _train(options: dict[str, Any]) -> None:
 def test_an_interrupt_arrives_as_itself(
     inductor: Any, route: str, error: type[BaseException], in_the_gate: bool, backward: bool
 ) -> None:
-    before = _torch_compat.read_overrides()
+    before = _torch_compat.config.read_overrides()
     options = OPTIONS[route](Raises(error, in_the_gate, backward))
     with collect_records() as records, pytest.raises(error, match="now"):
         _train(options)
-    assert _torch_compat.config_changes(before, _torch_compat.read_overrides()) == {}
+    assert _torch_compat.config.config_changes(before, _torch_compat.config.read_overrides()) == {}
     if not backward or route != "manager":
         assert records[-1].reason == f"raised {error.__name__}: now"
 
@@ -106,11 +106,13 @@ def test_an_interrupt_while_tuning_arrives_as_itself(
         config.triton.max_tiles = 2
         raise error("now")
 
-    monkeypatch.setattr(_torch_compat, "compile_graph", stop if place == "compile_graph" else lambda *args: print)
+    monkeypatch.setattr(
+        _torch_compat.compiling, "compile_graph", stop if place == "compile_graph" else lambda *args: print
+    )
     if place == "seconds_of_a_call":
         monkeypatch.setattr(tuning, "seconds_of_a_call", stop)
     weight = torch.randn(4, 4, 3, 3)
-    before = _torch_compat.read_overrides()
+    before = _torch_compat.config.read_overrides()
 
     def model(x: torch.Tensor) -> torch.Tensor:
         return torch.conv2d(x, weight)
@@ -119,7 +121,7 @@ def test_an_interrupt_while_tuning_arrives_as_itself(
     compiled: Any = torch.compile(model, options=PassPipeline([chooser]).inductor_options())
     with collect_records() as records, pytest.raises(error, match="now"), torch.no_grad():
         compiled(torch.randn(1, 4, 6, 6))
-    assert _torch_compat.config_changes(before, _torch_compat.read_overrides()) == {}
+    assert _torch_compat.config.config_changes(before, _torch_compat.config.read_overrides()) == {}
     assert [record.reason for record in records] == [f"raised {error.__name__}: now"]
     assert list(tmp_path.iterdir()) == []
 

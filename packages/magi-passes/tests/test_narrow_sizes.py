@@ -10,7 +10,7 @@ import pytest
 import sympy
 import torch
 from magi_passes import NarrowSizesPass, PassContext
-from magi_passes._torch_compat.size_arguments import MAX_INT32, bounds_of_sizes, guarded_within
+from magi_passes._torch_compat.kernels import MAX_INT32, bounds_of_sizes, guarded_within
 from torch._dynamo.source import ConstantSource
 from torch._inductor.sizevars import SizeVarAllocator
 from torch._inductor.virtualized import V

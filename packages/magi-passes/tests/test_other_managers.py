@@ -135,12 +135,12 @@ ROUTES: dict[str, Callable[[MagiInductorPass], Any]] = {
     "pipeline itself": lambda one: PassPipeline([one]).as_pass(),
     "manager in a manager": lambda one: ListManager(ListManager(), ListManager(one)),
 }
-if _torch_compat.release(torch.__version__) >= (2, 13):
+if _torch_compat.machine.release(torch.__version__) >= (2, 13):
     ROUTES["in a list"] = lambda one: [ListManager(), one]
 
 
 def _changes_since(before: Any) -> dict[str, tuple[Any, Any]]:
-    return _torch_compat.config_changes(before, _torch_compat.read_overrides())
+    return _torch_compat.config.config_changes(before, _torch_compat.config.read_overrides())
 
 
 SOME = ("loop", "pipeline by shape", "itself")
@@ -151,9 +151,9 @@ SOME = ("loop", "pipeline by shape", "itself")
 )
 def test_a_change_ends_with_the_graph(inductor: Any, route: str, installed: str) -> None:
     hook = {HOOK: ROUTES[route](Tiles(kinds=("forward",)))}
-    before = _torch_compat.read_overrides()
+    before = _torch_compat.config.read_overrides()
     with inductor.patch(hook if installed == "globally" else {}):
-        globally = _torch_compat.read_overrides()
+        globally = _torch_compat.config.read_overrides()
         compiled: Any = torch.compile(product, options=None if installed == "globally" else hook)
         out = compiled(torch.ones(4, 4, requires_grad=True))
         assert _changes_since(globally) == {}
@@ -235,11 +235,11 @@ class _Foreign(CustomGraphPass):
 
 def test_what_the_manager_itself_sets_is_left_to_it(inductor: Any) -> None:
     """Some never put back what they set; that is theirs to mend, and their users rely on it."""
-    before = _torch_compat.read_overrides()
+    before = _torch_compat.config.read_overrides()
     manager = ListManager(Tiles(), _Foreign(lambda: setattr(config, "epilogue_fusion", False)))
     torch.compile(product, options={HOOK: manager})(torch.ones(4, 4))
     assert _changes_since(before) == {"epilogue_fusion": (True, False)}
-    _torch_compat.restore_overrides(before)
+    _torch_compat.config.restore_overrides(before)
 
 
 def test_what_a_pass_compiles_starts_from_the_base(inductor: Any) -> None:
@@ -343,7 +343,7 @@ def _graph_module() -> torch.fx.GraphModule:
     ids=["compile", "torch.compile", "with another hook", "called"],
 )
 def test_a_scope_runs_the_pipeline_and_puts_everything_back(inductor: Any, run: Any) -> None:
-    before = _torch_compat.read_overrides()
+    before = _torch_compat.config.read_overrides()
     with torch.no_grad(), collect_records() as records, PassPipeline([Tiles()]).scope():
         run()
     assert [record.pass_name for record in records] == ["Tiles"]
@@ -352,7 +352,7 @@ def test_a_scope_runs_the_pipeline_and_puts_everything_back(inductor: Any, run: 
 
 
 def test_a_scope_ends_when_its_block_raises(inductor: Any) -> None:
-    before = _torch_compat.read_overrides()
+    before = _torch_compat.config.read_overrides()
     graph = make_fx(lambda x: x @ x)(torch.ones(3, 3)).graph
     scope = PassPipeline([Products()]).scope()
     with pytest.raises(KeyError), scope:

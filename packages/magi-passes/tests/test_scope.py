@@ -58,12 +58,12 @@ def _fresh_spy() -> None:
 
 
 def _changes_since(before: Any) -> dict[str, tuple[Any, Any]]:
-    return _torch_compat.config_changes(before, _torch_compat.read_overrides())
+    return _torch_compat.config.config_changes(before, _torch_compat.config.read_overrides())
 
 
 @pytest.mark.parametrize("training", [False, True])
 def test_no_key_differs_after_a_cold_and_a_warm_compilation(inductor: Any, training: bool) -> None:
-    before = _torch_compat.read_overrides()
+    before = _torch_compat.config.read_overrides()
     for temperature in ("cold", "warm"):
         torch._dynamo.reset()
         compiled = torch.compile(product, options=PassPipeline([Spy()]).inductor_options())
@@ -80,7 +80,7 @@ def test_no_key_differs_after_a_cold_and_a_warm_compilation(inductor: Any, train
 def test_no_key_differs_after_a_pass_raised(inductor: Any, on_backward_only: bool) -> None:
     failing = Spy(raises=not on_backward_only, raises_on_backward=on_backward_only)
     compiled = torch.compile(product, options=PassPipeline([failing]).inductor_options())
-    before = _torch_compat.read_overrides()
+    before = _torch_compat.config.read_overrides()
     with collect_records() as records, pytest.raises(Exception, match="the pass failed"):
         torch.autograd.backward(compiled(torch.ones(4, 4, requires_grad=True)).sum())
     assert _changes_since(before) == {}
@@ -130,7 +130,7 @@ class Sneaky(MagiInductorPass):
 
 @pytest.mark.parametrize(("key", "named"), [("epilogue_fusion", "epilogue_fusion"), ("in place", "post_grad_fusion")])
 def test_an_undeclared_change_fails_with_the_name_of_the_key(inductor: Any, key: str, named: str) -> None:
-    before = _torch_compat.read_overrides()
+    before = _torch_compat.config.read_overrides()
     compiled = torch.compile(product, options=PassPipeline([Sneaky(key)]).inductor_options())
     with pytest.raises(Exception, match=f"Sneaky changed Inductor configuration that it does not declare: '{named}"):
         compiled(torch.ones(4, 4))
@@ -140,9 +140,9 @@ def test_an_undeclared_change_fails_with_the_name_of_the_key(inductor: Any, key:
 @dataclass(frozen=True)
 class Reader(MagiInductorPass):
     def __call__(self, graph: Graph) -> None:
-        for key in _torch_compat.config_keys():
+        for key in _torch_compat.config.config_keys():
             if not key.startswith(("max_autotune_flex", "unsafe_")):
-                _torch_compat.get_config(key)
+                _torch_compat.config.get_config(key)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -36,14 +36,14 @@ INDEX, SIZE = sympy.symbols("index size", integer=True, nonnegative=True)
 def test_three_dimensions_only_where_they_fit_and_nothing_is_reduced(
     monkeypatch: pytest.MonkeyPatch, within: set[Any], reduction: bool, folded: bool
 ) -> None:
-    monkeypatch.setattr(_torch_compat.tilings, "_within_grid", lambda size: size in within)
-    tiling = _torch_compat.launchable_tiling(THREE, is_reduction=reduction)
+    monkeypatch.setattr(_torch_compat.kernels, "_within_grid", lambda size: size in within)
+    tiling = _torch_compat.kernels.launchable_tiling(THREE, is_reduction=reduction)
     assert tiling == ({"y": Z * Y, "x": X, "r0_": sympy.S.One} if folded else THREE)
 
 
 def test_two_dimensions_have_an_overflow_path_and_stay() -> None:
     two = {"y": Y, "x": X}
-    assert _torch_compat.launchable_tiling(two, is_reduction=False) is two
+    assert _torch_compat.kernels.launchable_tiling(two, is_reduction=False) is two
 
 
 def test_a_quotient_of_sizes_is_cancelled() -> None:
@@ -51,13 +51,13 @@ def test_a_quotient_of_sizes_is_cancelled() -> None:
     height, width = FloorDiv(Y - 1, 32), FloorDiv(X - 1, 32)
     total = (2048 * Z * (height + 1) * (width + 1)).expand()
     tiling = {"x": total / (height * width + height + width + 1), "r0_": height + 1, "r1_": width + 1}
-    exact = _torch_compat.tilings.exact_tiling(tiling, untiled=R)
+    exact = _torch_compat.kernels.exact_tiling(tiling, untiled=R)
     assert exact == {"x": 2048 * Z, "r0_": height + 1, "r1_": width + 1}
 
 
 def test_a_size_that_does_not_divide_is_that_of_the_untiled_side() -> None:
     tiling = {"x": X * Y / FloorDiv(Y + 1, 2), "r0_": FloorDiv(Y + 1, 2)}
-    assert _torch_compat.tilings.exact_tiling(tiling, untiled=X) == {"x": X, "r0_": FloorDiv(Y + 1, 2)}
+    assert _torch_compat.kernels.exact_tiling(tiling, untiled=X) == {"x": X, "r0_": FloorDiv(Y + 1, 2)}
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def test_a_kernel_that_does_not_divide_is_not_a_type_error(inductor: Any) -> Non
     """torch 2.11 raises this class without the arguments that it takes."""
     torch.compile(lambda x: x @ x, options=PassPipeline([Tiles()]).inductor_options())(torch.ones(3, 3))
     with pytest.raises(CantSplit):
-        raise CantSplit
+        raise CantSplit  # type: ignore[call-arg]
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,6 @@ def test_a_size_within_the_grid_now_is_guarded(size: int, fits: bool) -> None:
     graph: Any = SimpleNamespace(sizevars=SizeVarAllocator(shape_env))
 
     with V.set_graph_handler(graph):
-        assert _torch_compat.tilings._within_grid(x.shape[0].node.expr) is fits
+        assert _torch_compat.kernels._within_grid(x.shape[0].node.expr) is fits
 
     assert bool(shape_env.guards) is fits

@@ -2,10 +2,9 @@
 """Inductor passes that compose, leak no configuration and keep dynamic shapes fast."""
 
 from ._choose.chooser import ConvChooser
-from ._framework.context import PassContext, current_context
+from ._framework.context import PassContext, Reason, current_context
 from ._framework.graph_pass import MagiInductorPass
 from ._framework.pipeline import PassPipeline
-from ._framework.reason import Reason
 from ._framework.records import PassRecord, collect_records, pass_records
 from ._graph.predicates import is_conv_heavy, is_convolution, is_dynamic
 from ._graph.work import ConvShare, conv_share
@@ -13,8 +12,7 @@ from ._rewrites.layout import ConvLayoutPass
 from ._rewrites.moments import ChannelMomentsPass
 from ._rewrites.narrow_sizes import NarrowSizesPass
 from ._rewrites.nd_tiling import NDTilingWorkaroundPass
-from ._rewrites.pad_guard import ZeroPadGuardPass
-from ._rewrites.padding import ConvPaddingPass
+from ._rewrites.padding import ConvPaddingPass, ZeroPadGuardPass
 from ._rewrites.temporal import TemporalConvPass
 from .errors import (
     BrokenGraphError,

@@ -35,7 +35,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _TORCH_VALUES = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 _CODE = (type, types.ModuleType, torch._ops.OpOverload, torch._ops.OpOverloadPacket)  # noqa: SLF001
 _UUID = "_uuid"
-_OPERATORS = _torch_compat.operator_types()
+_OPERATORS = _torch_compat.graphs.operator_types()
 
 
 class _PassWalk(Walk):
@@ -106,7 +106,7 @@ def uuid_of(instance: Any, *, besides: tuple[type, ...] = ()) -> str:
     cls = type(instance)
     of_class = _of_class(cls, besides)
     fields = state_of(instance)
-    release = _torch_compat.torch_version()
+    release = _torch_compat.machine.torch_version()
     known = vars(instance).get(_UUID)
     if not isinstance(known, _Remembered) or not known.holds_for(of_class, release, *fields.values()):
         roots = [(value, f"{cls.__name__}.{name}") for name, value in fields.items()]

@@ -2,6 +2,5 @@
 """Which of the rewrites a graph gets.
 
 chooser.py   by a cost model of its convolutions, or by tuning
-tuning.py    compile a graph with each of several plans, and remember the fastest
-timing.py    time compiled graphs against each other
+tuning.py    compile a graph with each of several plans, time them against each other, and remember the fastest
 """

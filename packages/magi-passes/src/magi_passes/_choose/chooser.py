@@ -24,10 +24,9 @@ import torch
 
 from magi_passes import _torch_compat
 from magi_passes._framework.arguments import check_max_tiles, check_types, check_value
-from magi_passes._framework.context import PassContext, current_context
-from magi_passes._framework.disable import disabled_passes, is_disabled
+from magi_passes._framework.context import PassContext, Reason, current_context
+from magi_passes._framework.declared import disabled_passes, is_disabled
 from magi_passes._framework.graph_pass import MagiInductorPass
-from magi_passes._framework.reason import Reason
 from magi_passes._graph.convolution import read_convolution
 from magi_passes._graph.predicates import has_collectives, is_dynamic
 from magi_passes._graph.work import conv_share, convolution_flops
@@ -59,7 +58,7 @@ class ForceChannelsLastPass(MagiInductorPass):
 
     def __call__(self, graph: Graph) -> None:  # noqa: ARG002
         """Make Inductor use the layout without its own decision."""
-        _torch_compat.set_config("force_layout_optimization", True)
+        _torch_compat.config.set_config("force_layout_optimization", True)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class Start:
 
 def configuration_now() -> Start:
     """Inductor's configuration in the current context."""
-    return Start(_torch_compat.read_overrides(), MappingProxyType(_torch_compat.config_values()))
+    return Start(_torch_compat.config.read_overrides(), MappingProxyType(_torch_compat.config.config_values()))
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class GraphCompilation:
     changed: set[str] = field(default_factory=set)
     """The keys that passes have changed so far."""
     matches: dict[Any, Any] = field(default_factory=dict)
-    """Answers of Inductor's block matcher, see `_torch_compat.install_tilings`."""
+    """Answers of Inductor's block matcher, see `_torch_compat.kernels.install_tilings`."""
     requests: set[str] = field(default_factory=set)
     """What passes ask of code generation besides the configuration, by their names."""
     fitting: dict[Any, bool] = field(default_factory=dict)
-    """Which sizes fit into 32 bits, see `_torch_compat.install_narrow_sizes`."""
+    """Which sizes fit into 32 bits, see `_torch_compat.kernels.install_narrow_sizes`."""
 
     @functools.cached_property
     def start(self) -> Start:
@@ -73,7 +73,7 @@ class GraphCompilation:
 
         It is read when it is first needed, so a compilation without such a pass costs nothing.
         """
-        _torch_compat.install_tilings(_matches_of_current)
+        _torch_compat.kernels.install_tilings(_matches_of_current)
         return configuration_now()
 
     @property
@@ -146,4 +146,4 @@ def put_back_afterwards() -> Iterator[None]:
         yield
     finally:
         _scope.reset(token)
-        _torch_compat.restore_overrides(start.overrides)
+        _torch_compat.config.restore_overrides(start.overrides)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pass may know about the compilation that it runs in."""
+"""What a pass is told about the graph and its compilation, and how it says whether it applies."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from magi_passes import _torch_compat
 
+from .arguments import check_types
 from .compilation import current_compilation, start_of_current
 
 
@@ -18,6 +19,42 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from torch.fx import Graph
+
+
+@dataclass(frozen=True)
+class Reason:
+    """The answer of `MagiInductorPass.is_applicable`.
+
+    Truthy exactly when the pass applies, so ``if reason:`` reads as it should.
+
+    Example:
+        >>> reason = Reason(False, "no placeholder carries a free symbol")
+        >>> bool(reason)
+        False
+        >>> print(reason)
+        no placeholder carries a free symbol
+
+    Attributes:
+        applies: Whether the pass is to run.
+        text: One short sentence for the record, without a full stop.
+    """
+
+    applies: bool
+    text: str
+
+    def __post_init__(self) -> None:
+        """Raise for an *applies* that is not a bool, whose truth the record would not show.
+
+        Raises:
+            PassArgumentTypeError: *applies* is not a bool, or *text* is not a str.
+        """
+        check_types(self)
+
+    def __bool__(self) -> bool:
+        return self.applies
+
+    def __str__(self) -> str:
+        return self.text
 
 
 _current: ContextVar[PassContext | None] = ContextVar("magi_passes_context", default=None)
@@ -56,13 +93,13 @@ class PassContext:
     hook: str = "post_grad_custom_post_pass"
     example_inputs: Sequence[Any] = ()
     user_keys: frozenset[str] = frozenset()
-    config: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType(_torch_compat.config_values()))
-    torch_version: str = field(default_factory=_torch_compat.torch_version)
+    config: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType(_torch_compat.config.config_values()))
+    torch_version: str = field(default_factory=_torch_compat.machine.torch_version)
 
     @property
     def torch_release(self) -> tuple[int, int]:
         """Major and minor number of `torch_version`, for comparisons."""
-        return _torch_compat.release(self.torch_version)
+        return _torch_compat.machine.release(self.torch_version)
 
 
 def current_context() -> PassContext | None:
@@ -93,10 +130,10 @@ def context_of(
     """
     start = start_of_current()
     if start is None:
-        return PassContext(hook=hook, user_keys=user_keys, compile_id=_torch_compat.current_compile_id())
-    user_keys |= {key for key in declared if start.config[key] != _torch_compat.default_of(key)}
+        return PassContext(hook=hook, user_keys=user_keys, compile_id=_torch_compat.compiling.current_compile_id())
+    user_keys |= {key for key in declared if start.config[key] != _torch_compat.config.default_of(key)}
     known = PassContext(
-        hook=hook, user_keys=user_keys, compile_id=_torch_compat.current_compile_id(), config=start.config
+        hook=hook, user_keys=user_keys, compile_id=_torch_compat.compiling.current_compile_id(), config=start.config
     )
     compilation = current_compilation()
     if compilation is None:

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pass declares, when it applies, and what identifies it in a cache key."""
+"""A pass with a place in Inductor and the keys that it declares, and passes that the environment switches off."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
+import os
+import weakref
 from abc import abstractmethod
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch._inductor.custom_graph_pass import CustomGraphPass
@@ -14,16 +17,51 @@ from magi_passes import _torch_compat
 from magi_passes._identity.code import digest
 from magi_passes._identity.value_forms import is_frozen
 from magi_passes._uuid import uuid_of
-from magi_passes.errors import PassDefinitionError, UnknownConfigKeyError
+from magi_passes.errors import PassDefinitionError, UnknownConfigKeyError, UnknownPassNameError
 
 from .context import PassContext
-from .disable import disabled_passes
 
 
 if TYPE_CHECKING:
     from torch.fx import Graph
 
-    from .reason import Reason
+    from .context import Reason
+
+
+DISABLE_VARIABLE = "MAGI_PASSES_DISABLE"
+_ALL = "all"
+# Weak references to classes, so that a pass of a test or a notebook is forgotten together with its class.
+_known: weakref.WeakSet[type] = weakref.WeakSet()
+
+
+def note_pass(cls: type) -> None:
+    """Remember *cls*, the class of a pass, as one that the environment variable may name."""
+    _known.add(cls)
+
+
+def disabled_passes() -> frozenset[str]:
+    """The class names in the environment variable MAGI_PASSES_DISABLE, separated by commas; ``all`` is every pass.
+
+    Raises:
+        UnknownPassNameError: A name is not the class of a pass that is loaded.
+    """
+    names = frozenset(name.strip() for name in os.environ.get(DISABLE_VARIABLE, "").split(",") if name.strip())
+    if names:
+        known = {_ALL, *(cls.__name__ for cls in list(_known))}
+        for name in sorted(names - known):
+            close = get_close_matches(name, sorted(known), n=1)
+            meant = f" Did you mean {close[0]!r}?" if close else ""
+            msg = (
+                f"{DISABLE_VARIABLE} names {name!r}, which is not a pass.{meant} Give the names of classes, separated "
+                f"by commas, or 'all'. Loaded are {', '.join(sorted(known - {_ALL}))}."
+            )
+            raise UnknownPassNameError(msg)
+    return names
+
+
+def is_disabled(graph_pass: object, disabled: frozenset[str]) -> bool:
+    """Whether *disabled* has the name of the class of *graph_pass*, or ``all``."""
+    return _ALL in disabled or type(graph_pass).__name__ in disabled
 
 
 class DeclaredPass(CustomGraphPass):
@@ -93,15 +131,13 @@ def check_is_frozen(cls: type) -> None:
 
 def check_keys_exist(cls: type[DeclaredPass]) -> None:
     """Raise `UnknownConfigKeyError` when *cls* declares a key that the running torch does not have."""
-    known = _torch_compat.config_keys()
+    known = _torch_compat.config.config_keys()
     for key in cls.inductor_config_keys_potentially_mutated_by_this_pass:
         if key not in known:
             close = difflib.get_close_matches(key, known, n=2)
             meant = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
-            msg = (
-                f"{cls.__qualname__} declares the Inductor key {key!r}, which torch {_torch_compat.torch_version()} "
-                f"does not have.{meant}"
-            )
+            release = _torch_compat.machine.torch_version()
+            msg = f"{cls.__qualname__} declares the Inductor key {key!r}, which torch {release} does not have.{meant}"
             raise UnknownConfigKeyError(msg)
 
 
@@ -113,12 +149,12 @@ def _check_declarations(cls: type[DeclaredPass]) -> None:
             f"such as ('triton.max_tiles',); got {keys!r}."
         )
         raise PassDefinitionError(msg)
-    if cls.hook not in _torch_compat.HOOKS:
-        msg = f"{cls.__qualname__}.hook is {cls.hook!r}; Inductor has {', '.join(_torch_compat.HOOKS)}."
+    if cls.hook not in _torch_compat.config.HOOKS:
+        msg = f"{cls.__qualname__}.hook is {cls.hook!r}; Inductor has {', '.join(_torch_compat.config.HOOKS)}."
         raise PassDefinitionError(msg)
-    if keys and cls.hook in _torch_compat.EARLY_HOOKS:
+    if keys and cls.hook in _torch_compat.config.EARLY_HOOKS:
         msg = (
             f"{cls.__qualname__} declares configuration keys but runs at {cls.hook}, long before the code generation "
-            f"that reads them. Run it at {' or '.join(_torch_compat.POST_GRAD_HOOKS)}."
+            f"that reads them. Run it at {' or '.join(_torch_compat.config.POST_GRAD_HOOKS)}."
         )
         raise PassDefinitionError(msg)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from magi_passes.errors import PassDefinitionError
 
 from .context import current_context
-from .declared import DeclaredPass
-from .disable import note_pass
+from .declared import DeclaredPass, note_pass
 from .run import run_directly
 from .scope import install
 

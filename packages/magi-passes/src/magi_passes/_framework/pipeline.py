@@ -16,7 +16,7 @@ from magi_passes.errors import PassArgumentError, PassArgumentTypeError, PassDef
 
 from .declared import check_is_frozen, check_keys_exist
 from .graph_pass import MagiInductorPass
-from .hook import PipelineHook, parts_of
+from .run import PipelineHook, parts_of
 from .scope import configuration_kept, install
 
 
@@ -80,8 +80,8 @@ class PassPipeline:
         """
         install()
         options = _options(base)
-        user_keys = frozenset(options) - frozenset(_torch_compat.HOOKS)
-        for name in _torch_compat.HOOKS:
+        user_keys = frozenset(options) - frozenset(_torch_compat.config.HOOKS)
+        for name in _torch_compat.config.HOOKS:
             passes = tuple(p for p in self.passes if p.hook == name)
             if passes:
                 before = options.get(name)
@@ -105,7 +105,9 @@ class PassPipeline:
         Raises:
             PassArgumentError: The passes cannot run in one place: some are for an earlier hook than others.
         """
-        places = {p.hook if p.hook in _torch_compat.EARLY_HOOKS else _torch_compat.POST_GRAD_HOOKS for p in self}
+        places = {
+            p.hook if p.hook in _torch_compat.config.EARLY_HOOKS else _torch_compat.config.POST_GRAD_HOOKS for p in self
+        }
         if len(places) > 1:
             shown = ", ".join(f"{type(p).__qualname__} at {p.hook}" for p in self)
             msg = (
@@ -113,7 +115,7 @@ class PassPipeline:
                 "or use inductor_options(), which has a hook for each."
             )
             raise PassArgumentError(msg)
-        return PipelineHook("", tuple(sorted(self.passes, key=lambda p: _torch_compat.HOOKS.index(p.hook))))
+        return PipelineHook("", tuple(sorted(self.passes, key=lambda p: _torch_compat.config.HOOKS.index(p.hook))))
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
@@ -130,10 +132,10 @@ class PassPipeline:
             ...     pass  # compiled = compile_fx(gm, example_inputs)
         """
         with configuration_kept():
-            installed = {name: _torch_compat.get_config(name) for name in _torch_compat.HOOKS}
+            installed = {name: _torch_compat.config.get_config(name) for name in _torch_compat.config.HOOKS}
             for name, hook in self.inductor_options(installed).items():
                 if hook is not installed[name]:
-                    _torch_compat.set_config(name, hook)
+                    _torch_compat.config.set_config(name, hook)
             yield
 
     @contextlib.contextmanager
@@ -145,12 +147,12 @@ class PassPipeline:
         """
         ours = {id(part) for part in self.passes}
         kept = {}
-        for name in _torch_compat.HOOKS:
-            hook = _torch_compat.get_config(name)
+        for name in _torch_compat.config.HOOKS:
+            hook = _torch_compat.config.get_config(name)
             if isinstance(hook, PipelineHook):
                 others = tuple(part for part in hook.parts if id(part) not in ours)
                 kept[name] = replace(hook, parts=others) if others else None
-        with _torch_compat.patched(kept):
+        with _torch_compat.config.patched(kept):
             yield
 
 
@@ -172,7 +174,7 @@ def _options(base: object) -> dict[str, Any]:
         msg = f"inductor_options: base must be a dict of Inductor's options by name, or None; got {base!r}."
         raise PassArgumentTypeError(msg)
     options = {key.replace("-", "_"): value for key, value in base.items()}
-    for name in _torch_compat.HOOKS:
+    for name in _torch_compat.config.HOOKS:
         for part in parts_of(options.get(name)):
             if isinstance(part, type) or not callable(part):
                 what = "a class; pass an instance" if isinstance(part, type) else "nothing that can be called"

@@ -125,7 +125,9 @@ def observed(name: str, graph: Graph, collectors: tuple[Collector, ...]) -> Iter
 
 def trace(records: list[PassRecord]) -> None:
     """Put the records of one graph into torch.compile's structured trace (TORCH_TRACE, tlparse)."""
-    _torch_compat.trace_artifact("magi_passes", lambda: json.dumps([_as_json(record) for record in records], indent=1))
+    _torch_compat.compiling.trace_artifact(
+        "magi_passes", lambda: json.dumps([_as_json(record) for record in records], indent=1)
+    )
 
 
 def _as_json(record: PassRecord) -> dict[str, object]:

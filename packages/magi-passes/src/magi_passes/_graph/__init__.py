@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions that read and write graphs, independent of any pass.
 
-predicates.py    is a graph dynamic, does it convolve, does it communicate
+predicates.py    is a graph dynamic, does it convolve, is it sound; its sizes as numbers
 convolution.py   a convolution read into numbers, and nodes written with their fake values
-sizes.py         symbolic sizes as numbers
-flops.py         the arithmetic of one node
-work.py          how much of a graph's work its convolutions are
-storage.py       an operator that sets the memory layout of a tensor
-strides.py       the strides that a rewrite must keep
-structure.py     what makes a graph impossible to compile
+work.py          the arithmetic of nodes, and how much of it convolutions are
+strides.py       how tensors lie in memory, and the strides that a rewrite must keep
 """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from magi_passes._torch_compat import symbolic_dispatch
+from magi_passes._torch_compat.graphs import symbolic_dispatch
 
 
 if TYPE_CHECKING:

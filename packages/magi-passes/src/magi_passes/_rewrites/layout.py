@@ -11,8 +11,8 @@ from torch.fx.experimental.symbolic_shapes import has_free_symbols
 
 from magi_passes import _torch_compat
 from magi_passes._framework.arguments import check_nodes_per_conv, check_types
+from magi_passes._framework.context import Reason
 from magi_passes._framework.graph_pass import MagiInductorPass
-from magi_passes._framework.reason import Reason
 from magi_passes._graph.convolution import Convolution, read_convolution
 from magi_passes._graph.predicates import is_conv_heavy
 from magi_passes._graph.work import convolution_flops
@@ -92,7 +92,7 @@ class ConvLayoutPass(MagiInductorPass):
 
     def __call__(self, graph: Graph) -> None:  # noqa: ARG002
         """Make Inductor use the layout without its own decision."""
-        _torch_compat.set_config("force_layout_optimization", True)
+        _torch_compat.config.set_config("force_layout_optimization", True)
 
 
 def _training_verdict(convolutions: list[Convolution]) -> Reason:

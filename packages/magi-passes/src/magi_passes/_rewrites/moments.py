@@ -32,11 +32,10 @@ import torch
 from torch.fx.experimental.symbolic_shapes import has_free_symbols, statically_known_true
 
 from magi_passes._framework.arguments import check_types
+from magi_passes._framework.context import Reason
 from magi_passes._framework.graph_pass import MagiInductorPass
-from magi_passes._framework.reason import Reason
 from magi_passes._graph.convolution import Writer, aten, replace_by
-from magi_passes._graph.storage import stored_channels_last
-from magi_passes._graph.strides import strides_kept
+from magi_passes._graph.strides import stored_channels_last, strides_kept
 
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from torch.fx.experimental.symbolic_shapes import has_free_symbols
 
 from magi_passes import _torch_compat
 from magi_passes._framework.compilation import current_compilation
+from magi_passes._framework.context import Reason
 from magi_passes._framework.graph_pass import MagiInductorPass
-from magi_passes._framework.reason import Reason
 
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class NarrowSizesPass(MagiInductorPass):
         compilation = current_compilation()
         if compilation is not None:
             compilation.requests.add(type(self).__name__)
-            _torch_compat.install_narrow_sizes(_fitting_of_current)
+            _torch_compat.kernels.install_narrow_sizes(_fitting_of_current)
 
 
 def _fitting_of_current() -> MutableMapping[Any, bool] | None:

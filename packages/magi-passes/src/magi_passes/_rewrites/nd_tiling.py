@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from magi_passes import _torch_compat
 from magi_passes._framework.arguments import check_max_tiles, check_nodes_per_conv, check_types
+from magi_passes._framework.context import Reason
 from magi_passes._framework.graph_pass import MagiInductorPass
-from magi_passes._framework.reason import Reason
 from magi_passes._graph.predicates import all_nodes, is_conv_heavy, is_convolution, is_dynamic
 from magi_passes.errors import PassArgumentError
 
@@ -60,7 +60,7 @@ class NDTilingWorkaroundPass(MagiInductorPass):
         check_nodes_per_conv(self)
         if self.max_torch is not None:
             try:
-                _torch_compat.numbers_of(self.max_torch)
+                _torch_compat.machine.numbers_of(self.max_torch)
             except ValueError as error:
                 msg = f"NDTilingWorkaroundPass: max_torch={error}"
                 raise PassArgumentError(msg) from None
@@ -80,11 +80,11 @@ class NDTilingWorkaroundPass(MagiInductorPass):
         return Reason(True, f"{'static' if is_static else 'dynamic'}, {convolutions} convolutions in {nodes} nodes")
 
     def _is_too_new(self, context: PassContext) -> bool:
-        numbers = _torch_compat.numbers_of
+        numbers = _torch_compat.machine.numbers_of
         return self.max_torch is not None and numbers(context.torch_version) >= numbers(self.max_torch)
 
     def __call__(self, graph: Graph) -> None:  # noqa: ARG002
         """Set the three keys."""
-        _torch_compat.set_config("triton.prefer_nd_tiling", True)
-        _torch_compat.set_config("triton.max_tiles", self.max_tiles)
-        _torch_compat.set_config("triton.tile_reductions", True)
+        _torch_compat.config.set_config("triton.prefer_nd_tiling", True)
+        _torch_compat.config.set_config("triton.max_tiles", self.max_tiles)
+        _torch_compat.config.set_config("triton.tile_reductions", True)

@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from magi_passes._framework.arguments import check_types, check_value
+from magi_passes._framework.context import Reason
 from magi_passes._framework.graph_pass import MagiInductorPass
-from magi_passes._framework.reason import Reason
 from magi_passes._graph.convolution import Convolution, Writer, aten, read_convolution, replace_by
-from magi_passes._graph.sizes import hinted
-from magi_passes._graph.storage import store_sums, stored_channels_last
-from magi_passes._graph.strides import strides_kept
+from magi_passes._graph.predicates import hinted
+from magi_passes._graph.strides import store_sums, stored_channels_last, strides_kept
 
 from .padding import flat_pads, read_zero_pad
 

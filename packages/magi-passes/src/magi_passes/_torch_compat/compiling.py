@@ -9,7 +9,7 @@ import importlib
 import threading
 from typing import TYPE_CHECKING, Any
 
-from . import releases
+from . import machine
 from .config import patched
 
 
@@ -29,7 +29,7 @@ def compilation_lock() -> AbstractContextManager[object]:
     It is needed only before torch 2.12. It is Dynamo's own (reentrant) compile lock, so there is only one order of
     locks.
     """
-    if releases.release(releases.torch_version()) >= (2, 12):
+    if machine.release(machine.torch_version()) >= (2, 12):
         return contextlib.nullcontext()
     from torch._dynamo import convert_frame
 
