@@ -108,11 +108,9 @@ class KernelRun:
 
 @dataclass(frozen=True)
 class FallBack:
-    """Why a graph was compiled without the passes, options and repairs of this backend.
+    """Why a graph was compiled without our passes, options and repairs.
 
-    Attributes:
-        error: The class and the message of the error that compiling it with them raised.
-        passes: Names of the passes that had run by then, and of the one that raised the error.
+    *error* was raised with them, and *passes* had run by then or raised it.
     """
 
     error: str
@@ -121,7 +119,7 @@ class FallBack:
     def __str__(self) -> str:
         error, passes = self.error.partition("\n")[0], ", ".join(self.passes) or "none"
         return (
-            f"compiled without the passes, options and repairs of magi. With them: {error} (passes at work: {passes})"
+            f"compiled once more without the passes, options and repairs of magi. With them: {error} (passes: {passes})"
         )
 
 
