@@ -31,7 +31,7 @@ def _has_storage(value: Any) -> bool:
 def storage_of(node: Any) -> int | None:
     """The storage of the tensor that *node* returns; None if it is not a node that returns one tensor."""
     value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
-    return value.untyped_storage()._cdata if _has_storage(value) else None
+    return value.untyped_storage()._cdata if value is not None and _has_storage(value) else None
 
 
 def is_view(node: Node) -> bool:
@@ -108,7 +108,8 @@ class Region:
         distance = other.offset - self.offset
         if self.stride != other.stride or not all(type(n) is int for n in (*self.stride, distance)) or distance < 0:
             return False
-        width, is_apart = None, False
+        width: Any = None
+        is_apart = False
         for stride, size, length in sorted(zip(self.stride, self.size, other.size, strict=True), key=lambda d: -d[0]):
             if stride <= 0 or (width is not None and width % stride):
                 return False
@@ -129,7 +130,7 @@ class Memory:
 
     merged: dict[int, tuple[int, Any]] = field(default_factory=dict)
     """For a storage the one that it lies in, and the shift of its elements there; None where that is not known."""
-    why: dict[int, Any] = field(default_factory=dict)
+    why: dict[int | None, Any] = field(default_factory=dict)
     """For a merged storage what merged it."""
 
     def merge(self, node: Node, into: Node, why: Any) -> None:
@@ -174,9 +175,9 @@ def mutable_arguments(node: Node) -> list[tuple[Any, Node, Any]]:
     ops = torch.ops.higher_order
     if node.target is ops.triton_kernel_wrapper_functional:
         launched: Any = node.kwargs["kwargs"]
-        return [(name, launched[name], name) for name in node.kwargs["tensors_to_clone"]]  # type: ignore[union-attr, misc]
+        return [(name, launched[name], name) for name in node.kwargs["tensors_to_clone"]]  # type: ignore[union-attr]
     if node.target is ops.auto_functionalized_v2:
-        written = list(enumerate(node.kwargs["_all_bases"]))  # type: ignore[arg-type]
+        written: list[tuple[Any, Any]] = list(enumerate(node.kwargs["_all_bases"]))  # type: ignore[arg-type]
     elif node.target is ops.auto_functionalized:
         from torch._higher_order_ops.auto_functionalize import get_mutable_args
 

@@ -48,19 +48,20 @@ def _source(copy: Node) -> Node:
 def _writes(node: Node) -> Iterator[tuple[Node, list[Node]]]:
     """The tensors that *node* may write to, each with those that it reads meanwhile."""
     if is_copy_into(node):
-        yield node.args[0], [node.args[1]]  # type: ignore[misc]
+        yield node.args[0], [node.args[1]]  # type: ignore[misc, list-item]
     for _, tensor, _ in mutable_arguments(node):
         yield tensor, other_arguments(node)
 
 
 def _needed(graph: Graph, memory: Memory) -> set[Node]:
     """Those of the copies merged in *memory* without which a node would read another value."""
-    needed, overwritten = set(), set()
+    needed: set[Node] = set()
+    overwritten: set[int | None] = set()
     for node in graph.nodes:
         for read in reads(node):
             storage = storage_of(read)
             if memory.root(storage) in overwritten - {storage}:
-                needed.add(memory.why[storage])  # type: ignore[index]
+                needed.add(memory.why[storage])
         for written, others in _writes(node):
             storage = storage_of(written)
             for other in others:
@@ -71,7 +72,7 @@ def _needed(graph: Graph, memory: Memory) -> set[Node]:
                     and not memory.are_apart(written.meta["val"], other.meta["val"])
                     and not (is_copy_into(node) and memory.are_same(written.meta["val"], other.meta["val"]))
                 ):
-                    needed.add(memory.why[read_storage if read_storage in memory.why else storage])  # type: ignore[index]
+                    needed.add(memory.why[read_storage if read_storage in memory.why else storage])
         if is_copy_into(node) and memory.root(storage_of(node.args[1])) != storage_of(node.args[0]):
             overwritten.add(storage_of(node.args[0]))
     return needed
@@ -80,7 +81,8 @@ def _needed(graph: Graph, memory: Memory) -> set[Node]:
 def _copies_to_keep(graph: Graph, original: Callable[[Graph], None]) -> set[Node]:
     if not any(next(_writes(node), None) for node in graph.nodes):
         return set()
-    copies, kept = _removed_copies(graph, original), set()
+    copies = _removed_copies(graph, original)
+    kept: set[Node] = set()
     while True:
         memory = Memory()
         for copy in copies:

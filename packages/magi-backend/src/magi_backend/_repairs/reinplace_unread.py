@@ -50,8 +50,9 @@ class _Write:
         region: torch.Tensor = self.tensor.meta["val"]
         if self.node.target is _generalized_scatter:
             with V.fake_mode, V.fake_mode.shape_env.ignore_fresh_unbacked_symbols():
-                for view in self.node.args[2]:  # type: ignore[union-attr]
-                    region = view.target(region, *_values(view.args), **_values(view.kwargs))  # type: ignore[union-attr]
+                views: Any = self.node.args[2]
+                for view in views:
+                    region = view.target(region, *_values(view.args), **_values(view.kwargs))
         return region
 
     def operands(self) -> Iterator[tuple[int | None, Node]]:
@@ -138,7 +139,7 @@ class _Walk:
             self.born[node] = min(shared) if is_view(node) and not is_copy_into(node) else step
             found = next(filter(None, map(self._lost, reads(node))), None)
             if found is None and is_copy_into(node) and node not in self.dropped:
-                found = self._copied(step, *node.args)  # type: ignore[arg-type]
+                found = self._copied(step, *node.args)
             for write in self.writes.get(node, ()):
                 found = found or self._written(step, write)
             if found is not None:
@@ -187,7 +188,7 @@ class _Walk:
         for storage in filter(None, map(storage_of, graph.output_node().all_input_nodes)):
             root = self.memory.root(storage)
             if returned.setdefault(root, storage) != storage or root in inputs - {storage}:
-                return self.memory.why.get(storage) or self.memory.why[returned[root]]  # type: ignore[index, no-any-return]
+                return self.memory.why.get(storage) or self.memory.why[returned[root]]  # type: ignore[no-any-return]
         return None
 
 
