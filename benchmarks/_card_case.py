@@ -40,8 +40,8 @@ ROUNDED = {"VQModel", "EncodecModel", "DacModel", "MimiModel"}
 """Classes that choose the nearest of many vectors: an error of rounding is another choice, and then any error."""
 
 NAMES = tuple(name for name in CLASSES if name not in KNOWN | ROUNDED)
-FELL_BACK = "was compiled by Inductor without them"
-"""In the warning of `magi_backend._fall_back`."""
+FELL_BACK = "was compiled once more without"
+"""In the warning of magi-backend."""
 
 REPEATS, QUEUED_SECONDS = 3, 0.05
 Row = dict[str, Any]
