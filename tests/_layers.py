@@ -81,7 +81,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_verify",
         "_passes",
         "_progress",
-        "_argument_path",
         "_dynamic",
         "_records",
         "_profile",

@@ -12,7 +12,7 @@ import pytest
 import torch
 from magi_backend import MismatchError
 from magi_backend._verify import blame
-from magi_backend._verify.names import readable
+from magi_backend._verify.check import readable
 from torch import Tensor, nn
 from torch._inductor.custom_graph_pass import CustomGraphPass
 

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 import torch
 from magi_backend import OptionError, Report, TargetTypeError, explain
-from magi_backend._records.code import external_calls, generated_kernels
+from magi_backend._records.log import external_calls, generated_kernels
 from magi_backend._verify.compare import compare, compare_trees
 from torch import Tensor, nn
 

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from magi_backend._records.breaks import recompilation
 from magi_backend._records.folder import entries
-from magi_backend._records.graph_text import graph_text
-from magi_backend._records.hidden import hidden_in_code, hidden_in_guard, without_fractions
+from magi_backend._records.hidden import graph_text, hidden_in_code, hidden_in_guard, recompilation, without_fractions
 from magi_backend._report.run import read_report
 from torch import Tensor, nn
 

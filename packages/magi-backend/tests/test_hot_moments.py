@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 from magi_backend import explain
-from magi_backend._hot.dispatch import MOST_PARAMETERS, dispatch_source, make_dispatch
-from magi_backend._hot.inputs import GraphInputs, SizeInput
-from magi_backend._hot.moment import why_not_now
+from magi_backend._hot.captured import why_not_now
+from magi_backend._hot.dispatch import MOST_PARAMETERS, GraphInputs, SizeInput, dispatch_source, make_dispatch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -61,9 +60,9 @@ def test_modes_and_transforms_see_no_compilation() -> None:
 
 def test_no_rank_compiles_alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Sizes that come back may come back on one rank only; those that are named are named on all of them."""
-    from magi_backend._hot import moment
+    from magi_backend._hot import captured
 
-    monkeypatch.setattr(moment, "ranks", lambda: 2)
+    monkeypatch.setattr(captured, "ranks", lambda: 2)
     options = HOT | {"magi.compile_sizes": ({"x": (8, 3)},)}
     explained = explain(gram, options=options, dynamic=True)
     explained(torch.randn(4, 3))
@@ -79,10 +78,10 @@ def test_a_captured_cuda_stream_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     compiled = torch.compile(gram, backend="magi", dynamic=True, options=HOT | {"magi.compile_sizes": ({"x": (8, 3)},)})
-    from magi_backend._hot import moment
+    from magi_backend._hot import captured
 
     with monkeypatch.context() as patch:
-        patch.setattr(moment, "is_stream_captured", lambda: True)
+        patch.setattr(captured, "is_stream_captured", lambda: True)
         for _ in range(3):
             compiled(torch.randn(4, 3))
         assert made(caplog) == 0

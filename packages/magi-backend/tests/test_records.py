@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 from magi_backend import MismatchError, explain
-from magi_backend._verify.compare import compare_trees
-from magi_backend._verify.copies import copy_inputs, state_of
-from magi_backend._verify.trees import leaves_of, with_leaves
+from magi_backend._verify.compare import compare_trees, leaves_of, with_leaves
+from magi_backend._verify.run import copy_inputs, state_of
 from magi_opschema import magi_register_custom_op
 from torch import Tensor
 from torch._inductor.custom_graph_pass import CustomGraphPass

@@ -10,8 +10,8 @@ import pytest
 import torch
 from magi_backend import explain
 from magi_backend._records.records import Compilation
-from magi_backend._report import capture
-from magi_backend._report.capture import SLOW, capture_line
+from magi_backend._report import sections
+from magi_backend._report.sections import SLOW, capture_line
 from magi_backend._torch_compat import capture_seconds
 from torch import Tensor
 
@@ -44,7 +44,7 @@ def test_outside_of_a_compilation_nothing_is_captured() -> None:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_the_capture_of_a_function_is_timed(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture, "SLOW", 1e-6)
+    monkeypatch.setattr(sections, "SLOW", 1e-6)
 
     def fn(x: Tensor) -> Tensor:
         for _ in range(30):

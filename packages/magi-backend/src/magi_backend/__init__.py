@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
-    from ._ahead.compile import aot_compile
+    from ._ahead import aot_compile
     from ._backend import magi
     from ._magi_compile import magi_compile
     from ._records.records import (
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
         SizeUse,
     )
     from ._register import magi_register_custom_op
-    from ._report.calls import CallRecord
     from ._report.explain import explain
     from ._report.report import Report
     from ._report.run import Comparison, RunReport, read_report
+    from ._report.sections import CallRecord
     from ._settings.config import CompileConfig, PassConfig
     from ._verify.compare import Difference
     from .errors import (

@@ -25,16 +25,13 @@ from ._hot.entry import with_sizes
 from ._passes import chosen_passes, inductor_options
 from ._progress import phase
 from ._recompute import partitioner_settings
-from ._records.collect import open_log
+from ._records.collect import count_ours, open_log
 from ._records.log import CompilationLog
-from ._records.ops import op_uses
-from ._records.records import CheckOutcome
-from ._records.run import count_ours
+from ._records.records import CheckOutcome, op_uses
 from ._repairs._listing import active_defects
 from ._split import boundary_overloads, compile_pieces, split_at, uncut_boundaries
 from ._verify.blame import first_operator
-from ._verify.check import CheckedPiece
-from ._verify.names import input_names
+from ._verify.check import CheckedPiece, input_names
 
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ import magi_passes
 from . import _torch_compat
 from ._passes import ActiveRepairs
 from ._profile import Meter
-from ._records.changes import GraphChanges
-from ._records.code import external_calls, generated_kernels
 from ._records.hidden import hidden_in_code, without_fractions
+from ._records.log import GraphChanges, external_calls, generated_kernels
 from ._records.records import ConfigChange, FallBack, GraphRecord, PassOutcome, RepairOutcome
 from ._repairs._scope import repaired
 

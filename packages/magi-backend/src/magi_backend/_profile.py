@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ._records.code import generated_kernels
+from ._records.log import generated_kernels
 from ._records.records import KernelRun
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import types
 from typing import TYPE_CHECKING, Any
 
-from ._hot.inputs import GraphInputs, SizeInput
+from ._hot.dispatch import GraphInputs, SizeInput
 from ._hot.table import Code, SizeTable
 
 

@@ -4,8 +4,8 @@
 A captured graph with symbolic sizes keeps the code that Inductor made for any size. In addition there is code for
 single sizes, which a generated function chooses by the values of the graph's symbols.
 
-``inputs`` reads which inputs are sizes, ``captured`` keeps a graph as it was captured, ``static`` makes the graph of
-one size from it, ``moment`` says whether now is a time to compile and restores the state of the capture, ``seen``
-counts sizes, ``table`` decides, ``dispatch`` writes the function that runs on each call, ``checkpoints`` lets a
-recomputation run what the forward ran, ``explicit`` reads ``magi.compile_sizes``, ``outcome`` says what happened.
+dispatch.py   reads which inputs are sizes, and writes the function that runs on each call
+captured.py   keeps a graph as it was captured, and makes the graph of one size from it
+table.py      counts sizes, decides which get code, and says what happened
+entry.py      reads `magi.compile_sizes`, and compiles a graph with all of this
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The function that Dynamo calls instead of a compiled graph, as source.
+"""Which inputs of a captured graph are sizes, and the source of the function that Dynamo calls on each call.
 
 It reads the size inputs, looks for code for them, and calls that code with the other inputs. The source is written for
 each graph, because a loop over the inputs would take longer than all of this.
@@ -11,15 +11,135 @@ import itertools
 import linecache
 import re
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import sympy
+import torch
+from torch.utils import _pytree as pytree
+
+from magi_backend._torch_compat import source_name
 
 from . import _torch_compat
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
-    from .inputs import GraphInputs
+    from torch.fx import GraphModule, Node
+
+
+Key = tuple[int, ...]
+"""The values of a graph's size inputs in one call, in the order of the inputs."""
+
+
+class StaysSymbolicError(Exception):
+    """No code can be made for single sizes of a graph, or for these sizes. The error never reaches the caller."""
+
+
+@dataclass(frozen=True)
+class SizeInput:
+    """An input of a graph that is an int, and decides which code a call takes.
+
+    Attributes:
+        place: Its position among the inputs.
+        symbol: Its symbol, for example ``s27``.
+        path: Which argument of the caller it comes from: ``x.size()[0]``, or ``n`` for an argument that is an int.
+    """
+
+    place: int
+    symbol: str
+    path: str
+
+
+@dataclass(frozen=True)
+class GraphInputs:
+    """The inputs of a captured graph.
+
+    Attributes:
+        names: The name of each placeholder.
+        paths: Which argument of the caller each input comes from; empty for inputs that come from none.
+        sizes: The ints that decide which code a call takes. An int that torch was asked to leave open, such as the
+            handle of an object, is not among them.
+        differentiates: Whether a backward may follow a call.
+    """
+
+    names: tuple[str, ...]
+    paths: tuple[str, ...]
+    sizes: tuple[SizeInput, ...]
+    differentiates: bool
+
+    @property
+    def symbols(self) -> tuple[tuple[str, str], ...]:
+        """Each size's symbol and path."""
+        return tuple((size.symbol, size.path) for size in self.sizes)
+
+
+def read_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphInputs:
+    """The inputs of *gm*; *example_inputs* holds a value or a symbol for each."""
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    paths = tuple(_path(node) for node in placeholders)
+    in_shapes = {symbol for node in gm.graph.nodes for symbol in _shape_symbols(node)}
+    sizes = tuple(
+        SizeInput(place, str(value), paths[place] or str(value))
+        for place, (node, value) in enumerate(zip(placeholders, example_inputs, strict=True))
+        if isinstance(value, torch.SymInt)
+        and (_torch_compat.free_symbols(value) & in_shapes or not _torch_compat.is_left_open(node))
+    )
+    differentiates = torch.is_grad_enabled() and any(
+        isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs
+    )
+    return GraphInputs(tuple(node.name for node in placeholders), paths, sizes, differentiates)
+
+
+def _path(placeholder: Node) -> str:
+    match = re.fullmatch(r"L\['(\w+)'\](.*)", source_name(placeholder))
+    return f"{match[1]}{match[2]}" if match else ""
+
+
+def why_symbolic(gm: GraphModule, example_inputs: Sequence[Any], inputs: GraphInputs) -> str:
+    """Why code for single sizes of *gm* cannot be made; empty if it can.
+
+    Every symbol in the graph must follow from the inputs. Neither a symbol for a size that depends on data nor the
+    ragged size of a nested tensor does.
+    """
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    known: set[Any] = set()
+    for node, value in zip(placeholders, example_inputs, strict=True):
+        if isinstance(value, torch.SymFloat | torch.SymBool):
+            return f"its input {node.name} is a symbolic {type(value).__name__.removeprefix('Sym').lower()}"
+        is_size = isinstance(value, torch.SymInt)
+        known |= _torch_compat.free_symbols(value) if is_size else _torch_compat.number_symbols(node)
+    for place, node in ((size.place, placeholders[size.place]) for size in inputs.sizes):
+        if _torch_compat.is_ragged(example_inputs[place]):
+            return f"{inputs.paths[place] or node.name} is the ragged size of a nested tensor"
+    for module in gm.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            unknown = {symbol for leaf in _leaves(node) for symbol in _torch_compat.free_symbols(leaf)} - known
+            if unknown:
+                names = ", ".join(sorted(map(str, unknown)))
+                return f"the size or number {names} of {node.name} is known only when the operator has run"
+    return ""
+
+
+def _leaves(node: Node) -> list[Any]:
+    return pytree.tree_leaves(node.meta.get("example_value"))
+
+
+def _shape_symbols(node: Node) -> Iterator[Any]:
+    for leaf in _leaves(node):
+        if isinstance(leaf, torch.Tensor):
+            yield from _torch_compat.free_symbols(leaf)
+
+
+def solved(expression: Any, value: int) -> dict[Any, int]:
+    """The value of the one symbol of *expression* for which it is *value*.
+
+    Empty unless there is exactly one such int.
+    """
+    (symbol,) = expression.free_symbols
+    found = [root for root in sympy.solve(sympy.Eq(expression, value), symbol) if root.is_integer]
+    return {symbol: int(found[0])} if len(found) == 1 else {}
 
 
 _numbers = itertools.count()

@@ -1,27 +1,144 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The entry: a captured graph compiled for any size, and for single sizes if the settings ask for it."""
+"""The entry: a captured graph compiled for any size, and for single sizes if the settings ask for it.
+
+``magi.compile_sizes`` names sizes by input, as values of the symbols of the graph.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from magi_backend._records.records import SizesOutcome
+import torch
 
+from magi_backend._records.records import SizesOutcome
+from magi_backend.errors import CompileSizesError
+
+from . import _torch_compat
 from .captured import capture
-from .explicit import explicit_keys
-from .outcome import sizes_outcome
-from .table import SizeTable
+from .dispatch import solved
+from .table import SizeTable, sizes_outcome
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from torch.fx import GraphModule
 
     from magi_backend._records.log import CompilationLog
     from magi_backend._settings.config import CompileConfig
 
-    from .captured import Compile
+    from .captured import Captured, Compile
+    from .dispatch import Key
+
+
+def explicit_keys(captured: Captured, asked: Sequence[Mapping[str, Any]]) -> tuple[Key, ...]:
+    """The values of the size inputs of *captured* for each of the sizes *asked* for.
+
+    Sizes that name no input of this graph are for another graph of the same function.
+
+    Raises:
+        CompileSizesError: Sizes that do not fit the graph, or that leave a symbol open; or none of those asked for
+            names an input of this graph.
+    """
+    places = {path: place for place, path in enumerate(captured.inputs.paths) if path}
+    ours = [sizes for sizes in asked if any(path in places for path in sizes)]
+    if asked and not ours:
+        (first, *_) = (path for sizes in asked for path in sizes)
+        close = get_close_matches(first, places, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise _refused(captured, f"no input of the graph is called {first!r}{hint}")
+    return tuple(_key(captured, sizes, places) for sizes in ours)
+
+
+def _key(captured: Captured, sizes: Mapping[str, Any], places: Mapping[str, int]) -> Key:
+    values: dict[Any, int] = {}
+    later: list[tuple[str, Any, int]] = []
+    for path, wanted in sizes.items():
+        if path in places:
+            later += _take(captured, path, captured.fakes[places[path]], wanted, values)
+    for where, expression, number in later:
+        unknown = expression.free_symbols - set(values)
+        if len(unknown) == 1:
+            values |= solved(expression.xreplace(values), number)
+        if expression.xreplace(values) != number and not expression.free_symbols - set(values):
+            raise _refused(
+                captured, f"{where} is {number}, but the graph computes {expression.xreplace(values)} for it"
+            )
+    key = []
+    for size in captured.inputs.sizes:
+        value = _torch_compat.as_int(captured.fakes[size.place], values)
+        if value is None:
+            raise _refused(captured, f"{_shown(sizes)} leaves {size.path} ({size.symbol}) open")
+        key.append(value)
+    numbers = [captured.fakes[size.place] for size in captured.inputs.sizes]
+    if broken := _torch_compat.broken_guard(numbers, values):
+        raise _refused(captured, f"{_shown(sizes)} breaks what the graph was captured for: {broken}")
+    return tuple(key)
+
+
+def _take(captured: Captured, path: str, value: Any, wanted: Any, values: dict[Any, int]) -> list[tuple[str, Any, int]]:
+    """Read the symbols of one input into *values*.
+
+    Sizes that are computed from symbols are added to *wanted* for later.
+    """
+    later: list[tuple[str, Any, int]] = []
+    for where, have, number in _pairs(captured, path, value, wanted):
+        if not isinstance(have, torch.SymInt):
+            if have != number:
+                raise _refused(captured, f"{where} is {number}, but the graph was captured with {have} fixed there")
+            continue
+        expression = _torch_compat.expression(have)
+        if expression.is_Symbol and values.setdefault(expression, number) != number:
+            msg = f"{where} is {number}, but the same symbol {expression} is {values[expression]} elsewhere"
+            raise _refused(captured, msg)
+        if not expression.is_Symbol:
+            later.append((where, expression, number))
+    return later
+
+
+def _pairs(captured: Captured, path: str, value: Any, wanted: Any) -> list[tuple[str, Any, int]]:
+    if isinstance(value, torch.Tensor):
+        if not isinstance(wanted, Sequence) or len(wanted) != value.dim():
+            raise _refused(captured, f"{path} = {wanted!r}, but it has {value.dim()} dimensions")
+        return [
+            (f"{path}.shape[{dim}]", have, number)
+            for dim, (have, number) in enumerate(zip(value.shape, wanted, strict=True))
+        ]
+    if not isinstance(wanted, int):
+        raise _refused(captured, f"{path} = {wanted!r}, but it is an int")
+    return [(path, value, wanted)]
+
+
+def _refused(captured: Captured, why: str) -> CompileSizesError:
+    return CompileSizesError(
+        f"magi.compile_sizes: {why}. Give a shape for each tensor and a number for each int, such that every symbol of "
+        f"the graph follows. Its inputs are: {'; '.join(_inputs(captured))}"
+    )
+
+
+def _inputs(captured: Captured) -> list[str]:
+    """The inputs of a graph that a user may name, with their symbols."""
+    found = []
+    for node, path, value in zip(
+        captured.gm.graph.find_nodes(op="placeholder"), captured.inputs.paths, captured.fakes, strict=True
+    ):
+        if path and not _torch_compat.is_parameter(node) and not path.endswith("]._base"):
+            if isinstance(value, torch.Tensor):
+                found.append(f"{path} {_shown(tuple(value.shape))}")
+            elif isinstance(value, torch.SymInt) and not _torch_compat.is_size_of_input(node):
+                found.append(f"{path} {value}")
+    return found
+
+
+def _shown(value: Any) -> str:
+    """*value* as text: ``(1, s27)`` for a shape, ``{'x': (1, 5)}`` for sizes."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{path!r}: {_shown(wanted)}" for path, wanted in value.items()) + "}"
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(str, value)) + ("," if len(value) == 1 else "") + ")"
+    return str(value)
 
 
 def with_sizes(

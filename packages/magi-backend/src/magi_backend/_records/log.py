@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of one compilation while it grows, and its way to files and torch's trace."""
+"""The record of one compilation while it grows, with what each pass did, and its way to files and trace of torch."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import threading
 import time
 from dataclasses import asdict, replace
@@ -12,16 +13,50 @@ from typing import TYPE_CHECKING, Any
 
 from magi_backend import _torch_compat
 
-from .graph_text import graph_text
-from .records import CheckOutcome, Compilation, GraphRecord, KernelRun, SizesOutcome
+from .hidden import graph_text
+from .records import CheckOutcome, Compilation, GraphChange, GraphRecord, KernelRun, SizesOutcome
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from torch.fx import GraphModule
+    from torch.fx import Graph, GraphModule
 
     from .folder import EntryFile
+
+
+# "cpp_fused_add_0 = async_compile.cpp_pybinding(...)", "triton_poi_fused_1 = async_compile.triton('triton_...', ...)"
+_KERNEL = re.compile(r"^(\w+) = async_compile\.\w+\(", re.MULTILINE)
+# "buf3 = extern_kernels.convolution(...)", "torch.ops.aten.convolution_backward.default(...)"
+_EXTERN = re.compile(r"\b(?:extern_kernels\.(\w+)|torch\.ops\.(\w+\.\w+))[.\w]*\(")
+
+
+def generated_kernels(source: str) -> tuple[str, ...]:
+    """The names of the kernels that Inductor's generated module *source* defines."""
+    return tuple(_KERNEL.findall(source))
+
+
+def external_calls(source: str) -> tuple[str, ...]:
+    """The names of the library functions that Inductor's generated module *source* calls, one for each call."""
+    return tuple(name or op for name, op in _EXTERN.findall(source))
+
+
+_SOURCE = re.compile(r"^(\w+) = async_compile\.\w+\((.*?)(\x27{3}|\x22{3})(.*?)\3.*?\)\n", re.MULTILINE | re.DOTALL)
+
+
+def kernel_sources(code: str) -> dict[str, str]:
+    r"""The source of each kernel that the generated module *code* defines, by name.
+
+    Example:
+        >>> kernel_sources("cpp_fused_0 = async_compile.cpp_pybinding(['float*'], r'''\nvoid kernel();\n''')\n")
+        {'cpp_fused_0': 'void kernel();'}
+    """
+    return {found[1]: found[4].strip("\n") for found in _SOURCE.finditer(code)}
+
+
+def without_kernels(code: str) -> str:
+    """The generated module *code* with the source of each kernel replaced by its name."""
+    return _SOURCE.sub(lambda found: f"{found[1]} = …  # below, by itself\n", code)
 
 
 logger = logging.getLogger("magi_backend")
@@ -164,3 +199,26 @@ class CompilationLog:
         with self._lock:
             compilation = self._compilation
         return compilation if self._sizes is None else replace(compilation, sizes=self._sizes())
+
+
+class GraphChanges:
+    """Reads the graph before and after each pass, and keeps both texts if the pass changed it."""
+
+    def __init__(self, log: CompilationLog) -> None:
+        self._log = log
+        self._before = ""
+        self._found: list[GraphChange] = []
+
+    def observe(self, name: str, graph: Graph) -> None:
+        """Read *graph* before a pass if *name* is empty, otherwise after the pass *name*."""
+        with self._log.spending():
+            text = graph_text(graph)
+            if name and text != self._before:
+                keep = self._log.keep_text
+                self._found.append(GraphChange(name, keep(self._before), keep(text)))
+            self._before = text
+
+    def new(self) -> tuple[GraphChange, ...]:
+        """The changes since the last call. Those of the joint graph count for the forward, which is compiled first."""
+        found, self._found = tuple(self._found), []
+        return found

@@ -3,13 +3,10 @@
 
 A module imports those above it only, also for types alone and inside functions, where renderers are imported.
 
-calls.py       a call of an explained function; diff.py, times.py and names.py: numbers and names for all reports
-advice.py      sentences about a compilation; also capture.py and sizes.py
+sections.py    numbers, names and sentences of every report
 whole_run.py   what a run compiled, and what to look at; compare.py pairs the compilations of two runs
 text.py        reports as text
-markup.py      what pages are made of; graphs_html.py the graphs of one, index_html.py its top
 html.py        a whole page, with page.css and page.js; compare_html.py is that of two runs
 report.py      the report of a function; run.py the report of a run, read from its folder, and two side by side
-again.py       compiles a function again
 explain.py     runs a function compiled and eager, and makes its report
 """

@@ -7,9 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .diff import DiffLine, changed_lines, diff_lines
-from .names import called
-from .times import total_seconds
+from .sections import DiffLine, called, changed_lines, diff_lines, total_seconds
 
 
 if TYPE_CHECKING:

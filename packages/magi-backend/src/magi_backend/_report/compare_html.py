@@ -6,11 +6,8 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from .calls import shown
-from .html import page
-from .markup import details, diff_block, table, titled
-from .names import called, summary
-from .times import total_seconds
+from .html import details, diff_block, page, table, titled
+from .sections import called, shown, summary, total_seconds
 
 
 if TYPE_CHECKING:

@@ -3,28 +3,304 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass
 from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING
 
-from .advice import advice_on
-from .calls import shown, spread
-from .capture import capture_line
-from .graphs_html import captured_graph, graphs
-from .index_html import index, notes, tiles, toolbar
-from .markup import details, fill, phase_bar, table, text_block, titled
-from .names import called, short, state, summary
-from .sizes import SIZE_COLUMNS, size_cells, size_lines
-from .times import compilation_phases, total_seconds
+from magi_backend._records.log import kernel_sources, without_kernels
+
+from .sections import (
+    SIZE_COLUMNS,
+    advice_on,
+    called,
+    capture_line,
+    changed_lines,
+    compilation_phases,
+    counted,
+    diff_lines,
+    graph_phases,
+    short,
+    shown,
+    size_cells,
+    size_lines,
+    spread,
+    state,
+    summary,
+    total_seconds,
+)
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from magi_backend._records.records import Compilation, GraphRecord
+    from magi_backend._records.folder import Entry
+    from magi_backend._records.records import Compilation, GraphRecord, KernelRun
 
-    from .calls import CallRecord
-    from .whole_run import WholeRun
+    from .sections import CallRecord, DiffLine
+    from .whole_run import Note, WholeRun
+
+
+def details(summary: str, inside: str) -> str:
+    """*inside*, collapsed under *summary*, both HTML; empty if *inside* is empty."""
+    return f"<details><summary>{summary}</summary>{inside}</details>" if inside else ""
+
+
+def text_block(text: str) -> str:
+    """*text* as it is, with lines that may wrap."""
+    return f"<pre class='text'>{escape(text)}</pre>" if text else ""
+
+
+def graph_block(text: str) -> str:
+    """A graph or code, with the lines of the program that it comes from shown less prominently."""
+    return f"<pre>{chr(10).join(map(_line, text.splitlines()))}</pre>" if text else ""
+
+
+def _line(text: str) -> str:
+    return f"<i>{escape(text)}</i>" if text.lstrip().startswith(("# ", "//")) else escape(text)
+
+
+_MARKS = {"same": "  ", "added": "+ ", "removed": "- "}
+_TAGS = {"same": "", "added": "ins", "removed": "del", "skipped": "u"}
+
+
+def diff_block(lines: Sequence[DiffLine]) -> str:
+    """A diff, in which added and removed lines differ not only in colour."""
+    return f"<pre>{''.join(map(_diff_line, lines))}</pre>"
+
+
+def _diff_line(line: DiffLine) -> str:
+    if line.kind == "skipped":
+        return f"<u>  ⋯ {escape(line.text)}</u>\n"
+    tag, text = _TAGS[line.kind], escape(_MARKS[line.kind] + line.text)
+    return f"<{tag}>{text}</{tag}>" if tag else f"{text}\n"
+
+
+def titled(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], most: int = 12) -> str:
+    """A table under its title, collapsed if it is long; empty if there are no rows."""
+    rows = list(rows)
+    if not rows:
+        return ""
+    if len(rows) > most:
+        return details(f"<h3>{title} ({len(rows)})</h3>", table(columns, rows))
+    return f"<h3>{title}</h3>{table(columns, rows)}"
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of cells that are HTML already; it can be sorted by each column."""
+    head = "".join(f"<th scope='col'><button type='button'>{escape(column)}</button></th>" for column in columns)
+    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<div class='wide'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def fill(share: float, text: str) -> str:
+    """A bar for *share*, from 0 to 1, with *text* next to it."""
+    return f"<span class='fill' style='width:{6 * share:.2f}rem'></span>{escape(text)}"
+
+
+def phase_bar(phases: Sequence[tuple[str, float]]) -> str:
+    """The parts of a time, as one bar and a legend; empty if all are zero."""
+    some = [(name, seconds) for name, seconds in phases if seconds > 0]
+    total = sum(seconds for _, seconds in some)
+    if not total:
+        return ""
+    bar = "".join(
+        f"<span style='flex:{seconds / total:.4f};background:var(--p{index})' title='{escape(name)}'></span>"
+        for index, (name, seconds) in enumerate(some)
+    )
+    legend = "".join(
+        f"<li style='--c:var(--p{index})'>{escape(name)} {shown(seconds)}</li>"
+        for index, (name, seconds) in enumerate(some)
+    )
+    return f"<div class='phases'>{bar}</div><ul class='legend'>{legend}</ul>"
+
+
+def captured_graph(compilation: Compilation) -> str:
+    """The graph as Dynamo captured it."""
+    return details(f"Captured graph, {compilation.nodes} calls", graph_block(compilation.captured))
+
+
+def graphs(compilation: Compilation) -> str:
+    """A part for each graph that Inductor compiled."""
+    return "".join(map(_graph, compilation.graphs))
+
+
+def _graph(graph: GraphRecord) -> str:
+    facts = ["from AOTAutograd's cache" if graph.cached else counted(graph.nodes, "operator call")]
+    facts += [f"symbols {', '.join(graph.symbols)}"] if graph.symbols else []
+    facts += [counted(len(graph.kernels), "kernel"), counted(len(graph.externs), "library call")]
+    facts += [] if graph.cached else [shown(graph.seconds)]
+    failed = f"<p class='bad'>{escape(graph.error)}</p>" if graph.error else ""
+    failed += f"<p class='bad'>Fell back: {escape(str(graph.fell_back))}</p>" if graph.fell_back else ""
+    parts = (failed, phase_bar(graph_phases(graph)), *_texts(graph), _kernels(graph), _code(graph))
+    return f"<h3>Graph {escape(graph.title)}</h3><p class='soft small'>{escape(', '.join(facts))}</p>{''.join(parts)}"
+
+
+def _texts(graph: GraphRecord) -> Iterator[str]:
+    yield details("As AOTAutograd gave it to Inductor", graph_block(graph.given))
+    for change in graph.changed:
+        yield _diff(f"What {escape(change.name)} changed", change.before, change.after)
+    if graph.lowered != graph.given:
+        yield _diff("From there to the lowered graph, all passes together", graph.given, graph.lowered)
+    yield details("As it was lowered", graph_block(graph.lowered) if graph.lowered != graph.given else "")
+
+
+def _diff(title: str, before: str, after: str) -> str:
+    lines = diff_lines(before, after)
+    added, removed = changed_lines(lines)
+    numbers = f"<span class='good'>+{added}</span> <span class='bad'>&minus;{removed}</span>"
+    return details(f"{title} {numbers}", diff_block(lines))
+
+
+def _code(graph: GraphRecord) -> str:
+    return details("Generated code, without the kernels", graph_block(without_kernels(graph.code)))
+
+
+def _kernels(graph: GraphRecord) -> str:
+    sources = kernel_sources(graph.code)
+    measured = {run.name: run for run in graph.runs}
+    longest = max((run.calls * run.seconds for run in graph.runs), default=0.0)
+    names = dict.fromkeys((*graph.kernels, *measured))
+    if measured:
+        columns = ("kernel", "calls", "time of all", "time of one", "bytes", "share of bandwidth")
+        rows = [(_kernel(name, sources), *_run(measured.get(name), longest)) for name in names]
+        inside = table(columns, rows)
+    else:
+        inside = "".join(f"<div>{_kernel(name, sources)}</div>" for name in names)
+    count = counted(len(graph.kernels), "generated kernel")
+    called = (
+        f", {counted(len(graph.externs), 'library call')}: {', '.join(dict.fromkeys(graph.externs))}"
+        if graph.externs
+        else ""
+    )
+    return details(escape(count + called), inside or "<p>None was generated.</p>" if names or graph.externs else "")
+
+
+def _kernel(name: str, sources: dict[str, str]) -> str:
+    source = sources.get(name, "")
+    return details(f"<code>{escape(name)}</code>", graph_block(source)) or f"<code>{escape(name)}</code>"
+
+
+def _run(run: KernelRun | None, longest: float) -> tuple[str, ...]:
+    if run is None:
+        return ("", "", "", "", "")
+    total = run.calls * run.seconds
+    share = f"{run.share:.0%}" if run.share else ""
+    return (
+        str(run.calls),
+        _together(fill(total / longest if longest else 0.0, f"{total * 1e6:.1f} µs")),
+        _together(f"{run.seconds * 1e6:.1f} µs"),
+        _together(f"{run.bytes / 2**20:.2f} MiB" if run.bytes >= 2**20 else f"{run.bytes / 2**10:.1f} KiB"),
+        share,
+    )
+
+
+def _together(html: str) -> str:
+    return f"<span class='together'>{html}</span>"
+
+
+def tiles(run: WholeRun) -> str:
+    """The numbers of a run."""
+    compilations = [entry.compilation for entry in run.entries]
+    again = sum(each.recompiled is not None for each in compilations)
+    numbers = {
+        "compilations": str(len(compilations)),
+        "of them again": str(again),
+        "processes": str(len(run.processes)),
+        "compiling": shown(sum(map(total_seconds, compilations))),
+        "kernels": str(sum(len(graph.kernels) for each in compilations for graph in each.graphs)),
+        "graph breaks": str(len(run.breaks)),
+        "by other backends": str(sum(each.others for each in run.processes)),
+    }
+    return f"<dl class='tiles'>{''.join(f'<div><dt>{name}</dt><dd>{n}</dd></div>' for name, n in numbers.items())}</dl>"
+
+
+def notes(run: WholeRun) -> str:
+    """What to look at first; empty if there is nothing to report."""
+    items = "".join(f"<li>{_linked(note)}{escape(note.text)} {_advice(note)}</li>" for note in run.notes())
+    return f"<section class='notes'><h2>Look at first</h2><ul>{items}</ul></section>" if items else ""
+
+
+def _linked(note: Note) -> str:
+    return " ".join(f"<a href='#compilation-{index}'>{index}</a>" for index in note.indices) + ": " * bool(note.indices)
+
+
+def _advice(note: Note) -> str:
+    return f"<span class='soft'>{escape(note.advice)}</span>" if note.advice else ""
+
+
+def toolbar(run: WholeRun) -> str:
+    """The search, the choice of a process if there are several, and the keys."""
+    names = list(dict.fromkeys(run.who(entry.process) for entry in run.entries))
+    options = "".join(f"<option value='{escape(name)}'>{escape(name)}</option>" for name in names)
+    choice = (
+        f"<select id='rank' aria-label='Process'><option value=''>all processes</option>{options}</select>"
+        if len(names) > 1
+        else ""
+    )
+    keys = "<kbd>/</kbd> search <kbd>j</kbd> <kbd>k</kbd> next, previous <kbd>o</kbd> open <kbd>e</kbd> open all"
+    return (
+        "<div class='bar-top'><input id='search' type='search' aria-label='Search' "
+        "placeholder='Search functions, kernels, operators, graphs'>"
+        f"{choice}<span id='count' class='soft small'></span><span class='soft small keys'>{keys}</span></div>"
+    )
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """A cell of the index: HTML, a sort key if that is not its text, and the class of its column."""
+
+    html: str
+    value: str = ""
+    kind: str = ""
+
+
+def index(run: WholeRun) -> str:
+    """A row for each compilation, without the columns that would be empty or the same in every row."""
+    rows = [(entry.compilation.index, _cells(run, entry)) for entry in run.entries]
+    columns = [name for name in rows[0][1] if _tells(name, [cells for _, cells in rows])]
+    head = "".join(
+        f"<th scope='col' class='{rows[0][1][name].kind}'><button type='button'>{name}</button></th>"
+        for name in columns
+    )
+    body = "".join(
+        f"<tr data-of='compilation-{number}'>{''.join(_cell(name, cells[name]) for name in columns)}</tr>"
+        for number, cells in rows
+    )
+    inside = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    return f"<div class='wide'><table id='index' class='cards'>{inside}</table></div>"
+
+
+def _tells(column: str, rows: Sequence[Mapping[str, _Cell]]) -> bool:
+    found = {cells[column].html for cells in rows}
+    return found != {""} and not (column == "process" and len(found) == 1)
+
+
+def _cell(column: str, cell: _Cell) -> str:
+    of = f" data-value='{cell.value}'" if cell.value else ""
+    return f"<td class='{cell.kind}' data-label='{column}'{of}>{cell.html}</td>"
+
+
+def _cells(run: WholeRun, entry: Entry) -> dict[str, _Cell]:
+    compilation = entry.compilation
+    seconds = total_seconds(compilation)
+    link = f"<a href='#compilation-{compilation.index}'>{escape(called(compilation))}</a>"
+    place = f" <span class='soft small'>{escape(short(compilation.place))}</span>" if compilation.place else ""
+    again = compilation.recompiled.guard if compilation.recompiled is not None else ""
+    ended = state(compilation, finished=entry.finished)
+    kinds = Counter(graph.kind for graph in compilation.graphs)
+    return {
+        "number": _Cell(str(compilation.index), kind="number"),
+        "function": _Cell(link + place, kind="where"),
+        "inputs": _Cell(escape(summary(compilation.inputs)), kind="where"),
+        "process": _Cell(escape(run.who(entry.process)), kind="short"),
+        "compiled again": _Cell(f"<span class='small'>{escape(again)}</span>" if again else ""),
+        "graphs": _Cell(", ".join(f"{count} {kind}" if count > 1 else kind for kind, count in kinds.items())),
+        "kernels": _Cell(str(sum(len(graph.kernels) for graph in compilation.graphs)), kind="number"),
+        "time": _Cell(shown(seconds), f"{seconds:.6f}", "number"),
+        "ended": _Cell(f"<span class='bad'>{escape(ended)}</span>" if ended else "", kind="short"),
+    }
 
 
 _PAGE = """<!doctype html>

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from magi_backend._records.plain import to_plain
+from magi_backend._records.folder import to_plain
 
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from magi_backend._records.records import Compilation
 
-    from .calls import CallRecord
+    from .sections import CallRecord
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,8 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from magi_backend._records.folder import Folder, entries, with_texts
-from magi_backend._records.plain import to_plain
-from magi_backend._records.run import processes
+from magi_backend._records.collect import processes
+from magi_backend._records.folder import Folder, entries, to_plain, with_texts
 from magi_backend.errors import ReportError
 
 from .compare import PairedRuns, paired

@@ -13,12 +13,20 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from .advice import advice_on
-from .calls import counted, shown, spread
-from .capture import capture_line
-from .names import called, state, summary
-from .sizes import SIZE_COLUMNS, size_cells, size_lines
-from .times import total_seconds
+from .sections import (
+    SIZE_COLUMNS,
+    advice_on,
+    called,
+    capture_line,
+    counted,
+    shown,
+    size_cells,
+    size_lines,
+    spread,
+    state,
+    summary,
+    total_seconds,
+)
 
 
 if TYPE_CHECKING:
@@ -27,8 +35,8 @@ if TYPE_CHECKING:
     from magi_backend._records.folder import Entry
     from magi_backend._records.records import Compilation, GraphRecord, PassOutcome
 
-    from .calls import CallRecord
     from .compare import PairedRuns
+    from .sections import CallRecord
     from .whole_run import WholeRun
 
 

@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .advice import advice_on
-from .capture import capture_line
-from .names import called
+from .sections import advice_on, called, capture_line
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from magi_backend._records.collect import BrokenAt, GivenUp, ProcessRecord
     from magi_backend._records.folder import Entry, Process
-    from magi_backend._records.run import BrokenAt, GivenUp, ProcessRecord
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from magi_backend import _torch_compat
 from magi_backend.errors import ConfigError, OptionError
 
-from .config import CompileConfig, ConfigPatch, Mode, field_names
-from .fields import unknown_name
+from .config import CompileConfig, ConfigPatch, Mode, field_names, unknown_name
 
 
 if TYPE_CHECKING:

@@ -1,23 +1,183 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of a function, with its gradients, and two runs compared. `explain` and `magi.check` both use this."""
+"""One run of a function, with its gradients, and two runs compared. `explain` and `magi.check` both use this.
+
+Both runs get copies of the inputs that are like the originals in everything that a compiler may read, and the same
+random numbers.
+
+A piece of a graph may return memory that an allocation left as it was. vLLM allocates the output of an attention in one
+piece, for example, and the attention, which is a boundary, writes to it. Eager runs with zeros in this memory, and
+again with NaN, or with the largest number for integers. Elements that become NaN, or another integer, depend on it, and
+so are not compared.
+"""
 
 from __future__ import annotations
 
 import copy
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.fx import GraphModule, Interpreter, Node
 
 from magi_backend import _torch_compat
 
-from .compare import Difference, compare, compare_trees, magnitude
-from .copies import alone, copy_inputs, state_of
-from .trees import leaves_of, with_leaves
+from .compare import Difference, comparable, compare, compare_trees, leaves_of, magnitude, with_leaves
+
+
+@dataclass(frozen=True)
+class InputCopies:
+    """Copies of a tree of inputs.
+
+    Attributes:
+        values: The tree, with copies in place of its tensors: same strides, same memory shared among them, same
+            requirement of gradients and marks of dynamic dimensions. Its lists, dicts and dataclasses are copies too.
+        wanted: The tensor to differentiate by, for each tensor that requires a gradient, by its path.
+    """
+
+    values: Any
+    wanted: dict[str, torch.Tensor]
+
+
+def copy_inputs(tree: Any) -> InputCopies:
+    """Copy every tensor of *tree*; other leaves stay as they are."""
+    leaves = list(leaves_of(tree))
+    tensors = {id(leaf): leaf for _, leaf in leaves if isinstance(leaf, torch.Tensor)}
+    copier = _Copier(Counter(map(_torch_compat.storage_id, tensors.values())))
+    copies = [copier.copy(path, leaf) if isinstance(leaf, torch.Tensor) else leaf for path, leaf in leaves]
+    remaining = iter(copies)
+    return InputCopies(with_leaves(tree, lambda _: next(remaining)), copier.wanted)
+
+
+@dataclass
+class _Copier:
+    """Copies tensors one after the other; those that share memory become views of one copy of all of it.
+
+    A tensor does not lead to all of it: one that was detached, or made in inference mode, does not know of which tensor
+    it is a view.
+    """
+
+    sharing: Counter[int]
+    """The number of different tensors in each storage."""
+    bases: dict[int, torch.Tensor] = field(default_factory=dict)
+    copies: dict[int, torch.Tensor] = field(default_factory=dict)
+    wanted: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def copy(self, path: str, tensor: torch.Tensor) -> torch.Tensor:
+        """The copy of *tensor*, which is at *path*; one that is at several places has one copy."""
+        if id(tensor) not in self.copies:
+            with torch.inference_mode(tensor.is_inference()):
+                self.copies[id(tensor)] = self._copied(path, tensor)
+        return self.copies[id(tensor)]
+
+    def _copied(self, path: str, tensor: torch.Tensor) -> torch.Tensor:
+        storage = _torch_compat.storage_id(tensor)
+        if self.sharing[storage] > 1:
+            if storage not in self.bases:
+                self.bases[storage] = _bytes_of_storage(tensor).clone()
+            memory = _as_dtype(self.bases[storage], tensor.dtype)
+            return memory.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+        leaf = alone(tensor).requires_grad_(tensor.requires_grad)
+        _torch_compat.copy_dynamic_marks(tensor, leaf)
+        if tensor.requires_grad:
+            self.wanted[path] = leaf
+        # Code may write to an input that is not a leaf, although it requires a gradient.
+        return leaf if tensor.is_leaf else leaf.clone()
+
+
+def _bytes_of_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """All the memory that *tensor* is in, as uint8."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def _as_dtype(memory: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Bytes as a tensor of *dtype*, without those at the end that are less than an element."""
+    return memory[: memory.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+
+
+def state_of(tensor: torch.Tensor) -> object:
+    """A value that is equal for *tensor* later if nobody has written to it in the meantime.
+
+    Torch counts writes, but not those to a tensor made in inference mode, of which it is the contents.
+    """
+    if not tensor.is_inference():
+        return _torch_compat.version(tensor)
+    if _torch_compat.is_wrapper(tensor):
+        inner = tensor.__tensor_flatten__()[0]  # type: ignore[attr-defined]
+        return tuple(state_of(getattr(tensor, name)) for name in inner)
+    return _Contents(tensor.detach().clone())
+
+
+@dataclass(frozen=True, eq=False)
+class _Contents:
+    tensor: torch.Tensor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Contents) and torch.equal(_bits(self.tensor), _bits(other.tensor))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of *tensor*, because NaN is not equal to itself."""
+    return tensor.contiguous().view(-1).view(torch.uint8) if tensor.layout is torch.strided else tensor
+
+
+def alone(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in memory of its own, with the strides of *tensor*."""
+    original = tensor.detach()
+    if original.layout is not torch.strided or _torch_compat.is_wrapper(original):
+        return original.clone()
+    for dim in range(original.dim()):
+        if original.stride(dim) == 0 and original.size(dim) > 1:
+            original = original.narrow(dim, 0, 1)  # elements that share memory cannot be written separately
+    twin = torch.empty_strided(original.size(), original.stride(), dtype=original.dtype, device=original.device)
+    return twin.copy_(original).expand(tensor.size()) if twin.size() != tensor.size() else twin.copy_(original)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The states of the generators of the CPU and of every GPU at one time."""
+
+    cpu: torch.Tensor
+    gpus: tuple[torch.Tensor, ...]
+
+    def rewind(self) -> None:
+        """Restore the generators."""
+        torch.random.set_rng_state(self.cpu)
+        for device, state in enumerate(self.gpus):
+            torch.cuda.set_rng_state(state, device)
+
+    def were_drawn(self) -> bool:
+        """Whether random numbers were generated since."""
+        now = _generator_states()
+        pairs = zip((self.cpu, *self.gpus), (now.cpu, *now.gpus), strict=True)
+        return not all(torch.equal(before, after) for before, after in pairs)
+
+
+def _generator_states() -> Replay:
+    gpus = tuple(torch.cuda.get_rng_state(device) for device in range(torch.cuda.device_count()))
+    return Replay(torch.random.get_rng_state(), gpus)
+
+
+@contextmanager
+def replayed_random_numbers() -> Iterator[Replay]:
+    """A context with the current states of the generators, to go back to; they are restored at the end.
+
+    Example:
+        >>> with replayed_random_numbers() as numbers:
+        ...     first = torch.rand(2)
+        ...     numbers.rewind()
+        ...     torch.equal(torch.rand(2), first)
+        True
+    """
+    # Without a list of devices `fork_rng` warns where there is more than one (torch/random.py).
+    with torch.random.fork_rng(list(range(torch.cuda.device_count()))):
+        yield _generator_states()
 
 
 @dataclass(frozen=True)
@@ -160,3 +320,95 @@ def _gradients(outputs: Any, wanted: Mapping[str, torch.Tensor]) -> dict[str, to
 
 def _detached_copy(leaf: Any) -> Any:
     return alone(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What eager computes.
+
+    Attributes:
+        outcome: The run that a compiled one is compared with.
+        other: The run with other contents in memory that nobody has written; None if the graph allocates none.
+    """
+
+    outcome: Outcome
+    other: Outcome | None
+
+    def settle(self, actual: Outcome) -> Outcome:
+        """*actual*, with the elements of `outcome` where these depend on memory that nobody has written."""
+        if self.other is None:
+            return actual
+        names = ("outputs", "inputs", "gradients")
+        trees = {name: [getattr(each, name) for each in (actual, self.outcome, self.other)] for name in names}
+        return replace(actual, **{name: _settled(*found) for name, found in trees.items()})
+
+
+def run_eager(
+    gm: GraphModule,
+    args: tuple[Any, ...],
+    rewind: Callable[[], object],
+    result: Callable[[Any], Any] = lambda outputs: outputs,
+) -> Expected:
+    """Run *gm* on copies of *args*, and a second time if its result may depend on what was in memory.
+
+    Args:
+        gm: The graph.
+        args: Its inputs.
+        rewind: Called before the second run, which gets the random numbers of the first.
+        result: What becomes of the outputs before they are copied.
+    """
+    if not any(_torch_compat.is_empty(node) for node in gm.graph.nodes):
+        return Expected(run(lambda *args: result(gm(*args)), args), None)
+    first = run(lambda *args: result(_Filled(gm, torch.Tensor.zero_).run(*args)), args)
+    rewind()
+    return Expected(first, run(lambda *args: result(_Filled(gm, _fill_otherwise).run(*args)), args))
+
+
+class _Filled(Interpreter):
+    """Runs a graph, and fills the memory that its calls leave as it was."""
+
+    def __init__(self, gm: GraphModule, fill: Callable[[torch.Tensor], object]) -> None:
+        super().__init__(gm)
+        self._fill = fill
+
+    def run_node(self, node: Node) -> Any:
+        value = super().run_node(node)
+        if _torch_compat.is_empty(node):
+            with torch.no_grad():
+                self._fill(value.view(torch.uint8) if value.dtype is torch.float4_e2m1fn_x2 else value)
+        return value
+
+
+def _fill_otherwise(tensor: torch.Tensor) -> None:
+    if tensor.is_floating_point() or tensor.is_complex():
+        tensor.fill_(float("nan"))
+    else:
+        tensor.fill_(True if tensor.dtype is torch.bool else torch.iinfo(tensor.dtype).max)
+
+
+def _settled(actual: Any, expected: Any, other: Any) -> Any:
+    """*actual*, with the elements of *expected* that are others in *other*."""
+    places = {path: (leaf, twin) for (path, leaf), (_, twin) in zip(leaves_of(expected), leaves_of(other), strict=True)}
+    leaves = iter([_settled_leaf(leaf, *places.get(path, (None, None))) for path, leaf in leaves_of(actual)])
+    return with_leaves(actual, lambda _: next(leaves))
+
+
+def _settled_leaf(actual: Any, expected: Any, other: Any) -> Any:
+    if not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
+        return actual
+    if actual.shape != expected.shape or actual.dtype != expected.dtype or expected.layout is not torch.strided:
+        return actual
+    # torch 2.11 does not choose between unsigned numbers.
+    bits = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}.get(actual.dtype)
+    ours, theirs = (actual, expected) if bits is None else (actual.view(bits), expected.view(bits))
+    return torch.where(_depends(comparable(expected), comparable(other)), theirs, ours).view(actual.dtype)
+
+
+def _depends(expected: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The elements that depend on memory that nobody has written.
+
+    Floating-point elements that merely differ do not count, because the order of additions may differ between runs.
+    """
+    if expected.is_floating_point() or expected.is_complex():
+        return other.isnan() & ~expected.isnan()
+    return expected != other

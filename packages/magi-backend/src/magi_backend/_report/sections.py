@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every report says, whether it is text or a page: numbers, names, and sentences about a compilation."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import statistics
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Literal
+
+from magi_backend._verify.compare import Difference
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from magi_backend._records.records import Compilation, GraphRecord, Recompilation, SizesOutcome, SizeUse
+
+
+Kind = Literal["same", "added", "removed", "skipped"]
+
+
+@dataclass(frozen=True)
+class DiffLine:
+    """A line of a diff; *text* of a skipped one says how many lines are left out."""
+
+    kind: Kind
+    text: str
+
+
+def diff_lines(before: str, after: str, around: int = 2) -> list[DiffLine]:
+    """The lines that differ, each with *around* equal lines before and after it.
+
+    Example:
+        >>> texts = ("a b c".replace(" ", chr(10)), "a c".replace(" ", chr(10)))
+        >>> [(line.kind, line.text) for line in diff_lines(*texts, around=1)]
+        [('same', 'a'), ('removed', 'b'), ('same', 'c')]
+    """
+    return list(_lines(before.splitlines(), after.splitlines(), around))
+
+
+def changed_lines(lines: list[DiffLine]) -> tuple[int, int]:
+    """How many lines were added, and how many removed."""
+    return sum(line.kind == "added" for line in lines), sum(line.kind == "removed" for line in lines)
+
+
+def _lines(before: list[str], after: list[str], around: int) -> Iterator[DiffLine]:
+    # Equal lines at both ends are most of a graph, and difflib is slow for them.
+    head = 0
+    while head < min(len(before), len(after)) and before[head] == after[head]:
+        head += 1
+    tail = 0
+    while tail < min(len(before), len(after)) - head and before[-1 - tail] == after[-1 - tail]:
+        tail += 1
+    start, ends = max(head - around, 0), (len(before) - max(tail - around, 0), len(after) - max(tail - around, 0))
+    old, new = before[start : ends[0]], after[start : ends[1]]
+    shown = 0
+    for group in difflib.SequenceMatcher(None, old, new, autojunk=False).get_grouped_opcodes(around):
+        skipped = start + group[0][1] - shown
+        if skipped:
+            yield DiffLine("skipped", f"{skipped} lines")
+        for kind, old_start, old_end, new_start, new_end in group:
+            if kind == "equal":
+                yield from (DiffLine("same", text) for text in old[old_start:old_end])
+            else:
+                yield from (DiffLine("removed", text) for text in old[old_start:old_end])
+                yield from (DiffLine("added", text) for text in new[new_start:new_end])
+        shown = start + group[-1][2]
+    if shown and shown < len(before):
+        yield DiffLine("skipped", f"{len(before) - shown} lines")
+
+
+def compilation_phases(compilation: Compilation) -> tuple[tuple[str, float], ...]:
+    """The parts of the time from the start of the capture to a callable function, without later backwards."""
+    before = compilation.capture_seconds + compilation.seconds
+    return (
+        ("capture", compilation.capture_seconds),
+        ("AOTAutograd", max(compilation.seconds - compilation.inductor_seconds, 0.0)),
+        ("Inductor", compilation.inductor_seconds),
+        ("guards", max(compilation.frame_seconds - before, 0.0) if compilation.frame_seconds else 0.0),
+    )
+
+
+def graph_phases(graph: GraphRecord) -> tuple[tuple[str, float], ...]:
+    """The parts of Inductor's work on one graph."""
+    known = sum(seconds for _, seconds in graph.phases)
+    return (*graph.phases, ("other", max(graph.seconds - known, 0.0))) if known else ()
+
+
+def total_seconds(compilation: Compilation) -> float:
+    """The total time of the compilation in seconds, including a backward that was compiled later."""
+    later = max(sum(graph.seconds for graph in compilation.graphs) - compilation.inductor_seconds, 0.0)
+    finished = compilation.inductor_seconds or compilation.seconds
+    return sum(seconds for _, seconds in compilation_phases(compilation)) + (later if finished else 0.0)
+
+
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)$")
+
+
+def called(compilation: Compilation) -> str:
+    """The label of the user if there is one, otherwise the name of the function.
+
+    Example:
+        >>> from magi_backend import Compilation
+        >>> called(Compilation(0, "graph 0", 1, (), (), function="torch_dynamo_resume_in_step_at_12"))
+        'step, after line 12'
+    """
+    if not compilation.function or not compilation.label.startswith("graph "):
+        return compilation.label
+    found = _RESUMED.search(compilation.function)
+    return f"{found[1]}, after line {found[2]}" if found else compilation.function.replace(".<locals>", "")
+
+
+def short(place: str) -> str:
+    """The end of a path with a line, such as ``model.py:12``."""
+    return PurePath(place).name
+
+
+def summary(inputs: tuple[str, ...], shown: int = 3) -> str:
+    """The first inputs, and how many more there are, because parameters make the list long."""
+    more = f" and {len(inputs) - shown} more" if len(inputs) > shown else ""
+    return ", ".join(inputs[:shown]) + more if inputs else "none"
+
+
+def state(compilation: Compilation, *, finished: bool = True) -> str:
+    """How the compilation ended, in a word or two; empty if it succeeded in the first way."""
+    fell_back = any(graph.fell_back for graph in compilation.graphs)
+    if compilation.error or (not fell_back and any(graph.error for graph in compilation.graphs)):
+        return "failed"
+    if fell_back:
+        return "fell back"
+    if not finished:
+        return "not finished"
+    if any(not check.agrees for check in compilation.checks):
+        return "differs from eager"
+    return ""
+
+
+SLOW = 30.0
+"""Seconds from which on the report mentions the time of a capture."""
+
+
+def capture_line(compilation: Compilation) -> str:
+    """A line on how long Dynamo traced, and what helps if sizes are symbols; empty for a fast capture."""
+    if compilation.capture_seconds < SLOW:
+        return ""
+    said = f"Dynamo traced for {compilation.capture_seconds:.0f} s before it called the backend."
+    symbols = sorted({symbol for given in compilation.inputs for symbol in re.findall(r"\bs\d+\b", given)})
+    if not symbols:
+        return said
+    return (
+        f"{said} Sizes are symbols ({', '.join(symbols)}), and questions about them can take most of that, as in "
+        "models that cut images into windows. Let only the batch vary: torch._dynamo.mark_dynamic(images, 0), and "
+        "torch.compile(..., dynamic=False)."
+    )
+
+
+SIZE_COLUMNS = ("calls", "with code of its own", "has it now", "note")
+
+
+def size_cells(use: SizeUse) -> tuple[str, ...]:
+    """The numbers of one size, and a cell for each of ``SIZE_COLUMNS``."""
+    now = f"yes, compiled in {use.seconds:.1f} s" if use.has_code else "no"
+    return (*(str(number) for _, number in use.sizes), str(use.calls), str(use.hits), now, use.note)
+
+
+def size_lines(sizes: SizesOutcome) -> Iterator[str]:
+    """The lines under the table."""
+    if sizes.forgotten:
+        yield f"{sizes.forgotten} more sizes are not remembered."
+    if sizes.symbolic:
+        yield f"Only the code for any size: {sizes.symbolic}."
+    if sizes.advice:
+        yield sizes.advice
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """Advice for the guards that *pattern* matches; the text refers to the groups of the match by number."""
+
+    pattern: str
+    advice: str
+
+
+_RULES = (
+    _Rule(
+        r"tensor '(.+?)' size mismatch at index (\d+)",
+        "Mark the size before the first call, torch._dynamo.mark_dynamic({0}, {1}), and one graph serves all sizes. "
+        'Where few sizes come back, options={{"magi.hot_sizes": 4}} also gives each of them code of its own.',
+    ),
+    _Rule(
+        r"tensor '(.+?)' (?:stride|storage offset) mismatch",
+        "The layout of {0} differs between calls: pass {0}.contiguous(), or always the same layout.",
+    ),
+    _Rule(
+        r"tensor '(.+?)' (?:rank mismatch|dispatch key set mismatch|dtype mismatch|device mismatch|Tensor device)",
+        "{0} comes in another form: the same number of dimensions, dtype and device in each call need one graph.",
+    ),
+    _Rule(
+        r"tensor '(.+?)' (?:requires_grad mismatch|dtype|.*requires_grad)",
+        "{0} requires gradients in some calls only; each of the two gets a graph.",
+    ),
+    _Rule(
+        r"(?:\d+ <= |== )?(\S+?)\.size\(\)\[(\d+)\]",
+        "The program asks about this size, so code for one answer does not serve the other. A size of 0 or 1 always "
+        "has a graph of its own. For others, look for an if, an assert or a shape that needs the number.",
+    ),
+    _Rule(
+        r"___check_global_state|grad_mode|GRAD_MODE|autocast|torch_function",
+        "The calls differ in what is set around them: grad mode, autocast, the default dtype or the number of threads. "
+        "Call it under the same settings, or accept a graph for each.",
+    ),
+    _Rule(
+        r"len\((.+?)\)|(.+?)\.__len__",
+        "A list or a dict has another length. Dynamo unrolls it: pass a tensor with a dimension for the items.",
+    ),
+    _Rule(
+        r"___check_type_id\((.+?),|type\((.+?)\)",
+        "An argument has another type in this call. Pass the same types, or compile a function for each.",
+    ),
+    _Rule(
+        r"___check_obj_id\((.+?),|id\((.+?)\)| is ",
+        "It is another object than before, such as a function, a class or a module created again in each call. Make it "
+        "once and pass it again.",
+    ),
+    _Rule(
+        r"BACKEND_MATCH",
+        "The same function was compiled by two backends, or with other options.",
+    ),
+    _Rule(
+        r"^(\S+\.\S+) == …",
+        "{0} is a number, and its value is part of the code. Where it changes between calls, pass it as an argument; "
+        "a number on a module stays open with torch._dynamo.config.allow_unspec_int_on_nn_module = True. A float field "
+        "of a record is a constant: make it a Tensor without dimensions.",
+    ),
+    _Rule(
+        r"^(\S+) == …",
+        "{0} is a number, and its value is part of the code. After the first change Dynamo leaves it open, where the "
+        "program permits that; a Tensor without dimensions, torch.tensor({0}), is open from the first call on.",
+    ),
+    _Rule(
+        r"^(\S+) == '",
+        "{0} is a string, and the code is for one of its values. Compile a function for each value.",
+    ),
+    _Rule(
+        r"Duplicate tensor|duplicate tensor",
+        "The same tensor is passed twice in some calls and not in others. Pass a copy, or always the same way.",
+    ),
+)
+_OTHERWISE = "TORCH_LOGS=recompiles_verbose says which guards failed, and where the program needs them."
+
+
+def advice_on(found: Recompilation) -> str:
+    """A sentence on how to avoid the recompilation *found*.
+
+    Example:
+        >>> from magi_backend._records.records import Recompilation
+        >>> advice_on(Recompilation("0/0", "tensor 'x' size mismatch at index 0. expected 3, actual 5"))[:60]
+        'Mark the size before the first call, torch._dynamo.mark_dyna'
+    """
+    for rule in _RULES:
+        if match := re.search(rule.pattern, found.guard):
+            return rule.advice.format(*(group or "it" for group in match.groups()))
+    return _OTHERWISE
+
+
+@dataclass(frozen=True)
+class CallRecord:
+    """One explained call.
+
+    Attributes:
+        inputs: Shape and dtype of each tensor argument.
+        first_seconds: The time of the compiled call with the compilations that it caused, forward and backward.
+        later_seconds: The times of the same call, run again.
+        eager_seconds: The times of the same call without the compiler, including the first one.
+        compilations: The number of graphs that the backend compiled for the call.
+        graph_breaks: Where and why Dynamo gave up tracing, and continued after it, during the first call.
+        differences: Every output, and every gradient if there are any, compared with eager.
+        layouts: A line for each output whose strides differ from eager's.
+        random: Which random numbers the two sides used; empty if they used none.
+        again: Whether the function had been compiled before, and was compiled again for the report.
+    """
+
+    inputs: tuple[str, ...]
+    first_seconds: float
+    later_seconds: tuple[float, ...]
+    eager_seconds: tuple[float, ...]
+    compilations: int
+    graph_breaks: tuple[str, ...]
+    differences: tuple[Difference, ...]
+    layouts: tuple[str, ...] = ()
+    random: str = ""
+    again: bool = False
+
+    def largest(self, *, gradients: bool) -> Difference | None:
+        """The output, or the gradient, that is furthest from eager; None when there is none."""
+        chosen = [d for d in self.differences if d.name.startswith("gradient") == gradients]
+        return max(chosen, key=lambda d: (not d.agrees, d.largest), default=None)
+
+    @property
+    def wrong(self) -> tuple[Difference, ...]:
+        """The differences from eager that exceed the tolerance."""
+        return tuple(difference for difference in self.differences if not difference.agrees)
+
+    def lines(self) -> tuple[str, ...]:
+        """Lines about the call to add to its row in a table: differences, graph breaks and other unusual results."""
+        wrong = [f"DIFFER: {_said(difference)}" for difference in self.wrong]
+        if wrong:
+            wrong.append('Which operator is to blame: compile with options={"magi.check": True}, and call it once.')
+        breaks = [f"Graph break at {text}" for text in self.graph_breaks]
+        again = ["It had been compiled before; for this report it was compiled again."] * self.again
+        return (*breaks, *again, *([self.random] if self.random else []), *self.layouts, *wrong)
+
+
+def _said(difference: Difference) -> str:
+    if difference.note:
+        return f"{difference.name}: {difference.note}"
+    allowed = f"{difference.tolerance.atol:.1g} + {difference.tolerance.rtol:.1g} x the value"
+    return f"{difference.name} by {difference.largest:.1e} (allowed: {allowed})"
+
+
+def spread(seconds: tuple[float, ...]) -> str:
+    """The median of *seconds* as text, with the smallest and the largest."""
+    if not seconds:
+        return "not run"
+    median = statistics.median(seconds)
+    return shown(median) if len(seconds) == 1 else f"{shown(median)} ({shown(min(seconds))} to {shown(max(seconds))})"
+
+
+def shown(seconds: float) -> str:
+    """*seconds* as text in a suitable unit."""
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
+
+
+def counted(number: int, thing: str) -> str:
+    """``1 kernel``, ``2 kernels``."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
