@@ -150,7 +150,7 @@ def interpreting() -> Iterator[None]:
     # Modules that the patched language is looked up in.
     scope = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     try:
-        for library in {triton_helpers.libdevice, tl.extra.libdevice}:
+        for library in {triton_helpers.libdevice, tl.extra.libdevice}:  # type: ignore[attr-defined]
             for name, _ in inspect.getmembers(library, callable):
                 scope.set_attr(library, name, functools.partial(_libdevice, name))
         with (

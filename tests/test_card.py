@@ -74,7 +74,7 @@ def test_an_inference_agrees(backend: str, dtype: torch.dtype) -> None:
 def test_a_training_step_agrees(backend: str) -> None:
     found, programs = compared(Image(), images(), backend=backend, dynamic=True, training=True)
     assert found == []
-    assert len(programs.codes) == 2
+    assert sum("backward" in code.partition("\n")[0] for code in programs.codes) == len(programs.codes) // 2 >= 1
 
 
 @pytest.mark.parametrize("model", [Rows(), Written()], ids=["rows", "written"])
@@ -101,7 +101,7 @@ def changed(pattern: str, replacement: str) -> Callable[[str], str]:
 @pytest.mark.parametrize(
     ("pattern", "replacement", "sentence"),
     [
-        (r"tl\.store\(out_ptr0 \+ \(x(\d)\)", r"tl.store(out_ptr0 + (x\1 ^ 1)", r"output 0: wrong by"),
+        (r"\(in_ptr0 \+ \(2\*x0", "(in_ptr0 + (x0", r"output 0: wrong by"),
         (r"xindex < xnumel", "xindex < xnumel - 1", r"output 0: wrong by inf"),
         (r"(?m)^( +)return \((buf\d), ", r"\1return (\2.mT.contiguous().mT, ", r"strides of output 0: "),
         (r"'XBLOCK': 'constexpr'\}", "'XBLOCK': 'constexpr', }", ""),
@@ -120,7 +120,7 @@ def test_a_mistake_in_a_program_is_noticed(pattern: str, replacement: str, sente
     [
         (r"tl\.load\(in_ptr0 \+ \(", "tl.load(in_ptr0 + (1000000 + ", "reads .* that belong to none of its arguments"),
         (r"tl\.store\(out_ptr0 \+ \(", "tl.store(out_ptr0 + (1000000 + ", "writes .* that belong to none"),
-        (r"(?m)_xnumel = (.*)$", r"_xnumel = \1 + 2**31", "does not fit in int32"),
+        (r"(?m) ps0 = (.*)$", r" ps0 = \1 + 2**31", "does not fit in int32"),
         (r"\(0,\): \[\['tt.divisibility', 16\]\]", "(0,): [['tt.divisibility', 2**40]]", "in_ptr0 is said to be divis"),
         (r"'in_ptr0': '\*fp32'", "'in_ptr0': '*bf16'", r"in_ptr0 is declared .*bf16.*, and is .*fp32"),
     ],

@@ -9,7 +9,7 @@ import threading
 import warnings
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import magi_backend._compose as compose
 import pytest
@@ -91,7 +91,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[MagiInductorPass], None]
     """Add a pass to those of the backend."""
 
     def add(planted: MagiInductorPass) -> None:
-        chosen = compose.chosen_passes
+        chosen = vars(compose)["chosen_passes"]
         monkeypatch.setattr(compose, "chosen_passes", lambda *args: (*chosen(*args), planted))
 
     return add
@@ -209,7 +209,9 @@ def test_a_pass_of_the_users_stays_an_error(is_function: bool) -> None:
     def hook(graph: Graph) -> None:
         OfTheUser.__call__.__wrapped__(None, graph)  # type: ignore[attr-defined]
 
-    options = {"post_grad_custom_post_pass": hook} if is_function else PassPipeline([OfTheUser()]).inductor_options()
+    options: dict[str, Any] = (
+        {"post_grad_custom_post_pass": hook} if is_function else PassPipeline([OfTheUser()]).inductor_options()
+    )
     with pytest.raises(Exception, match="the user's") as raised:
         torch.compile(chain, backend="magi", options={**options, "magi.strict": False})(torch.randn(5))
     assert calls["user"] == 1
@@ -221,7 +223,7 @@ def test_a_pass_of_the_users_runs_once_on_what_is_compiled_again(plant: Any) -> 
     plant(Failing())
 
     def add_one(graph: Graph) -> None:
-        (result,) = graph.output_node().args[0]  # type: ignore[misc]
+        ((result,),) = cast("Any", graph.output_node().args)
         with graph.inserting_after(result):
             more = graph.call_function(torch.add, (result, 1))
         graph.output_node().args = ((more,),)
@@ -259,7 +261,7 @@ def test_a_wrong_setting_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) ->
         return inductor(*args)
 
     monkeypatch.setattr(compose, "_compile_by_inductor", counted)
-    options = {"magi.boundary_ops": ["no::such"], "magi.strict": False}
+    options: dict[str, Any] = {"magi.boundary_ops": ["no::such"], "magi.strict": False}
     with pytest.raises(BoundaryOpError):
         torch.compile(chain, backend="magi", options=options)(torch.randn(5))
     assert attempts["all"] == 0
@@ -280,7 +282,7 @@ def test_an_interrupt_is_not_a_failure(error: type[BaseException], monkeypatch: 
 def test_nothing_is_kept_in_a_cache(plant: Any, fresh_caches: Path) -> None:
     x = torch.randn(7, 3)
     with pytest.MonkeyPatch.context() as patch:
-        chosen = compose.chosen_passes
+        chosen = vars(compose)["chosen_passes"]
         patch.setattr(compose, "chosen_passes", lambda *args: (*chosen(*args), Failing("backward")))
         for _ in range(2):  # the second process would find what the first one has stored
             with pytest.warns(UserWarning, match=WARNING):
@@ -295,9 +297,14 @@ def test_pieces_and_single_sizes(plant: Any, ns: str) -> None:
     op.register_fake(torch.empty_like)
 
     def split(x: Tensor) -> Tensor:
-        return chain(op(chain(x)))  # type: ignore[no-any-return]
+        return chain(op(chain(x)))
 
-    options = {"magi.boundary_ops": [f"{ns}::cut"], "magi.hot_sizes": 1, "magi.hot_after": 2, "magi.strict": False}
+    options: dict[str, Any] = {
+        "magi.boundary_ops": [f"{ns}::cut"],
+        "magi.hot_sizes": 1,
+        "magi.hot_after": 2,
+        "magi.strict": False,
+    }
     with falling_back() as collector:
         compiled = torch.compile(split, backend="magi", dynamic=True, options=options)
         for x in [torch.randn(5), *[torch.randn(6)] * 4]:
@@ -329,7 +336,7 @@ def test_threads(plant: Any) -> None:
 
 def test_every_report_shows_it(plant: Any, tmp_path: Path) -> None:
     plant(Failing())
-    options = {"magi.strict": False, "magi.report": str(tmp_path / "run")}
+    options: dict[str, Any] = {"magi.strict": False, "magi.report": str(tmp_path / "run")}
     with pytest.warns(UserWarning, match=WARNING):
         report = explain(torch.compile(chain, backend="magi", options=options))(torch.randn(5))
     run = read_report(tmp_path / "run")

@@ -406,7 +406,7 @@ class Holder(nn.Module):
     def __init__(self, which: str) -> None:
         super().__init__()
         self.of_class, self.instance, self.plain = Compiled(), magi_compile(Plain()), Plain()
-        calls = {
+        calls: dict[str, Any] = {
             "class": self.of_class,
             "instance": self.instance,
             "bound method": magi_compile(self.plain.doubled),

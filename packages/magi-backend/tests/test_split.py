@@ -229,16 +229,20 @@ def _applied(op: Any) -> Any:
             return op(x.sin())  # type: ignore[no-any-return]
 
         @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
             return gradient * 2
 
-    return lambda x: Applied.apply(x) + 1
+    apply: Any = Applied.apply
+    return lambda x: apply(x) + 1
 
 
 BODIES: dict[str, tuple[Any, bool]] = {
     "torch.compiler.nested_compile_region": (_nested_region, False),
     "torch.cond": (lambda op: lambda x: torch.cond(x.sum() > 0, op, torch.cos, (x,)), False),
-    "torch.utils.checkpoint": (lambda op: lambda x: checkpoint(lambda y: op(y.sin()).cos(), x, use_reentrant=False), 0),
+    "torch.utils.checkpoint": (
+        lambda op: lambda x: checkpoint(lambda y: op(y.sin()).cos(), x, use_reentrant=False),
+        False,
+    ),
     "a torch.autograd.Function": (_applied, True),
     "while_loop": (
         lambda op: lambda x: while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, op(y)), (torch.tensor(0), x))[1],
@@ -257,11 +261,13 @@ def test_a_boundary_that_cannot_be_cut_is_said(ns: str, written: str, is_registe
     def op(x: Tensor) -> Tensor:
         return x.tanh()
 
-    fn, x = define(op), torch.randn(4, 4, requires_grad=bool(trained))
-    options = {} if is_registered else {"magi.boundary_ops": [name]}
+    fn: Any = define(op)
+    x = torch.randn(4, 4, requires_grad=trained)
+    options: dict[str, Any] = {} if is_registered else {"magi.boundary_ops": [name]}
     collector = Collector(fresh=False)
     with collecting(collector), pytest.warns(UserWarning, match="the graph is not cut there") as warned:
-        torch.testing.assert_close(torch.compile(fn, backend="magi", options=options)(x), fn(x))
+        compiled: Any = torch.compile(fn, backend="magi", options=options)
+        torch.testing.assert_close(compiled(x), fn(x))
     (said,) = {str(each.message) for each in warned if name in str(each.message)}
     assert f"{name} is a subgraph boundary" in said
     assert written in said

@@ -84,7 +84,7 @@ def uncut_boundaries(gm: GraphModule, named: frozenset[str]) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for node in gm.graph.nodes:
         for body in _torch_compat.bodies(gm, node):
-            inside = [n for module in body.modules() if _torch_compat.is_graph(module) for n in module.graph.nodes]
+            inside = [n for part in body.modules() if isinstance(part, torch.fx.GraphModule) for n in part.graph.nodes]
             for name in {_torch_compat.called_overload(n): None for n in inside if _is_boundary(n, named)}:
                 written = _WRITTEN.get(str(node.target), f"the higher-order operator {node.target}")
                 found[

@@ -287,7 +287,7 @@ def _copied(gm: GraphModule, done: dict[int, GraphModule]) -> GraphModule:
     for node, original in zip(twin.graph.nodes, gm.graph.nodes, strict=True):
         node.meta.pop("grapharg", None)
         if hasattr(original, "_dynamo_source"):
-            node._dynamo_source = original._dynamo_source  # type: ignore[attr-defined]
+            node._dynamo_source = original._dynamo_source
     return twin
 
 
