@@ -246,7 +246,3 @@ def test_every_source_names_its_licence_first() -> None:
         if not file.read_text().startswith("# SPDX-License-Identifier: Apache-2.0\n")
     ]
     assert missing == []
-
-
-def test_contributing_is_short() -> None:
-    assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 80

@@ -18,7 +18,7 @@ from magi_backend._repairs import _listing
 from magi_backend._repairs._listing import active_defects, known_defects
 from magi_backend._repairs._scope import repaired
 from magi_backend._repairs.divide_strides_exactly import cancelled
-from magi_backend._torch_compat import torch_release
+from magi_backend._torch_compat.compiling import torch_release
 from torch import Tensor, nn
 from torch._inductor import ir
 from torch._inductor.virtualized import V

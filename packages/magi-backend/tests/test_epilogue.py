@@ -20,7 +20,7 @@ from _pretended_gpu import generated, module_of
 from magi_backend import magi_register_custom_op
 from magi_backend._epilogue import _reads_only
 from magi_backend._records.collect import Collector, collecting
-from magi_backend._torch_compat import epilogue_keys, torch_release
+from magi_backend._torch_compat.compiling import epilogue_keys, torch_release
 from magi_tritonwrap.testing import stub_driver
 from torch import Tensor
 from torch._higher_order_ops.triton_kernel_wrap import generate_ttir

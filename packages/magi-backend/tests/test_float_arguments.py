@@ -17,7 +17,7 @@ from magi_backend import magi_register_custom_op
 from magi_backend._records.collect import Collector, collecting
 from magi_backend._repairs._listing import active_defects
 from magi_backend._repairs.keep_float_arguments import NAME
-from magi_backend._torch_compat import torch_release
+from magi_backend._torch_compat.compiling import torch_release
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource

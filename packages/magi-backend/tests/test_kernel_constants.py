@@ -20,7 +20,7 @@ from magi_backend._records.collect import Collector, collecting
 from magi_backend._repairs import define_infinite_constants, escape_kernel_constants, escape_kernel_sources
 from magi_backend._repairs._listing import active_defects
 from magi_backend._repairs._scope import repaired
-from magi_backend._torch_compat import torch_release
+from magi_backend._torch_compat.compiling import torch_release
 from torch import Tensor
 
 

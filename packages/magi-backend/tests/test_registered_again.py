@@ -87,4 +87,4 @@ def test_its_kernel_is_known_to_be_written_in_python(ns: str) -> None:
     finally:
         gc.enable()
     graph = make_fx(op)(torch.ones(3)).graph
-    assert _torch_compat.python_operators(graph) == (f"{ns}::rerun",)
+    assert _torch_compat.nodes.python_operators(graph) == (f"{ns}::rerun",)

@@ -545,11 +545,11 @@ def test_a_compilation_has_the_name_of_its_function(fn: Any, name: str, code: An
     assert (frames[-1].function, frames[-1].place) == (name, f"{code.co_filename}:{code.co_firstlineno}")
 
 
-frames: list[_torch_compat.CapturedFrame] = []
+frames: list[_torch_compat.frames.CapturedFrame] = []
 
 
 def noting_frame(gm: Any, example_inputs: Any) -> Any:
-    frames.append(_torch_compat.captured_frame())
+    frames.append(_torch_compat.frames.captured_frame())
     return gm
 
 

@@ -12,7 +12,7 @@ from magi_backend import explain
 from magi_backend._records.records import Compilation
 from magi_backend._report import sections
 from magi_backend._report.sections import SLOW, capture_line
-from magi_backend._torch_compat import capture_seconds
+from magi_backend._torch_compat.frames import capture_seconds
 from torch import Tensor
 
 

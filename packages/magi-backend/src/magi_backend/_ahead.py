@@ -119,7 +119,7 @@ def with_bodies(program: ExportedProgram) -> ExportedProgram:
         calls = list(_calls(module))
         if not calls:
             return program
-        if any(_torch_compat.has_body_for(call.definition.torch_op, call.device) for call in calls):
+        if any(_torch_compat.nodes.has_body_for(call.definition.torch_op, call.device) for call in calls):
             _call_once(program)
         for call in calls:
             call.node.target = _body(call)
@@ -201,8 +201,8 @@ def _body(call: _Call) -> Callable[..., Any]:
 
     def body(*args: Any, **kwargs: Any) -> Any:
         try:
-            if _torch_compat.has_body_for(definition.torch_op, device):
-                return _torch_compat.call_body_for(definition.torch_op, device, args, kwargs)
+            if _torch_compat.nodes.has_body_for(definition.torch_op, device):
+                return _torch_compat.nodes.call_body_for(definition.torch_op, device, args, kwargs)
             return definition.lowered_fn(*args, **kwargs)
         except Exception as error:
             lines = str(error).strip().splitlines() or [""]
@@ -230,7 +230,7 @@ class NoPythonLeft(MagiInductorPass):
             PackageError: There is such an operator.
         """
         del context
-        for name in _torch_compat.python_operators(graph):
+        for name in _torch_compat.nodes.python_operators(graph):
             if name.partition("::")[0] not in self.allowed:
                 msg = (
                     f"aot_compile: {name} is implemented in Python, and a package runs without it. Register it with "
@@ -290,7 +290,7 @@ def aot_compile(
         raise OptionError(msg)
     request = read_request(options=options)
     _refuse_what_needs_the_process(request)
-    with torch.no_grad(), _torch_compat.copying_programs():
+    with torch.no_grad(), _torch_compat.compiling.copying_programs():
         try:
             program = with_bodies(exported(exported_program_or_module, example_inputs, dynamic_shapes))
             return _packaged(program, place, request)
@@ -309,11 +309,14 @@ def _refuse_what_needs_the_process(request: Request) -> None:
 
 
 def _packaged(program: ExportedProgram, path: str, request: Request) -> str:
-    defects = active_defects(_torch_compat.torch_release())
-    names, schemas = tuple(defect.name for defect in defects), _torch_compat.operator_schemas(program.graph_module)
+    defects = active_defects(_torch_compat.compiling.torch_release())
+    names, schemas = (
+        tuple(defect.name for defect in defects),
+        _torch_compat.nodes.operator_schemas(program.graph_module),
+    )
     passes = (*chosen_passes(request.config, names, (), schemas), NoPythonLeft())
     with magi_tritonwrap.unsupported_launches(request.config.on_unsupported), repaired(defects, lambda _: None):
-        return _torch_compat.package(program, path, inductor_options(passes, dict(request.inductor)))
+        return _torch_compat.compiling.package(program, path, inductor_options(passes, dict(request.inductor)))
 
 
 def _first_of_ours(error: BaseException | None) -> BaseException | None:

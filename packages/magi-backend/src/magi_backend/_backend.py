@@ -65,7 +65,7 @@ def _compiled(gm: GraphModule, example_inputs: Sequence[Any], **asked: Any) -> C
     from ._settings.options import read_request
     from .errors import TargetTypeError, family
 
-    if not _torch_compat.is_graph(gm):
+    if not _torch_compat.nodes.is_graph(gm):
         msg = (
             f"magi compiles a graph that Dynamo captured, and got {gm!r} (a {type(gm).__name__}). "
             'Write torch.compile(model, backend="magi").'
@@ -74,7 +74,7 @@ def _compiled(gm: GraphModule, example_inputs: Sequence[Any], **asked: Any) -> C
     try:
         return compile_request(gm, example_inputs, read_request(**asked))
     except Exception as error:
-        itself = _torch_compat.as_itself(error, family())
+        itself = _torch_compat.compiling.as_itself(error, family())
         if itself is error:
             raise
         raise itself from itself.__cause__

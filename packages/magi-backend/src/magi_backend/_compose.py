@@ -65,7 +65,7 @@ class _Job:
 
 def compile_request(gm: GraphModule, example_inputs: Sequence[Any], request: Request) -> Callable[..., Any]:
     """Compile the captured graph *gm* as *request* says."""
-    defects, ops = active_defects(_torch_compat.torch_release()), op_uses(gm)
+    defects, ops = active_defects(_torch_compat.compiling.torch_release()), op_uses(gm)
     sensitive = tuple(sorted(op.name for op in ops if op.compute_sensitive))
     with open_log(gm, example_inputs, request, ops) as log, phase(request, log.label, "capture") as show:
         job = _Job(request, log, show, defects, sensitive, input_names(gm) if request.config.check else {})
@@ -95,7 +95,7 @@ def _compile_checked(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, 
     """Compile one piece; under ``magi.check`` its first call is compared with eager."""
     if not job.request.config.check:
         return _compile_piece(gm, example_inputs, job, piece)
-    eager = _torch_compat.graph_copy(gm)
+    eager = _torch_compat.nodes.graph_copy(gm)
     quiet = replace(job, log=job.log.detached(), show=lambda _: None)
     has_symbols = bool(graph_symbols(gm, "example_value"))
 
@@ -127,12 +127,12 @@ def _compile_piece(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, pi
     """Compile one piece; unless the settings are strict, without our passes and repairs if it fails with them."""
     config, title = job.request.config, job.title(piece)
     names = tuple(defect.name for defect in job.defects)
-    passes = chosen_passes(config, names, job.sensitive, _torch_compat.operator_schemas(gm))
+    passes = chosen_passes(config, names, job.sensitive, _torch_compat.nodes.operator_schemas(gm))
     graphs = GraphLog(job.log, title, job.defects, profiles=config.profile)
     if config.strict:
         return _compile_by_inductor(gm, example_inputs, job, graphs, passes)
     # Inductor's passes before AOTAutograd, and those of the user's, change the graph in place.
-    untouched = _torch_compat.graph_copy(gm)
+    untouched = _torch_compat.nodes.graph_copy(gm)
 
     def again(fell_back: FallBack) -> Callable[..., Any]:
         stock = GraphLog(job.log, title, (), profiles=config.profile, fell_back=fell_back)
@@ -158,7 +158,7 @@ def _compile_by_inductor(
         base.setdefault("fallback_random", True)  # random numbers as in eager mode, otherwise dropout would differ
     # A CUDA graph is replayed as a whole, so its kernels cannot be measured. To say so again would be another key for
     # the caches of torch 2.11.
-    if config.profile and base.get("triton.cudagraphs", _torch_compat.cuda_graphs_are_on()):
+    if config.profile and base.get("triton.cudagraphs", _torch_compat.compiling.cuda_graphs_are_on()):
         base["triton.cudagraphs"] = False
 
     def compile_graph(graph: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
@@ -166,16 +166,18 @@ def _compile_by_inductor(
         job.show(f"{graphs.title} {kind}".strip())
 
         def compiled(module: GraphModule) -> Any:
-            return graphs.compiled(module, kind, lambda: _torch_compat.compile_graph(module, inputs, **kwargs))
+            return graphs.compiled(
+                module, kind, lambda: _torch_compat.compiling.compile_graph(module, inputs, **kwargs)
+            )
 
         # What fails in any other graph is compiled again from the captured graph, which costs no copy of this one.
         if kind != "backward" or config.strict or graphs.fell_back:
             return compiled(graph)
-        untouched = _torch_compat.graph_copy(graph)
+        untouched = _torch_compat.nodes.graph_copy(graph)
 
         def again(fell_back: FallBack) -> Any:
             graphs.fell_back = fell_back
-            with magi_passes.PassPipeline(passes).left_out(), _torch_compat.without_caches():
+            with magi_passes.PassPipeline(passes).left_out(), _torch_compat.compiling.without_caches():
                 return compiled(untouched)
 
         return able_as_stock(lambda: compiled(graph), again, graphs, passes)
@@ -183,6 +185,6 @@ def _compile_by_inductor(
     with (
         graphs.listening(),
         magi_tritonwrap.unsupported_launches(config.on_unsupported),
-        _torch_compat.partitioner(partitioner_settings(config.memory_budget)),
+        _torch_compat.compiling.partitioner(partitioner_settings(config.memory_budget)),
     ):
-        return _torch_compat.compile_fx(gm, example_inputs, compile_graph, inductor_options(passes, base))
+        return _torch_compat.compiling.compile_fx(gm, example_inputs, compile_graph, inductor_options(passes, base))

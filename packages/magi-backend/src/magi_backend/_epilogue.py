@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 def _is_shared(tensor: Node) -> bool:
     """Whether the memory of *tensor* may be written or read by anything else than the launch that writes to it."""
     source, crossed = tensor, False
-    while _torch_compat.is_item_or_view(source):
+    while _torch_compat.nodes.is_item_or_view(source):
         source, crossed = source.args[0], True  # type: ignore[assignment]
-    if not _torch_compat.is_empty(source):
+    if not _torch_compat.nodes.is_empty(source):
         # Inductor never fuses into a launch on a tensor with contents, unless these come from a write to an empty
         # tensor.
-        return _torch_compat.is_write(source)
+        return _torch_compat.nodes.is_write(source)
     return crossed or len(source.users) > 1
 
 
 def _has_epilogue(result: Node) -> bool:
     """Whether a pointwise operator reads only *result*, because Inductor adds no load to a user's kernel."""
-    return any(_torch_compat.is_pointwise(user.target) and _reads_only(result, user) for user in result.users)
+    return any(_torch_compat.nodes.is_pointwise(user.target) and _reads_only(result, user) for user in result.users)
 
 
 def _reads_only(result: Node, operator: Node) -> bool:
@@ -54,7 +54,7 @@ def _reads_only(result: Node, operator: Node) -> bool:
             continue
         seen.add(node)
         is_constant = node.op == "call_function" and not node.all_input_nodes
-        if not is_constant and not _torch_compat.is_pointwise(node.target):
+        if not is_constant and not _torch_compat.nodes.is_pointwise(node.target):
             return False
         waiting += node.all_input_nodes
     return True
@@ -66,19 +66,19 @@ def _is_returned(result: Node) -> bool:
 
 
 def _is_view(node: Node) -> bool:
-    return node.op == "call_function" and _torch_compat.is_item_or_view(node)
+    return node.op == "call_function" and _torch_compat.nodes.is_item_or_view(node)
 
 
 @dataclass(frozen=True)
 class EpilogueFusion(MagiInductorPass):
     """Let Inductor fuse pointwise operators into the Triton launches of a graph, if each tensor has one writer."""
 
-    inductor_config_keys_potentially_mutated_by_this_pass = _torch_compat.epilogue_keys()
+    inductor_config_keys_potentially_mutated_by_this_pass = _torch_compat.compiling.epilogue_keys()
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:
         """It applies if a pointwise operator reads only what a launch wrote, and no tensor has two writers."""
         del context
-        launches = _torch_compat.triton_launches(graph)
+        launches = _torch_compat.nodes.triton_launches(graph)
         if not launches:
             return Reason(False, "no Triton launch")
         for launch in launches:
@@ -95,4 +95,4 @@ class EpilogueFusion(MagiInductorPass):
     def __call__(self, graph: Graph) -> None:
         """Turn the fusion on for this graph."""
         del graph
-        _torch_compat.fuse_epilogues()
+        _torch_compat.compiling.fuse_epilogues()

@@ -52,7 +52,7 @@ def _may_be_ours(error: BaseException | None, passes: Sequence[object]) -> bool:
         failed_pass = vars(error).get("failed_pass")
         if failed_pass is not None:
             return any(failed_pass is each for each in passes)
-        if isinstance(error, own) or not _torch_compat.is_failure(error):
+        if isinstance(error, own) or not _torch_compat.compiling.is_failure(error):
             return False
         error = getattr(error, "inner_exception", None) or error.__cause__
     return True

@@ -86,7 +86,7 @@ class GraphLog:
         nodes, symbols = sum(node.op == "call_function" for node in graph.graph.nodes), graph_symbols(graph)
         # Repairs of the joint graph are recorded with the forward, which is compiled first.
         repairs, self._repairs = self._repairs, Counter()
-        given, before, meter = self._log.kept(graph), _torch_compat.phase_seconds(), Meter()
+        given, before, meter = self._log.kept(graph), _torch_compat.frames.phase_seconds(), Meter()
         result, error, start, defects = None, "", time.perf_counter(), self._repaired
         try:
             with (
@@ -98,7 +98,7 @@ class GraphLog:
             error = without_fractions(f"{type(exception).__name__}: {exception}")
             raise
         finally:
-            seconds, after = time.perf_counter() - start, _torch_compat.phase_seconds()
+            seconds, after = time.perf_counter() - start, _torch_compat.frames.phase_seconds()
             self._outcomes = self._new_outcomes()
             place = self._log.add_graph(
                 GraphRecord(
@@ -122,7 +122,7 @@ class GraphLog:
         return result
 
     def _seeing(self, see: Callable[..., None]) -> contextlib.AbstractContextManager[None]:
-        return _torch_compat.seeing_loaded(see) if self._log.keeps_texts else contextlib.nullcontext()
+        return _torch_compat.loaded.seeing_loaded(see) if self._log.keeps_texts else contextlib.nullcontext()
 
     def _note_cached(self, compiled: Any, is_backward: bool, names: dict[str, Any]) -> None:
         """Write the record of a graph from AOTAutograd's cache, of which only the code is known."""

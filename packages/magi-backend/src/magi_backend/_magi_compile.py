@@ -107,10 +107,10 @@ def magi_compile(
     repair_capture()
     backend = PatchedBackend(config_patch, model_tag or _name(obj))
     if isinstance(obj, type):
-        _torch_compat.set_compiled_call(obj, CompiledCall(backend, dynamic_arg_dims))
+        _torch_compat.values.set_compiled_call(obj, CompiledCall(backend, dynamic_arg_dims))
         return obj
     if isinstance(obj, nn.Module):
-        _torch_compat.set_compiled_call(obj, _compiled(_torch_compat.plain_call(obj), backend, dims))
+        _torch_compat.values.set_compiled_call(obj, _compiled(_torch_compat.values.plain_call(obj), backend, dims))
         return obj
     if isinstance(obj, staticmethod | classmethod):
         return type(obj)(_compiled(called, backend, dims))
@@ -134,8 +134,8 @@ class CompiledCall:
             return self
         # A subclass may have a forward of its own, with other parameters.
         dims = dynamic_dims(_called_function(instance), self.dynamic_arg_dims, target=_name(instance))
-        compiled = _compiled(_torch_compat.plain_call(instance), self.backend, dims)
-        _torch_compat.set_compiled_call(instance, compiled)
+        compiled = _compiled(_torch_compat.values.plain_call(instance), self.backend, dims)
+        _torch_compat.values.set_compiled_call(instance, compiled)
         return compiled
 
 
@@ -147,13 +147,13 @@ def _compiled(fn: Callable[..., Any], backend: Callable[..., Any], dims: Dynamic
     @torch.compiler.disable
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with _torch_compat.dynamic_marks(dims.of_call(args, kwargs)):
+        with _torch_compat.values.dynamic_marks(dims.of_call(args, kwargs)):
             return compiled(*args, **kwargs)
 
     def remake(other: Callable[..., Any], by: Callable[..., Any]) -> Callable[..., Any]:
         return _compiled(other, by, dims)
 
-    return _torch_compat.marked_as_compiled(call, fn, compiled, remake)
+    return _torch_compat.values.marked_as_compiled(call, fn, compiled, remake)
 
 
 def _called_function(obj: object) -> Callable[..., Any]:

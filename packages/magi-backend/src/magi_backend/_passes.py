@@ -41,7 +41,9 @@ class ActiveRepairs(MagiInductorPass):
     def is_applicable(self, graph: Graph, context: object) -> Reason:
         """It never applies, because there is nothing to change in the graph."""
         del graph, context
-        return Reason(False, f"repairs of torch {_torch_compat.torch_text()}: {', '.join(self.names) or 'none needed'}")
+        return Reason(
+            False, f"repairs of torch {_torch_compat.compiling.torch_text()}: {', '.join(self.names) or 'none needed'}"
+        )
 
     def __call__(self, graph: Graph) -> None:
         """Do nothing."""
@@ -75,7 +77,7 @@ def chosen_passes(
         # This is for graphs that the chooser does not change; the reason is on record.
         passes.append(NDTilingWorkaroundPass(max_tiles=wanted.max_tiles))
     passes.append(NarrowSizesPass())
-    if _torch_compat.epilogue_keys():
+    if _torch_compat.compiling.epilogue_keys():
         passes.append(EpilogueFusion())
     return tuple(passes)
 

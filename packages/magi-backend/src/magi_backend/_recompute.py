@@ -62,7 +62,7 @@ class SelectiveRecompute(MagiInductorPass):
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:
         """It applies if there is a backward and something to save for it."""
         del context
-        if not _torch_compat.has_backward(graph):
+        if not _torch_compat.nodes.has_backward(graph):
             return Reason(False, "there is no backward")
         sensitive, products = outputs(graph, self._is_sensitive), self._products(graph)
         if not sensitive and not products:
@@ -75,8 +75,8 @@ class SelectiveRecompute(MagiInductorPass):
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
     def _is_sensitive(self, node: Node) -> bool:
-        names = (_torch_compat.operator_name(target) for target in (node.target, _source(node)))
-        return any(name in self.sensitive for name in names) and not _torch_compat.in_backward(node)
+        names = (_torch_compat.nodes.operator_name(target) for target in (node.target, _source(node)))
+        return any(name in self.sensitive for name in names) and not _torch_compat.nodes.in_backward(node)
 
     def _products(self, graph: Graph) -> list[Node]:
         """The products outside of the user's own checkpoints, which decide for themselves."""
@@ -87,7 +87,9 @@ class SelectiveRecompute(MagiInductorPass):
 
 def _is_free_product(node: Node) -> bool:
     return (
-        _torch_compat.is_product(node.target) and not _torch_compat.in_backward(node) and "recompute" not in node.meta
+        _torch_compat.nodes.is_product(node.target)
+        and not _torch_compat.nodes.in_backward(node)
+        and "recompute" not in node.meta
     )
 
 

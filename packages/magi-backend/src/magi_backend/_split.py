@@ -74,8 +74,8 @@ def split_at(gm: GraphModule, named: frozenset[str]) -> Split | None:
     _drop_results_of_writes(gm)
     places = _places(gm, frozenset(boundaries))
     _copy_to_users(gm, places)
-    module = _torch_compat.split_module(gm, places.__getitem__)
-    titles = {places[node]: _torch_compat.called_overload(node) for node in boundaries}
+    module = _torch_compat.nodes.split_module(gm, places.__getitem__)
+    titles = {places[node]: _torch_compat.nodes.called_overload(node) for node in boundaries}
     return Split(module, tuple(_pieces(module, titles)))
 
 
@@ -83,9 +83,9 @@ def uncut_boundaries(gm: GraphModule, named: frozenset[str]) -> tuple[str, ...]:
     """A sentence for each boundary operator inside the body of a higher-order operator, where *gm* cannot be cut."""
     found: dict[str, None] = {}
     for node in gm.graph.nodes:
-        for body in _torch_compat.bodies(gm, node):
+        for body in _torch_compat.nodes.bodies(gm, node):
             inside = [n for part in body.modules() if isinstance(part, torch.fx.GraphModule) for n in part.graph.nodes]
-            for name in {_torch_compat.called_overload(n): None for n in inside if _is_boundary(n, named)}:
+            for name in {_torch_compat.nodes.called_overload(n): None for n in inside if _is_boundary(n, named)}:
                 written = _WRITTEN.get(str(node.target), f"the higher-order operator {node.target}")
                 found[
                     f"{name} is a subgraph boundary, but the graph is not cut there, because the call is inside "
@@ -108,8 +108,8 @@ def _overloads(name: str) -> list[str]:
     namespace, _, rest = name.partition("::")
     base, _, overload = rest.partition(".")
     packet = getattr(getattr(torch.ops, namespace, None), base, None) if base else None
-    if packet is None or not _torch_compat.is_operator(packet):
-        known = _torch_compat.operator_names()
+    if packet is None or not _torch_compat.nodes.is_operator(packet):
+        known = _torch_compat.nodes.operator_names()
         close = get_close_matches(name, known, n=3)
         hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
         msg = (
@@ -127,7 +127,7 @@ def _is_boundary(node: Node, named: frozenset[str]) -> bool:
     definition = registered(node.target)
     if definition is not None and "subgraph_boundary" in definition.traits:
         return True
-    return bool(named) and _torch_compat.called_overload(node) in named
+    return bool(named) and _torch_compat.nodes.called_overload(node) in named
 
 
 def _places(gm: GraphModule, boundaries: frozenset[Node]) -> dict[Node, int]:
@@ -227,7 +227,7 @@ def _is_view(node: Node) -> bool:
 
 def _storages(node: Node) -> list[int]:
     values = pytree.tree_leaves(node.meta.get("example_value"))
-    return [_torch_compat.storage_id(value) for value in values if isinstance(value, torch.Tensor)]
+    return [_torch_compat.values.storage_id(value) for value in values if isinstance(value, torch.Tensor)]
 
 
 def _pieces(module: GraphModule, titles: dict[int, str]) -> list[Piece]:
@@ -253,6 +253,6 @@ def compile_pieces(
             part = split.module.get_submodule(piece.attribute)
             assert isinstance(part, torch.fx.GraphModule)
             inputs = [node.meta["example_value"] for node in part.graph.find_nodes(op="placeholder")]
-            compiled = compile_piece(part, _torch_compat.backend_fakes(inputs), piece.title)
-            _torch_compat.replace_submodule(split.module, piece.attribute, compiled)
+            compiled = compile_piece(part, _torch_compat.compiling.backend_fakes(inputs), piece.title)
+            _torch_compat.nodes.replace_submodule(split.module, piece.attribute, compiled)
     return split.module

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch.fx import GraphModule, Node
 
-from magi_backend._torch_compat import float_memo
+from magi_backend._torch_compat.values import float_memo
 
 
 def fakes_of_capture(example_inputs: Sequence[Any]) -> list[Any]:

@@ -14,7 +14,7 @@ import torch
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from magi_backend._torch_compat import graph_copy
+from magi_backend._torch_compat.nodes import graph_copy
 from magi_backend._verify.run import replayed_random_numbers
 
 from . import _torch_compat

@@ -18,7 +18,7 @@ import sympy
 import torch
 from torch.utils import _pytree as pytree
 
-from magi_backend._torch_compat import source_name
+from magi_backend._torch_compat.nodes import source_name
 
 from . import _torch_compat
 

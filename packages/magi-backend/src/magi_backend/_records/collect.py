@@ -89,7 +89,7 @@ class ProcessFile:
         atexit.register(self.write)
         self.write()
 
-    def note(self, end: _torch_compat.FrameEnd) -> None:
+    def note(self, end: _torch_compat.frames.FrameEnd) -> None:
         """Count what Dynamo did, and write the record if something is new."""
         if end.failure and not end.calls:
             reason = without_fractions(end.failure).splitlines()[0]
@@ -102,14 +102,14 @@ class ProcessFile:
         if os.getpid() != self._pid:
             return
         with self._lock:
-            found = _torch_compat.graph_breaks()
+            found = _torch_compat.frames.graph_breaks()
             if len(found) < self._seen_breaks:  # torch._dynamo.reset() forgets them
                 self._seen_breaks = 0
             self._breaks.update(map(graph_break, found[self._seen_breaks :]))
             self._seen_breaks = len(found)
             record = ProcessRecord(
                 this_process(),
-                max(_torch_compat.captured_graphs() - _ours.total(), 0),
+                max(_torch_compat.frames.captured_graphs() - _ours.total(), 0),
                 tuple(BrokenAt(at, times) for at, times in self._breaks.items()),
                 tuple(GivenUp(*what, times) for what, times in self._given_up.items()),
             )
@@ -198,7 +198,7 @@ class _Frame(threading.local):
 _frame = _Frame()
 
 
-def _frame_ended(end: _torch_compat.FrameEnd) -> None:
+def _frame_ended(end: _torch_compat.frames.FrameEnd) -> None:
     logs, _frame.logs = _frame.logs, []
     for log in logs:
         log.update(frame_seconds=end.seconds)
@@ -220,7 +220,7 @@ def open_log(
         inputs=tuple(describe_input(value) for value in example_inputs),
         ops=ops,
         settings=tuple((name, repr(value), request.config.origin(name)) for name, value in request.config.items()),
-        capture_seconds=_torch_compat.capture_seconds(),
+        capture_seconds=_torch_compat.frames.capture_seconds(),
     )
     log = CompilationLog(
         compilation,
@@ -231,18 +231,18 @@ def open_log(
     )
     if collector is not None:
         collector.add(log)
-        collector.dtypes |= _torch_compat.dtypes_in(gm)
+        collector.dtypes |= _torch_compat.nodes.dtypes_in(gm)
     if log.keeps_texts:
         with log.spending():
             log.update(**_capture(gm), captured=log.kept(gm))
             _frame.logs.append(log)
             if report:
                 _frame.files.add(process_file(report))
-            _torch_compat.when_frames_end(_frame_ended)
-    start, counts = time.perf_counter(), _torch_compat.cache_counts()
+            _torch_compat.frames.when_frames_end(_frame_ended)
+    start, counts = time.perf_counter(), _torch_compat.compiling.cache_counts()
     try:
         yield log
-    except _torch_compat.restarts():
+    except _torch_compat.compiling.restarts():
         # Dynamo will capture the function again.
         log.forget()
         if collector is not None:
@@ -252,7 +252,7 @@ def open_log(
         log.update(error=without_fractions(f"{type(exception).__name__}: {exception}"))
         raise
     finally:
-        after = _torch_compat.cache_counts()
+        after = _torch_compat.compiling.cache_counts()
         used = {
             event: sum(after[key] - counts[key] for key in counts if key.endswith(event))
             for event in ("hit", "miss", "bypass")
@@ -263,7 +263,7 @@ def open_log(
 
 def _capture(gm: GraphModule) -> dict[str, Any]:
     """What Dynamo reports about the function from which it captured *gm*."""
-    frame, stopped = _torch_compat.captured_frame(), _torch_compat.stopped_by(gm)
+    frame, stopped = _torch_compat.frames.captured_frame(), _torch_compat.frames.stopped_by(gm)
     return {
         "compile_id": frame.compile_id,
         "function": frame.function,

@@ -214,7 +214,7 @@ def file_stem() -> str:
 
 def this_process() -> Process:
     """This process, as records name it."""
-    return Process(os.getpid(), os.environ.get("RANK", ""), " ".join(sys.argv), _torch_compat.torch_text())
+    return Process(os.getpid(), os.environ.get("RANK", ""), " ".join(sys.argv), _torch_compat.compiling.torch_text())
 
 
 def _private(folder: Path) -> None:

@@ -102,14 +102,16 @@ def takes_value(target: Any, place: int | str) -> bool:
         >>> takes_value(torch.ops.aten.view.default, 1), takes_value(torch.ops.aten.mul, 1)
         (False, True)
     """
-    overloads = _torch_compat.overloads_of(target)
+    overloads = _torch_compat.nodes.overloads_of(target)
     if overloads:
         return any(_declared_as_value(overload, place) for overload in overloads)
     name = target if isinstance(target, str) else str(getattr(target, "__name__", ""))
     name = _OPERATORS.get(target, name) if callable(target) else name
     if "tensor" in name.lower():
         return True  # torch.tensor(data) and similar functions
-    return any(_declared_as_value(overload, place) for overload in _torch_compat.tensor_overloads(name.strip("_")))
+    return any(
+        _declared_as_value(overload, place) for overload in _torch_compat.nodes.tensor_overloads(name.strip("_"))
+    )
 
 
 _OPERATORS: dict[Callable[..., Any], str] = {
@@ -133,7 +135,7 @@ _OPERATORS: dict[Callable[..., Any], str] = {
 
 
 def _declared_as_value(overload: Any, place: int | str) -> bool:
-    return any("int" not in kind and "bool" not in kind for kind in _torch_compat.declared_kinds(overload, place))
+    return any("int" not in kind and "bool" not in kind for kind in _torch_compat.nodes.declared_kinds(overload, place))
 
 
 _DTYPES = {
@@ -217,7 +219,7 @@ def _line(node: Node) -> str:
 def _target(node: Node) -> str:
     if isinstance(node.target, str):
         return f".{node.target}" if node.op == "call_method" else node.target
-    if _torch_compat.is_overload(node.target):
+    if _torch_compat.nodes.is_overload(node.target):
         return str(node.target)
     return str(getattr(node.target, "__name__", node.target))
 

@@ -161,7 +161,7 @@ class CompilationLog:
             )
         for repair in graph.repairs:
             logger.info("%s %s: repair %s: %s", self.label, graph.kind, repair.name, repair.repair)
-        _torch_compat.trace_artifact("magi_backend", lambda: asdict(graph))
+        _torch_compat.compiling.trace_artifact("magi_backend", lambda: asdict(graph))
         self._keep()
         return place
 

@@ -375,7 +375,7 @@ def op_uses(gm: GraphModule) -> tuple[OpUse, ...]:
 
 def registered(target: object) -> OpDef | None:
     """The definition of the operator that a graph node calls; None if it was not registered with magi-opschema."""
-    if not _torch_compat.is_operator(target):
+    if not _torch_compat.nodes.is_operator(target):
         return None
     try:
         return magi_opschema.op_def(target)

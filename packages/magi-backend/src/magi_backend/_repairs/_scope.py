@@ -60,7 +60,7 @@ def repaired(defects: Sequence[Defect], report: Callable[[str], None]) -> Iterat
 
 def repair_capture() -> None:
     """Install the repairs of what Dynamo does before it calls a backend; they check the backend themselves."""
-    from magi_backend._torch_compat import torch_release
+    from magi_backend._torch_compat.compiling import torch_release
 
     from ._listing import active_defects
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from magi_backend._torch_compat import is_our_backend
+from magi_backend._torch_compat.compiling import is_our_backend
 
 from ._defect import Defect
 from ._scope import note_in_capture, replace

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from magi_backend._torch_compat import is_our_backend
+from magi_backend._torch_compat.compiling import is_our_backend
 
 from ._defect import Defect
 from ._scope import note_in_capture, replace

@@ -54,14 +54,14 @@ class CompiledAgain:
     much. So this compiles a copy of the function, or of the ``forward`` of a module.
     """
 
-    def __init__(self, original: Callable[..., Any], how: _torch_compat.CompiledBy) -> None:
+    def __init__(self, original: Callable[..., Any], how: _torch_compat.values.CompiledBy) -> None:
         self._forward = _own_forward(original)
         with self._with_own_forward():
             self._compiled = how.make(_own(original), OwnBackend(how.backend))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the compiled function."""
-        with self._with_own_forward(), _torch_compat.many_recompilations():
+        with self._with_own_forward(), _torch_compat.values.many_recompilations():
             return self._compiled(*args, **kwargs)
 
     @contextlib.contextmanager
@@ -177,7 +177,7 @@ def explain(
                 return run(called, args, kwargs, target.modules)
 
             calls.append(_explained_call(target, collector, numbers, replay, (args, kwargs), repeats))
-        return Report(_name(target.eager), _torch_compat.torch_text(), tuple(calls), collector.compilations())
+        return Report(_name(target.eager), _torch_compat.compiling.torch_text(), tuple(calls), collector.compilations())
 
     return explained
 
@@ -215,7 +215,7 @@ def _explained_call(
     numbers.rewind()
     eager = [replay(target.eager)]
     draws = numbers.were_drawn()
-    before, broken = len(collector), len(_torch_compat.graph_breaks())
+    before, broken = len(collector), len(_torch_compat.frames.graph_breaks())
     collector.eager_random = draws and target.given is None
     compiled = target.again if target.given is None else target.given
     with collecting(collector):
@@ -237,7 +237,7 @@ def _explained_call(
                 found, random = compared(other), OTHER_RANDOM
             else:
                 found = compared(first)  # again, because the graphs and so their dtypes are known only now
-    new_breaks = tuple(dict.fromkeys(str(graph_break(each)) for each in _torch_compat.graph_breaks()[broken:]))
+    new_breaks = tuple(dict.fromkeys(str(graph_break(each)) for each in _torch_compat.frames.graph_breaks()[broken:]))
     later = tuple(replay(compiled).seconds for _ in range(repeats))
     eager += [replay(target.eager) for _ in range(repeats - 2)]
     return CallRecord(
@@ -282,7 +282,7 @@ def _check_repeats(repeats: object) -> None:
 
 
 def _target(fn: Callable[..., Any], options: Mapping[str, Any] | None, **keywords: Any) -> _Target:
-    original = _torch_compat.uncompiled(fn)
+    original = _torch_compat.values.uncompiled(fn)
     if original is None:
         compiled = torch.compile(fn, backend="magi", options=dict(options) if options else None, **keywords)
         return _Target(fn, None, _compiled_again(fn, compiled))
@@ -302,8 +302,8 @@ def _compiled_again(original: Callable[..., Any], compiled: Callable[..., Any]) 
     Raises:
         TargetError: Another backend compiled it.
     """
-    how = _torch_compat.compiled_by(compiled)
-    if how is None or not _torch_compat.is_our_backend(how.backend):
+    how = _torch_compat.values.compiled_by(compiled)
+    if how is None or not _torch_compat.compiling.is_our_backend(how.backend):
         by = f"the backend {how.backend_name!r}" if how is not None else "something other than torch.compile"
         name = _name(original)
         msg = (

@@ -98,11 +98,11 @@ def _check_mode(mode: str, other: object) -> None:
 
 
 def _mode_patches(mode: Mode) -> dict[str, Any]:
-    return _torch_compat.mode_options(mode) if mode != "default" else {}
+    return _torch_compat.compiling.mode_options(mode) if mode != "default" else {}
 
 
 def _check_inductor_keys(keys: Iterable[str]) -> None:
-    known = _torch_compat.inductor_keys() if keys else []
+    known = _torch_compat.compiling.inductor_keys() if keys else []
     for key in keys:
         if key not in known:
             ours = [_PREFIX + field for field in field_names()]
@@ -117,7 +117,7 @@ def _check_inductor_keys(keys: Iterable[str]) -> None:
 
 def _check_inductor_values(values: Mapping[str, object]) -> None:
     for key, value in values.items():
-        kind = _torch_compat.inductor_type(key)
+        kind = _torch_compat.compiling.inductor_type(key)
         if kind is not None and not isinstance(value, (int, float) if kind is float else kind):
             msg = (
                 f"The option {key} = {value!r} is a {type(value).__name__}; torch._inductor.config.{key} takes "

@@ -62,7 +62,7 @@ def units(gm: GraphModule) -> tuple[Unit, ...]:
     for node in gm.graph.nodes:
         if not node.op.startswith("call_"):
             continue
-        opened = _torch_compat.nesting(node)
+        opened = _torch_compat.nodes.nesting(node)
         if found and (depth or _is_item_of(node, found[-1])):
             found[-1].append(node)
         else:
@@ -72,7 +72,7 @@ def units(gm: GraphModule) -> tuple[Unit, ...]:
 
 
 def _is_item_of(node: Node, unit: list[Node]) -> bool:
-    return _torch_compat.is_item(node) and node.args[0] in unit
+    return _torch_compat.nodes.is_item(node) and node.args[0] in unit
 
 
 def part_of(gm: GraphModule, chosen: Iterable[Unit]) -> Part:
@@ -93,11 +93,11 @@ def _modes_on(gm: GraphModule, first: Node) -> Iterator[Node]:
     for node in gm.graph.nodes:
         if node is first:
             break
-        if _torch_compat.sets_grad_mode(node):
+        if _torch_compat.nodes.sets_grad_mode(node):
             grad_mode = node
-        elif _torch_compat.enters_autocast(node):
+        elif _torch_compat.nodes.enters_autocast(node):
             regions[node] = None
-        elif _torch_compat.leaves_autocast(node):
+        elif _torch_compat.nodes.leaves_autocast(node):
             regions.pop(node.args[0], None)
     if grad_mode is not None:
         yield grad_mode
@@ -140,11 +140,11 @@ def _copied(part: Part, known: dict[Node, Node], graph: Graph) -> tuple[Any, ...
         known[node] = graph.node_copy(node, known.__getitem__)
     outputs = tuple(_tensors_in(known[node], node.meta.get("example_value"), graph) for node in part.leaving)
     for node in reversed((*part.before, *part.nodes)):
-        closed = any(_torch_compat.leaves_autocast(user) and user in known for user in node.users)
-        if _torch_compat.enters_autocast(node) and not closed:
-            graph.call_function(_torch_compat.leave_autocast(), (known[node],))
-    if any(_torch_compat.sets_grad_mode(node) for node in (*part.before, *part.nodes)):
-        graph.call_function(_torch_compat.set_grad_mode(), (torch.is_grad_enabled(),))
+        closed = any(_torch_compat.nodes.leaves_autocast(user) and user in known for user in node.users)
+        if _torch_compat.nodes.enters_autocast(node) and not closed:
+            graph.call_function(_torch_compat.nodes.leave_autocast(), (known[node],))
+    if any(_torch_compat.nodes.sets_grad_mode(node) for node in (*part.before, *part.nodes)):
+        graph.call_function(_torch_compat.nodes.set_grad_mode(), (torch.is_grad_enabled(),))
     return outputs
 
 
@@ -215,9 +215,12 @@ class _Recorder(Interpreter):
         values = tuple(with_leaves(self._copies[index], lambda _: next(leaves)))
         for node, value in zip(_given(self._parts[index]), values, strict=True):
             _fix_sizes(value, node.meta.get("example_value"))
-        sharing = Counter(_torch_compat.storage_id(leaf) for _, leaf in leaves_of(values) if _is_tensor(leaf))
+        sharing = Counter(_torch_compat.values.storage_id(leaf) for _, leaf in leaves_of(values) if _is_tensor(leaf))
         copied = (
-            written and _is_tensor(value) and value.requires_grad and sharing[_torch_compat.storage_id(value)] == 1
+            written
+            and _is_tensor(value)
+            and value.requires_grad
+            and sharing[_torch_compat.values.storage_id(value)] == 1
             for value in values
         )
         return Entered(values, tuple(copied))
@@ -242,7 +245,7 @@ def _fix_sizes(value: Any, captured: Any) -> None:
     if isinstance(value, torch.Tensor) and isinstance(captured, torch.Tensor):
         for dim, size in enumerate(captured.shape):
             if isinstance(size, int):
-                _torch_compat.fix_size(value, dim)
+                _torch_compat.values.fix_size(value, dim)
 
 
 Compile = Callable[[GraphModule], Callable[..., Any]]
@@ -294,7 +297,7 @@ class _Search:
     @functools.cached_property
     def dtypes(self) -> frozenset[torch.dtype]:
         """The dtypes of the tensors in the whole graph, whose errors a part of it may have."""
-        return _torch_compat.dtypes_in(self.gm)
+        return _torch_compat.nodes.dtypes_in(self.gm)
 
     def narrow(self, span: tuple[Unit, ...]) -> tuple[Unit, ...]:
         """The shortest range in *span* that was found to differ."""
@@ -328,7 +331,7 @@ class _Search:
         entered = entering_values(self.gm, self.args, parts)
         together = side_by_side(self.gm, parts, entered)
         flat = tuple(value for each in entered for value in each.values)
-        compiled = self.compile_part(_torch_compat.graph_copy(together))
+        compiled = self.compile_part(_torch_compat.nodes.graph_copy(together))
         with replayed_random_numbers() as numbers:
             eager = run_eager(together, flat, numbers.rewind)
             numbers.rewind()

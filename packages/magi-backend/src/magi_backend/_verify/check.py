@@ -35,7 +35,8 @@ def input_names(gm: GraphModule) -> dict[str, str]:
     Inputs whose source Dynamo does not give are left out.
     """
     found = {
-        str(node.target): readable(_torch_compat.source_name(node)) for node in gm.graph.find_nodes(op="placeholder")
+        str(node.target): readable(_torch_compat.nodes.source_name(node))
+        for node in gm.graph.find_nodes(op="placeholder")
     }
     return {placeholder: name for placeholder, name in found.items() if name}
 
@@ -114,7 +115,7 @@ class CheckedPiece:
             expected = run_eager(self._eager, args, numbers.rewind, _listed)
             numbers.rewind()
             actual = expected.settle(run(lambda *args: _listed(self._compiled(*args)), args))
-        dtypes = _torch_compat.dtypes_in(self._eager)
+        dtypes = _torch_compat.nodes.dtypes_in(self._eager)
         found = differences(actual, expected.outcome, kind="input", names=names, computed_in=dtypes)
         self._report(self._title, found)
         wrong = next((difference for difference in found if not difference.agrees), None)

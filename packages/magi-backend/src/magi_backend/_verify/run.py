@@ -47,7 +47,7 @@ def copy_inputs(tree: Any) -> InputCopies:
     """Copy every tensor of *tree*; other leaves stay as they are."""
     leaves = list(leaves_of(tree))
     tensors = {id(leaf): leaf for _, leaf in leaves if isinstance(leaf, torch.Tensor)}
-    copier = _Copier(Counter(map(_torch_compat.storage_id, tensors.values())))
+    copier = _Copier(Counter(map(_torch_compat.values.storage_id, tensors.values())))
     copies = [copier.copy(path, leaf) if isinstance(leaf, torch.Tensor) else leaf for path, leaf in leaves]
     remaining = iter(copies)
     return InputCopies(with_leaves(tree, lambda _: next(remaining)), copier.wanted)
@@ -75,14 +75,14 @@ class _Copier:
         return self.copies[id(tensor)]
 
     def _copied(self, path: str, tensor: torch.Tensor) -> torch.Tensor:
-        storage = _torch_compat.storage_id(tensor)
+        storage = _torch_compat.values.storage_id(tensor)
         if self.sharing[storage] > 1:
             if storage not in self.bases:
                 self.bases[storage] = _bytes_of_storage(tensor).clone()
             memory = _as_dtype(self.bases[storage], tensor.dtype)
             return memory.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
         leaf = alone(tensor).requires_grad_(tensor.requires_grad)
-        _torch_compat.copy_dynamic_marks(tensor, leaf)
+        _torch_compat.values.copy_dynamic_marks(tensor, leaf)
         if tensor.requires_grad:
             self.wanted[path] = leaf
         # Code may write to an input that is not a leaf, although it requires a gradient.
@@ -105,8 +105,8 @@ def state_of(tensor: torch.Tensor) -> object:
     Torch counts writes, but not those to a tensor made in inference mode, of which it is the contents.
     """
     if not tensor.is_inference():
-        return _torch_compat.version(tensor)
-    if _torch_compat.is_wrapper(tensor):
+        return _torch_compat.values.version(tensor)
+    if _torch_compat.values.is_wrapper(tensor):
         inner = tensor.__tensor_flatten__()[0]  # type: ignore[attr-defined]
         return tuple(state_of(getattr(tensor, name)) for name in inner)
     return _Contents(tensor.detach().clone())
@@ -130,7 +130,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 def alone(tensor: torch.Tensor) -> torch.Tensor:
     """A copy in memory of its own, with the strides of *tensor*."""
     original = tensor.detach()
-    if original.layout is not torch.strided or _torch_compat.is_wrapper(original):
+    if original.layout is not torch.strided or _torch_compat.values.is_wrapper(original):
         return original.clone()
     for dim in range(original.dim()):
         if original.stride(dim) == 0 and original.size(dim) > 1:
@@ -214,7 +214,7 @@ def run(
         start = time.perf_counter()
         outputs = fn(*copies.values[0], **copies.values[1])
         gradients = _gradients(outputs, {**wanted, **copies.wanted})
-        _torch_compat.synchronize()
+        _torch_compat.values.synchronize()
         seconds = time.perf_counter() - start
         outputs = with_leaves(outputs, _detached_copy)
     after = _states(copies.values)
@@ -357,7 +357,7 @@ def run_eager(
         rewind: Called before the second run, which gets the random numbers of the first.
         result: What becomes of the outputs before they are copied.
     """
-    if not any(_torch_compat.is_empty(node) for node in gm.graph.nodes):
+    if not any(_torch_compat.nodes.is_empty(node) for node in gm.graph.nodes):
         return Expected(run(lambda *args: result(gm(*args)), args), None)
     first = run(lambda *args: result(_Filled(gm, torch.Tensor.zero_).run(*args)), args)
     rewind()
@@ -373,7 +373,7 @@ class _Filled(Interpreter):
 
     def run_node(self, node: Node) -> Any:
         value = super().run_node(node)
-        if _torch_compat.is_empty(node):
+        if _torch_compat.nodes.is_empty(node):
             with torch.no_grad():
                 self._fill(value.view(torch.uint8) if value.dtype is torch.float4_e2m1fn_x2 else value)
         return value
