@@ -82,6 +82,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_passes",
         "_progress",
         "_dynamic",
+        "records",
         "_records",
         "_profile",
         "_graph_log",

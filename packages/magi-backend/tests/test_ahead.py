@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from _packages import check_elsewhere
-from magi_backend import OptionError, PackageError, TargetTypeError, aot_compile, magi_register_custom_op
+from magi_backend import aot_compile, magi_register_custom_op
+from magi_backend.errors import OptionError, PackageError, TargetTypeError
 from magi_opschema import ObjectHandle, register_kernel
 from torch import Tensor, nn
 

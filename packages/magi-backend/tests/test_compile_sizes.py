@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from magi_backend import BackendError, CompileConfig, CompileSizesError, ConfigError, explain
+from magi_backend import BackendError, CompileConfig, explain
+from magi_backend.errors import CompileSizesError, ConfigError
 from torch import Tensor
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from magi_backend import CompileConfig, ConfigError
+from magi_backend import CompileConfig
+from magi_backend.errors import ConfigError
 
 
 SetEnv = Callable[[str, str], None]

@@ -9,19 +9,8 @@ import magi_opschema
 import magi_tritonwrap
 import pytest
 import torch
-from magi_backend import (
-    BackendError,
-    CompileConfig,
-    ConfigError,
-    OptionError,
-    PassConfig,
-    TargetError,
-    TargetTypeError,
-    explain,
-    magi,
-    magi_compile,
-    magi_register_custom_op,
-)
+from magi_backend import BackendError, CompileConfig, PassConfig, explain, magi, magi_compile, magi_register_custom_op
+from magi_backend.errors import ConfigError, OptionError, TargetError, TargetTypeError
 from torch import Tensor, nn
 
 

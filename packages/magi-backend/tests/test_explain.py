@@ -8,9 +8,10 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
-from magi_backend import OptionError, Report, TargetTypeError, explain
+from magi_backend import Report, explain
 from magi_backend._records.log import external_calls, generated_kernels
 from magi_backend._verify.compare import compare, compare_trees
+from magi_backend.errors import OptionError, TargetTypeError
 from torch import Tensor, nn
 
 

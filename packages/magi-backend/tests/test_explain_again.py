@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from magi_backend import OptionError, TargetError, explain, magi_compile
+from magi_backend import explain, magi_compile
+from magi_backend.errors import OptionError, TargetError
 from torch import Tensor, nn
 from torch._inductor.custom_graph_pass import CustomGraphPass
 

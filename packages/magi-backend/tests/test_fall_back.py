@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 import magi_backend._compose as compose
 import pytest
 import torch
-from magi_backend import BoundaryOpError, explain, read_report
+from magi_backend import explain, read_report
 from magi_backend._records.collect import Collector, collecting
+from magi_backend.errors import BoundaryOpError
 from magi_passes import MagiInductorPass, PassFailedError, PassPipeline, current_context
 from torch import Tensor
 from torch._inductor import config as inductor_config
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from magi_backend import GraphRecord
+    from magi_backend.records import GraphRecord
     from torch.fx import Graph
 
 WARNING = "was compiled once more without the passes, options and repairs of magi. With them: "

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 import torch
-from magi_backend import SizesOutcome, explain, magi_compile, magi_register_custom_op
+from magi_backend import explain, magi_compile, magi_register_custom_op
+from magi_backend.records import SizesOutcome
 from magi_opschema import ObjectHandle, register_object
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from magi_backend import BackendError, ConfigError, TargetError, TargetTypeError, explain, magi_compile
+from magi_backend import BackendError, explain, magi_compile
 from magi_backend._records.collect import Collector, collecting
+from magi_backend.errors import ConfigError, TargetError, TargetTypeError
 from torch import Tensor, nn
 
 

@@ -14,7 +14,8 @@ import torch
 import triton
 import triton.language as tl
 from _packages import check_elsewhere
-from magi_backend import PackageError, aot_compile, explain, magi_register_custom_op
+from magi_backend import aot_compile, explain, magi_register_custom_op
+from magi_backend.errors import PackageError
 from magi_opschema import ObjectHandle, op_def, register_kernel, register_object, see_through_object
 from magi_tritonwrap import see_through_report
 from magi_tritonwrap._cache_key import fingerprint

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from magi_backend import BackendError, OptionError
+from magi_backend import BackendError
 from magi_backend._settings.options import read_request
+from magi_backend.errors import OptionError
 
 
 def add_one(x: torch.Tensor) -> torch.Tensor:

@@ -9,9 +9,19 @@ from typing import TYPE_CHECKING
 import _browser
 import pytest
 from _browser import opened
-from magi_backend import CallRecord, Compilation, Difference, GraphRecord, OpUse, PassOutcome, RepairOutcome, Report
-from magi_backend._records.records import CacheUse, CheckOutcome, ConfigChange
-from magi_backend._verify.compare import Tolerance
+from magi_backend import Report
+from magi_backend._report.sections import CallRecord
+from magi_backend._verify.compare import Difference, Tolerance
+from magi_backend.records import (
+    CacheUse,
+    CheckOutcome,
+    Compilation,
+    ConfigChange,
+    GraphRecord,
+    OpUse,
+    PassOutcome,
+    RepairOutcome,
+)
 
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from _browser import DARK, opened
-from magi_backend import Compilation, GraphRecord, RunReport
+from magi_backend import RunReport
 from magi_backend._records.collect import BrokenAt, GivenUp, ProcessRecord
 from magi_backend._records.folder import Entry, Process
-from magi_backend._records.records import GraphBreak, GraphChange, KernelRun, Recompilation
+from magi_backend.records import Compilation, GraphBreak, GraphChange, GraphRecord, KernelRun, Recompilation
 
 
 if TYPE_CHECKING:

@@ -18,13 +18,26 @@ from typing import Any
 
 import pytest
 import torch
-from magi_backend import Compilation, ConfigError, GraphRecord, OpUse, PassOutcome, SizesOutcome, SizeUse, _torch_compat
+from magi_backend import _torch_compat
 from magi_backend.__main__ import main
 from magi_backend._records import folder as folders
 from magi_backend._records.folder import Entry, EntryFile, Process, entries, from_plain, to_plain
-from magi_backend._records.records import CacheUse, CheckOutcome, ConfigChange, Recompilation, RepairOutcome
 from magi_backend._report.run import RunReport, read_report
 from magi_backend._report.sections import advice_on
+from magi_backend.errors import ConfigError
+from magi_backend.records import (
+    CacheUse,
+    CheckOutcome,
+    Compilation,
+    ConfigChange,
+    GraphRecord,
+    OpUse,
+    PassOutcome,
+    Recompilation,
+    RepairOutcome,
+    SizesOutcome,
+    SizeUse,
+)
 from magi_passes import MagiInductorPass, PassPipeline
 from torch import nn
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 from magi_backend import explain
-from magi_backend._records.records import Compilation
 from magi_backend._report import sections
 from magi_backend._report.sections import SLOW, capture_line
 from magi_backend._torch_compat.frames import capture_seconds
+from magi_backend.records import Compilation
 from torch import Tensor
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from magi_backend import BoundaryOpError, Report, explain, magi_register_custom_op
+from magi_backend import Report, explain, magi_register_custom_op
 from magi_backend._records.collect import Collector, collecting
+from magi_backend.errors import BoundaryOpError
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch._higher_order_ops import while_loop

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from magi_backend import Compilation, explain
+from magi_backend import explain
 from magi_backend._records.collect import Collector, collecting
+from magi_backend.records import Compilation
 from torch import nn
 
 

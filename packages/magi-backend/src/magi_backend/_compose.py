@@ -26,12 +26,12 @@ from ._passes import chosen_passes, inductor_options
 from ._progress import phase
 from ._recompute import partitioner_settings
 from ._records.collect import count_ours, open_log
-from ._records.log import CompilationLog
-from ._records.records import CheckOutcome, op_uses
+from ._records.log import CompilationLog, op_uses
 from ._repairs._listing import active_defects
 from ._split import boundary_overloads, compile_pieces, split_at, uncut_boundaries
 from ._verify.blame import first_operator
 from ._verify.check import CheckedPiece, input_names
+from .records import CheckOutcome
 
 
 if TYPE_CHECKING:
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from magi_passes import MagiInductorPass
     from torch.fx import GraphModule
 
-    from ._records.records import FallBack
     from ._repairs._defect import Defect
     from ._settings.options import Request
     from ._verify.compare import Difference
+    from .records import FallBack
 
 
 @dataclass(frozen=True)

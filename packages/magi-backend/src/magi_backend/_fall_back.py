@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from . import _torch_compat
 from ._records.hidden import without_fractions
-from ._records.records import FallBack
 from .errors import family
+from .records import FallBack
 
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from ._passes import ActiveRepairs
 from ._profile import Meter
 from ._records.hidden import hidden_in_code, without_fractions
 from ._records.log import GraphChanges, external_calls, generated_kernels
-from ._records.records import ConfigChange, FallBack, GraphRecord, PassOutcome, RepairOutcome
 from ._repairs._scope import repaired
+from .records import ConfigChange, FallBack, GraphRecord, PassOutcome, RepairOutcome
 
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ._records.log import generated_kernels
-from ._records.records import KernelRun
+from .records import KernelRun
 
 
 if TYPE_CHECKING:

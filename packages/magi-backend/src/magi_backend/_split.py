@@ -18,7 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from . import _torch_compat
-from ._records.records import registered
+from ._records.log import registered
 from .errors import BoundaryOpError
 
 

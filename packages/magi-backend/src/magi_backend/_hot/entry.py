@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from magi_backend._records.records import SizesOutcome
 from magi_backend.errors import CompileSizesError
+from magi_backend.records import SizesOutcome
 
 from . import _torch_compat
 from .captured import capture

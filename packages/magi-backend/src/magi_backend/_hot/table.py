@@ -17,7 +17,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from magi_backend._records.records import SizesOutcome, SizeUse
+from magi_backend.records import SizesOutcome, SizeUse
 
 from . import _torch_compat
 from .captured import why_not_now

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is recorded of a compilation, and who gets the record.
+"""How a compilation is recorded, and who gets the record.
 
-records.py   plain data on graphs, operators, passes, repairs, caches: all reports are made of it
 hidden.py    a graph as text, and the numbers that no report shows
 folder.py    records as JSON: a file for each compilation of a run, and the folder read again
 log.py       one compilation while it grows; torch's trace gets it too

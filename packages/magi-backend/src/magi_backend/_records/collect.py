@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from magi_backend import _torch_compat
+from magi_backend.records import CacheUse, Compilation, GraphBreak, OpUse, describe_input
 
 from .folder import EntryFile, Folder, Process, file_stem, folder_of, from_plain, this_process, to_plain
 from .hidden import graph_break, recompilation, without_fractions
 from .log import CompilationLog
-from .records import CacheUse, Compilation, GraphBreak, OpUse, describe_input
 
 
 if TYPE_CHECKING:

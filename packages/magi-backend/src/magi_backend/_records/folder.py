@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from magi_backend import _torch_compat
 from magi_backend.errors import ConfigError
-
-from .records import Compilation
+from magi_backend.records import Compilation
 
 
 if TYPE_CHECKING:

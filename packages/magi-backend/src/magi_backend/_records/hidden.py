@@ -19,8 +19,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from magi_backend import _torch_compat
-
-from .records import GraphBreak, Recompilation
+from magi_backend.records import GraphBreak, Recompilation
 
 
 if TYPE_CHECKING:

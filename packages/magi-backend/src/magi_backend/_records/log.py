@@ -8,19 +8,25 @@ import logging
 import re
 import threading
 import time
+from collections import Counter
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+import magi_opschema
+from magi_opschema.errors import UnknownOpError
+from torch.fx import GraphModule
+
 from magi_backend import _torch_compat
+from magi_backend.records import CheckOutcome, Compilation, GraphChange, GraphRecord, KernelRun, OpUse, SizesOutcome
 
 from .hidden import graph_text
-from .records import CheckOutcome, Compilation, GraphChange, GraphRecord, KernelRun, SizesOutcome
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from torch.fx import Graph, GraphModule
+    from magi_opschema import OpDef
+    from torch.fx import Graph
 
     from .folder import EntryFile
 
@@ -29,6 +35,43 @@ if TYPE_CHECKING:
 _KERNEL = re.compile(r"^(\w+) = async_compile\.\w+\(", re.MULTILINE)
 # "buf3 = extern_kernels.convolution(...)", "torch.ops.aten.convolution_backward.default(...)"
 _EXTERN = re.compile(r"\b(?:extern_kernels\.(\w+)|torch\.ops\.(\w+\.\w+))[.\w]*\(")
+
+
+def op_uses(gm: GraphModule) -> tuple[OpUse, ...]:
+    """Each operator registered through magi-opschema that *gm* calls, also in nested graphs, in order of appearance."""
+    calls: Counter[Any] = Counter(
+        node.target
+        for module in gm.modules()
+        if isinstance(module, GraphModule)
+        for node in module.graph.nodes
+        if node.op == "call_function"
+    )
+    found = ((registered(target), count) for target, count in calls.items())
+    return tuple(_use(definition, count) for definition, count in found if definition is not None)
+
+
+def registered(target: object) -> OpDef | None:
+    """The definition of the operator that a graph node calls; None if it was not registered with magi-opschema."""
+    if not _torch_compat.nodes.is_operator(target):
+        return None
+    try:
+        return magi_opschema.op_def(target)
+    except UnknownOpError:
+        return None
+
+
+def _use(definition: OpDef, calls: int) -> OpUse:
+    return OpUse(
+        name=definition.name,
+        path=definition.path,
+        calls=calls,
+        description=str(definition),
+        boundary="subgraph_boundary" in definition.traits,
+        compute_sensitive="compute_sensitive" in definition.traits,
+        floats=tuple(
+            ".".join(map(str, leaf.path)) for leaf in definition.lowering.leaves if leaf.schema_type.startswith("float")
+        ),
+    )
 
 
 def generated_kernels(source: str) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from magi_backend._records.folder import Entry
-    from magi_backend._records.records import Compilation, GraphRecord
+    from magi_backend.records import Compilation, GraphRecord
 
     from .whole_run import WholeRun
 

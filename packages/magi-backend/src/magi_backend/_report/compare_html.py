@@ -13,7 +13,7 @@ from .sections import called, shown, summary, total_seconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from magi_backend._records.records import Compilation
+    from magi_backend.records import Compilation
 
     from .compare import Pair, PairedRuns
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from magi_backend._records.folder import Entry
-    from magi_backend._records.records import Compilation, GraphRecord, KernelRun
+    from magi_backend.records import Compilation, GraphRecord, KernelRun
 
     from .sections import CallRecord, DiffLine
     from .whole_run import Note, WholeRun

@@ -13,7 +13,7 @@ from magi_backend._records.folder import to_plain
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from magi_backend._records.records import Compilation
+    from magi_backend.records import Compilation
 
     from .sections import CallRecord
 

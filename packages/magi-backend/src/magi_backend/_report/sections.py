@@ -16,7 +16,7 @@ from magi_backend._verify.compare import Difference
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from magi_backend._records.records import Compilation, GraphRecord, Recompilation, SizesOutcome, SizeUse
+    from magi_backend.records import Compilation, GraphRecord, Recompilation, SizesOutcome, SizeUse
 
 
 Kind = Literal["same", "added", "removed", "skipped"]
@@ -103,7 +103,7 @@ def called(compilation: Compilation) -> str:
     """The label of the user if there is one, otherwise the name of the function.
 
     Example:
-        >>> from magi_backend import Compilation
+        >>> from magi_backend.records import Compilation
         >>> called(Compilation(0, "graph 0", 1, (), (), function="torch_dynamo_resume_in_step_at_12"))
         'step, after line 12'
     """
@@ -256,7 +256,7 @@ def advice_on(found: Recompilation) -> str:
     """A sentence on how to avoid the recompilation *found*.
 
     Example:
-        >>> from magi_backend._records.records import Recompilation
+        >>> from magi_backend.records import Recompilation
         >>> advice_on(Recompilation("0/0", "tensor 'x' size mismatch at index 0. expected 3, actual 5"))[:60]
         'Mark the size before the first call, torch._dynamo.mark_dyna'
     """

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from magi_backend._records.folder import Entry
-    from magi_backend._records.records import Compilation, GraphRecord, PassOutcome
+    from magi_backend.records import Compilation, GraphRecord, PassOutcome
 
     from .compare import PairedRuns
     from .sections import CallRecord
