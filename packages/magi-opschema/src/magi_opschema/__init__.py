@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
+    from magi_opschema._lowering.signature import lower_signature as lower_signature
+
     from . import errors as errors
     from ._handles.annotation import ObjectHandle as ObjectHandle
     from ._handles.declared import see_through_object as see_through_object
     from ._handles.registry import get_object as get_object
     from ._handles.registry import register_object as register_object
     from ._handles.registry import release_object as release_object
-    from ._lowering.lower_signature import lower_signature as lower_signature
     from ._model.lowering import SignatureLowering as SignatureLowering
     from ._ops.catalogue import OpDef as OpDef
     from ._ops.catalogue import annotate as annotate
@@ -39,7 +40,7 @@ _HOMES = {
     "SignatureLowering": "_model.lowering",
     "annotate": "_ops.catalogue",
     "get_object": "_handles.registry",
-    "lower_signature": "_lowering.lower_signature",
+    "lower_signature": "_lowering.signature",
     "magi_register_custom_op": "_ops.decorator",
     "op_def": "_ops.catalogue",
     "opcheck": "_ops.opcheck",

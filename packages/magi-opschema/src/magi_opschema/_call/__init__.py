@@ -3,10 +3,8 @@
 
 | module | what it holds |
 |---|---|
-| `structure` | flat outputs in the structure of what the user's function returns |
 | `bridge` | values, dimensions and placements between the user's signature and the flat one |
-| `misfit` | calls that do not fit the signature |
-| `checks` | what is verified on an op's first real call; `writes` is a part of it |
-| `translation` | why the dispatcher refused the arguments |
+| `misfit` | calls that do not fit the signature, and why the dispatcher refused the arguments |
+| `checks` | what is verified on an op's first real call |
 | `vmap` | torch.vmap over an op |
 """

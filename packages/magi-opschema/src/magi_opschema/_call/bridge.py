@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from magi_opschema._codegen.functions import emit_flatten, emit_flatten_output, emit_inputs, emit_rebuild_output
-from magi_opschema._codegen.reject import writer_of
-from magi_opschema._codegen.source import compile_source
-from magi_opschema._codegen.writer import Writer
+from magi_opschema._codegen.refusals import writer_of
+from magi_opschema._codegen.source import Writer, compile_source
 from magi_opschema._model.layout import Flat
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.schema import Argument
@@ -22,7 +21,58 @@ from magi_opschema._model.tree import Leaf, ListOrTuple, MaskedList, Node, Optio
 from magi_opschema._text import show_value
 from magi_opschema.errors import ReturnValueError, RuleError
 
-from .structure import FieldDict
+
+class FieldDict(dict[str, Any]):
+    """A dict by field whose entries also read as attributes: `grads.y` is `grads["y"]`."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+def structure(node: Node | None, flat: Flat) -> Any:
+    """Flat outputs, or their gradients, in the structure of the user's return: for a record, a dict by field."""
+    if node is None:
+        return None
+    if isinstance(node, Leaf):
+        return flat[0]
+    items = iter(flat)
+
+    def build(part: Node) -> Any:
+        match part:
+            case Record():
+                return FieldDict({field.name: build(field.node) for field in part.fields})
+            case Sequence():
+                return tuple(build(item) for item in part.items)
+            case Leaf():
+                return next(items)
+        raise AssertionError(part)
+
+    if isinstance(node, Record) and node.kind == "namedtuple":
+        return tuple(build(field.node) for field in node.fields)
+    return build(node)
+
+
+def positional(node: Node | None, structured: Any) -> Flat:
+    """The gradients as arguments of `backward_fn`: the items of a tuple, otherwise *structured* as a single one."""
+    if node is None:
+        return ()
+    is_tuple = isinstance(node, Sequence) or (isinstance(node, Record) and node.kind == "namedtuple")
+    return tuple(structured) if is_tuple else (structured,)
+
+
+def gradient_names(node: Node | None) -> tuple[str, ...]:
+    """The names of the arguments of `backward_fn` after `ctx`: one for each item of a tuple return, otherwise one."""
+    match node:
+        case None:
+            return ()
+        case Sequence():
+            return tuple(f"grad_{i}" for i in range(len(node.items)))
+        case Record(kind="namedtuple"):
+            return tuple(f"grad_{part.name}" for part in node.fields)
+    return ("grad",)
 
 
 @dataclass(frozen=True)

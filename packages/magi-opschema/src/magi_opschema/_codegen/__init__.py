@@ -3,14 +3,9 @@
 
 | module | what it holds |
 |---|---|
-| `source` | text as data, and the one place that compiles it |
-| `writer` | the lines of one function, and the objects that its reserved names stand for |
+| `source` | the lines of one function, text as data, and the one place that compiles it |
+| `refusals` | what is refused, and what generated code calls then |
 | `nodes` | a tree to lines that flatten a value and rebuild it |
-| `by_handle` | calls that pass the handle of an object |
-| `rebuilt` | the class of the objects that a body gets |
-| `refusals` | conditions under which flat values are refused |
 | `functions` | whole functions: flat twins, inputs, flatten |
 | `exposed` | the function that the decorator returns |
-| `reject` | what generated code calls with a value that the signature refuses |
-| `twins` | flat twins of the user's functions, compiled |
 """

@@ -6,25 +6,64 @@
 | traced | Dynamo reads the function | the OpOverload: one node of the graph |
 | careful | a gradient, a transform, forward-mode AD, torch.jit.trace, `__torch_function__` | `call_with_care` |
 | fast | otherwise | the dispatcher below the autograd keys, without torch's bindings around it |
+
+In eager code, the object of a handle that is passed in its place is looked up. A compiler cannot do that, so under a
+compiler such a call goes to the opaque form of the op.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from magi_opschema._model.tree import Node, leaves
+from magi_opschema._model.tree import Leaf, Node, Optional, Record, Sequence, leaves, nodes
 
-from .by_handle import handle_conditions, write_found_objects
 from .functions import argument_texts, flatten_parameters, passed, source_of, tuple_text, user_default
-from .nodes import rebuild
-from .source import Source
-from .writer import Writer
+from .nodes import class_name, read, rebuild
+from .source import Source, Writer
 
 
 if TYPE_CHECKING:
     from magi_opschema._model.lowering import Parameter, SignatureLowering
+
+
+def write_found_objects(node: Node, value: str, to: Writer, is_dynamo_compiling: str) -> None:
+    """Write the lookup of an object whose handle an eager call passes, if *node* is an object or an optional one."""
+    found = node.inner if isinstance(node, Optional) else node
+    if isinstance(found, Record) and found.handle is not None:
+        with to.block(f"if not {is_dynamo_compiling}() and {to.builtin('isinstance')}({value}, {to.builtin('int')}):"):
+            to.line(f"{value} = {to.expression(found.handle, found.handle.codec.decode, value)}")
+
+
+def handle_conditions(node: Node, value: str, to: Writer) -> Iterator[str]:
+    """Conditions under which *value* is, or holds, a handle instead of an object."""
+    if not any(isinstance(part, Record) and part.handle is not None for part in nodes(node)):
+        return
+    match node:
+        case Record(handle=Leaf() as leaf):
+            # Dynamo sees a symbolic int as an int, and has no stand-ins for objects. A class that two ops name is
+            # compared at every call, in Python.
+            asked = "({isinstance}({value}, {int}) if {is_dynamo_compiling}() else {isinstance}({value}, {handles}))"
+            yield to.expression(leaf, asked, value)
+        case Record():
+            is_one = f"{to.builtin('type')}({value}) is {class_name(node, to)}"
+            if node.kind == "typeddict":
+                keys = to.bind(f"keys_of_{node.cls.__name__}", {part.name for part in node.fields})
+                is_one = f"{to.builtin('isinstance')}({value}, {to.builtin('dict')}) and {value}.keys() == {keys}"
+            for part in node.fields:
+                yield from _within(is_one, handle_conditions(part.node, read(node, value, part.name, to), to))
+        case Sequence():
+            count = f"{to.builtin('len')}({value}) == {len(node.items)}"
+            is_one = f"{to.builtin('isinstance')}({value}, {to.builtin('tuple')}) and {count}"
+            for i, item in enumerate(node.items):
+                yield from _within(is_one, handle_conditions(item, f"{value}[{i}]", to))
+        case Optional():
+            yield from handle_conditions(node.inner, value, to)
+
+
+def _within(outer: str, inner: Iterator[str]) -> Iterator[str]:
+    return (f"{outer} and {condition}" for condition in inner)
 
 
 def emit_exposed(

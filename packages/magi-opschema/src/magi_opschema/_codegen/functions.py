@@ -13,22 +13,23 @@ The function that the decorator returns is in `exposed`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from magi_opschema._model.lowering import SignatureLowering
+from magi_opschema._model.schema import python_type
 from magi_opschema._model.tree import Leaf, MaskedList, Node, flat_name, leaves, nodes
 from magi_opschema.errors import ReturnValueError
 
 from .nodes import flatten, rebuild
-from .refusals import Refusal, refusals_of, write_readings, write_refusals
-from .reject import rejections, writer_of
-from .source import Source
-from .writer import INDENT, Writer
+from .refusals import Refusal, refusals_of, rejections, write_readings, write_refusals, writer_of
+from .source import INDENT, Source, Writer, compile_source
 
 
 if TYPE_CHECKING:
-    from magi_opschema._model.lowering import Parameter, SignatureLowering
+    from magi_opschema._model.lowering import Parameter
     from magi_opschema._model.schema import Argument
 
 
@@ -257,3 +258,30 @@ def source_of(name: str, parameters: list[str], doc: str, to: Writer, title: str
     """The function *name* with *parameters*, whose body is the lines of *to*."""
     body = "\n".join(INDENT + line for line in [f'"""{doc}"""', *to.lines])
     return Source(f"def {name}({', '.join(parameters)}):\n{body}\n", to.globals, name, title)
+
+
+def compile_twin(
+    lowering: SignatureLowering, fn: Callable[..., Any], purpose: Purpose, checked: Checked | None = None
+) -> Callable[..., Any]:
+    """The flat twin of *fn* for one *purpose*."""
+    compiled = functools.cache(functools.partial(compile_refusals, lowering))
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        compiled()(*args, **kwargs)
+
+    twin = compile_source(emit_twin(lowering, purpose, TwinCalls(fn, refuse, checked)))
+    if purpose == "lowered":
+        twin.__annotations__ = _annotations(lowering)
+    return twin
+
+
+def _annotations(lowering: SignatureLowering) -> dict[str, Any]:
+    """The annotations of the flat signature, for torch.library.infer_schema and other readers."""
+    returned = [python_type(leaf.schema_type) for leaf in lowering.return_leaves]
+    output = None if lowering.returns is None else returned[0] if len(returned) == 1 else tuple[tuple(returned)]  # type: ignore[misc]
+    return {**{known.name: python_type(known.schema_type) for known in lowering.arguments}, "return": output}
+
+
+def compile_refusals(lowering: SignatureLowering) -> Callable[..., None]:
+    """A function at the flat signature that only checks the values."""
+    return compile_source(emit_refusals(lowering, writer_of(lowering), f"values {lowering.name}"))

@@ -4,7 +4,6 @@
 | module | what it holds |
 |---|---|
 | `registry` | the objects that have a handle, and the public functions |
-| `annotation` | `ObjectHandle[T]`: its codec, and how Dynamo reads a handle |
+| `annotation` | `ObjectHandle[T]`: its codec, and how Dynamo reads a handle and the parts of an object |
 | `declared` | classes that declare their fields, so that ops take their objects apart |
-| `fixed` | parts of an object as constants and inputs for Dynamo |
 """

@@ -20,7 +20,7 @@ import torch
 
 from magi_opschema._model.tree import Codec
 from magi_opschema._text import show_type
-from magi_opschema._torch_compat import guard_type, is_dynamo_compiling, run_at_trace_time, traced_object
+from magi_opschema._torch_compat import fix_local, guard_type, is_dynamo_compiling, run_at_trace_time, traced_object
 from magi_opschema.errors import ArgumentError, HandleError, OpSchemaError
 
 from .registry import ATTRIBUTE, REGISTRY, attach, ticket_of, why_missing
@@ -225,3 +225,20 @@ def _refusal(value: object, name: str, expected: str) -> tuple[type[OpSchemaErro
     if (found := REGISTRY.find(value)) is not None:
         return ArgumentError, f"is the handle of a {type(found).__name__}, expected {expected}."
     return HandleError, f"names no {name}: {why_missing(value)}"
+
+
+def fixed(value: Any) -> Any:
+    """*value*, a part of an object, marked as fixed while Dynamo traces.
+
+    A number of an object would become symbolic when a second object has another value, but a body may need a constant,
+    for example for the block size of a kernel. A CUDA graph would copy a Tensor to memory of its own at each replay,
+    but the weights of a layer stay where they are, like parameters.
+    """
+    if isinstance(value, (list, tuple)):
+        return [fixed(item) for item in value]
+    run_at_trace_time(_fix)
+    return value
+
+
+def _fix(context: Any) -> None:
+    fix_local(context, "value")

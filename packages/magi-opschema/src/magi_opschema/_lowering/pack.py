@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from magi_opschema._codegen.writer import Writer
+from magi_opschema._codegen.source import Writer
 from magi_opschema._model.schema import MAX_ARGUMENTS, NO_DEFAULT, Argument
 from magi_opschema._model.tree import SEQUENCE, Codec, Leaf, flat_name, nodes
 from magi_opschema.errors import Problem, SignatureError

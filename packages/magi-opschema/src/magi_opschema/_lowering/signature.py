@@ -5,24 +5,96 @@ from __future__ import annotations
 
 import inspect
 import keyword
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from magi_opschema._codegen.functions import emit_flatten
-from magi_opschema._codegen.reject import writer_of
+from magi_opschema._codegen.refusals import writer_of
 from magi_opschema._codegen.source import compile_source
 from magi_opschema._model.lowering import LoweringPath, Parameter, SignatureLowering, SignatureTrees, is_flat_return
 from magi_opschema._model.schema import MAX_ARGUMENTS, NO_DEFAULT, Argument, default_text, takes
 from magi_opschema._model.tree import Leaf, ListOrTuple, MaskedList, Node, Optional, dotted, flat_name, leaves, nodes
-from magi_opschema._text import location, show_with_type
-from magi_opschema.errors import Problem, SignatureError
+from magi_opschema._text import location, nearest, show_value, show_with_type
+from magi_opschema._torch_compat import CustomOpDef, OpOverload, OpOverloadPacket
+from magi_opschema.errors import DuplicateOpError, OptionError, Problem, SignatureError
 
 from .annotations import Scope
-from .mutates import mutated_leaves
-from .place import Place, Refused
-from .returns import lower_returns
-from .types import lower
+from .types import Place, Refused, lower, lower_returns
+
+
+TORCH_OP_ATTRIBUTE = "_magi_torch_registered_op"
+"""The attribute with the OpOverload of what the decorator returned."""
+
+
+def refuse_other_than_functions(fn: object) -> None:
+    """Raise if *fn* cannot become an op, because it is one already or because it has no signature."""
+    if hasattr(fn, TORCH_OP_ATTRIBUTE) or isinstance(fn, (OpOverload, OpOverloadPacket)):
+        described = getattr(fn, "__qualname__", None) or str(fn)
+        raise DuplicateOpError(
+            f"{described} is an op already. Decorate a function once; op_def(op).fn is the plain function."
+        )
+    if isinstance(fn, CustomOpDef):
+        raise DuplicateOpError(f"{fn} was registered by torch.library.custom_op. Take that decorator off.")
+    if isinstance(fn, (staticmethod, classmethod)):
+        kind = type(fn).__name__
+        fix = "Put it above this decorator." if kind == "staticmethod" else "Use a static method: an op has no class."
+        raise OptionError(f"{fn.__func__.__qualname__} is a {kind} already. {fix} ({location(fn.__func__)})")
+    if not hasattr(fn, "__code__"):
+        raise OptionError(
+            f"{show_value(fn)} is not a Python function. Wrap it in one whose parameters have annotations."
+        )
+
+
+def mutated_leaves(trees: SignatureTrees, mutates_args: object) -> set[str]:
+    """The names of the leaves that *mutates_args* means.
+
+    Raises:
+        OptionError: a name is unknown, or names nothing that an op can write into.
+    """
+    if isinstance(mutates_args, str):
+        text = f"mutates_args={mutates_args!r} is one string. Write a tuple of names: ({mutates_args!r},)."
+        raise OptionError(trees.sentence(text))
+    if not isinstance(mutates_args, Iterable):
+        text = (
+            f"mutates_args={show_value(mutates_args)} is not a tuple of names. Leave it out if nothing is written into."
+        )
+        raise OptionError(trees.sentence(text))
+    mutated: set[str] = set()
+    names = list(mutates_args)
+    tensors_by_name = _tensors_by_name(trees) if names else {}
+    for name in names:
+        for leaf in _meant(name, tensors_by_name, trees):
+            _refuse_optional_list(leaf, trees)
+            mutated.add(leaf.name)
+    return mutated
+
+
+def _tensors_by_name(trees: SignatureTrees) -> dict[str, list[Leaf]]:
+    """The Tensors of each node, by its dotted path and by its flat name."""
+    found: dict[str, list[Leaf]] = {}
+    for parameter in trees.parameters:
+        for node in nodes(parameter.node):
+            found[dotted(node.path)] = found[flat_name(node.path)] = [leaf for leaf in leaves(node) if leaf.is_tensor]
+    return found
+
+
+def _meant(name: object, tensors_by_name: dict[str, list[Leaf]], trees: SignatureTrees) -> Sequence[Leaf]:
+    if not isinstance(name, str) or name not in tensors_by_name:
+        text = f"mutates_args names {show_value(name)}, which is not a parameter, leaf path or flat name."
+        raise OptionError(trees.sentence(text + nearest(name, tensors_by_name)))
+    if not tensors_by_name[name]:
+        text = f"mutates_args names '{name}', which holds no Tensor, and an op can write into Tensors only."
+        raise OptionError(trees.sentence(text))
+    return tensors_by_name[name]
+
+
+def _refuse_optional_list(leaf: Leaf, trees: SignatureTrees) -> None:
+    if leaf.schema_type == "Tensor[]?":
+        text = f"mutates_args names '{dotted(leaf.path)}', a list of Tensors that may be None, which torch cannot"
+        fix = "functionalize (pytorch #144072). Use list[Tensor], empty for None."
+        raise OptionError(trees.sentence(f"{text} {fix}"))
 
 
 PREFIX = "_m_"
@@ -226,3 +298,32 @@ def _positional(argument: Argument, *, keeps_default: bool) -> Argument:
     if default is argument.default and not argument.is_keyword_only:
         return argument
     return replace(argument, is_keyword_only=False, default=default)
+
+
+def lower_signature(fn: Callable[..., Any], *, mutates_args: Iterable[str] = ()) -> SignatureLowering:
+    """Lower the signature of *fn* to a flat schema. Nothing is registered.
+
+    Args:
+        fn: a function with an annotation for each parameter and for the return value.
+        mutates_args: what the op writes into: parameter names (a record means all its Tensor leaves),
+            dotted leaf paths (`"cfg.out"`) or flat names (`"cfg__out"`).
+
+    Raises:
+        SignatureError: a parameter or the return value has no flat form; all such places are in the message.
+        OptionError: *mutates_args* names nothing, or nothing that can be written into; or *fn* is not a function.
+        DuplicateOpError: *fn* is an op already.
+
+    Example:
+        >>> from torch import Tensor
+        >>> def scale(x: Tensor, factor: float = 2.0) -> Tensor: ...
+        >>> lower_signature(scale).schema
+        'scale(Tensor x, float factor=2.0) -> Tensor'
+    """
+    from magi_opschema._environment import refuse_unknown_variables
+
+    from .annotations import scope_of
+    from .signature import lower_signature_in
+
+    refuse_unknown_variables()
+    refuse_other_than_functions(fn)
+    return lower_signature_in(fn, scope_of(fn, sys._getframe(1)), mutates_args)  # noqa: SLF001

@@ -8,16 +8,19 @@ so that one error names all the bad places of a signature.
 from __future__ import annotations
 
 import collections.abc
+import dataclasses
 import enum
+import inspect
 import types
 import typing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from magi_opschema._handles.annotation import ObjectHandle, handle, unfit
-from magi_opschema._handles.declared import is_declared
+from magi_opschema._handles.declared import AnnotatedField, declared_fields, is_declared
+from magi_opschema._lowering import codecs
 from magi_opschema._model.tree import (
     IDENTITY,
     Codec,
@@ -27,17 +30,219 @@ from magi_opschema._model.tree import (
     MaskedList,
     Node,
     Optional,
+    Path,
     Record,
     Sequence,
+    dotted,
+    flat_name,
     leaves,
+    nodes,
 )
 from magi_opschema._text import show_type
 from magi_opschema.errors import Problem
 
-from . import codecs
-from .annotations import substitute, type_arguments, unwrap
-from .place import Place, Refused
-from .records import fields_of, is_plain, is_record
+from .annotations import Scope, evaluate, substitute, type_arguments, unwrap
+
+
+class Refused(Exception):  # noqa: N818  (it never leaves this package)
+    """Annotations have no flat form; *problems* say which ones, why, and what to do."""
+
+    def __init__(self, *problems: Problem) -> None:
+        super().__init__(*problems)
+        self.problems = problems
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an annotation is in the signature that is lowered."""
+
+    path: Path
+    scope: Scope
+    subject: str
+    """`parameter` or `return value`."""
+    is_optional: bool = False
+    """Whether it is below a `Record | None`, where every leaf may be None."""
+    bound: typing.Mapping[object, object] = field(default_factory=dict)
+    """What type variables stand for at this place."""
+    outer: tuple[object, ...] = ()
+    """The records around it, which must not occur in it again; a generic class may, with another argument."""
+    is_fixed: bool = False
+    """Whether it is inside an object that is taken apart."""
+    is_opaque: bool = False
+    """Whether an object is not taken apart here: among the items of a list, and in the opaque form of an op."""
+
+    def below(self, name: str, scope: Scope | None = None) -> Place:
+        # This is called for every leaf, and `dataclasses.replace` takes four times as long.
+        path, scope = (*self.path, name), scope or self.scope
+        inherited = (self.subject, self.is_optional, self.bound, self.outer, self.is_fixed, self.is_opaque)
+        return Place(path, scope, *inherited)
+
+    def refuse(self, annotation: object, why: str, fix: str) -> Refused:
+        of = f"{self.subject} '{dotted(self.path)}'" if self.path else self.subject
+        return Refused(Problem(dotted(self.path), f"{of} has type {show_type(annotation)}, {why}. {fix}"))
+
+    def leaf(self, schema_type: str, codec: Codec = IDENTITY) -> Leaf:
+        is_padded = self.is_optional and not schema_type.endswith("?")
+        text = f"{schema_type}?" if is_padded else schema_type
+        return Leaf(self.path, text, flat_name(self.path), codec, is_padded, self.is_fixed)
+
+    def evaluated(self, annotation: object) -> object:
+        """*annotation*, evaluated if it is a string.
+
+        Raises:
+            Refused: it cannot be evaluated.
+        """
+        try:
+            return evaluate(annotation, self.scope)
+        except Exception as error:  # noqa: BLE001  (a string annotation is an expression, which may raise anything)
+            text = annotation if isinstance(annotation, str) else show_type(annotation)
+            why = error.msg if isinstance(error, SyntaxError) else error
+            sentence = (
+                f"the annotation '{text}' of {self.subject} '{dotted(self.path)}' could not be evaluated: {why}. "
+                "Import what it names where the op is defined, also at run time, not only under TYPE_CHECKING."
+            )
+            raise Refused(Problem(dotted(self.path), sentence)) from None
+
+
+_ITEM = type(inspect.getattr_static(inspect.ArgInfo, "args"))
+"""The class of what reads a field of a named tuple."""
+RecordKind = typing.Literal["dataclass", "namedtuple", "typeddict", "object"]
+
+
+def is_record(cls: type) -> bool:
+    """Whether *cls* is a dataclass, a named tuple or a TypedDict, or declares the fields of its objects."""
+    return is_declared(cls) or dataclasses.is_dataclass(cls) or typing.is_typeddict(cls) or _is_namedtuple(cls)
+
+
+def _is_namedtuple(cls: type) -> bool:
+    return issubclass(cls, tuple) and hasattr(cls, "_fields")
+
+
+def fields_of(annotation: object, cls: Any, inside: Place) -> tuple[RecordKind, list[AnnotatedField]]:
+    """The kind of a record class and the fields that are part of its value.
+
+    Args:
+        annotation: What the user wrote, `Config[int]` for example.
+        cls: Its class.
+        inside: The place of the record, with the type variables of *annotation* bound.
+
+    Raises:
+        Refused: instances cannot be taken apart and rebuilt.
+    """
+    if is_declared(cls):
+        return "object", _object_fields(annotation, cls, inside)
+    if dataclasses.is_dataclass(cls):
+        return "dataclass", _dataclass_fields(annotation, cls, inside)
+    if typing.is_typeddict(cls):
+        return "typeddict", _typeddict_fields(annotation, cls, inside)
+    return "namedtuple", _namedtuple_fields(annotation, cls, inside)
+
+
+def _object_fields(annotation: object, cls: Any, place: Place) -> list[AnnotatedField]:
+    if place.subject != "parameter":
+        raise place.refuse(annotation, "and an op returns no objects", "Return Tensors or numbers.")
+    return [part for part in declared_fields(cls) if not _is_class_variable(*part, place)]
+
+
+def _is_class_variable(name: str, hint: object, owner: type, inside: Place) -> bool:
+    evaluated = inside.below(name, scope=inside.scope.of_class(owner)).evaluated(hint)
+    return typing.ClassVar in {evaluated, typing.get_origin(evaluated)}
+
+
+def _typeddict_fields(annotation: object, cls: Any, place: Place) -> list[AnnotatedField]:
+    hints = cls.__annotations__
+    if missing := sorted(name for name, hint in hints.items() if _may_be_missing(cls, name, hint, place)):
+        why = f"a TypedDict whose key {missing[0]!r} may be missing"
+        raise place.refuse(annotation, why, "Make it total, with T | None where there may be no value.")
+    return [(name, hint, cls) for name, hint in hints.items()]
+
+
+def _namedtuple_fields(annotation: object, cls: Any, place: Place) -> list[AnnotatedField]:
+    hints = {
+        name: hint for base in reversed(cls.__mro__) for name, hint in vars(base).get("__annotations__", {}).items()
+    }
+    if unknown := [name for name in cls._fields if name not in hints]:
+        why = f"a namedtuple whose field {unknown[0]!r} has no annotation"
+        raise place.refuse(annotation, why, "Use typing.NamedTuple.")
+    _check_own_methods(annotation, cls, place, cls._fields, {})
+    return [(name, hints[name], cls) for name in cls._fields]
+
+
+def _may_be_missing(cls: Any, name: str, hint: object, inside: Place) -> bool:
+    """True for a key that is not required; in a string, TypedDict itself does not see what marks it."""
+    evaluated = inside.below(name, scope=inside.scope.of_class(cls)).evaluated(hint)
+    mark = getattr(typing.get_origin(evaluated), "_name", "")
+    return mark == "NotRequired" or (name in cls.__optional_keys__ and mark != "Required")
+
+
+def _dataclass_fields(annotation: object, cls: Any, place: Place) -> list[AnnotatedField]:
+    if not cls.__dataclass_params__.frozen:
+        why = "a mutable dataclass, whose changes an op could not give back"
+        raise place.refuse(annotation, why, f"Declare it @dataclass(frozen=True) class {cls.__name__}.")
+    for name, pseudo_field in cls.__dataclass_fields__.items():
+        if pseudo_field._field_type.name == "_FIELD_INITVAR":  # noqa: SLF001
+            why = f"whose InitVar {name!r} cannot be read back from an instance"
+            raise place.refuse(annotation, why, "Make it a field.")
+    fields = [part for part in dataclasses.fields(cls) if part.init]
+    _check_own_methods(annotation, cls, place, (), {part.name: None for part in fields})
+    return [(part.name, part.type, _owner(cls, part.name)) for part in fields]
+
+
+def _check_own_methods(
+    annotation: object, cls: type, place: Place, args: tuple[str, ...], kwargs: dict[str, None]
+) -> None:
+    """Raise for a hand-written `__new__` or `__init__` that cannot be called with the fields."""
+    for method in sorted({"__new__", "__init__"} & _defined(cls)):
+        signature = inspect.signature(getattr(cls, method))
+        try:
+            signature.bind(cls, *args, **kwargs)
+        except TypeError:
+            taken, fields = ", ".join([*signature.parameters][1:]), ", ".join([*args, *kwargs])
+            why = f"whose {method} takes ({taken}) where its fields are ({fields})"
+            kind = "dataclass" if dataclasses.is_dataclass(cls) else "NamedTuple"
+            fix = f"Let the {kind} write {method}, or give it the fields as parameters."
+            raise place.refuse(annotation, why, fix) from None
+
+
+def is_plain(cls: Any) -> bool:
+    """True if making an instance of a dataclass or a named tuple only stores its fields, and reading one returns it.
+
+    A dataclass stores them in its `__dict__`.
+    """
+    if "__call__" in _defined(type(cls)) or "__getattribute__" in _defined(cls):
+        return False
+    if issubclass(cls, tuple):
+        are_items = all(isinstance(inspect.getattr_static(cls, name), _ITEM) for name in cls._fields)
+        made_by = getattr(cls.__new__, "__globals__", {}).get("__name__", "")
+        return are_items and made_by.startswith("namedtuple_") and "__init__" not in _defined(cls)
+    return (
+        _has_generated_init(cls)
+        and not hasattr(cls, "__post_init__")
+        and "__new__" not in _defined(cls)
+        and cls.__dictoffset__ != 0
+        and all(part.init and not _is_descriptor(cls, part.name) for part in dataclasses.fields(cls))
+    )
+
+
+def _has_generated_init(cls: type) -> bool:
+    """True if the dataclass decorator wrote the `__init__`, whose file name is then `<string>`."""
+    code = getattr(vars(cls).get("__init__"), "__code__", None)
+    # A class of a `python -c` program has the file name <string> too, but not a qualified name in dataclasses.
+    return code is not None and code.co_filename == "<string>" and code.co_qualname.startswith("__create_fn__.")
+
+
+def _defined(cls: type) -> set[str]:
+    """The names that *cls* and its bases define, without those of builtin classes."""
+    return {name for base in cls.__mro__ if base.__module__ != "builtins" for name in vars(base)}
+
+
+def _is_descriptor(cls: type, name: str) -> bool:
+    """True if instances do not keep the field in their `__dict__`, but in a slot for example."""
+    return hasattr(inspect.getattr_static(cls, name, None), "__set__")
+
+
+def _owner(cls: type, name: str) -> type:
+    return next(base for base in cls.__mro__ if name in vars(base).get("__annotations__", {}))
 
 
 _SCHEMA_TYPES: dict[object, str] = {
@@ -317,3 +522,35 @@ def _advice(annotation: object, cls: object, arguments: tuple[Any, ...]) -> str:
             return "Annotate it Tensor; a subclass may be passed."
         return f"Use a frozen dataclass with the parts of {cls.__name__} that the op needs."
     return _ADVICE.get(cls) or "See the type table in the documentation of magi-opschema."
+
+
+RETURNABLE = {"Tensor", "Tensor?", "Tensor[]", "SymInt", "float", "bool", "Scalar"}
+
+
+def lower_returns(annotation: object, scope: Scope) -> Node | None:
+    """The tree of a return annotation; None for `-> None`.
+
+    Raises:
+        Refused: the annotation is missing, or holds something that an op cannot return.
+    """
+    if annotation is inspect.Signature.empty:
+        fix = "Annotate it, for example -> Tensor, or -> None for an op that only writes into its arguments."
+        raise Refused(Problem("", f"the return value has no annotation, and the schema needs its type. {fix}"))
+    if annotation is None or annotation is types.NoneType or annotation == "None":
+        return None
+    place = Place((), scope, "the return value")
+    node = lower(annotation, place.below("output"))
+    tree = node.node
+    for part in nodes(tree):
+        if isinstance(part, Optional):
+            below = f"where '{dotted(part.path)}' may be None as a whole"
+            what = "a record that may be None" if part is tree else below
+            why = f"{what}, and an op returns the same number of outputs at every call"
+            raise place.refuse(annotation, why, "Return a record of T | None.")
+    for leaf in leaves(tree):
+        if leaf.schema_type not in RETURNABLE or not leaf.codec.keeps_value:
+            why = f"and an op cannot return a {leaf.schema_type.rstrip('?')}"
+            raise place.refuse(
+                annotation, why, "Return Tensors, numbers, None, or tuples or frozen dataclasses of these."
+            )
+    return tree

@@ -4,12 +4,12 @@
 | module | what it holds |
 |---|---|
 | `decorator` | `magi_register_custom_op` |
-| `define` | check, compute, register, remember; `callables` and `fake` are steps of it |
-| `by_handle` | the opaque form of an op that takes objects apart |
+| `define` | check, compute, register, remember |
+| `fake` | the fake and the gradient functions that a user gives, checked |
 | `functional` | the form of a mutating op that writes into nothing |
 | `registration` | the only module that registers anything with torch |
 | `catalogue` | what is known of each op: `op_def`, `annotate` |
-| `rules` | bodies, vmap, autocast and sharding, given afterwards |
+| `rules` | fake, gradient, bodies, vmap, autocast and sharding, given afterwards |
+| `pytrees` | records as nodes of torch's pytrees |
 | `opcheck` | torch.library.opcheck at the user's signature |
-| `translate_error` | what generated code calls when the dispatcher refuses a call |
 """

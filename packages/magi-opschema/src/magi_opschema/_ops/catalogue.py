@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from magi_opschema._lowering.candidates import TORCH_OP_ATTRIBUTE
+from magi_opschema._lowering.signature import TORCH_OP_ATTRIBUTE
 from magi_opschema._text import nearest, show_value, show_with_type
 from magi_opschema.errors import ArgumentError, UnknownOpError
 
@@ -55,7 +55,7 @@ class OpDef:
     @functools.cached_property
     def lowered_fn(self) -> Callable[..., Any]:
         """The flat twin of `fn`."""
-        from magi_opschema._codegen.twins import compile_twin
+        from magi_opschema._codegen.functions import compile_twin
 
         return self.fn if self.path == "direct" else compile_twin(self.lowering, self.fn, "lowered")
 

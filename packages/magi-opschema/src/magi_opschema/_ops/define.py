@@ -1,5 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a function and the decorator's options to a registered op: check, compute, register, remember."""
+"""From a function and the decorator's options to a registered op: check, compute, register, remember.
+
+An op whose objects are taken apart has a second form, for calls that pass a handle instead of the object:
+
+    mylib::run            (Tensor x, Tensor runner__weight, float runner__scale) -> Tensor
+    mylib::run_by_handle  (Tensor x, SymInt runner) -> Tensor
+
+Both have the same body. The second is opaque to every compiler, because a handle shows nothing of its object.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +16,20 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 
-from magi_opschema._call.misfit import refusal_of_calls
+from magi_opschema._call.misfit import ErrorTranslation, refusal_of_calls
 from magi_opschema._codegen.exposed import emit_exposed
-from magi_opschema._codegen.reject import writer_of
+from magi_opschema._codegen.refusals import writer_of
 from magi_opschema._codegen.source import compile_source
 from magi_opschema._environment import refuse_unknown_variables
-from magi_opschema._handles.fixed import fixed
+from magi_opschema._handles.annotation import fixed
 from magi_opschema._lowering.annotations import Scope, evaluate, scope_of
-from magi_opschema._lowering.candidates import refuse_other_than_functions
-from magi_opschema._lowering.signature import lower_signature_in
+from magi_opschema._lowering.signature import lower_signature_in, refuse_other_than_functions
 from magi_opschema._model.lowering import SignatureLowering
+from magi_opschema._model.tree import dotted
 from magi_opschema._text import location, show_value, show_with_type
 from magi_opschema._torch_compat import (
     any_requires_grad,
@@ -40,16 +48,46 @@ from magi_opschema._torch_compat import (
     speak_for_earlier,
     tracing_state,
 )
-from magi_opschema.errors import DuplicateOpError, OpNameError, OptionError
+from magi_opschema.errors import DuplicateOpError, HandleError, OpNameError, OptionError
 
-from .by_handle import fake_by_handle, lowered_by_handle
 from .catalogue import OpDef, forget, is_known, op_def, remember
-from .fake import FakeSlot, FakeSpec, make_fake
-from .formula import make_formula
+from .fake import FakeSlot, FakeSpec, make_fake, make_formula, sources_of
 from .pytrees import register_records
 from .registered_op import make_registered_op
 from .registration import Registration, register, registering, replacing, unregister
-from .translate_error import translate_error
+
+
+def lowered_by_handle(fn: Callable[..., Any], scope: Scope, lowering: SignatureLowering) -> SignatureLowering:
+    """*lowering* with a handle for each object. A compiler does not see writes of the body into an object."""
+    mutated = [leaf.name for slot in lowering.mutated for leaf in slot.leaves if not leaf.is_fixed]
+    return lower_signature_in(fn, scope, mutated, f"{lowering.title}_by_handle", is_opaque=True)
+
+
+def fake_by_handle(lowering: SignatureLowering, spec: FakeSpec) -> FakeSpec:
+    """The fake *spec* of an op for its form with handles; raises if an output looks like a part of an object."""
+    if callable(spec):
+        return spec
+    sources = sources_of(lowering, spec)
+    inside = [dotted(leaf.path) for leaf in sources if leaf.is_fixed]
+    if not inside:
+        return [leaf.name for leaf in sources]
+
+    def fake(*_: Any, **__: Any) -> NoReturn:
+        text = f"an output looks like '{inside[0]}', and the call passes a handle, which hides it. Pass the object."
+        raise HandleError(lowering.sentence(text))
+
+    return fake
+
+
+def translate_error(error: Exception, torch_op: object, *values: Any) -> None:
+    """Raise what *error* means for a call of an op's exposed function with the user's arguments *values*.
+
+    Generated code calls this one function for every op, because compile caches identify a function by its name.
+    """
+    definition = op_def(torch_op)
+    if definition.torch_op is not torch_op:
+        return  # another op has its name now, and the error is about the arguments of that one
+    ErrorTranslation(definition.name, definition.lowering).of_values(error, *values)
 
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*::[A-Za-z_][A-Za-z0-9_]*\Z")

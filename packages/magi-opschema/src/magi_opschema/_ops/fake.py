@@ -1,23 +1,79 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fake of an op: from a function at the user's signature, from names of inputs, or from the order of inputs."""
+"""The fake and the gradient functions that a user gives, checked.
+
+A fake is a function at the user's signature, or made from names of inputs, or from the order of inputs.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
-from magi_opschema._codegen.twins import compile_refusals, compile_twin
+from magi_opschema._autograd import Formula
+from magi_opschema._call.bridge import gradient_names
+from magi_opschema._codegen.functions import compile_refusals, compile_twin
 from magi_opschema._model.layout import as_output, tensors_in
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.tree import Leaf, dotted
-from magi_opschema._text import nearest, show_value
+from magi_opschema._text import location, nearest, show_value, show_with_type
 from magi_opschema._torch_compat import storage_id
-from magi_opschema.errors import OptionError
+from magi_opschema.errors import OpSchemaError, OptionError
 
-from .callables import check_callable
+
+def check_callable(
+    lowering: SignatureLowering,
+    option: str,
+    fn: object,
+    positional: Iterable[str],
+    keywords: Iterable[str] = (),
+    error: type[OpSchemaError] = OptionError,
+) -> None:
+    """Raise if *fn*, the value of *option*, is not a function that accepts these arguments.
+
+    Raises:
+        OptionError: it is not; or the class *error* if that is given.
+    """
+    if not callable(fn):
+        text = f"{option} is {show_with_type(fn)}, expected a function."
+        raise error(lowering.sentence(text))
+    names, by_name = list(positional), list(keywords)
+    try:
+        signature = inspect.signature(fn)
+    except ValueError:  # a builtin without a signature
+        return
+    try:
+        signature.bind(*names, **dict.fromkeys(by_name))
+    except TypeError as unfit:
+        called = ", ".join([*names, *(f"{name}={name}" for name in by_name)])
+        text = f"{option} is called as {option}({called}), which {location(fn)} does not take: {unfit}."
+        raise error(lowering.sentence(text)) from None
+
+
+def make_formula(
+    lowering: SignatureLowering, setup_context_fn: Callable[..., None] | None, backward_fn: Callable[..., Any] | None
+) -> Formula | None:
+    """The two functions as one value; None if no backward is given.
+
+    Raises:
+        OptionError: they do not fit the op, or such an op has no gradient.
+    """
+    if backward_fn is None:
+        if setup_context_fn is not None:
+            text = "setup_context_fn saves for a backward_fn, and there is none. Give one."
+            raise OptionError(lowering.sentence(text))
+        return None
+    if lowering.mutated:
+        names = ", ".join(f"'{argument.name}'" for argument in lowering.mutated)
+        text = f"backward_fn together with mutates_args ({names}): the gradient of an op that writes into its arguments"
+        raise OptionError(lowering.sentence(f"{text} is not defined. Return new Tensors instead."))
+    if setup_context_fn is not None:
+        check_callable(lowering, "setup_context_fn", setup_context_fn, ("ctx", "inputs", "output"))
+    check_callable(lowering, "backward_fn", backward_fn, ("ctx", *gradient_names(lowering.returns)))
+    return Formula(setup_context_fn, backward_fn)
 
 
 FakeSpec = Callable[..., Any] | Sequence[str] | None

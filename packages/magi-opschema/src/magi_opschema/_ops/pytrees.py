@@ -10,18 +10,202 @@ which of its fields were children. A record with slots cannot remember that, so 
 from __future__ import annotations
 
 import dataclasses
+import enum
+import importlib
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from magi_opschema import _torch_compat as compat
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.tree import ListOrTuple, Node, Record, leaves, nodes
+from magi_opschema._text import show_with_type
 from magi_opschema.errors import RecordTreeError
 
-from .record_context import RecordContext, dumped, find_class, loaded, name_of
+
+Constants: TypeAlias = tuple[tuple[str, Any], ...]
+Form: TypeAlias = tuple[type, Any]
+_TEXTS = (float, complex)
+_CONTAINERS = (tuple, list)
+_TORCH_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
+_classes: dict[str, type] = {}
+"""Classes of which values were saved, by name, to find those that are local to a function."""
+
+
+class RecordContext(NamedTuple):
+    """The names of the fields that are children, and the forms of the other fields.
+
+    Forms are equal if the values are equal and of the same types: `1` differs from `True` and `1.0`, and a nan equals
+    itself. A context is a tuple of constants, so that Dynamo can make a constant of one that traced code made, as
+    `torch.export` with `strict=True` requires if a record is returned.
+    """
+
+    children: tuple[str, ...]
+    forms: tuple[tuple[str, Form], ...]
+
+    @staticmethod
+    def of(children: tuple[str, ...], constants: Constants) -> RecordContext:
+        """The context of a record with these fields."""
+        return RecordContext(children, tuple([(name, _form(value)) for name, value in constants]))
+
+    @property
+    def constants(self) -> Constants:
+        """The values of the fields that are not children, by name."""
+        return tuple([(name, _value(form)) for name, form in self.forms])
+
+    def __repr__(self) -> str:
+        shown = [*self.children, *(f"{name}={value!r}" for name, value in self.constants)]
+        return f"({', '.join(shown)})"
+
+
+class _Same:
+    """Wraps a value, and is equal to another wrapper only if that holds the identical value."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def _form(value: Any) -> Form:
+    """The form of *value*: its class, and data that is equal for every value that may replace it in a graph."""
+    kind = type(value)
+    if kind in _TEXTS:
+        return kind, repr(value)
+    if kind in _CONTAINERS or (isinstance(value, tuple) and hasattr(value, "_fields")):
+        return kind, tuple([_form(item) for item in value])
+    if kind is dict:
+        return kind, tuple([(key, _form(item)) for key, item in value.items()])
+    if isinstance(value, enum.Enum):  # its own `__eq__` may say that two members are equal
+        return kind, _member_key(value)
+    if value is None or isinstance(value, (int, str, torch.device, *_TORCH_CONSTANTS)):
+        return kind, value
+    return kind, _Same(value)
+
+
+def _value(form: Form) -> Any:
+    """The inverse of `_form`."""
+    kind, content = form
+    if kind in _TEXTS:
+        return kind(content)
+    if kind in _CONTAINERS:
+        return kind([_value(item) for item in content])
+    if kind is dict:
+        return {key: _value(item) for key, item in content}
+    if type(content) is _Same:
+        return content.value
+    if issubclass(kind, enum.Enum):
+        return _member(kind, content)
+    if type(content) is tuple:
+        return kind(*[_value(item) for item in content])
+    return content
+
+
+def dumped(context: RecordContext, cls: type) -> dict[str, Any]:
+    """*context* as data for JSON.
+
+    Raises:
+        RecordTreeError: a field of the record has no such form.
+    """
+    constants = {name: _dump(value, f"{cls.__name__}.{name}") for name, value in context.constants}
+    return {"children": list(context.children), "constants": constants}
+
+
+def loaded(dump: dict[str, Any]) -> RecordContext:
+    """The inverse of `dumped`."""
+    constants = tuple([(name, _load(item)) for name, item in dump["constants"].items()])
+    return RecordContext.of(tuple(dump["children"]), constants)
+
+
+def _dump(value: Any, path: str) -> Any:
+    kind = type(value)
+    if value is None or kind in {bool, int, str} or (kind is float and math.isfinite(value)):
+        return value
+    if kind in {float, complex}:
+        return {kind.__name__: repr(value)}
+    if isinstance(value, enum.Enum):
+        return {"enum": name_of(kind), "value": _member_key(value)}
+    if isinstance(value, _TORCH_CONSTANTS):
+        return {"torch": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
+    if isinstance(value, dict) and all(type(key) is str for key in value):
+        return {"dict": {key: _dump(item, f"{path}[{key!r}]") for key, item in value.items()}}
+    if isinstance(value, (tuple, list)):
+        items = [_dump(item, f"{path}[{i}]") for i, item in enumerate(value)]
+        if kind in {tuple, list}:
+            return {kind.__name__: items}
+        return {"namedtuple": name_of(kind), "items": items}
+    text = f"{path} is {show_with_type(value)}, which cannot be saved with an exported program."
+    raise RecordTreeError(f"{text} Pass it to the op as a parameter of its own, which the program does not take.")
+
+
+def _load(dump: Any) -> Any:
+    match dump:
+        case {"float": text}:
+            return float(text)
+        case {"complex": text}:
+            return complex(text)
+        case {"enum": name, "value": key}:
+            return _member(_class_of(name), key)
+        case {"torch": name}:
+            return getattr(torch, name)
+        case {"device": text}:
+            return torch.device(text)
+        case {"dict": items}:
+            return {key: _load(item) for key, item in items.items()}
+        case {"tuple": items}:
+            return tuple([_load(item) for item in items])
+        case {"list": items}:
+            return [_load(item) for item in items]
+        case {"namedtuple": name, "items": items}:
+            return _class_of(name)(*[_load(item) for item in items])
+    return dump
+
+
+def _member_key(value: enum.Enum) -> Any:
+    """What names a member of an Enum: the bits of a Flag, which may have no name, otherwise the name."""
+    return value._value_ if isinstance(value, enum.Flag) else value._name_
+
+
+def _member(cls: Any, key: Any) -> Any:
+    """The inverse of `_member_key`."""
+    return cls(key) if issubclass(cls, enum.Flag) else cls[key]
+
+
+def name_of(cls: type) -> str:
+    """The name under which a class is saved: `mylib.ops:NormCfg`."""
+    name = f"{cls.__module__}:{cls.__qualname__}"
+    _classes[name] = cls
+    return name
+
+
+def find_class(name: str) -> Any:
+    """The object that `module:qualified.name` refers to now; None if there is none."""
+    module, _, qualname = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in qualname.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError):
+        return None
+    return found
+
+
+def _class_of(name: str) -> Any:
+    found = find_class(name) or _classes.get(name)
+    if found is None:
+        raise RecordTreeError(f"the saved program has a value of {name}, which is not there. Import its module first.")
+    return found
 
 
 _STAND_IN = "_magi_children"

@@ -63,17 +63,17 @@ def make_registered_op(
 
     *signature* is that of *fn*, and *hints* are its evaluated annotations.
     """
-    from magi_opschema._lowering.candidates import TORCH_OP_ATTRIBUTE
+    from magi_opschema._lowering.signature import TORCH_OP_ATTRIBUTE
 
-    from . import late, rules
+    from . import rules
 
     exposed.__name__, exposed.__qualname__, exposed.__module__ = fn.__name__, fn.__qualname__, fn.__module__
     exposed.__doc__, exposed.__signature__, exposed.__annotations__ = fn.__doc__, signature, hints
     exposed.torch_op = torch_op
     setattr(exposed, TORCH_OP_ATTRIBUTE, torch_op)
     for method in (
-        late.register_fake,
-        late.register_autograd,
+        rules.register_fake,
+        rules.register_autograd,
         rules.register_kernel,
         rules.register_vmap,
         rules.register_autocast,

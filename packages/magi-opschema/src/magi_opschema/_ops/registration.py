@@ -12,13 +12,12 @@ from typing import Any, TypeAlias
 
 import torch
 
-from magi_opschema._autograd.functions import AutogradFunctions, Formula
-from magi_opschema._autograd.kernels import autograd_kernel, mutation_kernel, transforms_kernel
+from magi_opschema._autograd import AutogradFunctions, Formula, autograd_kernel, mutation_kernel, transforms_kernel
 from magi_opschema._call.checks import CallCheck, CheckedBody
-from magi_opschema._call.translation import ErrorTranslation
+from magi_opschema._call.misfit import ErrorTranslation
 from magi_opschema._call.vmap import VmapRule, vmap_by_loop
+from magi_opschema._codegen.functions import compile_twin
 from magi_opschema._codegen.source import compile_at_first_call
-from magi_opschema._codegen.twins import compile_twin
 from magi_opschema._model.layout import as_output
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._torch_compat import (

@@ -1,0 +1,507 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every private name of torch that magi-opschema uses, one function or constant for each quirk.
+
+Each one works with torch 2.10 to 2.15 unless it says otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import keyword
+import operator
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+# Dynamo's own module re-exports these names; importing it would load the whole compiler.
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+from torch._library import simple_registry
+from torch._library.custom_ops import CustomOpDef as CustomOpDef
+from torch._ops import OpOverload as OpOverload
+from torch._ops import OpOverloadPacket as OpOverloadPacket
+from torch.fx.experimental.sym_node import DynamicInt
+from torch.utils import _pytree
+
+
+below_autograd = torch._C._AutoDispatchBelowAutograd
+"""Context in which dispatch skips the autograd keys; custom_op uses the same one (torch/_library/autograd.py)."""
+
+below_adinplaceorview = torch._C._AutoDispatchBelowADInplaceOrView
+"""Like `below_autograd`, but it also skips the key that bumps version counters."""
+
+any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
+"""True if one of the arguments, or of the Tensors in a list among them, requires a gradient."""
+
+are_transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+"""True inside torch.func transforms, whose levels need every key of the dispatcher."""
+
+forward_ad: Any = torch.autograd.forward_ad
+"""The module whose `_current_level` is -1 outside of forward-mode AD; torch.func.jvp and dual numbers enter a level."""
+
+
+def is_forward_ad_active() -> bool:
+    """True inside of torch.func.jvp, jacfwd, linearize and `dual_level`; there is no public way to ask."""
+    return forward_ad._current_level >= 0  # type: ignore[no-any-return]
+
+
+def is_functionalizing() -> bool:
+    """True if torch.func.functionalize is the innermost transform."""
+    from torch._C._functorch import TransformType, peek_interpreter_stack
+
+    return bool(peek_interpreter_stack().key() == TransformType.Functionalize)
+
+
+def run_functionalized(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call *op*, which writes into nothing, below the innermost transform, a torch.func.functionalize.
+
+    An autograd.Function cannot be applied there (torch/_functorch/autograd_function.py has no rule for it).
+    """
+    from torch._functorch.pyfunctorch import FunctionalizeInterpreter, retrieve_current_functorch_interpreter
+    from torch._subclasses.functional_tensor import FunctorchFunctionalizeAPI
+
+    interpreter = retrieve_current_functorch_interpreter()
+    assert isinstance(interpreter, FunctionalizeInterpreter)
+    functional: Any = FunctorchFunctionalizeAPI(interpreter)
+    args, kwargs = functional.unwrap_tensors((args, kwargs))
+    with functional.redispatch_to_next():
+        output = op(*args, **kwargs)
+    return functional.wrap_tensors(output)
+
+
+has_torch_function: Callable[..., bool] = torch.overrides.has_torch_function_variadic
+"""True if a mode or one of the arguments has a `__torch_function__` that must see the call."""
+
+has_torch_function_among: Callable[[Iterable[object]], bool] = torch.overrides.has_torch_function
+"""Like `has_torch_function`, for the items of a list."""
+
+tracing_state: Callable[[], object] = torch._C._get_tracing_state
+"""None outside of torch.jit.trace."""
+
+dispatch: Callable[..., Any] = torch._C._dispatch_call_boxed
+"""`dispatch(handle_of(op), *args)` only calls the dispatcher for *op*.
+
+The call of an OpOverload goes through the bindings of TorchScript (torch/_ops.py, `OpOverload.__call__`), which check
+each argument twice more: for `__torch_function__`, and to record the call in torch.jit.trace. If neither applies, this
+takes three quarters of the time.
+"""
+
+
+def handle_of(op: Any) -> Any:
+    """The dispatcher's handle of an OpOverload, for `dispatch`."""
+    return op._handle
+
+
+def _keys(*names: str) -> Any:
+    keys = (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)) for name in names)
+    return functools.reduce(operator.or_, keys)
+
+
+_AUTOGRAD = ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor")
+
+
+@dataclass(frozen=True)
+class ContextPool:
+    """Contexts that can be entered again, because making one takes as long as entering and leaving it.
+
+    The list is shared by threads. A thread that pops a context is the only one that has it, and appends it after
+    leaving it. The contexts are those of `below_autograd` and `below_adinplaceorview`, which can be entered only once
+    (torch/csrc/autograd/init.cpp, `py_context_manager_DEPRECATED`).
+    """
+
+    make: Callable[[], Any]
+    unused: list[Any] = field(default_factory=list)
+
+
+below_autograd_pool = ContextPool(functools.partial(torch._C._ExcludeDispatchKeyGuard, _keys(*_AUTOGRAD)))
+below_adinplaceorview_pool = ContextPool(
+    functools.partial(torch._C._ExcludeDispatchKeyGuard, _keys(*_AUTOGRAD, "ADInplaceOrView"))
+)
+
+
+@functools.cache
+def _keys_of_a_new_thread() -> tuple[Any, Any]:
+    found: list[tuple[Any, Any]] = []
+    thread = threading.Thread(target=lambda: found.append(_keys_of_this_thread()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def _keys_of_this_thread() -> tuple[Any, Any]:
+    return torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+
+
+def is_dispatch_plain() -> bool:
+    """True if a call involves only `__torch_function__` and the kernels at the keys of its Tensors.
+
+    Modes, autocast, transforms, inference mode, torch.jit.trace and the contexts of this module add a key to the
+    dispatcher's, or take one away. Forward-mode AD has a level instead.
+    """
+    return forward_ad._current_level < 0 and _keys_of_this_thread() == _keys_of_a_new_thread()
+
+
+def apply_in_eager(function: Any) -> Callable[..., Any]:
+    """`function.apply` without the check of torch.func levels that torch/autograd/function.py does first.
+
+    It works only outside of transforms.
+    """
+    return super(torch.autograd.Function, function).apply  # type: ignore[no-any-return]
+
+
+def dispatch_key_of(device_type: str) -> str:
+    """The dispatch key of a device type: "CUDA" for "cuda", as in torch.library.register_kernel."""
+    return str(torch._C._dispatch_key_for_device(device_type))
+
+
+increment_version: Callable[[Iterable[torch.Tensor]], None] = torch._C._increment_version
+"""Bump version counters; a no-op for inference tensors. The public torch.autograd.graph.increment_version is slower."""
+
+
+def counting_writes() -> contextlib.AbstractContextManager[None]:
+    """A context in which Tensors count the writes into them, also inside `below_adinplaceorview`."""
+    key = torch._C.DispatchKey.ADInplaceOrView
+    return torch._C._SetExcludeDispatchKeyGuard(key, False)
+
+
+def writes_counted(tensor: torch.Tensor) -> int:
+    """The version counter, which every write into the Tensor or a view increments; inference tensors have none."""
+    return tensor._version
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """A number that is equal for two Tensors, real or fake, that share memory."""
+    return id(tensor) if tensor.layout is not torch.strided else int(tensor.untyped_storage()._cdata)
+
+
+def is_capturing(tensor: torch.Tensor) -> bool:
+    """True while a CUDA graph is captured on the Tensor's device, because then nothing can be read back."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+is_dynamo_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
+"""True while Dynamo traces, which folds it. It is public; `torch.compiler.is_compiling` takes twice as long."""
+
+
+def hide_from_dynamo(fn: F) -> F:
+    """Keep Dynamo out of *fn* and of what it calls, at no cost for each call.
+
+    Otherwise a body that runs between two compiled regions would be traced and compiled.
+    torch.library.custom_op wraps the body in `torch._disable_dynamo`, which costs a microsecond a call;
+    marking the code object, as Dynamo does for its own frames, costs nothing
+    (torch/_dynamo/eval_frame.py, `skip_code`).
+    """
+    set_code_exec_strategy(fn.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+    return fn
+
+
+def symbolic_when_traced(value: int) -> int:
+    """*value* as an int that Dynamo always makes an input of the graph, so that its value is not a constant.
+
+    Otherwise an int attribute of a module is a constant, and each value needs another graph.
+    """
+    return DynamicInt(value)
+
+
+def run_at_trace_time(fn: Callable[[Any], None]) -> None:
+    """A function for which Dynamo runs *fn* with its context while it traces the call.
+
+    The graph does not record the call.
+    """
+    from torch._dynamo.comptime import comptime
+
+    comptime(fn)
+
+
+def _local(context: Any, name: str) -> Any:
+    """Dynamo's variable for the local *name* of the function that called what `run_at_trace_time` returned."""
+    return context.get_local(name, stacklevel=1)._ComptimeVar__variable.realize()
+
+
+def _set_local(context: Any, name: str, value: object) -> None:
+    """Set the local *name* of that function to the constant *value*."""
+    from torch._dynamo.variables import ConstantVariable
+
+    context._ComptimeContext__tx.parent.symbolic_locals[name] = ConstantVariable.create(value)
+
+
+def traced_object(context: Any, name: str) -> Any:
+    """The object of a local variable of the function that is traced.
+
+    It is None for an object that traced code makes, because that does not exist yet.
+    """
+    variable = _local(context, name)
+    if variable.source is None:
+        return None
+    return variable.value if hasattr(variable, "value") else variable.as_python_constant()
+
+
+def guard_type(context: Any, name: str) -> None:
+    """Add a guard on the type of a local variable of the function that is traced.
+
+    Torch 2.13 adds no guard for a DynamicInt, so a graph made for one would run for any value.
+    """
+    from torch._dynamo.guards import GuardBuilder, install_guard
+
+    variable = _local(context, name)
+    if variable.source is not None:
+        install_guard(variable.source.make_guard(GuardBuilder.TYPE_MATCH))
+
+
+def fix_local(context: Any, name: str) -> None:
+    """Make a local number of the function that is traced a constant, with a guard on its value.
+
+    A Tensor that is an input of the graph is marked as staying at its address, without a guard on its identity, as with
+    `torch._dynamo.mark_static_address(tensor, guard=False)`. That function would leave a mark on the user's Tensor, and
+    has no effect on one that was read before (torch/_functorch/_aot_autograd/frontend_utils.py reads the mark).
+    """
+    from torch._dynamo.variables import TensorVariable
+    from torch._dynamo.variables.tensor import SymNodeVariable
+
+    variable = _local(context, name)
+    if isinstance(variable, SymNodeVariable):
+        _set_local(context, name, variable.evaluate_expr())
+    elif isinstance(variable, TensorVariable):
+        node = variable.as_proxy().node
+        if node.op == "placeholder":
+            node.meta.setdefault("tensor_dict", {}).setdefault("_dynamo_static_input_type", "unguarded")
+
+
+def answer_class(context: Any, name: str, answer: str, cls: type) -> None:
+    """Set the local *answer* of the function that is traced to whether the local *name* is exactly a *cls*.
+
+    For `type(value) is cls`, torch 2.13 would compare the types in a Python function at every call
+    (torch/_dynamo/guards.py, `LAMBDA_GUARD`).
+    """
+    guard_type(context, name)
+    _set_local(context, answer, _local(context, name).python_type() is cls)
+
+
+def register_fake(library: torch.library.Library, name: str, fake: Callable[..., Any], source: str) -> None:
+    """`torch.library.register_fake` with a given *source*, ``file:line``.
+
+    Torch looks for the file of its caller by `inspect`, which takes a tenth of a decoration
+    (torch/library.py, `Library._register_fake`).
+    """
+    holder = simple_registry.singleton.find(name).fake_impl
+    handle = holder.register(fake, source, lib=library, allow_override=False)
+    library._registration_handles.append(handle)
+
+
+def run_on_fakes(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """The result of *fn* on FakeTensors that look like the Tensors among the arguments."""
+    from torch._subclasses.fake_tensor import DynamicOutputShapeException
+
+    try:
+        return _run_on_fakes(fn, args, None)
+    except DynamicOutputShapeException:
+        # A size that depends on data is a symbol, which only a ShapeEnv can make, and which needs sympy.
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+        return _run_on_fakes(fn, args, ShapeEnv())
+
+
+def _run_on_fakes(fn: Callable[..., Any], args: tuple[Any, ...], shape_env: Any) -> Any:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._pytree import tree_map_only
+
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        # It is detached, because from_tensor reads .grad, and torch warns about that on a tensor inside a graph. This
+        # is done outside of the mode, which does not support operators on a subclass without __torch_dispatch__; such a
+        # subclass becomes a Tensor.
+        detached = tree_map_only(torch.Tensor, torch.Tensor.detach, args)
+    with FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True) as mode, torch.no_grad():
+        return fn(*tree_map_only(torch.Tensor, mode.from_tensor, detached))
+
+
+class TranslatingOverload(OpOverload):
+    """An OpOverload whose call passes the dispatcher's error to a function that may raise a better one.
+
+    A wrapper would cost each call, and would not be the OpOverload that graphs hold. The call is that of
+    torch/_ops.py, `OpOverload.__call__`, from torch 2.10 to 2.13.
+    """
+
+    _magi_translate: Callable[..., None]
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the op; an error is translated, or raised as it is."""
+        try:
+            return self._op(*args, **kwargs)
+        except Exception as error:
+            self._magi_translate(error, args, kwargs)
+            raise
+
+
+class TranslatingCall(TranslatingOverload):
+    """A TranslatingOverload for releases whose own call does more than call the dispatcher, such as torch 2.15.
+
+    There it has a table of Python implementations besides the dispatcher's. This costs one more Python frame for each
+    call.
+    """
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the op; an error is translated, or raised as it is."""
+        try:
+            return OpOverload.__call__(self, *args, **kwargs)
+        except Exception as error:
+            self._magi_translate(error, args, kwargs)
+            raise
+
+
+class TranslatingPacket(OpOverloadPacket):
+    """The OpOverloadPacket of such an op, `torch.ops.namespace.op`: it does not go through the OpOverload."""
+
+    _magi_translate: Callable[..., None]
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the op; an error is translated, or raised as it is."""
+        try:
+            return OpOverloadPacket.__call__(self, *args, **kwargs)
+        except Exception as error:
+            self._magi_translate(error, args, kwargs)
+            raise
+
+
+def functionalize_by(op: OpOverload, rule: Callable[..., Any]) -> None:
+    """Make AOTAutograd call *rule* with a call of *op* where it makes a graph functional.
+
+    If *rule* returns NotImplemented, torch makes the call functional itself. Nothing changes outside of a compiler.
+    """
+    from torch._subclasses.functional_tensor import FunctionalTensorMode
+
+    def functionalize(mode: Any, *args: Any, **kwargs: Any) -> Any:
+        with mode:
+            output = rule(*args, **kwargs)
+        return mode.__torch_dispatch__(op, (), args, kwargs) if output is NotImplemented else output
+
+    op.py_impl(FunctionalTensorMode)(functionalize)
+
+
+def translate_errors(op: OpOverload, translate: Callable[..., None]) -> None:
+    """Make a call of *op*, or of its packet, that raises an error call `translate(error, args, kwargs)`."""
+    if type(op) is OpOverload:
+        is_plain = OpOverload.__call__.__code__.co_names == ("_op",)
+        op.__class__ = TranslatingOverload if is_plain else TranslatingCall
+        packet = op._overloadpacket
+        packet.__class__ = TranslatingPacket
+        for translating in (op, packet):
+            vars(translating)["_magi_translate"] = translate
+            hide_from_dynamo(translating.__class__.__call__)
+
+
+_kept: dict[str, torch.library.Library] = {}
+
+_replaced: dict[str, list[weakref.ref[OpOverload]]] = {}
+
+
+def destroy(library: torch.library.Library) -> None:
+    """Unregister everything that *library* holds, which has no public way before the library is collected.
+
+    The library's finalizer would clear `torch.ops` again when it runs, and so separate the next op of the name from its
+    OpOverload. So nothing is left for it to do, and the cache of signatures, which only it clears, is cleared here
+    (torch/library.py, `_del_library`).
+    """
+    from torch.fx.operator_schemas import _SCHEMA_TO_SIGNATURE_CACHE
+
+    library._destroy()
+    for name in library._op_defs:
+        _SCHEMA_TO_SIGNATURE_CACHE.pop((name, ""), None)
+    library._op_defs.clear()
+    library._op_impls.clear()
+
+
+def keep_entry(op: OpOverload) -> None:
+    """Keep the dispatcher's entry of *op* alive when all its registrations go.
+
+    An OpOverload points to the entry, and calling it after the entry was freed is a crash
+    (aten/src/ATen/core/dispatch/Dispatcher.cpp, `cleanup`). One registration at a key that no call reaches is enough.
+    """
+    name = str(op._schema.name)
+    if name not in _kept:
+        namespace, op_name = name.split("::")
+        _kept[name] = torch.library.Library(namespace, "IMPL")
+        _kept[name].impl(op_name, torch.library.fallthrough_kernel, "TESTING_ONLY_GenericMode")
+    alive = [earlier for earlier in _replaced.get(name, []) if earlier() is not None]
+    _replaced[name] = [*alive, weakref.ref(op)]
+
+
+def speak_for_earlier(op: OpOverload) -> None:
+    """Make the OpOverloads that had the name of *op* before equal to *op* in all their attributes.
+
+    An entry that is kept also keeps the OpOverload that it first saw, and passes that one to tracers and dispatch modes
+    (aten/src/ATen/core/dispatch/OperatorEntry.h, `getPythonOp`). Inductor would take a default from its old schema.
+    """
+    for reference in _replaced.get(str(op._schema.name), []):
+        earlier = reference()
+        if earlier is not None:
+            earlier.__dict__ = op.__dict__
+
+
+def restore_packet(op: OpOverload) -> None:
+    """Make `torch.ops.namespace.op.default` be *op* again, after its definition was destroyed and made again."""
+    packet = op._overloadpacket
+    namespace = getattr(torch.ops, op.namespace)
+    setattr(namespace, packet.__name__, packet)
+    if packet.__name__ not in namespace._dir:
+        namespace._dir.append(packet.__name__)
+
+
+def is_registered(name: str) -> bool:
+    """True if torch's dispatcher has a schema `namespace::op`, from any library."""
+    return bool(torch._C._jit_get_schemas_for_operator(name))
+
+
+def reserved_part(namespace: str, op: str) -> str:
+    """The part of `namespace::op` that no op can have; empty if there is none.
+
+    These are the keywords of the schema language (torch/csrc/jit/frontend/lexer.h), namespaces that torch.library
+    refuses or that are attributes of torch.ops, and attributes that every torch.ops.namespace has.
+    """
+    words = {*keyword.kwlist, "Ellipsis", "NoneType"}
+    if namespace in {*words, "prim", "_"} or type(getattr(torch.ops, namespace)) is not torch._ops._OpNamespace:
+        return namespace
+    if op in {*words, "__origin__"} or hasattr(torch._ops._OpNamespace, op):
+        return op
+    attribute = vars(getattr(torch.ops, namespace)).get(op)
+    return "" if attribute is None or isinstance(attribute, OpOverloadPacket) else op
+
+
+pytree_lock = _pytree._NODE_REGISTRY_LOCK
+"""Torch's own lock around its table of pytree nodes."""
+
+register_pytree_node = _pytree.register_pytree_node
+"""Register in the Python registry, and in that of optree if it is installed. It is not documented in torch.utils."""
+
+GetAttrKey = _pytree.GetAttrKey
+"""The class of keys of children that are attributes."""
+
+
+def is_pytree_node(cls: type) -> bool:
+    """True if *cls* is registered in torch's Python registry of pytrees."""
+    return cls in _pytree.SUPPORTED_NODES
+
+
+def has_saved_name(cls: type) -> bool:
+    """True if a tree that holds *cls* can be saved."""
+    return cls in _pytree.SUPPORTED_SERIALIZED_TYPES
+
+
+def register_saved_namedtuple(cls: type, name: str) -> None:
+    """Register the name under which *cls*, a named tuple and so already a pytree node, is saved."""
+    _pytree._register_namedtuple(cls, serialized_type_name=name)
+
+
+def class_saved_as(name: str) -> type | None:
+    """The class that *name* refers to in a saved tree."""
+    return _pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name)
+
+
+def save_as(name: str, cls: type) -> None:
+    """Make *name* refer to *cls* in a saved tree; a registration silently gives the name to the latest class."""
+    _pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE[name] = cls
