@@ -53,26 +53,7 @@ _HOMES = {
     "see_through_object": "_handles.declared",
 }
 
-__all__ = [
-    "ObjectHandle",
-    "OpDef",
-    "OpSchemaError",
-    "RegisteredOp",
-    "SignatureLowering",
-    "annotate",
-    "get_object",
-    "lower_signature",
-    "magi_register_custom_op",
-    "op_def",
-    "opcheck",
-    "register_autocast",
-    "register_kernel",
-    "register_object",
-    "register_sharding",
-    "register_vmap",
-    "release_object",
-    "see_through_object",
-]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> object:

@@ -33,8 +33,8 @@ from magi_opschema._torch_compat import (
     below_autograd,
     below_autograd_pool,
     dispatch,
+    dispatch_handle,
     forward_ad,
-    handle_of,
     has_torch_function,
     has_torch_function_among,
     hide_from_dynamo,
@@ -336,7 +336,7 @@ class AutogradFunctions:
     @functools.cached_property
     def _flat_op(self) -> Callable[..., Any]:
         """A function that calls the op with the slots by position."""
-        op, layout = functools.partial(dispatch, handle_of(self.op)), self.lowering.layout
+        op, layout = functools.partial(dispatch, dispatch_handle(self.op)), self.lowering.layout
         return (lambda *flat: layout.call(op, flat)) if layout.keyword_only or layout.bundles else op
 
     def _run(self, spread: Flat) -> tuple[Flat, Any]:
@@ -435,7 +435,7 @@ def _has_tangent(tensor: torch.Tensor) -> bool:
 def autograd_kernel(functions: AutogradFunctions) -> Callable[..., Any]:
     """The kernel at the Autograd key: it applies a Function only if a derivative may be wanted."""
     is_grad_enabled, make, unused = torch.is_grad_enabled, below_autograd_pool.make, below_autograd_pool.unused
-    handle = handle_of(functions.op)
+    handle = dispatch_handle(functions.op)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if (is_grad_enabled() and any_requires_grad(*args, **kwargs)) or is_forward_ad_active():

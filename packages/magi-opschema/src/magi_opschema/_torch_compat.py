@@ -83,7 +83,7 @@ tracing_state: Callable[[], object] = torch._C._get_tracing_state
 """None outside of torch.jit.trace."""
 
 dispatch: Callable[..., Any] = torch._C._dispatch_call_boxed
-"""`dispatch(handle_of(op), *args)` only calls the dispatcher for *op*.
+"""`dispatch(dispatch_handle(op), *args)` only calls the dispatcher for *op*.
 
 The call of an OpOverload goes through the bindings of TorchScript (torch/_ops.py, `OpOverload.__call__`), which check
 each argument twice more: for `__torch_function__`, and to record the call in torch.jit.trace. If neither applies, this
@@ -91,7 +91,7 @@ takes three quarters of the time.
 """
 
 
-def handle_of(op: Any) -> Any:
+def dispatch_handle(op: Any) -> Any:
     """The dispatcher's handle of an OpOverload, for `dispatch`."""
     return op._handle
 
@@ -146,10 +146,7 @@ def is_dispatch_plain() -> bool:
 
 
 def apply_in_eager(function: Any) -> Callable[..., Any]:
-    """`function.apply` without the check of torch.func levels that torch/autograd/function.py does first.
-
-    It works only outside of transforms.
-    """
+    """`function.apply` outside of transforms, without torch's check of levels (torch/autograd/function.py)."""
     return super(torch.autograd.Function, function).apply  # type: ignore[no-any-return]
 
 
@@ -210,10 +207,7 @@ def symbolic_when_traced(value: int) -> int:
 
 
 def run_at_trace_time(fn: Callable[[Any], None]) -> None:
-    """A function for which Dynamo runs *fn* with its context while it traces the call.
-
-    The graph does not record the call.
-    """
+    """Make Dynamo run *fn* with its context while it traces this call, which the graph does not record."""
     from torch._dynamo.comptime import comptime
 
     comptime(fn)

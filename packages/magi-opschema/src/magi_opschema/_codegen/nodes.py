@@ -101,10 +101,7 @@ def rebuilt_class(cls: Any, names: tuple[str, ...], path: str, title: str, locat
 
 @functools.cache
 def class_question(cls: type) -> Callable[[object], bool]:
-    """A function that says, while Dynamo traces, whether an object is exactly a *cls*.
-
-    Its guard on the type is in C++.
-    """
+    """A function that says, while Dynamo traces, whether an object is exactly a *cls*, with a guard in C++."""
 
     def look(context: Any) -> None:
         answer_class(context, "value", "answer", cls)

@@ -130,7 +130,7 @@ class Lists:
         return f"[{', '.join(f'*({text} or ())' for text in texts)}]"
 
     def unpack(self, argument: Argument, to: Writer) -> None:
-        items, list_ = to.bind("islice", codecs.take), to.temporary(argument.name)
+        items, list_ = to.bind("take", codecs.take), to.temporary(argument.name)
         to.line(f"{list_} = {to.builtin('iter')}({argument.name})")
         for i, leaf in enumerate(argument.leaves):
             to.line(f"{leaf.name} = {items}({list_}, {self.lengths}[{i}])")

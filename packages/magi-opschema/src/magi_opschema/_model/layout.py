@@ -86,10 +86,7 @@ class FlatLayout:
         return op(*flat[:split], **dict(zip(self.keyword_only, flat[split:], strict=True)))
 
     def open(self, arguments: Flat, masks: Flat | None = None) -> Flat:
-        """*arguments*, which has an entry for each argument, with an entry for each slot.
-
-        *masks* says which are there.
-        """
+        """*arguments*, with an entry for each argument, as one for each slot; *masks* says which are there."""
         if not self.bundles:
             return arguments
         values = arguments if masks is None else masks

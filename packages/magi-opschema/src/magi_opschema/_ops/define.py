@@ -37,8 +37,8 @@ from magi_opschema._torch_compat import (
     below_adinplaceorview_pool,
     below_autograd_pool,
     dispatch,
+    dispatch_handle,
     forward_ad,
-    handle_of,
     has_torch_function,
     has_torch_function_among,
     increment_version,
@@ -178,10 +178,6 @@ def refuse_other_than_name(name: object) -> None:
     raise OpNameError(f"the op name {show_with_type(name)} is not a string. Write 'namespace::op'.")
 
 
-def _title(fn: Callable[..., Any]) -> str:
-    return f"{fn.__module__}.{fn.__qualname__}"
-
-
 def _op_name(fn: Callable[..., Any], name: str | None) -> str:
     if name is None:
         module, qualname = fn.__module__.replace(".", "_"), fn.__qualname__.replace("<locals>.", "").replace(".", "_")
@@ -236,7 +232,7 @@ def _expose(
         "translate_error": translate_error,
         "call_with_care": torch_op if lowering.mutated else registration.functions.differentiate,
         "dispatch": dispatch,
-        "handle": handle_of(torch_op),
+        "handle": dispatch_handle(torch_op),
         "below_autograd": pool.make,
         "unused_contexts": pool.unused,
         "is_dynamo_compiling": is_dynamo_compiling,
@@ -251,7 +247,7 @@ def _expose(
         "increment_version": increment_version,
     }
     to = writer_of(lowering, is_traced=True)
-    title = f"exposed {_title(fn)}"
+    title = f"exposed {fn.__module__}.{fn.__qualname__}"
     exposed = compile_source(emit_exposed(lowering, registration.name, bound, to, title))
     hints = _hints(lowering.signature, scope)
     return cast("Callable[..., Any]", make_registered_op(exposed, torch_op, fn, lowering.signature, hints))

@@ -76,14 +76,6 @@ class Registration:
         self.add(_impl(self.name.split("::")[1], body_kernel(self.lowering, fn, self.check), key))
         self.device_keys.add(key)
 
-    def give_formula(self, formula: Formula | None) -> None:
-        """Replace the gradient functions by *formula*."""
-        self.formula = formula
-
-    def give_vmap_rule(self, rule: VmapRule) -> None:
-        """Replace the rule for torch.vmap by *rule*."""
-        self.vmap_rule = rule
-
     def register_again(self) -> None:
         """Register the op with torch again, after `unregister`."""
         self.library = torch.library.Library(self.name.split("::")[0], "FRAGMENT")

@@ -86,7 +86,7 @@ def _give_gradient(definition: OpDef, setup_context: Callable[..., None] | None,
         earlier = location(registration.formula.backward_fn)
         raise RuleError(definition.lowering.sentence(_second("gradient", earlier, backward)))
     _refuse_used(definition, "gradient", backward)
-    registration.give_formula(formula)
+    registration.formula = formula
 
 
 def _second(what: str, earlier: str, fn: Callable[..., Any]) -> str:
@@ -221,7 +221,7 @@ def _give_vmap_rule(definition: OpDef, rule: Callable[..., Any]) -> None:
         output, out_dims = rule(info, bridge.per_parameter(in_dims), *bridge.rebuild(*flat))
         return bridge.flatten_output(output), tuple(bridge.per_output(out_dims, "the vmap rule's out_dims"))
 
-    definition.registration.give_vmap_rule(flat_rule)
+    definition.registration.vmap_rule = flat_rule
 
 
 def register_autocast(op: object, device_type: str, dtype: torch.dtype) -> None:
