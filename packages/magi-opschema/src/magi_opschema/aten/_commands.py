@@ -105,8 +105,7 @@ def _gap(options: argparse.Namespace) -> int:
     if not options.script.is_file():
         msg = f"{options.script} is not a file"
         raise OutputError(msg)
-    from ._dispatch.gap import find_gap
-    from ._dispatch.script import run_kernels
+    from ._dispatch.gap import find_gap, run_kernels
 
     run_kernels(options.kernels)
 

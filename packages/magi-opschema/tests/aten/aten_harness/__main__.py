@@ -7,8 +7,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from magi_opschema.aten._dispatch.gap import run_kernels
 from magi_opschema.aten._dispatch.load import default_surface
-from magi_opschema.aten._dispatch.script import run_kernels
 from magi_opschema.aten._generate.allowlist import SHIPPED, read_allowlist
 from magi_opschema.aten.errors import AtenError
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from magi_opschema.aten._torch_compat import compile_whole
 from torch import Tensor
 
 from . import reasons as _reasons
@@ -22,6 +21,7 @@ from .gradients import Gradients, differing_gradient, expected_gradients
 from .library_checks import library_operators, opcheck
 from .outs import castable, out_modes, outs_of
 from .rows import Row
+from .torch_names import compile_whole
 
 
 if TYPE_CHECKING:

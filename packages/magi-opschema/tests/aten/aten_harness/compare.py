@@ -6,8 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from magi_opschema.aten._torch_compat import default_tolerances
 from torch import Tensor
+
+from .torch_names import default_tolerances
 
 
 def flat(result: Any) -> list[Any]:

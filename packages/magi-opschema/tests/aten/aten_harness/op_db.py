@@ -10,11 +10,12 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
-from magi_opschema.aten._torch_compat import arguments, find_overload, op_database, resolve_overload
+from magi_opschema.aten._torch_compat import arguments, find_overload
 from magi_opschema.aten.errors import MissingExtraError
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .samples import Sample
+from .torch_names import op_database, resolve_overload
 
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ import torch
 from magi_opschema.aten._dispatch.cells import cell_of
 from magi_opschema.aten._dispatch.registry import kernels_of
 from magi_opschema.aten._generate.metadata import ATEN_SLOT
-from magi_opschema.aten._torch_compat import compile_whole
 
 from .checks import LIBRARY_CHECK, Call, Checker
 from .devices import device_of, missing, on_device
@@ -25,6 +24,7 @@ from .providers import samples_for
 from .reasons import EXCLUDED
 from .rows import Report, Row
 from .subject import Subject
+from .torch_names import compile_whole
 from .workers import Note, run_tasks
 
 

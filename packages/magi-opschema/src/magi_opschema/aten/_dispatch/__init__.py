@@ -9,5 +9,5 @@
 | `library`, `route` | operators that tracers see; which way a call takes |
 | `slots` | the public functions |
 | `load` | surfaces as modules |
-| `gap`, `script` | which operators of a program have no kernel |
+| `gap` | which operators of a program have no kernel |
 """

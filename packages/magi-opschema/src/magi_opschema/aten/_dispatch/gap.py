@@ -1,23 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`magi-opschema aten gap`: which operators a program uses that no kernel of a lower slot covers."""
+"""Programs and kernels of the user: how they are run, and which operators no kernel of a lower slot covers."""
 
 from __future__ import annotations
 
+import runpy
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from magi_opschema.aten.errors import SurfaceError
+
 from .cells import loaded_cells
 from .load import default_surface
-from .script import run_script
 from .slots import slots
 
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+
+def run_script(path: Path, *, name: str | None = None, arguments: Sequence[str] | None = None) -> None:
+    """Run the file *path*, which can import modules from its folder, also later from inside its kernels.
+
+    Args:
+        path: The file.
+        name: Its `__name__`, `__main__` for a program; by default, a unique one.
+        arguments: Its arguments after `sys.argv[0]` while it runs; by default, `sys.argv` of this process is unchanged.
+    """
+    before = sys.argv
+    sys.path.insert(0, str(path.resolve().parent))
+    if arguments is not None:
+        sys.argv = [str(path), *arguments]
+    try:
+        runpy.run_path(str(path), run_name=name)
+    finally:
+        sys.argv = before
+
+
+def run_kernels(path: Path | None) -> None:
+    """Run the file that registers the user's kernels, if there is one, with its own name and not as `__main__`.
+
+    Raises:
+        SurfaceError: There is no such file.
+    """
+    if path is None:
+        return
+    if not path.is_file():
+        msg = f"--kernels {path}: no such file"
+        raise SurfaceError(msg)
+    run_script(path)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from . import coverage_page as _coverage_page
 from . import metadata as _metadata
 from .allowlist import read_allowlist, select_bases
-from .emit import emit_base
+from .emit import emit_base, stub_base
 from .names import split_base
-from .stub import stub_base
 from .torchgen import InstalledSchemas, installed_schemas
 
 
