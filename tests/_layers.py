@@ -50,7 +50,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "errors",
         "_torch_compat",
         "_identity",
-        "_devices",
         "_kernel",
         "_reader",
         "_launch",

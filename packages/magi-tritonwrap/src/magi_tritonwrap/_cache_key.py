@@ -26,7 +26,7 @@ from ._identity.members import is_a
 from ._identity.value_forms import TORCH_ATOMS, Place, type_name
 from ._identity.walk import Walk
 from ._kernel.bodies import bodies_mentioned, body_of_inner_op
-from ._kernel.launchers import kernel_behind
+from ._kernel.kernels import kernel_behind
 from ._torch_compat.kernels import interpreted_classes, kernel_in_wrapper, settings_of
 from ._torch_compat.operators import overload_of, schemas_of
 from ._torch_compat.tracing import cache_bypass

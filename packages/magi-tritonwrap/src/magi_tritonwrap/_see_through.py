@@ -16,8 +16,7 @@ from torch._library.custom_ops import CustomOpDef
 from torch._ops import OpOverload, OpOverloadPacket
 
 from ._cache_key import CacheKeyEntry
-from ._devices import Bodies
-from ._kernel.bodies import BODIES, INNER_BODIES, why_not_a_body
+from ._kernel.bodies import BODIES, INNER_BODIES, Bodies, why_not_a_body
 from ._kernel.kernels import as_kernel, check_supported, is_kernel
 from ._kernel.report import FoundKernel, KernelReport, OpReport
 from ._launch.capture import CapturedLaunch, capture_launches

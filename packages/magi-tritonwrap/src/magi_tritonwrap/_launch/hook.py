@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import torch
 import triton
 
-from magi_tritonwrap._kernel.launchers import classes_with_own_run, is_launcher_class, kernel_behind
+from magi_tritonwrap._kernel.kernels import classes_with_own_run, is_launcher_class, kernel_behind
 from magi_tritonwrap._torch_compat.kernels import calling_frame, launch_classes
 from magi_tritonwrap._torch_compat.tracing import wrap_triton_disabled
 

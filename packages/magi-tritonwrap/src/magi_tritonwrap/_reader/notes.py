@@ -7,8 +7,7 @@ import ast
 from dataclasses import dataclass, field
 from typing import Any
 
-from magi_tritonwrap._kernel.kernels import Kernel
-from magi_tritonwrap._kernel.options import can_pass, cannot_pass
+from magi_tritonwrap._kernel.kernels import Kernel, can_pass, cannot_pass
 from magi_tritonwrap._kernel.report import KernelReport, UnresolvedLaunch
 from magi_tritonwrap._torch_compat.operators import has_decomposition_rule
 
