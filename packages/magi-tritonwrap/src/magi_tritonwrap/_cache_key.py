@@ -10,7 +10,7 @@ with a constant that changes between two compilations in one process.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -20,21 +20,22 @@ from torch._ops import OpOverload, OpOverloadPacket
 from triton.runtime.autotuner import Autotuner, Config, Heuristics
 from triton.runtime.jit import JITFunction
 
-from ._identity.code import CodeNames, digest
+from ._identity.code import CodeNames, digest, nested
 from ._identity.library import root_of
 from ._identity.members import is_a
 from ._identity.value_forms import TORCH_ATOMS, Place, type_name
 from ._identity.walk import Walk
 from ._kernel.bodies import bodies_mentioned, body_of_inner_op
 from ._kernel.kernels import kernel_behind
-from ._torch_compat.kernels import interpreted_classes, kernel_in_wrapper, settings_of
+from ._torch_compat.kernels import interpreted_classes, kernel_classes, kernel_in_wrapper, settings_of
 from ._torch_compat.operators import overload_of, schemas_of
-from ._torch_compat.tracing import cache_bypass
+from ._torch_compat.tracing import cache_bypass, leave_out_of_cache
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ._kernel.kernels import Kernel
     from ._kernel.report import KernelReport
 
 
@@ -45,6 +46,7 @@ class CacheKeyEntry:
         self.__name__ = name
         self._outside = [str(launch) for launch in found.unresolved if not launch.in_key]
         self._roots = (body, *(kernel.kernel for kernel in found.kernels))
+        self._covered: tuple[Any, ...] = ()
         self.state = "not asked yet"
 
     @property
@@ -61,7 +63,23 @@ class CacheKeyEntry:
             msg = f"{self.__name__}: {self.state}"
             raise cache_bypass(msg)
         self.state = "keyed"
+        self._covered = found.kernels
         return f"{self.__name__} {found.digest}"
+
+    def check(self, kernels: Iterable[Kernel]) -> None:
+        """Keep the graph that is being traced out of the cache if it launches a kernel that the key does not cover.
+
+        Another process would take the graph from there after an edit of the kernel. A kernel is covered if the walk met
+        it, or the function whose body defines it.
+        """
+        if self.state != "keyed":
+            return
+        met = {id(value) for value in self._covered}
+        for kernel in kernels:
+            if id(kernel.outermost) not in met and id(kernel.function.__code__) not in met:
+                where = f"{kernel.name} ({kernel.file}:{kernel.line})"
+                self.state = f"not stored: no name in the code of the op leads to {where}, which it launches"
+                leave_out_of_cache()
 
     @property
     def fn(self) -> Callable[..., None]:
@@ -75,10 +93,14 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """A digest, and the paths of values that have no stable form."""
+    """A digest, the paths of values that have no stable form, and the kernels that were met.
+
+    Beside kernels, `kernels` has the code of functions inside functions, which may be that of a kernel made later.
+    """
 
     digest: str
     unstable: tuple[str, ...]
+    kernels: tuple[Any, ...] = field(default=(), compare=False, repr=False)
 
 
 def fingerprint(values: Iterable[Any], name: str) -> Fingerprint:
@@ -93,7 +115,9 @@ def fingerprint(values: Iterable[Any], name: str) -> Fingerprint:
     roots = list(values)
     walk = _OpWalk(frozenset(map(root_of, roots)))
     found = walk.result((value, Place(name)) for value in roots)
-    return Fingerprint(found, tuple(dict.fromkeys(walk.unstable_values)))
+    kernels = [value for value in walk.met() if is_a(value, kernel_classes())]
+    inner = [code for value in walk.met() if is_a(value, FunctionType) for code in nested(value.__code__)[1:]]
+    return Fingerprint(found, tuple(dict.fromkeys(walk.unstable_values)), (*kernels, *inner))
 
 
 class _OpWalk(Walk):

@@ -136,6 +136,8 @@ _OPS: dict[str, _SeeThroughOp] = {}
 _INNER_OPS: dict[str, _SeeThroughOp] = {}
 """`custom_op`s of other libraries that the body of an op calls: seen through there, opaque in every other place."""
 _OUTER_OP: contextvars.ContextVar[_SeeThroughOp | None] = contextvars.ContextVar("magi_tritonwrap_op", default=None)
+_KEY: contextvars.ContextVar[CacheKeyEntry | None] = contextvars.ContextVar("magi_tritonwrap_key", default=None)
+"""The entry of the op that stands in the graph; ops that its body calls are covered by that."""
 _ON_UNSUPPORTED: contextvars.ContextVar[OnUnsupported] = contextvars.ContextVar("on_unsupported", default="error")
 _LOCK = threading.Lock()
 
@@ -304,14 +306,17 @@ def _decompose(mode: Any, op: OpOverload, types: Sequence[type], args: tuple[Any
         if outer is not None:
             outer.whole_inside[record.name] = f"its body cannot be traced. {reason}"
         return mode.__torch_dispatch__(op, types, args, kwargs)
-    token = _OUTER_OP.set(record)
+    key = _KEY.get() or record.key
+    tokens = _OUTER_OP.set(record), _KEY.set(key)
     try:
         before = see_arguments(op, args, kwargs)
         with mode, capture_launches() as log:
             result = translate_cpu_errors(record.fn, record.name)(*args, **kwargs)
         before.refuse_writes()
     finally:
-        _OUTER_OP.reset(token)
+        _OUTER_OP.reset(tokens[0])
+        _KEY.reset(tokens[1])
+    key.check(launch.kernel for launch in log.launches)
     if log.launches:
         check_driver(record.name, args, kwargs)
     record.note(log.launches)

@@ -8,11 +8,6 @@ import functools
 import hashlib
 from dataclasses import dataclass
 from types import CodeType
-from typing import TYPE_CHECKING
-
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 _READ_A_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
@@ -95,7 +90,7 @@ def code_names(code: CodeType) -> CodeNames:
     attributes: set[str] = set()
     whole: set[str] = set()
     asked: set[tuple[str, str]] = set()
-    for one in _nested(code):
+    for one in nested(code):
         mentioned.update(one.co_names)
         mentioned.update(constant for constant in one.co_consts if isinstance(constant, str))
         instructions = [one for one in dis.get_instructions(one) if one.opname not in _SILENT]
@@ -145,8 +140,7 @@ def _last_name(loaded: dis.Instruction) -> str:
     return str(loaded.argval[-1] if isinstance(loaded.argval, tuple) else loaded.argval)
 
 
-def _nested(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _nested(constant)
+def nested(code: CodeType) -> list[CodeType]:
+    """*code*, and the code of the functions and classes inside it."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return [code, *(each for one in inner for each in nested(one))]

@@ -180,7 +180,8 @@ class OpReport:
         reason: why not, or an empty string.
         kernels: kernels found in the source, then those first seen at a compilation (`how` says so).
         unresolved: launches that only a compilation can resolve; empty once one has.
-        cache: `keyed`, or `bypassed: ` with the value that has no stable form. The first compilation fills it in.
+        cache: `keyed`; `bypassed: ` with the value that has no stable form; or `not stored: ` with a kernel that the
+            key does not cover. The first compilation fills it in.
         fallbacks: why the op stayed opaque in single compilations.
         inner_ops: operators of other libraries that the body calls, which are seen through there or opaque.
     """

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from types import BuiltinMethodType, MethodType
+from types import BuiltinMethodType, FrameType, MethodType
 from typing import Any
 
 import torch
@@ -161,6 +162,24 @@ def cache_bypass(reason: str) -> Exception:
     from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 
     return BypassAOTAutogradCache(reason)
+
+
+def leave_out_of_cache() -> None:
+    """Make AOTAutograd store nothing of what it is tracing now.
+
+    It stores what it compiled if the `AOTConfig` of the compilation names a cache key, which it looked up before it
+    traces. No function takes that back, so the config is found on the stack (torch 2.10 to 2.15; frozen from 2.13 on).
+    A compilation whose result is itself the artifact, as for `aot_compile`, needs its entry and keeps it.
+    """
+    from torch._functorch._aot_autograd.schemas import AOTConfig
+
+    frame: FrameType | None = None if functorch_config.bundled_autograd_cache else sys._getframe()
+    while frame is not None:
+        held = [frame.f_locals.get(name) for name in ("aot_config", "aot_state")]
+        for value in (held[0], getattr(held[1], "aot_config", None)):
+            if isinstance(value, AOTConfig):
+                object.__setattr__(value, "cache_info", None)
+        frame = frame.f_back
 
 
 def autograd_function_of(apply: object) -> Any:
