@@ -28,7 +28,7 @@ def test_example() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["_ops.decorator", "_lowering.lower_signature", "_ops.catalogue", "_ops.opcheck", "_ops.rules"]
+    "module", ["_ops.decorator", "_lowering.signature", "_ops.catalogue", "_ops.opcheck", "_ops.rules"]
 )
 def test_docstring_examples(module: str) -> None:
     imported = importlib.import_module(f"magi_opschema.{module}")
