@@ -120,7 +120,7 @@ def test_a_mistake_in_a_program_is_noticed(pattern: str, replacement: str, sente
     [
         (r"tl\.load\(in_ptr0 \+ \(", "tl.load(in_ptr0 + (1000000 + ", "reads .* that belong to none of its arguments"),
         (r"tl\.store\(out_ptr0 \+ \(", "tl.store(out_ptr0 + (1000000 + ", "writes .* that belong to none"),
-        (r"(?m) ps0 = (.*)$", r" ps0 = \1 + 2**31", "does not fit in int32"),
+        (r"(?m) ps0 = (.*)$", r" ps0 = \1 + 2**63", "does not fit in int64"),
         (r"\(0,\): \[\['tt.divisibility', 16\]\]", "(0,): [['tt.divisibility', 2**40]]", "in_ptr0 is said to be divis"),
         (r"'in_ptr0': '\*fp32'", "'in_ptr0': '*bf16'", r"in_ptr0 is declared .*bf16.*, and is .*fp32"),
     ],

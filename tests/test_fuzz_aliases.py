@@ -3,7 +3,7 @@
 
 Compared are results, arguments after the call, and which of these tensors share memory. Eight programs are one compiled
 function, because g++ starts once for each. Half of the functions have symbolic sizes. ``MAGI_FUZZ_PROGRAMS`` sets the
-number of programs of the slow test.
+number of programs of the slow tests; with ``MAGI_FUZZ_SECONDS`` each of them begins no others after that time.
 
 It does not show what happens on a GPU. Not compared is whether two results in the same memory are one Python object:
 Inductor returns one for ``y`` and ``y[0:]``, ``aot_eager`` returns two. Left out are programs that eager refuses, and
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,12 +24,16 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 
 pytestmark = pytest.mark.kernels
 
 TOGETHER = 8
+PROGRAMS = int(os.environ.get("MAGI_FUZZ_PROGRAMS", "2000"))
+SECONDS = float(os.environ.get("MAGI_FUZZ_SECONDS", "inf"))
+# Each is a test of its own, so that they run side by side.
+PARTS = 30
 
 FOUND = (
     # Wrong under stock, each by another of the two repairs.
@@ -131,12 +136,23 @@ def test_a_lost_value_is_a_difference(names: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_many_programs(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    count = int(os.environ.get("MAGI_FUZZ_PROGRAMS", "2000"))
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_many_programs(
+    part: int,
+    names: dict[str, Any],
+    record_property: Callable[[str, object], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     found: list[str] = []
-    for index, together in enumerate(drawn_programs(count, names, start=2)):
+    compared, end = 0, time.monotonic() + SECONDS
+    for index, together in enumerate(drawn_programs(-(-PROGRAMS // PARTS), names, start=2 + part)):
+        if time.monotonic() >= end:
+            break
         found += differences(together, names, dynamic=index % 2 == 1)
+        compared += len(together)
     with capsys.disabled():
-        sys.stdout.write(f"\nalias programs: {count}, torch {torch.__version__}, differences: {len(found)}\n")
+        sys.stderr.write(f"\n{compared} programs compared, {len(found)} differ\n")
 
+    record_property("alias programs compared with aot_eager", compared)
     assert found == [], "\n".join(found)
