@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolution nets that hypothesis writes, compiled for a card that is not there, run, and compared with eager.
 
-`nox -s fuzz` runs MAGI_FUZZ_PROGRAMS of them, 500 unless that is set; the fast tests run a few.
+`nox -s fuzz` runs MAGI_FUZZ_PROGRAMS of them, 500 unless that is set; the fast tests run a few. With MAGI_FUZZ_SECONDS
+each share of them begins no other net after that time, and says how many it compared.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from unittest import mock
@@ -30,8 +34,9 @@ from magi_passes._choose.chooser import ForceChannelsLastPass
 
 pytestmark = pytest.mark.usefixtures("_fresh_dynamo", "unmeasured_guards")
 PROGRAMS = int(os.environ.get("MAGI_FUZZ_PROGRAMS", "500"))
+SECONDS = float(os.environ.get("MAGI_FUZZ_SECONDS", "inf"))
 # Each is a test of its own, so that they run side by side.
-SHARES = 10
+SHARES = 30
 
 _rewrites = (ConvPaddingPass(), ChannelMomentsPass(always=True))
 PLANS: dict[str, tuple[MagiInductorPass, ...]] = {
@@ -66,6 +71,10 @@ class Outcome:
     stock: list[str] = field(default_factory=list)
     ours: list[str] = field(default_factory=list)
 
+    def compared(self) -> int:
+        """How many nets there were."""
+        return self.agree + len(self.stock) + len(self.ours)
+
     def add(self, net: Net) -> None:
         """Compile *net* with its plan forced, run it, and compare it with eager."""
         with mock.patch.multiple(
@@ -88,9 +97,10 @@ def _differences(net: Net, backend: str) -> list[str]:
         return [f"{type(error).__name__}: {str(error).strip()[:2000]}"]
 
 
-def found_in(number: int, count: int) -> Outcome:
-    """What is found in *count* nets that hypothesis writes from the seed *number*."""
+def found_in(number: int, count: int, seconds: float = math.inf) -> Outcome:
+    """What is found in *count* nets that hypothesis writes from the seed *number*, or in those of so many seconds."""
     outcome = Outcome()
+    end = time.monotonic() + seconds
 
     @seed(number)
     @settings(
@@ -102,10 +112,32 @@ def found_in(number: int, count: int) -> Outcome:
     )
     @given(nets(sorted(PLANS)))
     def each(net: Net) -> None:
-        outcome.add(net)
+        if time.monotonic() < end:
+            outcome.add(net)
 
     each()
     return outcome
+
+
+_CONV = ("conv", {"out": 4, "groups": 1, "kernel_size": (3, 3), "padding": (1, 1), "bias": True})
+# Each was once wrong: under force_layout_optimization, an output with gaps between its elements was returned without.
+FOUND = (
+    Net(
+        ((3, 2, 4, 5, 3), (2, 2, 4, 5, 4)),
+        (("cached_conv", {"bias": False, "frames": 1, "groups": 1, "kernel_size": (3, 3, 2), "out": 3}), ("gate", {})),
+        torch.bfloat16,
+        plan="layout",
+        channels_last=True,
+    ),
+    Net(((2, 4, 5, 7), (3, 4, 6, 9)), (_CONV, ("tap", {"kind": "every second"}), _CONV), plan="layout"),
+)
+
+
+@pytest.mark.parametrize("net", FOUND, ids=["a video", "an image"])
+def test_nets_that_were_wrong(net: Net) -> None:
+    outcome = Outcome()
+    outcome.add(net)
+    assert outcome.stock + outcome.ours == []
 
 
 def test_some_nets_agree() -> None:
@@ -117,11 +149,15 @@ def test_some_nets_agree() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("share", range(1, SHARES + 1))
-def test_nets_agree(share: int, record_property: Callable[[str, object], None]) -> None:
-    count = -(-PROGRAMS // SHARES)
-    outcome = found_in(share, count)
+def test_nets_agree(
+    share: int, record_property: Callable[[str, object], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = found_in(share, -(-PROGRAMS // SHARES), SECONDS)
+    with capsys.disabled():
+        differ, stock = len(outcome.ours), len(outcome.stock)
+        sys.stderr.write(f"\n{outcome.compared()} programs compared, {differ} differ, {stock} stock fails too\n")
     record_property("convolution nets that agree with eager", outcome.agree)
     record_property("convolution nets that stock fails on too", len(outcome.stock))
     assert "\n\n".join(outcome.ours) == ""
     # Nothing was compared where stock fails as well.
-    assert len(outcome.stock) <= count // 4, "\n\n".join(outcome.stock)
+    assert len(outcome.stock) <= outcome.compared() // 4, "\n\n".join(outcome.stock)

@@ -29,6 +29,7 @@ from magi_passes._framework.declared import disabled_passes, is_disabled
 from magi_passes._framework.graph_pass import MagiInductorPass
 from magi_passes._graph.convolution import read_convolution
 from magi_passes._graph.predicates import has_collectives, is_dynamic
+from magi_passes._graph.strides import keep_strides_of_outputs
 from magi_passes._graph.work import conv_share, convolution_flops
 from magi_passes._rewrites.layout import ConvLayoutPass
 from magi_passes._rewrites.moments import ChannelMomentsPass
@@ -56,8 +57,9 @@ class ForceChannelsLastPass(MagiInductorPass):
         """It applies unless the user switched the layout off."""
         return Reason(bool(context.config["layout_optimization"]), "channels-last")
 
-    def __call__(self, graph: Graph) -> None:  # noqa: ARG002
+    def __call__(self, graph: Graph) -> None:
         """Make Inductor use the layout without its own decision."""
+        keep_strides_of_outputs(graph)
         _torch_compat.config.set_config("force_layout_optimization", True)
 
 

@@ -155,6 +155,40 @@ def _keep_strides_of_bases(graph: Graph) -> None:
         output.meta["user_visible_output_idxs"] = sorted({*visible, *bases})
 
 
+def keep_strides_of_outputs(graph: Graph) -> None:
+    """Make Inductor return the outputs of *graph* with their strides although it chooses other layouts inside.
+
+    Of an output that is a view, Inductor keeps the order of the strides alone (`GraphLowering.run_node`): with another
+    layout behind it, a view with gaps is returned as a dense copy. A copy that the graph makes gets the gaps as well.
+    Views of inputs and of other outputs stay views, because AOTAutograd makes them again from what they are views of.
+    """
+    _keep_strides_of_bases(graph)
+    output = graph.output_node()
+    returned = output.all_input_nodes
+    visible = {output.args[0][place] for place in output.meta.get("user_visible_output_idxs", ())}  # type: ignore[index, union-attr]
+    for node in returned:
+        memory = _owner_of_memory(node)
+        if node in visible and memory.op == "call_function" and memory not in returned and not _is_dense(node):
+            output.replace_input_with(node, Writer(graph, output)(aten.clone.default, node))
+
+
+def _owner_of_memory(node: Node) -> Node:
+    """The node that *node* is a view of; *node* itself if it is not a view."""
+    while node.op == "call_function" and (node.target is operator.getitem or _returns_a_view(node.target)):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def _returns_a_view(target: Any) -> bool:
+    schema = getattr(target, "_schema", None)
+    return schema is not None and any(each.alias_info is not None for each in schema.returns)
+
+
+def _is_dense(node: Node) -> bool:
+    value = node.meta.get("val")
+    return not isinstance(value, torch.Tensor) or _same_strides(value, fake_value(aten.clone.default, (value,), {}))
+
+
 def _depends_on_strides(node: Node) -> bool:
     target: Any = node.target
     if isinstance(target, torch._ops.OpOverload):  # noqa: SLF001

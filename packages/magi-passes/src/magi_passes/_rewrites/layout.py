@@ -15,6 +15,7 @@ from magi_passes._framework.context import Reason
 from magi_passes._framework.graph_pass import MagiInductorPass
 from magi_passes._graph.convolution import Convolution, read_convolution
 from magi_passes._graph.predicates import is_conv_heavy
+from magi_passes._graph.strides import keep_strides_of_outputs
 from magi_passes._graph.work import convolution_flops
 
 
@@ -90,8 +91,9 @@ class ConvLayoutPass(MagiInductorPass):
         relative = expected / (sum(flops.values()) or 1.0)
         return Reason(relative <= 1, f"channels-last is expected to take {relative:.2f} of the time")
 
-    def __call__(self, graph: Graph) -> None:  # noqa: ARG002
+    def __call__(self, graph: Graph) -> None:
         """Make Inductor use the layout without its own decision."""
+        keep_strides_of_outputs(graph)
         _torch_compat.config.set_config("force_layout_optimization", True)
 
 
