@@ -97,7 +97,8 @@ def drawn_programs(count: int, names: dict[str, Any], start: int) -> Iterator[li
 
     @seed(start)
     @settings(
-        max_examples=2 * count,
+        # Some are refused by eager, or drawn twice.
+        max_examples=2 * count + 50,
         deadline=None,
         database=None,
         phases=[Phase.generate],

@@ -120,7 +120,8 @@ def found_in(number: int, count: int, seconds: float = math.inf) -> Outcome:
 
 
 _CONV = ("conv", {"out": 4, "groups": 1, "kernel_size": (3, 3), "padding": (1, 1), "bias": True})
-# Each was once wrong: under force_layout_optimization, an output with gaps between its elements was returned without.
+_TWO_VIEWS = ("tap", {"kind": "every second"}), ("tap", {"kind": "transposed"})
+# Each was once wrong under force_layout_optimization: outputs with gaps between their elements were returned without.
 FOUND = (
     Net(
         ((3, 2, 4, 5, 3), (2, 2, 4, 5, 4)),
@@ -130,10 +131,12 @@ FOUND = (
         channels_last=True,
     ),
     Net(((2, 4, 5, 7), (3, 4, 6, 9)), (_CONV, ("tap", {"kind": "every second"}), _CONV), plan="layout"),
+    # The backward graph returns None where the forward graph returns what others are views of.
+    Net(((2, 4, 5, 7),), (_CONV, *_TWO_VIEWS, _CONV), training=True, plan="layout"),
 )
 
 
-@pytest.mark.parametrize("net", FOUND, ids=["a video", "an image"])
+@pytest.mark.parametrize("net", FOUND, ids=["a video", "an image", "two views"])
 def test_nets_that_were_wrong(net: Net) -> None:
     outcome = Outcome()
     outcome.add(net)

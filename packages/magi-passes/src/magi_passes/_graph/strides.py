@@ -151,7 +151,9 @@ def _keep_strides_of_bases(graph: Graph) -> None:
     output = graph.output_node()
     visible, strides = (output.meta.get(key) for key in ("user_visible_output_idxs", "original_output_strides"))
     if visible is not None and strides is not None:
-        bases = [place for place in _torch_compat.graphs.outputs_that_are_bases() if place < len(strides)]
+        # The places are those of the forward graph; a backward graph can return None there.
+        tensors = {place for place, made in enumerate(output.args[0]) if isinstance(made, torch.fx.Node)}  # type: ignore[arg-type]
+        bases = tensors.intersection(_torch_compat.graphs.outputs_that_are_bases(), range(len(strides)))
         output.meta["user_visible_output_idxs"] = sorted({*visible, *bases})
 
 
@@ -165,7 +167,7 @@ def keep_strides_of_outputs(graph: Graph) -> None:
     _keep_strides_of_bases(graph)
     output = graph.output_node()
     returned = output.all_input_nodes
-    visible = {output.args[0][place] for place in output.meta.get("user_visible_output_idxs", ())}  # type: ignore[index, union-attr]
+    visible = {output.args[0][place] for place in output.meta.get("user_visible_output_idxs", ())}  # type: ignore[index]
     for node in returned:
         memory = _owner_of_memory(node)
         if node in visible and memory.op == "call_function" and memory not in returned and not _is_dense(node):
