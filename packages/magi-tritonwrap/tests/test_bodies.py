@@ -93,7 +93,7 @@ WRONG: list[tuple[Callable[..., Any], str, str]] = [
     (complexes, "float[] m", r"'m' is annotated collections\.abc\.Sequence\[complex\]"),
     (dtypes, "str[] m", r"'m' is annotated list\[torch\.dtype\]"),
     (whole, "float m", r"passes `float m`, and its parameter 'm' is annotated int"),
-    (annotated, "str m", r"'m' is annotated typing\.Annotated\[.*Mode, 'how'\]"),
+    (annotated, "str m", r"'m' is annotated .*Annotated\[.*Mode, 'how'\]"),
     (one_more, "SymInt m", r"passes `Tensor x`, `int m`, and missing a required argument: 'n'"),
     (one_less, "SymInt m", r"passes `Tensor x`, `int m`, and too many positional arguments"),
     (another_default, "SymInt m=2", r"the default of 'm' is 2 in the schema, and 3 in the body"),
