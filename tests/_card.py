@@ -50,7 +50,6 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 CPU, CARD = torch.device("cpu"), torch.device("cuda:0")
 _compile_to_module = GraphLowering.compile_to_module
 _codegen = GraphLowering.codegen
-_wrap_compiler_debug = compile_fx.wrap_compiler_debug  # type: ignore[attr-defined]
 
 
 @dataclass
@@ -79,7 +78,6 @@ def card(
         most_steps: how many blocks of a launch are interpreted; one that has more is only compiled.
         machine_code: whether every kernel is compiled as well.
     """
-    _let_fake_tensors_be_there()
     programs = Programs()
     compiled: set[int] = set()
 
@@ -117,21 +115,49 @@ def card(
 
     with contextlib.ExitStack() as stack:
         for patch in (
-            pretended_gpu(load),
+            moved_to_the_card(load),
             mock.patch.object(GraphLowering, "codegen", codegen),
-            # `_compile_fx_inner` itself is wrapped by magi-passes.
-            mock.patch.object(compile_fx, "wrap_compiler_debug", _on_the_card),
             mock.patch.object(CachingAutotuner, "precompile", return_value=None),
             mock.patch.object(CachingAutotuner, "run", launch),
             mock.patch.object(triton_helpers, "set_driver_to_gpu", return_value=None),
             mock.patch.object(torch._C, "_cuda_getCurrentRawStream", return_value=0, create=True),
+        ):
+            stack.enter_context(patch)
+        yield programs
+
+
+@contextlib.contextmanager
+def moved_to_the_card(
+    load: Callable[[GraphLowering], Any], look: Callable[[torch.fx.GraphModule], None] = lambda captured: None
+) -> Iterator[None]:
+    """Within, Inductor gets the graphs of CPU tensors as those of a card, and *load* loads what it has written.
+
+    *look* gets each graph before it is moved.
+    """
+    _let_fake_tensors_be_there()
+    wrap = compile_fx.wrap_compiler_debug  # type: ignore[attr-defined]
+
+    def moving(compile_graph: Callable[..., Any], **how: Any) -> Callable[..., Any]:
+        compile_graph = wrap(compile_graph, **how)
+
+        def moved(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **how: Any) -> Any:
+            look(gm)
+            return compile_graph(put_on(CARD, gm), [_fake_of_the_card(value) for value in example_inputs], **how)
+
+        return moved
+
+    with contextlib.ExitStack() as stack:
+        for patch in (
+            pretended_gpu(load),
+            # `_compile_fx_inner` itself is wrapped by magi-passes.
+            mock.patch.object(compile_fx, "wrap_compiler_debug", moving),
             mock.patch.object(torch._C, "_conv_determine_backend_memory_format", _layout_of_convolution),
             mock.patch("torch.cuda._DeviceGuard", return_value=contextlib.nullcontext()),
             mock.patch("torch.cuda.set_device", return_value=None),
             config.patch(compile_threads=1),
         ):
             stack.enter_context(patch)
-        yield programs
+        yield
 
 
 _GUARD = """
@@ -164,22 +190,17 @@ def _let_fake_tensors_be_there() -> None:
         ctypes.CDLL(str(library))
 
 
-def _on_the_card(compile_graph: Callable[..., Any], **how: Any) -> Callable[..., Any]:
-    """Inductor's compilation of a graph, of the graph moved to the card."""
-    compile_graph = _wrap_compiler_debug(compile_graph, **how)
+def put_on(device: torch.device, gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """*gm*, whose graphs make their tensors on *device*, one of CPU and CARD, where they made them on the other."""
 
-    def moved(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **how: Any) -> Any:
-        for part in gm.modules():
-            for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
-                node.args, node.kwargs = tree_map(_device_of_the_card, (node.args, node.kwargs))
-        gm.recompile()
-        return compile_graph(gm, [_fake_of_the_card(value) for value in example_inputs], **how)
+    def there(value: Any) -> Any:
+        return device if isinstance(value, torch.device) and value.type in {"cpu", "cuda"} else value
 
-    return moved
-
-
-def _device_of_the_card(value: Any) -> Any:
-    return CARD if isinstance(value, torch.device) and value.type == "cpu" else value
+    for part in gm.modules():
+        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+            node.args, node.kwargs = tree_map(there, (node.args, node.kwargs))
+    gm.recompile()
+    return gm
 
 
 def _fake_of_the_card(value: Any) -> Any:

@@ -14,23 +14,19 @@ from __future__ import annotations
 import contextlib
 import copy
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
 
 import torch
-from _pretended_gpu import pretended_gpu
+from _card import CPU, moved_to_the_card, put_on
 from torch import Tensor
-from torch._inductor import compile_fx
 from torch._inductor.graph import GraphLowering
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_map, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 
-CPU, CARD = torch.device("cpu"), torch.device("cuda:0")
 OF_LARGEST = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 """Two orders of the same sums may differ by so much of the largest number."""
 
@@ -60,30 +56,10 @@ def for_the_card() -> Iterator[Graphs]:
         assert "async_compile" in getattr(code, "value", code)
         graphs.programs += 1
         compiled: Any = graph.module
-        pair = captured[-1], _on(CPU, _copy(compiled))
+        pair = captured[-1], put_on(CPU, _copy(compiled))
         return types.SimpleNamespace(call=lambda arguments: _run(pair, arguments, graphs))
 
-    wrap_compiler_debug = compile_fx.wrap_compiler_debug  # type: ignore[attr-defined]
-
-    def moving(compile_graph: Callable[..., Any], **how: Any) -> Callable[..., Any]:
-        compile_graph = wrap_compiler_debug(compile_graph, **how)
-
-        def moved(gm: GraphModule, example_inputs: Sequence[Any], **how: Any) -> Any:
-            captured.append(_copy(gm))
-            return compile_graph(_on(CARD, gm), [_like_on_the_card(value) for value in example_inputs], **how)
-
-        return moved
-
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(pretended_gpu())
-        stack.enter_context(mock.patch.object(GraphLowering, "compile_to_module", load))
-        # `_compile_fx_inner` itself is wrapped by magi-passes.
-        stack.enter_context(mock.patch.object(compile_fx, "wrap_compiler_debug", moving))
-        stack.enter_context(mock.patch("torch.cuda._DeviceGuard", return_value=contextlib.nullcontext()))
-        stack.enter_context(mock.patch("torch.cuda.set_device"))
-        # The operator itself asks for the device, which a build for the CPU does not know.
-        stack.enter_context(mock.patch.object(torch.Tensor, "__invert__", lambda tensor: tensor.bitwise_not()))
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+    with moved_to_the_card(load, lambda gm: captured.append(_copy(gm))), sdpa_kernel(SDPBackend.MATH):
         yield graphs
 
 
@@ -91,28 +67,6 @@ def _copy(gm: GraphModule) -> GraphModule:
     copied = GraphModule(gm, copy.deepcopy(gm.graph))
     copied.recompile()
     return copied
-
-
-def _on(device: torch.device, gm: GraphModule) -> GraphModule:
-    other = {CPU: "cuda", CARD: "cpu"}[device]
-
-    def there(value: Any) -> Any:
-        return device if isinstance(value, torch.device) and value.type == other else value
-
-    for part in gm.modules():
-        for node in part.graph.nodes if isinstance(part, GraphModule) else ():
-            node.args, node.kwargs = tree_map(there, (node.args, node.kwargs))
-    gm.recompile()
-    return gm
-
-
-def _like_on_the_card(value: Any) -> Any:
-    if not isinstance(value, FakeTensor):
-        return value
-    with value.fake_mode:
-        moved = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=CARD)
-        offset = value.storage_offset()
-        return moved if offset == 0 else moved.as_strided(value.shape, value.stride(), offset)
 
 
 def _run(pair: tuple[GraphModule, GraphModule], arguments: list[Any], graphs: Graphs) -> Any:

@@ -16,7 +16,7 @@ def _image(h: int, w: int) -> dict[str, Any]:
 
 def _timm(model: str, small: Sizes = SMALL, large: Sizes = LARGE, **rest: Any) -> RealClass:
     settings: Settings = {"num_classes": 10, **rest.pop("settings", {})}
-    return RealClass("timm", model, settings, _image, small, large, **rest)
+    return RealClass("timm", model, settings, _image, small, large, **{"keep": 1, **rest})
 
 
 def _timm_32(model: str, **rest: Any) -> RealClass:
@@ -25,12 +25,12 @@ def _timm_32(model: str, **rest: Any) -> RealClass:
 
 
 TIMM = (
-    _timm("resnet50", **TRAINS, **QUICK),
-    _timm("efficientnet_b3", **QUICK),
+    _timm("resnet50", **TRAINS),
+    _timm("efficientnet_b3"),
     _timm("regnety_032", **QUICK),
     _timm("mobilenetv3_large_100", **QUICK),
     _timm("resnet26t", **TRAINS),
-    _timm("resnetblur18"),
+    _timm("resnetblur18", **QUICK),
     _timm("resnext50_32x4d", **BF16),
     _timm("seresnext26t_32x4d", **TRAINS),
     _timm("ecaresnext26t_32x4d", **BF16),
@@ -50,7 +50,7 @@ TIMM = (
     _timm("gernet_s", **BF16),
     _timm("repvgg_a0", **TRAINS),
     _timm("mobileone_s0"),
-    _timm_32("hrnet_w18_small"),
+    _timm_32("hrnet_w18_small", keep=2),
     _timm("selecsls42"),
     _timm("inception_v3", ((97, 113), (145, 99)), **BF16),
     _timm("xception41"),
@@ -75,7 +75,7 @@ TIMM = (
     _timm("caformer_s18"),
     _timm("mambaout_femto", **TRAINS),
     _timm("starnet_s1"),
-    _timm("fasternet_t0", **BF16),
+    _timm("fasternet_t0", **BF16, **QUICK),
     _timm("repvit_m0_9", **TRAINS),
     _timm("swiftformer_xs"),
     _timm("efficientvit_b0", **BF16),
@@ -90,7 +90,7 @@ TIMM = (
     _timm("nextvit_small"),
     _timm("fastvit_t8"),
     _timm("vit_tiny_patch16_224", settings={"dynamic_img_size": True, "dynamic_img_pad": True}, **TRAINS),
-    _timm_32("swin_tiny_patch4_window7_224", settings={"strict_img_size": False}),
+    _timm_32("swin_tiny_patch4_window7_224", keep=2, settings={"strict_img_size": False}),
     _timm_32("xcit_nano_12_p16_224", **BF16),
 )
 

@@ -124,19 +124,6 @@ DIFFUSERS = (
         settings={"channels": [16, 32], "num_res_blocks": 1},
         **BF16,
     ),
-    _diffusers(
-        "Kandinsky3UNet",
-        lambda h, w: _stepped(4)(h, w) | {"encoder_attention_mask": ("ones", 2, 7)},
-        settings={
-            "block_out_channels": (32, 64),
-            "time_embedding_dim": 32,
-            "groups": 8,
-            "attention_head_dim": 8,
-            "layers_per_block": 1,
-            "cross_attention_dim": 32,
-            "encoder_hid_dim": 64,
-        },
-    ),
     _diffusers("AutoencoderKL", _latent(4), LATENT, settings=VAE_2D, part="decoder", **TRAINS, **QUICK),
     _diffusers(
         "AutoencoderTiny",
