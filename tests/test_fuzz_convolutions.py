@@ -29,7 +29,6 @@ from magi_passes import (
     Reason,
     TemporalConvPass,
 )
-from magi_passes._choose.chooser import ForceChannelsLastPass
 
 
 pytestmark = pytest.mark.usefixtures("_fresh_dynamo", "unmeasured_guards")
@@ -38,21 +37,23 @@ SECONDS = float(os.environ.get("MAGI_FUZZ_SECONDS", "inf"))
 # Each is a test of its own, so that they run side by side.
 SHARES = 30
 
+# The pass that ConvChooser forces the layout with is not a public name.
+_forced_layout = vars(sys.modules[ConvChooser.__module__])["ForceChannelsLastPass"]()
 _rewrites = (ConvPaddingPass(), ChannelMomentsPass(always=True))
 PLANS: dict[str, tuple[MagiInductorPass, ...]] = {
     "temporal": (
         *_rewrites,
         TemporalConvPass(always=True, native_channels=10**6),
-        ForceChannelsLastPass(),
+        _forced_layout,
         NDTilingWorkaroundPass(None, 3, static=True),
     ),
     "native": (
         *_rewrites,
         TemporalConvPass(always=True, native_channels=1, min_skipped=2.0),
-        ForceChannelsLastPass(),
+        _forced_layout,
         NDTilingWorkaroundPass(None, 2, static=True),
     ),
-    "layout": (*_rewrites, ForceChannelsLastPass(), NDTilingWorkaroundPass(None, 3, static=True)),
+    "layout": (*_rewrites, _forced_layout, NDTilingWorkaroundPass(None, 3, static=True)),
     "tiled": (*_rewrites, NDTilingWorkaroundPass(None, 2, static=True)),
 }
 
