@@ -110,7 +110,7 @@ DIFFUSERS = (
     ),
     _diffusers(
         "ControlNetModel",
-        lambda h, w: _stepped(4)(h, w) | {"controlnet_cond": (2, 3, 8 * h, 8 * w)},
+        lambda h, w: {**_stepped(4)(h, w), "controlnet_cond": (2, 3, 8 * h, 8 * w)},
         settings={
             **UNET_WIDTHS,
             "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
@@ -300,7 +300,7 @@ DIFFUSERS = (
     ),
     _diffusers(
         "SD3Transformer2DModel",
-        lambda h, w: _stepped(4, name="hidden_states")(h, w) | {"pooled_projections": (2, 32)},
+        lambda h, w: {**_stepped(4, name="hidden_states")(h, w), "pooled_projections": (2, 32)},
         settings={
             **HEADS,
             "in_channels": 4,

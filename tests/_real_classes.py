@@ -136,7 +136,9 @@ def draw(model: nn.Module) -> None:
             elif weight.dim() == 1:
                 weight.uniform_(0.5, 1.5)
         for module in model.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_var is not None:
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
+                assert module.running_mean is not None
+                assert module.running_var is not None
                 module.running_mean.normal_(std=0.1)
                 module.running_var.uniform_(0.5, 1.5)
 
