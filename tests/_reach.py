@@ -128,10 +128,11 @@ class Reach:
             hidden = hidden | _locals(node)
             local = {**local, **_inner_imports(node, home)}
         match node:
-            case ast.Attribute(value=ast.Name() as base):
-                target = local.get(base.id) or (None if base.id in hidden else home.imported.get(base.id))
+            case ast.Attribute(value=ast.Name() | ast.Attribute()):
+                base, *inner = ast.unparse(node.value).split(".")
+                target = local.get(base) or (None if base in hidden else home.imported.get(base))
                 if target is not None:
-                    self.name(".".join(part for part in target if part), node.attr)
+                    self.name(".".join(part for part in (*target, *inner) if part), node.attr)
             case ast.Name(id=name):
                 if name in local:
                     self.name(*local[name])
