@@ -120,6 +120,6 @@ def test_gradients_follow_the_value() -> None:
 @pytest.mark.parametrize(("model", "reported"), [(Stack(), [NAME]), (nn.ReLU(), [])], ids=["floats", "none"])
 def test_the_report_says_so(model: nn.Module, reported: list[str]) -> None:
     report = explain(model, dynamic=True)(torch.randn(4, 8))
-    assert [
-        repair.name for each in report.compilations for graph in each.graphs for repair in graph.repairs
-    ] == reported
+    named = [repair.name for each in report.compilations for graph in each.graphs for repair in graph.repairs]
+    # Saved tensors of symbolic strides are in every such training step.
+    assert [name for name in named if name != "keep_saved_strides_symbolic"] == reported

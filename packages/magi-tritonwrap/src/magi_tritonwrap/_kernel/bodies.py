@@ -202,9 +202,11 @@ def _evaluated(annotation: Any, fn: Callable[..., Any], names: Mapping[str, Any]
     function = function if isinstance(function, types.FunctionType) else vars(type(function)).get("__call__")
     if not isinstance(function, types.FunctionType):
         return Any
-    closure = inspect.getclosurevars(function).nonlocals
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    # A function that calls itself has an empty cell while it is decorated.
+    closure = {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
     try:
-        return eval(annotation, function.__globals__, ChainMap(dict(closure), dict(names)))  # noqa: S307
+        return eval(annotation, function.__globals__, ChainMap(closure, dict(names)))  # noqa: S307
     except Exception:  # noqa: BLE001 - a name that only a type checker imports, for example
         return Any
 
