@@ -31,6 +31,7 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.upper().startswith("MAGI_COMPILE_"):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("MAGI_COMPILE_STRICT", "1")
 
 
 @pytest.fixture(autouse=True)
