@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from ._ops.catalogue import OpDef as OpDef
     from ._ops.catalogue import annotate as annotate
     from ._ops.catalogue import op_def as op_def
+    from ._ops.catalogue import opcheck as opcheck
+    from ._ops.decorator import RegisteredOp as RegisteredOp
     from ._ops.decorator import magi_register_custom_op as magi_register_custom_op
-    from ._ops.opcheck import opcheck as opcheck
-    from ._ops.registered_op import RegisteredOp as RegisteredOp
     from ._ops.rules import register_autocast as register_autocast
     from ._ops.rules import register_kernel as register_kernel
     from ._ops.rules import register_sharding as register_sharding
@@ -36,14 +36,14 @@ _HOMES = {
     "ObjectHandle": "_handles.annotation",
     "OpDef": "_ops.catalogue",
     "OpSchemaError": "errors",
-    "RegisteredOp": "_ops.registered_op",
+    "RegisteredOp": "_ops.decorator",
     "SignatureLowering": "_model.lowering",
     "annotate": "_ops.catalogue",
     "get_object": "_handles.registry",
     "lower_signature": "_lowering.signature",
     "magi_register_custom_op": "_ops.decorator",
     "op_def": "_ops.catalogue",
-    "opcheck": "_ops.opcheck",
+    "opcheck": "_ops.catalogue",
     "register_autocast": "_ops.rules",
     "register_kernel": "_ops.rules",
     "register_object": "_handles.registry",

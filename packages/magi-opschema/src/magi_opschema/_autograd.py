@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Derivatives of an op, by the user's gradient functions.
+"""Derivatives of an op, by the user's gradient functions, and torch.vmap over an op.
 
 An op has two autograd.Functions, made at their first use. `eager` is applied by the kernel at the Autograd key.
 `transforms` has `setup_context` apart from `forward`, as torch.func requires, and is applied by the kernel at the key
@@ -14,15 +14,12 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypeAlias, cast
 
 import torch
 
-from magi_opschema._call.bridge import Bridge, positional, structure
-from magi_opschema._call.vmap import VmapRule, vmap_by_loop
-from magi_opschema._codegen.functions import emit_saved
-from magi_opschema._codegen.refusals import writer_of
-from magi_opschema._codegen.source import compile_source
+from magi_opschema._call.bridge import Bridge, structure
+from magi_opschema._codegen.functions import compile_saved
 from magi_opschema._model.layout import Flat, FlatLayout, as_output, as_tuple, tensors_in
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.tree import Leaf, ListOrTuple, MaskedList, Node, Optional, Record, Sequence, dotted, leaves
@@ -196,6 +193,38 @@ def _kind(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
+VmapRule: TypeAlias = Callable[..., tuple[Any, Any]]
+"""`rule(info, in_dims, *flat) -> (flat outputs, their dims)`."""
+
+
+def vmap_by_loop(info: Any, in_dims: Any, values: tuple[Any, ...], call: Callable[..., Any]) -> tuple[Any, Any]:
+    """The outputs of *call* for each element of the batch, stacked along a new first dimension."""
+    results = [
+        call(*[_select(value, dim, i) for value, dim in zip(values, in_dims, strict=True)])
+        for i in range(info.batch_size)
+    ]
+    if not isinstance(results[0], tuple):
+        return _stack(results)
+    stacked = [_stack(column) for column in zip(*results, strict=True)]
+    return tuple(value for value, _ in stacked), tuple(dim for _, dim in stacked)
+
+
+def _select(value: Any, dim: Any, i: int) -> Any:
+    """Element *i* of a Tensor, or of each Tensor in a list, as a view, so that writes into it change the batch."""
+    if isinstance(value, torch.Tensor):
+        return value if dim is None else value.select(dim, i)
+    if isinstance(value, list) and isinstance(dim, (list, tuple)):
+        return [_select(item, item_dim, i) for item, item_dim in zip(value, dim, strict=True)]
+    return value
+
+
+def _stack(column: Any) -> tuple[Any, Any]:
+    first = column[0]
+    if isinstance(first, torch.Tensor):
+        return torch.stack(list(column)), 0
+    return first, None
+
+
 _TENSORS = {"Tensor", "Tensor?"}
 _SETTLED: dict[str, type] = {"float": float, "SymInt": int, "bool": bool, "str": str, "Tensor[]": list}
 """By schema type, the class of the values that the dispatcher does not convert."""
@@ -364,7 +393,7 @@ class AutogradFunctions:
 
     @functools.cached_property
     def _saved(self) -> Callable[..., tuple[tuple[bool, ...], dict[str, Any]]]:
-        return compile_source(emit_saved(self.lowering, writer_of(self.lowering), f"saved {self.lowering.name}"))
+        return compile_saved(self.lowering)
 
     def _save(self, ctx: Any, flat: Flat, spread: Flat, output: Any) -> None:
         """Save on *ctx* what the backward needs, and call the user's `setup_context_fn`."""
@@ -380,7 +409,7 @@ class AutogradFunctions:
         if self.outputs.tensor_lists:
             ctx._magi_counts = tuple(len(outputs[i]) for i in self.outputs.tensor_lists)  # noqa: SLF001
         if formula.setup_context_fn is not None:
-            formula.setup_context_fn(ctx, self._values.rebuild(*flat), structure(self.lowering.returns, outputs))
+            formula.setup_context_fn(ctx, self._values.rebuild(*flat), structure(self.lowering, outputs))
 
     def _backward(self, ctx: Any, *spread_grads: Any) -> Any:
         formula = self.formula()
@@ -389,8 +418,9 @@ class AutogradFunctions:
         lowering, layout = self.lowering, self.lowering.layout
         if self.outputs.tensor_lists:
             spread_grads = self.outputs.gather(spread_grads, ctx._magi_counts)  # noqa: SLF001
-        grads, shapes = structure(lowering.returns, spread_grads), ctx._magi_shapes  # noqa: SLF001
-        returned = formula.backward_fn(ctx, *positional(lowering.returns, grads))
+        grads, shapes = structure(lowering, spread_grads), ctx._magi_shapes  # noqa: SLF001
+        given = () if lowering.returns is None else grads if isinstance(grads, tuple) else (grads,)
+        returned = formula.backward_fn(ctx, *given)
         found = flatten_gradients(returned, lowering, shapes)
         # A list without gradients still has an entry for each of its Tensors.
         for name in (layout.names[i] for i in layout.tensor_lists):

@@ -14,14 +14,14 @@ compiler such a call goes to the opaque form of the op.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from magi_opschema._model.tree import Leaf, Node, Optional, Record, Sequence, leaves, nodes
 
-from .functions import argument_texts, flatten_parameters, passed, source_of, tuple_text, user_default
+from .functions import argument_texts, default_name, flatten_parameters, passed, tuple_text
 from .nodes import class_name, read, rebuild
-from .source import Source, Writer
+from .source import Writer
 
 
 if TYPE_CHECKING:
@@ -66,14 +66,13 @@ def _within(outer: str, inner: Iterator[str]) -> Iterator[str]:
     return (f"{outer} and {condition}" for condition in inner)
 
 
-def emit_exposed(
-    lowering: SignatureLowering, op_name: str, bound: Mapping[str, object], to: Writer, title: str
-) -> Source:
+def compile_exposed(lowering: SignatureLowering, bound: Mapping[str, object], title: str) -> Callable[..., Any]:
     """The function that the decorator returns.
 
     *bound* holds, by name, `torch_op`, the function that refuses a call that does not fit, and what the eager lanes
     call.
     """
+    to = Writer(lowering, is_traced=True)
     names = {name: to.bind(name, value) for name, value in bound.items()}
     parameters = _open_call(lowering.parameters, names["refuse_call"], to)
     _write_by_handle(lowering, names, to)
@@ -83,16 +82,15 @@ def emit_exposed(
     else:
         # The kernel checks the values; here, a check of a Literal would make a symbolic int a constant.
         exprs = {parameter.name: parameter.name for parameter in lowering.parameters}
-    texts = argument_texts(lowering.arguments, exprs, to)
-    arguments = ", ".join(map(passed, lowering.arguments, texts))
+    arguments = ", ".join(map(passed, lowering.arguments, argument_texts(lowering.arguments, exprs, to)))
     output = to.temporary("output")
     with to.block(f"if {names['is_dynamo_compiling']}():"):
         to.line(f"{output} = {names['torch_op']}({arguments})")
     with to.block("else:"):
         _write_eager_lanes(lowering, exprs, arguments, names, to)
     to.line(f"return {_rebuild_output(lowering.returns, output, to) if lowering.rebuilds_returns else output}")
-    doc = f"{'Flatten the arguments and call' if lowering.path == 'flattened' else 'Call'} {op_name}."
-    return source_of(lowering.name, parameters, doc, to, title)
+    doc = f"{'Flatten the arguments and call' if lowering.path == 'flattened' else 'Call'} {lowering.title}."
+    return to.function(lowering.name, parameters, doc, title)
 
 
 def _write_by_handle(lowering: SignatureLowering, names: Mapping[str, str], to: Writer) -> None:
@@ -101,9 +99,9 @@ def _write_by_handle(lowering: SignatureLowering, names: Mapping[str, str], to: 
         write_found_objects(known.node, known.name, to, names["is_dynamo_compiling"])
     conditions = [text for known in lowering.parameters for text in handle_conditions(known.node, known.name, to)]
     if conditions:
-        arguments = [f"{p.name}={p.name}" if p.is_keyword_only else p.name for p in lowering.parameters]
+        arguments = ", ".join(passed(parameter, parameter.name) for parameter in lowering.parameters)
         with to.block(f"if {' or '.join(conditions)}:"):
-            to.line(f"return {names['by_handle']}({', '.join(arguments)})")
+            to.line(f"return {names['by_handle']}({arguments})")
 
 
 def _name_parts(lowering: SignatureLowering, exprs: dict[str, str], to: Writer) -> dict[str, str]:
@@ -202,7 +200,7 @@ def _open_call(parameters: tuple[Parameter, ...], refuse_call: str, to: Writer) 
     for parameter in parameters:
         if parameter.has_default:
             with to.block(f"if {parameter.name} is {empty}:"):
-                to.line(f"{parameter.name} = {user_default(parameter, to)}")
+                to.line(f"{parameter.name} = {default_name(parameter, to)}")
     absent = [f"{parameter.name} is {empty}" for parameter in parameters if not parameter.has_default]
     with to.block(f"if {' or '.join([extra, named, *absent])}:"):
         to.line(f"{refuse_call}({tuple_text(parameter.name for parameter in parameters)}, {extra}, {named})")

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from magi_opschema._codegen.functions import emit_flatten
-from magi_opschema._codegen.refusals import writer_of
-from magi_opschema._codegen.source import compile_source
+from magi_opschema._codegen.functions import compile_flatten
+from magi_opschema._codegen.source import Writer
+from magi_opschema._environment import refuse_unknown_variables
 from magi_opschema._model.lowering import LoweringPath, Parameter, SignatureLowering, SignatureTrees, is_flat_return
 from magi_opschema._model.schema import MAX_ARGUMENTS, NO_DEFAULT, Argument, default_text, takes
 from magi_opschema._model.tree import Leaf, ListOrTuple, MaskedList, Node, Optional, dotted, flat_name, leaves, nodes
@@ -20,7 +20,7 @@ from magi_opschema._text import location, nearest, show_value, show_with_type
 from magi_opschema._torch_compat import CustomOpDef, OpOverload, OpOverloadPacket
 from magi_opschema.errors import DuplicateOpError, OptionError, Problem, SignatureError
 
-from .annotations import Scope
+from .annotations import Scope, scope_of
 from .types import Place, Refused, lower, lower_returns
 
 
@@ -257,12 +257,9 @@ def _leaf_defaults(parameter: Parameter, trees: SignatureTrees) -> list[object]:
         return [NO_DEFAULT] * len(below)
     if isinstance(parameter.node, Leaf) and parameter.node.codec.is_identity:
         return [parameter.default]
-    source = emit_flatten(
-        (replace(parameter, is_keyword_only=False),),
-        writer_of(trees, of="the default of "),
-        f"default of {trees.name}",
-    )
-    return list(compile_source(source)(parameter.default))
+    to = Writer(trees, of="the default of ")
+    flatten = compile_flatten((replace(parameter, is_keyword_only=False),), to, f"default of {trees.name}")
+    return list(flatten(parameter.default))
 
 
 def _choose_path(
@@ -319,11 +316,6 @@ def lower_signature(fn: Callable[..., Any], *, mutates_args: Iterable[str] = ())
         >>> lower_signature(scale).schema
         'scale(Tensor x, float factor=2.0) -> Tensor'
     """
-    from magi_opschema._environment import refuse_unknown_variables
-
-    from .annotations import scope_of
-    from .signature import lower_signature_in
-
     refuse_unknown_variables()
     refuse_other_than_functions(fn)
     return lower_signature_in(fn, scope_of(fn, sys._getframe(1)), mutates_args)  # noqa: SLF001

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, overload
 
 import torch
 
+from magi_opschema._call.bridge import Bridge
 from magi_opschema._model.tree import Leaf
 from magi_opschema._text import location, show_value, show_with_type
 from magi_opschema._torch_compat import dispatch_key_of
@@ -44,18 +45,12 @@ def register_fake(op: object, fn: F | None = None) -> Any:
     if fn is None:
         return lambda decorated: register_fake(op, decorated)
     for definition in forms_of(op):
-        _give_fake(definition, fn)
+        slot = definition.registration.fake
+        fake = make_fake(definition.lowering, fn)
+        _refuse_second(definition, "fake", slot.given, fn)
+        adopted = slot.adopted(fn)
+        slot.give(fake if adopted is fn else make_fake(definition.lowering, adopted), location(fn))
     return fn
-
-
-def _give_fake(definition: OpDef, fn: Callable[..., Any]) -> None:
-    slot = definition.registration.fake
-    fake = make_fake(definition.lowering, fn)
-    if slot.given:
-        raise RuleError(definition.lowering.sentence(_second("fake", slot.given, fn)))
-    _refuse_used(definition, "fake", fn)
-    adopted = slot.adopted(fn)
-    slot.give(fake if adopted is fn else make_fake(definition.lowering, adopted), location(fn))
 
 
 def register_autograd(op: object, backward: F, /, *, setup_context: Callable[..., None] | None = None) -> F:
@@ -75,32 +70,22 @@ def register_autograd(op: object, backward: F, /, *, setup_context: Callable[...
         RuleError: the op already has a gradient, or was called or traced before.
     """
     for definition in forms_of(op):
-        _give_gradient(definition, setup_context, backward)
+        earlier = definition.registration.formula
+        formula = make_formula(definition.lowering, setup_context, backward)
+        _refuse_second(definition, "gradient", "" if earlier is None else location(earlier.backward_fn), backward)
+        definition.registration.formula = formula
     return backward
 
 
-def _give_gradient(definition: OpDef, setup_context: Callable[..., None] | None, backward: Callable[..., Any]) -> None:
-    registration = definition.registration
-    formula = make_formula(definition.lowering, setup_context, backward)
-    if registration.formula is not None:
-        earlier = location(registration.formula.backward_fn)
-        raise RuleError(definition.lowering.sentence(_second("gradient", earlier, backward)))
-    _refuse_used(definition, "gradient", backward)
-    registration.formula = formula
-
-
-def _second(what: str, earlier: str, fn: Callable[..., Any]) -> str:
-    return f"it has a {what} already ({earlier}); that of {location(fn)} would be a second. Keep one of them."
-
-
-def _refuse_used(definition: OpDef, what: str, fn: Callable[..., Any]) -> None:
-    if not definition.registration.fake.is_used:
-        return
-    text = (
-        f"the {what} of {location(fn)} comes too late: the op was called or traced before, and what was compiled then"
-    )
-    fix = "Register it right after the definition, or give it to the decorator"
-    raise RuleError(definition.lowering.sentence(f"{text} would not have it. {fix}."))
+def _refuse_second(definition: OpDef, what: str, earlier: str, fn: Callable[..., Any]) -> None:
+    """Raise if the op has *earlier*, or was used, so that *fn* can no longer be its *what*."""
+    if earlier:
+        text = f"it has a {what} already ({earlier}); that of {location(fn)} would be a second. Keep one of them."
+        raise RuleError(definition.lowering.sentence(text))
+    if definition.registration.fake.is_used:
+        text = f"the {what} of {location(fn)} comes too late: the op was called or traced before, and what was compiled"
+        fix = "Register it right after the definition, or give it to the decorator"
+        raise RuleError(definition.lowering.sentence(f"{text} then would not have it. {fix}."))
 
 
 @overload
@@ -136,17 +121,13 @@ def register_kernel(op: object, device_type: str, fn: F | None = None) -> Any:
     if fn is None:
         return lambda decorated: register_kernel(op, device_type, decorated)
     for definition in forms_of(op):
-        _give_body(definition, device_type, fn)
+        _check_parameters(definition, fn)
+        registration, key = definition.registration, _dispatch_key(definition, device_type)
+        if key in registration.device_keys:
+            text = f"it has a body for '{device_type}' already; {fn.__name__} ({location(fn)}) would be a second."
+            raise RuleError(definition.lowering.sentence(text))
+        registration.add_body(fn, key)
     return fn
-
-
-def _give_body(definition: OpDef, device_type: str, fn: Callable[..., Any]) -> None:
-    _check_parameters(definition, fn)
-    registration, key = definition.registration, _dispatch_key(definition, device_type)
-    if key in registration.device_keys:
-        text = f"it has a body for '{device_type}' already; {fn.__name__} ({location(fn)}) would be a second."
-        raise RuleError(definition.lowering.sentence(text))
-    registration.add_body(fn, key)
 
 
 def _check_parameters(definition: OpDef, fn: Callable[..., Any]) -> None:
@@ -211,8 +192,6 @@ def register_vmap(op: object, rule: F | None = None) -> Any:
 
 
 def _give_vmap_rule(definition: OpDef, rule: Callable[..., Any]) -> None:
-    from magi_opschema._call.bridge import Bridge
-
     called_with = ("info", "in_dims", *definition.lowering.signature.parameters)
     check_callable(definition.lowering, "rule", rule, called_with, error=RuleError)
     bridge = Bridge(definition.lowering)
@@ -231,18 +210,13 @@ def register_autocast(op: object, device_type: str, dtype: torch.dtype) -> None:
         UnknownOpError: magi-opschema registered no such op.
         RuleError: torch has no such device type, or *dtype* is not a floating-point dtype.
     """
-    for definition in forms_of(op):
-        _give_autocast(definition, device_type, dtype)
-
-
-def _give_autocast(definition: OpDef, device_type: str, dtype: torch.dtype) -> None:
-    name = definition.name
-    _dispatch_key(definition, device_type)
     wanted: object = dtype
-    if not (isinstance(wanted, torch.dtype) and wanted.is_floating_point):
-        text = f"autocast casts to {show_value(wanted)}, expected a dtype of floating-point numbers"
-        raise RuleError(definition.lowering.sentence(f"{text}, such as torch.bfloat16."))
-    definition.registration.add(lambda library: torch.library.register_autocast(name, device_type, dtype, lib=library))
+    for definition in forms_of(op):
+        _dispatch_key(definition, device_type)
+        if not (isinstance(wanted, torch.dtype) and wanted.is_floating_point):
+            text = f"autocast casts to {show_value(wanted)}, expected a dtype of floating-point numbers"
+            raise RuleError(definition.lowering.sentence(f"{text}, such as torch.bfloat16."))
+        definition.registration.add_autocast(device_type, dtype)
 
 
 @overload
@@ -275,8 +249,6 @@ def register_sharding(op: object, rule: F | None = None) -> Any:
 
 def _give_sharding_rule(definition: OpDef, rule: Callable[..., Any]) -> None:
     from torch.distributed.tensor.experimental import register_sharding as register_with_dtensor
-
-    from magi_opschema._call.bridge import Bridge
 
     check_callable(definition.lowering, "rule", rule, definition.lowering.signature.parameters, error=RuleError)
     bridge, layout = Bridge(definition.lowering), definition.lowering.layout
