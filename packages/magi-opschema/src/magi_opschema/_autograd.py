@@ -20,8 +20,8 @@ import torch
 
 from magi_opschema._call.bridge import Bridge, structure
 from magi_opschema._codegen.functions import compile_saved
-from magi_opschema._model.layout import Flat, FlatLayout, as_output, as_tuple, tensors_in
 from magi_opschema._model.lowering import SignatureLowering
+from magi_opschema._model.schema import Flat, FlatLayout, as_output, as_tuple, tensors_in
 from magi_opschema._model.tree import Leaf, ListOrTuple, MaskedList, Node, Optional, Record, Sequence, dotted, leaves
 from magi_opschema._text import nearest, show_value
 from magi_opschema._torch_compat import (

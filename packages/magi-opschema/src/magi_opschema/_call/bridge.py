@@ -18,8 +18,8 @@ from magi_opschema._codegen.functions import (
     compile_rebuild_output,
 )
 from magi_opschema._codegen.source import Writer
-from magi_opschema._model.layout import Flat
 from magi_opschema._model.lowering import SignatureLowering
+from magi_opschema._model.schema import Flat
 from magi_opschema._model.tree import Leaf, ListOrTuple, MaskedList, Node, Optional, Record, Sequence, dotted, leaves
 from magi_opschema._text import show_value
 from magi_opschema.errors import ReturnValueError, RuleError
@@ -133,7 +133,7 @@ class Bridge:
             said |= self._take_apart(parameter.node, value, what)
         values: list[Any] = []
         for argument in self.lowering.arguments:
-            if argument.is_bundle and argument.schema_type == "Tensor[]":
+            if argument.bundled:
                 values.append([said.get(leaf.name) for leaf in argument.leaves])
             else:
                 values.append(None if argument.packing else said.get(argument.name))

@@ -18,9 +18,8 @@ import torch
 
 from magi_opschema._codegen.source import rejection
 from magi_opschema._environment import CHECK, is_set
-from magi_opschema._model.layout import Flat, as_tuple, tensors_in
 from magi_opschema._model.lowering import SignatureLowering
-from magi_opschema._model.schema import Argument, takes
+from magi_opschema._model.schema import Argument, Flat, as_tuple, takes, tensors_in
 from magi_opschema._model.tree import Leaf, Node, Record, dotted, leaves, nodes
 from magi_opschema._text import show_value
 from magi_opschema._torch_compat import counting_writes, is_capturing, run_on_fakes, writes_counted

@@ -17,9 +17,8 @@ from typing import Any, NoReturn
 
 from magi_opschema._codegen.functions import compile_unpack
 from magi_opschema._codegen.source import rejection
-from magi_opschema._model.lowering import Parameter, SignatureLowering
+from magi_opschema._model.lowering import Parameter, SignatureLowering, show_signature
 from magi_opschema._model.schema import Argument, takes
-from magi_opschema._model.show import show_signature
 from magi_opschema._model.tree import Leaf
 from magi_opschema._text import nearest
 from magi_opschema._torch_compat import is_dynamo_compiling

@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from magi_opschema._model.lowering import SignatureLowering
@@ -200,7 +201,7 @@ def _shape_text(leaf: Leaf) -> str:
 def compile_unpack(lowering: SignatureLowering, argument: Argument) -> Callable[..., tuple[Any, ...]]:
     """A function from the flat arguments, all by name, to a tuple of the leaves that *argument* holds."""
     to = Writer(lowering)
-    argument.unpack(to)
+    _unpack(argument, to)
     to.line(f"return {tuple_text(leaf.name for leaf in argument.leaves)}")
     names = [known.name for known in lowering.arguments]
     return to.function("unpack", names, f"Unpack {argument.name}.", f"unpack {lowering.name}")
@@ -241,7 +242,58 @@ def flatten_parameters(parameters: tuple[Parameter, ...], to: Writer) -> dict[st
 
 
 def argument_texts(arguments: tuple[Argument, ...], exprs: Mapping[str, str], to: Writer) -> list[str]:
-    return [argument.pack([exprs[leaf.name] for leaf in argument.leaves], to) for argument in arguments]
+    """An expression for each argument, made from those of its leaves."""
+    return [_pack(argument, [exprs[leaf.name] for leaf in argument.leaves], to) for argument in arguments]
+
+
+def _pack(argument: Argument, exprs: list[str], to: Writer) -> str:
+    packing = argument.packing
+    if packing is None:
+        return exprs[0]
+    items = []
+    for leaf, text in zip(argument.leaves, exprs, strict=True):
+        value = _refuse_unless(leaf, packing.kinds, text, to) if packing.kinds else text
+        encoded = to.expression(replace(leaf, name="packed", codec=packing.codec), packing.codec.encode, value)
+        items.append(packing.item.format(value=value, encoded=encoded, len=to.builtin("len")))
+    return packing.whole.format(items=", ".join(items), tensor=to.temporary("tensor"))
+
+
+def _unpack(argument: Argument, to: Writer) -> None:
+    """Write the lines that give each leaf of a packed *argument* its name again."""
+    packing = argument.packing
+    if packing is None or not packing.holds_values:
+        return
+    names = {
+        "list": argument.name,
+        "leaves": ", ".join(leaf.name for leaf in argument.leaves),
+        "rest": to.temporary(argument.name),
+        "take": to.bind("take", _take),
+        **{name: to.builtin(name) for name in ("iter", "next")},
+    }
+    if packing.head:
+        to.line(packing.head.format(**names))
+    for i, leaf in enumerate(argument.leaves if packing.read else ()):
+        packed = Leaf(leaf.path, "str", "packed", packing.codec)
+        decoded = to.expression(packed, packing.codec.decode, f"{argument.name}[{i}]")
+        to.line(f"{leaf.name} = {packing.read.format(i=i, decoded=decoded, **names)}")
+
+
+def _take(items: Iterator[Any], length: int) -> list[Any] | None:
+    """The next *length* of *items*; None for a negative length."""
+    return None if length < 0 else [next(items) for _ in range(length)]
+
+
+def _refuse_unless(leaf: Leaf, kinds: tuple[type, ...], value: str, to: Writer) -> str:
+    """Write the check that *value* is of one of *kinds*, or None for an optional leaf; return its local name."""
+    if not value.isidentifier():
+        # The leaf's own name is not used, because the expression may read it, and is written again for the length.
+        name = to.temporary(f"{leaf.name}_packed")
+        to.line(f"{name} = {value}")
+        value = name
+    accepted = to.bind(f"kinds_of_{leaf.name}", (*kinds, *((type(None),) if leaf.is_optional else ())))
+    with to.block(f"if not {to.builtin('isinstance')}({value}, {accepted}):"):
+        to.line(f"{to.bind(f'reject_{leaf.name}', to.reject(leaf))}({value})")
+    return value
 
 
 def passed(known: Parameter | Argument, text: str) -> str:
@@ -257,7 +309,7 @@ def _open_arguments(arguments: Iterable[Argument], to: Writer) -> None:
             default = default_name(argument, to)
             with to.block(f"if {argument.name} is {default}:"):
                 to.line(f"{argument.name} = [*{default}]")
-        argument.unpack(to)
+        _unpack(argument, to)
 
 
 def tuple_text(texts: Iterable[str]) -> str:

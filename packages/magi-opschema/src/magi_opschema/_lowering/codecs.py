@@ -8,7 +8,7 @@ different types that compare equal (`True` and `1`) are distinguished.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -148,11 +148,6 @@ def _read_number(text: str) -> complex | bool:
         except (KeyError, ValueError):
             continue
     raise AssertionError(text)
-
-
-def take(items: Iterator[Any], length: int) -> list[Any] | None:
-    """The next *length* of *items*; None for a negative length."""
-    return None if length < 0 else [next(items) for _ in range(length)]
 
 
 def optional(codec: Codec) -> Codec:

@@ -7,7 +7,7 @@
     lists of ints               SymInt[] packed_SymInt_list, SymInt[] packed_SymInt_list_length
 
 Tensors stay separate arguments while there is room, because a graph then shows each of them. If there is no room, they
-share a list too, and the kernels of this package still see each Tensor: see `slots` in `_model.layout`.
+share a list too, and the kernels of this package still see each Tensor: see `FlatLayout` in `_model.schema`.
 
     64 Tensors and a float      Tensor[] packed_Tensor, float packed_float
 """
@@ -15,13 +15,12 @@ share a list too, and the kernels of this package still see each Tensor: see `sl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
-from magi_opschema._codegen.source import Writer
-from magi_opschema._model.schema import MAX_ARGUMENTS, NO_DEFAULT, Argument
+from magi_opschema._model.schema import MAX_ARGUMENTS, NO_DEFAULT, Argument, Packing
 from magi_opschema._model.tree import SEQUENCE, Codec, Leaf, flat_name, nodes
 from magi_opschema.errors import Problem, SignatureError
 
@@ -32,158 +31,27 @@ if TYPE_CHECKING:
     from magi_opschema._model.lowering import SignatureTrees
 
 _FILLERS = {"SymInt": "0", "float": "0.0", "bool": "False", "str": '""'}
-_TEXTS: dict[str, Codec] = {
-    "ScalarType": codecs.torch_constant_text(torch.dtype),
-    "Device": codecs.torch_constant_text(torch.device),
-    "Layout": codecs.torch_constant_text(torch.layout),
-    "MemoryFormat": codecs.torch_constant_text(torch.memory_format),
-    "complex": codecs.number_text(),
-    "Scalar": codecs.number_text(),
-}
 _NUMBERS = (int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
-_KINDS: dict[str, tuple[type, ...]] = {
-    "ScalarType": (torch.dtype,),
-    "Device": (torch.device, str),
-    "Layout": (torch.layout,),
-    "MemoryFormat": (torch.memory_format,),
-    "complex": _NUMBERS,
-    "Scalar": _NUMBERS,
+
+
+def _texts(codec: Codec, *kinds: type) -> Packing:
+    """Values of *kinds* written as text, the empty text for None."""
+    return Packing(
+        "'' if {value} is None else {encoded}", read="{decoded} if {list}[{i}] else None", kinds=kinds, codec=codec
+    )
+
+
+_TEXTS = {
+    "ScalarType": _texts(codecs.torch_constant_text(torch.dtype), torch.dtype),
+    "Device": _texts(codecs.torch_constant_text(torch.device), torch.device, str),
+    "Layout": _texts(codecs.torch_constant_text(torch.layout), torch.layout),
+    "MemoryFormat": _texts(codecs.torch_constant_text(torch.memory_format), torch.memory_format),
+    "complex": _texts(codecs.number_text(), *_NUMBERS),
+    "Scalar": _texts(codecs.number_text(), *_NUMBERS),
 }
-
-
-@dataclass(frozen=True)
-class Values:
-    """Values in one list: `[a, b]`."""
-
-    holds_values: ClassVar[bool] = True
-
-    def pack(self, argument: Argument, exprs: Sequence[str], to: Writer) -> str:  # noqa: ARG002
-        return f"[{', '.join(exprs)}]"
-
-    def unpack(self, argument: Argument, to: Writer) -> None:
-        to.line(f"{', '.join(leaf.name for leaf in argument.leaves)}, = {argument.name}")
-
-
-@dataclass(frozen=True)
-class OptionalValues:
-    """Values that may be None, for which a filler is passed; the argument *present* says which values are there."""
-
-    filler: str
-    present: str
-
-    holds_values: ClassVar[bool] = True
-
-    def pack(self, argument: Argument, exprs: Sequence[str], to: Writer) -> str:  # noqa: ARG002
-        return f"[{', '.join(f'{self.filler} if {text} is None else {text}' for text in exprs)}]"
-
-    def unpack(self, argument: Argument, to: Writer) -> None:
-        for i, leaf in enumerate(argument.leaves):
-            to.line(f"{leaf.name} = {argument.name}[{i}] if {self.present}[{i}] else None")
-
-
-@dataclass(frozen=True)
-class Present:
-    """Which of the optional values are there; `OptionalValues` reads it."""
-
-    holds_values: ClassVar[bool] = False
-
-    def pack(self, argument: Argument, exprs: Sequence[str], to: Writer) -> str:  # noqa: ARG002
-        return f"[{', '.join(f'{text} is not None' for text in exprs)}]"
-
-    def unpack(self, argument: Argument, to: Writer) -> None:
-        """Nothing: it has no leaf of its own."""
-
-
-@dataclass(frozen=True)
-class Texts:
-    """Values written as text, the empty text for None."""
-
-    codec: Codec
-
-    holds_values: ClassVar[bool] = True
-
-    def pack(self, argument: Argument, exprs: Sequence[str], to: Writer) -> str:
-        texts = []
-        for leaf, text in zip(argument.leaves, exprs, strict=True):
-            value = _refuse_unless(leaf, _KINDS[leaf.schema_type.removesuffix("?")], text, to)
-            encoded = to.expression(Leaf((), "str", "packed", self.codec), self.codec.encode, value)
-            texts.append(f"'' if {value} is None else {encoded}")
-        return f"[{', '.join(texts)}]"
-
-    def unpack(self, argument: Argument, to: Writer) -> None:
-        for i, leaf in enumerate(argument.leaves):
-            text = f"{argument.name}[{i}]"
-            value = to.expression(Leaf(leaf.path, "str", "packed", self.codec), self.codec.decode, text)
-            to.line(f"{leaf.name} = {value} if {text} else None")
-
-
-@dataclass(frozen=True)
-class Lists:
-    """Lists one after the other; the argument *lengths* says where each ends."""
-
-    lengths: str
-
-    holds_values: ClassVar[bool] = True
-
-    def pack(self, argument: Argument, exprs: Sequence[str], to: Writer) -> str:
-        texts = [_refuse_unless(leaf, SEQUENCE, text, to) for leaf, text in zip(argument.leaves, exprs, strict=True)]
-        return f"[{', '.join(f'*({text} or ())' for text in texts)}]"
-
-    def unpack(self, argument: Argument, to: Writer) -> None:
-        items, list_ = to.bind("take", codecs.take), to.temporary(argument.name)
-        to.line(f"{list_} = {to.builtin('iter')}({argument.name})")
-        for i, leaf in enumerate(argument.leaves):
-            to.line(f"{leaf.name} = {items}({list_}, {self.lengths}[{i}])")
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """The length of each list, -1 for None; `Lists` reads it."""
-
-    holds_values: ClassVar[bool] = False
-
-    def pack(self, argument: Argument, exprs: Sequence[str], to: Writer) -> str:  # noqa: ARG002
-        len_ = to.builtin("len")
-        return f"[{', '.join(f'-1 if {text} is None else {len_}({text})' for text in exprs)}]"
-
-    def unpack(self, argument: Argument, to: Writer) -> None:
-        """Nothing: it has no leaf of its own."""
-
-
-@dataclass(frozen=True)
-class OptionalTensors:
-    """The Tensors that are there; the argument *present* says which."""
-
-    present: str
-
-    holds_values: ClassVar[bool] = True
-
-    def pack(self, argument: Argument, exprs: Sequence[str], to: Writer) -> str:  # noqa: ARG002
-        tensor = to.temporary("tensor")
-        return f"[{tensor} for {tensor} in ({', '.join(exprs)},) if {tensor} is not None]"
-
-    def unpack(self, argument: Argument, to: Writer) -> None:
-        next_, rest = to.builtin("next"), to.temporary(argument.name)
-        to.line(f"{rest} = {to.builtin('iter')}({argument.name})")
-        for i, leaf in enumerate(argument.leaves):
-            to.line(f"{leaf.name} = {next_}({rest}) if {self.present}[{i}] else None")
-
-
-def _refuse_unless(leaf: Leaf, kinds: tuple[type, ...], value: str, to: Writer) -> str:
-    """Write the check that *value* is of one of *kinds*, because the dispatcher cannot check a packed value.
-
-    Returns:
-        The value's local name.
-    """
-    if not value.isidentifier():
-        # The leaf's own name is not used, because the expression may read it, and is written again for the length.
-        name = to.temporary(f"{leaf.name}_packed")
-        to.line(f"{name} = {value}")
-        value = name
-    accepted = to.bind(f"kinds_of_{leaf.name}", (*kinds, *((type(None),) if leaf.is_optional else ())))
-    with to.block(f"if not {to.builtin('isinstance')}({value}, {accepted}):"):
-        to.line(f"{to.bind(f'reject_{leaf.name}', to.reject(leaf))}({value})")
-    return value
+_VALUES = Packing(head="{leaves}, = {list}")
+_PRESENT = Packing("{value} is not None")
+_LENGTHS = Packing("-1 if {value} is None else {len}({value})")
 
 
 def pack(arguments: tuple[Argument, ...], trees: SignatureTrees) -> tuple[Argument, ...]:
@@ -252,13 +120,17 @@ def _tensor_kind(argument: Argument) -> str:
 
 
 def _bundle(kind: str, name: str, members: Sequence[Argument]) -> list[Argument]:
-    tensors = _leaves_of(members)
+    tensors, alias, present = _leaves_of(members), members[0].alias, f"{name}_present"
     if not kind.startswith("optional_"):
-        return [Argument(name, "Tensor[]", tensors, alias=members[0].alias, packing=Values())]
-    present = f"{name}_present"
+        return [Argument(name, "Tensor[]", tensors, alias=alias, packing=_VALUES)]
+    packing = Packing(
+        whole="[{tensor} for {tensor} in ({items},) if {tensor} is not None]",
+        head="{rest} = {iter}({list})",
+        read=f"{{next}}({{rest}}) if {present}[{{i}}] else None",
+    )
     return [
-        Argument(name, "Tensor[]", tensors, alias=members[0].alias, packing=OptionalTensors(present)),
-        Argument(present, "bool[]", tensors, packing=Present()),
+        Argument(name, "Tensor[]", tensors, alias=alias, packing=packing),
+        Argument(present, "bool[]", tensors, packing=_PRESENT),
     ]
 
 
@@ -273,17 +145,21 @@ def _pack_group(kind: str, name: str, members: tuple[Leaf, ...]) -> list[Argumen
     base = members[0].schema_type.removesuffix("?")
     if kind.startswith("optional_"):
         present = f"{name}_present"
-        values = OptionalValues(_FILLERS[base], present)
+        item, read = (
+            f"{_FILLERS[base]} if {{value}} is None else {{value}}",
+            f"{{list}}[{{i}}] if {present}[{{i}}] else None",
+        )
         return [
-            Argument(name, f"{base}[]", members, packing=values),
-            Argument(present, "bool[]", members, packing=Present()),
+            Argument(name, f"{base}[]", members, packing=Packing(item, read=read)),
+            Argument(present, "bool[]", members, packing=_PRESENT),
         ]
     if kind.endswith("_list"):
         lengths = f"{name}_length"
+        head, read = "{rest} = {iter}({list})", f"{{take}}({{rest}}, {lengths}[{{i}}])"
         return [
-            Argument(name, base, members, packing=Lists(lengths)),
-            Argument(lengths, "SymInt[]", members, packing=Lengths()),
+            Argument(name, base, members, packing=Packing("*({value} or ())", head=head, read=read, kinds=SEQUENCE)),
+            Argument(lengths, "SymInt[]", members, packing=_LENGTHS),
         ]
     if base in _TEXTS:
-        return [Argument(name, "str[]", members, packing=Texts(_TEXTS[base]))]
-    return [Argument(name, f"{base}[]", members, packing=Values())]
+        return [Argument(name, "str[]", members, packing=_TEXTS[base])]
+    return [Argument(name, f"{base}[]", members, packing=_VALUES)]

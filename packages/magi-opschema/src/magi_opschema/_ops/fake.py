@@ -16,8 +16,8 @@ import torch
 from magi_opschema._autograd import Formula
 from magi_opschema._call.bridge import gradient_names
 from magi_opschema._codegen.functions import compile_refusals, compile_twin
-from magi_opschema._model.layout import as_output, tensors_in
 from magi_opschema._model.lowering import SignatureLowering
+from magi_opschema._model.schema import as_output, tensors_in
 from magi_opschema._model.tree import Leaf, dotted
 from magi_opschema._text import location, nearest, show_value, show_with_type
 from magi_opschema._torch_compat import storage_id

@@ -36,9 +36,8 @@ from magi_opschema._call.checks import CallCheck
 from magi_opschema._call.misfit import ErrorTranslation
 from magi_opschema._codegen.functions import compile_twin
 from magi_opschema._codegen.source import compile_at_first_call
-from magi_opschema._model.layout import Flat, as_output, as_tuple, tensors_in
 from magi_opschema._model.lowering import SignatureLowering
-from magi_opschema._model.schema import NO_DEFAULT, schema_text
+from magi_opschema._model.schema import NO_DEFAULT, Flat, as_output, as_tuple, schema_text, tensors_in
 from magi_opschema._torch_compat import (
     below_adinplaceorview,
     destroy,
