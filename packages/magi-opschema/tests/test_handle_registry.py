@@ -24,7 +24,7 @@ from magi_opschema import (
     register_object,
     release_object,
 )
-from magi_opschema._handles.registry import REGISTRY
+from magi_opschema._handles.handle import REGISTRY
 from torch import Tensor, nn
 
 

@@ -21,7 +21,7 @@ from magi_opschema import (
     register_object,
     register_vmap,
 )
-from magi_opschema._handles.registry import REGISTRY
+from magi_opschema._handles.handle import REGISTRY
 from torch import Tensor
 
 

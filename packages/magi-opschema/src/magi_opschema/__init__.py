@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from magi_opschema._lowering.signature import lower_signature as lower_signature
 
     from . import errors as errors
-    from ._handles.annotation import ObjectHandle as ObjectHandle
     from ._handles.declared import see_through_object as see_through_object
-    from ._handles.registry import get_object as get_object
-    from ._handles.registry import register_object as register_object
-    from ._handles.registry import release_object as release_object
+    from ._handles.handle import ObjectHandle as ObjectHandle
+    from ._handles.handle import get_object as get_object
+    from ._handles.handle import register_object as register_object
+    from ._handles.handle import release_object as release_object
     from ._model.lowering import SignatureLowering as SignatureLowering
     from ._ops.catalogue import OpDef as OpDef
     from ._ops.catalogue import annotate as annotate
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
     from .errors import OpSchemaError as OpSchemaError
 
 _HOMES = {
-    "ObjectHandle": "_handles.annotation",
+    "ObjectHandle": "_handles.handle",
     "OpDef": "_ops.catalogue",
     "OpSchemaError": "errors",
     "RegisteredOp": "_ops.decorator",
     "SignatureLowering": "_model.lowering",
     "annotate": "_ops.catalogue",
-    "get_object": "_handles.registry",
+    "get_object": "_handles.handle",
     "lower_signature": "_lowering.signature",
     "magi_register_custom_op": "_ops.decorator",
     "op_def": "_ops.catalogue",
     "opcheck": "_ops.catalogue",
     "register_autocast": "_ops.rules",
     "register_kernel": "_ops.rules",
-    "register_object": "_handles.registry",
+    "register_object": "_handles.handle",
     "register_sharding": "_ops.rules",
     "register_vmap": "_ops.rules",
-    "release_object": "_handles.registry",
+    "release_object": "_handles.handle",
     "see_through_object": "_handles.declared",
 }
 

@@ -32,14 +32,14 @@ from magi_opschema.errors import (
 
 
 if TYPE_CHECKING:
-    from magi_opschema._model.lowering import SignatureTrees
+    from magi_opschema._model.lowering import SignatureLowering
 
 INDENT = "    "
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
 def rejection(
-    trees: SignatureTrees, node: Node | None, *, returned: type[OpSchemaError] | None = None, of: str = ""
+    trees: SignatureLowering, node: Node | None, *, returned: type[OpSchemaError] | None = None, of: str = ""
 ) -> Callable[[object], None]:
     """The function that generated code calls with a refused value of *node*; None stands for `-> None`.
 
@@ -114,7 +114,7 @@ def _expected(node: Node) -> str:
 class Writer:
     """Lines of one function, and the objects that its reserved names stand for."""
 
-    trees: SignatureTrees
+    trees: SignatureLowering
     """The op that the function is about."""
     is_traced: bool = False
     """True for code that Dynamo traces, which must make instances by their constructors."""

@@ -28,7 +28,7 @@ from . import codecs
 
 
 if TYPE_CHECKING:
-    from magi_opschema._model.lowering import SignatureTrees
+    from magi_opschema._model.lowering import SignatureLowering
 
 _FILLERS = {"SymInt": "0", "float": "0.0", "bool": "False", "str": '""'}
 _NUMBERS = (int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -54,7 +54,7 @@ _PRESENT = Packing("{value} is not None")
 _LENGTHS = Packing("-1 if {value} is None else {len}({value})")
 
 
-def pack(arguments: tuple[Argument, ...], trees: SignatureTrees) -> tuple[Argument, ...]:
+def pack(arguments: tuple[Argument, ...], trees: SignatureLowering) -> tuple[Argument, ...]:
     """*arguments*, packed so that there are at most 64 for any number of leaves.
 
     Raises:

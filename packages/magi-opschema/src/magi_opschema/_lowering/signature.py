@@ -6,14 +6,14 @@ from __future__ import annotations
 import inspect
 import keyword
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 from magi_opschema._codegen.functions import compile_flatten
 from magi_opschema._codegen.source import Writer
 from magi_opschema._environment import refuse_unknown_variables
-from magi_opschema._model.lowering import LoweringPath, Parameter, SignatureLowering, SignatureTrees, is_flat_return
+from magi_opschema._model.lowering import LoweringPath, Parameter, SignatureLowering, is_flat_return
 from magi_opschema._model.schema import MAX_ARGUMENTS, NO_DEFAULT, Argument, default_text, takes
 from magi_opschema._model.tree import Leaf, ListOrTuple, MaskedList, Node, Optional, dotted, flat_name, leaves, nodes
 from magi_opschema._text import location, nearest, show_value, show_with_type
@@ -47,7 +47,7 @@ def refuse_other_than_functions(fn: object) -> None:
         )
 
 
-def mutated_leaves(trees: SignatureTrees, mutates_args: object) -> set[str]:
+def mutated_leaves(trees: SignatureLowering, mutates_args: object) -> set[str]:
     """The names of the leaves that *mutates_args* means.
 
     Raises:
@@ -57,47 +57,28 @@ def mutated_leaves(trees: SignatureTrees, mutates_args: object) -> set[str]:
         text = f"mutates_args={mutates_args!r} is one string. Write a tuple of names: ({mutates_args!r},)."
         raise OptionError(trees.sentence(text))
     if not isinstance(mutates_args, Iterable):
-        text = (
-            f"mutates_args={show_value(mutates_args)} is not a tuple of names. Leave it out if nothing is written into."
-        )
-        raise OptionError(trees.sentence(text))
-    mutated: set[str] = set()
+        text = f"mutates_args={show_value(mutates_args)} is not a tuple of names."
+        raise OptionError(trees.sentence(f"{text} Leave it out if nothing is written into."))
     names = list(mutates_args)
-    tensors_by_name = _tensors_by_name(trees) if names else {}
-    for name in names:
-        for leaf in _meant(name, tensors_by_name, trees):
-            _refuse_optional_list(leaf, trees)
-            mutated.add(leaf.name)
-    return mutated
-
-
-def _tensors_by_name(trees: SignatureTrees) -> dict[str, list[Leaf]]:
-    """The Tensors of each node, by its dotted path and by its flat name."""
-    found: dict[str, list[Leaf]] = {}
-    for parameter in trees.parameters:
+    tensors: dict[str, list[Leaf]] = {}
+    for parameter in trees.parameters if names else ():
         for node in nodes(parameter.node):
-            found[dotted(node.path)] = found[flat_name(node.path)] = [leaf for leaf in leaves(node) if leaf.is_tensor]
-    return found
-
-
-def _meant(name: object, tensors_by_name: dict[str, list[Leaf]], trees: SignatureTrees) -> Sequence[Leaf]:
-    if not isinstance(name, str) or name not in tensors_by_name:
-        text = f"mutates_args names {show_value(name)}, which is not a parameter, leaf path or flat name."
-        raise OptionError(trees.sentence(text + nearest(name, tensors_by_name)))
-    if not tensors_by_name[name]:
-        text = f"mutates_args names '{name}', which holds no Tensor, and an op can write into Tensors only."
-        raise OptionError(trees.sentence(text))
-    return tensors_by_name[name]
-
-
-def _refuse_optional_list(leaf: Leaf, trees: SignatureTrees) -> None:
-    if leaf.schema_type == "Tensor[]?":
-        text = f"mutates_args names '{dotted(leaf.path)}', a list of Tensors that may be None, which torch cannot"
-        fix = "functionalize (pytorch #144072). Use list[Tensor], empty for None."
-        raise OptionError(trees.sentence(f"{text} {fix}"))
-
-
-PREFIX = "_m_"
+            tensors[dotted(node.path)] = tensors[flat_name(node.path)] = [
+                leaf for leaf in leaves(node) if leaf.is_tensor
+            ]
+    for name in names:
+        if not isinstance(name, str) or name not in tensors:
+            text = f"mutates_args names {show_value(name)}, which is not a parameter, leaf path or flat name."
+            raise OptionError(trees.sentence(text + nearest(name, tensors)))
+        if not tensors[name]:
+            text = f"mutates_args names '{name}', which holds no Tensor, and an op can write into Tensors only."
+            raise OptionError(trees.sentence(text))
+        for leaf in tensors[name]:
+            if leaf.schema_type == "Tensor[]?":
+                text = f"mutates_args names '{dotted(leaf.path)}', a list of Tensors that may be None, which torch "
+                fix = "cannot functionalize (pytorch #144072). Use list[Tensor], empty for None."
+                raise OptionError(trees.sentence(f"{text}{fix}"))
+    return {leaf.name for name in names for leaf in tensors[name]}
 
 
 def lower_signature_in(
@@ -113,17 +94,20 @@ def lower_signature_in(
     With *is_opaque*, an `ObjectHandle[T]` is a handle even if the object could be taken apart.
     """
     signature = inspect.signature(fn)
-    name = _identifier(fn.__name__)
+    is_name = fn.__name__.isidentifier() and not keyword.iskeyword(fn.__name__)
+    name = flat_name((fn.__name__,)) if is_name else "op"
     title = op_name or f"{name}()"
     parameters, returns = _lower_all(fn, title, signature, scope, is_opaque=is_opaque)
     flat_names = [flat_name(node.path) for parameter in parameters for node in nodes(parameter.node)]
-    prefix = _free_prefix([name, *signature.parameters, *flat_names])
-    trees = SignatureTrees(name, signature, parameters, returns, prefix, location(fn), title)
+    prefix, taken = "_m_", (name, *signature.parameters, *flat_names)
+    while any(other.startswith(prefix) for other in taken):
+        prefix = f"_{prefix}"
+    trees = SignatureLowering(name, signature, parameters, returns, prefix, location(fn), title)
     arguments = _arguments(trees, mutated_leaves(trees, mutates_args))
     path = _choose_path(parameters, returns, arguments)
     if path == "flattened":
         arguments = _positional_with_trailing_defaults(arguments)
-    return SignatureLowering(name, signature, parameters, returns, prefix, trees.location, title, arguments, path)
+    return replace(trees, arguments=arguments, path=path)
 
 
 def _lower_all(
@@ -202,25 +186,17 @@ def _is_inside(node: Node, outer: Node) -> bool:
     return False
 
 
-def _identifier(name: str) -> str:
-    return flat_name((name,)) if name.isidentifier() and not keyword.iskeyword(name) else "op"
-
-
-def _free_prefix(names: Iterable[str]) -> str:
-    prefix, taken = PREFIX, tuple(names)
-    while any(name.startswith(prefix) for name in taken):
-        prefix = f"_{prefix}"
-    return prefix
-
-
-def _arguments(trees: SignatureTrees, mutated: set[str]) -> tuple[Argument, ...]:
+def _arguments(trees: SignatureLowering, mutated: set[str]) -> tuple[Argument, ...]:
     arguments: list[Argument] = []
     problems: list[Problem] = []
     for parameter in trees.parameters:
         defaults = _leaf_defaults(parameter, trees)
         for leaf, default in zip(leaves(parameter.node), defaults, strict=True):
             if default is not NO_DEFAULT and not takes(leaf.schema_type, default):
-                problems.append(_bad_default(leaf, default))
+                shown = f"the default of '{dotted(leaf.path)}' is {show_with_type(default)}"
+                fix = "Annotate it T | None" if default is None else "Change the default or the annotation"
+                text = f"{shown}, which the schema type {leaf.schema_type} does not take. {fix}."
+                problems.append(Problem(dotted(leaf.path), text))
             holdable = default is not NO_DEFAULT and default_text(leaf.schema_type, default) is not None
             if leaf.codec.is_process_bound and default is not None:
                 holdable = False
@@ -244,13 +220,7 @@ def _arguments(trees: SignatureTrees, mutated: set[str]) -> tuple[Argument, ...]
     return tuple(arguments)
 
 
-def _bad_default(leaf: Leaf, default: object) -> Problem:
-    shown = f"the default of '{dotted(leaf.path)}' is {show_with_type(default)}"
-    fix = "Annotate it T | None" if default is None else "Change the default or the annotation"
-    return Problem(dotted(leaf.path), f"{shown}, which the schema type {leaf.schema_type} does not take. {fix}.")
-
-
-def _leaf_defaults(parameter: Parameter, trees: SignatureTrees) -> list[object]:
+def _leaf_defaults(parameter: Parameter, trees: SignatureLowering) -> list[object]:
     """The default of each leaf of the parameter."""
     below = list(leaves(parameter.node))
     if not parameter.has_default:
@@ -287,14 +257,13 @@ def _positional_with_trailing_defaults(arguments: tuple[Argument, ...]) -> tuple
     defaults stay.
     """
     last_without = max((i for i, argument in enumerate(arguments) if not argument.has_default), default=-1)
-    return tuple(_positional(argument, keeps_default=i > last_without) for i, argument in enumerate(arguments))
-
-
-def _positional(argument: Argument, *, keeps_default: bool) -> Argument:
-    default = argument.default if keeps_default else NO_DEFAULT
-    if default is argument.default and not argument.is_keyword_only:
-        return argument
-    return replace(argument, is_keyword_only=False, default=default)
+    defaults = [argument.default if i > last_without else NO_DEFAULT for i, argument in enumerate(arguments)]
+    return tuple(
+        argument
+        if default is argument.default and not argument.is_keyword_only
+        else replace(argument, is_keyword_only=False, default=default)
+        for argument, default in zip(arguments, defaults, strict=True)
+    )
 
 
 def lower_signature(fn: Callable[..., Any], *, mutates_args: Iterable[str] = ()) -> SignatureLowering:

@@ -39,8 +39,8 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class SignatureTrees:
-    """A signature as trees, before it is known which arguments the schema has."""
+class SignatureLowering:
+    """What a signature became. `lower_signature` makes it; nothing in it changes afterwards."""
 
     name: str
     signature: inspect.Signature
@@ -51,6 +51,8 @@ class SignatureTrees:
     location: str
     title: str
     """The prefix of errors about it: the op's qualified name; without an op, that of the function with brackets."""
+    arguments: tuple[Argument, ...] = ()
+    path: LoweringPath = "direct"
 
     @functools.cached_property
     def leaves(self) -> tuple[Leaf, ...]:
@@ -77,14 +79,6 @@ class SignatureTrees:
     def sentence(self, text: str) -> str:
         """An error message about this op: its title, *text*, and where it is defined."""
         return f"{self.title}: {text} ({self.location})"
-
-
-@dataclass(frozen=True)
-class SignatureLowering(SignatureTrees):
-    """What a signature became. `lower_signature` makes it; nothing in it changes afterwards."""
-
-    arguments: tuple[Argument, ...]
-    path: LoweringPath
 
     @property
     def schema(self) -> str:
