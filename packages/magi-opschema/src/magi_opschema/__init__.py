@@ -32,26 +32,17 @@ if TYPE_CHECKING:
     from ._ops.rules import register_vmap as register_vmap
     from .errors import OpSchemaError as OpSchemaError
 
-_HOMES = {
-    "ObjectHandle": "_handles.handle",
-    "OpDef": "_ops.catalogue",
-    "OpSchemaError": "errors",
-    "RegisteredOp": "_ops.decorator",
-    "SignatureLowering": "_model.lowering",
-    "annotate": "_ops.catalogue",
-    "get_object": "_handles.handle",
-    "lower_signature": "_lowering.signature",
-    "magi_register_custom_op": "_ops.decorator",
-    "op_def": "_ops.catalogue",
-    "opcheck": "_ops.catalogue",
-    "register_autocast": "_ops.rules",
-    "register_kernel": "_ops.rules",
-    "register_object": "_handles.handle",
-    "register_sharding": "_ops.rules",
-    "register_vmap": "_ops.rules",
-    "release_object": "_handles.handle",
-    "see_through_object": "_handles.declared",
+_NAMES = {
+    "errors": ("OpSchemaError",),
+    "_handles.declared": ("see_through_object",),
+    "_handles.handle": ("ObjectHandle", "get_object", "register_object", "release_object"),
+    "_lowering.signature": ("lower_signature",),
+    "_model.lowering": ("SignatureLowering",),
+    "_ops.catalogue": ("OpDef", "annotate", "op_def", "opcheck"),
+    "_ops.decorator": ("RegisteredOp", "magi_register_custom_op"),
+    "_ops.rules": ("register_autocast", "register_kernel", "register_sharding", "register_vmap"),
 }
+_HOMES = dict(sorted((name, home) for home, names in _NAMES.items() for name in names))
 
 __all__ = list(_HOMES)
 

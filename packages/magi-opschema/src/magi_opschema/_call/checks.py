@@ -22,7 +22,7 @@ from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.schema import Argument, Flat, as_tuple, takes, tensors_in
 from magi_opschema._model.tree import Leaf, Node, Record, dotted, leaves, nodes
 from magi_opschema._text import show_value
-from magi_opschema._torch_compat import counting_writes, is_capturing, run_on_fakes, writes_counted
+from magi_opschema._torch_compat import counting_writes, run_on_fakes, writes_counted
 from magi_opschema.errors import AliasingError, FakeMismatchError, MutationError, ReturnValueError, RoundTripError
 
 from .bridge import Bridge
@@ -70,7 +70,8 @@ def _stamp(tensor: torch.Tensor, *, thorough: bool) -> Any:
         return writes_counted(tensor)
     is_plain = type(tensor) in {torch.Tensor, torch.nn.Parameter} and tensor.layout is torch.strided
     is_small = thorough or tensor.numel() * tensor.element_size() <= _MAX_BYTES
-    if not is_plain or not is_small or tensor.is_quantized or is_capturing(tensor):
+    is_captured = tensor.is_cuda and torch.cuda.is_current_stream_capturing()  # then nothing can be read back
+    if not is_plain or not is_small or tensor.is_quantized or is_captured:
         return None
     # As numbers, a nan would not equal itself.
     contents = tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)

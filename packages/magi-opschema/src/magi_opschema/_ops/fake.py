@@ -161,20 +161,18 @@ def sources_of(lowering: SignatureLowering, names: Sequence[str] | None) -> list
             text = f"'{dotted(output.path)}' is a {output.schema_type}, which looks like no Tensor input"
             raise _wrong(lowering, f"{text}. Pass a function")
     tensors = [leaf for leaf in lowering.leaves if leaf.is_tensor]
-    sources = _first(lowering, tensors) if names is None else _named(lowering, tensors, names)
+    if names is not None:
+        sources = _named(lowering, tensors, names)
+    elif len(outputs) > len(tensors):
+        text = f"there are {len(outputs)} outputs and {len(tensors)} Tensor inputs, so output i cannot look like input"
+        raise _wrong(lowering, f"{text} i. Pass a function, or names")
+    else:
+        sources = tensors[: len(outputs)]
     for output, source in zip(outputs, sources, strict=True):
         if output.is_list is not source.is_list:
             text = f"'{dotted(output.path)}' and '{dotted(source.path)}' are not both lists"
             raise _wrong(lowering, f"{text}. Pass a function")
     return sources
-
-
-def _first(lowering: SignatureLowering, tensors: list[Leaf]) -> list[Leaf]:
-    count = len(lowering.return_leaves)
-    if count > len(tensors):
-        text = f"there are {count} outputs and {len(tensors)} Tensor inputs, so output i cannot look like input i"
-        raise _wrong(lowering, f"{text}. Pass a function, or names")
-    return tensors[:count]
 
 
 def _named(lowering: SignatureLowering, tensors: list[Leaf], names: Sequence[object]) -> list[Leaf]:

@@ -39,7 +39,7 @@ from magi_opschema._codegen.source import compile_at_first_call
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.schema import NO_DEFAULT, Flat, as_output, as_tuple, schema_text, tensors_in
 from magi_opschema._torch_compat import (
-    below_adinplaceorview,
+    below_adinplaceorview_pool,
     destroy,
     functionalize_by,
     hide_from_dynamo,
@@ -297,7 +297,7 @@ def _version_kernel(lowering: SignatureLowering, op: Any) -> Callable[..., Any]:
         for position in layout.mutated:
             value = flat[position]
             increment_version((value,) if isinstance(value, torch.Tensor) else value or ())
-        with below_adinplaceorview():
+        with below_adinplaceorview_pool.make():
             return op(*args, **kwargs)
 
     return hide_from_dynamo(kernel)
