@@ -185,14 +185,6 @@ def test_no_golden_file_is_left_over() -> None:
     assert {path.stem for path in GOLDEN.glob("*")} == {"rows", *(fn.__name__ for fn in OPTIONS)}
 
 
-@pytest.mark.parametrize("fn", OPTIONS, ids=lambda fn: fn.__name__)
-def test_the_same_signature_gives_the_same_text(ns: str, fn: Callable[..., Any]) -> None:
-    text = text_of(fn, f"{ns}_first")
-    assert text_of(fn, f"{ns}_second") == text
-    assert "0x" not in text
-    assert " at 7f" not in text
-
-
 def test_another_process_gives_the_same_text(ns: str) -> None:
     """No text depends on the order of a set, on an address, or on what was decorated before."""
     program = f"""

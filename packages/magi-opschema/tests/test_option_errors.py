@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options and names that the decorator refuses, things that are not functions, and what each error is besides."""
+"""What the decorator refuses, what is refused of an op afterwards, and wrong values of every kind at every entry."""
 
 from __future__ import annotations
 
@@ -11,8 +11,30 @@ from typing import Any
 import pytest
 import torch
 from _bad_inputs import Inner, X, located, plain, returning, shown, two_outputs, with_annotation
-from magi_opschema import errors, magi_register_custom_op, op_def
-from magi_opschema.errors import DuplicateOpError, OpNameError, OpSchemaError, OptionError
+from magi_opschema import (
+    annotate,
+    errors,
+    get_object,
+    lower_signature,
+    magi_register_custom_op,
+    op_def,
+    opcheck,
+    register_autocast,
+    register_kernel,
+    register_object,
+    register_sharding,
+    register_vmap,
+    release_object,
+)
+from magi_opschema.errors import (
+    ArgumentError,
+    DuplicateOpError,
+    OpNameError,
+    OpSchemaError,
+    OptionError,
+    RuleError,
+    UnknownOpError,
+)
 from torch import Tensor
 
 
@@ -212,3 +234,127 @@ def test_each_error_is_a_builtin_one_too() -> None:
             assert base.__module__ == "builtins"
             assert base is not Exception
             assert issubclass(base, Exception)
+
+
+def test_unknown_op() -> None:
+    magi_register_custom_op("opschema_unknown::normalize")(plain)
+    with pytest.raises(UnknownOpError, match="Did you mean 'opschema_unknown::normalize'?"):
+        op_def("opschema_unknown::normalise")
+    with pytest.raises(UnknownOpError, match="'aten::add' is not an op that magi-opschema registered."):
+        op_def(torch.ops.aten.add.Tensor)
+    with pytest.raises(UnknownOpError, match="is not an op that magi-opschema registered."):
+        annotate(plain, "key", "text")
+    with pytest.raises(LookupError, match="is not an op that magi-opschema registered."):
+        register_vmap(len, lambda *args: args)
+
+
+NO_FUNCTION: Any = 3
+
+
+# what is asked of an op, error class, sentence
+AFTERWARDS: list[tuple[Callable[[Any], Any], type[OpSchemaError], str]] = [
+    (lambda op: register_vmap(op, NO_FUNCTION), RuleError, "rule is 3 (int), expected a function."),
+    (lambda op: register_vmap(op, lambda x: x), RuleError,
+     "rule is called as rule(info, in_dims, x), which test_option_errors.py"),
+    (lambda op: register_sharding(op, NO_FUNCTION), RuleError, "rule is 3 (int), expected a function."),
+    (lambda op: register_kernel(op, "cpu", NO_FUNCTION), RuleError, "the body is 3 (int), expected a function."),
+    (lambda op: register_kernel(op, "zpu", plain), RuleError,
+     "'zpu' is not a device type of torch. Use 'cpu', 'cuda' or another."),
+    (lambda op: register_autocast(op, "zpu", torch.float16), RuleError,
+     "'zpu' is not a device type of torch. Use 'cpu', 'cuda' or another."),
+    (lambda op: register_autocast(op, "cpu", "float16"), RuleError,  # type: ignore[arg-type]
+     "autocast casts to 'float16', expected a dtype of floating-point numbers, such as torch.bfloat16."),
+    (lambda op: register_autocast(op, "cpu", torch.int8), RuleError,
+     "autocast casts to torch.int8, expected a dtype of floating-point numbers"),
+    (lambda op: opcheck(op, X), ArgumentError,  # type: ignore[arg-type]
+     "opcheck takes the arguments as a tuple, and got a Tensor. Write opcheck(op, (x,))."),
+    (lambda op: opcheck(op, (X, X, X)), ArgumentError, "the call gives 3 arguments by position, expected at most 1."),
+    (lower_signature, DuplicateOpError, "is an op already."),
+    (lambda op: lower_signature(Inner), OptionError, "is not a Python function."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ask", "error", "sentence"), AFTERWARDS, ids=map(str, range(len(AFTERWARDS))))
+def test_what_is_asked_of_an_op_afterwards(
+    ns: str, ask: Callable[[Any], Any], error: type[OpSchemaError], sentence: str
+) -> None:
+    op = magi_register_custom_op(f"{ns}::plain")(plain)
+    with pytest.raises(error, match=re.escape(sentence)):
+        ask(op)
+
+
+def test_rule_for_a_batch_is_told_what_is_wrong(ns: str) -> None:
+    op = magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=lambda x: (x * 2, x * 3))(two_outputs)
+    register_vmap(op, lambda info, in_dims, x: (two_outputs(x), (0, 0, 0)))
+    with pytest.raises(RuleError, match="out_dims for 'output' has 3 entries, expected 2"):
+        torch.vmap(op)(torch.ones(2, 3))
+
+
+class Unshowable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+VALUES: list[Any] = [
+    None, 3, True, "zz", "", b"q", 1.5, Unshowable(), [], {}, [1], {"a": 1}, object(), int, Unshowable,
+    lambda: 0, torch.ones(2), len,
+]  # fmt: skip
+
+Use = Callable[[str, Any, Any], object]
+# entry -> its use with a namespace, an op and a wrong value; the values that are right
+ENTRIES: dict[str, tuple[Use, tuple[type, ...]]] = {
+    "name": (lambda ns, op, v: magi_register_custom_op(v)(plain), (type(None),)),
+    "fn": (lambda ns, op, v: magi_register_custom_op(f"{ns}::a")(v), ()),
+    "mutates_args": (lambda ns, op, v: magi_register_custom_op(f"{ns}::a", mutates_args=v)(plain), (list, dict)),
+    "tags": (lambda ns, op, v: magi_register_custom_op(f"{ns}::a", tags=v)(plain), (str, list, dict)),
+    "setup_context_fn": (
+        lambda ns, op, v: magi_register_custom_op(f"{ns}::a", setup_context_fn=v, backward_fn=lambda c, g: g)(plain),
+        (type(None), type),
+    ),
+    "is_compute_sensitive": (
+        lambda ns, op, v: magi_register_custom_op(f"{ns}::a", is_compute_sensitive=v)(plain),
+        (bool,),
+    ),
+    "is_subgraph_boundary": (
+        lambda ns, op, v: magi_register_custom_op(f"{ns}::a", is_subgraph_boundary=v)(plain),
+        (bool,),
+    ),
+    "override": (lambda ns, op, v: magi_register_custom_op(f"{ns}::a", override=v)(plain), (bool,)),
+    "lower_signature": (lambda ns, op, v: lower_signature(v), ()),
+    "lower_signature, mutates_args": (lambda ns, op, v: lower_signature(plain, mutates_args=v), (list, dict)),
+    "op_def": (lambda ns, op, v: op_def(v), ()),
+    "annotate": (lambda ns, op, v: annotate(v, "key", "text"), ()),
+    "annotate, key": (lambda ns, op, v: annotate(op, v, "text"), (str,)),
+    "annotate, text": (lambda ns, op, v: annotate(op, "key", v), (str,)),
+    "opcheck": (lambda ns, op, v: opcheck(v, (torch.ones(2),)), ()),
+    "opcheck, kwargs": (lambda ns, op, v: opcheck(op, (torch.ones(2),), v, test_utils="test_schema"),
+                        (type(None), dict)),
+    "register_kernel": (lambda ns, op, v: register_kernel(v, "cpu", plain), ()),
+    "register_kernel, device": (lambda ns, op, v: register_kernel(op, v, plain), ()),
+    "register_kernel, fn": (lambda ns, op, v: register_kernel(op, "cpu", v), (type(None),)),
+    "register_vmap": (lambda ns, op, v: register_vmap(v, lambda info, in_dims, x: 0), ()),
+    "register_vmap, rule": (lambda ns, op, v: register_vmap(op, v), (type(None), type)),
+    "register_autocast": (lambda ns, op, v: register_autocast(v, "cpu", torch.half), ()),
+    "register_autocast, device": (lambda ns, op, v: register_autocast(op, v, torch.half), ()),
+    "register_autocast, dtype": (lambda ns, op, v: register_autocast(op, "cpu", v), ()),
+    "register_sharding": (lambda ns, op, v: register_sharding(v, lambda x: 0), ()),
+    "register_object, weak": (lambda ns, op, v: register_object(plain, weak=v), (bool,)),
+    "get_object": (lambda ns, op, v: get_object(v), ()),
+    "release_object": (lambda ns, op, v: release_object(v), ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_a_wrong_value_is_an_error_of_this_package(ns: str, entry: str) -> None:
+    use, right = ENTRIES[entry]
+    op = magi_register_custom_op(f"{ns}::op")(plain)
+    refused = 0
+    for i, value in enumerate(VALUES):
+        try:
+            use(f"{ns}_{i}", op, value)
+        except OpSchemaError:
+            refused += 1
+        else:
+            assert isinstance(value, right), value
+    assert refused > len(VALUES) / 2
+    assert str(op_def(op)).startswith("signature")

@@ -423,8 +423,3 @@ def test_all_bad_places_are_in_one_error(ns: str) -> None:
     )
     assert [line.split("'")[1] for line in lines[1:5]] == ["cfg.table", "cfg.raw", "*rest", "pick"]
     assert lines[5].startswith("  - the return value has type str")
-
-
-def test_the_tables_are_as_long_as_they_should_be() -> None:
-    at_decoration = len(ANNOTATIONS) + len(UNRESOLVED) + len(RETURNS) + len(SIGNATURES)
-    assert at_decoration >= 100
