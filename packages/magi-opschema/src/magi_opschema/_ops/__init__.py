@@ -5,9 +5,8 @@
 |---|---|
 | `decorator` | `magi_register_custom_op`, and the type of what it returns |
 | `define` | check, compute, register, remember |
-| `fake` | the fake and the gradient functions that a user gives, checked |
 | `registration` | the only module that registers anything with torch |
 | `catalogue` | what is known of each op: `op_def`, `annotate`, `opcheck` |
-| `rules` | fake, gradient, bodies, vmap, autocast and sharding, given afterwards |
+| `rules` | fake, gradient, bodies, vmap, autocast and sharding, checked |
 | `pytrees` | records as nodes of torch's pytrees |
 """

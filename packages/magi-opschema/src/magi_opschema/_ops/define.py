@@ -19,6 +19,7 @@ from typing import Any, NoReturn, cast
 
 import torch
 
+from magi_opschema import _torch_compat as compat
 from magi_opschema._call.misfit import ErrorTranslation, refusal_of_calls
 from magi_opschema._codegen.exposed import compile_exposed
 from magi_opschema._environment import refuse_unknown_variables
@@ -28,30 +29,13 @@ from magi_opschema._lowering.signature import TORCH_OP_ATTRIBUTE, lower_signatur
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.tree import dotted
 from magi_opschema._text import location, show_value, show_with_type
-from magi_opschema._torch_compat import (
-    any_requires_grad,
-    are_transforms_active,
-    below_adinplaceorview_pool,
-    below_autograd_pool,
-    dispatch,
-    dispatch_handle,
-    forward_ad,
-    has_torch_function,
-    has_torch_function_among,
-    increment_version,
-    is_dynamo_compiling,
-    is_registered,
-    reserved_part,
-    speak_for_earlier,
-    tracing_state,
-)
 from magi_opschema.errors import DuplicateOpError, HandleError, OpNameError, OptionError
 
 from . import rules
 from .catalogue import OPS, OpDef, op_def
-from .fake import FakeSlot, FakeSpec, make_fake, make_formula, sources_of
 from .pytrees import register_records
 from .registration import Registration, register, registering, replacing, unregister
+from .rules import FakeSlot, FakeSpec, make_fake, make_formula, sources_of
 
 
 def fake_by_handle(lowering: SignatureLowering, spec: FakeSpec) -> FakeSpec:
@@ -81,6 +65,11 @@ def translate_error(error: Exception, torch_op: object, *values: Any) -> None:
     ErrorTranslation(definition.lowering).of_values(error, *values)
 
 
+_ASKED = (
+    *("dispatch", "is_dynamo_compiling", "are_transforms_active", "forward_ad", "tracing_state", "increment_version"),
+    *("has_torch_function", "has_torch_function_among", "any_requires_grad"),
+)
+"""The names of `_torch_compat` that an exposed function uses."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*::[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
@@ -122,7 +111,7 @@ def define(
                 unregister(registration)
                 raise
         for op in registration.torch_ops:
-            speak_for_earlier(op)
+            compat.speak_for_earlier(op)
         title, torch_op = lowering.title, registration.torch_op
         OPS[title] = OpDef(title, fn, torch_op, exposed, lowering, marks, registration, by_handle)
         return OPS[title]
@@ -164,7 +153,7 @@ def _op_name(fn: Callable[..., Any], name: str | None) -> str:
     if not _NAME.match(name):
         fix = f"Write 'namespace::{name}'." if re.match(r"\w+\Z", name) else "Write 'namespace::op', two identifiers."
         raise OpNameError(f"{fn.__name__}(): the op name '{name}' is not 'namespace::op'. {fix} ({location(fn)})")
-    if taken := reserved_part(*name.split("::")):
+    if taken := compat.reserved_part(*name.split("::")):
         text = f"the op name '{name}' cannot be used: torch keeps '{taken}' for itself. Choose another."
         raise OpNameError(f"{fn.__name__}(): {text} ({location(fn)})")
     return name
@@ -184,7 +173,7 @@ def _replaced(lowering: SignatureLowering, *, override: bool) -> Registration | 
     """The registration of an earlier op of this name; None if the name is free."""
     other = OPS.get(lowering.title)
     if other is None:
-        if is_registered(lowering.title):
+        if compat.is_registered(lowering.title):
             text = "the op is registered already, by another library. Choose another name."
             raise DuplicateOpError(lowering.sentence(text))
         return None
@@ -200,27 +189,19 @@ def _expose(
 ) -> Callable[..., Any]:
     """The function that the decorator returns, with the identity of *fn* and the methods of `RegisteredOp`."""
     lowering, torch_op = registration.lowering, registration.torch_op
-    pool = below_adinplaceorview_pool if lowering.mutated else below_autograd_pool
+    pool = compat.below_adinplaceorview_pool if lowering.mutated else compat.below_autograd_pool
     bound: dict[str, object] = {
         "refuse_call": refusal_of_calls(lowering),
         "torch_op": torch_op,
         "by_handle": None if by_handle is None else by_handle.exposed_op,
         "translate_error": translate_error,
         "call_with_care": torch_op if lowering.mutated else registration.functions.differentiate,
-        "dispatch": dispatch,
-        "handle": dispatch_handle(torch_op),
+        "handle": compat.dispatch_handle(torch_op),
         "below_autograd": pool.make,
         "unused_contexts": pool.unused,
-        "is_dynamo_compiling": is_dynamo_compiling,
         "fixed": fixed,
-        "are_transforms_active": are_transforms_active,
-        "forward_ad": forward_ad,
-        "tracing_state": tracing_state,
-        "has_torch_function": has_torch_function,
-        "has_torch_function_among": has_torch_function_among,
         "is_grad_enabled": torch.is_grad_enabled,
-        "any_requires_grad": any_requires_grad,
-        "increment_version": increment_version,
+        **{name: getattr(compat, name) for name in _ASKED},
     }
     exposed: Any = compile_exposed(lowering, bound, f"exposed {fn.__module__}.{fn.__qualname__}")
     exposed.__name__, exposed.__qualname__, exposed.__module__ = fn.__name__, fn.__qualname__, fn.__module__

@@ -51,7 +51,7 @@ from magi_opschema._torch_compat import (
 )
 from magi_opschema.errors import RuleError
 
-from .fake import FakeSlot
+from .rules import FakeSlot
 
 
 registering = threading.RLock()
