@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import enum
-import inspect
 import math
 import os
 import subprocess
@@ -198,10 +197,3 @@ def test_another_process_gives_the_same_text(ns: str) -> None:
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, env=environment, check=True, timeout=300
     )
     assert run.stdout.decode() == "".join(f"{text_of(fn, ns)}\n" for fn in reversed(list(OPTIONS)))
-
-
-def test_generated_code_is_found_by_inspect_and_shown_in_tracebacks(ns: str) -> None:
-    op = magi_register_custom_op(f"{ns}::norm")(norm)
-    assert inspect.getsource(inspect.unwrap(op)).startswith("def norm(x=_m_empty, weight=_m_empty, cfg=_m_empty, /, ")
-    assert op_def(op).lowered_fn.__code__.co_filename.startswith("<magi_opschema lowered ")
-    assert inspect.signature(op) == inspect.signature(norm)
