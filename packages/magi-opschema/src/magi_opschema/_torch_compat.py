@@ -482,11 +482,5 @@ def register_saved_namedtuple(cls: type, name: str) -> None:
     _pytree._register_namedtuple(cls, serialized_type_name=name)
 
 
-def class_saved_as(name: str) -> type | None:
-    """The class that *name* refers to in a saved tree."""
-    return _pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name)
-
-
-def save_as(name: str, cls: type) -> None:
-    """Make *name* refer to *cls* in a saved tree; a registration silently gives the name to the latest class."""
-    _pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE[name] = cls
+saved_classes: dict[str, type] = _pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
+"""The class of each name in a saved tree; a registration silently gives the name to the latest class."""

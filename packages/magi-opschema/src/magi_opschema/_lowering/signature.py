@@ -335,7 +335,12 @@ def pack(arguments: tuple[Argument, ...], trees: SignatureLowering) -> tuple[Arg
         for kind, members in tensors.items():
             alone += _bundle(kind, _free_name(f"packed_{kind}", taken), members)
     if len(alone) + len(packed) > MAX_ARGUMENTS:
-        raise SignatureError(trees.title, trees.location, (Problem("", _too_many(alone)),))
+        lists = sum(argument.leaves[0].is_tensor for argument in alone)
+        text = (
+            f"the signature has {lists} lists of Tensors and {len(alone) - lists} other values that cannot share an "
+            f"argument, and torch registers no schema of more than {MAX_ARGUMENTS} arguments. Pass some as one list."
+        )
+        raise SignatureError(trees.title, trees.location, (Problem("", text),))
     return (*alone, *packed)
 
 
@@ -349,14 +354,6 @@ def _by_kind(arguments: Iterable[Argument], kind_of: Callable[[Argument], str]) 
 
 def _leaves_of(arguments: Iterable[Argument]) -> tuple[Leaf, ...]:
     return tuple(leaf for argument in arguments for leaf in argument.leaves)
-
-
-def _too_many(arguments: Sequence[Argument]) -> str:
-    lists = sum(argument.leaves[0].is_tensor for argument in arguments)
-    return (
-        f"the signature has {lists} lists of Tensors and {len(arguments) - lists} other values that cannot share an "
-        f"argument, and torch registers no schema of more than {MAX_ARGUMENTS} arguments. Pass some as one list."
-    )
 
 
 def _kind(argument: Argument) -> str:

@@ -112,12 +112,13 @@ class SignatureLowering:
 
     def describe(self, op_name: str = "") -> str:
         """Signature, schema, tree and path as lines of text; the schema has the name *op_name* if one is given."""
+        trees = [line for parameter in self.parameters for line in _show_parameter(parameter.name, parameter.node)]
         schema = self.schema if not op_name else self.schema.replace(self.name, op_name, 1)
         return "\n".join(
             [
                 entry("signature", show_signature(self.name, self.signature)),
                 entry("schema", schema),
-                *show_trees([(parameter.name, parameter.node) for parameter in self.parameters]),
+                *(entry("" if i else "tree", line) for i, line in enumerate(trees or ["no parameters"])),
                 entry("path", self.path),
             ]
         )
@@ -147,12 +148,6 @@ def show_signature(name: str, signature: inspect.Signature) -> str:
     returned = signature.return_annotation
     arrow = "" if returned is inspect.Signature.empty else f" -> {show_type(returned)}"
     return f"{name}({', '.join(texts)}){arrow}"
-
-
-def show_trees(parameters: list[tuple[str, Node]]) -> list[str]:
-    """The lines of the mapping tree, one for each leaf."""
-    lines = [line for name, node in parameters for line in _show_parameter(name, node)]
-    return [entry("tree" if i == 0 else "", line) for i, line in enumerate(lines or ["no parameters"])]
 
 
 def entry(title: str, text: str) -> str:

@@ -174,8 +174,9 @@ def _scalar_text(kind: str, value: object) -> str | None:
             return str(value)
         case "Scalar", (int() | float()) if type(value) in {int, float}:
             return default_text("SymInt" if type(value) is int else "float", value)
-        case "float", (int() | float()) if type(value) in {int, float} and _parses(float(value)):
-            return repr(float(value))
+        case "float", (int() | float()) if type(value) in {int, float} and math.isfinite(float(value)):
+            number = float(value)
+            return repr(number) if number == 0 or abs(number) >= sys.float_info.min else None
         case "str", str() if type(value) is str and value.isascii() and value.isprintable():
             return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
         case "ScalarType", torch.dtype():
@@ -187,10 +188,6 @@ def _scalar_text(kind: str, value: object) -> str | None:
         case "MemoryFormat", torch.memory_format():
             return _MEMORY_FORMATS.get(value)
     return None
-
-
-def _parses(value: float) -> bool:
-    return math.isfinite(value) and (value == 0 or abs(value) >= sys.float_info.min)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import torch
 
 from magi_opschema import _torch_compat as compat
 from magi_opschema._model.lowering import SignatureLowering
-from magi_opschema._model.tree import ListOrTuple, Node, Record, leaves, nodes
+from magi_opschema._model.tree import ListOrTuple, Record, leaves, nodes
 from magi_opschema._text import show_with_type
 from magi_opschema.errors import RecordTreeError
 
@@ -223,9 +223,12 @@ def _register(record: Record) -> None:
         name = name_of(cls)
         names = tuple(field.name for field in dataclasses.fields(cls))
         optional = frozenset(field.name for field in dataclasses.fields(cls) if not field.init)
-        annotated = frozenset(part.name for part in record.fields if _holds_only_tensors(part.node))
-        node = _Node(cls, names, optional, annotated if cls.__dictoffset__ == 0 else frozenset())
-        earlier = compat.class_saved_as(name)
+        below = {
+            part.name: part.node.inner if isinstance(part.node, ListOrTuple) else part.node for part in record.fields
+        }
+        annotated = frozenset(name for name, node in below.items() if all(leaf.is_tensor for leaf in leaves(node)))
+        node = _Node(cls, names, optional, frozenset(annotated if cls.__dictoffset__ == 0 else ()))
+        earlier = compat.saved_classes.get(name)
         compat.register_pytree_node(
             cls,
             node.flatten,
@@ -237,11 +240,7 @@ def _register(record: Record) -> None:
         )
         _registered.setdefault(name, []).append(cls)
         if earlier is not None and find_class(name) is earlier:
-            compat.save_as(name, earlier)  # the name also finds that class in a process that loads a program
-
-
-def _holds_only_tensors(node: Node) -> bool:
-    return all(leaf.is_tensor for leaf in leaves(node.inner if isinstance(node, ListOrTuple) else node))
+            compat.saved_classes[name] = earlier  # the name also finds that class in a process that loads a program
 
 
 @dataclass(frozen=True)
