@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the decorator refuses, what is refused of an op afterwards, and wrong values of every kind at every entry."""
+"""What the decorator refuses, an op refuses afterwards, wrong values at every entry, and environment variables."""
 
 from __future__ import annotations
 
 import builtins
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from _bad_inputs import Inner, X, located, plain, returning, shown, two_outputs, with_annotation
+from _bad_inputs import Inner, X, located, plain, returning, two_outputs, with_annotation
 from magi_opschema import (
     annotate,
     errors,
@@ -29,6 +30,7 @@ from magi_opschema import (
 from magi_opschema.errors import (
     ArgumentError,
     DuplicateOpError,
+    EnvironmentVariableError,
     OpNameError,
     OpSchemaError,
     OptionError,
@@ -49,6 +51,14 @@ def writes(x: Tensor, out: Tensor, weights: list[Tensor] | None = None) -> None:
 def nothing() -> Tensor:
     return X
 
+
+class Unshowable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+BAD: Any = Unshowable()
+SHOWN = "<a Unshowable whose __repr__ fails>"
 
 # function, options, error class, sentence
 OPTIONS: list[tuple[Callable[..., Any], dict[str, Any], type[OpSchemaError], str]] = [
@@ -103,10 +113,19 @@ OPTIONS: list[tuple[Callable[..., Any], dict[str, Any], type[OpSchemaError], str
     (plain, {"tags": ("core",)}, OptionError, "tags=('core',) is not a tuple of torch.Tag values."),
     (plain, {"tags": torch.Tag.core}, OptionError, "is not a tuple of torch.Tag values."),
     (with_annotation(Inner | None), {"mutates_args": ("value",)}, OptionError, "which holds no Tensor"),
+    (plain, {"tags": BAD}, OptionError, f"tags={SHOWN} is not a tuple"),
+    (plain, {"tags": [BAD]}, OptionError, f"tags=[{SHOWN}] is not a tuple"),
+    (plain, {"mutates_args": BAD}, OptionError, f"mutates_args={SHOWN} is not a tuple"),
+    (plain, {"mutates_args": [BAD]}, OptionError, f"mutates_args names {SHOWN}"),
+    (plain, {"backward_fn": BAD}, OptionError, f"backward_fn is {SHOWN}"),
+    (plain, {"infer_output_meta_fn": BAD}, OptionError, f"{SHOWN} is not a function"),
+    (plain, {"infer_output_meta_fn": [BAD]}, OptionError, f"{SHOWN} is not a Tensor"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("fn", "options", "error", "sentence"), OPTIONS, ids=shown)
+@pytest.mark.parametrize(
+    ("fn", "options", "error", "sentence"), OPTIONS, ids=[f"{i}-{row[3][:40]}" for i, row in enumerate(OPTIONS)]
+)
 def test_options_are_refused_at_decoration(
     ns: str, fn: Callable[..., Any], options: dict[str, Any], error: type[OpSchemaError], sentence: str
 ) -> None:
@@ -208,11 +227,12 @@ def test_decorating_an_op_again(ns: str) -> None:
         magi_register_custom_op(f"{ns}::again")(custom)
 
 
-@pytest.mark.parametrize("thing", [builtins.len, Inner, 3, "plain"])
+@pytest.mark.parametrize("thing", [builtins.len, Inner, 3, "plain", BAD], ids=["len", "class", "int", "str", "no repr"])
 def test_an_object_that_is_not_a_function(ns: str, thing: Any) -> None:
     sentence = "is not a Python function. Wrap it in one whose parameters have annotations."
-    with pytest.raises(OptionError, match=sentence):
+    with pytest.raises(OptionError, match=sentence) as caught:
         magi_register_custom_op(f"{ns}::op")(thing)
+    assert thing is not BAD or str(caught.value).startswith(SHOWN)
 
 
 def test_a_static_or_class_method(ns: str) -> None:
@@ -290,11 +310,6 @@ def test_rule_for_a_batch_is_told_what_is_wrong(ns: str) -> None:
         torch.vmap(op)(torch.ones(2, 3))
 
 
-class Unshowable:
-    def __repr__(self) -> str:
-        raise RuntimeError("no repr")
-
-
 VALUES: list[Any] = [
     None, 3, True, "zz", "", b"q", 1.5, Unshowable(), [], {}, [1], {"a": 1}, object(), int, Unshowable,
     lambda: 0, torch.ones(2), len,
@@ -358,3 +373,62 @@ def test_a_wrong_value_is_an_error_of_this_package(ns: str, entry: str) -> None:
             assert isinstance(value, right), value
     assert refused > len(VALUES) / 2
     assert str(op_def(op)).startswith("signature")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("MAGI_OPSCHEMA_CHEKC", " Did you mean 'MAGI_OPSCHEMA_CHECK'?"),
+        ("MAGI_OPSCHEMA_DUMPS", " Did you mean 'MAGI_OPSCHEMA_DUMP'?"),
+        ("MAGI_OPSCHEMA_CACHE", " Did you mean 'MAGI_OPSCHEMA_CACHE_DIR'?"),
+        ("MAGI_OPSCHEMA_", " Did you mean 'MAGI_OPSCHEMA_DUMP'?"),
+        ("MAGI_OPSCHEMA_SOMETHING_ELSE_ALTOGETHER", ""),
+    ],
+)
+def test_an_unknown_name(ns: str, monkeypatch: pytest.MonkeyPatch, name: str, hint: str) -> None:
+    monkeypatch.setenv(name, "1")
+    sentence = f"the environment variable {name} is not a setting of magi-opschema.{hint} Choose one of these ("
+    uses: list[Callable[[], object]] = [
+        lambda: magi_register_custom_op(f"{ns}::op")(plain),
+        lambda: lower_signature(plain),
+    ]
+    for use in uses:
+        with pytest.raises(EnvironmentVariableError, match=re.escape(sentence)) as caught:
+            use()
+        for known in ("MAGI_OPSCHEMA_CHECK", "MAGI_OPSCHEMA_DUMP", "MAGI_OPSCHEMA_CACHE_DIR"):
+            assert f"{known}: " in str(caught.value)
+    assert not torch._C._jit_get_schemas_for_operator(f"{ns}::op")
+    monkeypatch.delenv(name)
+    magi_register_custom_op(f"{ns}::op")(plain)
+
+
+@pytest.mark.parametrize("value", ["yes", "2", "on", " 1", "True"])
+def test_a_switch_that_is_neither_on_nor_off(ns: str, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("MAGI_OPSCHEMA_CHECK", value)
+    sentence = f"MAGI_OPSCHEMA_CHECK={value!r} is neither on nor off. Set it to 1 or 0, or unset it."
+    with pytest.raises(EnvironmentVariableError, match=re.escape(sentence)):
+        magi_register_custom_op(f"{ns}::op")(plain)
+    assert not torch._C._jit_get_schemas_for_operator(f"{ns}::op")
+
+
+@pytest.mark.parametrize("value", ["", "0"])
+def test_a_switch_that_is_off(ns: str, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("MAGI_OPSCHEMA_CHECK", value)
+    op = magi_register_custom_op(f"{ns}::op")(plain)
+    assert torch.equal(op(torch.ones(2)), torch.full((2,), 2.0))
+
+
+@pytest.mark.parametrize("kind", ["a file", "below a file", "no place"])
+def test_a_dump_folder_that_cannot_be_written(
+    ns: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    folder = {"a file": file, "below a file": file / "deep", "no place": Path("/proc/magi")}[kind]
+    monkeypatch.setenv("MAGI_OPSCHEMA_DUMP", str(folder))
+    sentence = f"MAGI_OPSCHEMA_DUMP={folder} is not a folder that can be written: "
+    with pytest.raises(EnvironmentVariableError, match=re.escape(sentence)) as caught:
+        magi_register_custom_op(f"{ns}::op")(plain)
+    assert str(caught.value).endswith(". Name another folder, or unset it.")
+    monkeypatch.delenv("MAGI_OPSCHEMA_DUMP")
+    magi_register_custom_op(f"{ns}::op")(plain)  # nothing was left behind
