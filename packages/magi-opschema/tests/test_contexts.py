@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -139,16 +138,7 @@ def test_kernel_for_one_device_type(ns: str) -> None:
     with pytest.raises(errors.RuleError, match="it has a body for 'cpu' already"):
         register_kernel(launch, "cpu", launch_cpu)
     with pytest.raises(errors.RuleError, match=r"::launch: the body takes \(x\), expected \(x, cfg\)\. Give"):
-        register_kernel(launch, "cuda", lambda_named_other)
-    with pytest.raises(errors.RuleError, match="'toaster' is not a device type"):
-        register_kernel(launch, "toaster", launch_cpu)
-
-
-def lambda_named_other(x: Tensor) -> Tensor:
-    return x
-
-
-lambda_named_other.__name__ = "other"
+        register_kernel(launch, "cuda", lambda x: x)
 
 
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events at the end of each cycle")  # torch 2.10
@@ -396,37 +386,3 @@ def test_contexts_of_the_fast_lane_are_left(ns: str, depth: int, mutates: bool) 
     before = version._version
     version.add_(1)
     assert version._version == before + 1
-
-
-def test_threads_register_and_call(ns: str) -> None:
-    failures: list[BaseException] = []
-
-    def work(number: int) -> None:
-        try:
-            apply = make_op(f"{ns}_{number}")
-            x = torch.ones(3, requires_grad=bool(number % 2))
-            for _ in range(50):
-                assert apply(x, Config(torch.full((3,), float(number)))).tolist() == [2.0 * number] * 3
-        except BaseException as error:  # noqa: BLE001  (it is reported by the main thread)
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-
-
-def test_override_replaces_the_op_everywhere(ns: str) -> None:
-    first = make_op(ns)
-    with pytest.raises(errors.DuplicateOpError, match="override=True"):
-        make_op(ns)
-
-    @magi_register_custom_op(f"{ns}::apply", override=True)
-    def apply(x: Tensor) -> Tensor:
-        return x * 10
-
-    assert apply(torch.ones(1)).tolist() == [10.0]
-    assert op_def(f"{ns}::apply").exposed_op is apply
-    assert id(first) != id(apply)

@@ -11,13 +11,11 @@ from typing import Annotated, Any, Literal
 
 import pytest
 import torch
+from _bad_inputs import X, with_annotation
 from magi_opschema import magi_register_custom_op, op_def
 from magi_opschema.errors import ArgumentError, ArgumentValueError, OpSchemaError
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-
-
-X = torch.arange(3.0)
 
 
 @dataclass(frozen=True)
@@ -31,10 +29,6 @@ class Inner:
 @dataclass(frozen=True)
 class Cfg:
     inner: Inner | None = None
-
-
-def never(*_: object) -> Tensor:
-    raise AssertionError("the body runs")
 
 
 PATHS: dict[str, Any] = {"direct": float, "lowered": Annotated[float, "m"], "flattened": tuple[float, float]}
@@ -142,34 +136,75 @@ class Bits(enum.Flag):
     B = 2
 
 
-# annotation, a good flat value, bad ones, what was expected
-FLAT: list[tuple[Any, Any, list[Any], str]] = [
-    (Mode, "rms", ["RMS", "", "zz"], "one of Mode.RMS, Mode.LAYER, or the value of one"),
-    (Mode | None, None, ["zz"], "one of Mode.RMS, Mode.LAYER, or the value of one, or None"),
-    (Level, "LOW", ["low", "1"], "one of Level.LOW, Level.HIGH, or the value of one"),
-    (list[Mode], ["rms"], [["rms", "zz"]], "a list with each item one of Mode.RMS, Mode.LAYER, or the value of one"),
-    (Bits, 3, [4, -9], "a Bits"),
-    (Literal["a", 1], 1, [2, -1], "one of 'a', 1"),
-    (Literal["a", "b"], "a", ["c"], "one of 'a', 'b'"),
-    (list[torch.dtype], ["torch.int8"], [["int8"]], "a list with each item a torch.dtype"),
-    (list[torch.device], ["cpu"], [["zpu"]], "a list with each item a torch.device"),
-]
+@dataclass(frozen=True)
+class Moded:
+    mode: Mode = Mode.RMS
 
 
-@pytest.mark.parametrize(("annotation", "good", "bad", "expected"), FLAT, ids=lambda value: str(value)[:30])
+MODES = "expected one of Mode.RMS, Mode.LAYER, or the value of one"
+# annotation, good flat values, bad ones, what is said of the last of these
+FLAT: list[tuple[Any, tuple[Any, ...], list[tuple[Any, ...]], str]] = [
+    (Mode, ("rms",), [("RMS",), ("",), ("zz",)], f"'value' is 'zz' (str), {MODES}."),
+    (Mode | None, (None,), [("zz",)], f"'value' is 'zz' (str), {MODES}, or None."),
+    (Level, ("LOW",), [("low",), ("1",)], "'value' is '1' (str), expected one of Level.LOW, Level.HIGH, or the value"),
+    (list[Mode], (["rms"],), [(["rms", "zz"],)], f"'value' is 'zz' (str), expected a list with each item {MODES[9:]}."),
+    (Bits, (3,), [(-9,), (64,), (4,)], "'value' is 4 (int), expected a Bits."),
+    (Literal["a", 1], (1,), [(2,), (-1,)], "'value' is -1 (int), expected one of 'a', 1."),
+    (Literal["a", "b"], ("a",), [("c",)], "'value' is 'c' (str), expected one of 'a', 'b'."),
+    (list[torch.dtype], (["torch.int8"],), [(["int8"],), (["torch.zz"],)],
+     "'value' is 'torch.zz' (str), expected a list with each item a torch.dtype."),
+    (list[torch.device], (["cpu"],), [(["zpu"],)], "'value' is 'zpu' (str), expected a list with each item a torch.de"),
+    (Moded, ("rms",), [("bogus",)], f"'value.mode' is 'bogus' (str), {MODES}."),
+    (Moded | None, (False, "-"), [(True, "bogus")], f"'value.mode' is 'bogus' (str), {MODES}."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("where", ["eager", "fake", "compiled"])
+@pytest.mark.parametrize("pair", [(), (1, 2)], ids=["alone", "flattened"])
+@pytest.mark.parametrize(("annotation", "good", "bad", "sentence"), FLAT, ids=lambda value: str(value)[:30])
 def test_a_wrong_flat_value_through_torch_ops(
-    ns: str, annotation: Any, good: Any, bad: list[Any], expected: str
+    ns: str, annotation: Any, good: tuple[Any, ...], bad: list[Any], sentence: str, pair: tuple[int, ...], where: str
 ) -> None:
-    def body(x: Tensor, pair: tuple[int, int], value: Any) -> Tensor:
-        return x * 2
+    """A body and a default fake refuse a flat value that matches no value of the user in the same way."""
+    if pair:
 
-    body.__annotations__["value"] = annotation
-    op = op_def(magi_register_custom_op(f"{ns}::op")(body)).torch_op
-    assert torch.equal(op(X, 1, 2, good), X * 2)
-    for value in bad:
-        with pytest.raises(ArgumentValueError, match=re.escape(f"{ns}::op: 'value' is ")) as caught:
-            op(X, 1, 2, value)
-        assert f", expected {expected}." in str(caught.value)
+        def body(x: Tensor, pair: tuple[int, int], value: Any) -> Tensor:
+            return x.clone()
+
+        body.__annotations__["value"] = annotation
+    else:
+        body = with_annotation(annotation)
+    torch_op = op_def(magi_register_custom_op(f"{ns}::op")(body)).torch_op
+
+    def run(values: tuple[Any, ...]) -> Any:
+        if where == "compiled":
+            return torch.compile(lambda x: torch_op(x, *pair, *values), fullgraph=True, backend="aot_eager")(X)
+        if where == "fake":
+            with FakeTensorMode():
+                return torch_op(torch.empty(3), *pair, *values)
+        return torch_op(X, *pair, *values)
+
+    assert run(good).shape == (3,)
+    expected: type[Exception] = Exception if where == "compiled" else ArgumentValueError
+    for values in bad:
+        with pytest.raises(expected, match=re.escape(f"{ns}::op: 'value")) as caught:
+            run(values)
+    assert sentence in str(caught.value)
+
+
+def test_a_symbolic_index_is_not_read_while_tracing(ns: str) -> None:
+    @magi_register_custom_op(f"{ns}::op")
+    def op(x: Tensor, value: Literal[3, "a"]) -> Tensor:
+        return x.clone()
+
+    def run(x: Tensor) -> Any:
+        return op.torch_op(x, x.shape[0] - 2)
+
+    compiled: Any = torch.compile(run, fullgraph=True, backend="aot_eager", dynamic=True)
+    assert compiled(torch.ones(2)).shape == (2,)
+    assert compiled(torch.ones(3)).shape == (3,)
+    with pytest.raises(ArgumentValueError, match=re.escape("'value' is 5 (int), expected one of 3, 'a'.")):
+        compiled(torch.ones(7))
 
 
 class Unshowable:
@@ -184,27 +219,6 @@ class Scrambled(list[int]):
 
 SHOWN = "<a Unshowable whose __repr__ fails>"
 BAD: Any = Unshowable()
-UNSHOWABLE: dict[str, tuple[str, dict[str, Any], Any]] = {
-    "function": (f"{SHOWN} is not a Python function", {}, BAD),
-    "tags": (f"tags={SHOWN} is not a tuple", {"tags": BAD}, None),
-    "a tag": (f"tags=[{SHOWN}] is not a tuple", {"tags": [BAD]}, None),
-    "mutates_args": (f"mutates_args={SHOWN} is not a tuple", {"mutates_args": BAD}, None),
-    "a name in mutates_args": (f"mutates_args names {SHOWN}", {"mutates_args": [BAD]}, None),
-    "backward_fn": (f"backward_fn is {SHOWN}", {"backward_fn": BAD}, None),
-    "infer_output_meta_fn": (f"{SHOWN} is not a function", {"infer_output_meta_fn": BAD}, None),
-    "a name in infer_output_meta_fn": (f"{SHOWN} is not a Tensor", {"infer_output_meta_fn": [BAD]}, None),
-}
-
-
-def plain(x: Tensor) -> Tensor:
-    return x * 2
-
-
-@pytest.mark.parametrize("option", UNSHOWABLE)
-def test_an_object_whose_repr_raises_as_an_option(ns: str, option: str) -> None:
-    sentence, options, fn = UNSHOWABLE[option]
-    with pytest.raises(OpSchemaError, match=re.escape(sentence)):
-        magi_register_custom_op(f"{ns}::op", **options)(fn or plain)
 
 
 def test_an_object_whose_repr_raises_as_a_name() -> None:

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ops that write into their arguments: what is bumped, what is refused, what a compiler sees."""
+"""Ops that write into their arguments: what is bumped, what a compiler sees; and undeclared writes, refused."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import torch
-from magi_opschema import errors, magi_register_custom_op, op_def, opcheck, register_vmap
+from magi_opschema import errors, magi_register_custom_op, op_def, opcheck, register_kernel, register_vmap
+from magi_opschema.errors import MutationError
 from torch import Tensor
 
 
@@ -143,3 +145,233 @@ def test_vmap_element_by_element_and_by_rule(ns: str) -> None:
 
     torch.vmap(lambda x, out: (fill(x, Target(out, 2)), out)[1])(x, buffer)
     torch.testing.assert_close(buffer, x * 3)
+
+
+@dataclass(frozen=True)
+class Inner:
+    scale: Tensor
+    eps: float = 1.0
+
+
+@dataclass(frozen=True)
+class Cfg:
+    inner: Inner
+    maybe: Inner | None = None
+
+
+Name = Annotated[str, "what is written into"]
+
+
+def ones(*shape: int) -> Tensor:
+    return torch.ones(*shape or (4,))
+
+
+WRITES: dict[str, tuple[str, Callable[..., object]]] = {
+    "a Tensor": ("x", lambda x, cfg, xs, ys, z: x.add_(1)),
+    "a view of it": ("x", lambda x, cfg, xs, ys, z: x[1:].mul_(3)),
+    "by index": ("x", lambda x, cfg, xs, ys, z: x.__setitem__(0, 5.0)),
+    "out=": ("x", lambda x, cfg, xs, ys, z: torch.mul(xs[0], 3, out=x)),
+    "under no_grad": ("x", lambda x, cfg, xs, ys, z: torch.no_grad()(x.fill_)(7)),
+    "its sizes": ("x", lambda x, cfg, xs, ys, z: x.unsqueeze_(0)),
+    "a record": ("cfg.inner.scale", lambda x, cfg, xs, ys, z: cfg.inner.scale.zero_()),
+    "a record that may be None": ("cfg.maybe.scale", lambda x, cfg, xs, ys, z: cfg.maybe.scale.zero_()),
+    "a list": ("xs", lambda x, cfg, xs, ys, z: xs[1].zero_()),
+    "a list with gaps": ("ys", lambda x, cfg, xs, ys, z: ys[1].zero_()),
+    "an optional Tensor": ("z", lambda x, cfg, xs, ys, z: z.random_()),
+}
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("what", WRITES)
+def test_a_write_is_found_at_the_first_call(ns: str, what: str, mode: Callable[[], Any]) -> None:
+    path, write = WRITES[what]
+
+    @magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=["x"])
+    def op(x: Tensor, cfg: Cfg, xs: list[Tensor], ys: list[Tensor | None], z: Tensor | None) -> Tensor:
+        output = x * 2
+        write(x, cfg, xs, ys, z)
+        return output
+
+    sentence = f"{ns}::op: the body wrote into '{path}', which mutates_args does not name."
+    for _ in range(2):  # it is not taken for good at the second
+        with mode(), pytest.raises(MutationError, match=re.escape(sentence)) as caught:
+            op(ones(), Cfg(Inner(ones()), Inner(ones())), [ones(), ones()], [None, ones()], ones())
+        assert re.search(r"\(test_mutation\.py:\d+\)$", str(caught.value))
+
+
+@pytest.mark.parametrize("needs_grad", [False, True])
+@pytest.mark.parametrize("path", ["direct", "lowered", "flattened"])
+def test_on_each_path_with_and_without_a_gradient(ns: str, path: str, needs_grad: bool) -> None:
+    annotation: Any = {"direct": float, "lowered": Annotated[float, "m"], "flattened": Cfg | None}[path]
+
+    def body(x: Tensor, y: Tensor, value: Any) -> Tensor:
+        y.detach().add_(1)
+        return x * 2
+
+    body.__annotations__["value"] = annotation
+    op = magi_register_custom_op(f"{ns}::op", backward_fn=lambda ctx, grad: (grad * 2, None, None))(body)
+    assert op_def(op).path == path
+    value = None if path == "flattened" else 1.0
+    for call in (op, op_def(op).torch_op):
+        flat = (False, None, None, None, None, None) if call is not op and path == "flattened" else (value,)
+        with pytest.raises(MutationError, match="the body wrote into 'y'"):
+            call(ones().requires_grad_(needs_grad), ones(), *flat)
+
+
+def test_beside_a_tensor_that_is_named(ns: str) -> None:
+    """The kernel of a mutating op runs where torch counts no writes."""
+
+    @magi_register_custom_op(f"{ns}::op", mutates_args=("out", "outs"))
+    def op(x: Tensor, out: Tensor, outs: list[Tensor]) -> None:
+        out.copy_(x)
+        x.zero_()
+
+    for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+        with mode(), pytest.raises(MutationError, match="the body wrote into 'x'"):
+            op(ones(), ones(), [ones()])
+    other = ones()
+    with pytest.raises(MutationError, match="the body wrote into 'x'"):
+        op(other, ones(), [other.clone()])
+
+
+def test_in_the_body_of_one_device_in_compiled_code_and_under_vmap(ns: str) -> None:
+    op = magi_register_custom_op(f"{ns}::op")(lambda_free)
+
+    @register_kernel(op, "cpu")
+    def on_cpu(x: Tensor) -> Tensor:
+        return x.add_(1) * 2
+
+    with pytest.raises(MutationError, match=f"{ns}::op: the body wrote into 'x'"):
+        torch.vmap(op)(ones(2, 3))
+    with pytest.raises(MutationError, match=f"{ns}::op: the body wrote into 'x'"):
+        torch.compile(op, backend="aot_eager", fullgraph=True)(ones())
+
+
+def lambda_free(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def test_always_where_every_call_is_checked(ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(x: Tensor, writes: bool) -> Tensor:
+        return (x.add_(1) if writes else x) * 2
+
+    seldom = magi_register_custom_op(f"{ns}::seldom")(body)
+    monkeypatch.setenv("MAGI_OPSCHEMA_CHECK", "1")
+    always = magi_register_custom_op(f"{ns}::always")(body)
+    for op in (seldom, always):
+        op(ones(), False)
+    seldom(ones(), True)
+    with pytest.raises(MutationError, match="the body wrote into 'x'"):
+        always(ones(), True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.bool, torch.int8])
+def test_an_inference_tensor_by_its_contents(ns: str, dtype: torch.dtype) -> None:
+    @magi_register_custom_op(f"{ns}::op")
+    def op(x: Tensor, writes: bool) -> Tensor:
+        copy = x.clone()
+        if writes:
+            x.view(-1)[-1:].zero_()
+        return copy
+
+    with torch.inference_mode():
+        x = torch.ones(3, 4).to(dtype)
+        with pytest.raises(MutationError, match="the body wrote into 'x'"):
+            op(x, True)
+        same = torch.full((4,), float("nan")).to(dtype) if dtype.is_floating_point else x
+        op(same, False)
+
+
+def test_a_large_inference_tensor_only_where_every_call_is_checked(ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(x: Tensor) -> Tensor:
+        x.zero_()
+        return x.new_empty(1)
+
+    def fake(x: Tensor) -> Tensor:
+        return x.new_empty(1)
+
+    seldom = magi_register_custom_op(f"{ns}::seldom", infer_output_meta_fn=fake)(body)
+    monkeypatch.setenv("MAGI_OPSCHEMA_CHECK", "1")
+    always = magi_register_custom_op(f"{ns}::always", infer_output_meta_fn=fake)(body)
+    with torch.inference_mode():
+        x = torch.ones(2**24 + 1, dtype=torch.int8)
+        seldom(x)
+        x.fill_(1)
+        with pytest.raises(MutationError, match="the body wrote into 'x'"):
+            always(x)
+
+
+class TestHonest:
+    """What must not be refused."""
+
+    def test_views_of_one_buffer_of_which_one_is_named(self, ns: str) -> None:
+        @magi_register_custom_op(f"{ns}::rotate", mutates_args=("q", "k"))
+        def rotate(q: Tensor, k: Tensor, v: Tensor) -> None:
+            q.neg_()
+            k.neg_()
+
+        for mode in (torch.enable_grad, torch.inference_mode):
+            with mode():
+                q, k, v = torch.ones(2, 6).chunk(3, dim=-1)
+                rotate(q, k, v)
+                rotate(*torch.ones(0, 6).chunk(3, dim=-1))
+                assert v.eq(1).all()
+
+    def test_an_empty_buffer_first(self, ns: str) -> None:
+        @magi_register_custom_op(f"{ns}::op", mutates_args=("out",))
+        def op(x: Tensor, out: Tensor) -> None:
+            out.copy_(x)
+
+        x, out = torch.ones(0, 6).chunk(2, dim=-1)
+        op(x, out)
+
+    def test_the_same_tensor_twice(self, ns: str) -> None:
+        @magi_register_custom_op(f"{ns}::norm", mutates_args=("out",))
+        def norm(x: Tensor, out: Tensor) -> None:
+            torch.mul(x, 2, out=out)
+
+        x = ones()
+        norm(x, x)
+        norm(x.view(2, 2), x.detach().view(2, 2))
+        assert x.tolist() == [4.0] * 4
+
+    def test_a_nested_op_and_scratch_of_its_own(self, ns: str) -> None:
+        @magi_register_custom_op(f"{ns}::fill", mutates_args=("out",))
+        def fill(out: Tensor, value: float) -> None:
+            out.fill_(value)
+
+        @magi_register_custom_op(f"{ns}::op", backward_fn=lambda ctx, grad: grad)
+        def op(x: Tensor) -> Tensor:
+            scratch = torch.empty_like(x)
+            fill(scratch, 1.0)
+            scratch[0] += 1
+            return scratch.add_(x)
+
+        x = ones().requires_grad_()
+        op(x).sum().backward()
+        assert op(x.detach()).tolist() == [3.0, 2.0, 2.0, 2.0]
+
+    def test_the_output_of_a_mutating_op_is_a_tensor_like_any_other(self, ns: str) -> None:
+        """The first call of one counts writes, which the kernel does not else."""
+
+        @magi_register_custom_op(f"{ns}::op", mutates_args=("out",), infer_output_meta_fn=["out"])
+        def op(out: Tensor) -> Tensor:
+            out.add_(1)
+            return torch.zeros(2, 2).view(4)
+
+        weight = ones().requires_grad_()
+        for _ in range(2):
+            output = op(ones())
+            output.mul_(weight).sum().backward()
+        assert weight.grad is not None
+
+    def test_a_write_that_nobody_counts_is_not_seen(self, ns: str) -> None:
+        """As docs/concepts.md says."""
+
+        @magi_register_custom_op(f"{ns}::op")
+        def op(x: Tensor) -> Tensor:
+            x.data.add_(1)
+            x.numpy()[0] = 5
+            return x * 2
+
+        op(ones())

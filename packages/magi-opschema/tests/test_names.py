@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nothing that a user names changes what generated code does."""
+"""No name or value of a user changes what generated code does; where annotations find names; defaults as they are."""
 
 from __future__ import annotations
 
 import builtins
+import enum
 import keyword
-from dataclasses import dataclass, make_dataclass
-from typing import Any, TypedDict
+import sys
+import textwrap
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field, make_dataclass
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import pytest
 import torch
 from _named import Inner, Mode, Sizes, X, compiled, make_function
-from magi_opschema import lower_signature, magi_register_custom_op, op_def
+from magi_opschema import errors, lower_signature, magi_register_custom_op, op_def
 from torch import Tensor
 
 
@@ -176,3 +181,331 @@ def test_texts_hold_only_names_that_we_control() -> None:
         assert torch._C.parse_schema(f"ns::{lowering.schema}").name == "ns::body"
         assert not any(parameter.name.startswith(lowering.prefix) for parameter in lowering.parameters)
         assert not hasattr(builtins, lowering.prefix)
+
+
+class Hostile:
+    """Lies whenever it is asked anything."""
+
+    scale = 1.0
+    mode = Mode.RMS
+
+    def __repr__(self) -> str:
+        raise RuntimeError("asked for repr")
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return hash("rms")
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("asked for bool")
+
+    def __iter__(self) -> Any:
+        return iter((Mode.RMS,))
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, key: object) -> int:
+        return 1
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+
+class HostileText(str):
+    """A text that equals every other."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return hash("rms")
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [Inner, Inner | None, Mode, Mode | None, list[Mode], tuple[Mode, ...], Literal["a", 1], Sizes, tuple[int, int],
+     list[Tensor | None], list[complex], list[torch.dtype]],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("claimed", [None, Inner, Mode, int], ids=str)
+def test_a_hostile_value_is_refused(ns: str, annotation: Any, claimed: type | None) -> None:
+    cls = Hostile if claimed is None else type("Liar", (Hostile,), {"__class__": claimed})
+    seen: list[Any] = []
+    op = magi_register_custom_op(f"{ns}::op")(make_function({"x": Tensor, "value": annotation}, seen))
+    with pytest.raises((TypeError, ValueError, RuntimeError)) as caught:
+        op(X, cls())
+    assert "asked for" not in str(caught.value)
+    assert not seen
+
+
+@pytest.mark.parametrize(("annotation", "claimed"), [(tuple[int, int], tuple), (Sizes, dict), (list[Mode], list)])
+def test_the_body_gets_a_real_container_from_a_value_that_claims_to_be_one(
+    ns: str, annotation: Any, claimed: type
+) -> None:
+    seen: list[Any] = []
+    op = magi_register_custom_op(f"{ns}::op")(make_function({"x": Tensor, "value": annotation}, seen))
+    op(X, type("Liar", (Hostile,), {"__class__": claimed})())
+    assert type(seen[0][1]) is claimed
+
+
+def test_a_text_that_equals_all_others_is_not_a_member(ns: str) -> None:
+    seen: list[Any] = []
+    op = magi_register_custom_op(f"{ns}::op")(make_function({"x": Tensor, "value": Mode}, seen))
+    with pytest.raises(ValueError, match="expected one of"):
+        op(X, HostileText("evil"))
+    assert not seen
+
+
+def test_comparing_hashing_and_printing_of_a_record_are_not_called(ns: str) -> None:
+    """Fields are read; comparing, hashing and printing the record are not part of a call."""
+
+    @dataclass(frozen=True, eq=False, repr=False)
+    class Quiet:
+        scale: float = 1.0
+
+        __repr__ = Hostile.__repr__
+        __eq__ = Hostile.__eq__
+        __bool__ = Hostile.__bool__
+
+        def __hash__(self) -> int:
+            raise RuntimeError("asked for hash")
+
+    seen: list[Any] = []
+    body = make_function({"x": Tensor, "cfg": Quiet}, seen)
+    body.__defaults__ = (Quiet(3.0),)
+    op = magi_register_custom_op(f"{ns}::op")(body)
+    op(X)
+    op(X, Quiet(2.0))
+    assert [values[1].scale for values in seen] == [3.0, 2.0]
+    assert "Quiet(scale=3.0)" in str(op_def(op))
+
+
+def test_the_fake_gets_the_list_that_the_body_got(ns: str) -> None:
+    faked: list[Any] = []
+
+    def body(x: Tensor, masks: list[Tensor | None] | None) -> Tensor:
+        return x * 2
+
+    def fake(x: Tensor, masks: list[Tensor | None] | None) -> Tensor:
+        faked.append([mask is None for mask in masks or ()])
+        return torch.empty_like(x)
+
+    magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=fake)(body)(X, [None, X, None])
+    assert faked == [[True, False, True]]
+
+
+LONG = "é\"'\\\n\t\x00{x}%s" * 1000
+
+
+def test_a_long_text_default_is_not_in_the_generated_code(ns: str) -> None:
+    seen: list[Any] = []
+
+    def body(x: Tensor, cfg: Inner, text: str = LONG) -> Tensor:
+        seen.append(text)
+        return x * 2
+
+    op: Any = magi_register_custom_op(f"{ns}::op")(body)
+    op(X, Inner())
+    compiled(op)(x=X, cfg=Inner())
+    assert seen == [LONG, LONG]
+    assert "{x}%s" not in op.__source__
+    assert len(str(op_def(op))) < 2000
+
+
+def test_defaults_reach_the_body_as_they_are(ns: str) -> None:
+    class Point(NamedTuple):
+        x: float
+        y: float
+
+    generator = torch.Generator()
+    seen: list[Any] = []
+
+    def body(
+        x: Tensor,
+        mode: Mode = Mode.LAYER,
+        dtype: torch.dtype = torch.int8,
+        generator: torch.Generator | None = generator,
+        pick: Literal["a", 1, True] = True,
+        point: Point = Point(float("inf"), -0.0),  # noqa: B008
+        inner: Inner = Inner(5e-324),  # noqa: B008
+        names: list[str] = ["a"],  # noqa: B006
+        none: Inner | None = None,
+    ) -> Tensor:
+        seen.append((mode, dtype, generator, pick, point, inner, names, none))
+        return x * 2
+
+    magi_register_custom_op(f"{ns}::op")(body)(X)
+    mode, dtype, passed, pick, point, inner, names, none = seen[0]
+    assert mode is Mode.LAYER
+    assert dtype is torch.int8
+    assert passed.initial_seed() == generator.initial_seed()
+    assert pick is True
+    assert type(point) is Point
+    assert repr(point) == repr(Point(float("inf"), -0.0))
+    assert inner == Inner(5e-324)
+    assert names == ["a"]
+    assert none is None
+
+
+@dataclass(frozen=True)
+class HasList:
+    sizes: list[int] = field(default_factory=lambda: [1, 2])
+
+
+def test_a_default_list_is_not_shared_between_calls(ns: str) -> None:
+    default = HasList()
+    seen: list[list[int]] = []
+
+    def direct(x: Tensor, sizes: list[int] = [1, 2]) -> Tensor:  # noqa: B006
+        seen.append(list(sizes))
+        sizes.append(3)
+        return x * 2
+
+    def flattened(x: Tensor, cfg: HasList = default) -> Tensor:
+        seen.append(list(cfg.sizes))
+        cfg.sizes.append(3)
+        return x * 2
+
+    for fn, path in ((direct, "direct"), (flattened, "flattened")):
+        op: Any = magi_register_custom_op(f"{ns}::{path}")(fn)
+        assert op_def(op).path == path
+        op(X)
+        op(X)
+        op(x=X)
+    assert seen == [[1, 2]] * 6
+    assert direct.__defaults__ == ([1, 2],)
+    assert default.sizes == [1, 2]
+
+
+def test_a_passed_list_is_not_changed(ns: str) -> None:
+    def body(x: Tensor, cfg: HasList) -> Tensor:
+        cfg.sizes.append(3)
+        return x * 2
+
+    passed = HasList()
+    magi_register_custom_op(f"{ns}::op")(body)(X, passed)
+    assert passed.sizes == [1, 2]
+
+
+def test_own_init_of_a_class_that_was_compiled_from_a_text(ns: str) -> None:
+    """As in a `python -c` program, where a hand-written `__init__` has the file name of a generated one."""
+    text = """
+        from dataclasses import dataclass
+        @dataclass(frozen=True)
+        class Own:
+            scale: float
+            def __init__(self, scale):
+                object.__setattr__(self, "scale", scale)
+                object.__setattr__(self, "twice", scale * 2)
+    """
+    namespace: dict[str, Any] = {"__name__": __name__}
+    exec(compile("if True:" + text, "<string>", "exec", dont_inherit=True), namespace)
+    seen: list[Any] = []
+    op = magi_register_custom_op(f"{ns}::op")(make_function({"x": Tensor, "cfg": namespace["Own"]}, seen))
+    op(X, namespace["Own"](3.0))
+    assert seen[0][1].twice == 6.0
+
+
+def test_annotations_of_another_module_are_evaluated_there(ns: str) -> None:
+    """The op's own module has another `Mode` and another `float`."""
+    other = types.ModuleType(f"{ns}_other")
+    text = """
+        from __future__ import annotations
+        import enum
+        from dataclasses import dataclass
+        class Mode(enum.Enum):
+            FAST = "fast"
+        @dataclass(frozen=True)
+        class Theirs:
+            mode: Mode
+            float: float = 1.0
+    """
+    sys.modules[other.__name__] = other
+    try:
+        exec(textwrap.dedent(text), other.__dict__)
+
+        def body(x: Tensor, cfg: other.Theirs, mode: Mode) -> Tensor:  # type: ignore[name-defined]
+            assert cfg.mode is other.Mode.FAST
+            return x * 2
+
+        float = str  # noqa: A001, F841
+        lowering = lower_signature(body)
+        assert [leaf.schema_type for leaf in lowering.leaves] == ["Tensor", "str", "float", "str"]
+        op = magi_register_custom_op(f"{ns}::op")(body)
+        assert torch.equal(op(X, other.Theirs(other.Mode.FAST), Mode.RMS), X * 2)
+    finally:
+        del sys.modules[other.__name__]
+
+
+def through_another_module(name: str, fn: Callable[..., Any]) -> Any:
+    """Register *fn* as a package does that has a decorator of its own."""
+    namespace: dict[str, Any] = {"__name__": "another_package", "magi_register_custom_op": magi_register_custom_op}
+    exec("def register(name, fn): return magi_register_custom_op(name)(fn)", namespace)
+    return namespace["register"](name, fn)
+
+
+def through_a_helper(name: str, fn: Callable[..., Any]) -> Any:
+    return magi_register_custom_op(name)(fn)
+
+
+@pytest.mark.parametrize("register", [through_another_module, through_a_helper])
+def test_a_local_class_is_found_around_the_function(ns: str, register: Callable[..., Any]) -> None:
+    """However far from it the decorator is called."""
+
+    @dataclass(frozen=True)
+    class Local:
+        factor: float
+
+    class Ops:
+        Alias = Local
+
+        def within(x: Tensor, cfg: Alias) -> Tensor:  # type: ignore[misc,valid-type]
+            return x * cfg.factor  # type: ignore[attr-defined,no-any-return]
+
+        within = staticmethod(register(f"{ns}::within", within))
+
+    def outer() -> Any:
+        def op(x: Tensor, cfg: Local) -> Tensor:
+            return x * cfg.factor
+
+        return register(f"{ns}::op", op)
+
+    for op in (outer(), Ops.within):
+        assert op(X, Local(3.0)).tolist() == (X * 3).tolist()
+        assert op_def(op).lowering.tree["cfg"].cls is Local  # type: ignore[union-attr]
+
+
+def test_a_local_class_is_found_from_a_decorator_made_elsewhere(ns: str) -> None:
+    def make() -> Any:
+        return magi_register_custom_op(f"{ns}::op")
+
+    decorate = make()
+
+    @dataclass(frozen=True)
+    class Local:
+        factor: float
+
+    @decorate
+    def op(x: Tensor, cfg: Local) -> Tensor:
+        return x * cfg.factor
+
+    assert op(X, Local(3.0)).tolist() == (X * 3).tolist()
+
+
+def by_mode(x: Tensor, mode: Mode) -> Tensor:
+    return x * 2
+
+
+def test_names_at_the_decorator_are_not_those_of_the_function(ns: str) -> None:
+    class Mode(enum.Enum):
+        OTHER = "other"
+
+    op: Callable[..., Any] = magi_register_custom_op(f"{ns}::op")(by_mode)
+    assert op(X, "rms").tolist() == (X * 2).tolist()
+    with pytest.raises(errors.ArgumentValueError, match=r"one of Mode.RMS, Mode.LAYER"):
+        op(X, Mode.OTHER)

@@ -1,18 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options and names that the decorator refuses, things that are not functions, and what each error is besides."""
+"""What the decorator refuses, an op refuses afterwards, wrong values at every entry, and environment variables."""
 
 from __future__ import annotations
 
 import builtins
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from _bad_inputs import Inner, X, located, plain, returning, shown, two_outputs, with_annotation
-from magi_opschema import errors, magi_register_custom_op, op_def
-from magi_opschema.errors import DuplicateOpError, OpNameError, OpSchemaError, OptionError
+from _bad_inputs import Inner, X, located, plain, returning, two_outputs, with_annotation
+from magi_opschema import (
+    annotate,
+    errors,
+    get_object,
+    lower_signature,
+    magi_register_custom_op,
+    op_def,
+    opcheck,
+    register_autocast,
+    register_kernel,
+    register_object,
+    register_sharding,
+    register_vmap,
+    release_object,
+)
+from magi_opschema.errors import (
+    ArgumentError,
+    DuplicateOpError,
+    EnvironmentVariableError,
+    OpNameError,
+    OpSchemaError,
+    OptionError,
+    RuleError,
+    UnknownOpError,
+)
 from torch import Tensor
 
 
@@ -27,6 +51,14 @@ def writes(x: Tensor, out: Tensor, weights: list[Tensor] | None = None) -> None:
 def nothing() -> Tensor:
     return X
 
+
+class Unshowable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+BAD: Any = Unshowable()
+SHOWN = "<a Unshowable whose __repr__ fails>"
 
 # function, options, error class, sentence
 OPTIONS: list[tuple[Callable[..., Any], dict[str, Any], type[OpSchemaError], str]] = [
@@ -81,10 +113,19 @@ OPTIONS: list[tuple[Callable[..., Any], dict[str, Any], type[OpSchemaError], str
     (plain, {"tags": ("core",)}, OptionError, "tags=('core',) is not a tuple of torch.Tag values."),
     (plain, {"tags": torch.Tag.core}, OptionError, "is not a tuple of torch.Tag values."),
     (with_annotation(Inner | None), {"mutates_args": ("value",)}, OptionError, "which holds no Tensor"),
+    (plain, {"tags": BAD}, OptionError, f"tags={SHOWN} is not a tuple"),
+    (plain, {"tags": [BAD]}, OptionError, f"tags=[{SHOWN}] is not a tuple"),
+    (plain, {"mutates_args": BAD}, OptionError, f"mutates_args={SHOWN} is not a tuple"),
+    (plain, {"mutates_args": [BAD]}, OptionError, f"mutates_args names {SHOWN}"),
+    (plain, {"backward_fn": BAD}, OptionError, f"backward_fn is {SHOWN}"),
+    (plain, {"infer_output_meta_fn": BAD}, OptionError, f"{SHOWN} is not a function"),
+    (plain, {"infer_output_meta_fn": [BAD]}, OptionError, f"{SHOWN} is not a Tensor"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("fn", "options", "error", "sentence"), OPTIONS, ids=shown)
+@pytest.mark.parametrize(
+    ("fn", "options", "error", "sentence"), OPTIONS, ids=[f"{i}-{row[3][:40]}" for i, row in enumerate(OPTIONS)]
+)
 def test_options_are_refused_at_decoration(
     ns: str, fn: Callable[..., Any], options: dict[str, Any], error: type[OpSchemaError], sentence: str
 ) -> None:
@@ -186,11 +227,12 @@ def test_decorating_an_op_again(ns: str) -> None:
         magi_register_custom_op(f"{ns}::again")(custom)
 
 
-@pytest.mark.parametrize("thing", [builtins.len, Inner, 3, "plain"])
+@pytest.mark.parametrize("thing", [builtins.len, Inner, 3, "plain", BAD], ids=["len", "class", "int", "str", "no repr"])
 def test_an_object_that_is_not_a_function(ns: str, thing: Any) -> None:
     sentence = "is not a Python function. Wrap it in one whose parameters have annotations."
-    with pytest.raises(OptionError, match=sentence):
+    with pytest.raises(OptionError, match=sentence) as caught:
         magi_register_custom_op(f"{ns}::op")(thing)
+    assert thing is not BAD or str(caught.value).startswith(SHOWN)
 
 
 def test_a_static_or_class_method(ns: str) -> None:
@@ -212,3 +254,181 @@ def test_each_error_is_a_builtin_one_too() -> None:
             assert base.__module__ == "builtins"
             assert base is not Exception
             assert issubclass(base, Exception)
+
+
+def test_unknown_op() -> None:
+    magi_register_custom_op("opschema_unknown::normalize")(plain)
+    with pytest.raises(UnknownOpError, match="Did you mean 'opschema_unknown::normalize'?"):
+        op_def("opschema_unknown::normalise")
+    with pytest.raises(UnknownOpError, match="'aten::add' is not an op that magi-opschema registered."):
+        op_def(torch.ops.aten.add.Tensor)
+    with pytest.raises(UnknownOpError, match="is not an op that magi-opschema registered."):
+        annotate(plain, "key", "text")
+    with pytest.raises(LookupError, match="is not an op that magi-opschema registered."):
+        register_vmap(len, lambda *args: args)
+
+
+NO_FUNCTION: Any = 3
+
+
+# what is asked of an op, error class, sentence
+AFTERWARDS: list[tuple[Callable[[Any], Any], type[OpSchemaError], str]] = [
+    (lambda op: register_vmap(op, NO_FUNCTION), RuleError, "rule is 3 (int), expected a function."),
+    (lambda op: register_vmap(op, lambda x: x), RuleError,
+     "rule is called as rule(info, in_dims, x), which test_option_errors.py"),
+    (lambda op: register_sharding(op, NO_FUNCTION), RuleError, "rule is 3 (int), expected a function."),
+    (lambda op: register_kernel(op, "cpu", NO_FUNCTION), RuleError, "the body is 3 (int), expected a function."),
+    (lambda op: register_kernel(op, "zpu", plain), RuleError,
+     "'zpu' is not a device type of torch. Use 'cpu', 'cuda' or another."),
+    (lambda op: register_autocast(op, "zpu", torch.float16), RuleError,
+     "'zpu' is not a device type of torch. Use 'cpu', 'cuda' or another."),
+    (lambda op: register_autocast(op, "cpu", "float16"), RuleError,  # type: ignore[arg-type]
+     "autocast casts to 'float16', expected a dtype of floating-point numbers, such as torch.bfloat16."),
+    (lambda op: register_autocast(op, "cpu", torch.int8), RuleError,
+     "autocast casts to torch.int8, expected a dtype of floating-point numbers"),
+    (lambda op: opcheck(op, X), ArgumentError,  # type: ignore[arg-type]
+     "opcheck takes the arguments as a tuple, and got a Tensor. Write opcheck(op, (x,))."),
+    (lambda op: opcheck(op, (X, X, X)), ArgumentError, "the call gives 3 arguments by position, expected at most 1."),
+    (lower_signature, DuplicateOpError, "is an op already."),
+    (lambda op: lower_signature(Inner), OptionError, "is not a Python function."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ask", "error", "sentence"), AFTERWARDS, ids=map(str, range(len(AFTERWARDS))))
+def test_what_is_asked_of_an_op_afterwards(
+    ns: str, ask: Callable[[Any], Any], error: type[OpSchemaError], sentence: str
+) -> None:
+    op = magi_register_custom_op(f"{ns}::plain")(plain)
+    with pytest.raises(error, match=re.escape(sentence)):
+        ask(op)
+
+
+def test_rule_for_a_batch_is_told_what_is_wrong(ns: str) -> None:
+    op = magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=lambda x: (x * 2, x * 3))(two_outputs)
+    register_vmap(op, lambda info, in_dims, x: (two_outputs(x), (0, 0, 0)))
+    with pytest.raises(RuleError, match="out_dims for 'output' has 3 entries, expected 2"):
+        torch.vmap(op)(torch.ones(2, 3))
+
+
+VALUES: list[Any] = [
+    None, 3, True, "zz", "", b"q", 1.5, Unshowable(), [], {}, [1], {"a": 1}, object(), int, Unshowable,
+    lambda: 0, torch.ones(2), len,
+]  # fmt: skip
+
+Use = Callable[[str, Any, Any], object]
+# entry -> its use with a namespace, an op and a wrong value; the values that are right
+ENTRIES: dict[str, tuple[Use, tuple[type, ...]]] = {
+    "name": (lambda ns, op, v: magi_register_custom_op(v)(plain), (type(None),)),
+    "fn": (lambda ns, op, v: magi_register_custom_op(f"{ns}::a")(v), ()),
+    "mutates_args": (lambda ns, op, v: magi_register_custom_op(f"{ns}::a", mutates_args=v)(plain), (list, dict)),
+    "tags": (lambda ns, op, v: magi_register_custom_op(f"{ns}::a", tags=v)(plain), (str, list, dict)),
+    "setup_context_fn": (
+        lambda ns, op, v: magi_register_custom_op(f"{ns}::a", setup_context_fn=v, backward_fn=lambda c, g: g)(plain),
+        (type(None), type),
+    ),
+    "is_compute_sensitive": (
+        lambda ns, op, v: magi_register_custom_op(f"{ns}::a", is_compute_sensitive=v)(plain),
+        (bool,),
+    ),
+    "is_subgraph_boundary": (
+        lambda ns, op, v: magi_register_custom_op(f"{ns}::a", is_subgraph_boundary=v)(plain),
+        (bool,),
+    ),
+    "override": (lambda ns, op, v: magi_register_custom_op(f"{ns}::a", override=v)(plain), (bool,)),
+    "lower_signature": (lambda ns, op, v: lower_signature(v), ()),
+    "lower_signature, mutates_args": (lambda ns, op, v: lower_signature(plain, mutates_args=v), (list, dict)),
+    "op_def": (lambda ns, op, v: op_def(v), ()),
+    "annotate": (lambda ns, op, v: annotate(v, "key", "text"), ()),
+    "annotate, key": (lambda ns, op, v: annotate(op, v, "text"), (str,)),
+    "annotate, text": (lambda ns, op, v: annotate(op, "key", v), (str,)),
+    "opcheck": (lambda ns, op, v: opcheck(v, (torch.ones(2),)), ()),
+    "opcheck, kwargs": (lambda ns, op, v: opcheck(op, (torch.ones(2),), v, test_utils="test_schema"),
+                        (type(None), dict)),
+    "register_kernel": (lambda ns, op, v: register_kernel(v, "cpu", plain), ()),
+    "register_kernel, device": (lambda ns, op, v: register_kernel(op, v, plain), ()),
+    "register_kernel, fn": (lambda ns, op, v: register_kernel(op, "cpu", v), (type(None),)),
+    "register_vmap": (lambda ns, op, v: register_vmap(v, lambda info, in_dims, x: 0), ()),
+    "register_vmap, rule": (lambda ns, op, v: register_vmap(op, v), (type(None), type)),
+    "register_autocast": (lambda ns, op, v: register_autocast(v, "cpu", torch.half), ()),
+    "register_autocast, device": (lambda ns, op, v: register_autocast(op, v, torch.half), ()),
+    "register_autocast, dtype": (lambda ns, op, v: register_autocast(op, "cpu", v), ()),
+    "register_sharding": (lambda ns, op, v: register_sharding(v, lambda x: 0), ()),
+    "register_object, weak": (lambda ns, op, v: register_object(plain, weak=v), (bool,)),
+    "get_object": (lambda ns, op, v: get_object(v), ()),
+    "release_object": (lambda ns, op, v: release_object(v), ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_a_wrong_value_is_an_error_of_this_package(ns: str, entry: str) -> None:
+    use, right = ENTRIES[entry]
+    op = magi_register_custom_op(f"{ns}::op")(plain)
+    refused = 0
+    for i, value in enumerate(VALUES):
+        try:
+            use(f"{ns}_{i}", op, value)
+        except OpSchemaError:
+            refused += 1
+        else:
+            assert isinstance(value, right), value
+    assert refused > len(VALUES) / 2
+    assert str(op_def(op)).startswith("signature")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("MAGI_OPSCHEMA_CHEKC", " Did you mean 'MAGI_OPSCHEMA_CHECK'?"),
+        ("MAGI_OPSCHEMA_DUMPS", " Did you mean 'MAGI_OPSCHEMA_DUMP'?"),
+        ("MAGI_OPSCHEMA_CACHE", " Did you mean 'MAGI_OPSCHEMA_CACHE_DIR'?"),
+        ("MAGI_OPSCHEMA_", " Did you mean 'MAGI_OPSCHEMA_DUMP'?"),
+        ("MAGI_OPSCHEMA_SOMETHING_ELSE_ALTOGETHER", ""),
+    ],
+)
+def test_an_unknown_name(ns: str, monkeypatch: pytest.MonkeyPatch, name: str, hint: str) -> None:
+    monkeypatch.setenv(name, "1")
+    sentence = f"the environment variable {name} is not a setting of magi-opschema.{hint} Choose one of these ("
+    uses: list[Callable[[], object]] = [
+        lambda: magi_register_custom_op(f"{ns}::op")(plain),
+        lambda: lower_signature(plain),
+    ]
+    for use in uses:
+        with pytest.raises(EnvironmentVariableError, match=re.escape(sentence)) as caught:
+            use()
+        for known in ("MAGI_OPSCHEMA_CHECK", "MAGI_OPSCHEMA_DUMP", "MAGI_OPSCHEMA_CACHE_DIR"):
+            assert f"{known}: " in str(caught.value)
+    assert not torch._C._jit_get_schemas_for_operator(f"{ns}::op")
+    monkeypatch.delenv(name)
+    magi_register_custom_op(f"{ns}::op")(plain)
+
+
+@pytest.mark.parametrize("value", ["yes", "2", "on", " 1", "True"])
+def test_a_switch_that_is_neither_on_nor_off(ns: str, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("MAGI_OPSCHEMA_CHECK", value)
+    sentence = f"MAGI_OPSCHEMA_CHECK={value!r} is neither on nor off. Set it to 1 or 0, or unset it."
+    with pytest.raises(EnvironmentVariableError, match=re.escape(sentence)):
+        magi_register_custom_op(f"{ns}::op")(plain)
+    assert not torch._C._jit_get_schemas_for_operator(f"{ns}::op")
+
+
+@pytest.mark.parametrize("value", ["", "0"])
+def test_a_switch_that_is_off(ns: str, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("MAGI_OPSCHEMA_CHECK", value)
+    op = magi_register_custom_op(f"{ns}::op")(plain)
+    assert torch.equal(op(torch.ones(2)), torch.full((2,), 2.0))
+
+
+@pytest.mark.parametrize("kind", ["a file", "below a file", "no place"])
+def test_a_dump_folder_that_cannot_be_written(
+    ns: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    folder = {"a file": file, "below a file": file / "deep", "no place": Path("/proc/magi")}[kind]
+    monkeypatch.setenv("MAGI_OPSCHEMA_DUMP", str(folder))
+    sentence = f"MAGI_OPSCHEMA_DUMP={folder} is not a folder that can be written: "
+    with pytest.raises(EnvironmentVariableError, match=re.escape(sentence)) as caught:
+        magi_register_custom_op(f"{ns}::op")(plain)
+    assert str(caught.value).endswith(". Name another folder, or unset it.")
+    monkeypatch.delenv("MAGI_OPSCHEMA_DUMP")
+    magi_register_custom_op(f"{ns}::op")(plain)  # nothing was left behind

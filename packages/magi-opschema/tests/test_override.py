@@ -36,7 +36,7 @@ FAILURES: dict[str, tuple[Any, str]] = {
     "the body": (_registration, "body_kernel"),
     "the fake": (_registration, "register_fake"),
     "the last kernel": (_registration, "transforms_kernel"),
-    "the exposed function": (_definition, "compile_source"),
+    "the exposed function": (_definition, "compile_exposed"),
 }
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds between processes: what an import loads, compile caches, forks, spawns, two ranks."""
+"""What holds between processes: what an import loads, compile caches, forks, spawns, two ranks, handles of objects."""
 
 from __future__ import annotations
 
@@ -37,9 +37,35 @@ def apply(x: Tensor, cfg: Config) -> Tensor:
 """
 
 
-def run(script: str, tmp_path: Path, *, with_op: bool = True, **environment: str) -> str:
+HANDLES = """
+import torch
+from torch import Tensor, nn
+from magi_opschema import ObjectHandle, errors, get_object, magi_register_custom_op, register_object
+
+class Runner:
+    def __init__(self, scale):
+        self.scale = scale
+
+@magi_register_custom_op("handle_process::run", infer_output_meta_fn=["x"])
+def run(x: Tensor, runner: ObjectHandle[Runner]) -> Tensor:
+    return x * runner.scale
+
+class Layer(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.runner = Runner(scale)
+        register_object(self.runner)
+
+    def forward(self, x):
+        return run(x, self.runner) + 1
+
+x = torch.ones(2)
+"""
+
+
+def run(script: str, tmp_path: Path, op: str = OP, **environment: str) -> str:
     path = tmp_path / "script.py"
-    path.write_text((OP if with_op else "") + textwrap.dedent(script))
+    path.write_text(op + textwrap.dedent(script))
     result = subprocess.run(
         [sys.executable, str(path)],
         capture_output=True,
@@ -67,7 +93,7 @@ def test_import_loads_no_torch_and_registering_loads_no_compiler(tmp_path: Path)
     forbidden = ("triton", "torch._inductor", "torch._dynamo", "pydantic", *siblings)
     print([name for name in forbidden if name in sys.modules])
     """
-    assert run(textwrap.dedent(before) + OP + textwrap.dedent(after), tmp_path, with_op=False).strip() == "[]"
+    assert run(textwrap.dedent(before) + OP + textwrap.dedent(after), tmp_path, op="").strip() == "[]"
 
 
 @pytest.mark.slow  # tests/test_caches.py has the fast ones
@@ -158,3 +184,106 @@ def test_dtensors_on_two_ranks(tmp_path: Path) -> None:
         print("equal")
     """
     assert run(script, tmp_path).strip().endswith("equal")
+
+
+def test_a_forked_child_knows_what_was_registered_before(tmp_path: Path) -> None:
+    script = """
+    import os
+    runner, late = Runner(3.0), Runner(4.0)
+    before = register_object(runner)
+    receive, send = os.pipe()
+    to_child, from_parent = os.pipe()
+    if os.fork() == 0:
+        after = int(os.read(to_child, 100))
+        lines = [str(run(x, before).tolist()), str(run(x, runner).tolist())]
+        try:
+            run(x, after)
+        except errors.HandleError as error:
+            lines.append(str("is not a handle of this process" in str(error) or "stale" in str(error)))
+        own = register_object(Runner(5.0))
+        lines.append(str(own != after and run(x, own).tolist() == [5.0, 5.0]))
+        os.write(send, chr(10).join(lines).encode())
+        os._exit(0)
+    os.write(from_parent, str(int(register_object(late))).encode())
+    os.wait()
+    print(os.read(receive, 1000).decode())
+    """
+    assert run(script, tmp_path, HANDLES).splitlines() == ["[3.0, 3.0]", "[3.0, 3.0]", "True", "True"]
+
+
+def test_a_spawned_worker_knows_no_handle(tmp_path: Path) -> None:
+    script = """
+    import multiprocessing
+
+    def work(queue, handle, runner):
+        queue.put(run(x, runner).tolist())
+        try:
+            run(x, handle)
+        except errors.HandleError as error:
+            queue.put("not in a spawned worker" in str(error))
+
+    if __name__ == "__main__":
+        runner = Runner(3.0)
+        handle = register_object(runner)
+        context = multiprocessing.get_context("spawn")
+        queue = context.Queue()
+        worker = context.Process(target=work, args=(queue, handle, runner))
+        worker.start()
+        print(queue.get(timeout=120), queue.get(timeout=120))
+        worker.join()
+    """
+    assert run(script, tmp_path, HANDLES).splitlines() == ["[3.0, 3.0] True"]
+
+
+def test_a_pickled_module_is_registered_again(tmp_path: Path) -> None:
+    script = """
+    import pickle
+    layer = Layer(3.0)
+    torch.compile(layer, backend="eager", fullgraph=True)(x)
+    other = pickle.loads(pickle.dumps(layer))
+    other.runner.scale = 5.0
+    print(other(x).tolist(), torch.compile(other, backend="eager", fullgraph=True)(x).tolist(), layer(x).tolist())
+    handle = register_object(layer.runner)
+    print(get_object(pickle.loads(pickle.dumps(handle))) is layer.runner)
+    """
+    assert run(script, tmp_path, HANDLES).splitlines() == ["[6.0, 6.0] [6.0, 6.0] [4.0, 4.0]", "True"]
+
+
+def test_an_exported_program_runs_here_and_says_elsewhere_why_not(tmp_path: Path) -> None:
+    program = tmp_path / "program.pt2"
+    script = f"""
+    layer = Layer(3.0)
+    exported = torch.export.export(layer, (x,))
+    print(exported.module()(x).tolist())
+    torch.export.save(exported, {str(program)!r})
+    print(torch.export.load({str(program)!r}).module()(x).tolist())
+    """
+    assert run(script, tmp_path, HANDLES).splitlines() == ["[4.0, 4.0]", "[4.0, 4.0]"]
+    script = f"""
+    try:
+        torch.export.load({str(program)!r}).module()(x)
+    except errors.HandleError as error:
+        print("a program that loads what this one pickled or exported" in str(error))
+    """
+    assert run(script, tmp_path, HANDLES).splitlines() == ["True"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("passed", ["self.runner", "self.handle"])
+def test_compile_caches_serve_other_objects(tmp_path: Path, passed: str) -> None:
+    script = f"""
+    from torch._dynamo.utils import counters
+
+    class Own(Layer):
+        def __init__(self, scale):
+            super().__init__(scale)
+            self.handle = register_object(self.runner)
+
+        def forward(self, x):
+            return run(x, {passed}) + 1
+
+    print(torch.compile(Own(3.0), fullgraph=True)(x).tolist(), counters["aot_autograd"]["autograd_cache_hit"])
+    """
+    cache = str(tmp_path / "cache")
+    assert run(script, tmp_path, HANDLES, TORCHINDUCTOR_CACHE_DIR=cache).splitlines() == ["[4.0, 4.0] 0"]
+    assert run(script, tmp_path, HANDLES, TORCHINDUCTOR_CACHE_DIR=cache).splitlines() == ["[4.0, 4.0] 1"]

@@ -127,21 +127,7 @@ LEAVES: list[tuple[object, st.SearchStrategy[Any]]] = [
 ]
 # Names that are builtins, words of generated code, keywords to others, or hold the separator of flat names.
 FIELD_NAMES = [
-    "a",
-    "b",
-    "len",
-    "self",
-    "cls",
-    "item",
-    "key",
-    "x",
-    "value_",
-    "fn",
-    "output",
-    "match",
-    "größe",
-    "_m_a",
-    "c__d",
+    *("a", "b", "len", "self", "cls", "item", "key", "x", "value_", "fn", "output", "match", "größe", "_m_a", "c__d"),
 ]
 
 

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records as nodes of torch's pytrees: export, make_fx, torch.func and the rest see the Tensors in them."""
+"""Records as nodes of torch's pytrees: what a node is, its saved form, and torch.func over records."""
 
 from __future__ import annotations
 
 import copy
 import enum
-import io
 import pickle
 import warnings
 from collections.abc import Callable
@@ -15,10 +14,10 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import pytest
 import torch
 import torch.utils._pytree as pytree
+from _bad_inputs import with_annotation
 from magi_opschema import lower_signature, magi_register_custom_op
 from magi_opschema.errors import OptionError, RecordTreeError
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 
@@ -221,21 +220,13 @@ class TestNode:
 
     def test_lowering_alone_registers_nothing(self) -> None:
         record = make_dataclass("Alone", [("weight", Tensor)], frozen=True)
-
-        def body(x: Tensor, value: Any) -> Tensor:
-            return x * 2
-
-        body.__annotations__["value"] = record
-        lower_signature(body)
+        lower_signature(with_annotation(record))
         assert record not in pytree.SUPPORTED_NODES
 
     def test_not_where_the_decorator_is_told_so(self, ns: str) -> None:
         record = make_dataclass("Left", [("weight", Tensor)], frozen=True)
 
-        def body(x: Tensor, value: Any) -> Tensor:
-            return x * 2
-
-        body.__annotations__["value"] = record
+        body = with_annotation(record)
         magi_register_custom_op(f"{ns}::off", register_pytree=False)(body)
         assert record not in pytree.SUPPORTED_NODES
         with pytest.raises(OptionError, match="register_pytree=0 \\(int\\) is not True or False"):
@@ -260,22 +251,12 @@ class TestRegistrations:
     def test_an_earlier_one_wins(self, ns: str) -> None:
         record = make_dataclass("Early", [("weight", Tensor), ("eps", float)], frozen=True)
         pytree.register_dataclass(record)
-
-        def body(x: Tensor, value: Any) -> Tensor:
-            return x * 2
-
-        body.__annotations__["value"] = record
-        magi_register_custom_op(f"{ns}::op")(body)
+        magi_register_custom_op(f"{ns}::op")(with_annotation(record))
         assert len(flattened(record(X, 1.0))[0]) == 2
 
     def test_a_later_one(self, ns: str) -> None:
         record = make_dataclass("Late", [("weight", Tensor), ("eps", float)], frozen=True)
-
-        def body(x: Tensor, value: Any) -> Tensor:
-            return x * 2
-
-        body.__annotations__["value"] = record
-        magi_register_custom_op(f"{ns}::op")(body)
+        magi_register_custom_op(f"{ns}::op")(with_annotation(record))
         assert len(flattened(record(X, 1.0))[0]) == 1
         with pytest.raises(ValueError, match="already registered as pytree node"):
             pytree.register_pytree_node(record, lambda r: ([], None), lambda c, _: record(*c))
@@ -313,11 +294,7 @@ class TestSaved:
             class Local:
                 weight: Tensor
 
-            def body(x: Tensor, value: Any) -> Tensor:
-                return x * 2
-
-            body.__annotations__["value"] = Local
-            magi_register_custom_op(f"{ns}::op{i}")(body)
+            magi_register_custom_op(f"{ns}::op{i}")(with_annotation(Local))
             return Local
 
         first = make(1)
@@ -331,59 +308,11 @@ class TestSaved:
     def test_another_class_of_the_name_does_not_take_that_of_a_module(self, ns: str) -> None:
         other = make_dataclass("Inner", [("scale", Tensor)], frozen=True)
         other.__module__ = __name__
-
-        def body(x: Tensor, value: Any) -> Tensor:
-            return x * 2
-
-        body.__annotations__["value"] = other
-        magi_register_custom_op(f"{ns}::op")(body)
+        magi_register_custom_op(f"{ns}::op")(with_annotation(other))
         spec = flattened(Inner(X))[1]
         assert pytree.treespec_loads(pytree.treespec_dumps(spec)) == spec
         with pytest.raises(RecordTreeError, match="2 classes named"):
             pytree.treespec_dumps(flattened(other(X))[1])
-
-
-class Model(torch.nn.Module):
-    def forward(self, x: Tensor, cfg: Cfg) -> Tensor:
-        return scale(x, cfg) + 1
-
-
-@pytest.mark.parametrize("strict", [False, True])
-class TestExport:
-    """torch.export of a model whose forward takes a nested record."""
-
-    def test_round_trip(self, strict: bool) -> None:
-        program = torch.export.export(Model(), (X, cfg()), strict=strict)
-        file = io.BytesIO()
-        torch.export.save(program, file)
-        file.seek(0)
-        # The example inputs are saved too; torch loads their classes without a word if they are declared safe.
-        with torch.serialization.safe_globals([Cfg, Inner, Mode]):
-            loaded = torch.export.load(file).module()
-        other = cfg(value=5.0)
-        torch.testing.assert_close(loaded(X + 1, other), scale(X + 1, other) + 1)
-        with pytest.raises(Exception, match=r"count=3|tree ?spec|structure|match"):
-            loaded(X, cfg(count=4))  # a field that is not a Tensor is a constant of the program
-
-    def test_dynamic_shapes(self, strict: bool) -> None:
-        size = torch.export.Dim("size")
-        shapes = ({0: size}, [[{0: size}], {0: size}])
-        program = torch.export.export(Model(), (X, cfg()), strict=strict, dynamic_shapes=shapes)
-        other = cfg(7, value=5.0)
-        torch.testing.assert_close(program.module()(torch.ones(7), other), scale(torch.ones(7), other) + 1)
-
-
-def test_make_fx_bakes_no_tensor_in() -> None:
-    graph = make_fx(scale)(X, cfg(value=1.0))
-    other = cfg(value=5.0)
-    torch.testing.assert_close(graph(X, other), scale(X, other))
-    assert not list(graph.buffers())
-    assert not [node for node in graph.graph.nodes if node.op == "get_attr"]
-
-
-def test_make_fx_of_a_generic_and_of_a_slotted_record() -> None:
-    graph = make_fx(lambda box, record: slotted(boxed(X, box), record))(Box(X + 3), Slotted(X + 4))
-    torch.testing.assert_close(graph(Box(X + 1), Slotted(X + 2)), X * (X + 1) * (X + 2))
 
 
 class TestFunc:
@@ -429,15 +358,6 @@ class TestFunc:
         torch.testing.assert_close(torch.vmap(boxed)(torch.ones(4, 3), Box(torch.ones(4, 3))), torch.ones(4, 3))
 
 
-def test_aot_function() -> None:
-    from functorch.compile import nop  # type: ignore[import-untyped]
-    from torch._functorch.aot_autograd import aot_function
-
-    record = Cfg(Inner(torch.ones(3, requires_grad=True)), torch.ones(3, requires_grad=True))
-    aot_function(lambda x, c: scale(x, c) * 2, nop)(X, record).sum().backward()
-    torch.testing.assert_close(record.weight.grad, X * 2)
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoint(reentrant: bool) -> None:
     record = Cfg(Inner(torch.ones(3, requires_grad=True)), torch.ones(3, requires_grad=True))
@@ -445,24 +365,3 @@ def test_checkpoint(reentrant: bool) -> None:
     checkpoint(lambda x, c: scale(x, c).sin(), x, record, use_reentrant=reentrant).sum().backward()
     torch.testing.assert_close(record.weight.grad, X * X.cos())
     torch.testing.assert_close(x.grad, X.cos())
-
-
-def test_map_and_scan() -> None:
-    from torch._higher_order_ops.map import map as map_over
-    from torch._higher_order_ops.scan import scan
-
-    record = cfg(4, 3)
-    mapped: Any = map_over
-    torch.testing.assert_close(mapped(lambda c, x: scale(x, c), record, X), (X * 6).expand(4, 3))
-    _, outputs = scan(lambda carry, c: (scale(carry, c), carry.clone()), X, record)
-    torch.testing.assert_close(outputs[3], X * 6**3)
-
-
-def test_compiled_inputs_and_outputs() -> None:
-    compiled = torch.compile(
-        lambda c: pytree.tree_map(lambda tensor: tensor + 1, c), fullgraph=True, backend="aot_eager"
-    )
-    for value in (2.0, 5.0):
-        record = compiled(cfg(value=value))
-        assert type(record) is Cfg
-        same(record, pytree.tree_map(lambda tensor: tensor + 1, cfg(value=value)))

@@ -47,6 +47,10 @@ class Cfg:
     rest: tuple[Tensor, ...] = ()
     count: int = 3
     mode: Mode = Mode.RMS
+    halves: float = field(init=False, default=0.5)
+
+    def __post_init__(self) -> None:
+        assert isinstance(self.weight, Tensor), "torch unflattens with other things, and nothing of the user's may run"
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generated code as a user meets it: in tracebacks, in inspect, on disk; and what an op says of itself."""
+"""Generated code as a user meets it, in tracebacks, in inspect, on disk; what an op says of itself; the README."""
 
 from __future__ import annotations
 
+import contextlib
+import doctest
+import importlib
 import inspect
+import io
 import linecache
 import re
 import sys
@@ -13,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import magi_opschema
 import pytest
 import torch
 from magi_opschema import annotate, magi_register_custom_op, op_def
@@ -154,3 +159,25 @@ def test_a_thousand_ops_are_decorated_in_linear_time(ns: str) -> None:
         make_op(f"{ns}::op{i}")
     late = _calls(lambda: make_op(f"{ns}::late"))
     assert late < early * 1.2, (early, late)
+
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def test_example() -> None:
+    code, *_ = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    expected = re.search(r"```\n(signature .*?)```", README.read_text(), re.DOTALL)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, str(README), "exec", dont_inherit=True), {"__name__": "readme"})
+    assert expected is not None
+    assert printed.getvalue() == expected[1]
+
+
+@pytest.mark.parametrize("module", ["_ops.decorator", "_lowering.signature", "_ops.catalogue", "_ops.rules"])
+def test_docstring_examples(module: str) -> None:
+    imported = importlib.import_module(f"magi_opschema.{module}")
+    public = {name: getattr(magi_opschema, name) for name in magi_opschema.__all__}
+    result = doctest.testmod(imported, extraglobs={**public, **vars(imported)})
+    assert result.attempted > 0
+    assert result.failed == 0

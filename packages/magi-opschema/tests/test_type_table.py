@@ -8,7 +8,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import (
     Annotated,
@@ -27,6 +27,7 @@ from typing import (
 
 import pytest
 import torch
+from _bad_inputs import with_annotation
 from magi_opschema import errors, lower_signature, magi_register_custom_op, op_def, opcheck
 from magi_opschema._text import show_type
 from torch import Tensor
@@ -332,15 +333,17 @@ def test_row(ns: str, annotation: Any, value: Any, schema_types: list[str], path
     assert vars(op)["torch_op"] is definition.torch_op
     torch._C.parse_schema(f"{ns}::{definition.lowering.schema}")
 
-    x = torch.arange(3.0)
-    assert torch.equal(op(x, value), x * 2)
-    assert torch.equal(op(x, value=value), x * 2)
+    assert torch.equal(op(W, value), W * 2)
+    assert torch.equal(op(W, value=value), W * 2)
     assert same(seen[0], value), (seen[0], value)
     assert same(seen[1], value)
+    assert set(opcheck(op, (torch.arange(3.0), value)).values()) == {"SUCCESS"}
 
 
 @pytest.mark.parametrize(("annotation", "value", "schema_types", "path"), ROWS + MORE_ROWS, ids=IDS)
-def test_row_compiles_to_one_node(ns: str, annotation: Any, value: Any, schema_types: list[str], path: str) -> None:
+def test_row_compiles_to_one_node_and_is_exported_saved_and_loaded(
+    ns: str, annotation: Any, value: Any, schema_types: list[str], path: str
+) -> None:
     seen: list[Any] = []
     op = make_op(ns, annotation, seen)
     graphs: list[torch.fx.GraphModule] = []
@@ -349,38 +352,22 @@ def test_row_compiles_to_one_node(ns: str, annotation: Any, value: Any, schema_t
         graphs.append(graph)
         return graph.forward
 
-    x = torch.arange(3.0)
     compiled = torch.compile(lambda x, value: op(x, value) + 1, fullgraph=True, backend=backend)
-    assert torch.equal(compiled(x, value), x * 2 + 1)
+    assert torch.equal(compiled(W, value), W * 2 + 1)
     assert same(seen[-1], value), (seen[-1], value)
     targets = [node.target for graph in graphs for node in graph.graph.nodes if node.op == "call_function"]
     assert targets.count(op_def(op).torch_op) == 1
-
-
-@pytest.mark.parametrize(("annotation", "value", "schema_types", "path"), ROWS + MORE_ROWS, ids=IDS)
-def test_row_is_exported_saved_and_loaded(
-    ns: str, annotation: Any, value: Any, schema_types: list[str], path: str
-) -> None:
-    seen: list[Any] = []
-    op = make_op(ns, annotation, seen)
 
     class Model(torch.nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return op(x, value)  # type: ignore[no-any-return]
 
-    x = torch.arange(3.0)
     buffer = io.BytesIO()
-    torch.export.save(torch.export.export(Model(), (x,)), buffer)
+    torch.export.save(torch.export.export(Model(), (W,)), buffer)
     buffer.seek(0)
-    loaded = torch.export.load(buffer).module()
-    assert torch.equal(loaded(x), x * 2)
+    seen.clear()
+    assert torch.equal(torch.export.load(buffer).module()(W), W * 2)
     assert same(seen[-1], value), (seen[-1], value)
-
-
-@pytest.mark.parametrize(("annotation", "value", "schema_types", "path"), ROWS + MORE_ROWS, ids=IDS)
-def test_row_passes_opcheck(ns: str, annotation: Any, value: Any, schema_types: list[str], path: str) -> None:
-    op = make_op(ns, annotation, [])
-    assert set(opcheck(op, (torch.arange(3.0), value)).values()) == {"SUCCESS"}
 
 
 def test_golden_of_each_row(ns: str, request: pytest.FixtureRequest) -> None:
@@ -426,8 +413,6 @@ def test_more_leaves_than_torch_has_arguments(ns: str, size: int) -> None:
         (list[int], [1, 2]),
         (list[float] | None, None), (Literal["a", "b"], "b"), (Mode, Mode.RMS), (bool | None, False), (list[str], []),
     ]  # fmt: skip
-    from dataclasses import make_dataclass
-
     chosen = [kinds[i % len(kinds)] for i in range(size)]
     cls = make_dataclass("Many", [(f"f{i}", kind) for i, (kind, _) in enumerate(chosen)], frozen=True)
     value = cls(*[value for _, value in chosen])
@@ -442,26 +427,16 @@ def test_more_leaves_than_torch_has_arguments(ns: str, size: int) -> None:
 
 
 def test_depth_eight_with_two_hundred_leaves(ns: str) -> None:
-    from dataclasses import make_dataclass
-
     cls: Any = make_dataclass("Level8", [(f"f{i}", float, field(default=float(i))) for i in range(25)], frozen=True)
     for depth in range(7, 0, -1):
         fields = [(f"f{i}", int, field(default=i)) for i in range(25)]
         cls = make_dataclass(f"Level{depth}", [*fields, ("below", cls, field(default=cls()))], frozen=True)
-    lowering = lower_signature(make_body(cls))
+    lowering = lower_signature(with_annotation(cls))
     assert len(lowering.leaves) == 201
     seen: list[Any] = []
     op = make_op(ns, cls, seen)
     op(W, cls())
     assert seen == [cls()]
-
-
-def make_body(annotation: Any) -> Callable[..., Any]:
-    def body(x: Tensor, value: Any) -> Tensor:
-        return x
-
-    body.__annotations__["value"] = annotation
-    return body
 
 
 @pytest.mark.parametrize("backend", [None, "aot_eager"])

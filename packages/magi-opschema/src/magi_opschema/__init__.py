@@ -14,44 +14,35 @@ if TYPE_CHECKING:
     from magi_opschema._lowering.signature import lower_signature as lower_signature
 
     from . import errors as errors
-    from ._handles.annotation import ObjectHandle as ObjectHandle
     from ._handles.declared import see_through_object as see_through_object
-    from ._handles.registry import get_object as get_object
-    from ._handles.registry import register_object as register_object
-    from ._handles.registry import release_object as release_object
+    from ._handles.handle import ObjectHandle as ObjectHandle
+    from ._handles.handle import get_object as get_object
+    from ._handles.handle import register_object as register_object
+    from ._handles.handle import release_object as release_object
     from ._model.lowering import SignatureLowering as SignatureLowering
     from ._ops.catalogue import OpDef as OpDef
     from ._ops.catalogue import annotate as annotate
     from ._ops.catalogue import op_def as op_def
+    from ._ops.catalogue import opcheck as opcheck
+    from ._ops.decorator import RegisteredOp as RegisteredOp
     from ._ops.decorator import magi_register_custom_op as magi_register_custom_op
-    from ._ops.opcheck import opcheck as opcheck
-    from ._ops.registered_op import RegisteredOp as RegisteredOp
     from ._ops.rules import register_autocast as register_autocast
     from ._ops.rules import register_kernel as register_kernel
     from ._ops.rules import register_sharding as register_sharding
     from ._ops.rules import register_vmap as register_vmap
     from .errors import OpSchemaError as OpSchemaError
 
-_HOMES = {
-    "ObjectHandle": "_handles.annotation",
-    "OpDef": "_ops.catalogue",
-    "OpSchemaError": "errors",
-    "RegisteredOp": "_ops.registered_op",
-    "SignatureLowering": "_model.lowering",
-    "annotate": "_ops.catalogue",
-    "get_object": "_handles.registry",
-    "lower_signature": "_lowering.signature",
-    "magi_register_custom_op": "_ops.decorator",
-    "op_def": "_ops.catalogue",
-    "opcheck": "_ops.opcheck",
-    "register_autocast": "_ops.rules",
-    "register_kernel": "_ops.rules",
-    "register_object": "_handles.registry",
-    "register_sharding": "_ops.rules",
-    "register_vmap": "_ops.rules",
-    "release_object": "_handles.registry",
-    "see_through_object": "_handles.declared",
+_NAMES = {
+    "errors": ("OpSchemaError",),
+    "_handles.declared": ("see_through_object",),
+    "_handles.handle": ("ObjectHandle", "get_object", "register_object", "release_object"),
+    "_lowering.signature": ("lower_signature",),
+    "_model.lowering": ("SignatureLowering",),
+    "_ops.catalogue": ("OpDef", "annotate", "op_def", "opcheck"),
+    "_ops.decorator": ("RegisteredOp", "magi_register_custom_op"),
+    "_ops.rules": ("register_autocast", "register_kernel", "register_sharding", "register_vmap"),
 }
+_HOMES = dict(sorted((name, home) for home, names in _NAMES.items() for name in names))
 
 __all__ = list(_HOMES)
 

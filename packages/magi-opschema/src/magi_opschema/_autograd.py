@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Derivatives of an op, by the user's gradient functions.
+"""Derivatives of an op, by the user's gradient functions, and torch.vmap over an op.
 
 An op has two autograd.Functions, made at their first use. `eager` is applied by the kernel at the Autograd key.
 `transforms` has `setup_context` apart from `forward`, as torch.func requires, and is applied by the kernel at the key
@@ -11,26 +11,22 @@ could serve both, but torch binds the arguments of a Function with `setup_contex
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypeAlias, cast
 
 import torch
 
-from magi_opschema._call.bridge import Bridge, positional, structure
-from magi_opschema._call.vmap import VmapRule, vmap_by_loop
-from magi_opschema._codegen.functions import emit_saved
-from magi_opschema._codegen.refusals import writer_of
-from magi_opschema._codegen.source import compile_source
-from magi_opschema._model.layout import Flat, FlatLayout, as_output, as_tuple, tensors_in
+from magi_opschema._call.bridge import Bridge, structure
+from magi_opschema._codegen.functions import compile_saved
 from magi_opschema._model.lowering import SignatureLowering
+from magi_opschema._model.schema import Flat, FlatLayout, as_output, as_tuple, tensors_in
 from magi_opschema._model.tree import Leaf, ListOrTuple, MaskedList, Node, Optional, Record, Sequence, dotted, leaves
 from magi_opschema._text import nearest, show_value
 from magi_opschema._torch_compat import (
     any_requires_grad,
     apply_in_eager,
-    below_autograd,
     below_autograd_pool,
     dispatch,
     dispatch_handle,
@@ -63,13 +59,11 @@ def flatten_gradients(returned: Any, lowering: SignatureLowering, shapes: Shapes
         returned = (returned,)
     flattener = _Flattener(lowering, shapes)
     if not isinstance(returned, tuple):
-        flattener.fail(
-            "", f"returned {_kind(returned)}, expected a tuple with one gradient for each of ({', '.join(names)})"
-        )
+        text = f"returned {_kind(returned)}, expected a tuple with one gradient"
+        flattener.fail("", f"{text} for each of ({', '.join(names)})")
     if len(returned) != len(names):
-        flattener.fail(
-            "", f"returned {len(returned)} gradients, expected {len(names)}, one for each of ({', '.join(names)})"
-        )
+        text = f"returned {len(returned)} gradients, expected {len(names)}"
+        flattener.fail("", f"{text}, one for each of ({', '.join(names)})")
     found: dict[str, Any] = {}
     for parameter, gradient in zip(lowering.parameters, returned, strict=True):
         found |= flattener.flatten(parameter.node, gradient)
@@ -137,7 +131,11 @@ class _Flattener:
             given: Mapping[str, Any] = gradient
         elif record.kind in {"dataclass", "object"} and isinstance(gradient, record.cls):
             # Fields that are not Tensors hold the values that the instance was built with, which mean nothing here.
-            given = {name: getattr(gradient, name) for name, node in fields.items() if _holds_tensors(node)}
+            given = {
+                name: getattr(gradient, name)
+                for name, node in fields.items()
+                if any(leaf.is_tensor for leaf in leaves(node))
+            }
         elif isinstance(gradient, (tuple, list)):
             if len(gradient) != len(fields):
                 text = f"returned {len(gradient)} gradients, expected {len(fields)}"
@@ -164,20 +162,13 @@ class _Flattener:
         for i, (item, there) in enumerate(zip(items, present, strict=True)):
             if item is not None and not there:
                 self.fail(f"{dotted(node.path)}[{i}]", f"returned {_kind(item)}, expected None: this call passed None")
-        return {
-            node.values.name: self._leaf(
-                node.values, [item for item, there in zip(items, present, strict=True) if there]
-            )
-        }
+        values = [item for item, there in zip(items, present, strict=True) if there]
+        return {node.values.name: self._leaf(node.values, values)}
 
     def _items(self, path: tuple[str, ...], gradient: Any, count: int) -> AbstractSequence[Any]:
         if not isinstance(gradient, (list, tuple)) or len(gradient) != count:
             self.fail(dotted(path), f"returned {_kind(gradient)}, expected None or a tuple of {count}")
         return gradient
-
-
-def _holds_tensors(node: Node) -> bool:
-    return any(leaf.is_tensor for leaf in leaves(node))
 
 
 def _sums_to(shape: torch.Size, target: torch.Size) -> bool:
@@ -196,6 +187,38 @@ def _kind(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
+VmapRule: TypeAlias = Callable[..., tuple[Any, Any]]
+"""`rule(info, in_dims, *flat) -> (flat outputs, their dims)`."""
+
+
+def vmap_by_loop(info: Any, in_dims: Any, values: tuple[Any, ...], call: Callable[..., Any]) -> tuple[Any, Any]:
+    """The outputs of *call* for each element of the batch, stacked along a new first dimension."""
+    results = [
+        call(*[_select(value, dim, i) for value, dim in zip(values, in_dims, strict=True)])
+        for i in range(info.batch_size)
+    ]
+    if not isinstance(results[0], tuple):
+        return _stack(results)
+    stacked = [_stack(column) for column in zip(*results, strict=True)]
+    return tuple(value for value, _ in stacked), tuple(dim for _, dim in stacked)
+
+
+def _select(value: Any, dim: Any, i: int) -> Any:
+    """Element *i* of a Tensor, or of each Tensor in a list, as a view, so that writes into it change the batch."""
+    if isinstance(value, torch.Tensor):
+        return value if dim is None else value.select(dim, i)
+    if isinstance(value, list) and isinstance(dim, (list, tuple)):
+        return [_select(item, item_dim, i) for item, item_dim in zip(value, dim, strict=True)]
+    return value
+
+
+def _stack(column: Any) -> tuple[Any, Any]:
+    first = column[0]
+    if isinstance(first, torch.Tensor):
+        return torch.stack(list(column)), 0
+    return first, None
+
+
 _TENSORS = {"Tensor", "Tensor?"}
 _SETTLED: dict[str, type] = {"float": float, "SymInt": int, "bool": bool, "str": str, "Tensor[]": list}
 """By schema type, the class of the values that the dispatcher does not convert."""
@@ -207,23 +230,6 @@ class Formula:
 
     setup_context_fn: Callable[..., None] | None
     backward_fn: Callable[..., Any]
-
-
-class NeedsGrad(Mapping[str, bool]):
-    """`ctx.needs_grad`: whether a gradient is wanted, by the dotted path of a Tensor leaf."""
-
-    def __init__(self, index: Mapping[str, int], flags: tuple[bool, ...]) -> None:
-        self._index = index
-        self._flags = flags
-
-    def __getitem__(self, path: str) -> bool:
-        return self._flags[self._index[path]]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._index)
-
-    def __len__(self) -> int:
-        return len(self._index)
 
 
 @dataclass(frozen=True)
@@ -272,7 +278,7 @@ class AutogradFunctions:
     @functools.cached_property
     def eager(self) -> Callable[..., Any]:
         """A function that applies the Function for eager autograd and AOTAutograd."""
-        # `_run` and `_spread_output` are inlined, because this is most of the time of a call with a gradient.
+        # This is written out, because this is most of the time of a call with a gradient.
         op, save, make, unused = self._flat_op, self._save, below_autograd_pool.make, below_autograd_pool.unused
         layout = self.lowering.layout
         gather = layout.gather if layout.tensor_lists else None
@@ -298,7 +304,8 @@ class AutogradFunctions:
         layout = self.lowering.layout
 
         def forward(*spread: Any) -> Any:
-            return self._spread_output(self._run(spread)[1])
+            with below_autograd_pool.make():
+                return self._spread_output(self._flat_op(*layout.gather(spread)))
 
         def setup_context(ctx: Any, spread: Flat, output: Any) -> None:
             self._save(ctx, layout.gather(spread), spread, self._gather_output(output))
@@ -339,11 +346,6 @@ class AutogradFunctions:
         op, layout = functools.partial(dispatch, dispatch_handle(self.op)), self.lowering.layout
         return (lambda *flat: layout.call(op, flat)) if layout.keyword_only or layout.bundles else op
 
-    def _run(self, spread: Flat) -> tuple[Flat, Any]:
-        flat = self.lowering.layout.gather(spread)
-        with below_autograd():
-            return flat, self._flat_op(*flat)
-
     def _spread_output(self, output: Any) -> Any:
         if not self.outputs.tensor_lists:
             return output
@@ -364,7 +366,7 @@ class AutogradFunctions:
 
     @functools.cached_property
     def _saved(self) -> Callable[..., tuple[tuple[bool, ...], dict[str, Any]]]:
-        return compile_source(emit_saved(self.lowering, writer_of(self.lowering), f"saved {self.lowering.name}"))
+        return compile_saved(self.lowering)
 
     def _save(self, ctx: Any, flat: Flat, spread: Flat, output: Any) -> None:
         """Save on *ctx* what the backward needs, and call the user's `setup_context_fn`."""
@@ -374,23 +376,26 @@ class AutogradFunctions:
         flags = ctx.needs_input_grad
         if self.lowering.layout.tensor_lists:
             flags = _flags(self.lowering.layout, spread, flags)
-        ctx.needs_grad = NeedsGrad(self._index, flags)
+        ctx.needs_grad = {path: flags[i] for path, i in self._index.items()}
         ctx.needs_input_grad, ctx._magi_shapes = self._saved(flags, *flat)  # noqa: SLF001
         outputs = as_tuple(output, len(self.outputs.names))
         if self.outputs.tensor_lists:
             ctx._magi_counts = tuple(len(outputs[i]) for i in self.outputs.tensor_lists)  # noqa: SLF001
         if formula.setup_context_fn is not None:
-            formula.setup_context_fn(ctx, self._values.rebuild(*flat), structure(self.lowering.returns, outputs))
+            formula.setup_context_fn(ctx, self._values.rebuild(*flat), structure(self.lowering, outputs))
 
     def _backward(self, ctx: Any, *spread_grads: Any) -> Any:
         formula = self.formula()
         if formula is None:
-            self._refuse_gradient()
+            text = "this op has no backward_fn, and a gradient through it is needed. "
+            fix = "Give it one, or call it under torch.no_grad() or on detached Tensors."
+            raise MissingBackwardError(self.lowering.sentence(f"{text}{fix}"))
         lowering, layout = self.lowering, self.lowering.layout
         if self.outputs.tensor_lists:
             spread_grads = self.outputs.gather(spread_grads, ctx._magi_counts)  # noqa: SLF001
-        grads, shapes = structure(lowering.returns, spread_grads), ctx._magi_shapes  # noqa: SLF001
-        returned = formula.backward_fn(ctx, *positional(lowering.returns, grads))
+        grads, shapes = structure(lowering, spread_grads), ctx._magi_shapes  # noqa: SLF001
+        given = () if lowering.returns is None else grads if isinstance(grads, tuple) else (grads,)
+        returned = formula.backward_fn(ctx, *given)
         found = flatten_gradients(returned, lowering, shapes)
         # A list without gradients still has an entry for each of its Tensors.
         for name in (layout.names[i] for i in layout.tensor_lists):
@@ -398,13 +403,6 @@ class AutogradFunctions:
                 found.setdefault(name, [None] * len(shapes[name]))
         spread = layout.spread(tuple([found.get(name) for name in layout.names]))
         return as_output((None, *spread[1:]) if layout.tensor_lists else spread)
-
-    def _refuse_gradient(self) -> NoReturn:
-        text = (
-            "this op has no backward_fn, and a gradient through it is needed. "
-            "Give it one, or call it under torch.no_grad() or on detached Tensors."
-        )
-        raise MissingBackwardError(self.lowering.sentence(text))
 
 
 def _flags(layout: FlatLayout, spread: Flat, needs_input_grad: tuple[bool, ...]) -> tuple[bool, ...]:
@@ -426,10 +424,6 @@ def refuse_forward_mode(lowering: SignatureLowering, *_: Any) -> NoReturn:
     text = "this op has no forward-mode derivative, which torch.func.jvp, jacfwd and dual numbers need. "
     fix = "Use reverse mode (torch.func.vjp, jacrev, grad), or detach what the op takes."
     raise ForwardModeError(lowering.sentence(f"{text}{fix}"))
-
-
-def _has_tangent(tensor: torch.Tensor) -> bool:
-    return forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def autograd_kernel(functions: AutogradFunctions) -> Callable[..., Any]:
@@ -468,8 +462,10 @@ def mutation_kernel(lowering: SignatureLowering, op: Any) -> Callable[..., Any]:
     layout = lowering.layout
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        if is_forward_ad_active() and any(map(_has_tangent, tensors_in((*args, *kwargs.values())))):
-            refuse_forward_mode(lowering)
+        if is_forward_ad_active():
+            given = tensors_in((*args, *kwargs.values()))
+            if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in given):
+                refuse_forward_mode(lowering)
         if torch.is_grad_enabled():
             flat = layout.fill(args, kwargs)
             for position, path in layout.mutated.items():
@@ -480,7 +476,7 @@ def mutation_kernel(lowering: SignatureLowering, op: Any) -> Callable[..., Any]:
                         "Call the op under torch.no_grad(), on a detached Tensor, or on a buffer."
                     )
                     raise MutationError(lowering.sentence(text))
-        with below_autograd():
+        with below_autograd_pool.make():
             return op(*args, **kwargs)
 
     return hide_from_dynamo(kernel)

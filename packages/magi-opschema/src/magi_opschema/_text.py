@@ -90,7 +90,7 @@ def show_type(annotation: object) -> str:
     if origin in {typing.Union, types.UnionType}:
         return " | ".join(show_type(argument) for argument in arguments)
     if origin is typing.Literal:
-        return f"Literal[{', '.join(_show_literal(value) for value in arguments)}]"
+        return f"Literal[{', '.join(show_literal(value) for value in arguments)}]"
     if origin is typing.Annotated:
         return show_type(arguments[0])
     name = (
@@ -108,7 +108,8 @@ def _show_argument(argument: object) -> str:
     return f"[{', '.join(map(show_type, argument))}]" if isinstance(argument, list) else show_type(argument)
 
 
-def _show_literal(value: object) -> str:
+def show_literal(value: object) -> str:
+    """A value of a Literal: `Mode.RMS`, `'rms'`."""
     return f"{type(value).__name__}.{value._name_}" if isinstance(value, enum.Enum) else full_repr(value)
 
 

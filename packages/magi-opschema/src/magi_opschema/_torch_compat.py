@@ -28,12 +28,6 @@ from torch.fx.experimental.sym_node import DynamicInt
 from torch.utils import _pytree
 
 
-below_autograd = torch._C._AutoDispatchBelowAutograd
-"""Context in which dispatch skips the autograd keys; custom_op uses the same one (torch/_library/autograd.py)."""
-
-below_adinplaceorview = torch._C._AutoDispatchBelowADInplaceOrView
-"""Like `below_autograd`, but it also skips the key that bumps version counters."""
-
 any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
 """True if one of the arguments, or of the Tensors in a list among them, requires a gradient."""
 
@@ -109,8 +103,9 @@ class ContextPool:
     """Contexts that can be entered again, because making one takes as long as entering and leaving it.
 
     The list is shared by threads. A thread that pops a context is the only one that has it, and appends it after
-    leaving it. The contexts are those of `below_autograd` and `below_adinplaceorview`, which can be entered only once
-    (torch/csrc/autograd/init.cpp, `py_context_manager_DEPRECATED`).
+    leaving it. In the contexts, dispatch skips the autograd keys, as below the Function of torch.library.custom_op
+    (torch/_library/autograd.py), whose own context can be entered only once (torch/csrc/autograd/init.cpp,
+    `py_context_manager_DEPRECATED`).
     """
 
     make: Callable[[], Any]
@@ -121,6 +116,7 @@ below_autograd_pool = ContextPool(functools.partial(torch._C._ExcludeDispatchKey
 below_adinplaceorview_pool = ContextPool(
     functools.partial(torch._C._ExcludeDispatchKeyGuard, _keys(*_AUTOGRAD, "ADInplaceOrView"))
 )
+"""Contexts in which dispatch also skips the key that bumps version counters."""
 
 
 @functools.cache
@@ -160,7 +156,7 @@ increment_version: Callable[[Iterable[torch.Tensor]], None] = torch._C._incremen
 
 
 def counting_writes() -> contextlib.AbstractContextManager[None]:
-    """A context in which Tensors count the writes into them, also inside `below_adinplaceorview`."""
+    """A context in which Tensors count the writes into them, also inside a context of `below_adinplaceorview_pool`."""
     key = torch._C.DispatchKey.ADInplaceOrView
     return torch._C._SetExcludeDispatchKeyGuard(key, False)
 
@@ -173,11 +169,6 @@ def writes_counted(tensor: torch.Tensor) -> int:
 def storage_id(tensor: torch.Tensor) -> int:
     """A number that is equal for two Tensors, real or fake, that share memory."""
     return id(tensor) if tensor.layout is not torch.strided else int(tensor.untyped_storage()._cdata)
-
-
-def is_capturing(tensor: torch.Tensor) -> bool:
-    """True while a CUDA graph is captured on the Tensor's device, because then nothing can be read back."""
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -491,11 +482,5 @@ def register_saved_namedtuple(cls: type, name: str) -> None:
     _pytree._register_namedtuple(cls, serialized_type_name=name)
 
 
-def class_saved_as(name: str) -> type | None:
-    """The class that *name* refers to in a saved tree."""
-    return _pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name)
-
-
-def save_as(name: str, cls: type) -> None:
-    """Make *name* refer to *cls* in a saved tree; a registration silently gives the name to the latest class."""
-    _pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE[name] = cls
+saved_classes: dict[str, type] = _pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
+"""The class of each name in a saved tree; a registration silently gives the name to the latest class."""

@@ -11,12 +11,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from magi_opschema._codegen.functions import emit_flatten, emit_flatten_output, emit_inputs, emit_rebuild_output
-from magi_opschema._codegen.refusals import writer_of
-from magi_opschema._codegen.source import Writer, compile_source
-from magi_opschema._model.layout import Flat
+from magi_opschema._codegen.functions import (
+    compile_flatten,
+    compile_flatten_output,
+    compile_inputs,
+    compile_rebuild_output,
+)
+from magi_opschema._codegen.source import Writer
 from magi_opschema._model.lowering import SignatureLowering
-from magi_opschema._model.schema import Argument
+from magi_opschema._model.schema import Flat
 from magi_opschema._model.tree import Leaf, ListOrTuple, MaskedList, Node, Optional, Record, Sequence, dotted, leaves
 from magi_opschema._text import show_value
 from magi_opschema.errors import ReturnValueError, RuleError
@@ -32,35 +35,29 @@ class FieldDict(dict[str, Any]):
             raise AttributeError(name) from None
 
 
-def structure(node: Node | None, flat: Flat) -> Any:
-    """Flat outputs, or their gradients, in the structure of the user's return: for a record, a dict by field."""
+def structure(lowering: SignatureLowering, flat: Flat) -> Any:
+    """Flat outputs, or their gradients, in the structure of the user's return; a named tuple is a tuple."""
+    node = lowering.returns
     if node is None:
         return None
-    if isinstance(node, Leaf):
-        return flat[0]
-    items = iter(flat)
-
-    def build(part: Node) -> Any:
-        match part:
-            case Record():
-                return FieldDict({field.name: build(field.node) for field in part.fields})
-            case Sequence():
-                return tuple(build(item) for item in part.items)
-            case Leaf():
-                return next(items)
-        raise AssertionError(part)
-
-    if isinstance(node, Record) and node.kind == "namedtuple":
-        return tuple(build(field.node) for field in node.fields)
-    return build(node)
+    names = [leaf.name for leaf in lowering.return_leaves]
+    built = _structure(node, dict(zip(names, flat, strict=True)))
+    return tuple(built.values()) if isinstance(node, Record) and node.kind == "namedtuple" else built
 
 
-def positional(node: Node | None, structured: Any) -> Flat:
-    """The gradients as arguments of `backward_fn`: the items of a tuple, otherwise *structured* as a single one."""
-    if node is None:
-        return ()
-    is_tuple = isinstance(node, Sequence) or (isinstance(node, Record) and node.kind == "namedtuple")
-    return tuple(structured) if is_tuple else (structured,)
+def _structure(node: Node, said: Mapping[str, Any]) -> Any:
+    """*said*, by leaf name, in the structure of *node*: for a record, a dict by field."""
+    match node:
+        case Leaf():
+            return said[node.name]
+        case Record():
+            return FieldDict({part.name: _structure(part.node, said) for part in node.fields})
+        case Sequence():
+            return tuple([_structure(item, said) for item in node.items])
+        case Optional() | ListOrTuple():
+            return _structure(node.inner, said)
+        case MaskedList():
+            return said[node.values.name]
 
 
 def gradient_names(node: Node | None) -> tuple[str, ...]:
@@ -84,37 +81,33 @@ class Bridge:
     @functools.cached_property
     def rebuild(self) -> Callable[..., Flat]:
         """A function from the slots to a tuple of the user's arguments."""
-        return compile_source(emit_inputs(self.lowering, self._writer(), f"inputs {self.lowering.name}"))
+        return compile_inputs(self.lowering)
 
     @functools.cached_property
     def flatten(self) -> Callable[..., Flat]:
         """A function from the user's arguments to a tuple of the flat ones."""
-        lowering = self.lowering
-        title = f"flatten {lowering.name}"
-        return compile_source(emit_flatten(lowering.parameters, self._writer(), title, lowering.arguments))
+        lowering, to = self.lowering, Writer(self.lowering, is_description=True)
+        return compile_flatten(lowering.parameters, to, f"flatten {lowering.name}", lowering.arguments)
 
     @functools.cached_property
     def leaves(self) -> Callable[..., Flat]:
         """A function from the user's arguments to a tuple of the leaves, before any of them share an argument."""
-        return compile_source(emit_flatten(self.lowering.parameters, self._writer(), f"leaves {self.lowering.name}"))
+        lowering, to = self.lowering, Writer(self.lowering, is_description=True)
+        return compile_flatten(lowering.parameters, to, f"leaves {lowering.name}")
 
     @functools.cached_property
     def flatten_output(self) -> Callable[[Any], Flat]:
         """A function from the user's return value to a tuple of the flat outputs."""
         if self.lowering.returns is None:
             return lambda _: ()
-        to = writer_of(self.lowering, returned=ReturnValueError)
-        return compile_source(emit_flatten_output(self.lowering.returns, to, f"output {self.lowering.name}"))
+        to = Writer(self.lowering, returned=ReturnValueError)
+        return compile_flatten_output(self.lowering, self.lowering.returns, to)
 
     @functools.cached_property
     def rebuild_output(self) -> Callable[..., Any]:
         """A function from the flat outputs to the user's return value."""
         assert self.lowering.returns is not None
-        title = f"returned {self.lowering.name}"
-        return compile_source(emit_rebuild_output(self.lowering.returns, self._writer(), title))
-
-    def _writer(self) -> Writer:
-        return writer_of(self.lowering, is_description=True)
+        return compile_rebuild_output(self.lowering, self.lowering.returns)
 
     def per_parameter(self, per_leaf: Flat) -> Flat:
         """*per_leaf*, with an entry for each slot, in the structure of the signature: for a record, a dict by field."""
@@ -138,7 +131,13 @@ class Bridge:
         said: dict[str, Any] = {}
         for parameter, value in zip(parameters, per_parameter, strict=True):
             said |= self._take_apart(parameter.node, value, what)
-        return [_said_of(argument, said) for argument in self.lowering.arguments]
+        values: list[Any] = []
+        for argument in self.lowering.arguments:
+            if argument.bundled:
+                values.append([said.get(leaf.name) for leaf in argument.leaves])
+            else:
+                values.append(None if argument.packing else said.get(argument.name))
+        return values
 
     def per_output(self, structured: Any, what: str) -> list[Any]:
         """*structured* as a list with an entry for each flat output; a single value is used for all outputs."""
@@ -180,23 +179,3 @@ class Bridge:
     def fail(self, text: str) -> NoReturn:
         """Raise a RuleError about this op."""
         raise RuleError(self.lowering.sentence(f"{text}."))
-
-
-def _said_of(argument: Argument, said: Mapping[str, Any]) -> Any:
-    if argument.is_bundle and argument.schema_type == "Tensor[]":
-        return [said.get(leaf.name) for leaf in argument.leaves]
-    return None if argument.packing else said.get(argument.name)
-
-
-def _structure(node: Node, said: Mapping[str, Any]) -> Any:
-    match node:
-        case Leaf():
-            return said[node.name]
-        case Record():
-            return FieldDict({part.name: _structure(part.node, said) for part in node.fields})
-        case Sequence():
-            return tuple(_structure(item, said) for item in node.items)
-        case Optional() | ListOrTuple():
-            return _structure(node.inner, said)
-        case MaskedList():
-            return said[node.values.name]

@@ -12,19 +12,17 @@ operator whose schema does not declare the write.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from magi_opschema._codegen.refusals import rejections
+from magi_opschema._codegen.source import rejection
 from magi_opschema._environment import CHECK, is_set
-from magi_opschema._model.layout import Flat, as_tuple, tensors_in
 from magi_opschema._model.lowering import SignatureLowering
-from magi_opschema._model.schema import Argument, takes
+from magi_opschema._model.schema import Argument, Flat, as_tuple, takes, tensors_in
 from magi_opschema._model.tree import Leaf, Node, Record, dotted, leaves, nodes
 from magi_opschema._text import show_value
-from magi_opschema._torch_compat import counting_writes, is_capturing, run_on_fakes, writes_counted
+from magi_opschema._torch_compat import counting_writes, run_on_fakes, writes_counted
 from magi_opschema.errors import AliasingError, FakeMismatchError, MutationError, ReturnValueError, RoundTripError
 
 from .bridge import Bridge
@@ -34,25 +32,12 @@ _MAX_BYTES = 2**24
 """The largest size in bytes of an inference tensor that is compared; if every call is checked, larger ones are too."""
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(NamedTuple):
     """A Tensor among the arguments of a call, before the body ran."""
 
     path: str
     tensor: torch.Tensor
-    version: int | None
-    """None for a Tensor that counts no writes."""
-    contents: torch.Tensor | None
-    """A copy of the contents of a Tensor that counts no writes, if they can be compared."""
-    sizes: tuple[tuple[int, ...], tuple[int, ...]] | None
-
-    def is_written(self) -> bool:
-        """True if something wrote into the Tensor since."""
-        if self.version is not None:
-            return writes_counted(self.tensor) != self.version
-        if self.contents is None:
-            return False
-        return self.sizes != _sizes(self.tensor) or not torch.equal(self.contents, _contents(self.tensor))
+    stamp: Any
 
 
 def see_inputs(lowering: SignatureLowering, flat: Flat, *, thorough: bool) -> list[Seen]:
@@ -61,48 +46,43 @@ def see_inputs(lowering: SignatureLowering, flat: Flat, *, thorough: bool) -> li
     Tensors that share memory with a Tensor of `mutates_args` are left out, because they may share the count of writes
     too. Tensors without memory are left out, because sharing cannot be detected for them.
     """
-    named = [entry for entry in _named_tensors(lowering, flat) if _has_memory(entry[1])]
+    named = [
+        (dotted(slot.leaves[0].path), tensor, bool(slot.alias))
+        for slot, value in zip(lowering.slots, lowering.layout.open(flat), strict=True)
+        if slot.leaves[0].is_tensor
+        for tensor in tensors_in(value)
+        if tensor.layout is not torch.strided or tensor.untyped_storage().data_ptr() != 0
+    ]
     mutated = {memory(tensor) for _, tensor, is_mutated in named if is_mutated}
-    return [_see(path, tensor, thorough=thorough) for path, tensor, _ in named if memory(tensor) not in mutated]
+    return [
+        Seen(path, tensor, _stamp(tensor, thorough=thorough))
+        for path, tensor, _ in named
+        if memory(tensor) not in mutated
+    ]
 
 
-def _has_memory(tensor: torch.Tensor) -> bool:
-    return tensor.layout is not torch.strided or tensor.untyped_storage().data_ptr() != 0
+def _stamp(tensor: torch.Tensor, *, thorough: bool) -> Any:
+    """What a write into *tensor* changes: the count of writes, or sizes and contents; None if they cannot be compared.
 
-
-def _named_tensors(lowering: SignatureLowering, flat: Flat) -> Iterator[tuple[str, torch.Tensor, bool]]:
-    """The path of each Tensor, the Tensor, and whether `mutates_args` names it."""
-    values = lowering.layout.open(flat)
-    for slot, value in zip(lowering.slots, values, strict=True):
-        if slot.leaves[0].is_tensor and value is not None:
-            path = dotted(slot.leaves[0].path)
-            for tensor in value if isinstance(value, (list, tuple)) else (value,):
-                yield path, tensor, bool(slot.alias)
-
-
-def _see(path: str, tensor: torch.Tensor, *, thorough: bool) -> Seen:
+    With *thorough*, the contents are compared whatever their size.
+    """
     if not tensor.is_inference():
-        return Seen(path, tensor, writes_counted(tensor), None, None)
-    if not _is_comparable(tensor, thorough=thorough):
-        return Seen(path, tensor, None, None, None)
-    return Seen(path, tensor, None, _contents(tensor), _sizes(tensor))
-
-
-def _sizes(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return tuple(tensor.shape), tensor.stride()
-
-
-def _is_comparable(tensor: torch.Tensor, *, thorough: bool) -> bool:
-    """True if the contents of *tensor* can be copied and are small enough, or *thorough* is set."""
+        return writes_counted(tensor)
     is_plain = type(tensor) in {torch.Tensor, torch.nn.Parameter} and tensor.layout is torch.strided
     is_small = thorough or tensor.numel() * tensor.element_size() <= _MAX_BYTES
-    return is_plain and is_small and not tensor.is_quantized and not is_capturing(tensor)
+    is_captured = tensor.is_cuda and torch.cuda.is_current_stream_capturing()  # then nothing can be read back
+    if not is_plain or not is_small or tensor.is_quantized or is_captured:
+        return None
+    # As numbers, a nan would not equal itself.
+    contents = tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    return tensor.shape, tensor.stride(), contents.view(-1).view(torch.uint8)
 
 
-def _contents(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of the bytes of *tensor*, because as numbers, a nan would not equal itself."""
-    resolved = tensor.resolve_conj().resolve_neg()
-    return resolved.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
+def _is_written(seen: Seen, *, thorough: bool) -> bool:
+    before, after = seen.stamp, _stamp(seen.tensor, thorough=thorough)
+    if isinstance(before, tuple) and isinstance(after, tuple):
+        return before[:2] != after[:2] or not torch.equal(before[2], after[2])
+    return before is not None and before != after
 
 
 def memory(tensor: torch.Tensor) -> object:
@@ -110,19 +90,6 @@ def memory(tensor: torch.Tensor) -> object:
     if tensor.layout is not torch.strided:
         return id(tensor)
     return tensor.untyped_storage().data_ptr() or id(tensor)
-
-
-@dataclass(frozen=True)
-class CheckedBody:
-    """One of an op's bodies, with the check of its calls."""
-
-    check: CallCheck
-    body: Callable[[], Callable[..., Any]]
-    """A function that returns the body at the flat signature; it is called when a call is checked."""
-
-    def run(self, flat: Flat) -> Any:
-        """Call the body and check the call; see `CallCheck.run`."""
-        return self.check.run(self.body(), flat)
 
 
 class CallCheck:
@@ -160,7 +127,7 @@ class CallCheck:
         return output
 
     def _check_writes(self, inputs: list[Seen]) -> None:
-        written = sorted({seen.path for seen in inputs if seen.is_written()})
+        written = sorted({seen.path for seen in inputs if _is_written(seen, thorough=self._always)})
         if written:
             names = " and ".join(f"'{path}'" for path in written)
             text = f"the body wrote into {names}, which mutates_args does not name."
@@ -191,10 +158,9 @@ class CallCheck:
         raise RoundTripError(self._lowering.sentence(f"{text} {fix}"))
 
     def _check_classes(self, outputs: Flat) -> None:
-        reject_for = rejections(self._lowering.title, self._lowering.location, returned=ReturnValueError)
         for leaf, output in zip(self._lowering.return_leaves, outputs, strict=True):
             if not takes(leaf.schema_type, output):
-                reject_for(leaf)(output)
+                rejection(self._lowering, leaf, returned=ReturnValueError)(output)
 
     def _check_aliasing(self, inputs: Flat, outputs: Flat) -> None:
         seen = {memory(tensor): "an input" for tensor in tensors_in(inputs)}

@@ -15,12 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from magi_opschema._codegen.functions import emit_unpack
-from magi_opschema._codegen.refusals import rejections
-from magi_opschema._codegen.source import compile_source
-from magi_opschema._model.lowering import SignatureLowering
+from magi_opschema._codegen.functions import compile_unpack
+from magi_opschema._codegen.source import rejection
+from magi_opschema._model.lowering import Parameter, SignatureLowering, show_signature
 from magi_opschema._model.schema import Argument, takes
-from magi_opschema._model.show import show_signature
 from magi_opschema._model.tree import Leaf
 from magi_opschema._text import nearest
 from magi_opschema._torch_compat import is_dynamo_compiling
@@ -33,84 +31,60 @@ NOT_GIVEN = inspect.Parameter.empty
 """What a parameter of generated code holds if the caller gave no argument."""
 
 
-@dataclass(frozen=True)
-class CallForm:
-    """The parameters that a call must fit."""
+def check_call(
+    lowering: SignatureLowering, args: Sequence[object], kwargs: Mapping[str, object], *, is_flat: bool = False
+) -> None:
+    """Raise if a call with *args* and *kwargs* does not fit the signature; with *is_flat*, if not the schema.
 
-    lowering: SignatureLowering
-    by_position: tuple[str, ...]
-    by_name: tuple[str, ...]
-    """Parameters that are given by name only."""
-    required: frozenset[str]
-    is_flat: bool
-
-    @staticmethod
-    def of_signature(lowering: SignatureLowering) -> CallForm:
-        """The form of a call with the user's arguments."""
-        return CallForm._of(lowering, lowering.parameters, is_flat=False)
-
-    @staticmethod
-    def of_schema(lowering: SignatureLowering) -> CallForm:
-        """The form of a call with flat arguments."""
-        return CallForm._of(lowering, lowering.arguments, is_flat=True)
-
-    @staticmethod
-    def _of(lowering: SignatureLowering, known: Sequence[Any], *, is_flat: bool) -> CallForm:
-        return CallForm(
-            lowering,
-            tuple(one.name for one in known if not one.is_keyword_only),
-            tuple(one.name for one in known if one.is_keyword_only),
-            frozenset(one.name for one in known if not one.has_default),
-            is_flat,
-        )
-
-    def check(self, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-        """Raise if a call with *args* and *kwargs* does not fit.
-
-        Raises:
-            ArgumentError: the call does not fit.
-        """
-        filled = self.by_position[: len(args)]
-        names = self.by_position + self.by_name
-        unused = [name for name in kwargs if name in filled or name not in names]
-        missing = [name for name in names if name in self.required and name not in {*filled, *kwargs}]
-        if unused or missing or len(args) > len(filled):
-            self._refuse(missing, len(args) - len(filled), unused)
-
-    def refuse(self, values: Sequence[object], extra: Sequence[object], unused: Mapping[str, object]) -> NoReturn:
-        """Raise for a call. *values* has an entry for each parameter; *extra* and *unused* belong to none."""
-        names = self.by_position + self.by_name
-        missing = [name for name, value in zip(names, values, strict=True) if value is NOT_GIVEN]
-        self._refuse(missing, len(extra), list(unused))
-
-    def _refuse(self, missing: Sequence[str], extra: int, unused: Sequence[str]) -> NoReturn:
-        names = self.by_position + self.by_name
-        if unused and unused[0] in names:
-            text = f"the call gives '{unused[0]}' twice, by position and by name."
-        elif unused:
-            # Dynamo traces this, and cannot trace the search for a name.
-            hint = "" if is_dynamo_compiling() else nearest(unused[0], names)
-            text = f"the call names '{unused[0]}', which is not a parameter.{hint}"
-        elif extra:
-            count = len(self.by_position)
-            text = f"the call gives {count + extra} arguments by position, expected at most {count}."
-        else:
-            text = f"the call lacks {', '.join(repr(name) for name in missing)}."
-        raise ArgumentError(self.lowering.sentence(f"{text} {self._shown()}"))
-
-    def _shown(self) -> str:
-        if self.is_flat:
-            return f"The schema is {self.lowering.schema}."
-        return f"The signature is {show_signature(self.lowering.name, self.lowering.signature)}."
+    Raises:
+        ArgumentError: the call does not fit.
+    """
+    known: Sequence[Parameter | Argument] = lowering.arguments if is_flat else lowering.parameters
+    by_position, names = _names(known)
+    filled = by_position[: len(args)]
+    unused = [name for name in kwargs if name in filled or name not in names]
+    missing = [one.name for one in known if not one.has_default and one.name not in {*filled, *kwargs}]
+    if unused or missing or len(args) > len(filled):
+        shown = f"The schema is {lowering.schema}." if is_flat else _shown(lowering)
+        raise ArgumentError(lowering.sentence(f"{_why(known, missing, len(args) - len(filled), unused)} {shown}"))
 
 
 def refusal_of_calls(lowering: SignatureLowering) -> Callable[..., NoReturn]:
-    """The function that the exposed function calls if its call does not fit the signature."""
+    """The function that the exposed function calls if its call does not fit the signature.
+
+    It takes what each parameter holds, and the arguments by position and by name that belong to none.
+    """
 
     def refuse(values: Sequence[object], extra: Sequence[object], unused: Mapping[str, object]) -> NoReturn:
-        CallForm.of_signature(lowering).refuse(values, extra, unused)
+        known = lowering.parameters
+        missing = [one.name for one, value in zip(known, values, strict=True) if value is NOT_GIVEN]
+        why = _why(known, missing, len(extra), list(unused))
+        raise ArgumentError(lowering.sentence(f"{why} {_shown(lowering)}"))
 
     return refuse
+
+
+def _names(known: Sequence[Parameter | Argument]) -> tuple[list[str], list[str]]:
+    """The names of *known* that can be given by position, and all names."""
+    return [one.name for one in known if not one.is_keyword_only], [one.name for one in known]
+
+
+def _why(known: Sequence[Parameter | Argument], missing: Sequence[str], extra: int, unused: Sequence[str]) -> str:
+    by_position, names = _names(known)
+    if unused and unused[0] in names:
+        return f"the call gives '{unused[0]}' twice, by position and by name."
+    if unused:
+        # Dynamo traces this, and cannot trace the search for a name.
+        hint = "" if is_dynamo_compiling() else nearest(unused[0], names)
+        return f"the call names '{unused[0]}', which is not a parameter.{hint}"
+    if extra:
+        count = len(by_position)
+        return f"the call gives {count + extra} arguments by position, expected at most {count}."
+    return f"the call lacks {', '.join(repr(name) for name in missing)}."
+
+
+def _shown(lowering: SignatureLowering) -> str:
+    return f"The signature is {show_signature(lowering.name, lowering.signature)}."
 
 
 _PACKAGE = str(Path(__file__).parents[1])
@@ -123,7 +97,6 @@ _REFUSED = re.compile(r"Expected a value of type '.*?' for argument '(\w+)'")
 class ErrorTranslation:
     """Turns the dispatcher's error about one op's arguments into this package's; every other error is left alone."""
 
-    op_name: str
     lowering: SignatureLowering
 
     def of_flat(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -140,17 +113,15 @@ class ErrorTranslation:
                 self._refuse_first([a.leaves[0] for a in plain], [given[a.name] for a in plain], error)
             return
         if (argument := self._refused(error)) is None:
-            form = CallForm.of_schema if self.lowering.path == "flattened" else CallForm.of_signature
             try:
-                form(self.lowering).check(args, kwargs)
+                check_call(self.lowering, args, kwargs, is_flat=self.lowering.path == "flattened")
             except ArgumentError as misfit:
                 raise misfit from error
             return
         if argument.packing is None:
             self._refuse(argument.leaves[0], given[argument.name], error)
         elif argument.packing.holds_values:
-            unpack = compile_source(emit_unpack(self.lowering, argument))
-            self._refuse_first(argument.leaves, unpack(**given), error)
+            self._refuse_first(argument.leaves, compile_unpack(self.lowering, argument)(**given), error)
 
     def of_values(self, error: Exception, *values: Any) -> None:
         """Raise what *error* means for a call of the exposed function with the user's arguments *values*.
@@ -177,7 +148,7 @@ class ErrorTranslation:
     def _is_about_arguments(self, error: Exception) -> bool:
         """True if *error* was raised by the conversion of arguments, which comes before every kernel."""
         text = str(error)
-        return text.startswith((f"{self.op_name}() ", *_OF_ANY_OP)) and f"{self.op_name}(" in text
+        return text.startswith((f"{self.lowering.title}() ", *_OF_ANY_OP)) and f"{self.lowering.title}(" in text
 
     def _refused(self, error: Exception) -> Argument | None:
         found = _REFUSED.search(str(error).partition("\n")[0])
@@ -190,7 +161,7 @@ class ErrorTranslation:
 
     def _refuse(self, leaf: Leaf, value: Any, error: Exception) -> None:
         try:
-            rejections(self.lowering.title, self.lowering.location)(leaf)(value)
+            rejection(self.lowering, leaf)(value)
         except OpSchemaError as refusal:
             raise refusal from error
 

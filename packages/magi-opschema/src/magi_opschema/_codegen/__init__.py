@@ -3,9 +3,8 @@
 
 | module | what it holds |
 |---|---|
-| `source` | the lines of one function, text as data, and the one place that compiles it |
-| `refusals` | what is refused, and what generated code calls then |
+| `source` | the lines of one function, what is called with a refused value, and the one place that compiles |
 | `nodes` | a tree to lines that flatten a value and rebuild it |
-| `functions` | whole functions: flat twins, inputs, flatten |
+| `functions` | whole functions: flat twins, refusals, inputs, flatten |
 | `exposed` | the function that the decorator returns |
 """

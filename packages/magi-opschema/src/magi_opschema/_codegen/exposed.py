@@ -14,26 +14,18 @@ compiler such a call goes to the opaque form of the op.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from magi_opschema._model.tree import Leaf, Node, Optional, Record, Sequence, leaves, nodes
+from magi_opschema._model.tree import Leaf, Node, Optional, Record, Sequence, nodes
 
-from .functions import argument_texts, flatten_parameters, passed, source_of, tuple_text, user_default
+from .functions import argument_texts, default_name, flatten_parameters, passed, tuple_text
 from .nodes import class_name, read, rebuild
-from .source import Source, Writer
+from .source import Writer
 
 
 if TYPE_CHECKING:
     from magi_opschema._model.lowering import Parameter, SignatureLowering
-
-
-def write_found_objects(node: Node, value: str, to: Writer, is_dynamo_compiling: str) -> None:
-    """Write the lookup of an object whose handle an eager call passes, if *node* is an object or an optional one."""
-    found = node.inner if isinstance(node, Optional) else node
-    if isinstance(found, Record) and found.handle is not None:
-        with to.block(f"if not {is_dynamo_compiling}() and {to.builtin('isinstance')}({value}, {to.builtin('int')}):"):
-            to.line(f"{value} = {to.expression(found.handle, found.handle.codec.decode, value)}")
 
 
 def handle_conditions(node: Node, value: str, to: Writer) -> Iterator[str]:
@@ -66,61 +58,57 @@ def _within(outer: str, inner: Iterator[str]) -> Iterator[str]:
     return (f"{outer} and {condition}" for condition in inner)
 
 
-def emit_exposed(
-    lowering: SignatureLowering, op_name: str, bound: Mapping[str, object], to: Writer, title: str
-) -> Source:
+def compile_exposed(lowering: SignatureLowering, bound: Mapping[str, object], title: str) -> Callable[..., Any]:
     """The function that the decorator returns.
 
     *bound* holds, by name, `torch_op`, the function that refuses a call that does not fit, and what the eager lanes
     call.
     """
+    to = Writer(lowering, is_traced=True)
     names = {name: to.bind(name, value) for name, value in bound.items()}
     parameters = _open_call(lowering.parameters, names["refuse_call"], to)
     _write_by_handle(lowering, names, to)
     if lowering.path == "flattened":
-        exprs = _name_parts(lowering, flatten_parameters(lowering.parameters, to), to)
-        _write_fixed(lowering, exprs, names, to)
+        exprs = flatten_parameters(lowering.parameters, to)
+        for leaf in lowering.leaves:
+            if leaf.is_tensor or leaf.is_fixed:  # it is used twice, and should be read once
+                exprs[leaf.name] = to.local(leaf.name, exprs[leaf.name])
+        if fixed := [exprs[leaf.name] for leaf in lowering.leaves if leaf.is_fixed]:
+            with to.block(f"if {names['is_dynamo_compiling']}():"):
+                for text in fixed:
+                    to.line(f"{text} = {names['fixed']}({text})")
     else:
         # The kernel checks the values; here, a check of a Literal would make a symbolic int a constant.
         exprs = {parameter.name: parameter.name for parameter in lowering.parameters}
-    texts = argument_texts(lowering.arguments, exprs, to)
-    arguments = ", ".join(map(passed, lowering.arguments, texts))
+    arguments = ", ".join(map(passed, lowering.arguments, argument_texts(lowering.arguments, exprs, to)))
     output = to.temporary("output")
     with to.block(f"if {names['is_dynamo_compiling']}():"):
         to.line(f"{output} = {names['torch_op']}({arguments})")
     with to.block("else:"):
         _write_eager_lanes(lowering, exprs, arguments, names, to)
-    to.line(f"return {_rebuild_output(lowering.returns, output, to) if lowering.rebuilds_returns else output}")
-    doc = f"{'Flatten the arguments and call' if lowering.path == 'flattened' else 'Call'} {op_name}."
-    return source_of(lowering.name, parameters, doc, to, title)
+    returned = output
+    if lowering.returns is not None and lowering.rebuilds_returns:
+        if leaf_names := [leaf.name for leaf in lowering.return_leaves]:
+            to.line(f"{', '.join(leaf_names)} = {output}")
+        returned = rebuild(lowering.returns, to)
+    to.line(f"return {returned}")
+    doc = f"{'Flatten the arguments and call' if lowering.path == 'flattened' else 'Call'} {lowering.title}."
+    return to.function(lowering.name, parameters, doc, title)
 
 
 def _write_by_handle(lowering: SignatureLowering, names: Mapping[str, str], to: Writer) -> None:
     """Write the lines for handles that are passed instead of objects that would be taken apart."""
     for known in lowering.parameters:
-        write_found_objects(known.node, known.name, to, names["is_dynamo_compiling"])
+        found, value = known.node.inner if isinstance(known.node, Optional) else known.node, known.name
+        if isinstance(found, Record) and found.handle is not None:
+            is_handle = f"{to.builtin('isinstance')}({value}, {to.builtin('int')})"
+            with to.block(f"if not {names['is_dynamo_compiling']}() and {is_handle}:"):
+                to.line(f"{value} = {to.expression(found.handle, found.handle.codec.decode, value)}")
     conditions = [text for known in lowering.parameters for text in handle_conditions(known.node, known.name, to)]
     if conditions:
-        arguments = [f"{p.name}={p.name}" if p.is_keyword_only else p.name for p in lowering.parameters]
+        arguments = ", ".join(passed(parameter, parameter.name) for parameter in lowering.parameters)
         with to.block(f"if {' or '.join(conditions)}:"):
-            to.line(f"return {names['by_handle']}({', '.join(arguments)})")
-
-
-def _name_parts(lowering: SignatureLowering, exprs: dict[str, str], to: Writer) -> dict[str, str]:
-    """*exprs* with local names for Tensors and parts of objects, which are used twice and should be read once."""
-    return {
-        leaf.name: to.local(leaf.name, exprs[leaf.name]) if leaf.is_tensor or leaf.is_fixed else exprs[leaf.name]
-        for leaf in lowering.leaves
-    }
-
-
-def _write_fixed(lowering: SignatureLowering, exprs: Mapping[str, str], names: Mapping[str, str], to: Writer) -> None:
-    """Write the lines that tell Dynamo which parts of objects are fixed."""
-    fixed = [exprs[leaf.name] for leaf in lowering.leaves if leaf.is_fixed]
-    if fixed:
-        with to.block(f"if {names['is_dynamo_compiling']}():"):
-            for text in fixed:
-                to.line(f"{text} = {names['fixed']}({text})")
+            to.line(f"return {names['by_handle']}({arguments})")
 
 
 def _write_eager_lanes(
@@ -202,19 +190,10 @@ def _open_call(parameters: tuple[Parameter, ...], refuse_call: str, to: Writer) 
     for parameter in parameters:
         if parameter.has_default:
             with to.block(f"if {parameter.name} is {empty}:"):
-                to.line(f"{parameter.name} = {user_default(parameter, to)}")
+                to.line(f"{parameter.name} = {default_name(parameter, to)}")
     absent = [f"{parameter.name} is {empty}" for parameter in parameters if not parameter.has_default]
     with to.block(f"if {' or '.join([extra, named, *absent])}:"):
         to.line(f"{refuse_call}({tuple_text(parameter.name for parameter in parameters)}, {extra}, {named})")
     texts = [f"{parameter.name}={empty}" for parameter in by_position]
     by_name = [f"{parameter.name}={empty}" for parameter in parameters if parameter.is_keyword_only]
     return [*texts, *(["/"] if texts else []), f"*{extra}", *by_name, f"**{named}"]
-
-
-def _rebuild_output(node: Node | None, output: str, to: Writer) -> str:
-    """Write the lines that rebuild the user's return value from the op's; return an expression for it."""
-    assert node is not None
-    names = [leaf.name for leaf in leaves(node)]
-    if names:
-        to.line(f"{', '.join(names)} = {output}")
-    return rebuild(node, to)

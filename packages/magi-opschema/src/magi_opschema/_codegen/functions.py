@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions that are generated for an op: emitters of whole, readable functions.
+"""The functions that are generated for an op, whole and readable.
 
 | function | takes | does |
 |---|---|---|
 | twin | the flat arguments | rebuilds the user's arguments, calls the user's function, flattens its output |
+| refusals | the flat arguments | raises the error about the first value that the signature refuses |
 | inputs | the slots | rebuilds the user's arguments, as a tuple |
 | flatten | the user's arguments | returns the flat ones, as a tuple |
 | saved | the slots | returns what a backward needs to know of each |
@@ -15,34 +16,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.schema import python_type
-from magi_opschema._model.tree import Leaf, MaskedList, Node, flat_name, leaves, nodes
-from magi_opschema.errors import ReturnValueError
+from magi_opschema._model.tree import Leaf, MaskedList, Node, Optional, children, flat_name, leaves, nodes
 
 from .nodes import flatten, rebuild
-from .refusals import Refusal, refusals_of, rejections, write_readings, write_refusals, writer_of
-from .source import INDENT, Source, Writer, compile_source
+from .source import Writer
 
 
 if TYPE_CHECKING:
     from magi_opschema._model.lowering import Parameter
     from magi_opschema._model.schema import Argument
-
-
-class Checked(Protocol):
-    """A body together with the check of its calls."""
-
-    @property
-    def check(self) -> object:
-        """An object whose attribute `pending` says whether the next call is checked."""
-
-    def run(self, flat: tuple[Any, ...]) -> Any:
-        """Call the body and check the call."""
-
 
 Purpose = Literal["lowered", "kernel", "fake"]
 
@@ -53,73 +41,142 @@ _TWIN_DOCS: dict[Purpose, str] = {
 }
 
 
-@dataclass(frozen=True)
-class TwinCalls:
-    """What a twin calls: *fn*, a body or a fake at the user's signature, and other functions before it.
+def compile_twin(
+    lowering: SignatureLowering,
+    fn: Callable[..., Any],
+    purpose: Purpose,
+    check: object = None,
+    run_checked: Callable[[tuple[Any, ...]], Any] | None = None,
+) -> Callable[..., Any]:
+    """The flat twin of *fn*, a body or a fake at the user's signature, for one *purpose*.
 
-    *refuse* raises the error about the first of the flat arguments that the signature refuses. With *checked*, calls
-    are passed to that while its check is pending.
+    While the attribute `pending` of *check* is true, calls are passed to *run_checked*.
     """
-
-    fn: Callable[..., Any]
-    refuse: Callable[..., None]
-    checked: Checked | None = None
-
-
-def emit_twin(lowering: SignatureLowering, purpose: Purpose, calls: TwinCalls) -> Source:
-    """The flat twin of a function for one *purpose*."""
-    fn, checked = calls.fn, calls.checked
-    to = writer_of(lowering, is_description=purpose == "fake")
-    reject_output = rejections(lowering.title, lowering.location, returned=ReturnValueError)
+    to = Writer(lowering, is_description=purpose == "fake")
     call = to.bind("fn", fn)
-    if checked is not None:
-        with to.block(f"if {to.bind('check', checked.check)}.pending:"):
+    if check is not None:
+        with to.block(f"if {to.bind('check', check)}.pending:"):
             arguments = tuple_text(argument.name for argument in lowering.arguments)
-            to.line(f"return {to.bind('run_checked', checked.run)}({arguments})")
+            to.line(f"return {to.bind('run_checked', run_checked)}({arguments})")
     _open_arguments(lowering.arguments, to)
-    conditions = [condition for _, condition in _refusals(lowering, to, are_real=checked is not None)]
+    conditions = [condition for _, condition in _refusals(lowering, to, are_real=check is not None)]
     if conditions:
+        compiled = functools.cache(functools.partial(compile_refusals, lowering))
+
+        def refuse(*args: Any, **kwargs: Any) -> None:
+            compiled()(*args, **kwargs)
+
         with to.block(f"if {' or '.join(conditions)}:"):
-            to.line(f"{to.bind('refuse', calls.refuse)}({_flat_call(lowering.arguments)})")
+            flat = ", ".join(passed(argument, argument.name) for argument in lowering.arguments)
+            to.line(f"{to.bind('refuse', refuse)}({flat})")
     values = [rebuild(parameter.node, to) for parameter in lowering.parameters]
-    passed = [
-        f"{parameter.name}={value}" if parameter.is_keyword_only else value
-        for parameter, value in zip(lowering.parameters, values, strict=True)
-    ]
     output = to.temporary("output")
-    to.line(f"{output} = {call}({', '.join(passed)})")
-    to.line(f"return {_flat_output(lowering.returns, output, to.of_output(reject_output))}")
+    to.line(f"{output} = {call}({', '.join(map(passed, lowering.parameters, values))})")
+    to.line(f"return {_flat_output(lowering.returns, output, to.of_output())}")
     doc = _TWIN_DOCS[purpose].format(name=lowering.name)
     title = f"{purpose} {fn.__module__}.{fn.__qualname__}"
-    return source_of(f"{lowering.name}_{purpose}", _flat_parameters(lowering.arguments, to), doc, to, title)
+    twin = to.function(f"{lowering.name}_{purpose}", _with_defaults(lowering.arguments, to), doc, title)
+    if purpose == "lowered":
+        twin.__annotations__ = _annotations(lowering)
+    return twin
 
 
-def emit_refusals(lowering: SignatureLowering, to: Writer, title: str) -> Source:
-    """A function of the flat arguments that raises the error about the first value that the signature refuses."""
+def _flat_output(node: Node | None, output: str, to: Writer) -> str:
+    """Write the lines that check and take apart the body's return value; return an expression of the flat ones."""
+    if node is None:
+        with to.block(f"if {output} is not None:"):
+            to.line(f"{to.bind('reject_output', to.reject(None))}({output})")
+        return "None"
+    texts = flatten(node, output, to)
+    return texts[0] if len(texts) == 1 else tuple_text(texts)
+
+
+def _annotations(lowering: SignatureLowering) -> dict[str, Any]:
+    """The annotations of the flat signature, for torch.library.infer_schema and other readers."""
+    returned = [python_type(leaf.schema_type) for leaf in lowering.return_leaves]
+    output = None if lowering.returns is None else returned[0] if len(returned) == 1 else tuple[tuple(returned)]  # type: ignore[misc]
+    return {**{known.name: python_type(known.schema_type) for known in lowering.arguments}, "return": output}
+
+
+def compile_refusals(lowering: SignatureLowering) -> Callable[..., None]:
+    """A function of the flat arguments that raises the error about the first value that the signature refuses.
+
+    The exposed function has checked most values, but `torch.ops.namespace.op` can be called with any. An encoded value
+    is refused where it is decoded, so the function decodes it.
+    """
+    to = Writer(lowering)
     _open_arguments(lowering.arguments, to)
-    write_refusals(_refusals(lowering, to, are_real=False), to)
-    for parameter in lowering.parameters:
-        write_readings(parameter.node, to)
+    for leaf, condition in _refusals(lowering, to, are_real=False):
+        with to.block(f"if {condition}:"):
+            to.line(f"{to.bind(f'reject_{leaf.name}', to.reject(leaf))}({leaf.name})")
+    for leaf, flags in _leaves_with_flags(lowering):
+        if not leaf.codec.described and "{reject}" in leaf.codec.decode:
+            text = to.expression(leaf, leaf.codec.decode, leaf.name)
+            conditions = [*flags, *([] if leaf.schema_type.startswith("str") else [_is_no_symbol(leaf, to)])]
+            with to.block(f"if {' and '.join(conditions)}:") if conditions else nullcontext():
+                to.line(text)
     to.line("return None")
-    return source_of("refuse_values", _flat_parameters(lowering.arguments, to), "Check the values.", to, title)
+    parameters = _with_defaults(lowering.arguments, to)
+    return to.function("refuse_values", parameters, "Check the values.", f"values {lowering.name}")
 
 
-def emit_inputs(lowering: SignatureLowering, to: Writer, title: str) -> Source:
+def _refusals(lowering: SignatureLowering, to: Writer, *, are_real: bool) -> Iterator[tuple[Leaf, str]]:
+    """The leaves, each with a condition under which its value is refused, as code with flat names.
+
+    A number may be symbolic unless *are_real*, and a symbol is not of the class that it stands for.
+    """
+    for leaf, flags in _leaves_with_flags(lowering):
+        if leaf.refuses_none:
+            yield leaf, " and ".join([*flags, f"{leaf.name} is None"])
+        if leaf.codec.keeps_value and leaf.codec.refuse:
+            condition = f"({to.expression(leaf, leaf.codec.refuse, leaf.name)})"
+            if not are_real and not leaf.schema_type.startswith("str"):
+                condition = f"{_is_no_symbol(leaf, to)} and {condition}"
+            yield leaf, " and ".join([*flags, condition])
+
+
+def _leaves_with_flags(lowering: SignatureLowering) -> Iterator[tuple[Leaf, tuple[str, ...]]]:
+    """The leaves, each with the names of the flags that are true if it has a value; the flags are not among them."""
+
+    def below(node: Node, flags: tuple[str, ...]) -> Iterator[tuple[Leaf, tuple[str, ...]]]:
+        match node:
+            case Leaf():
+                yield node, flags
+            case Optional():
+                yield from below(node.inner, (*flags, node.is_some.name))
+            case _:
+                for child in children(node):
+                    yield from below(child, flags)
+
+    for parameter in lowering.parameters:
+        yield from below(parameter.node, ())
+
+
+def _is_no_symbol(leaf: Leaf, to: Writer) -> str:
+    type_, numbers = to.builtin("type"), to.bind("numbers", (int, bool))
+    if leaf.is_list:
+        return f"{to.builtin('all')}([{type_}(item) in {numbers} for item in {leaf.name} or ()])"
+    return f"{type_}({leaf.name}) in {numbers}"
+
+
+def compile_inputs(lowering: SignatureLowering) -> Callable[..., tuple[Any, ...]]:
     """A function from the slots, all by position, to a tuple of the user's arguments."""
+    to = Writer(lowering, is_description=True)
     _open_arguments(lowering.slots, to)
     values = [rebuild(parameter.node, to) for parameter in lowering.parameters]
     to.line(f"return {tuple_text(values)}")
-    doc = f"Rebuild the arguments of {lowering.name}."
     names = [slot.name for slot in lowering.slots]
-    return source_of(f"{lowering.name}_inputs", names, doc, to, title)
+    doc = f"Rebuild the arguments of {lowering.name}."
+    return to.function(f"{lowering.name}_inputs", names, doc, f"inputs {lowering.name}")
 
 
-def emit_saved(lowering: SignatureLowering, to: Writer, title: str) -> Source:
+def compile_saved(lowering: SignatureLowering) -> Callable[..., tuple[tuple[bool, ...], dict[str, Any]]]:
     """A function from a flag for each slot, and the slots, to what a backward needs to know.
 
     That is a flag for each parameter, true if it is set for one of its leaves; and by name, the shapes of the Tensors
     (None for None, a list of shapes for a list) and the masks of lists of optional Tensors.
     """
+    to = Writer(lowering)
     flags = to.temporary("flags")
     position = {slot.name: i for i, slot in enumerate(lowering.slots)}
     wanted: list[str] = []
@@ -133,7 +190,7 @@ def emit_saved(lowering: SignatureLowering, to: Writer, title: str) -> Source:
     saved = ", ".join(f"{name!r}: {text}" for name, text in shapes.items())
     to.line(f"return {tuple_text(wanted)}, {{{saved}}}")
     doc = f"What the backward of {lowering.name} will ask."
-    return source_of(f"{lowering.name}_saved", [flags, *position], doc, to, title)
+    return to.function(f"{lowering.name}_saved", [flags, *position], doc, f"saved {lowering.name}")
 
 
 def _shape_text(leaf: Leaf) -> str:
@@ -141,37 +198,38 @@ def _shape_text(leaf: Leaf) -> str:
     return f"(None if {leaf.name} is None else {text})" if leaf.schema_type.endswith("?") or leaf.is_list else text
 
 
-def emit_unpack(lowering: SignatureLowering, argument: Argument) -> Source:
+def compile_unpack(lowering: SignatureLowering, argument: Argument) -> Callable[..., tuple[Any, ...]]:
     """A function from the flat arguments, all by name, to a tuple of the leaves that *argument* holds."""
-    to = writer_of(lowering)
-    argument.unpack(to)
+    to = Writer(lowering)
+    _unpack(argument, to)
     to.line(f"return {tuple_text(leaf.name for leaf in argument.leaves)}")
     names = [known.name for known in lowering.arguments]
-    return source_of("unpack", names, f"Unpack {argument.name}.", to, f"unpack {lowering.name}")
+    return to.function("unpack", names, f"Unpack {argument.name}.", f"unpack {lowering.name}")
 
 
-def emit_flatten(
+def compile_flatten(
     parameters: tuple[Parameter, ...], to: Writer, title: str, arguments: tuple[Argument, ...] = ()
-) -> Source:
+) -> Callable[..., tuple[Any, ...]]:
     """A function from the user's arguments to a tuple of the flat ones, or of the leaves without *arguments*."""
     exprs = flatten_parameters(parameters, to)
     texts = argument_texts(arguments, exprs, to) if arguments else list(exprs.values())
     to.line(f"return {tuple_text(texts)}")
-    return source_of("flatten", _user_parameters(parameters, to), "Take the arguments apart.", to, title)
+    return to.function("flatten", _with_defaults(parameters, to), "Take the arguments apart.", title)
 
 
-def emit_flatten_output(node: Node, to: Writer, title: str) -> Source:
+def compile_flatten_output(lowering: SignatureLowering, node: Node, to: Writer) -> Callable[[Any], tuple[Any, ...]]:
     """A function from the user's return value to a tuple of the flat outputs."""
     to.line(f"return {tuple_text(flatten(node, 'output', to))}")
-    return source_of("flatten_output", ["output"], "Take a return value apart.", to, title)
+    return to.function("flatten_output", ["output"], "Take a return value apart.", f"output {lowering.name}")
 
 
-def emit_rebuild_output(node: Node, to: Writer, title: str) -> Source:
+def compile_rebuild_output(lowering: SignatureLowering, node: Node) -> Callable[..., Any]:
     """A function from the flat outputs to the user's return value."""
-    parameters = [leaf.name for leaf in leaves(node)]
+    to = Writer(lowering, is_description=True)
     value = rebuild(node, to)
     to.line(f"return {value}")
-    return source_of("rebuild_output", parameters, "Rebuild a return value.", to, title)
+    names = [leaf.name for leaf in leaves(node)]
+    return to.function("rebuild_output", names, "Rebuild a return value.", f"returned {lowering.name}")
 
 
 def flatten_parameters(parameters: tuple[Parameter, ...], to: Writer) -> dict[str, str]:
@@ -184,20 +242,63 @@ def flatten_parameters(parameters: tuple[Parameter, ...], to: Writer) -> dict[st
 
 
 def argument_texts(arguments: tuple[Argument, ...], exprs: Mapping[str, str], to: Writer) -> list[str]:
-    return [argument.pack([exprs[leaf.name] for leaf in argument.leaves], to) for argument in arguments]
+    """An expression for each argument, made from those of its leaves."""
+    return [_pack(argument, [exprs[leaf.name] for leaf in argument.leaves], to) for argument in arguments]
 
 
-def _refusals(lowering: SignatureLowering, to: Writer, *, are_real: bool) -> Iterator[Refusal]:
-    for parameter in lowering.parameters:
-        yield from refusals_of(parameter.node, to, are_real=are_real)
+def _pack(argument: Argument, exprs: list[str], to: Writer) -> str:
+    packing = argument.packing
+    if packing is None:
+        return exprs[0]
+    items = []
+    for leaf, text in zip(argument.leaves, exprs, strict=True):
+        value = _refuse_unless(leaf, packing.kinds, text, to) if packing.kinds else text
+        encoded = to.expression(replace(leaf, name="packed", codec=packing.codec), packing.codec.encode, value)
+        items.append(packing.item.format(value=value, encoded=encoded, len=to.builtin("len")))
+    return packing.whole.format(items=", ".join(items), tensor=to.temporary("tensor"))
 
 
-def _flat_call(arguments: Iterable[Argument]) -> str:
-    return ", ".join(passed(argument, argument.name) for argument in arguments)
+def _unpack(argument: Argument, to: Writer) -> None:
+    """Write the lines that give each leaf of a packed *argument* its name again."""
+    packing = argument.packing
+    if packing is None or not packing.holds_values:
+        return
+    names = {
+        "list": argument.name,
+        "leaves": ", ".join(leaf.name for leaf in argument.leaves),
+        "rest": to.temporary(argument.name),
+        "take": to.bind("take", _take),
+        **{name: to.builtin(name) for name in ("iter", "next")},
+    }
+    if packing.head:
+        to.line(packing.head.format(**names))
+    for i, leaf in enumerate(argument.leaves if packing.read else ()):
+        packed = Leaf(leaf.path, "str", "packed", packing.codec)
+        decoded = to.expression(packed, packing.codec.decode, f"{argument.name}[{i}]")
+        to.line(f"{leaf.name} = {packing.read.format(i=i, decoded=decoded, **names)}")
 
 
-def passed(argument: Argument, text: str) -> str:
-    return f"{argument.name}={text}" if argument.is_keyword_only else text
+def _take(items: Iterator[Any], length: int) -> list[Any] | None:
+    """The next *length* of *items*; None for a negative length."""
+    return None if length < 0 else [next(items) for _ in range(length)]
+
+
+def _refuse_unless(leaf: Leaf, kinds: tuple[type, ...], value: str, to: Writer) -> str:
+    """Write the check that *value* is of one of *kinds*, or None for an optional leaf; return its local name."""
+    if not value.isidentifier():
+        # The leaf's own name is not used, because the expression may read it, and is written again for the length.
+        name = to.temporary(f"{leaf.name}_packed")
+        to.line(f"{name} = {value}")
+        value = name
+    accepted = to.bind(f"kinds_of_{leaf.name}", (*kinds, *((type(None),) if leaf.is_optional else ())))
+    with to.block(f"if not {to.builtin('isinstance')}({value}, {accepted}):"):
+        to.line(f"{to.bind(f'reject_{leaf.name}', to.reject(leaf))}({value})")
+    return value
+
+
+def passed(known: Parameter | Argument, text: str) -> str:
+    """*text*, an argument for *known*, by name if it must be."""
+    return f"{known.name}={text}" if known.is_keyword_only else text
 
 
 def _open_arguments(arguments: Iterable[Argument], to: Writer) -> None:
@@ -205,20 +306,10 @@ def _open_arguments(arguments: Iterable[Argument], to: Writer) -> None:
     for argument in arguments:
         if isinstance(argument.default, list):
             # The body may write into the list, and the next call must not see that.
-            default = _default_name(argument, to)
+            default = default_name(argument, to)
             with to.block(f"if {argument.name} is {default}:"):
                 to.line(f"{argument.name} = [*{default}]")
-        argument.unpack(to)
-
-
-def _flat_output(node: Node | None, output: str, to: Writer) -> str:
-    """Write the lines that check and take apart the body's return value; return an expression of the flat ones."""
-    if node is None:
-        with to.block(f"if {output} is not None:"):
-            to.line(f"{to.bind('reject_output', to.reject(None))}({output})")
-        return "None"
-    texts = flatten(node, output, to)
-    return texts[0] if len(texts) == 1 else tuple_text(texts)
+        _unpack(argument, to)
 
 
 def tuple_text(texts: Iterable[str]) -> str:
@@ -226,62 +317,15 @@ def tuple_text(texts: Iterable[str]) -> str:
     return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
 
 
-def user_default(parameter: Parameter, to: Writer) -> str:
-    return to.bind(f"default_{flat_name((parameter.name,))}", parameter.default)
+def default_name(known: Parameter | Argument, to: Writer) -> str:
+    return to.bind(f"default_{flat_name((known.name,))}", known.default)
 
 
-def _user_parameters(parameters: Iterable[Parameter], to: Writer) -> list[str]:
+def _with_defaults(all_known: Iterable[Parameter | Argument], to: Writer) -> list[str]:
+    """The parameters of a function; those of a schema have its defaults, as torch leaves out what equals them."""
     texts: list[str] = []
-    for parameter in parameters:
-        if parameter.is_keyword_only and "*" not in texts:
+    for known in all_known:
+        if known.is_keyword_only and "*" not in texts:
             texts.append("*")
-        default = f"={user_default(parameter, to)}" if parameter.has_default else ""
-        texts.append(f"{parameter.name}{default}")
+        texts.append(f"{known.name}={default_name(known, to)}" if known.has_default else known.name)
     return texts
-
-
-def _flat_parameters(arguments: Iterable[Argument], to: Writer) -> list[str]:
-    """The flat parameters, with the schema's defaults, because torch leaves out arguments that equal them."""
-    texts: list[str] = []
-    for argument in arguments:
-        if argument.is_keyword_only and "*" not in texts:
-            texts.append("*")
-        texts.append(f"{argument.name}={_default_name(argument, to)}" if argument.has_default else argument.name)
-    return texts
-
-
-def _default_name(argument: Argument, to: Writer) -> str:
-    return to.bind(f"default_{argument.name}", argument.default)
-
-
-def source_of(name: str, parameters: list[str], doc: str, to: Writer, title: str) -> Source:
-    """The function *name* with *parameters*, whose body is the lines of *to*."""
-    body = "\n".join(INDENT + line for line in [f'"""{doc}"""', *to.lines])
-    return Source(f"def {name}({', '.join(parameters)}):\n{body}\n", to.globals, name, title)
-
-
-def compile_twin(
-    lowering: SignatureLowering, fn: Callable[..., Any], purpose: Purpose, checked: Checked | None = None
-) -> Callable[..., Any]:
-    """The flat twin of *fn* for one *purpose*."""
-    compiled = functools.cache(functools.partial(compile_refusals, lowering))
-
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        compiled()(*args, **kwargs)
-
-    twin = compile_source(emit_twin(lowering, purpose, TwinCalls(fn, refuse, checked)))
-    if purpose == "lowered":
-        twin.__annotations__ = _annotations(lowering)
-    return twin
-
-
-def _annotations(lowering: SignatureLowering) -> dict[str, Any]:
-    """The annotations of the flat signature, for torch.library.infer_schema and other readers."""
-    returned = [python_type(leaf.schema_type) for leaf in lowering.return_leaves]
-    output = None if lowering.returns is None else returned[0] if len(returned) == 1 else tuple[tuple(returned)]  # type: ignore[misc]
-    return {**{known.name: python_type(known.schema_type) for known in lowering.arguments}, "return": output}
-
-
-def compile_refusals(lowering: SignatureLowering) -> Callable[..., None]:
-    """A function at the flat signature that only checks the values."""
-    return compile_source(emit_refusals(lowering, writer_of(lowering), f"values {lowering.name}"))

@@ -288,7 +288,7 @@ def _rebuild_object(node: Record, parts: list[tuple[str, str]], name: str, to: W
     A field may be a slot, or the class may have a `__setattr__`.
     """
     names = tuple(field_name for field_name, _ in parts)
-    cls = rebuilt_class(node.cls, names, dotted(node.path), to.title, to.location)
+    cls = rebuilt_class(node.cls, names, dotted(node.path), to.trees.title, to.trees.location)
     to.line(f"{name} = {to.bind('new', object.__new__)}({class_name(node, to, cls)})")
     for field_name, text in parts:
         to.line(f"{to.bind('set', object.__setattr__)}({name}, {field_name!r}, {text})")

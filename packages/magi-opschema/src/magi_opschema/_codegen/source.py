@@ -12,38 +12,116 @@ import linecache
 import re
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from magi_opschema import _environment as environment
-from magi_opschema._model.tree import Leaf, Node
-from magi_opschema.errors import EnvironmentVariableError
+from magi_opschema._model.tree import Leaf, ListOrTuple, MaskedList, Node, Optional, Sequence, dotted
+from magi_opschema._text import show_with_type
+from magi_opschema._torch_compat import is_dynamo_compiling
+from magi_opschema.errors import (
+    ArgumentError,
+    ArgumentValueError,
+    EnvironmentVariableError,
+    OpSchemaError,
+    ReturnValueError,
+)
 
 
-Reject = Callable[[Node | None], Callable[[object], None]]
-"""A function from a node to the function that generated code calls with a refused value; None stands for `-> None`."""
+if TYPE_CHECKING:
+    from magi_opschema._model.lowering import SignatureLowering
 
 INDENT = "    "
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+def rejection(
+    trees: SignatureLowering, node: Node | None, *, returned: type[OpSchemaError] | None = None, of: str = ""
+) -> Callable[[object], None]:
+    """The function that generated code calls with a refused value of *node*; None stands for `-> None`.
+
+    *returned* is the error class if the value is the body's output, and *of* stands before the path in the error.
+    """
+    path, expected = ("output", "None") if node is None else (dotted(node.path), _expected(node))
+    is_value = isinstance(node, Leaf) and bool(node.codec.expected)
+    error = returned or (ArgumentValueError if is_value else ArgumentError)
+    refusal = node.codec.refusal if isinstance(node, Leaf) else None
+    title, location = trees.title, trees.location
+
+    def reject(value: object) -> None:
+        if refusal is not None:
+            error_class, text = refusal(value, expected)
+            raise error_class(f"{title}: {of}'{path}' {text} ({location})")
+        raise error(f"{title}: {of}'{path}' is {_shown(value)}, expected {expected}. ({location})")
+
+    return reject
+
+
+def _shown(value: object) -> str:
+    name = type(value).__name__
+    if is_dynamo_compiling():  # Dynamo traces this too, and supports the repr of constants only.
+        return f"{value!r} ({name})" if isinstance(value, (str, int, float, type(None))) else f"of class {name}"
+    return show_with_type(value)
+
+
+_CLASSES = {
+    "Tensor": "a Tensor",
+    "SymInt": "an int of 64 bits",
+    "float": "a float",
+    "bool": "a bool",
+    "str": "a str",
+    "complex": "a complex",
+    "Scalar": "a number",
+    "ScalarType": "a torch.dtype",
+    "Device": "a torch.device",
+    "Layout": "a torch.layout",
+    "MemoryFormat": "a torch.memory_format",
+    "Generator": "a torch.Generator",
+}
+
+
+def _class_of(schema_type: str) -> str:
+    """The words for a value of *schema_type*: `a list with each item a float, or None` for `float[]?`."""
+    base = schema_type.removesuffix("?")
+    kind = base.removesuffix("[]")
+    text = _CLASSES[kind] if kind == base else f"a list with each item {_CLASSES[kind]}"
+    return text if base == schema_type else f"{text}, or None"
+
+
+def _expected(node: Node) -> str:
+    match node:
+        case Leaf():
+            schema_type = node.schema_type.removesuffix("?") if node.is_padded else node.schema_type
+            return node.codec.expected or _class_of(schema_type)
+        case Sequence():
+            return f"a tuple of {len(node.items)}, {node.label}"
+        case Optional():
+            return f"{_expected(node.inner)}, or None"
+        case ListOrTuple():
+            return f"a list or a tuple, {node.label}"
+        case MaskedList():
+            return node.label
+    if node.kind == "typeddict":
+        return f"a dict with exactly the keys {', '.join(repr(part.name) for part in node.fields)}"
+    text = f"a {node.cls.__name__}, not a subclass or a look-alike, because the op rebuilds it from its fields"
+    return f"{text}; or the handle that register_object() gave for one" if node.handle is not None else text
 
 
 @dataclass(frozen=True)
 class Writer:
     """Lines of one function, and the objects that its reserved names stand for."""
 
-    prefix: str
-    reject: Reject
-    title: str = ""
-    """What errors about the op begin with."""
-    location: str = ""
-    """Where the op is defined."""
+    trees: SignatureLowering
+    """The op that the function is about."""
     is_traced: bool = False
     """True for code that Dynamo traces, which must make instances by their constructors."""
     is_description: bool = False
     """True for code that describes the op instead of running it, and uses a stand-in for an object."""
+    returned: type[OpSchemaError] | None = None
+    of: str = ""
     lines: list[str] = field(default_factory=list)
     globals: dict[str, object] = field(default_factory=dict)
     locals: set[str] = field(default_factory=set)
@@ -62,28 +140,31 @@ class Writer:
         yield
         self.lines[start:] = [INDENT + line for line in self.lines[start:]]
 
-    def of_output(self, reject: Reject) -> Writer:
+    def of_output(self) -> Writer:
         """A writer of the same function, for the lines that take the body's output apart.
 
-        *reject* makes what a refused output calls. The parameters keep their values, because an output may be named
-        like one of them.
+        The parameters keep their values, because an output may be named like one of them.
         """
-        return replace(self, reject=reject, are_locals_reserved=True)
+        return replace(self, returned=ReturnValueError, are_locals_reserved=True)
+
+    def reject(self, node: Node | None) -> Callable[[object], None]:
+        """What generated code calls with a refused value of *node*; see `rejection`."""
+        return rejection(self.trees, node, returned=self.returned, of=self.of)
 
     def bind(self, name: str, value: object) -> str:
         """A reserved name for *value*; if another value has the name, a number is appended."""
-        candidate, count = f"{self.prefix}{name}", 1
+        candidate, count = f"{self.trees.prefix}{name}", 1
         while candidate in self.locals or self.globals.setdefault(candidate, value) is not value:
             count += 1
-            candidate = f"{self.prefix}{name}_{count}"
+            candidate = f"{self.trees.prefix}{name}_{count}"
         return candidate
 
     def temporary(self, name: str) -> str:
         """A reserved name for a local variable; the same one for each call with *name*."""
-        candidate, count = f"{self.prefix}{name}", 1
+        candidate, count = f"{self.trees.prefix}{name}", 1
         while candidate in self.globals:
             count += 1
-            candidate = f"{self.prefix}{name}_{count}"
+            candidate = f"{self.trees.prefix}{name}_{count}"
         self.locals.add(candidate)
         return candidate
 
@@ -103,7 +184,7 @@ class Writer:
         if "{reject}" in text:
             names["reject"] = self.bind(f"reject_{leaf.name}", self.reject(leaf))
         if "{title}" in text:
-            names["title"] = self.bind("title", self.title)
+            names["title"] = self.bind("title", self.trees.title)
         return text.format(value=value, **names)
 
     def local(self, name: str, value: str) -> str:
@@ -115,41 +196,32 @@ class Writer:
         self.line(f"{name} = {value}")
         return name
 
+    def function(self, name: str, parameters: Iterable[str], doc: str, title: str) -> types.FunctionType:
+        """The function *name* of the written lines, with its text in `__source__`.
+
+        *title* is its purpose and its owner: `exposed mylib.ops.norm`. With the environment variable
+        `MAGI_OPSCHEMA_DUMP` set to a folder, the text is written there too.
+
+        Raises:
+            EnvironmentVariableError: that folder cannot be written.
+        """
+        body = "\n".join(INDENT + line for line in [f'"""{doc}"""', *self.lines])
+        text = f"def {name}({', '.join(parameters)}):\n{body}\n"
+        filename = _enter_in_linecache(title, text)
+        namespace: dict[str, Any] = dict(self.globals)
+        exec(compile(text, filename, "exec", dont_inherit=True), namespace)  # noqa: S102
+        function = namespace[name]
+        assert isinstance(function, types.FunctionType)
+        function.__source__ = text  # type: ignore[attr-defined]
+        if (folder := environment.folder(environment.DUMP)) is not None:
+            _dump(text, folder, filename)
+        return function
+
 
 _lock = threading.Lock()
 _names: dict[tuple[str, str], str] = {}
 """The file name of each text, by title and text."""
 _counts: dict[str, int] = {}
-
-
-@dataclass(frozen=True)
-class Source:
-    """Text of one generated function, the objects its names are bound to, and what it is called."""
-
-    text: str
-    globals: Mapping[str, object]
-    entry: str
-    title: str
-    """The purpose of the function and its owner: `exposed mylib.ops.norm`."""
-
-
-def compile_source(source: Source) -> types.FunctionType:
-    """Compile *source* and return its function, with its text in `__source__`.
-
-    With the environment variable `MAGI_OPSCHEMA_DUMP` set to a folder, the text is written there too.
-
-    Raises:
-        EnvironmentVariableError: that folder cannot be written.
-    """
-    filename = _enter_in_linecache(source)
-    namespace: dict[str, Any] = dict(source.globals)
-    exec(compile(source.text, filename, "exec", dont_inherit=True), namespace)  # noqa: S102
-    function = namespace[source.entry]
-    assert isinstance(function, types.FunctionType)
-    function.__source__ = source.text  # type: ignore[attr-defined]
-    if (folder := environment.folder(environment.DUMP)) is not None:
-        _dump(source, folder, filename)
-    return function
 
 
 def compile_at_first_call(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
@@ -179,24 +251,24 @@ def _compile_and_call(*args: Any, **kwargs: Any) -> Any:
     return compile_now()(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
 
 
-def _enter_in_linecache(source: Source) -> str:
-    """Enter *source* in `linecache`, and return its file name; the same text keeps the same name."""
+def _enter_in_linecache(title: str, text: str) -> str:
+    """Enter *text* in `linecache`, and return its file name; the same text keeps the same name."""
     with _lock:
-        if (name := _names.get((source.title, source.text))) is not None:
+        if (name := _names.get((title, text))) is not None:
             return name
-        _counts[source.title] = count = _counts.get(source.title, 0) + 1
-        name = f"<magi_opschema {source.title}>" if count == 1 else f"<magi_opschema {source.title}-{count}>"
-        _names[source.title, source.text] = name
+        _counts[title] = count = _counts.get(title, 0) + 1
+        name = f"<magi_opschema {title}>" if count == 1 else f"<magi_opschema {title}-{count}>"
+        _names[title, text] = name
         # Without a modification time, linecache.checkcache() keeps the entry.
-        linecache.cache[name] = (len(source.text), None, source.text.splitlines(keepends=True), name)
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
         return name
 
 
-def _dump(source: Source, folder: Path, filename: str) -> None:
+def _dump(text: str, folder: Path, filename: str) -> None:
     stem = re.sub(r"[^A-Za-z0-9._-]+", "_", filename.strip("<>"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{stem}.py").write_text(source.text, encoding="utf-8")
+        (folder / f"{stem}.py").write_text(text, encoding="utf-8")
     except OSError as error:
-        text = f"{environment.DUMP}={folder} is not a folder that can be written: {error.strerror or error}."
-        raise EnvironmentVariableError(f"{text} Name another folder, or unset it.") from error
+        what = f"{environment.DUMP}={folder} is not a folder that can be written: {error.strerror or error}."
+        raise EnvironmentVariableError(f"{what} Name another folder, or unset it.") from error

@@ -3,7 +3,6 @@
 
 | module | what it holds |
 |---|---|
-| `registry` | the objects that have a handle, and the public functions |
-| `annotation` | `ObjectHandle[T]`: its codec, and how Dynamo reads a handle and the parts of an object |
+| `handle` | the objects that have a handle; `ObjectHandle[T]`, and how Dynamo reads handles and parts of objects |
 | `declared` | classes that declare their fields, so that ops take their objects apart |
 """

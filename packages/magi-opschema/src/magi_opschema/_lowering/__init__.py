@@ -5,6 +5,5 @@
 |---|---|
 | `annotations` | annotations as objects, and the scope of their names |
 | `types` | the type table: an annotation to a tree, or its refusal; `codecs` is a part of it |
-| `pack` | more than 64 leaves in 64 arguments |
-| `signature` | a whole signature; `lower_signature` is the public function for it |
+| `signature` | a whole signature, in 64 arguments; `lower_signature` is the public function for it |
 """

@@ -8,14 +8,14 @@ different types that compare equal (`True` and `1`) are distinguished.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from magi_opschema._model.tree import IDENTITY, SEQUENCE, Codec
-from magi_opschema._text import show_type
+from magi_opschema._text import show_literal, show_type
 
 
 _BOOLS = {"True": True, "False": False}
@@ -50,7 +50,7 @@ COMPLEX_PAIRS = Codec(
 
 def literal(values: tuple[object, ...]) -> tuple[str, Codec]:
     """The schema type and the codec of `Literal[values]`, of which None was removed."""
-    shown = [_show(value) for value in values]
+    shown = [show_literal(value) for value in values]
     note, expected = f"Literal {' | '.join(shown)}", f"one of {', '.join(shown)}"
     kinds = {type(value) for value in values}
     if kinds == {str}:
@@ -150,11 +150,6 @@ def _read_number(text: str) -> complex | bool:
     raise AssertionError(text)
 
 
-def take(items: Iterator[Any], length: int) -> list[Any] | None:
-    """The next *length* of *items*; None for a negative length."""
-    return None if length < 0 else [next(items) for _ in range(length)]
-
-
 def optional(codec: Codec) -> Codec:
     """*codec* for `T | None` in one leaf: None stays None."""
     if codec == IDENTITY:
@@ -193,7 +188,3 @@ def _each(text: str, *, as_tuple: bool) -> str:
     """*text*, an expression of `item`, for each item of the value."""
     items = "{value}" if text == "item" else f"[{text} for item in {{value}}]"
     return f"{{tuple}}({items})" if as_tuple else items
-
-
-def _show(value: object) -> str:
-    return f"{type(value).__name__}.{value._name_}" if isinstance(value, enum.Enum) else repr(value)

@@ -1,8 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lowers a whole signature to trees, schema and path. Nothing is registered here."""
+"""Lowers a whole signature to trees, schema and path. Nothing is registered here.
+
+Of more than 64 leaves, those of one kind share one list argument:
+
+    200 floats                  float[] packed_float
+    100 floats that may be None float[] packed_optional_float, bool[] packed_optional_float_present
+    dtypes, devices, numbers    str[] packed_ScalarType
+    lists of ints               SymInt[] packed_SymInt_list, SymInt[] packed_SymInt_list_length
+
+Tensors stay separate arguments while there is room, because a graph then shows each of them. If there is no room, they
+share a list too, and the kernels of this package still see each Tensor: see `FlatLayout` in `_model.schema`.
+
+    64 Tensors and a float      Tensor[] packed_Tensor, float packed_float
+"""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import keyword
 import sys
@@ -10,17 +24,32 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from magi_opschema._codegen.functions import emit_flatten
-from magi_opschema._codegen.refusals import writer_of
-from magi_opschema._codegen.source import compile_source
-from magi_opschema._model.lowering import LoweringPath, Parameter, SignatureLowering, SignatureTrees, is_flat_return
-from magi_opschema._model.schema import MAX_ARGUMENTS, NO_DEFAULT, Argument, default_text, takes
-from magi_opschema._model.tree import Leaf, ListOrTuple, MaskedList, Node, Optional, dotted, flat_name, leaves, nodes
+import torch
+
+from magi_opschema._codegen.functions import compile_flatten
+from magi_opschema._codegen.source import Writer
+from magi_opschema._environment import refuse_unknown_variables
+from magi_opschema._model.lowering import LoweringPath, Parameter, SignatureLowering, is_flat_return
+from magi_opschema._model.schema import MAX_ARGUMENTS, NO_DEFAULT, Argument, Packing, default_text, takes
+from magi_opschema._model.tree import (
+    SEQUENCE,
+    Codec,
+    Leaf,
+    ListOrTuple,
+    MaskedList,
+    Node,
+    Optional,
+    dotted,
+    flat_name,
+    leaves,
+    nodes,
+)
 from magi_opschema._text import location, nearest, show_value, show_with_type
 from magi_opschema._torch_compat import CustomOpDef, OpOverload, OpOverloadPacket
 from magi_opschema.errors import DuplicateOpError, OptionError, Problem, SignatureError
 
-from .annotations import Scope
+from . import codecs
+from .annotations import Scope, scope_of
 from .types import Place, Refused, lower, lower_returns
 
 
@@ -47,7 +76,7 @@ def refuse_other_than_functions(fn: object) -> None:
         )
 
 
-def mutated_leaves(trees: SignatureTrees, mutates_args: object) -> set[str]:
+def mutated_leaves(trees: SignatureLowering, mutates_args: object) -> set[str]:
     """The names of the leaves that *mutates_args* means.
 
     Raises:
@@ -57,47 +86,28 @@ def mutated_leaves(trees: SignatureTrees, mutates_args: object) -> set[str]:
         text = f"mutates_args={mutates_args!r} is one string. Write a tuple of names: ({mutates_args!r},)."
         raise OptionError(trees.sentence(text))
     if not isinstance(mutates_args, Iterable):
-        text = (
-            f"mutates_args={show_value(mutates_args)} is not a tuple of names. Leave it out if nothing is written into."
-        )
-        raise OptionError(trees.sentence(text))
-    mutated: set[str] = set()
+        text = f"mutates_args={show_value(mutates_args)} is not a tuple of names."
+        raise OptionError(trees.sentence(f"{text} Leave it out if nothing is written into."))
     names = list(mutates_args)
-    tensors_by_name = _tensors_by_name(trees) if names else {}
-    for name in names:
-        for leaf in _meant(name, tensors_by_name, trees):
-            _refuse_optional_list(leaf, trees)
-            mutated.add(leaf.name)
-    return mutated
-
-
-def _tensors_by_name(trees: SignatureTrees) -> dict[str, list[Leaf]]:
-    """The Tensors of each node, by its dotted path and by its flat name."""
-    found: dict[str, list[Leaf]] = {}
-    for parameter in trees.parameters:
+    tensors: dict[str, list[Leaf]] = {}
+    for parameter in trees.parameters if names else ():
         for node in nodes(parameter.node):
-            found[dotted(node.path)] = found[flat_name(node.path)] = [leaf for leaf in leaves(node) if leaf.is_tensor]
-    return found
-
-
-def _meant(name: object, tensors_by_name: dict[str, list[Leaf]], trees: SignatureTrees) -> Sequence[Leaf]:
-    if not isinstance(name, str) or name not in tensors_by_name:
-        text = f"mutates_args names {show_value(name)}, which is not a parameter, leaf path or flat name."
-        raise OptionError(trees.sentence(text + nearest(name, tensors_by_name)))
-    if not tensors_by_name[name]:
-        text = f"mutates_args names '{name}', which holds no Tensor, and an op can write into Tensors only."
-        raise OptionError(trees.sentence(text))
-    return tensors_by_name[name]
-
-
-def _refuse_optional_list(leaf: Leaf, trees: SignatureTrees) -> None:
-    if leaf.schema_type == "Tensor[]?":
-        text = f"mutates_args names '{dotted(leaf.path)}', a list of Tensors that may be None, which torch cannot"
-        fix = "functionalize (pytorch #144072). Use list[Tensor], empty for None."
-        raise OptionError(trees.sentence(f"{text} {fix}"))
-
-
-PREFIX = "_m_"
+            tensors[dotted(node.path)] = tensors[flat_name(node.path)] = [
+                leaf for leaf in leaves(node) if leaf.is_tensor
+            ]
+    for name in names:
+        if not isinstance(name, str) or name not in tensors:
+            text = f"mutates_args names {show_value(name)}, which is not a parameter, leaf path or flat name."
+            raise OptionError(trees.sentence(text + nearest(name, tensors)))
+        if not tensors[name]:
+            text = f"mutates_args names '{name}', which holds no Tensor, and an op can write into Tensors only."
+            raise OptionError(trees.sentence(text))
+        for leaf in tensors[name]:
+            if leaf.schema_type == "Tensor[]?":
+                text = f"mutates_args names '{dotted(leaf.path)}', a list of Tensors that may be None, which torch "
+                fix = "cannot functionalize (pytorch #144072). Use list[Tensor], empty for None."
+                raise OptionError(trees.sentence(f"{text}{fix}"))
+    return {leaf.name for name in names for leaf in tensors[name]}
 
 
 def lower_signature_in(
@@ -113,17 +123,20 @@ def lower_signature_in(
     With *is_opaque*, an `ObjectHandle[T]` is a handle even if the object could be taken apart.
     """
     signature = inspect.signature(fn)
-    name = _identifier(fn.__name__)
+    is_name = fn.__name__.isidentifier() and not keyword.iskeyword(fn.__name__)
+    name = flat_name((fn.__name__,)) if is_name else "op"
     title = op_name or f"{name}()"
     parameters, returns = _lower_all(fn, title, signature, scope, is_opaque=is_opaque)
     flat_names = [flat_name(node.path) for parameter in parameters for node in nodes(parameter.node)]
-    prefix = _free_prefix([name, *signature.parameters, *flat_names])
-    trees = SignatureTrees(name, signature, parameters, returns, prefix, location(fn), title)
+    prefix, taken = "_m_", (name, *signature.parameters, *flat_names)
+    while any(other.startswith(prefix) for other in taken):
+        prefix = f"_{prefix}"
+    trees = SignatureLowering(name, signature, parameters, returns, prefix, location(fn), title)
     arguments = _arguments(trees, mutated_leaves(trees, mutates_args))
     path = _choose_path(parameters, returns, arguments)
     if path == "flattened":
         arguments = _positional_with_trailing_defaults(arguments)
-    return SignatureLowering(name, signature, parameters, returns, prefix, trees.location, title, arguments, path)
+    return replace(trees, arguments=arguments, path=path)
 
 
 def _lower_all(
@@ -202,25 +215,17 @@ def _is_inside(node: Node, outer: Node) -> bool:
     return False
 
 
-def _identifier(name: str) -> str:
-    return flat_name((name,)) if name.isidentifier() and not keyword.iskeyword(name) else "op"
-
-
-def _free_prefix(names: Iterable[str]) -> str:
-    prefix, taken = PREFIX, tuple(names)
-    while any(name.startswith(prefix) for name in taken):
-        prefix = f"_{prefix}"
-    return prefix
-
-
-def _arguments(trees: SignatureTrees, mutated: set[str]) -> tuple[Argument, ...]:
+def _arguments(trees: SignatureLowering, mutated: set[str]) -> tuple[Argument, ...]:
     arguments: list[Argument] = []
     problems: list[Problem] = []
     for parameter in trees.parameters:
         defaults = _leaf_defaults(parameter, trees)
         for leaf, default in zip(leaves(parameter.node), defaults, strict=True):
             if default is not NO_DEFAULT and not takes(leaf.schema_type, default):
-                problems.append(_bad_default(leaf, default))
+                shown = f"the default of '{dotted(leaf.path)}' is {show_with_type(default)}"
+                fix = "Annotate it T | None" if default is None else "Change the default or the annotation"
+                text = f"{shown}, which the schema type {leaf.schema_type} does not take. {fix}."
+                problems.append(Problem(dotted(leaf.path), text))
             holdable = default is not NO_DEFAULT and default_text(leaf.schema_type, default) is not None
             if leaf.codec.is_process_bound and default is not None:
                 holdable = False
@@ -237,32 +242,20 @@ def _arguments(trees: SignatureTrees, mutated: set[str]) -> tuple[Argument, ...]
     if problems:
         raise SignatureError(trees.title, trees.location, tuple(problems))
     if len(arguments) > MAX_ARGUMENTS:
-        # Imported here, because few ops need it, and its classes take a fifth of the package's import time.
-        from .pack import pack
-
         return pack(tuple(arguments), trees)
     return tuple(arguments)
 
 
-def _bad_default(leaf: Leaf, default: object) -> Problem:
-    shown = f"the default of '{dotted(leaf.path)}' is {show_with_type(default)}"
-    fix = "Annotate it T | None" if default is None else "Change the default or the annotation"
-    return Problem(dotted(leaf.path), f"{shown}, which the schema type {leaf.schema_type} does not take. {fix}.")
-
-
-def _leaf_defaults(parameter: Parameter, trees: SignatureTrees) -> list[object]:
+def _leaf_defaults(parameter: Parameter, trees: SignatureLowering) -> list[object]:
     """The default of each leaf of the parameter."""
     below = list(leaves(parameter.node))
     if not parameter.has_default:
         return [NO_DEFAULT] * len(below)
     if isinstance(parameter.node, Leaf) and parameter.node.codec.is_identity:
         return [parameter.default]
-    source = emit_flatten(
-        (replace(parameter, is_keyword_only=False),),
-        writer_of(trees, of="the default of "),
-        f"default of {trees.name}",
-    )
-    return list(compile_source(source)(parameter.default))
+    to = Writer(trees, of="the default of ")
+    flatten = compile_flatten((replace(parameter, is_keyword_only=False),), to, f"default of {trees.name}")
+    return list(flatten(parameter.default))
 
 
 def _choose_path(
@@ -290,14 +283,144 @@ def _positional_with_trailing_defaults(arguments: tuple[Argument, ...]) -> tuple
     defaults stay.
     """
     last_without = max((i for i, argument in enumerate(arguments) if not argument.has_default), default=-1)
-    return tuple(_positional(argument, keeps_default=i > last_without) for i, argument in enumerate(arguments))
+    defaults = [argument.default if i > last_without else NO_DEFAULT for i, argument in enumerate(arguments)]
+    return tuple(
+        argument
+        if default is argument.default and not argument.is_keyword_only
+        else replace(argument, is_keyword_only=False, default=default)
+        for argument, default in zip(arguments, defaults, strict=True)
+    )
 
 
-def _positional(argument: Argument, *, keeps_default: bool) -> Argument:
-    default = argument.default if keeps_default else NO_DEFAULT
-    if default is argument.default and not argument.is_keyword_only:
-        return argument
-    return replace(argument, is_keyword_only=False, default=default)
+_FILLERS = {"SymInt": "0", "float": "0.0", "bool": "False", "str": '""'}
+_NUMBERS = (int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+@functools.cache
+def _texts() -> dict[str, Packing]:
+    """How values of these schema types are written as text, the empty text for None."""
+    kinds = {"ScalarType": torch.dtype, "Device": torch.device, "Layout": torch.layout}
+    kinds["MemoryFormat"] = torch.memory_format
+    written: dict[str, tuple[Codec, tuple[type, ...]]] = {
+        name: (codecs.torch_constant_text(kind), (kind,)) for name, kind in kinds.items()
+    }
+    written["Device"] = (written["Device"][0], (torch.device, str))
+    written |= dict.fromkeys(("complex", "Scalar"), (codecs.number_text(), _NUMBERS))
+    item, read = "'' if {value} is None else {encoded}", "{decoded} if {list}[{i}] else None"
+    return {name: Packing(item, read=read, kinds=kind, codec=codec) for name, (codec, kind) in written.items()}
+
+
+_VALUES = Packing(head="{leaves}, = {list}")
+_PRESENT = Packing("{value} is not None")
+_LENGTHS = Packing("-1 if {value} is None else {len}({value})")
+
+
+def pack(arguments: tuple[Argument, ...], trees: SignatureLowering) -> tuple[Argument, ...]:
+    """*arguments*, packed so that there are at most 64 for any number of leaves.
+
+    Raises:
+        SignatureError: more than 64 leaves cannot share an argument, such as lists of Tensors and generators.
+    """
+    taken = {flat_name(node.path) for parameter in trees.parameters for node in nodes(parameter.node)}
+    groups = {kind: members for kind, members in _by_kind(arguments, _kind).items() if len(members) > 2}
+    alone = [replace(argument, default=NO_DEFAULT) for argument in arguments if _kind(argument) not in groups]
+    packed = [
+        argument
+        for kind, members in groups.items()
+        for argument in _pack_group(kind, _free_name(f"packed_{kind}", taken), _leaves_of(members))
+    ]
+    if len(alone) + len(packed) > MAX_ARGUMENTS:
+        tensors = _by_kind(alone, _tensor_kind)
+        alone = [argument for argument in alone if _tensor_kind(argument) not in tensors]
+        for kind, members in tensors.items():
+            alone += _bundle(kind, _free_name(f"packed_{kind}", taken), members)
+    if len(alone) + len(packed) > MAX_ARGUMENTS:
+        lists = sum(argument.leaves[0].is_tensor for argument in alone)
+        text = (
+            f"the signature has {lists} lists of Tensors and {len(alone) - lists} other values that cannot share an "
+            f"argument, and torch registers no schema of more than {MAX_ARGUMENTS} arguments. Pass some as one list."
+        )
+        raise SignatureError(trees.title, trees.location, (Problem("", text),))
+    return (*alone, *packed)
+
+
+def _by_kind(arguments: Iterable[Argument], kind_of: Callable[[Argument], str]) -> dict[str, list[Argument]]:
+    groups: dict[str, list[Argument]] = {}
+    for argument in arguments:
+        if kind := kind_of(argument):
+            groups.setdefault(kind, []).append(argument)
+    return groups
+
+
+def _leaves_of(arguments: Iterable[Argument]) -> tuple[Leaf, ...]:
+    return tuple(leaf for argument in arguments for leaf in argument.leaves)
+
+
+def _kind(argument: Argument) -> str:
+    """A key that is equal for leaves that can share an argument; empty for Tensors and for leaves that cannot."""
+    leaf = argument.leaves[0]
+    base = leaf.schema_type.removesuffix("?")
+    if base in _FILLERS:
+        return f"optional_{base}" if leaf.is_optional else base
+    if base in _texts():
+        return base
+    if leaf.is_list and not leaf.is_tensor:
+        return f"{base.removesuffix('[]')}_list"
+    return ""
+
+
+def _tensor_kind(argument: Argument) -> str:
+    """A key that is equal for Tensors that can share an argument; empty for lists of them, and for other values."""
+    if argument.schema_type not in {"Tensor", "Tensor?"}:
+        return ""
+    kind = "mutated_Tensor" if argument.alias else "Tensor"
+    return f"optional_{kind}" if argument.leaves[0].is_optional else kind
+
+
+def _bundle(kind: str, name: str, members: Sequence[Argument]) -> list[Argument]:
+    tensors, alias, present = _leaves_of(members), members[0].alias, f"{name}_present"
+    if not kind.startswith("optional_"):
+        return [Argument(name, "Tensor[]", tensors, alias=alias, packing=_VALUES)]
+    packing = Packing(
+        whole="[{tensor} for {tensor} in ({items},) if {tensor} is not None]",
+        head="{rest} = {iter}({list})",
+        read=f"{{next}}({{rest}}) if {present}[{{i}}] else None",
+    )
+    return [
+        Argument(name, "Tensor[]", tensors, alias=alias, packing=packing),
+        Argument(present, "bool[]", tensors, packing=_PRESENT),
+    ]
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    """*name*, or a longer one if one of *taken*, the names of the user, begins with it."""
+    while any(other.startswith(name) for other in taken):
+        name += "_"
+    return name
+
+
+def _pack_group(kind: str, name: str, members: tuple[Leaf, ...]) -> list[Argument]:
+    base = members[0].schema_type.removesuffix("?")
+    if kind.startswith("optional_"):
+        present = f"{name}_present"
+        item, read = (
+            f"{_FILLERS[base]} if {{value}} is None else {{value}}",
+            f"{{list}}[{{i}}] if {present}[{{i}}] else None",
+        )
+        return [
+            Argument(name, f"{base}[]", members, packing=Packing(item, read=read)),
+            Argument(present, "bool[]", members, packing=_PRESENT),
+        ]
+    if kind.endswith("_list"):
+        lengths = f"{name}_length"
+        head, read = "{rest} = {iter}({list})", f"{{take}}({{rest}}, {lengths}[{{i}}])"
+        return [
+            Argument(name, base, members, packing=Packing("*({value} or ())", head=head, read=read, kinds=SEQUENCE)),
+            Argument(lengths, "SymInt[]", members, packing=_LENGTHS),
+        ]
+    if base in _texts():
+        return [Argument(name, "str[]", members, packing=_texts()[base])]
+    return [Argument(name, f"{base}[]", members, packing=_VALUES)]
 
 
 def lower_signature(fn: Callable[..., Any], *, mutates_args: Iterable[str] = ()) -> SignatureLowering:
@@ -319,11 +442,6 @@ def lower_signature(fn: Callable[..., Any], *, mutates_args: Iterable[str] = ())
         >>> lower_signature(scale).schema
         'scale(Tensor x, float factor=2.0) -> Tensor'
     """
-    from magi_opschema._environment import refuse_unknown_variables
-
-    from .annotations import scope_of
-    from .signature import lower_signature_in
-
     refuse_unknown_variables()
     refuse_other_than_functions(fn)
     return lower_signature_in(fn, scope_of(fn, sys._getframe(1)), mutates_args)  # noqa: SLF001

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from magi_opschema._handles.annotation import ObjectHandle, handle, unfit
 from magi_opschema._handles.declared import AnnotatedField, declared_fields, is_declared
+from magi_opschema._handles.handle import ObjectHandle, handle, unfit
 from magi_opschema._lowering import codecs
 from magi_opschema._model.tree import (
     IDENTITY,

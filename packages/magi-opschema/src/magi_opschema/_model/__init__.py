@@ -4,8 +4,6 @@
 | module | what it holds |
 |---|---|
 | `tree` | the mapping tree: how one parameter, or the return value, maps to leaves |
-| `schema` | the arguments of a flat schema, and its text |
-| `layout` | tuples of flat arguments: by slot, and with lists spread out |
-| `lowering` | `SignatureLowering`: a signature and its flat schema |
-| `show` | a lowering as text |
+| `schema` | the arguments of a flat schema, its text, and tuples of flat arguments |
+| `lowering` | `SignatureLowering`: a signature and its flat schema, and both as text |
 """

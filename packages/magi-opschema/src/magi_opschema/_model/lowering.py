@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A signature and its flat schema as plain data."""
+"""A signature and its flat schema as plain data, and as text for a reader: signature, schema, tree, path."""
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import functools
 import inspect
 import types
@@ -10,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from .layout import FlatLayout
-from .schema import NO_DEFAULT, Argument, schema_text, slots_of
-from .tree import Leaf, Node, Optional, Record, Sequence, leaves, nodes
+from magi_opschema._text import full_repr, show_type, show_value
+
+from .schema import NO_DEFAULT, Argument, FlatLayout, schema_text, slots_of
+from .tree import Field, Leaf, ListOrTuple, MaskedList, Node, Optional, Record, Sequence, leaves, nodes
 
 
 LoweringPath = Literal["direct", "lowered", "flattened"]
@@ -36,8 +39,8 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class SignatureTrees:
-    """A signature as trees, before it is known which arguments the schema has."""
+class SignatureLowering:
+    """What a signature became. `lower_signature` makes it; nothing in it changes afterwards."""
 
     name: str
     signature: inspect.Signature
@@ -48,6 +51,8 @@ class SignatureTrees:
     location: str
     title: str
     """The prefix of errors about it: the op's qualified name; without an op, that of the function with brackets."""
+    arguments: tuple[Argument, ...] = ()
+    path: LoweringPath = "direct"
 
     @functools.cached_property
     def leaves(self) -> tuple[Leaf, ...]:
@@ -74,14 +79,6 @@ class SignatureTrees:
     def sentence(self, text: str) -> str:
         """An error message about this op: its title, *text*, and where it is defined."""
         return f"{self.title}: {text} ({self.location})"
-
-
-@dataclass(frozen=True)
-class SignatureLowering(SignatureTrees):
-    """What a signature became. `lower_signature` makes it; nothing in it changes afterwards."""
-
-    arguments: tuple[Argument, ...]
-    path: LoweringPath
 
     @property
     def schema(self) -> str:
@@ -115,14 +112,13 @@ class SignatureLowering(SignatureTrees):
 
     def describe(self, op_name: str = "") -> str:
         """Signature, schema, tree and path as lines of text; the schema has the name *op_name* if one is given."""
-        from .show import entry, show_signature, show_trees
-
+        trees = [line for parameter in self.parameters for line in _show_parameter(parameter.name, parameter.node)]
         schema = self.schema if not op_name else self.schema.replace(self.name, op_name, 1)
         return "\n".join(
             [
                 entry("signature", show_signature(self.name, self.signature)),
                 entry("schema", schema),
-                *show_trees([(parameter.name, parameter.node) for parameter in self.parameters]),
+                *(entry("" if i else "tree", line) for i, line in enumerate(trees or ["no parameters"])),
                 entry("path", self.path),
             ]
         )
@@ -136,3 +132,97 @@ def is_flat_return(node: Node) -> bool:
     if isinstance(node, Sequence):
         return len(node.items) > 1 and all(isinstance(item, Leaf) and item.codec.is_identity for item in node.items)
     return isinstance(node, Leaf) and node.codec.is_identity
+
+
+_COLUMN = 11
+
+
+def show_signature(name: str, signature: inspect.Signature) -> str:
+    """The rich signature, with defaults as constructor calls: `norm(x: Tensor, cfg: NormCfg = NormCfg()) -> Tensor`."""
+    texts: list[str] = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in texts:
+            texts.append("*")
+        default = "" if parameter.default is parameter.empty else f" = {_show_default(parameter.default)}"
+        texts.append(f"{parameter.name}: {show_type(parameter.annotation)}{default}")
+    returned = signature.return_annotation
+    arrow = "" if returned is inspect.Signature.empty else f" -> {show_type(returned)}"
+    return f"{name}({', '.join(texts)}){arrow}"
+
+
+def entry(title: str, text: str) -> str:
+    """A line with a title, such as `path       flattened`; without a title, the continuation of one."""
+    return f"{title:<{_COLUMN}}{text}".rstrip()
+
+
+def _show_default(value: object) -> str:
+    """*value* as short text; for a dataclass, only the fields that differ from their defaults."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = [
+            f"{part.name}={_show_default(getattr(value, part.name))}"
+            for part in dataclasses.fields(value)
+            if part.init and not _is_default(part, getattr(value, part.name))
+        ]
+        return f"{type(value).__name__}({', '.join(parts)})"
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__name__}.{value._name_}"
+    return show_value(value)
+
+
+def _is_default(part: dataclasses.Field[object], value: object) -> bool:
+    if part.default is not dataclasses.MISSING:
+        default: object = part.default
+    elif part.default_factory is not dataclasses.MISSING:
+        default = part.default_factory()
+    else:
+        return False
+    return value is default or (type(value) is type(default) and full_repr(value) == full_repr(default))
+
+
+def _show_parameter(name: str, node: Node) -> list[str]:
+    if isinstance(node, Leaf):
+        renamed = f" → {node.name}" if node.name != name else ""
+        return [f"{name} ─{renamed} {node.schema_type}{_note(node)}"]
+    return [f"{name} ─ {_label(node)}", *_show_below(node, "  ")]
+
+
+def _show_below(node: Node, margin: str) -> list[str]:
+    children = _children(node)
+    width = max((len(child.name) for child in children), default=0)
+    flat_width = max((len(child.node.name) for child in children if isinstance(child.node, Leaf)), default=0)
+    lines = []
+    for child in children:
+        is_last = child is children[-1]
+        branch = f"{margin}{'└' if is_last else '├'} {child.name:<{width}}"
+        if isinstance(child.node, Leaf):
+            lines.append(f"{branch} → {child.node.name:<{flat_width}}  {child.node.schema_type}{_note(child.node)}")
+        else:
+            lines.append(f"{branch} ─ {_label(child.node)}")
+            lines += _show_below(child.node, f"{margin}{' ' if is_last else '│'} ")
+    return lines
+
+
+def _children(node: Node) -> list[Field]:
+    match node:
+        case Record():
+            return list(node.fields)
+        case Sequence():
+            return [Field(str(i), item) for i, item in enumerate(node.items)]
+        case Optional():
+            return [Field("is_some", node.is_some), *_children(node.inner)]
+    return [Field(leaf.path[-1], leaf) for leaf in leaves(node)]
+
+
+def _label(node: Node) -> str:
+    match node:
+        case Optional():
+            return f"{_label(node.inner)} | None"
+        case Record() if node.handle is not None or node.kind == "object":
+            return f"{node.label}, taken apart"
+        case Record() | Sequence() | ListOrTuple() | MaskedList():
+            return node.label
+    raise AssertionError(node)
+
+
+def _note(leaf: Leaf) -> str:
+    return f"  ({leaf.codec.note})" if leaf.codec.note else ""

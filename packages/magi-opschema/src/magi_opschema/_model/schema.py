@@ -1,19 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schema text: arguments, aliasing marks, and the defaults that torch's schema parser takes."""
+"""The flat schema: its arguments and its text, and tuples of flat arguments at run time.
+
+    arguments  as the schema has them         x, packed_Tensor=[a, b], packed_float=[1.0, ...]
+    slots      each Tensor leaf separate    x, a, b, packed_float=[1.0, ...]
+    spread     each Tensor separate, also those of the user's lists, as autograd.Function requires
+
+Only ops with more than 64 leaves have slots that differ from their arguments.
+"""
 
 from __future__ import annotations
 
 import math
 import sys
 import typing
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from .tree import Leaf
+from .tree import IDENTITY, Codec, Leaf, dotted
 
+
+Flat = tuple[Any, ...]
 
 MAX_ARGUMENTS = 64
 """The largest number of arguments of a schema (c10, `KernelFunction` argument limit)."""
@@ -48,18 +57,28 @@ def python_type(schema_type: str) -> Any:
     return torch.types.Number if schema_type == "Scalar" else _VALUES[schema_type][0]
 
 
-class Packing(Protocol):
-    """How an argument holds several leaves, as text of generated code; *to* is the writer of that code."""
+@dataclass(frozen=True)
+class Packing:
+    """How leaves share a list argument, as texts of generated code.
+
+    `{value}` stands for the value of a leaf, `{list}` for the argument, `{i}` for the place of the leaf in it, `{rest}`
+    for an iterator of it, `{encoded}` and `{decoded}` for what *codec* makes of the value and of the item.
+    """
+
+    item: str = "{value}"
+    whole: str = "[{items}]"
+    head: str = ""
+    """The line before the leaves are read."""
+    read: str = ""
+    """The value of a leaf, read from the list."""
+    kinds: tuple[type, ...] = ()
+    """The classes of values that are accepted, if the dispatcher cannot check the packed ones."""
+    codec: Codec = IDENTITY
 
     @property
     def holds_values(self) -> bool:
         """True if the argument holds the leaves; False if it only says how to read the argument that holds them."""
-
-    def pack(self, argument: Argument, exprs: Sequence[str], to: Any) -> str:
-        """An expression for the argument, made from one expression for each leaf."""
-
-    def unpack(self, argument: Argument, to: Any) -> None:
-        """Write the lines that give each leaf its name again."""
+        return bool(self.head or self.read)
 
 
 @dataclass(frozen=True)
@@ -79,19 +98,15 @@ class Argument:
         """True if the schema has a default for it."""
         return self.default is not NO_DEFAULT
 
-    def pack(self, exprs: Sequence[str], to: Any) -> str:
-        """The argument as an expression of its leaves' expressions."""
-        return exprs[0] if self.packing is None else self.packing.pack(self, exprs, to)
-
-    def unpack(self, to: Any) -> None:
-        """Write the lines that give each leaf its name again."""
-        if self.packing is not None:
-            self.packing.unpack(self, to)
+    @property
+    def bundled(self) -> tuple[Leaf, ...]:
+        """The Tensors that share the argument; empty if it holds one leaf, or other values."""
+        return self.leaves if self.packing is not None and self.schema_type == "Tensor[]" else ()
 
     @property
-    def is_bundle(self) -> bool:
-        """True for several Tensors in one list, and for the argument that says which of them are there."""
-        return self.packing is not None and self.leaves[0].is_tensor
+    def is_mask(self) -> bool:
+        """True for the argument after a bundle that says which of its Tensors are there."""
+        return self.packing is not None and self.schema_type == "bool[]" and self.leaves[0].is_tensor
 
     @property
     def text(self) -> str:
@@ -106,10 +121,10 @@ def slots_of(arguments: Sequence[Argument]) -> tuple[Argument, ...]:
     """*arguments* with each Tensor of a bundle as a separate argument, as autograd and the rules see them."""
     slots: list[Argument] = []
     for argument in arguments:
-        if not argument.is_bundle:
-            slots.append(argument)
-        elif argument.schema_type == "Tensor[]":
+        if argument.bundled:
             slots += [Argument(leaf.name, leaf.schema_type, (leaf,), alias=argument.alias) for leaf in argument.leaves]
+        elif not argument.is_mask:
+            slots.append(argument)
     return tuple(slots)
 
 
@@ -159,8 +174,9 @@ def _scalar_text(kind: str, value: object) -> str | None:
             return str(value)
         case "Scalar", (int() | float()) if type(value) in {int, float}:
             return default_text("SymInt" if type(value) is int else "float", value)
-        case "float", (int() | float()) if type(value) in {int, float} and _parses(float(value)):
-            return repr(float(value))
+        case "float", (int() | float()) if type(value) in {int, float} and math.isfinite(float(value)):
+            number = float(value)
+            return repr(number) if number == 0 or abs(number) >= sys.float_info.min else None
         case "str", str() if type(value) is str and value.isascii() and value.isprintable():
             return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
         case "ScalarType", torch.dtype():
@@ -174,5 +190,140 @@ def _scalar_text(kind: str, value: object) -> str | None:
     return None
 
 
-def _parses(value: float) -> bool:
-    return math.isfinite(value) and (value == 0 or abs(value) >= sys.float_info.min)
+@dataclass(frozen=True)
+class FlatLayout:
+    """Positions of one op's slots, or of its flat outputs."""
+
+    names: tuple[str, ...]
+    defaults: tuple[Any, ...]
+    keyword_only: tuple[str, ...]
+    tensor_lists: tuple[int, ...]
+    """Positions of `Tensor[]` and `Tensor[]?`, in which autograd.Function does not look for Tensors."""
+    bundles: tuple[Argument, ...] = ()
+    """The arguments of an op of which some are bundles; empty for an op whose slots are its arguments."""
+    mutated: Mapping[int, str] = field(default_factory=dict)
+    """The dotted path of each slot that the op writes into, by position."""
+
+    @staticmethod
+    def of_arguments(arguments: Sequence[Argument]) -> FlatLayout:
+        """The layout of a schema's arguments."""
+        slots = slots_of(arguments)
+        return FlatLayout(
+            tuple(slot.name for slot in slots),
+            tuple(slot.default for slot in slots),
+            tuple(slot.name for slot in slots if slot.is_keyword_only),
+            _tensor_lists([slot.schema_type for slot in slots]),
+            tuple(arguments) if any(argument.bundled for argument in arguments) else (),
+            {i: dotted(slot.leaves[0].path) for i, slot in enumerate(slots) if slot.alias},
+        )
+
+    @staticmethod
+    def of_outputs(schema_types: Sequence[str]) -> FlatLayout:
+        """The layout of a schema's returns."""
+        return FlatLayout(tuple(schema_types), (), (), _tensor_lists(schema_types))
+
+    def fill(self, args: Flat, kwargs: dict[str, Any]) -> Flat:
+        """All slots by position, with the defaults of arguments that the dispatcher left out."""
+        if self.bundles:
+            return self.open(args)
+        missing = len(self.names) - len(args)
+        if not missing:
+            return args
+        rest = zip(self.names[-missing:], self.defaults[-missing:], strict=True)
+        return (*args, *(kwargs.get(name, default) for name, default in rest))
+
+    def call(self, op: Callable[..., Any], flat: Flat) -> Any:
+        """Call *op* with the slots, as arguments by position and keyword-only ones by name."""
+        return self.apply(op, self._close(flat) if self.bundles else flat)
+
+    def apply(self, op: Callable[..., Any], flat: Flat) -> Any:
+        """Call *op* with all arguments; no op has both bundles and keyword-only arguments."""
+        if not self.keyword_only:
+            return op(*flat)
+        split = len(flat) - len(self.keyword_only)
+        return op(*flat[:split], **dict(zip(self.keyword_only, flat[split:], strict=True)))
+
+    def open(self, arguments: Flat, masks: Flat | None = None) -> Flat:
+        """*arguments*, with an entry for each argument, as one for each slot; *masks* says which are there."""
+        if not self.bundles:
+            return arguments
+        slots: list[Any] = []
+        for i, (argument, said) in enumerate(zip(self.bundles, arguments, strict=False)):
+            if not argument.bundled:
+                slots += [] if argument.is_mask else [said]
+            elif i + 1 < len(self.bundles) and self.bundles[i + 1].is_mask:
+                items = iter(said or ())
+                present = (arguments if masks is None else masks)[i + 1]
+                slots += [next(items, None) if there else None for there in present]
+            else:
+                slots += [None] * len(argument.leaves) if said is None else said
+        return tuple(slots)
+
+    def _close(self, slots: Flat) -> Flat:
+        """The inverse of `open`."""
+        by_name = dict(zip(self.names, slots, strict=True))
+        arguments: list[Any] = []
+        for argument in self.bundles:
+            if argument.is_mask:
+                arguments.append([by_name[leaf.name] is not None for leaf in argument.leaves])
+            elif argument.bundled:
+                tensors = [by_name[leaf.name] for leaf in argument.leaves]
+                arguments.append([tensor for tensor in tensors if tensor is not None])
+            else:
+                arguments.append(by_name[argument.name])
+        return tuple(arguments)
+
+    def spread(self, flat: Flat) -> Flat:
+        """*flat* with each Tensor separate: `(x, [a, b], 3)` as `((2,), x, a, b, 3)`; unchanged if there is no list."""
+        if not self.tensor_lists:
+            return flat
+        counts = tuple(None if flat[i] is None else len(flat[i]) for i in self.tensor_lists)
+        items: list[Any] = []
+        for i, value in enumerate(flat):
+            if i in self.tensor_lists:
+                items += value or ()
+            else:
+                items.append(value)
+        return (counts, *items)
+
+    def gather(self, spread: Flat, counts: tuple[int | None, ...] | None = None) -> Flat:
+        """The inverse of `spread`; *counts* are given if the first item does not hold them, as for gradients."""
+        if not self.tensor_lists:
+            return spread
+        lengths = iter(spread[0] if counts is None else counts)
+        items = iter(spread[1:])
+        flat: list[Any] = []
+        for i in range(len(self.names)):
+            if i in self.tensor_lists:
+                length = next(lengths)
+                flat.append(None if length is None else [next(items) for _ in range(length)])
+            else:
+                flat.append(next(items))
+        return tuple(flat)
+
+
+def _tensor_lists(schema_types: Sequence[str]) -> tuple[int, ...]:
+    return tuple(i for i, text in enumerate(schema_types) if text.startswith("Tensor[]"))
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The Tensors of a flat value, which may be a list or a tuple of others."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def as_tuple(output: Any, count: int) -> Flat:
+    """*output*, the output of an op with *count* outputs, as a tuple."""
+    if count == 0:
+        return ()
+    return (output,) if count == 1 else tuple(output)
+
+
+def as_output(flat: Flat) -> Any:
+    """The inverse of `as_tuple`."""
+    if not flat:
+        return None
+    return flat[0] if len(flat) == 1 else flat

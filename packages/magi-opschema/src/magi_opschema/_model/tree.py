@@ -182,24 +182,25 @@ def leaves(node: Node) -> Iterator[Leaf]:
 def nodes(node: Node) -> Iterator[Node]:
     """*node* and every node below it, parents first."""
     yield node
+    for child in children(node):
+        yield from nodes(child)
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    """The nodes right below *node*, in schema order."""
     match node:
         case Record():
-            for part in node.fields:
-                yield from nodes(part.node)
+            return tuple(part.node for part in node.fields)
         case Sequence():
-            for item in node.items:
-                yield from nodes(item)
+            return node.items
         case Optional():
-            yield node.is_some
-            yield from nodes(node.inner)
+            return node.is_some, node.inner
         case ListOrTuple():
-            yield node.is_tuple
-            yield from nodes(node.inner)
+            return node.is_tuple, node.inner
         case MaskedList():
-            yield node.values
-            yield node.present
+            return node.values, node.present
         case Leaf():
-            pass
+            return ()
 
 
 def dotted(path: Path) -> str:

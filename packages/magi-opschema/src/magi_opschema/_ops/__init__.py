@@ -3,13 +3,10 @@
 
 | module | what it holds |
 |---|---|
-| `decorator` | `magi_register_custom_op` |
+| `decorator` | `magi_register_custom_op`, and the type of what it returns |
 | `define` | check, compute, register, remember |
-| `fake` | the fake and the gradient functions that a user gives, checked |
-| `functional` | the form of a mutating op that writes into nothing |
 | `registration` | the only module that registers anything with torch |
-| `catalogue` | what is known of each op: `op_def`, `annotate` |
-| `rules` | fake, gradient, bodies, vmap, autocast and sharding, given afterwards |
+| `catalogue` | what is known of each op: `op_def`, `annotate`, `opcheck` |
+| `rules` | fake, gradient, bodies, vmap, autocast and sharding, checked |
 | `pytrees` | records as nodes of torch's pytrees |
-| `opcheck` | torch.library.opcheck at the user's signature |
 """

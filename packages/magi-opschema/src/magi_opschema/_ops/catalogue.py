@@ -1,29 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of each registered op, and where it is looked up."""
+"""What is known of each registered op, where it is looked up, and torch.library.opcheck at the user's signature."""
 
 from __future__ import annotations
 
 import functools
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from magi_opschema._call.bridge import Bridge
+from magi_opschema._call.misfit import check_call
+from magi_opschema._codegen.functions import compile_twin
 from magi_opschema._lowering.signature import TORCH_OP_ATTRIBUTE
+from magi_opschema._model.lowering import entry
 from magi_opschema._text import nearest, show_value, show_with_type
 from magi_opschema.errors import ArgumentError, UnknownOpError
 
 
 if TYPE_CHECKING:
-    import torch
-
     from magi_opschema._model.lowering import LoweringPath, SignatureLowering
 
     from .registration import Registration
 
-_ops: dict[str, OpDef] = {}
-_lock = threading.Lock()
+OPS: dict[str, OpDef] = {}
+"""The ops that this package registered, by name; `define` writes it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,8 +58,6 @@ class OpDef:
     @functools.cached_property
     def lowered_fn(self) -> Callable[..., Any]:
         """The flat twin of `fn`."""
-        from magi_opschema._codegen.functions import compile_twin
-
         return self.fn if self.path == "direct" else compile_twin(self.lowering, self.fn, "lowered")
 
     @property
@@ -70,31 +71,12 @@ class OpDef:
         return MappingProxyType(self._notes)
 
     def __str__(self) -> str:
-        from magi_opschema._model.show import entry
-
         lines = [self.lowering.describe(self.name)]
         if self.traits:
             lines.append(entry("traits", ", ".join(sorted(self.traits))))
         # A key may be as wide as the column, as `see-through` is.
         lines += [entry(f"{key}  ", text) for key, text in self._notes.items()]
         return "\n".join(lines)
-
-
-def remember(op: OpDef) -> None:
-    """Add *op* to the catalogue; an op of the same name is replaced."""
-    with _lock:
-        _ops[op.name] = op
-
-
-def forget(op: OpDef) -> None:
-    """Remove *op* from the catalogue."""
-    with _lock:
-        _ops.pop(op.name, None)
-
-
-def is_known(name: str) -> bool:
-    """True if an op of this name was registered by this package."""
-    return name in _ops
 
 
 def op_def(op: object) -> OpDef:
@@ -119,9 +101,9 @@ def op_def(op: object) -> OpDef:
     """
     name = _name_of(op)
     try:
-        return _ops[name]
+        return OPS[name]
     except KeyError:
-        hint = nearest(name, _ops) or " Register it with @magi_register_custom_op first."
+        hint = nearest(name, OPS) or " Register it with @magi_register_custom_op first."
         raise UnknownOpError(f"'{name}' is not an op that magi-opschema registered.{hint}") from None
 
 
@@ -158,3 +140,44 @@ def annotate(op: object, key: str, text: str) -> None:
         if not isinstance(value, str):
             raise ArgumentError(f"{definition.name}: the {name} of a note is {show_with_type(value)}, expected a str.")
     definition._notes[key] = text  # noqa: SLF001
+
+
+def opcheck(op: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, **options: Any) -> dict[str, str]:
+    """Test that *op* is registered correctly, with the arguments that a user would pass.
+
+    Args:
+        op: what the decorator returned, the OpOverload, or the name.
+        args: positional arguments at the user's signature.
+        kwargs: keyword arguments at the user's signature.
+        options: passed to torch.library.opcheck, such as `test_utils`, `atol` and `rtol`.
+
+    Returns:
+        What torch.library.opcheck returns: "SUCCESS" by the name of each test.
+
+    Raises:
+        torch.testing._internal.optests.OpCheckError: a test failed.
+        UnknownOpError: magi-opschema registered no such op.
+        ArgumentError: the op cannot be called with these arguments.
+
+    Example:
+        >>> from torch import Tensor
+        >>> @magi_register_custom_op("doc::negate")
+        ... def negate(x: Tensor) -> Tensor:
+        ...     return -x
+        >>> sorted(set(opcheck(negate, (torch.ones(2),)).values()))
+        ['SUCCESS']
+    """
+    definition = op_def(op)
+    lowering = definition.lowering
+    given: object = kwargs
+    if given is not None and not isinstance(given, Mapping):
+        text = f"opcheck takes the keyword arguments as a dict, and got {show_with_type(given)}."
+        raise ArgumentError(lowering.sentence(text))
+    kwargs = dict(kwargs or {})
+    if not isinstance(args, (tuple, list)):
+        text = f"opcheck takes the arguments as a tuple, and got a {type(args).__name__}. Write opcheck(op, (x,))."
+        raise ArgumentError(lowering.sentence(text))
+    check_call(lowering, args, kwargs)
+    if definition.path == "flattened":
+        args, kwargs = Bridge(lowering).flatten(*args, **kwargs), {}
+    return torch.library.opcheck(definition.torch_op, tuple(args), kwargs, **options)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`magi_register_custom_op`.
+"""`magi_register_custom_op`, and the type of what it returns.
 
 Its implementation is loaded at the first decoration, so that importing the name is cheap.
 """
@@ -8,15 +8,55 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
 
 import torch
-
-from .registered_op import RegisteredOp
 
 
 P = ParamSpec("P")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class RegisteredOp(Protocol[P, R_co]):
+    """A function that calls a registered op, with the name, doc, signature, hints and pickle of the user's function.
+
+    Attributes:
+        torch_op: the OpOverload that graphs hold, and that torch's own functions accept.
+    """
+
+    __name__: str
+    __qualname__: str
+    __module__: str
+    __source__: str
+    torch_op: torch._ops.OpOverload
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    @overload
+    def register_fake(self, fn: F) -> F: ...
+    @overload
+    def register_fake(self, fn: None = None) -> Callable[[F], F]: ...
+
+    def register_autograd(self, backward: F, /, *, setup_context: Callable[..., None] | None = None) -> F: ...
+
+    @overload
+    def register_kernel(self, device_type: str, fn: F) -> F: ...
+    @overload
+    def register_kernel(self, device_type: str, fn: None = None) -> Callable[[F], F]: ...
+
+    @overload
+    def register_vmap(self, rule: F) -> F: ...
+    @overload
+    def register_vmap(self, rule: None = None) -> Callable[[F], F]: ...
+
+    def register_autocast(self, device_type: str, dtype: torch.dtype) -> None: ...
+
+    @overload
+    def register_sharding(self, rule: F) -> F: ...
+    @overload
+    def register_sharding(self, rule: None = None) -> Callable[[F], F]: ...
 
 
 def magi_register_custom_op(

@@ -12,7 +12,6 @@ Both have the same body. The second is opaque to every compiler, because a handl
 from __future__ import annotations
 
 import functools
-import inspect
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,47 +19,23 @@ from typing import Any, NoReturn, cast
 
 import torch
 
+from magi_opschema import _torch_compat as compat
 from magi_opschema._call.misfit import ErrorTranslation, refusal_of_calls
-from magi_opschema._codegen.exposed import emit_exposed
-from magi_opschema._codegen.refusals import writer_of
-from magi_opschema._codegen.source import compile_source
+from magi_opschema._codegen.exposed import compile_exposed
 from magi_opschema._environment import refuse_unknown_variables
-from magi_opschema._handles.annotation import fixed
+from magi_opschema._handles.handle import fixed
 from magi_opschema._lowering.annotations import Scope, evaluate, scope_of
-from magi_opschema._lowering.signature import lower_signature_in, refuse_other_than_functions
+from magi_opschema._lowering.signature import TORCH_OP_ATTRIBUTE, lower_signature_in, refuse_other_than_functions
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.tree import dotted
 from magi_opschema._text import location, show_value, show_with_type
-from magi_opschema._torch_compat import (
-    any_requires_grad,
-    are_transforms_active,
-    below_adinplaceorview_pool,
-    below_autograd_pool,
-    dispatch,
-    dispatch_handle,
-    forward_ad,
-    has_torch_function,
-    has_torch_function_among,
-    increment_version,
-    is_dynamo_compiling,
-    is_registered,
-    reserved_part,
-    speak_for_earlier,
-    tracing_state,
-)
 from magi_opschema.errors import DuplicateOpError, HandleError, OpNameError, OptionError
 
-from .catalogue import OpDef, forget, is_known, op_def, remember
-from .fake import FakeSlot, FakeSpec, make_fake, make_formula, sources_of
+from . import rules
+from .catalogue import OPS, OpDef, op_def
 from .pytrees import register_records
-from .registered_op import make_registered_op
 from .registration import Registration, register, registering, replacing, unregister
-
-
-def lowered_by_handle(fn: Callable[..., Any], scope: Scope, lowering: SignatureLowering) -> SignatureLowering:
-    """*lowering* with a handle for each object. A compiler does not see writes of the body into an object."""
-    mutated = [leaf.name for slot in lowering.mutated for leaf in slot.leaves if not leaf.is_fixed]
-    return lower_signature_in(fn, scope, mutated, f"{lowering.title}_by_handle", is_opaque=True)
+from .rules import FakeSlot, FakeSpec, make_fake, make_formula, sources_of
 
 
 def fake_by_handle(lowering: SignatureLowering, spec: FakeSpec) -> FakeSpec:
@@ -87,9 +62,14 @@ def translate_error(error: Exception, torch_op: object, *values: Any) -> None:
     definition = op_def(torch_op)
     if definition.torch_op is not torch_op:
         return  # another op has its name now, and the error is about the arguments of that one
-    ErrorTranslation(definition.name, definition.lowering).of_values(error, *values)
+    ErrorTranslation(definition.lowering).of_values(error, *values)
 
 
+_ASKED = (
+    *("dispatch", "is_dynamo_compiling", "are_transforms_active", "forward_ad", "tracing_state", "increment_version"),
+    *("has_torch_function", "has_torch_function_among", "any_requires_grad"),
+)
+"""The names of `_torch_compat` that an exposed function uses."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*::[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
@@ -116,56 +96,44 @@ def define(
     op_name = _op_name(fn, name)
     scope = scope_of(fn, frame)
     lowering = lower_signature_in(fn, scope, mutates_args, op_name)
-    _check_tags(lowering, tags)
-    _check_flags(lowering, {**traits, "override": override, "register_pytree": register_pytree})
+    _check_options(lowering, tags, {**traits, "override": override, "register_pytree": register_pytree})
     marks = frozenset(trait for trait, is_set in traits.items() if is_set)
-    make = functools.partial(_define, fn, scope, (setup_context_fn, backward_fn), marks, tags=tags, override=override)
+
+    def make(lowering: SignatureLowering, spec: FakeSpec, by_handle: OpDef | None) -> OpDef:
+        """Register the op that *lowering* describes, and remember it."""
+        formula = make_formula(lowering, setup_context_fn, backward_fn)
+        fake = FakeSlot(make_fake(lowering, spec), spec)
+        with replacing(_replaced(lowering, override=override)):
+            registration = register(lowering, fn, fake, formula, tags)
+            try:
+                exposed = _expose(registration, fn, scope, by_handle)
+            except BaseException:
+                unregister(registration)
+                raise
+        for op in registration.torch_ops:
+            compat.speak_for_earlier(op)
+        title, torch_op = lowering.title, registration.torch_op
+        OPS[title] = OpDef(title, fn, torch_op, exposed, lowering, marks, registration, by_handle)
+        return OPS[title]
+
     with registering:
         by_handle = None
         if lowering.takes_apart:
-            _replaced(op_name, lowering, override=override)
-            opaque = lowered_by_handle(fn, scope, lowering)
+            _replaced(lowering, override=override)
+            # A compiler does not see writes of the body into an object.
+            mutated = [leaf.name for slot in lowering.mutated for leaf in slot.leaves if not leaf.is_fixed]
+            opaque = lower_signature_in(fn, scope, mutated, f"{op_name}_by_handle", is_opaque=True)
             by_handle = make(opaque, fake_by_handle(lowering, infer_output_meta_fn), None)
         try:
             definition = make(lowering, infer_output_meta_fn, by_handle)
         except BaseException:
             if by_handle is not None:
-                forget(by_handle)
+                del OPS[by_handle.name]
                 unregister(by_handle.registration)
             raise
         if register_pytree:
             register_records(lowering)
     return definition.exposed_op
-
-
-def _define(
-    fn: Callable[..., Any],
-    scope: Scope,
-    gradient: tuple[Callable[..., None] | None, Callable[..., Any] | None],
-    marks: frozenset[str],
-    lowering: SignatureLowering,
-    spec: FakeSpec,
-    by_handle: OpDef | None,
-    *,
-    tags: Sequence[torch.Tag],
-    override: bool,
-) -> OpDef:
-    """Register the op that *lowering* describes, and remember it."""
-    name = lowering.title
-    formula = make_formula(lowering, *gradient)
-    fake = FakeSlot(make_fake(lowering, spec), spec)
-    with replacing(_replaced(name, lowering, override=override)):
-        registration = register(name, lowering, fn, fake, formula, tags)
-        try:
-            exposed = _expose(registration, fn, scope, by_handle)
-        except BaseException:
-            unregister(registration)
-            raise
-    for op in registration.torch_ops:
-        speak_for_earlier(op)
-    definition = OpDef(name, fn, registration.torch_op, exposed, lowering, marks, registration, by_handle)
-    remember(definition)
-    return definition
 
 
 def refuse_other_than_name(name: object) -> None:
@@ -185,33 +153,30 @@ def _op_name(fn: Callable[..., Any], name: str | None) -> str:
     if not _NAME.match(name):
         fix = f"Write 'namespace::{name}'." if re.match(r"\w+\Z", name) else "Write 'namespace::op', two identifiers."
         raise OpNameError(f"{fn.__name__}(): the op name '{name}' is not 'namespace::op'. {fix} ({location(fn)})")
-    if taken := reserved_part(*name.split("::")):
+    if taken := compat.reserved_part(*name.split("::")):
         text = f"the op name '{name}' cannot be used: torch keeps '{taken}' for itself. Choose another."
         raise OpNameError(f"{fn.__name__}(): {text} ({location(fn)})")
     return name
 
 
-def _check_tags(lowering: SignatureLowering, tags: object) -> None:
+def _check_options(lowering: SignatureLowering, tags: object, flags: Mapping[str, object]) -> None:
     if not isinstance(tags, Iterable) or not all(isinstance(tag, torch.Tag) for tag in tags):
         fix = "Write for example tags=(torch.Tag.flexible_layout,)."
         raise OptionError(lowering.sentence(f"tags={show_value(tags)} is not a tuple of torch.Tag values. {fix}"))
-
-
-def _check_flags(lowering: SignatureLowering, flags: Mapping[str, object]) -> None:
     for trait, value in flags.items():
         if not isinstance(value, bool):
             option = trait if trait in {"override", "register_pytree"} else f"is_{trait}"
             raise OptionError(lowering.sentence(f"{option}={show_with_type(value)} is not True or False."))
 
 
-def _replaced(name: str, lowering: SignatureLowering, *, override: bool) -> Registration | None:
+def _replaced(lowering: SignatureLowering, *, override: bool) -> Registration | None:
     """The registration of an earlier op of this name; None if the name is free."""
-    if not is_known(name):
-        if is_registered(name):
+    other = OPS.get(lowering.title)
+    if other is None:
+        if compat.is_registered(lowering.title):
             text = "the op is registered already, by another library. Choose another name."
             raise DuplicateOpError(lowering.sentence(text))
         return None
-    other = op_def(name)
     if not override:
         text = f"the op is registered already, by {other.lowering.name} ({other.lowering.location})."
         fix = "Choose another name, or pass override=True to replace it, as after a reload."
@@ -222,39 +187,37 @@ def _replaced(name: str, lowering: SignatureLowering, *, override: bool) -> Regi
 def _expose(
     registration: Registration, fn: Callable[..., Any], scope: Scope, by_handle: OpDef | None
 ) -> Callable[..., Any]:
-    """The function that the decorator returns."""
+    """The function that the decorator returns, with the identity of *fn* and the methods of `RegisteredOp`."""
     lowering, torch_op = registration.lowering, registration.torch_op
-    pool = below_adinplaceorview_pool if lowering.mutated else below_autograd_pool
+    pool = compat.below_adinplaceorview_pool if lowering.mutated else compat.below_autograd_pool
     bound: dict[str, object] = {
         "refuse_call": refusal_of_calls(lowering),
         "torch_op": torch_op,
         "by_handle": None if by_handle is None else by_handle.exposed_op,
         "translate_error": translate_error,
         "call_with_care": torch_op if lowering.mutated else registration.functions.differentiate,
-        "dispatch": dispatch,
-        "handle": dispatch_handle(torch_op),
+        "handle": compat.dispatch_handle(torch_op),
         "below_autograd": pool.make,
         "unused_contexts": pool.unused,
-        "is_dynamo_compiling": is_dynamo_compiling,
         "fixed": fixed,
-        "are_transforms_active": are_transforms_active,
-        "forward_ad": forward_ad,
-        "tracing_state": tracing_state,
-        "has_torch_function": has_torch_function,
-        "has_torch_function_among": has_torch_function_among,
         "is_grad_enabled": torch.is_grad_enabled,
-        "any_requires_grad": any_requires_grad,
-        "increment_version": increment_version,
+        **{name: getattr(compat, name) for name in _ASKED},
     }
-    to = writer_of(lowering, is_traced=True)
-    title = f"exposed {fn.__module__}.{fn.__qualname__}"
-    exposed = compile_source(emit_exposed(lowering, registration.name, bound, to, title))
-    hints = _hints(lowering.signature, scope)
-    return cast("Callable[..., Any]", make_registered_op(exposed, torch_op, fn, lowering.signature, hints))
-
-
-def _hints(signature: inspect.Signature, scope: Scope) -> dict[str, object]:
-    """The evaluated annotations of *signature*, by name."""
-    annotations = {parameter.name: parameter.annotation for parameter in signature.parameters.values()}
-    annotations["return"] = signature.return_annotation
-    return {name: evaluate(annotation, scope) for name, annotation in annotations.items()}
+    exposed: Any = compile_exposed(lowering, bound, f"exposed {fn.__module__}.{fn.__qualname__}")
+    exposed.__name__, exposed.__qualname__, exposed.__module__ = fn.__name__, fn.__qualname__, fn.__module__
+    exposed.__doc__, exposed.__signature__ = fn.__doc__, lowering.signature
+    annotations = {parameter.name: parameter.annotation for parameter in lowering.signature.parameters.values()}
+    annotations["return"] = lowering.signature.return_annotation
+    exposed.__annotations__ = {name: evaluate(annotation, scope) for name, annotation in annotations.items()}
+    exposed.torch_op = torch_op
+    setattr(exposed, TORCH_OP_ATTRIBUTE, torch_op)
+    for method in (
+        rules.register_fake,
+        rules.register_autograd,
+        rules.register_kernel,
+        rules.register_vmap,
+        rules.register_autocast,
+        rules.register_sharding,
+    ):
+        setattr(exposed, method.__name__, functools.partial(method, torch_op))
+    return cast("Callable[..., Any]", exposed)

@@ -13,7 +13,7 @@ import dataclasses
 import enum
 import importlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -21,7 +21,7 @@ import torch
 
 from magi_opschema import _torch_compat as compat
 from magi_opschema._model.lowering import SignatureLowering
-from magi_opschema._model.tree import ListOrTuple, Node, Record, leaves, nodes
+from magi_opschema._model.tree import ListOrTuple, Record, leaves, nodes
 from magi_opschema._text import show_with_type
 from magi_opschema.errors import RecordTreeError
 
@@ -55,6 +55,12 @@ class RecordContext(NamedTuple):
     def constants(self) -> Constants:
         """The values of the fields that are not children, by name."""
         return tuple([(name, _value(form)) for name, form in self.forms])
+
+    @staticmethod
+    def loaded(dump: dict[str, Any]) -> RecordContext:
+        """The context that `_Node.dump` made data for JSON of."""
+        constants = tuple([(name, _load(item)) for name, item in dump["constants"].items()])
+        return RecordContext.of(tuple(dump["children"]), constants)
 
     def __repr__(self) -> str:
         shown = [*self.children, *(f"{name}={value!r}" for name, value in self.constants)]
@@ -108,22 +114,6 @@ def _value(form: Form) -> Any:
     if type(content) is tuple:
         return kind(*[_value(item) for item in content])
     return content
-
-
-def dumped(context: RecordContext, cls: type) -> dict[str, Any]:
-    """*context* as data for JSON.
-
-    Raises:
-        RecordTreeError: a field of the record has no such form.
-    """
-    constants = {name: _dump(value, f"{cls.__name__}.{name}") for name, value in context.constants}
-    return {"children": list(context.children), "constants": constants}
-
-
-def loaded(dump: dict[str, Any]) -> RecordContext:
-    """The inverse of `dumped`."""
-    constants = tuple([(name, _load(item)) for name, item in dump["constants"].items()])
-    return RecordContext.of(tuple(dump["children"]), constants)
 
 
 def _dump(value: Any, path: str) -> Any:
@@ -216,17 +206,13 @@ _registered: dict[str, list[type]] = {}
 
 def register_records(lowering: SignatureLowering) -> None:
     """Register the records of a signature, and those inside them, as pytree nodes, if they are not yet."""
-    for record in _records(lowering):
-        if record.kind == "dataclass":
-            _register(record)
-        elif record.kind == "namedtuple" and not compat.has_saved_name(record.cls):
-            compat.register_saved_namedtuple(record.cls, name_of(record.cls))
-
-
-def _records(lowering: SignatureLowering) -> Iterator[Record]:
     trees = [parameter.node for parameter in lowering.parameters]
     for tree in [*trees, *([] if lowering.returns is None else [lowering.returns])]:
-        yield from (node for node in nodes(tree) if isinstance(node, Record))
+        for record in nodes(tree):
+            if isinstance(record, Record) and record.kind == "dataclass":
+                _register(record)
+            elif isinstance(record, Record) and record.kind == "namedtuple" and not compat.has_saved_name(record.cls):
+                compat.register_saved_namedtuple(record.cls, name_of(record.cls))
 
 
 def _register(record: Record) -> None:
@@ -237,25 +223,24 @@ def _register(record: Record) -> None:
         name = name_of(cls)
         names = tuple(field.name for field in dataclasses.fields(cls))
         optional = frozenset(field.name for field in dataclasses.fields(cls) if not field.init)
-        annotated = frozenset(part.name for part in record.fields if _holds_only_tensors(part.node))
-        node = _Node(cls, names, optional, annotated if cls.__dictoffset__ == 0 else frozenset())
-        earlier = compat.class_saved_as(name)
+        below = {
+            part.name: part.node.inner if isinstance(part.node, ListOrTuple) else part.node for part in record.fields
+        }
+        annotated = frozenset(name for name, node in below.items() if all(leaf.is_tensor for leaf in leaves(node)))
+        node = _Node(cls, names, optional, frozenset(annotated if cls.__dictoffset__ == 0 else ()))
+        earlier = compat.saved_classes.get(name)
         compat.register_pytree_node(
             cls,
             node.flatten,
             node.unflatten,
             serialized_type_name=name,
             to_dumpable_context=node.dump,
-            from_dumpable_context=loaded,
+            from_dumpable_context=RecordContext.loaded,
             flatten_with_keys_fn=node.flatten_with_keys,
         )
         _registered.setdefault(name, []).append(cls)
         if earlier is not None and find_class(name) is earlier:
-            compat.save_as(name, earlier)  # the name also finds that class in a process that loads a program
-
-
-def _holds_only_tensors(node: Node) -> bool:
-    return all(leaf.is_tensor for leaf in leaves(node.inner if isinstance(node, ListOrTuple) else node))
+            compat.saved_classes[name] = earlier  # the name also finds that class in a process that loads a program
 
 
 @dataclass(frozen=True)
@@ -299,7 +284,7 @@ class _Node:
         return record
 
     def dump(self, context: RecordContext) -> dict[str, Any]:
-        """*context* for a saved program.
+        """*context* as data for JSON, for a saved program.
 
         Raises:
             RecordTreeError: another class would be loaded for this one, or a field cannot be saved.
@@ -309,7 +294,8 @@ class _Node:
         if others and find_class(name) is not self.cls:
             text = f"there are {len(others) + 1} classes named {name}, and a saved program finds a class by its name."
             raise RecordTreeError(f"{text} Rename one, or define it once, at the top of its module.")
-        return dumped(context, self.cls)
+        constants = {name: _dump(value, f"{self.cls.__name__}.{name}") for name, value in context.constants}
+        return {"children": list(context.children), "constants": constants}
 
 
 def _is_child(value: Any) -> bool:

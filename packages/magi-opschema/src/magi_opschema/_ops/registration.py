@@ -1,5 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only module that registers anything with torch: one library fragment for each op, and the kernels in it."""
+"""The only module that registers anything with torch: one library fragment for each op, and the kernels in it.
+
+A mutating op may get a second op, its functional form, which writes into nothing:
+
+    mylib::fill              (Tensor x, Tensor(a0!) out) -> (Tensor, SymInt)
+    mylib::fill__functional  (Tensor x, Tensor out) -> (Tensor, SymInt, Tensor)
+
+AOTAutograd writes a mutating op as `auto_functionalized`. That refuses an op that returns anything else than Tensors
+(torch/_higher_order_ops/auto_functionalize.py, `can_auto_functionalize`), and Inductor cannot compile it where such an
+op has one output and gets nothing to write into, an empty list or None. There, a graph of ours has the functional form,
+which returns new contents, and copies them.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +18,28 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
 
-from magi_opschema._autograd import AutogradFunctions, Formula, autograd_kernel, mutation_kernel, transforms_kernel
-from magi_opschema._call.checks import CallCheck, CheckedBody
+from magi_opschema._autograd import (
+    AutogradFunctions,
+    Formula,
+    VmapRule,
+    autograd_kernel,
+    mutation_kernel,
+    transforms_kernel,
+    vmap_by_loop,
+)
+from magi_opschema._call.checks import CallCheck
 from magi_opschema._call.misfit import ErrorTranslation
-from magi_opschema._call.vmap import VmapRule, vmap_by_loop
 from magi_opschema._codegen.functions import compile_twin
 from magi_opschema._codegen.source import compile_at_first_call
-from magi_opschema._model.layout import as_output
 from magi_opschema._model.lowering import SignatureLowering
+from magi_opschema._model.schema import NO_DEFAULT, Flat, as_output, as_tuple, schema_text, tensors_in
 from magi_opschema._torch_compat import (
-    below_adinplaceorview,
+    below_adinplaceorview_pool,
     destroy,
     functionalize_by,
     hide_from_dynamo,
@@ -33,8 +51,7 @@ from magi_opschema._torch_compat import (
 )
 from magi_opschema.errors import RuleError
 
-from .fake import FakeSlot
-from .functional import functional_body, functional_rule, functional_schema, needs_functional_form
+from .rules import FakeSlot
 
 
 registering = threading.RLock()
@@ -46,7 +63,6 @@ Step: TypeAlias = Callable[[torch.library.Library], None]
 class Registration:
     """What an op holds in torch. It keeps the library alive, because the op ends with it."""
 
-    name: str
     lowering: SignatureLowering
     library: torch.library.Library
     torch_op: Any
@@ -73,12 +89,17 @@ class Registration:
 
     def add_body(self, fn: Callable[..., Any], key: str) -> None:
         """Register *fn*, which has the user's signature, as the body for the devices of one dispatch key."""
-        self.add(_impl(self.name.split("::")[1], body_kernel(self.lowering, fn, self.check), key))
+        self.add(_impl(self.lowering.title.split("::")[1], body_kernel(self.lowering, fn, self.check), key))
         self.device_keys.add(key)
+
+    def add_autocast(self, device_type: str, dtype: torch.dtype) -> None:
+        """Cast the floating-point Tensors among the arguments to *dtype* under autocast."""
+        name = self.lowering.title
+        self.add(lambda library: torch.library.register_autocast(name, device_type, dtype, lib=library))
 
     def register_again(self) -> None:
         """Register the op with torch again, after `unregister`."""
-        self.library = torch.library.Library(self.name.split("::")[0], "FRAGMENT")
+        self.library = torch.library.Library(self.lowering.title.split("::")[0], "FRAGMENT")
         for step in self.steps:
             step(self.library)
         for op in self.torch_ops:
@@ -91,7 +112,6 @@ class Registration:
 
 
 def register(
-    name: str,
     lowering: SignatureLowering,
     fn: Callable[..., Any],
     fake: FakeSlot,
@@ -112,6 +132,7 @@ def register(
 
     If one of these steps fails, nothing stays registered.
     """
+    name = lowering.title
     namespace, op_name = name.split("::")
     schema = lowering.schema.replace(lowering.name, op_name, 1)
     all_tags = tuple({torch.Tag.pt2_compliant_tag, *tags})
@@ -124,9 +145,9 @@ def register(
         try:
             define(library)
             torch_op = getattr(getattr(torch.ops, namespace), op_name).default
-            translate_errors(torch_op, ErrorTranslation(name, lowering).of_flat)
+            translate_errors(torch_op, ErrorTranslation(lowering).of_flat)
             check = CallCheck(lowering, torch_op)
-            registration = Registration(name, lowering, library, torch_op, check, [define], fake, formula)
+            registration = Registration(lowering, library, torch_op, check, [define], fake, formula)
             registration.add(_impl(op_name, body_kernel(lowering, fn, registration.check), "CompositeExplicitAutograd"))
             registration.add(lambda library: register_fake(library, name, fake.run, lowering.location))
             if lowering.mutated:
@@ -134,7 +155,7 @@ def register(
                 registration.add(_impl(op_name, _version_kernel(lowering, torch_op), "ADInplaceOrView"))
                 batched = _batched_mutation(lowering, registration)
                 registration.add(lambda library: torch.library.register_vmap(name, batched, lib=library))
-                if needs_functional_form(lowering):
+                if _needs_functional_form(lowering):
                     _add_functional_form(registration)
             else:
                 functions = registration.functions
@@ -146,20 +167,68 @@ def register(
     return registration
 
 
+def _needs_functional_form(lowering: SignatureLowering) -> bool:
+    """True if torch cannot make every call of the mutating op that *lowering* describes functional."""
+    may_write_nothing = all(argument.schema_type != "Tensor" for argument in lowering.mutated)
+    return _returns_others(lowering) or (len(lowering.return_leaves) == 1 and may_write_nothing)
+
+
+def _returns_others(lowering: SignatureLowering) -> bool:
+    return any(leaf.schema_type != "Tensor" for leaf in lowering.return_leaves)
+
+
 def _add_functional_form(registration: Registration) -> None:
     """Define and register the functional form of a mutating op, and make compilers use it where torch has none."""
-    namespace, op_name = f"{registration.name}__functional".split("::")
-    lowering = registration.lowering
-    body = hide_from_dynamo(functional_body(lowering, registration.torch_op))
+    lowering, layout = registration.lowering, registration.lowering.layout
+    name = f"{lowering.title}__functional"
+    namespace, op_name = name.split("::")
+    count, written = len(lowering.return_leaves), [i for i, known in enumerate(lowering.arguments) if known.alias]
+    arguments = tuple(replace(argument, alias="", default=NO_DEFAULT) for argument in lowering.arguments)
+    returned = [leaf.schema_type for leaf in lowering.return_leaves]
+    schema = schema_text(op_name, arguments, (*returned, *(arguments[i].schema_type for i in written)))
+
+    def all_arguments(args: Flat, kwargs: dict[str, Any]) -> Flat:
+        # An op with bundles has no defaults, so it is called with all arguments.
+        return args if layout.bundles else layout.fill(args, kwargs)
+
+    def body(*args: Any, **kwargs: Any) -> Any:
+        """The op, called with copies of what it writes; this is the fake too."""
+        flat = list(all_arguments(args, kwargs))
+        for i in written:
+            flat[i] = _copy(flat[i])
+        outputs = as_tuple(layout.apply(registration.torch_op, tuple(flat)), count)
+        return as_output((*outputs, *(flat[i] for i in written)))
+
+    hide_from_dynamo(body)
 
     def define(library: torch.library.Library) -> None:
-        library.define(functional_schema(op_name, lowering), tags=(torch.Tag.pt2_compliant_tag,))
+        library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         library.impl(op_name, body, "CompositeExplicitAutograd")
-        register_fake(library, f"{namespace}::{op_name}", body, lowering.location)
+        register_fake(library, name, body, lowering.location)
+
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        """What makes a call of the op functional, where torch has no way of its own."""
+        flat = all_arguments(args, kwargs)
+        targets = [list(tensors_in(flat[i])) for i in written]
+        if any(targets) and not _returns_others(lowering):
+            return NotImplemented
+        outputs = as_tuple(layout.apply(registration.functional_op, flat), count + len(written))
+        for tensors, contents in zip(targets, outputs[count:], strict=True):
+            for tensor, new in zip(tensors, tensors_in(contents), strict=True):
+                tensor.copy_(new)
+        return as_output(outputs[:count])
 
     registration.add(define)
     registration.functional_op = getattr(getattr(torch.ops, namespace), op_name).default
-    functionalize_by(registration.torch_op, functional_rule(lowering, registration.functional_op))
+    functionalize_by(registration.torch_op, rule)
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_copy(item) for item in value]
+    if value is None or value.layout is not torch.strided:
+        return None if value is None else value.clone()
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)
 
 
 def _impl(op_name: str, kernel: Callable[..., Any], key: str) -> Step:
@@ -191,8 +260,12 @@ def replacing(earlier: Registration | None) -> Iterator[None]:
 
 def body_kernel(lowering: SignatureLowering, fn: Callable[..., Any], check: CallCheck) -> Callable[..., Any]:
     """The kernel of one body: *fn*, at the user's signature, with the check of the first real call."""
-    body = functools.cache(functools.partial(compile_twin, lowering, fn, "lowered"))
-    make = functools.partial(compile_twin, lowering, fn, "kernel", CheckedBody(check, body))
+    lowered = functools.cache(functools.partial(compile_twin, lowering, fn, "lowered"))
+
+    def run_checked(flat: Flat) -> Any:
+        return check.run(lowered(), flat)
+
+    make = functools.partial(compile_twin, lowering, fn, "kernel", check, run_checked)
     return hide_from_dynamo(compile_at_first_call(lambda: hide_from_dynamo(make())))
 
 
@@ -224,7 +297,7 @@ def _version_kernel(lowering: SignatureLowering, op: Any) -> Callable[..., Any]:
         for position in layout.mutated:
             value = flat[position]
             increment_version((value,) if isinstance(value, torch.Tensor) else value or ())
-        with below_adinplaceorview():
+        with below_adinplaceorview_pool.make():
             return op(*args, **kwargs)
 
     return hide_from_dynamo(kernel)

@@ -1,24 +1,220 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be added to an op after its definition: fake, gradient, bodies, vmap, autocast, sharding."""
+"""What a user gives to an op, with the definition or afterwards: fake, gradient, bodies, vmap, autocast, sharding.
+
+A fake is a function at the user's signature, or made from names of inputs, or from the order of inputs.
+"""
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, overload
 
 import torch
 
-from magi_opschema._model.tree import Leaf
-from magi_opschema._text import location, show_value, show_with_type
-from magi_opschema._torch_compat import dispatch_key_of
-from magi_opschema.errors import RuleError
+from magi_opschema._autograd import Formula
+from magi_opschema._call.bridge import Bridge, gradient_names
+from magi_opschema._codegen.functions import compile_refusals, compile_twin
+from magi_opschema._model.lowering import SignatureLowering
+from magi_opschema._model.schema import as_output, tensors_in
+from magi_opschema._model.tree import Leaf, dotted
+from magi_opschema._text import location, nearest, show_value, show_with_type
+from magi_opschema._torch_compat import dispatch_key_of, storage_id
+from magi_opschema.errors import OpSchemaError, OptionError, RuleError
 
 from .catalogue import OpDef, forms_of
-from .fake import check_callable, make_fake, make_formula
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def check_callable(
+    lowering: SignatureLowering,
+    option: str,
+    fn: object,
+    positional: Iterable[str],
+    keywords: Iterable[str] = (),
+    error: type[OpSchemaError] = OptionError,
+) -> None:
+    """Raise if *fn*, the value of *option*, is not a function that accepts these arguments.
+
+    Raises:
+        OptionError: it is not; or the class *error* if that is given.
+    """
+    if not callable(fn):
+        text = f"{option} is {show_with_type(fn)}, expected a function."
+        raise error(lowering.sentence(text))
+    names, by_name = list(positional), list(keywords)
+    try:
+        signature = inspect.signature(fn)
+    except ValueError:  # a builtin without a signature
+        return
+    try:
+        signature.bind(*names, **dict.fromkeys(by_name))
+    except TypeError as unfit:
+        called = ", ".join([*names, *(f"{name}={name}" for name in by_name)])
+        text = f"{option} is called as {option}({called}), which {location(fn)} does not take: {unfit}."
+        raise error(lowering.sentence(text)) from None
+
+
+def make_formula(
+    lowering: SignatureLowering, setup_context_fn: Callable[..., None] | None, backward_fn: Callable[..., Any] | None
+) -> Formula | None:
+    """The two functions as one value; None if no backward is given.
+
+    Raises:
+        OptionError: they do not fit the op, or such an op has no gradient.
+    """
+    if backward_fn is None:
+        if setup_context_fn is not None:
+            text = "setup_context_fn saves for a backward_fn, and there is none. Give one."
+            raise OptionError(lowering.sentence(text))
+        return None
+    if lowering.mutated:
+        names = ", ".join(f"'{argument.name}'" for argument in lowering.mutated)
+        text = f"backward_fn together with mutates_args ({names}): the gradient of an op that writes into its arguments"
+        raise OptionError(lowering.sentence(f"{text} is not defined. Return new Tensors instead."))
+    if setup_context_fn is not None:
+        check_callable(lowering, "setup_context_fn", setup_context_fn, ("ctx", "inputs", "output"))
+    check_callable(lowering, "backward_fn", backward_fn, ("ctx", *gradient_names(lowering.returns)))
+    return Formula(setup_context_fn, backward_fn)
+
+
+FakeSpec = Callable[..., Any] | Sequence[str] | None
+
+
+class FakeSlot:
+    """The fake of one op, which can be replaced until the op's first use.
+
+    Attributes:
+        fake: the fake at the flat signature.
+        adopt: what a default of a library makes of a fake that the user gives; None for other fakes.
+        given: where the user gave it, the name of an option or the place of a function; empty for a default.
+        is_used: whether the op was called or traced.
+    """
+
+    def __init__(self, fake: Callable[..., Any], spec: FakeSpec) -> None:
+        self.is_used = False
+        self.fake = fake
+        self.adopt: Callable[[Callable[..., Any]], Callable[..., Any]] | None = getattr(spec, "adopt_fake", None)
+        self.given = "" if spec is None or self.adopt is not None else "infer_output_meta_fn"
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the fake, and return its outputs without shared memory."""
+        self.is_used = True
+        output = self.fake(*args, **kwargs)
+        taken = {storage_id(tensor) for tensor in tensors_in((*args, *kwargs.values()))}
+        return _apart(output, taken)
+
+
+def _apart(output: Any, taken: set[int]) -> Any:
+    """*output* with a new Tensor for each that shares memory with an earlier one.
+
+    A fake may return its argument, or one Tensor twice, to show what outputs look like. A tracer identifies Tensors by
+    identity, and would silently mix them up.
+    """
+    if isinstance(output, (tuple, list)):
+        return type(output)([_apart(item, taken) for item in output])
+    if not isinstance(output, torch.Tensor):
+        return output
+    if storage_id(output) in taken:
+        if output.layout is not torch.strided:
+            return torch.empty_like(output)
+        return torch.empty_strided(output.shape, output.stride(), dtype=output.dtype, device=output.device)
+    taken.add(storage_id(output))
+    return output
+
+
+def make_fake(lowering: SignatureLowering, spec: FakeSpec) -> Callable[..., Any]:
+    """The fake at the flat signature.
+
+    Args:
+        lowering: the op's signature.
+        spec: a function at the user's signature; or for each output the parameter or leaf path of the Tensor
+            it looks like (shape, dtype, device, and strides as in torch.empty_like); or None, for which output i looks
+            like Tensor input i.
+
+    Raises:
+        OptionError: *spec* does not fit the signature.
+    """
+    if callable(spec):
+        by_name = [parameter.name for parameter in lowering.parameters if parameter.is_keyword_only]
+        by_position = [parameter.name for parameter in lowering.parameters if not parameter.is_keyword_only]
+        check_callable(lowering, "infer_output_meta_fn", spec, by_position, by_name)
+        # It is compiled at its first use, because many ops of a library are never traced.
+        compiled = functools.cache(functools.partial(compile_twin, lowering, spec, "fake"))
+
+        def fake(*args: Any, **kwargs: Any) -> Any:
+            return compiled()(*args, **kwargs)
+
+        return fake
+    return _like_inputs(lowering, sources_of(lowering, spec))
+
+
+def sources_of(lowering: SignatureLowering, names: Sequence[str] | None) -> list[Leaf]:
+    """The input leaf that each output looks like."""
+    outputs = lowering.return_leaves
+    for output in outputs:
+        if not output.is_tensor:
+            text = f"'{dotted(output.path)}' is a {output.schema_type}, which looks like no Tensor input"
+            raise _wrong(lowering, f"{text}. Pass a function")
+    tensors = [leaf for leaf in lowering.leaves if leaf.is_tensor]
+    if names is not None:
+        sources = _named(lowering, tensors, names)
+    elif len(outputs) > len(tensors):
+        text = f"there are {len(outputs)} outputs and {len(tensors)} Tensor inputs, so output i cannot look like input"
+        raise _wrong(lowering, f"{text} i. Pass a function, or names")
+    else:
+        sources = tensors[: len(outputs)]
+    for output, source in zip(outputs, sources, strict=True):
+        if output.is_list is not source.is_list:
+            text = f"'{dotted(output.path)}' and '{dotted(source.path)}' are not both lists"
+            raise _wrong(lowering, f"{text}. Pass a function")
+    return sources
+
+
+def _named(lowering: SignatureLowering, tensors: list[Leaf], names: Sequence[object]) -> list[Leaf]:
+    if isinstance(names, str):
+        raise _wrong(lowering, f"{names!r} is one string. Write a list of names: [{names!r}]")
+    if not isinstance(names, Sequence):
+        raise _wrong(lowering, f"{show_value(names)} is not a function, list of names or None. Write one of these")
+    if len(names) != len(lowering.return_leaves):
+        raise _wrong(
+            lowering, f"{len(names)} names are given for {len(lowering.return_leaves)} outputs. Give one for each"
+        )
+    known = {text: leaf for leaf in tensors for text in (dotted(leaf.path), leaf.name)}
+    for name in names:
+        if not isinstance(name, str) or name not in known:
+            text = f"{show_value(name)} is not a Tensor parameter or leaf path.{nearest(name, known)} Name one"
+            raise _wrong(lowering, text)
+    return [known[name] for name in names if isinstance(name, str)]
+
+
+def _wrong(lowering: SignatureLowering, text: str) -> OptionError:
+    return OptionError(lowering.sentence(f"infer_output_meta_fn: {text}."))
+
+
+def _like_inputs(lowering: SignatureLowering, sources: list[Leaf]) -> Callable[..., Any]:
+    layout = lowering.layout
+    refuse = functools.cache(lambda: compile_refusals(lowering))
+    positions = [layout.names.index(leaf.name) for leaf in sources]
+    optional = [leaf.is_optional for leaf in lowering.return_leaves]
+
+    def fake(*args: Any, **kwargs: Any) -> Any:
+        refuse()(*args, **kwargs)
+        flat = layout.fill(args, kwargs)
+        return as_output(tuple(_like(flat[i], may_be_none) for i, may_be_none in zip(positions, optional, strict=True)))
+
+    def _like(value: Any, may_be_none: bool) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [torch.empty_like(item) for item in value]
+        if value is None and not may_be_none:
+            text = "an output looks like a Tensor that this call passes as None. Pass a function"
+            raise _wrong(lowering, text)
+        return None if value is None else torch.empty_like(value)
+
+    return fake
 
 
 @overload
@@ -44,18 +240,12 @@ def register_fake(op: object, fn: F | None = None) -> Any:
     if fn is None:
         return lambda decorated: register_fake(op, decorated)
     for definition in forms_of(op):
-        _give_fake(definition, fn)
+        slot = definition.registration.fake
+        fake = make_fake(definition.lowering, fn)
+        _refuse_second(definition, "fake", slot.given, fn)
+        slot.fake = fake if slot.adopt is None else make_fake(definition.lowering, slot.adopt(fn))
+        slot.given = location(fn)
     return fn
-
-
-def _give_fake(definition: OpDef, fn: Callable[..., Any]) -> None:
-    slot = definition.registration.fake
-    fake = make_fake(definition.lowering, fn)
-    if slot.given:
-        raise RuleError(definition.lowering.sentence(_second("fake", slot.given, fn)))
-    _refuse_used(definition, "fake", fn)
-    adopted = slot.adopted(fn)
-    slot.give(fake if adopted is fn else make_fake(definition.lowering, adopted), location(fn))
 
 
 def register_autograd(op: object, backward: F, /, *, setup_context: Callable[..., None] | None = None) -> F:
@@ -75,32 +265,22 @@ def register_autograd(op: object, backward: F, /, *, setup_context: Callable[...
         RuleError: the op already has a gradient, or was called or traced before.
     """
     for definition in forms_of(op):
-        _give_gradient(definition, setup_context, backward)
+        earlier = definition.registration.formula
+        formula = make_formula(definition.lowering, setup_context, backward)
+        _refuse_second(definition, "gradient", "" if earlier is None else location(earlier.backward_fn), backward)
+        definition.registration.formula = formula
     return backward
 
 
-def _give_gradient(definition: OpDef, setup_context: Callable[..., None] | None, backward: Callable[..., Any]) -> None:
-    registration = definition.registration
-    formula = make_formula(definition.lowering, setup_context, backward)
-    if registration.formula is not None:
-        earlier = location(registration.formula.backward_fn)
-        raise RuleError(definition.lowering.sentence(_second("gradient", earlier, backward)))
-    _refuse_used(definition, "gradient", backward)
-    registration.formula = formula
-
-
-def _second(what: str, earlier: str, fn: Callable[..., Any]) -> str:
-    return f"it has a {what} already ({earlier}); that of {location(fn)} would be a second. Keep one of them."
-
-
-def _refuse_used(definition: OpDef, what: str, fn: Callable[..., Any]) -> None:
-    if not definition.registration.fake.is_used:
-        return
-    text = (
-        f"the {what} of {location(fn)} comes too late: the op was called or traced before, and what was compiled then"
-    )
-    fix = "Register it right after the definition, or give it to the decorator"
-    raise RuleError(definition.lowering.sentence(f"{text} would not have it. {fix}."))
+def _refuse_second(definition: OpDef, what: str, earlier: str, fn: Callable[..., Any]) -> None:
+    """Raise if the op has *earlier*, or was used, so that *fn* can no longer be its *what*."""
+    if earlier:
+        text = f"it has a {what} already ({earlier}); that of {location(fn)} would be a second. Keep one of them."
+        raise RuleError(definition.lowering.sentence(text))
+    if definition.registration.fake.is_used:
+        text = f"the {what} of {location(fn)} comes too late: the op was called or traced before, and what was compiled"
+        fix = "Register it right after the definition, or give it to the decorator"
+        raise RuleError(definition.lowering.sentence(f"{text} then would not have it. {fix}."))
 
 
 @overload
@@ -136,17 +316,13 @@ def register_kernel(op: object, device_type: str, fn: F | None = None) -> Any:
     if fn is None:
         return lambda decorated: register_kernel(op, device_type, decorated)
     for definition in forms_of(op):
-        _give_body(definition, device_type, fn)
+        _check_parameters(definition, fn)
+        registration, key = definition.registration, _dispatch_key(definition, device_type)
+        if key in registration.device_keys:
+            text = f"it has a body for '{device_type}' already; {fn.__name__} ({location(fn)}) would be a second."
+            raise RuleError(definition.lowering.sentence(text))
+        registration.add_body(fn, key)
     return fn
-
-
-def _give_body(definition: OpDef, device_type: str, fn: Callable[..., Any]) -> None:
-    _check_parameters(definition, fn)
-    registration, key = definition.registration, _dispatch_key(definition, device_type)
-    if key in registration.device_keys:
-        text = f"it has a body for '{device_type}' already; {fn.__name__} ({location(fn)}) would be a second."
-        raise RuleError(definition.lowering.sentence(text))
-    registration.add_body(fn, key)
 
 
 def _check_parameters(definition: OpDef, fn: Callable[..., Any]) -> None:
@@ -211,8 +387,6 @@ def register_vmap(op: object, rule: F | None = None) -> Any:
 
 
 def _give_vmap_rule(definition: OpDef, rule: Callable[..., Any]) -> None:
-    from magi_opschema._call.bridge import Bridge
-
     called_with = ("info", "in_dims", *definition.lowering.signature.parameters)
     check_callable(definition.lowering, "rule", rule, called_with, error=RuleError)
     bridge = Bridge(definition.lowering)
@@ -231,18 +405,13 @@ def register_autocast(op: object, device_type: str, dtype: torch.dtype) -> None:
         UnknownOpError: magi-opschema registered no such op.
         RuleError: torch has no such device type, or *dtype* is not a floating-point dtype.
     """
-    for definition in forms_of(op):
-        _give_autocast(definition, device_type, dtype)
-
-
-def _give_autocast(definition: OpDef, device_type: str, dtype: torch.dtype) -> None:
-    name = definition.name
-    _dispatch_key(definition, device_type)
     wanted: object = dtype
-    if not (isinstance(wanted, torch.dtype) and wanted.is_floating_point):
-        text = f"autocast casts to {show_value(wanted)}, expected a dtype of floating-point numbers"
-        raise RuleError(definition.lowering.sentence(f"{text}, such as torch.bfloat16."))
-    definition.registration.add(lambda library: torch.library.register_autocast(name, device_type, dtype, lib=library))
+    for definition in forms_of(op):
+        _dispatch_key(definition, device_type)
+        if not (isinstance(wanted, torch.dtype) and wanted.is_floating_point):
+            text = f"autocast casts to {show_value(wanted)}, expected a dtype of floating-point numbers"
+            raise RuleError(definition.lowering.sentence(f"{text}, such as torch.bfloat16."))
+        definition.registration.add_autocast(device_type, dtype)
 
 
 @overload
@@ -275,8 +444,6 @@ def register_sharding(op: object, rule: F | None = None) -> Any:
 
 def _give_sharding_rule(definition: OpDef, rule: Callable[..., Any]) -> None:
     from torch.distributed.tensor.experimental import register_sharding as register_with_dtensor
-
-    from magi_opschema._call.bridge import Bridge
 
     check_callable(definition.lowering, "rule", rule, definition.lowering.signature.parameters, error=RuleError)
     bridge, layout = Bridge(definition.lowering), definition.lowering.layout

@@ -1,0 +1,501 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The objects of this process that have a handle, an int by which an op's schema can name them: `ObjectHandle[T]`.
+
+    caller          runner or its handle
+    schema          SymInt runner
+    body            runner
+    fake, gradients a stand-in, because they are traced once for all runners
+
+To type checkers `ObjectHandle[Runner]` is `Runner`. A handle is 63 bits that are never given twice:
+
+    epoch (23 random bits of this process) | type (8 bits) | number (32 bits)
+
+The epoch distinguishes a handle of this process from any other int, such as a handle of another process. A forked child
+knows its parent's epochs and draws an epoch of its own. The type names the class of an object that no longer exists.
+
+An object also carries its handle, in the attribute `_magi_handle`, because Dynamo can read that and guard on it. The
+guard checks that the attribute exists and belongs to the object, so one graph serves different objects. Nothing here is
+an op. Nothing is kept of an object that is released or collected.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import threading
+import types
+import typing
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Generic, NoReturn, TypeVar
+
+import torch
+
+from magi_opschema._model.tree import Codec
+from magi_opschema._text import show_type, show_value, show_with_type
+from magi_opschema._torch_compat import (
+    fix_local,
+    guard_type,
+    is_dynamo_compiling,
+    run_at_trace_time,
+    symbolic_when_traced,
+    traced_object,
+)
+from magi_opschema.errors import ArgumentError, HandleError, OpSchemaError
+
+
+T = TypeVar("T")
+
+ATTRIBUTE = "_magi_handle"
+_NUMBER_BITS, _TYPE_BITS, _EPOCH_BITS = 32, 8, 23
+_UNNAMED = "object"
+
+
+class Ticket:
+    """An object's handle, carried by the object; void in a copy of the object, which has no handle yet."""
+
+    __slots__ = ("handle", "owner")
+
+    def __init__(self, owner: weakref.ref[Any] | _Forever | None = None, handle: int | None = None) -> None:
+        self.owner = owner
+        self.handle = handle
+
+    def __reduce__(self) -> tuple[type[Ticket], tuple[()]]:
+        """Pickle or deepcopy as a void ticket."""
+        return Ticket, ()
+
+
+class _Forever:
+    """A replacement for a weak reference, for an object that supports none."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __call__(self) -> object:
+        return self.value
+
+
+class HandleRegistry:
+    """Objects by handle and handles by object. Reading takes no lock; writing takes one."""
+
+    def __init__(self) -> None:
+        self.by_address: dict[int, int] = {}
+        """Handles by `id(obj)`. An entry is removed before its object, so an address never stands for another
+        object."""
+        self._strong: dict[int, object] = {}
+        self._weak: dict[int, weakref.ref[Any]] = {}
+        self._type_numbers: dict[str, int] = {_UNNAMED: 0}
+        self._epochs: set[int] = set()
+        self._numbers: Iterator[int] = iter(())
+        self._epoch = 0
+        self._lock = threading.Lock()
+
+    def find(self, handle: int) -> Any:
+        """The object of *handle*; None if there is none."""
+        found = self._strong.get(handle)
+        if found is None and (reference := self._weak.get(handle)) is not None:
+            return reference()
+        return found
+
+    def register(self, obj: object, *, weak: bool) -> int:
+        """The handle of *obj*, a new one unless it has one.
+
+        With *weak* False, an object that was held weakly is now kept alive.
+
+        Raises:
+            ArgumentError: *obj* cannot be held weakly, or is an int or None.
+        """
+        if obj is None or isinstance(obj, int):
+            text = f"{show_value(obj)} cannot have a handle: a schema takes an int or None as it is. Pass it as that."
+            raise ArgumentError(f"register_object(): {text}")
+        with self._lock:
+            address = id(obj)
+            known = self.by_address.get(address)
+            handle = self._draw(obj) if known is None else known
+            if not weak:
+                self._strong[handle] = obj
+                self._weak.pop(handle, None)
+            elif known is None:
+                self._weak[handle] = self._refer(obj, handle)
+            if known is None:
+                self.by_address[address] = handle
+                attach(obj, handle)
+        return handle
+
+    def release(self, handle: int) -> bool:
+        """Forget the object of *handle*; return False if there was none."""
+        with self._lock:
+            obj = self.find(handle)
+            self._strong.pop(handle, None)
+            self._weak.pop(handle, None)
+            if obj is None:
+                return False
+            self.by_address.pop(id(obj), None)
+        ticket = ticket_of(obj)
+        if ticket is not None and ticket.handle == handle:
+            ticket.owner = ticket.handle = None
+        return True
+
+    def why_missing(self, handle: int) -> str:
+        """The error message about *handle*, which names no object."""
+        if handle >> (_TYPE_BITS + _NUMBER_BITS) in self._epochs:
+            number = (handle >> _NUMBER_BITS) % (1 << _TYPE_BITS)
+            name = next((name for name, known in self._type_numbers.items() if known == number), _UNNAMED)
+            return (
+                f"{int(handle)} is a stale handle: its {name} was released or collected. "
+                f"Keep the {name} alive, or hold it with register_object(obj) for as long as the handle is used."
+            )
+        return (
+            f"{int(handle)} is not a handle of this process. A handle means something only in the process that "
+            "register_object() gave it in, and in children forked afterwards: not in a spawned worker, another rank, "
+            "or a program that loads what this one pickled or exported. "
+            "Register the object here, and pass it or its new handle."
+        )
+
+    def __len__(self) -> int:
+        return len(self._strong) + len(self._weak)
+
+    def _draw(self, obj: object) -> int:
+        number = next(self._numbers, None)
+        if number is None:
+            number = self._begin_epoch()
+        name = type(obj).__qualname__
+        if len(self._type_numbers) < 1 << _TYPE_BITS:
+            self._type_numbers.setdefault(name, len(self._type_numbers))
+        return (self._epoch << _TYPE_BITS | self._type_numbers.get(name, 0)) << _NUMBER_BITS | number
+
+    def _begin_epoch(self) -> int:
+        """Draw a new epoch, for the first object, in a forked child, and after 2**32 objects."""
+        if not self._epochs:
+            os.register_at_fork(after_in_child=self._after_fork)
+        import secrets  # imported here, because it loads hashes and more for a single number
+
+        while (epoch := secrets.randbits(_EPOCH_BITS)) in {0, *self._epochs}:
+            pass
+        self._epochs.add(epoch)
+        self._epoch = epoch
+        self._numbers = itertools.islice(itertools.count(), 1, 1 << _NUMBER_BITS)
+        return 0
+
+    def _after_fork(self) -> None:
+        """Prepare a forked child: objects keep their handles, and the lock, which a thread may hold, is replaced."""
+        self._lock = threading.Lock()
+        self._numbers = iter(())
+
+    def _refer(self, obj: object, handle: int) -> weakref.ref[Any]:
+        try:
+            return weakref.ref(obj, functools.partial(self._forget, handle, id(obj)))
+        except TypeError:
+            name = type(obj).__name__
+            text = f"a {name} takes no weak reference, so it must be held until release_object()."
+            raise ArgumentError(f"{text} Call register_object(obj) once, and keep the handle.") from None
+
+    def _forget(self, handle: int, address: int, _: object) -> None:
+        # It may run at any time, so it takes no lock; each line is atomic for other threads.
+        if self._weak.pop(handle, None) is not None:
+            self.by_address.pop(address, None)
+
+
+def ticket_of(obj: object) -> Ticket | None:
+    """The ticket that *obj* carries, read without its `__getattr__`, which may return anything; None if it has none."""
+    try:
+        ticket = object.__getattribute__(obj, ATTRIBUTE)
+    except AttributeError:
+        return None
+    return ticket if isinstance(ticket, Ticket) else None
+
+
+def attach(obj: object, handle: int) -> None:
+    """Set the ticket of *obj* if it can hold one. Dynamo needs it; eager calls do not."""
+    owner: weakref.ref[Any] | _Forever
+    try:
+        owner = weakref.ref(obj)
+    except TypeError:
+        owner = _Forever(obj)
+    try:
+        # A frozen dataclass and an nn.Module define __setattr__.
+        object.__setattr__(obj, ATTRIBUTE, Ticket(owner, symbolic_when_traced(handle)))
+    except (AttributeError, TypeError):
+        return
+
+
+REGISTRY = HandleRegistry()
+
+
+def register_object(obj: object, *, weak: bool = False) -> int:
+    """Give *obj* a handle, by which an op with an `ObjectHandle[T]` parameter finds it in this process.
+
+    Registering an object again returns the same handle. Register in `__init__`, before the first compiled call; then
+    modules that differ only in their objects share one compiled graph.
+
+    Args:
+        obj: any object but an int or None.
+        weak: do not keep *obj* alive. The default keeps it until `release_object`.
+
+    Returns:
+        The handle: a positive int of 63 bits that is never used twice. It is valid only in this process, and in a child
+        forked after the registration.
+
+    Raises:
+        ArgumentError: *obj* is an int or None; *weak* is True for an object that supports no weak reference; or *weak*
+            is not a bool.
+
+    Example:
+        >>> class Runner: ...
+        >>> runner = Runner()
+        >>> handle = register_object(runner)
+        >>> get_object(handle) is runner
+        True
+        >>> release_object(handle)
+    """
+    if not isinstance(weak, bool):
+        raise ArgumentError(f"register_object(): weak is {show_with_type(weak)}, expected True or False.")
+    return symbolic_when_traced(REGISTRY.register(obj, weak=weak))
+
+
+def get_object(handle: int) -> Any:
+    """The object that *handle* names.
+
+    Raises:
+        HandleError: it was released or collected, or this process never gave this handle.
+    """
+    found = REGISTRY.find(_checked(handle, "get_object"))
+    if found is None:
+        raise HandleError(f"get_object(): {REGISTRY.why_missing(handle)}")
+    return found
+
+
+def release_object(handle: int) -> None:
+    """Forget the object that *handle* names. The handle is stale from now on, and is never used again.
+
+    Raises:
+        HandleError: it is stale already, or this process never gave it.
+    """
+    if not REGISTRY.release(_checked(handle, "release_object")):
+        raise HandleError(f"release_object(): {REGISTRY.why_missing(handle)}")
+
+
+def _checked(handle: object, function: str) -> int:
+    if not isinstance(handle, int) or isinstance(handle, bool):
+        name = type(handle).__name__
+        raise ArgumentError(f"{function}() takes the int that register_object() returned, and got a {name}.")
+    return int(handle)
+
+
+if TYPE_CHECKING:
+    ObjectHandle = Annotated[T, "handle"]
+else:
+
+    class ObjectHandle(Generic[T]):
+        """Annotation of a parameter or field whose value is any object, or the handle of one.
+
+        Example:
+            >>> import torch
+            >>> from torch import Tensor
+            >>> from magi_opschema import ObjectHandle, magi_register_custom_op
+            >>> class Runner:
+            ...     def run(self, x: Tensor) -> Tensor:
+            ...         return x + 1
+            >>> @magi_register_custom_op("doc::run", infer_output_meta_fn=["x"])
+            ... def run(x: Tensor, runner: ObjectHandle[Runner]) -> Tensor:
+            ...     return runner.run(x)
+            >>> run(torch.zeros(2), Runner())
+            tensor([1., 1.])
+        """
+
+        def __new__(cls, *_: object) -> NoReturn:
+            """Raise an error, because this is an annotation."""
+            raise ArgumentError("ObjectHandle[T] is an annotation. register_object(obj) gives a handle.")
+
+
+_INTS = (int, torch.SymInt)
+
+
+class StandIn:
+    """What a fake, `setup_context_fn` and the rules get for an object. Ops accept it like a handle."""
+
+    __slots__ = ("_handle", "_title", "_type")
+    _handle: int
+    _title: str
+    _type: str
+
+    def __init__(self, handle: int, type_name: str, title: str) -> None:
+        self._handle = handle
+        self._type = type_name
+        self._title = title
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Raise an error, because the object is not available here."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        text = f"{self._title}: '{name}' was read from a {self._type} where the op is described, not run. "
+        why = "One description (fake, gradient or rule) serves every object, so it sees none. "
+        fix = (
+            f"Give what it needs of the {self._type} to the op as a parameter of its own; or let its class declare its "
+        )
+        more = "fields with see_through_object, and pass the object instead of its handle. In a backward, call an op."
+        raise HandleError(f"{text}{why}{fix}{more}")
+
+    def __repr__(self) -> str:
+        return f"<stand-in for a {self._type}>"
+
+
+def unfit(annotation: object) -> tuple[str, str] | None:
+    """Why there can be no handles of *annotation*, and what to do; None if there can."""
+    if annotation is Any:
+        return None
+    origin = typing.get_origin(annotation)
+    if origin in {typing.Union, types.UnionType}:
+        members = typing.get_args(annotation)
+        if type(None) in members:
+            return "a handle of something that may be None", "Write ObjectHandle[T] | None."
+        return next((found for found in map(unfit, members) if found), None)
+    cls = origin or annotation
+    if not isinstance(cls, type):
+        return "a handle of something that is not a class", "Name the class of the object."
+    if issubclass(cls, (int, torch.Tensor)):
+        return "a handle of something that a schema takes as it is", f"Annotate it {cls.__name__}."
+    if getattr(cls, "_is_protocol", False) and not getattr(cls, "_is_runtime_protocol", False):
+        return "a handle of a protocol that no object can be checked against", "Decorate it @runtime_checkable."
+    return None
+
+
+def _classes(annotation: object) -> tuple[type, ...]:
+    """The classes that *annotation* accepts, for isinstance."""
+    if annotation is Any:
+        return (object,)
+    origin = typing.get_origin(annotation)
+    if origin in {typing.Union, types.UnionType}:
+        return tuple(cls for member in typing.get_args(annotation) for cls in _classes(member))
+    cls = origin or annotation
+    assert isinstance(cls, type)
+    return (cls,)
+
+
+def handle(annotation: object) -> Codec:
+    """The codec of `ObjectHandle[annotation]`."""
+    name, classes = show_type(annotation), _classes(annotation)
+    expected = f"a {name}, or the handle that register_object() gave for one"
+    constants = {
+        "isinstance": isinstance,
+        "accepted": (*_INTS, *classes, StandIn),
+        "int": int,
+        "ints": _INTS,
+        "handles": (*_INTS, StandIn),
+        "handle_of": handle_of,
+        "is_dynamo_compiling": is_dynamo_compiling,
+        "find": _finder(classes),
+        "StandIn": StandIn,
+        "type_name": name,
+    }
+    return Codec(
+        note=f"handle of a {name}",
+        refuse="not {isinstance}({value}, {accepted})",
+        encode=("({value} if not {is_dynamo_compiling}() and {isinstance}({value}, {ints}) else {handle_of}({value}))"),
+        decode="{find}({value}, {reject})",
+        described="{StandIn}({value}, {type_name}, {title})",
+        constants=constants,
+        expected=expected,
+        refusal=lambda value, expected: _refusal(value, name, expected),
+        is_process_bound=True,
+    )
+
+
+def handle_of(obj: Any) -> int:
+    """The handle of *obj*, which a caller passed; an object without one is registered weakly."""
+    if is_dynamo_compiling():
+        traced: int = _traced_handle_of(obj)
+        return traced
+    known = REGISTRY.by_address.get(id(obj))
+    if known is not None:
+        return known
+    if isinstance(obj, StandIn):
+        held: int = obj._handle  # noqa: SLF001
+        return held
+    return REGISTRY.register(obj, weak=True)
+
+
+def _traced_handle_of(obj: Any) -> Any:
+    """The handle of *obj* while Dynamo traces.
+
+    Graphs have a guard on the type of what was passed. The comparison becomes a guard too, so that a shallow copy,
+    which shares the ticket of its original, is traced again.
+    """
+    if isinstance(obj, int):  # Dynamo sees a symbolic int as an int too
+        run_at_trace_time(_guard_type)
+        return obj
+    run_at_trace_time(_give_ticket)
+    ticket = obj._magi_handle  # noqa: SLF001
+    if ticket.owner() is not obj:
+        raise HandleError("the attribute _magi_handle is not the object's own")
+    return ticket.handle
+
+
+def _guard_type(context: Any) -> None:
+    guard_type(context, "obj")
+
+
+def _give_ticket(context: Any) -> None:
+    """Register, while Dynamo traces, the object that the local variable `obj` stands for."""
+    obj = traced_object(context, "obj")
+    if obj is None:
+        text = "an object made inside a compiled function has no handle before the function runs."
+        raise HandleError(f"{text} Make it outside, for example in __init__.")
+    known = REGISTRY.by_address.get(id(obj))
+    ticket = ticket_of(obj)
+    if known is None:
+        REGISTRY.register(obj, weak=True)
+    elif ticket is None or ticket.handle != known:
+        attach(obj, known)
+    if ticket_of(obj) is None:
+        name = type(obj).__name__
+        text = f"a {name} has no place for its handle, and torch.compile can read it nowhere else. "
+        fix = f"Pass the handle that register_object() returns, or add '{ATTRIBUTE}' to the __slots__ of {name}."
+        raise HandleError(text + fix)
+
+
+def _finder(classes: tuple[type, ...]) -> Callable[[int, Callable[[object], None]], Any]:
+    find = REGISTRY.find
+
+    def find_checked(handle: int, reject: Callable[[object], None]) -> Any:
+        try:
+            found = find(handle)
+        except TypeError:  # a SymInt has no hash
+            found = None
+        if found is None or not isinstance(found, classes):
+            reject(handle)
+        return found
+
+    return find_checked
+
+
+def _refusal(value: object, name: str, expected: str) -> tuple[type[OpSchemaError], str]:
+    """The error about a value that is not a *name*: its class, and the message after the name of the parameter."""
+    if isinstance(value, torch.SymInt):
+        text = f"stands for any {name} while the op is traced, and its body was run. A body that uses an object cannot"
+        return HandleError, f"{text} be seen through: register it with magi_opschema, which keeps the op opaque."
+    if not isinstance(value, int):
+        return ArgumentError, f"is a {type(value).__name__}, expected {expected}."
+    if (found := REGISTRY.find(value)) is not None:
+        return ArgumentError, f"is the handle of a {type(found).__name__}, expected {expected}."
+    return HandleError, f"names no {name}: {REGISTRY.why_missing(value)}"
+
+
+def fixed(value: Any) -> Any:
+    """*value*, a part of an object, marked as fixed while Dynamo traces.
+
+    A number of an object would become symbolic when a second object has another value, but a body may need a constant,
+    for example for the block size of a kernel. A CUDA graph would copy a Tensor to memory of its own at each replay,
+    but the weights of a layer stay where they are, like parameters.
+    """
+    if isinstance(value, (list, tuple)):
+        return [fixed(item) for item in value]
+    run_at_trace_time(_fix)
+    return value
+
+
+def _fix(context: Any) -> None:
+    fix_local(context, "value")
