@@ -57,8 +57,7 @@ def _delegate(
         takes_out: Whether the kernel has an `out`.
     """
     from magi_opschema.aten._dispatch.cells import cell_of
-    from magi_opschema.aten._dispatch.kernels import _form, out_names
-    from magi_opschema.aten._dispatch.serve import python_names
+    from magi_opschema.aten._dispatch.kernels import out_names, python_names, schema_parameters
 
     cell = cell_of(base)
     pair = next(pair for pair in cell.pairs if pair.leading == leading)
@@ -75,7 +74,7 @@ def _delegate(
         kwargs = {in_schema[name]: value for name, value in kwargs.items()}
         return reference(*args, **kwargs) if change is None else change(overload, args, kwargs)
 
-    parameters = [p.replace(annotation=inspect.Parameter.empty) for p in _form(cell, pair).parameters]
+    parameters = [p.replace(annotation=inspect.Parameter.empty) for p in schema_parameters(cell, pair)]
     if takes_out:
         parameters.append(inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=None))
     kernel.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from aten_harness import run as _run
 from aten_harness.reasons import BUDGETS, EXCLUDED
 from aten_harness.rows import Report, Row
 from magi_opschema.aten._dispatch.load import default_folder, default_surface
-from magi_opschema.aten._generate.metadata import FILE_NAME
+from magi_opschema.aten._generate.schema import METADATA_FILE as FILE_NAME
 
 
 if TYPE_CHECKING:

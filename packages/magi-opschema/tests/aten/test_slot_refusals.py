@@ -16,8 +16,8 @@ from _slot_kernels import Counted
 from aten_harness.check import check
 from magi_opschema import aten
 from magi_opschema.aten import errors
+from magi_opschema.aten._dispatch import cells as _registry
 from magi_opschema.aten._dispatch import load as _load
-from magi_opschema.aten._dispatch import registry as _registry
 from magi_opschema.aten.errors import KernelSignatureError, SlotError, UnknownOpError
 from torch import Tensor
 

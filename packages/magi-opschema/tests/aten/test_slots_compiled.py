@@ -11,8 +11,8 @@ import torch
 from _slot_kernels import Counted, save_input, square
 from magi_opschema import aten
 from magi_opschema.aten import _torch_compat
-from magi_opschema.aten._dispatch import library as _library
-from magi_opschema.aten._dispatch.library import library_ops
+from magi_opschema.aten._dispatch import route as _library
+from magi_opschema.aten._dispatch.route import library_ops
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -86,7 +86,7 @@ def test_compiled_out_calls_reach_the_kernel(slot: Slot, tag_out: bool, monkeypa
         got = torch.compile(run, fullgraph=True, backend="aot_eager")(x, out)
     torch.testing.assert_close(got, function(x) + 1)
     torch.testing.assert_close(out, function(x) + 1)
-    op = library_ops()[f"{base}__out__use6"]
+    op = library_ops[f"{base}__out__use6"]
     assert len(op._schema.returns) == (1 if tag_out else 0)
 
 
@@ -169,7 +169,7 @@ def test_opcheck_passes_on_an_operator_with_a_backward(slot: Slot) -> None:
     slot("square", 1, square, backward=backward, setup_context=save_input)
     x = torch.randn(3, requires_grad=True)
     aten.square(x)
-    checked = [op for name, op in library_ops().items() if name.startswith("square__")]
+    checked = [op for name, op in library_ops.items() if name.startswith("square__")]
     assert len(checked) >= 2
     for op in checked:
         if "slot" in op.name() or "out" not in op.name():

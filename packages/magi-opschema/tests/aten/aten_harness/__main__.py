@@ -7,9 +7,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from magi_opschema.aten._dispatch.gap import run_kernels
+from magi_opschema.aten._commands import run_kernels
 from magi_opschema.aten._dispatch.load import default_surface
-from magi_opschema.aten._generate.allowlist import SHIPPED, read_allowlist
+from magi_opschema.aten._generate.installed import SHIPPED, read_allowlist
 from magi_opschema.aten.errors import AtenError
 
 from .check import check

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from magi_opschema._text import show_value
-from magi_opschema.aten._dispatch.slots import active_cell
+from magi_opschema.aten._dispatch.cells import check_number
+from magi_opschema.aten._dispatch.slots import _cell
 from magi_opschema.aten.errors import SlotError
 
 from .rows import Report
@@ -44,7 +45,10 @@ def check(
         []
     """
     tasks = _checked(tasks, device)
-    asked = {(active_cell(base, slot).base, slot): (base, slot) for base, slot in tasks}
+    for base, slot in tasks:
+        check_number(slot, _cell(base).base)
+        _cell(base).check_active(slot)
+    asked = {(_cell(base).base, slot): (base, slot) for base, slot in tasks}
     return {asked[task]: report for task, report in run(asked, jobs=jobs, device=device)}
 
 

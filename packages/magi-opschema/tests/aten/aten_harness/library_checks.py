@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from magi_opschema.aten._dispatch.library import kernel_op, library_op
-from magi_opschema.aten._dispatch.registry import kernels_of
+from magi_opschema.aten._dispatch.route import kernel_op, library_op
 from magi_opschema.aten._torch_compat import arguments
 from torch import Tensor
 
@@ -40,7 +39,7 @@ def library_operators(subject: Subject, forms: frozenset[str] = FORMS) -> list[O
     overloads = [name for name in (pair.functional, pair.out) if name is not None]
     choices = [chosen for form, chosen in (("lowest", None), ("preferred", subject.slot)) if form in forms]
     operators = [library_op(cell, pair, name, chosen) for chosen in choices for name in overloads]
-    mine = [k for k in kernels_of(cell) if k.slot == subject.slot and pair.leading in k.serves and k.backward]
+    mine = [k for k in cell.kernels if k.slot == subject.slot and pair.leading in k.serves and k.backward]
     return operators + [kernel_op(cell, pair, kernel) for kernel in mine if "differentiated" in forms]
 
 

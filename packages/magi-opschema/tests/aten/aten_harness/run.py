@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from magi_opschema.aten._dispatch.cells import cell_of
-from magi_opschema.aten._dispatch.registry import kernels_of
-from magi_opschema.aten._generate.metadata import ATEN_SLOT
+from magi_opschema.aten._generate.schema import ATEN_SLOT
 
 from .checks import LIBRARY_CHECK, Call, Checker
 from .devices import device_of, missing, on_device
@@ -76,7 +75,7 @@ def active_tasks(bases: Iterable[str]) -> list[Task]:
     """Every active slot of *bases*."""
     tasks = []
     for base in bases:
-        lower = sorted({kernel.slot for kernel in kernels_of(cell_of(base))})
+        lower = sorted({kernel.slot for kernel in cell_of(base).kernels})
         tasks += [(base, slot) for slot in [*lower, ATEN_SLOT]]
     return tasks
 
@@ -98,7 +97,7 @@ def _work(
     base, slot = task
     note.write(f"{base}|{slot}|inputs")
     cell = cell_of(base)
-    kernels = [kernel for kernel in kernels_of(cell) if kernel.slot == slot]
+    kernels = [kernel for kernel in cell.kernels if kernel.slot == slot]
     served = {leading for kernel in kernels for leading in kernel.serves}
     subjects = [Subject(base, pair, slot) for pair in cell.pairs if slot == ATEN_SLOT or pair.leading in served]
     device = device_of(kernels) if asked is None else torch.device(asked)

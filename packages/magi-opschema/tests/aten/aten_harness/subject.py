@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from magi_opschema.aten._dispatch.cells import Cell, Pair, cell_of
-from magi_opschema.aten._dispatch.kernels import out_names
+from magi_opschema.aten._dispatch.kernels import out_names, python_names, select
 from magi_opschema.aten._dispatch.load import default_surface
 from magi_opschema.aten._dispatch.out import write_out
-from magi_opschema.aten._dispatch.registry import kernels_of
-from magi_opschema.aten._dispatch.serve import python_names, select
 from magi_opschema.aten._dispatch.slots import use_slot
-from magi_opschema.aten._generate.metadata import ATEN_SLOT
-from magi_opschema.aten._generate.names import split_base
+from magi_opschema.aten._generate.schema import ATEN_SLOT, split_base
 from magi_opschema.aten._torch_compat import OpOverload, arguments
 from torch import Tensor
 
@@ -108,12 +105,12 @@ class Subject:
 
     def kernel_for(self, sample: Sample) -> Kernel | None:
         """The kernel of this slot that serves a call; None where ATen would."""
-        serving = tuple(k for k in kernels_of(self.cell) if self.pair.leading in k.serves)
+        serving = tuple(k for k in self.cell.kernels if self.pair.leading in k.serves)
         return select(serving, self.slot, sample.args, python_names(sample.kwargs))
 
     def differentiates(self, sample: Sample) -> bool:
         """Whether a kernel of this slot with a backward serves a call."""
-        serving = tuple(k for k in kernels_of(self.cell) if self.pair.leading in k.serves and k.backward is not None)
+        serving = tuple(k for k in self.cell.kernels if self.pair.leading in k.serves and k.backward is not None)
         return select(serving, self.slot, sample.args, python_names(sample.kwargs)) is not None
 
     def surface(self, sample: Sample, *, out: Any = None, by_name: bool = False) -> Any:
