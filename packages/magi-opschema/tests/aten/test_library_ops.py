@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from aten_harness import run as _run
-from aten_harness.check import check
-from aten_harness.divergences import LIBRARY_DIVERGENCES
-from aten_harness.reasons import EXCLUDED
+from aten_harness.known import EXCLUDED, LIBRARY_DIVERGENCES
+from aten_harness.run import check
 from aten_harness.subject import dotted
 from magi_opschema import aten
 from magi_opschema.aten._dispatch.cells import cells
