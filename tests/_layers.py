@@ -41,9 +41,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_generate",
         "_dispatch",
         "_runtime",
-        "fft",
-        "linalg",
-        "special",
         "_commands",
     ),
     "magi_tritonwrap": (

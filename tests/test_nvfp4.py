@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/nvfp4: the format against float64, modules against float, one graph for many layers, the program."""
+"""examples/nvfp4: the format against float64, modules against float, one graph for many layers, the program, a copy."""
 
 from __future__ import annotations
 
 import copy
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from _nvfp4 import EXAMPLES, ROUTINGS, VALUES, by_hand, make_moe, nvfp4, routing
+from _pages import read_page
 from magi_opschema import opcheck
 from torch import Tensor, nn
 
@@ -154,16 +156,48 @@ def test_32_layers_share_one_graph_and_one_model_has_no_break() -> None:
     assert len(graphs) == 2
 
 
+def run(*arguments: str, cwd: Path, **environment: str) -> str:
+    """What Python prints in a folder where it finds nothing else but what is installed."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | environment
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, timeout=500, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 @pytest.mark.slow
 def test_the_program(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "nvfp4"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=EXAMPLES,
-        timeout=500,
-        env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "28 linears quantised, one graph" in done.stdout
+    shown = run("-m", "nvfp4", cwd=EXAMPLES, TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
+    assert "28 linears quantised, one graph" in shown
+
+
+def copied(to: Path) -> None:
+    """docs/nvfp4.md says to copy the folder and own it."""
+    shutil.copytree(EXAMPLES / "nvfp4", to, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+@pytest.mark.slow
+def test_the_program_of_the_page_runs_beside_a_copy(tmp_path: Path, root: Path) -> None:
+    copied(tmp_path / "fp4")
+    page = read_page(root / "docs" / "nvfp4.md")
+    programs = [block for block in page.blocks if block.language == "python" and "from fp4" in block.code]
+    assert len(programs) == 1
+    assert run("-c", programs[0].code, cwd=tmp_path) == "['0', '2'] (('3', 'the filter'),)\n"
+
+
+def test_copies_do_not_meet(tmp_path: Path) -> None:
+    package = tmp_path / "mypackage"
+    copied(package / "fp4")
+    copied(package / "other")
+    (package / "__init__.py").touch()
+    program = """
+import torch
+from mypackage import fp4, other
+assert fp4.linear_gemm is not other.linear_gemm
+print(torch.ops.fp4.linear_gemm, torch.ops.other.linear_gemm)
+for package in (fp4, other):
+    layer = package.NVFP4Linear.from_float(torch.nn.Linear(32, 16))
+    expected = layer.runner.weight.decoded().sum(1) + layer.bias
+    torch.testing.assert_close(layer(torch.ones(32)), expected)
+"""
+    assert run("-c", program, cwd=tmp_path) == "fp4.linear_gemm other.linear_gemm\n"

@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from magi_opschema import aten
+from magi_opschema.aten._dispatch.cells import cell_of
+from magi_opschema.aten._dispatch.kernels import out_names, schema_parameters
+from magi_opschema.aten._dispatch.slots import _cell_and_overload
+from magi_opschema.aten._generate.schema import parameter_name
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -30,14 +34,12 @@ def _surface_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def slot() -> Iterator[Callable[..., None]]:
     """Register kernels for one test: `slot("softmax", 1, fn)`; all of them are taken away afterwards."""
-    from magi_opschema import aten
-
     with contextlib.ExitStack() as cleanup:
         taken: set[tuple[str, int]] = set()
 
         def register(base: str, number: int, fn: Callable[..., object], **options: object) -> None:
             aten.register_slot(base, number, fn, **options)  # type: ignore[call-overload]
-            name = base.partition(".")[0] if not base.startswith(("linalg.", "fft.", "special.")) else base
+            name = _cell_and_overload(base)[0].base
             if (name, number) not in taken:
                 taken.add((name, number))
                 cleanup.callback(aten.unregister_slot, name, number)
@@ -56,15 +58,10 @@ def _delegate(
         change: Called as `change(reference, args, kwargs)` in ATen's place.
         takes_out: Whether the kernel has an `out`.
     """
-    from magi_opschema.aten._dispatch.cells import cell_of
-    from magi_opschema.aten._dispatch.kernels import _form, out_names
-    from magi_opschema.aten._dispatch.serve import python_names
-
     cell = cell_of(base)
     pair = next(pair for pair in cell.pairs if pair.leading == leading)
     overload = cell.overloads[leading]
-    names = [argument.name for argument in overload._schema.arguments]
-    in_schema = {next(iter(python_names({name: None}))): name for name in names}
+    in_schema = {parameter_name(argument.name): argument.name for argument in overload._schema.arguments}
 
     def reference(*args: Any, **kwargs: Any) -> Any:
         if pair.functional is None:
@@ -75,7 +72,7 @@ def _delegate(
         kwargs = {in_schema[name]: value for name, value in kwargs.items()}
         return reference(*args, **kwargs) if change is None else change(overload, args, kwargs)
 
-    parameters = [p.replace(annotation=inspect.Parameter.empty) for p in _form(cell, pair).parameters]
+    parameters = [p.replace(annotation=inspect.Parameter.empty) for p in schema_parameters(cell, pair)]
     if takes_out:
         parameters.append(inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=None))
     kernel.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -96,14 +93,6 @@ def _own(result: Any, args: tuple[Any, ...]) -> Any:
 def delegate() -> Callable[..., Callable[..., Any]]:
     """Make kernels that are ATen under another name, or change its calls: `delegate("add", "Tensor", change)`."""
     return _delegate
-
-
-@pytest.fixture
-def surface() -> Path:
-    """The folder of the default surface."""
-    from magi_opschema.aten._dispatch.load import default_folder
-
-    return default_folder()
 
 
 @pytest.fixture(autouse=True)

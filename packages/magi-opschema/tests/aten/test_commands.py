@@ -11,15 +11,11 @@ from aten_harness import __main__ as harness
 from magi_opschema._cli import main
 
 
-def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    if arguments[0] != "test":
-        arguments = ("magi_opschema._cli", "aten", *arguments)
-    else:
-        arguments = ("aten_harness", *arguments[1:])
-        env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), env.get("PYTHONPATH", "")])
+def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     return subprocess.run(
-        [sys.executable, "-m", *arguments], capture_output=True, text=True, cwd=cwd, check=False, env=env
+        [sys.executable, "-m", *command], capture_output=True, text=True, cwd=cwd, check=False, env=env
     )
 
 
@@ -40,22 +36,16 @@ def test_new_writes_a_kernel_per_overload_and_a_test(tmp_path: Path, capsys: pyt
 
 
 def test_new_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, sentence in (
-        (["sofmax", "--slot", "1"], "no operator 'sofmax' that writes into out=; did you mean 'softmax'?"),
-        (["add.Tensr", "--slot", "1"], "has no overload 'Tensr'; did you mean 'Tensor'?"),
-        (["add", "--slot", "8"], "kernels go into slots 0 to 7"),
-    ):
-        assert main(["aten", "new", *arguments, "--out", str(tmp_path)]) == 2
-        assert sentence in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_new_names_a_place_that_it_cannot_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("mine")
-
-    assert main(["aten", "new", "add", "--slot", "3", "--out", str(tmp_path / "file")]) == 2
-    assert f"cannot write {tmp_path / 'file'}" in capsys.readouterr().err
-    assert (tmp_path / "file").read_text() == "mine"
+    for op, slot, folder, sentence in (
+        ("sofmax", "1", "", "no operator 'sofmax' that writes into out=; did you mean 'softmax'?"),
+        ("add.Tensr", "1", "", "has no overload 'Tensr'; did you mean 'Tensor'?"),
+        ("add", "8", "", "kernels go into slots 0 to 7"),
+        ("add", "3", "file", f"cannot write {tmp_path / 'file'}"),
+    ):
+        assert main(["aten", "new", op, "--slot", slot, "--out", str(tmp_path / folder)]) == 2
+        assert sentence in capsys.readouterr().err
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "mine")]
 
 
 def test_jobs_are_at_least_one(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +66,7 @@ def test_coverage_prints_the_page(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_new_kernel_goes_from_stub_to_tested(tmp_path: Path) -> None:
     assert main(["aten", "new", "relu", "--slot", "2", "--out", str(tmp_path)]) == 0
     stub = tmp_path / "relu_slot2.py"
-    unfinished = run("test", "relu", "--slot", "2", "--kernels", stub.name, cwd=tmp_path)
+    unfinished = run("aten_harness", "relu", "--slot", "2", "--kernels", stub.name, cwd=tmp_path)
     assert unfinished.returncode == 1
     assert "NotImplementedError" in unfinished.stdout
 
@@ -89,17 +79,21 @@ def test_a_new_kernel_goes_from_stub_to_tested(tmp_path: Path) -> None:
             "    return input.clamp(min=0)",
         )
     )
-    finished = run("test", "relu", "--slot", "2", "--kernels", stub.name, cwd=tmp_path)
+    finished = run("aten_harness", "relu", "--slot", "2", "--kernels", stub.name, cwd=tmp_path)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert " 0 fail" in finished.stdout
     test = tmp_path / "test_relu_slot2.py"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test)]
-    assert subprocess.run(command, cwd=tmp_path, check=False, capture_output=True).returncode == 1
+    command = ("pytest", "-q", "-p", "no:cacheprovider", str(test))
+    assert run(*command, cwd=tmp_path).returncode == 1
     test.write_text(test.read_text().replace("= []  #", "= [((torch.randn(3, 4),), {})]  #"))
-    assert subprocess.run(command, cwd=tmp_path, check=False, capture_output=True).returncode == 0
-    none = run("test", "relu", "--slot", "3", cwd=tmp_path)
-    assert none.returncode == 2
-    assert "slot 3 of aten::relu has no kernel; active are 8" in none.stderr
+    assert run(*command, cwd=tmp_path).returncode == 0
+    for extra, sentence in (
+        ((), "slot 3 of aten::relu has no kernel; active are 8"),
+        (("--kernels", "gone.py"), "--kernels gone.py: no such file"),
+    ):
+        none = run("aten_harness", "relu", "--slot", "3", *extra, cwd=tmp_path)
+        assert none.returncode == 2
+        assert sentence in none.stderr
 
 
 @pytest.mark.slow
@@ -119,7 +113,8 @@ def test_gap_lists_what_only_aten_covers(tmp_path: Path) -> None:
         "def relu(input):\n"
         "    return input.clamp(min=0)\n"
     )
-    done = run("gap", "--kernels", "kernels.py", "program.py", "--", "--steps", "2", cwd=tmp_path)
+    gap = ("magi_opschema._cli", "aten", "gap")
+    done = run(*gap, "--kernels", "kernels.py", "program.py", "--", "--steps", "2", cwd=tmp_path)
 
     assert done.returncode == 0, done.stderr
     only, covered, outside = done.stdout.split("a lower slot")[0], *done.stdout.split("a lower slot")[1].split("not on")
@@ -128,13 +123,6 @@ def test_gap_lists_what_only_aten_covers(tmp_path: Path) -> None:
     assert "relu " in covered
     assert "relu " not in only
     assert "t " in outside
-    missing = run("gap", "nothing.py", cwd=tmp_path)
+    missing = run(*gap, "nothing.py", cwd=tmp_path)
     assert missing.returncode == 2
     assert "nothing.py is not a file" in missing.stderr
-
-
-@pytest.mark.slow
-def test_missing_kernels_file_is_named(tmp_path: Path) -> None:
-    done = run("test", "relu", "--slot", "1", "--kernels", "gone.py", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "--kernels gone.py: no such file" in done.stderr

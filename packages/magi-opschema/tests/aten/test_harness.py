@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from aten_harness import divergences as _divergences
+from aten_harness import known as _divergences
 from aten_harness import run as _run
-from aten_harness.reasons import BUDGETS, EXCLUDED
-from aten_harness.rows import Report, Row
+from aten_harness.checks import Row
+from aten_harness.known import BUDGETS, EXCLUDED
+from aten_harness.run import Report
 from magi_opschema.aten._dispatch.load import default_folder, default_surface
-from magi_opschema.aten._generate.metadata import FILE_NAME
+from magi_opschema.aten._generate.schema import METADATA_FILE as FILE_NAME
 
 
 if TYPE_CHECKING:

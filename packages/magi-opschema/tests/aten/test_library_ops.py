@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from aten_harness import run as _run
-from aten_harness.check import check
-from aten_harness.divergences import LIBRARY_DIVERGENCES
-from aten_harness.reasons import EXCLUDED
+from aten_harness.known import EXCLUDED, LIBRARY_DIVERGENCES
+from aten_harness.run import check
 from aten_harness.subject import dotted
 from magi_opschema import aten
-from magi_opschema.aten._dispatch.cells import loaded_cells
-from magi_opschema.aten._generate.names import python_name
+from magi_opschema.aten._dispatch.cells import cells
+from magi_opschema.aten._generate.schema import python_name
 
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ on_213 = pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="t
 def surface_of_kernels(delegate: Callable[..., Any]) -> Iterator[dict[str, Cell]]:
     """A kernel in slot 7 of every variant: every operator of the surface is one of the library."""
     aten.slots("add")  # the surface is loaded
-    cells = loaded_cells()
     for base, cell in cells.items():
         for pair in cell.pairs:
             aten.register_slot(f"{base}.{pair.leading}", 7, delegate(base, pair.leading))
@@ -72,7 +70,7 @@ DIFFERENTIABLE = ["sin", "exp", "tanh", "sigmoid", "relu", "mul", "sub", "atan2"
 @pytest.mark.parametrize("base", DIFFERENTIABLE)
 def test_opcheck_passes_on_operators_with_a_backward(base: str, delegate: Callable[..., Any]) -> None:
     aten.slots(base)
-    names = [pair.leading for pair in loaded_cells()[base].pairs]
+    names = [pair.leading for pair in cells[base].pairs]
     leading = next(name for name in ("Tensor", "int", "dim_IntList", "default") if name in names)
     kernel = delegate(base, leading)
 

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from aten_harness import op_db
-from aten_harness.check import check
+from _slot_kernels import save_input, square
+from aten_harness import providers as op_db
+from aten_harness import run as _run
+from aten_harness.run import Report, check
 from magi_opschema import aten
 from magi_opschema.aten._dispatch.cells import cell_of
 from torch import Tensor
@@ -24,19 +26,8 @@ UNARY = ["abs", "exp", "sin", "tanh", "sigmoid", "erf", "log1p", "relu", "neg", 
 BINARY = ["sub", "div", "atan2", "pow", "fmod", "copysign", "hypot", "maximum", "xlogy", "mul"]
 ORDERED = ["sub", "div", "atan2", "pow", "fmod", "copysign", "xlogy", "remainder", "floor_divide", "float_power"]
 ORDERED += ["ldexp", "heaviside", "lt", "le", "gt", "ge", "special_xlog1py", "special_zeta", "nextafter", "true_divide"]
-WITH_OPTION = ["add", "sub", "addcmul", "addcdiv", "addmm", "addmv", "addr", "baddbmm", "addbmm", "elu"]
-WITH_OPTION += [
-    "leaky_relu",
-    "softplus",
-    "hardtanh",
-    "celu",
-    "softshrink",
-    "hardshrink",
-    "logit",
-    "tril",
-    "triu",
-    "cumsum",
-]
+WITH_OPTION = ["add", "sub", "addcmul", "addcdiv", "addmm", "addmv", "addr", "baddbmm", "addbmm", "elu", "leaky_relu"]
+WITH_OPTION += ["softplus", "hardtanh", "celu", "softshrink", "hardshrink", "logit", "tril", "triu", "cumsum"]
 OPTIONS = {"elu": "alpha", "leaky_relu": "negative_slope", "softplus": "beta", "hardtanh": "min_val", "celu": "alpha"}
 OPTIONS |= {"softshrink": "lambd", "hardshrink": "lambd", "logit": "eps", "tril": "diagonal", "triu": "diagonal"}
 OPTIONS |= {"addcmul": "value", "addcdiv": "value", "cumsum": "dtype"}
@@ -127,22 +118,28 @@ FAULTS: dict[str, tuple[list[str], Callable[[str], Callable[..., Any]], bool]] =
 }
 
 
+@pytest.fixture
+def planted(slot: Callable[..., None], delegate: Callable[..., Any]) -> Callable[..., dict[str, Report]]:
+    """The reports of operators by name, whose calls in slot 3 go through `change`."""
+
+    def reports(bases: list[str], change: Callable[[str], Any], *, takes_out: bool = False) -> dict[str, Report]:
+        for base in bases:
+            aten.slots(base)  # the surface is loaded
+            variant = _variant(base)
+            slot(f"{base}.{variant}", 3, delegate(base, variant, change(base), takes_out=takes_out))
+        return {base: report for (base, _), report in check([(base, 3) for base in bases]).items()}
+
+    return reports
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_planted_fault_is_caught(fault: str, delegate: Callable[..., Any]) -> None:
+def test_every_planted_fault_is_caught(fault: str, planted: Callable[..., dict[str, Report]]) -> None:
     bases, wrong, takes_out = FAULTS[fault]
     assert len(set(bases)) == 20
-    for base in bases:
-        aten.slots(base)  # the surface is loaded
-        variant = _variant(base)
-        aten.register_slot(f"{base}.{variant}", 3, delegate(base, variant, wrong(base), takes_out=takes_out))
-    try:
-        reports = check([(base, 3) for base in bases])
-    finally:
-        for base in bases:
-            aten.unregister_slot(base, 3)
+    reports = planted(bases, wrong, takes_out=takes_out)
 
-    assert [base for base in bases if not reports[base, 3].failures] == []
+    assert [base for base in bases if not reports[base].failures] == []
     if fault == "crashes":
         assert all(any("SIGSEGV" in row.detail for row in report.failures) for report in reports.values())
 
@@ -158,60 +155,36 @@ def database_of_square(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("database_of_square")
-def test_a_wrong_backward_is_caught() -> None:
-    def square(input: Tensor) -> Tensor:  # noqa: A002  # ATen's name
-        return input * input
+@pytest.mark.parametrize("factor", [2, 3])
+def test_a_wrong_backward_is_caught(factor: int, slot: Callable[..., None]) -> None:
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        result: Tensor = factor * ctx.saved_tensors[0] * grad
+        return result
 
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(inputs[0])
+    options = {"dtypes": (torch.float32,), "backward": backward, "setup_context": save_input}
+    slot("square", 3, square, **options)
+    report = check([("square", 3)])["square", 3]
 
-    def backward(factor: float) -> Callable[..., Any]:
-        return lambda ctx, grad: factor * ctx.saved_tensors[0] * grad
-
-    failures = {}
-    for factor in (2, 3):
-        only = (torch.float32,)
-        aten.register_slot("square", 3, square, dtypes=only, backward=backward(factor), setup_context=setup_context)
-        try:
-            report = check([("square", 3)])["square", 3]
-        finally:
-            aten.unregister_slot("square", 3)
-        assert any(row.check == "backward" for row in report.rows)
-        failures[factor] = {row.check for row in report.failures}
-
-    assert failures == {2: set(), 3: {"backward"}}
+    assert any(row.check == "backward" for row in report.rows)
+    assert {row.check for row in report.failures} == ({"backward"} if factor == 3 else set())
 
 
 @pytest.mark.slow
-def test_right_kernels_pass(delegate: Callable[..., Any]) -> None:
-    for base in TWENTY:
-        aten.slots(base)
-        aten.register_slot(f"{base}.{_variant(base)}", 3, delegate(base, _variant(base)))
-    try:
-        reports = check([(base, 3) for base in TWENTY])
-    finally:
-        for base in TWENTY:
-            aten.unregister_slot(base, 3)
+def test_right_kernels_pass(planted: Callable[..., dict[str, Report]]) -> None:
+    reports = planted(TWENTY, lambda _: None)
 
     assert [str(row) for report in reports.values() for row in report.failures] == []
     assert all(len(report.rows) > 50 for report in reports.values())
 
 
 @pytest.mark.slow
-def test_a_hanging_kernel_is_a_failed_row(monkeypatch: pytest.MonkeyPatch, delegate: Callable[..., Any]) -> None:
-    from aten_harness import run as _run
-
+def test_a_hanging_kernel_is_a_failed_row(
+    monkeypatch: pytest.MonkeyPatch, planted: Callable[..., dict[str, Report]]
+) -> None:
     monkeypatch.setattr(_run, "SECONDS_PER_CHECK", 2.0)
 
     def hangs(reference: Any, args: Any, kwargs: Any) -> Any:
         while True:
             pass
 
-    aten.slots("neg")
-    aten.register_slot("neg", 3, delegate("neg", "default", hangs))
-    try:
-        report = check([("neg", 3)])["neg", 3]
-    finally:
-        aten.unregister_slot("neg", 3)
-
-    assert {row.detail for row in report.failures} == {"hung for 2 s"}
+    assert {row.detail for row in planted(["neg"], lambda _: hangs)["neg"].failures} == {"hung for 2 s"}

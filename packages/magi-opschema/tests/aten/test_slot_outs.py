@@ -92,13 +92,9 @@ def test_a_kernel_with_several_outs(slot: Slot) -> None:
 
 
 def test_out_and_gradients_give_atens_error(slot: Slot) -> None:
-    def kernel(input: Tensor) -> Tensor:
-        return input
-
-    slot("exp", 1, kernel)
-    x = torch.ones(2, requires_grad=True)
+    slot("exp", 1, lambda input: input)
     with pytest.raises(RuntimeError, match="don't support automatic differentiation"):
-        aten.exp(x, out=torch.empty(2))
+        aten.exp(torch.ones(2, requires_grad=True), out=torch.empty(2))
 
 
 def test_without_a_backward_gradients_go_to_aten(slot: Slot) -> None:
@@ -122,8 +118,10 @@ def _square_backward(ctx: Any, grad: Tensor) -> Any:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_backward_is_used(slot: Slot, compiled: bool) -> None:
-    slot("square", 1, square, backward=_square_backward, setup_context=save_input)
+@pytest.mark.parametrize("supported", [False, True])
+def test_a_backward_is_used_where_the_kernel_supports_the_call(slot: Slot, compiled: bool, supported: bool) -> None:
+    options: dict[str, Any] = {"backward": _square_backward, "setup_context": save_input}
+    slot("square", 1, square, supports=lambda input: supported, **options)
     x = torch.tensor([1.0, 2.0], requires_grad=True)
 
     def run(x: Tensor) -> Tensor:
@@ -132,19 +130,4 @@ def test_a_backward_is_used(slot: Slot, compiled: bool) -> None:
     call = torch.compile(run, fullgraph=True, backend="aot_eager") if compiled else run
     call(x).sum().backward()
     assert x.grad is not None
-    assert x.grad.tolist() == [20, 40]
-
-
-def test_a_backward_is_not_used_where_the_kernel_does_not_support_the_call(slot: Slot) -> None:
-    slot(
-        "square",
-        1,
-        square,
-        backward=_square_backward,
-        setup_context=save_input,
-        supports=lambda input: input.shape[0] > 5,
-    )
-    x = torch.tensor([1.0, 2.0], requires_grad=True)
-    aten.square(x).sum().backward()
-    assert x.grad is not None
-    assert x.grad.tolist() == [2, 4]
+    assert x.grad.tolist() == ([20, 40] if supported else [2, 4])

@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+import pytest
 import torch
 from _slot_kernels import Counted
 from magi_opschema import aten
@@ -75,24 +76,13 @@ def test_a_pinned_slot_that_does_not_support_the_call_leaves_it_to_aten(slot: Sl
 
 
 def test_devices_and_dtypes_limit_a_kernel(slot: Slot) -> None:
-    kernel = Counted()
+    kernel, other = Counted(), Counted()
     slot("softmax", 1, kernel, devices=("cuda",))
     aten.softmax(torch.ones(2), 0)
-    assert kernel.calls == 0
-    other = Counted()
     slot("softmax", 2, other, devices=["cpu", "cuda"], dtypes={torch.float32})
     aten.softmax(torch.ones(2, dtype=torch.float64), 0)
     aten.softmax(torch.ones(2), 0)
-    assert other.calls == 1
-
-
-def test_removing_all_lower_slots_restores_aten(slot: Slot) -> None:
-    x = torch.randn(3, 4)
-    before = aten.softmax(x, -1)
-    aten.register_slot("softmax", 3, Counted(1.0))
-    assert not torch.equal(aten.softmax(x, -1), before)
-    aten.unregister_slot("softmax", 3)
-    assert torch.equal(aten.softmax(x, -1), before)
+    assert (kernel.calls, other.calls) == (0, 1)
 
 
 def test_use_slot_is_seen_by_its_own_thread_only(slot: Slot) -> None:
@@ -128,61 +118,47 @@ def test_contexts_may_close_in_any_order(slot: Slot) -> None:
     torch.testing.assert_close(aten.softmax(x, 0), x.softmax(0) + 1)
 
 
-def test_register_slot_is_a_decorator(slot: Slot) -> None:
+def test_register_slot_is_a_decorator_and_removing_all_lower_slots_restores_aten() -> None:
+    x = torch.randn(3)
+
     @aten.register_slot("softmax", 4)
     def kernel(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.zeros_like(input)
 
-    try:
-        assert aten.softmax(torch.ones(2), 0).sum() == 0
-        assert callable(kernel)
-    finally:
-        aten.unregister_slot("softmax", 4)
+    assert aten.softmax(x, 0).sum() == 0
+    assert callable(kernel)
+    aten.unregister_slot("softmax", 4)
+    assert torch.equal(aten.softmax(x, 0), x.softmax(0))
 
 
-def test_a_kernel_serves_every_overload_that_it_fits(slot: Slot) -> None:
+@pytest.mark.parametrize("named", [False, True])
+def test_annotations_and_overload_names_narrow_a_kernel(named: bool, slot: Slot) -> None:
     calls = []
 
     def any_mul(input, other):  # type: ignore[no-untyped-def]
-        calls.append(type(other))
+        calls.append("named" if named else type(other))
         return torch.mul(input, other)
-
-    slot("mul", 0, any_mul)
-    x = torch.ones(2)
-    aten.mul(x, x)
-    aten.mul(x, 2.0)
-    assert calls == [Tensor, float]
-
-
-def test_annotations_and_overload_names_narrow_a_kernel(slot: Slot) -> None:
-    calls = []
 
     def tensors(input: Tensor, other: Tensor) -> Tensor:
         calls.append("annotated")
         return torch.mul(input, other)
 
-    def scalars(input, other):  # type: ignore[no-untyped-def]
-        calls.append("named")
-        return torch.mul(input, other)
-
-    slot("mul", 0, tensors)
-    slot("mul.Scalar", 0, scalars)
+    if named:
+        slot("mul", 0, tensors)
+    slot("mul.Scalar" if named else "mul", 0, any_mul)
     x = torch.ones(2)
     aten.mul(x, x)
     aten.mul(x, 2.0)
-    assert calls == ["annotated", "named"]
+    assert calls == (["annotated", "named"] if named else [Tensor, float])
 
 
 def test_an_overload_of_a_submodule_is_named_with_it(slot: Slot) -> None:
     def norm(input, ord=None, dim=None, keepdim=False, *, dtype=None):  # type: ignore[no-untyped-def]
         return torch.zeros(())
 
-    aten.register_slot("linalg.norm.default", 1, norm)
-    try:
-        assert aten.linalg.norm(torch.ones(3)) == 0
-        assert aten.linalg.norm(torch.ones(3, 3), "fro") == 3  # another overload
-    finally:
-        aten.unregister_slot("linalg.norm", 1)
+    slot("linalg.norm.default", 1, norm)
+    assert aten.linalg.norm(torch.ones(3)) == 0
+    assert aten.linalg.norm(torch.ones(3, 3), "fro") == 3  # another overload
 
 
 def test_a_kernel_may_have_defaults_that_are_lists(slot: Slot) -> None:

@@ -11,8 +11,8 @@ import torch
 from _slot_kernels import Counted, save_input, square
 from magi_opschema import aten
 from magi_opschema.aten import _torch_compat
-from magi_opschema.aten._dispatch import library as _library
-from magi_opschema.aten._dispatch.library import library_ops
+from magi_opschema.aten._dispatch import route
+from magi_opschema.aten._dispatch.cells import cell_of
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -68,7 +68,7 @@ def test_compiled_out_calls_reach_the_kernel(slot: Slot, tag_out: bool, monkeypa
     tag = _torch_compat.tag_out() if tag_out else None
     if tag_out and tag is None:
         pytest.skip("Tag.out serves from torch 2.13")
-    monkeypatch.setattr(_library, "tag_out", lambda: tag)
+    monkeypatch.setattr(route, "tag_out", lambda: tag)
     base, function = ("exp", torch.exp) if tag_out else ("exp2", torch.exp2)
 
     def kernel(input: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ def test_compiled_out_calls_reach_the_kernel(slot: Slot, tag_out: bool, monkeypa
         got = torch.compile(run, fullgraph=True, backend="aot_eager")(x, out)
     torch.testing.assert_close(got, function(x) + 1)
     torch.testing.assert_close(out, function(x) + 1)
-    op = library_ops()[f"{base}__out__use6"]
+    op = route.library_ops[f"{base}__out__use6"]
     assert len(op._schema.returns) == (1 if tag_out else 0)
 
 
@@ -117,48 +117,21 @@ def test_exported_programs_hold_the_library_operator(slot: Slot) -> None:
         torch.testing.assert_close(program.module()(x), x.softmax(-1) + 1)
 
 
-def _opcheck_kernels() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
+@pytest.mark.parametrize("leading", ["relu.default", "add.Tensor", "cat.default", "sort.default", "softmax.int"])
+def test_opcheck_passes_on_every_library_operator_of_a_base(
+    slot: Slot, delegate: Callable[..., Any], leading: str
+) -> None:
+    base, _, overload = leading.partition(".")
     x = torch.randn(3, 4)
-
-    def relu(input: Tensor) -> Tensor:
-        return input.clamp(min=0)
-
-    def add(input: Tensor, other: Tensor, *, alpha: float = 1) -> Tensor:
-        return torch.add(input, other, alpha=alpha)
-
-    def cat(tensors: list[Tensor], dim: int = 0) -> Tensor:
-        return torch.cat(tensors, dim)
-
-    def sort(input: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
-        values, indices = torch.ops.aten.sort.default(input, dim, descending)
-        return values, indices
-
-    return {
-        "relu": (relu, (x,)),
-        "add": (add, (x, x)),
-        "cat": (cat, ([x, x],)),
-        "sort": (sort, (x,)),
-        "softmax": (Counted(), (x, -1)),
-    }
-
-
-@pytest.mark.parametrize("base", ["relu", "add", "cat", "sort", "softmax"])
-def test_opcheck_passes_on_every_library_operator_of_a_base(slot: Slot, base: str) -> None:
-    kernel, args = _opcheck_kernels()[base]
-    slot(base, 1, kernel)
-    function: Callable[..., Any] = getattr(aten, base)
-    torch.compile(function, fullgraph=True, backend="eager")(*args)
-    cell = __import__("magi_opschema.aten._dispatch.cells", fromlist=["cell_of"]).cell_of(base)
-    pair = next(p for p in cell.pairs if p.leading in aten.slots(base)[1].kernels[0].serves)
-    functional = _library.library_op(cell, pair, pair.functional, None)
-    out = _library.library_op(cell, pair, pair.out, None)
-    pinned = _library.library_op(cell, pair, pair.functional, 1)
+    args = {"add": (x, x), "cat": ([x, x],), "softmax": (x, -1)}.get(base, (x,))
+    slot(leading, 1, delegate(base, overload))
+    pair = next(pair for pair in cell_of(base).pairs if pair.leading == overload)
     result = getattr(torch.ops.aten, base)(*args)
-    results = result if isinstance(result, tuple) else (result,)
-    names = [a.name for a in out._schema.arguments if a.is_out or (a.alias_info is not None and a.alias_info.is_write)]
-    torch.library.opcheck(functional, args)
-    torch.library.opcheck(pinned, args)
-    torch.library.opcheck(out, args, {name: torch.empty_like(t) for name, t in zip(names, results, strict=True)})
+    outs = [torch.empty_like(t) for t in (result if isinstance(result, tuple) else (result,))]
+    for name, chosen in ((pair.functional, None), (pair.functional, 1), (pair.out, None)):
+        op = route.library_op(cell_of(base), pair, str(name), chosen)
+        names = [a.name for a in op._schema.arguments if a.is_out or (a.alias_info and a.alias_info.is_write)]
+        torch.library.opcheck(op, args, dict(zip(names, outs, strict=False)))
 
 
 def test_opcheck_passes_on_an_operator_with_a_backward(slot: Slot) -> None:
@@ -169,7 +142,7 @@ def test_opcheck_passes_on_an_operator_with_a_backward(slot: Slot) -> None:
     slot("square", 1, square, backward=backward, setup_context=save_input)
     x = torch.randn(3, requires_grad=True)
     aten.square(x)
-    checked = [op for name, op in library_ops().items() if name.startswith("square__")]
+    checked = [op for name, op in route.library_ops.items() if name.startswith("square__")]
     assert len(checked) >= 2
     for op in checked:
         if "slot" in op.name() or "out" not in op.name():

@@ -12,7 +12,7 @@ import pytest
 import torch
 from magi_opschema import aten
 from magi_opschema._cli import main
-from magi_opschema.aten._generate.metadata import FILE_NAME
+from magi_opschema.aten._generate.schema import METADATA_FILE as FILE_NAME
 from magi_opschema.aten.errors import SurfaceError, UnknownOpError
 
 

@@ -14,21 +14,10 @@ if TYPE_CHECKING:
 
 
 def outcomes(
-    tasks: list[int], work: object, *, alone: bool = False, seconds: float = 60.0, retries: int = 12
+    tasks: list[int], work: object, *, seconds: float = 60.0, retries: int = 12
 ) -> dict[int, tuple[object, list[Death]]]:
-    run = run_tasks(tasks, work, jobs=2, seconds=seconds, alone=lambda _: alone, retries=retries)  # type: ignore[arg-type]
+    run = run_tasks(tasks, work, jobs=2, seconds=seconds, retries=retries)  # type: ignore[arg-type]
     return {task: (result, deaths) for task, result, deaths in run}
-
-
-def test_tasks_share_children_unless_they_are_to_be_alone() -> None:
-    def work(task: int, note: Note, left_out: frozenset[str]) -> int:
-        return os.getpid()
-
-    shared = {result for result, _ in outcomes(list(range(10)), work).values()}
-    alone = {result for result, _ in outcomes(list(range(10)), work, alone=True).values()}
-
-    assert len(shared) <= 2
-    assert len(alone) == 10
 
 
 def test_a_crash_costs_one_check_of_one_task() -> None:
@@ -50,18 +39,6 @@ def test_a_crash_costs_one_check_of_one_task() -> None:
     assert all(found[task] == (["first", "second", "third"], []) for task in (0, 1, 2, 4, 5))
 
 
-def test_memory_that_an_earlier_task_broke_is_not_held_against_a_later_one() -> None:
-    pids: set[int] = set()
-
-    def work(task: int, note: Note, left_out: frozenset[str]) -> int:
-        if os.getpid() in pids:  # the second task of a child
-            os.kill(os.getpid(), signal.SIGKILL)
-        pids.add(os.getpid())
-        return task
-
-    assert outcomes([0, 1, 2, 3], work) == {task: (task, []) for task in range(4)}
-
-
 def test_a_hang_is_a_death_and_a_hopeless_task_is_given_up() -> None:
     def work(task: int, note: Note, left_out: frozenset[str]) -> int:
         note.write(f"try {len(left_out)}")
@@ -69,7 +46,7 @@ def test_a_hang_is_a_death_and_a_hopeless_task_is_given_up() -> None:
             time.sleep(1)
         return task
 
-    found = outcomes([0, 1], work, alone=True, seconds=0.3, retries=2)
+    found = outcomes([0, 1], work, seconds=0.3, retries=2)
 
     assert found[0] == (0, [])
     assert found[1][0] is None

@@ -7,7 +7,11 @@ use, the surface of the shipped allowlist is generated into a cache folder. Impo
 
 from __future__ import annotations
 
+import functools
 import importlib
+import importlib.machinery
+import importlib.util
+import sys
 from typing import TYPE_CHECKING, Any
 
 
@@ -22,8 +26,6 @@ if TYPE_CHECKING:
     from ._dispatch.slots import use_slot as use_slot
     from ._stubs import *  # noqa: F403  # the names that mypy sees
 
-_MODULES = frozenset({"errors", "fft", "linalg", "special"})
-
 _HOMES = {
     "load": "_dispatch.load",
     "pin": "_dispatch.slots",
@@ -35,20 +37,29 @@ _HOMES = {
 }
 
 
+def _attribute(module: dict[str, Any], name: str, submodule: str = "") -> Any:
+    """An attribute of the default surface or of its *submodule*, which the namespace *module* keeps."""
+    if name.startswith("_") and not (submodule and name == "__all__"):
+        # Python and its tools look these names up; no operator has such a name, and no surface must be generated
+        # for them.
+        msg = f"module {module['__name__']!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    value = module[name] = importlib.import_module(f"{__name__}._dispatch.load").attribute(name, submodule)
+    return value
+
+
 if not TYPE_CHECKING:  # with it, a type checker would accept any name
+    for _name in ("fft", "linalg", "special"):
+        _spec = importlib.machinery.ModuleSpec(f"{__name__}.{_name}", None)
+        _module = globals()[_name] = sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)
+        _module.__getattr__ = functools.partial(_attribute, vars(_module), submodule=_name)
 
     def __getattr__(name: str) -> Any:
         if name in _HOMES:
             return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-        if name in _MODULES:
-            return importlib.import_module(f"{__name__}.{name}")
-        if name.startswith("_"):
-            # Python and its tools look these names up; no operator has such a name, and no surface must be generated
-            # for them.
-            msg = f"module {__name__!r} has no attribute {name!r}"
-            raise AttributeError(msg)
-        value = globals()[name] = importlib.import_module(f"{__name__}._dispatch.load").attribute(name)
-        return value
+        if name == "errors":
+            return importlib.import_module(f"{__name__}.errors")
+        return _attribute(globals(), name)
 
 
 def __dir__() -> list[str]:

@@ -9,18 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ._dispatch.cells import Cell, Pair, shared_cell
 from ._dispatch.out import out_options, write_out
-from ._dispatch.slots import settle
+from ._dispatch.slots import op
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-def op(base: str, *pairs: tuple[str | None, str | None]) -> Cell:
-    """The cell of *base*; each pair names the functional and the out overload of a variant."""
-    return shared_cell(base, tuple(Pair(*pair) for pair in pairs), settle)
 
 
 class _Unset:

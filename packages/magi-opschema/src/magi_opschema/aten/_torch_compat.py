@@ -44,6 +44,11 @@ def arguments(overload: OpOverload) -> list[torch._C.Argument]:
     return list(overload._schema.arguments)
 
 
+def written_arguments(overload: OpOverload) -> list[torch._C.Argument]:
+    """The arguments that an overload writes, including out arguments (torch 2.10 to 2.15)."""
+    return [a for a in arguments(overload) if a.alias_info is not None and a.alias_info.is_write]
+
+
 def dispatcher_schemas() -> list[torch._C.FunctionSchema]:
     """The schema of every registered overload, ATen's and others' (torch 2.10 to 2.15)."""
     return list(torch._C._jit_get_all_schemas())

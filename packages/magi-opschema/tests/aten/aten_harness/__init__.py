@@ -3,9 +3,8 @@
 
 | module | what it holds |
 |---|---|
-| `check`, `run`, `workers` | bases and slots in, rows out; the processes |
-| `rows`, `reasons`, `divergences` | results, and what is known to differ |
-| `subject`, `samples`, `layouts`, `devices` | what is called, and the arguments |
-| `providers`, `recipes`, `op_db`, `fuzz` | where inputs come from |
-| `checks`, `compare`, `gradients`, `outs`, `library_checks` | what is checked for each call |
+| `run`, `workers` | bases and slots in, rows out; the processes |
+| `subject`, `forms` | what is called, and the arguments |
+| `providers`, `recipes` | where inputs come from |
+| `checks`, `known` | what is checked for each call; what is known to differ |
 """

@@ -7,13 +7,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from magi_opschema.aten._dispatch.gap import run_kernels
-from magi_opschema.aten._dispatch.load import default_surface
-from magi_opschema.aten._generate.allowlist import SHIPPED, read_allowlist
+from magi_opschema.aten import slots
+from magi_opschema.aten._commands import run_kernels
+from magi_opschema.aten._generate.installed import SHIPPED, read_allowlist
 from magi_opschema.aten.errors import AtenError
 
-from .check import check
-from .run import active_tasks, run
+from .run import check
 
 
 def main() -> int:
@@ -27,13 +26,11 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="print every row")
     options = parser.parse_args()
     try:
-        default_surface()
         run_kernels(options.kernels)
-        if options.op is not None:
-            tasks = [(options.op, options.slot)]
-            reports = list(check(tasks, jobs=options.jobs, device=options.device).items())
-        else:
-            reports = sorted(run(active_tasks(read_allowlist(SHIPPED)), jobs=options.jobs))
+        tasks = [(options.op, options.slot)]
+        if options.op is None:
+            tasks = [(base, slot) for base in read_allowlist(SHIPPED) for slot in slots(base)]
+        reports = sorted(check(tasks, jobs=options.jobs, device=options.device).items())
     except AtenError as error:
         print(f"aten_harness: {error}", file=sys.stderr)  # noqa: T201  # a command's answer
         return 2

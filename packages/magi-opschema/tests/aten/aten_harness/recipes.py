@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .samples import Sample
+from .subject import Sample
 
 
 if TYPE_CHECKING:
@@ -88,23 +88,23 @@ def _sparse(m: Make) -> Tensor:
     return m(3, 4).relu().to_sparse().coalesce()
 
 
+_WINDOWS = ("bartlett_window", "blackman_window", "hamming_window", "hann_window", "kaiser_window")
+
 RECIPES: dict[str, tuple[Callable[[Make], Call], ...]] = {
+    **{name: (_window(),) for name in _WINDOWS},
+    **{f"{name}.periodic": (_window(False),) for name in _WINDOWS},
     "adaptive_avg_pool3d_backward.grad_input": (lambda m: (m(1, 2, 2, 2, 2), m(1, 2, 4, 4, 4)),),
     "affine_grid_generator": (
         lambda m: (m(2, 2, 3), [2, 1, 4, 5], False),
         lambda m: (m(1, 3, 4), [1, 1, 2, 3, 4], True),
     ),
     "argsort.stable": (lambda m: (m(3, 4), {"stable": True, "dim": 0}),),
-    "bartlett_window": (_window(),),
-    "bartlett_window.periodic": (_window(False),),
     "bernoulli": (lambda m: (m.unit(3, 4), {"generator": _generator()}),),
     "bernoulli.Tensor": (lambda m: (m(3, 4), m.unit(3, 4), {"generator": _generator()}),),
     "bernoulli.float_out": (_seeded(Tensor, 0.25),),
     "bernoulli.p": (_seeded(Tensor, 0.25),),
     "bincount": (lambda m: (m.index(5, 12),), lambda m: (m.index(5, 12), m.unit(12), 7)),
     "binomial": (lambda m: (m.index(9, 3, 4).to(m.dtype), m.unit(3, 4), {"generator": _generator()}),),
-    "blackman_window": (_window(),),
-    "blackman_window.periodic": (_window(False),),
     "bucketize.Scalar": (lambda m: (1, m(5).sort().values),),
     "cauchy": (_seeded(Tensor, 1.0, 2.0),),
     "ccol_indices_copy": (lambda m: (m(3, 4).to_sparse_csc(),),),
@@ -124,18 +124,12 @@ RECIPES: dict[str, tuple[Callable[[Make], Call], ...]] = {
     "geometric": (_seeded(Tensor, 0.3),),
     "glu_backward_jvp": (lambda m: (m(3, 4), m(3, 2), m(3, 4), m(3, 2), m(3, 4), 1),),
     "glu_jvp": (lambda m: (m(3, 2), m(3, 4), m(3, 4), 1),),
-    "hamming_window": (_window(),),
-    "hamming_window.periodic": (_window(False),),
     "hamming_window.periodic_alpha": (_window(True, 0.5),),
     "hamming_window.periodic_alpha_beta": (_window(True, 0.5, 0.4),),
-    "hann_window": (_window(),),
-    "hann_window.periodic": (_window(False),),
     "indices_copy": (lambda m: (_sparse(m),),),
     "isin.Scalar_Tensor": (lambda m: (1, m(3, 4)),),
     "isin.Tensor_Scalar": (lambda m: (m(3, 4), 1, {"invert": True}),),
-    "kaiser_window": (_window(),),
     "kaiser_window.beta": (_window(False, 8.0),),
-    "kaiser_window.periodic": (_window(False),),
     "linalg_cond.p_str": (lambda m: (m(4, 4), "fro"),),
     "linalg_matrix_rank": (lambda m: (m(3, 4), 0.1),),
     "linalg_matrix_rank.tol_tensor": (lambda m: (m(3, 4), torch.tensor(0.1)),),

@@ -1,61 +1,102 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of the harness: bases and slots in, rows out."""
+"""Runs of the harness: bases and slots in, rows out.
+
+Each base runs in a separate forked process, so a kernel that crashes or hangs is a failed row.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import functools as ft
 import os
 from collections import Counter
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
-from magi_opschema.aten._dispatch.cells import cell_of
-from magi_opschema.aten._dispatch.registry import kernels_of
-from magi_opschema.aten._generate.metadata import ATEN_SLOT
+from magi_opschema.aten import slots
+from magi_opschema.aten._dispatch.cells import cell_of, check_number
+from magi_opschema.aten._generate.schema import ATEN_SLOT, base_name
 
-from .checks import LIBRARY_CHECK, Call, Checker
-from .devices import device_of, missing, on_device
-from .divergences import DIVERGENCES, LIBRARY_DIVERGENCES, Divergence
-from .layouts import layouts
-from .library_checks import FORMS
-from .op_db import captured_samples, op_infos
-from .providers import samples_for
-from .reasons import EXCLUDED
-from .rows import Report, Row
-from .subject import Subject
-from .torch_names import compile_whole
+from . import known as _known
+from .checks import FORMS, LIBRARY_CHECK, Call, Checker, Row, compile_whole
+from .forms import layouts
+from .providers import captured_samples, op_infos, samples_for
+from .subject import Sample, Subject, device_of, missing, on_device
 from .workers import Note, run_tasks
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
-    from .samples import Sample
     from .workers import Death
 
 
 Task = tuple[str, int]
 SECONDS_PER_CHECK = 20.0
-NOTHING: frozenset[str] = frozenset()
 _KERNEL_SAMPLES = 2
 """How many samples of each dtype a kernel gets in every layout."""
 _LARGE = {"large": 1e4, "huge": 1e30}
 
 
-def run(
-    tasks: Iterable[Task], *, jobs: int | None = None, device: str | None = None, library_only: frozenset[str] = NOTHING
-) -> Iterator[tuple[Task, Report]]:
-    """Check bases in slots, each kernel in a separate process, and yield the rows of each when it ends.
+@dataclass
+class Report:
+    """The rows of one run."""
 
-    Args:
-        tasks: Pairs of an ATen base and a slot.
-        jobs: How many processes work at a time; by default, as many as there are processors.
-        device: The device of the inputs; by default, the CPU if the slot's kernels serve it, otherwise one of their
-            devices.
-        library_only: Check the library operators of these forms, and nothing else.
+    rows: list[Row] = field(default_factory=list)
+
+    @property
+    def failures(self) -> list[Row]:
+        """The rows that failed."""
+        return [row for row in self.rows if row.outcome == "fail"]
+
+    @property
+    def executed(self) -> set[str]:
+        """Every overload that a check executed and whose result it compared."""
+        return {row.ran for row in self.rows if row.ran}
+
+    @property
+    def skips(self) -> Counter[str]:
+        """How many rows each declared reason skipped."""
+        return Counter(row.detail for row in self.rows if row.outcome == "skip")
+
+    def summary(self) -> str:
+        """The counts of each outcome in one line."""
+        counts = Counter(row.outcome for row in self.rows)
+        return ", ".join(f"{counts[outcome]} {outcome}" for outcome in ("pass", "fail", "xfail", "skip"))
+
+
+def check(tasks: Iterable[Task], *, jobs: int | None = None, device: str | None = None) -> dict[Task, Report]:
+    """The report of each of *tasks*, pairs of an operator and an active slot.
+
+    Raises:
+        UnknownOpError: The surface has no such operator.
+        SlotError: The slot has no kernel.
     """
-    listed = list(tasks)
+    asked = {}
+    for name, slot in tasks:
+        slots(name)  # the surface is loaded, and has it
+        base = base_name(name) if "." in name else name
+        check_number(slot, base)
+        cell_of(base).check_active(slot)
+        asked[base, slot] = (name, slot)
+    return {asked[task]: report for task, report in run(asked, jobs=jobs, device=device)}
+
+
+def run(
+    tasks: Iterable[Task],
+    *,
+    jobs: int | None = None,
+    device: str | None = None,
+    library_only: frozenset[str] = frozenset(),
+) -> Iterator[tuple[Task, Report]]:
+    """Check bases in slots, and yield the rows of each when it ends.
+
+    Slot 8 checks that the surface equals ATen bit for bit. The inputs are on *device*, by default on the CPU if the
+    slot's kernels serve it. With *library_only*, only the library operators of these forms are checked.
+
+    Raises:
+        MissingExtraError: numpy or expecttest is missing, which torch's test database needs.
+    """
     # The children initialize CUDA themselves, which is impossible after their parent has queried its devices.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     # Done here, so that forked processes inherit what takes seconds to load: the database, its calls, the compiler.
@@ -63,42 +104,18 @@ def run(
     captured_samples()
     compile_whole(torch.neg)(torch.ones(1))
     jobs = jobs or len(os.sched_getaffinity(0))
-    work = ft.partial(
-        _work, check=ft.partial(_check_library, forms=library_only) if library_only else _check_all, asked=device
-    )
-    alone = ft.partial(_alone, library_only=bool(library_only))
-    for task, rows, deaths in run_tasks(listed, work, jobs=jobs, seconds=SECONDS_PER_CHECK, alone=alone):
+    work = ft.partial(_work, forms=library_only, asked=device)
+    for task, rows, deaths in run_tasks(list(tasks), work, jobs=jobs, seconds=SECONDS_PER_CHECK):
         found = [*(rows or ()), *(_death_row(task, death) for death in deaths)]
         yield task, Report([_expected(row) for row in found])
 
 
-def active_tasks(bases: Iterable[str]) -> list[Task]:
-    """Every active slot of *bases*."""
-    tasks = []
-    for base in bases:
-        lower = sorted({kernel.slot for kernel in kernels_of(cell_of(base))})
-        tasks += [(base, slot) for slot in [*lower, ATEN_SLOT]]
-    return tasks
-
-
-def _alone(task: Task, *, library_only: bool) -> bool:
-    """Whether a task gets a separate process: a user's kernel, and operators known to write out of bounds."""
-    base, slot = task
-    crashes = any(d.crashes and d.overload.partition(".")[0] == base for d in DIVERGENCES)
-    return crashes or not (library_only or slot == ATEN_SLOT)
-
-
-def _work(
-    task: Task,
-    note: Note,
-    left_out: frozenset[str],
-    check: Callable[[Checker, Subject, list[Sample]], list[Row]],
-    asked: str | None = None,
-) -> list[Row]:
+def _work(task: Task, note: Note, left_out: frozenset[str], *, forms: frozenset[str], asked: str | None) -> list[Row]:
+    """The rows of one task; with *forms*, those about the library operators of these forms alone."""
     base, slot = task
     note.write(f"{base}|{slot}|inputs")
     cell = cell_of(base)
-    kernels = [kernel for kernel in kernels_of(cell) if kernel.slot == slot]
+    kernels = [kernel for kernel in cell.kernels if kernel.slot == slot]
     served = {leading for kernel in kernels for leading in kernel.serves}
     subjects = [Subject(base, pair, slot) for pair in cell.pairs if slot == ATEN_SLOT or pair.leading in served]
     device = device_of(kernels) if asked is None else torch.device(asked)
@@ -108,12 +125,17 @@ def _work(
     checker = Checker(note, left_out)
     rows: list[Row] = []
     for subject, samples in samples_for(subjects).items():
-        if subject.label in EXCLUDED:
-            rows.append(_row(subject, "skip", EXCLUDED[subject.label]))
-        elif not samples:
+        if subject.label in _known.EXCLUDED:
+            rows.append(_row(subject, "skip", _known.EXCLUDED[subject.label]))
+            continue
+        if not samples:
             rows.append(_row(subject, "fail", "no provider has inputs for it"))
-        else:
-            rows += check(checker, subject, [on_device(subject, sample, device) for sample in samples])
+            continue
+        moved = [on_device(subject, sample, device) for sample in samples]
+        if not forms:
+            rows += _check_all(checker, subject, moved)
+        if forms or not subject.aten:
+            rows += _check_library(checker, subject, moved, forms or FORMS)
     return rows
 
 
@@ -124,26 +146,28 @@ def _row(subject: Subject, outcome: str, detail: str) -> Row:
 def _check_all(checker: Checker, subject: Subject, samples: list[Sample]) -> list[Row]:
     rows: list[Row] = []
     dtypes: Counter[torch.dtype] = Counter()
-    elementwise = _is_elementwise(subject)
     for number, sample in enumerate(samples):
         option = sample.origin.startswith("option")
         dtypes[sample.dtype] += not option
-        first = dtypes[sample.dtype] == 1 and not option
-        label = f"{sample.origin} {number}"
+        edges = dtypes[sample.dtype] == 1 and not option
         wide = number == 0 if subject.aten else not option and dtypes[sample.dtype] <= _KERNEL_SAMPLES
-        for layout, changed in _layouts(subject, sample, elementwise=elementwise, wide=wide):
-            call = Call(subject, changed, layout, label)
-            edges = first
+        for layout, changed in _layouts(subject, sample) if wide else [("dense", sample)]:
             fullgraph = number == 0 and layout == "dense" and subject.pair is subject.cell.pairs[0]
+            call = Call(subject, changed, layout, f"{sample.origin} {number}")
             rows += checker.check(call, edges=edges, fullgraph=fullgraph)
     if not any(row.ran for row in rows):
         rows.append(_row(subject, "fail", "ATen refuses every input" if subject.aten else "the kernel serves no input"))
-    return rows if subject.aten else rows + _check_library(checker, subject, samples)
+    return rows
 
 
-def _check_library(
-    checker: Checker, subject: Subject, samples: list[Sample], forms: frozenset[str] = FORMS
-) -> list[Row]:
+def _layouts(subject: Subject, sample: Sample) -> Iterator[tuple[str, Sample]]:
+    yield from layouts(sample, elementwise=torch.Tag.pointwise in subject.leading.tags)
+    if not subject.aten and (sample.dtype.is_floating_point or sample.dtype.is_complex):
+        for name, factor in _LARGE.items():
+            yield name, sample.map_tensors(lambda t, f=factor: t * f if t.dtype == sample.dtype else t)  # type: ignore[misc]
+
+
+def _check_library(checker: Checker, subject: Subject, samples: list[Sample], forms: frozenset[str]) -> list[Row]:
     """Rows about the library operators on the first input that the kernel serves; none if it serves no input."""
     calls = [Call(subject, sample, "dense", f"{sample.origin} {number}") for number, sample in enumerate(samples)]
     # opcheck treats NaN as a difference, so inputs without NaN results come first, or positive ones if all have some.
@@ -160,20 +184,6 @@ def _positive(t: torch.Tensor) -> torch.Tensor:
     return t.abs() if t.dtype.is_floating_point and t.layout is torch.strided else t
 
 
-def _layouts(subject: Subject, sample: Sample, *, elementwise: bool, wide: bool) -> Iterator[tuple[str, Sample]]:
-    if not wide:
-        yield "dense", sample
-        return
-    yield from layouts(sample, elementwise=elementwise)
-    if not subject.aten and (sample.dtype.is_floating_point or sample.dtype.is_complex):
-        for name, factor in _LARGE.items():
-            yield name, sample.map_tensors(lambda t, f=factor: t * f if t.dtype == sample.dtype else t)  # type: ignore[misc]
-
-
-def _is_elementwise(subject: Subject) -> bool:
-    return torch.Tag.pointwise in subject.leading.tags
-
-
 def _death_row(task: Task, death: Death) -> Row:
     parts = death.doing.split("|")
     if len(parts) == 6:
@@ -184,17 +194,22 @@ def _death_row(task: Task, death: Death) -> Row:
 
 def _expected(row: Row) -> Row:
     """*row*, marked as expected if it is a failure by a known divergence of torch; `mended` finds the opposite."""
-    if row.check.startswith(LIBRARY_CHECK) and row.outcome == "fail" and row.overload in LIBRARY_DIVERGENCES:
-        return dataclasses.replace(row, outcome="xfail", detail=LIBRARY_DIVERGENCES[row.overload])
-    known = next((d for d in DIVERGENCES if d.overload == row.overload and row.check in d.checks), None)
-    if known is None or row.slot != ATEN_SLOT or row.outcome != "fail":
-        return row
-    return dataclasses.replace(row, outcome="xfail", detail=known.reason)
+    reason = None
+    if row.check.startswith(LIBRARY_CHECK):
+        reason = _known.LIBRARY_DIVERGENCES.get(row.overload)
+    elif row.slot == ATEN_SLOT:
+        found = (d.reason for d in _known.DIVERGENCES if d.overload == row.overload and row.check in d.checks)
+        reason = next(found, None)
+    return row if reason is None or row.outcome != "fail" else replace(row, outcome="xfail", detail=reason)
 
 
-def mended(rows: Iterable[Row]) -> list[Divergence]:
+def mended(rows: Iterable[Row]) -> list[_known.Divergence]:
     """The known divergences that ran but did not occur: torch has fixed them, and the entries must be removed."""
     listed = [row for row in rows if row.slot == ATEN_SLOT]
     shown = {(row.overload, row.check) for row in listed if row.outcome == "xfail"}
     ran = {row.overload for row in listed}
-    return [d for d in DIVERGENCES if d.overload in ran and not any((d.overload, check) in shown for check in d.checks)]
+    return [
+        d
+        for d in _known.DIVERGENCES
+        if d.overload in ran and not any((d.overload, check) in shown for check in d.checks)
+    ]

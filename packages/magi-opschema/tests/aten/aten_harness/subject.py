@@ -1,31 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is tested: one variant of a base in one slot, called through the surface and directly."""
+"""What is tested: the inputs of a call, and one variant of a base in one slot, called through the surface and directly.
+
+Inputs are made on the CPU, where ATen decides which of them it accepts, and moved to the device of a kernel.
+"""
 
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from magi_opschema.aten._dispatch.cells import Cell, Pair, cell_of
-from magi_opschema.aten._dispatch.kernels import out_names
+from magi_opschema.aten._dispatch.kernels import out_names, python_names, select
 from magi_opschema.aten._dispatch.load import default_surface
 from magi_opschema.aten._dispatch.out import write_out
-from magi_opschema.aten._dispatch.registry import kernels_of
-from magi_opschema.aten._dispatch.serve import python_names, select
 from magi_opschema.aten._dispatch.slots import use_slot
-from magi_opschema.aten._generate.metadata import ATEN_SLOT
-from magi_opschema.aten._generate.names import split_base
+from magi_opschema.aten._generate.schema import ATEN_SLOT, split_base
 from magi_opschema.aten._torch_compat import OpOverload, arguments
 from torch import Tensor
 
-from .samples import Sample, seed
-
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from magi_opschema.aten._dispatch.kernels import Kernel
 
@@ -38,6 +36,55 @@ UNDEFINED_CONTENTS = frozenset(
 
 _UNDECLARED_WRITES = {"native_batch_norm": frozenset({"running_mean", "running_var"})}
 """Inputs that ATen writes although the schema does not declare it; such calls get copies."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Arguments in the schema's own names; `origin` says which provider made them."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    origin: str
+    dtype: torch.dtype
+
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Sample:
+        """The same call with every tensor changed, including those in lists."""
+
+        def mapped(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return change(value)
+            if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+                return type(value)(map(mapped, value))
+            return value
+
+        return self.map_values(mapped)
+
+    def map_values(self, change: Callable[[Any], Any]) -> Sample:
+        """The same call with every argument changed."""
+        kwargs = {name: change(value) for name, value in self.kwargs.items()}
+        return replace(self, args=tuple(map(change, self.args)), kwargs=kwargs)
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor of the call."""
+        found: list[Tensor] = []
+        self.map_tensors(lambda t: (found.append(t), t)[1])  # type: ignore[func-returns-value]
+        return found
+
+    def without_generators(self) -> Sample:
+        """The same call, with the default generator."""
+        return self.map_values(lambda value: None if isinstance(value, torch.Generator) else value)
+
+    def fresh(self) -> Sample:
+        """Copies that a call may write to; generators start from the same state."""
+        return self.map_tensors(lambda t: t.detach().clone())
+
+
+def seed(sample: Sample) -> None:
+    """Set the default generator, and one that the call passes, to the state from which both sides start."""
+    torch.manual_seed(0)
+    for value in (*sample.args, *sample.kwargs.values()):
+        if isinstance(value, torch.Generator):
+            value.manual_seed(0)
 
 
 @dataclass(frozen=True)
@@ -101,38 +148,31 @@ class Subject:
             for a in arguments(self.cell.overloads[self.pair.out or self.pair.leading])
         )
 
-    def ran(self, *, out: bool) -> tuple[str, ...]:
+    def ran(self, *, out: bool) -> str:
         """The overload that a form executes."""
         name = (self.pair.out or self.pair.functional) if out else (self.pair.functional or self.pair.out)
-        return (dotted(self.base, str(name)),)
+        return dotted(self.base, str(name))
 
-    def kernel_for(self, sample: Sample) -> Kernel | None:
-        """The kernel of this slot that serves a call; None where ATen would."""
-        serving = tuple(k for k in kernels_of(self.cell) if self.pair.leading in k.serves)
+    def kernel_for(self, sample: Sample, *, differentiable: bool = False) -> Kernel | None:
+        """The kernel of this slot, with a backward if *differentiable*, that serves a call; None where ATen would."""
+        serving = self.cell.serving(self.pair, differentiable=differentiable)
         return select(serving, self.slot, sample.args, python_names(sample.kwargs))
-
-    def differentiates(self, sample: Sample) -> bool:
-        """Whether a kernel of this slot with a backward serves a call."""
-        serving = tuple(k for k in kernels_of(self.cell) if self.pair.leading in k.serves and k.backward is not None)
-        return select(serving, self.slot, sample.args, python_names(sample.kwargs)) is not None
 
     def surface(self, sample: Sample, *, out: Any = None, by_name: bool = False) -> Any:
         """Call the generated function in this slot."""
-        kwargs = python_names(self._out_options(sample.kwargs) if out is not None else sample.kwargs)
-        names = [a.name for a in arguments(self.leading) if not a.kwarg_only]
-        position = 0 if by_name else self._positions
-        named = dict(zip(names[position:], sample.args[position:], strict=False))
-        kwargs = python_names(named) | kwargs
         if out is not None:
-            kwargs["out"] = out
-        return self.seeded(sample, lambda: self.function(*sample.args[:position], **kwargs))
+            # A factory's dtype and device are those of out.
+            sample = replace(sample, kwargs={n: v for n, v in sample.kwargs.items() if n in self._out_keywords})
+        call = self.surface_call(sample, by_name=by_name, **({} if out is None else {"out": out}))
+        return self.seeded(sample, lambda: call(*sample.args))
 
-    def surface_call(self, sample: Sample) -> Callable[..., Any]:
+    def surface_call(self, sample: Sample, *, by_name: bool = False, **options: Any) -> Callable[..., Any]:
         """The generated function with the keywords of *sample* bound, as a function to compile."""
+        position = 0 if by_name else self._positions
         names = [a.name for a in arguments(self.leading) if not a.kwarg_only]
-        late = python_names(dict(zip(names[self._positions :], sample.args[self._positions :], strict=False)))
-        kwargs = late | python_names(sample.kwargs)
-        return lambda *args: self.function(*args[: self._positions], **kwargs)
+        late = python_names(dict(zip(names[position:], sample.args[position:], strict=False)))
+        kwargs = late | python_names(sample.kwargs) | options
+        return lambda *args: self.function(*args[:position], **kwargs)
 
     def seeded(self, sample: Sample, run: Callable[[], Any]) -> Any:
         """Call *run* in this slot, without gradients, from the same random state each time."""
@@ -169,20 +209,49 @@ class Subject:
             if self.pair.out is None:
                 return write_out(self.leading(*sample.args, **sample.kwargs), out)
             given = (list(out),) if self.lists_out else ((out,) if isinstance(out, Tensor) else tuple(out))
-            overload = self.cell.overloads[self.pair.out]
-            known = {a.name for a in arguments(overload)}
-            kwargs = {name: value for name, value in sample.kwargs.items() if name in known}
-            overload(*sample.args, **kwargs, **dict(zip(self.outs, given, strict=True)))
+            kwargs = {name: value for name, value in sample.kwargs.items() if name in self._out_keywords}
+            outs = dict(zip(self.outs, given, strict=True))
+            self.cell.overloads[self.pair.out](*sample.args, **kwargs, **outs)
             return out
 
-    def _out_options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """*kwargs* with a factory's dtype and device taken from `out`."""
-        if self.pair.out is None:
-            return kwargs
-        known = {a.name for a in arguments(self.cell.overloads[self.pair.out])}
-        return {name: value for name, value in kwargs.items() if name in known}
+    @cached_property
+    def _out_keywords(self) -> frozenset[str]:
+        """The arguments of the out form, without a factory's options."""
+        return frozenset(a.name for a in arguments(self.cell.overloads[self.pair.out or self.pair.leading]))
 
 
 def dotted(base: str, overload: str) -> str:
     """`add.Tensor`; the unnamed overload is the base alone."""
     return base if overload == "default" else f"{base}.{overload}"
+
+
+CPU = torch.device("cpu")
+
+
+def device_of(kernels: Iterable[Kernel]) -> torch.device:
+    """The default device on which kernels of one slot are tested: the CPU if one of them serves it."""
+    devices = [kernel.devices for kernel in kernels]
+    if not devices or any(types is None or "cpu" in types for types in devices):
+        return CPU
+    return torch.device(min(type_ for types in devices for type_ in types or ()))
+
+
+def missing(device: torch.device) -> str | None:
+    """Why *device* cannot be used here; None if it can."""
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch asserts that it was built with CUDA
+        return f"{device} cannot be used here: {str(error).splitlines()[0]}"
+    return None
+
+
+def on_device(subject: Subject, sample: Sample, device: torch.device) -> Sample:
+    """The same call on *device*: its tensors, its generators, and the device argument of a factory."""
+    if device == CPU:
+        return sample
+    moved = sample.map_tensors(lambda t: t.to(device)).map_values(
+        lambda value: torch.Generator(device) if isinstance(value, torch.Generator) else value
+    )
+    if not sample.tensors() and any(a.name == "device" for a in arguments(subject.leading)):
+        moved.kwargs["device"] = device
+    return moved

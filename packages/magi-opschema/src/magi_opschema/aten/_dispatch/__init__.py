@@ -3,11 +3,9 @@
 
 | module | what it holds |
 |---|---|
-| `cells` | one mutable cell for each base, which generated functions read |
-| `kernels`, `registry` | a user's kernel; the kernels and preferences of each base |
-| `serve`, `out` | serving one call; the contract of `out=` |
-| `library`, `route` | operators that tracers see; which way a call takes |
+| `cells` | one mutable cell for each base, which generated functions read, with its kernels and preferences |
+| `kernels`, `out` | a user's kernel and its calls; the contract of `out=` |
+| `route` | which way a call takes, and the operators that tracers see |
 | `slots` | the public functions |
 | `load` | surfaces as modules |
-| `gap` | which operators of a program have no kernel |
 """

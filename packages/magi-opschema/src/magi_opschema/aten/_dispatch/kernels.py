@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A user's kernel for one slot, and the check of its signature against the schemas of its base."""
+"""A user's kernel for one slot: the check of its signature against the schemas of its base, and its calls."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import inspect
 import typing
 from dataclasses import dataclass
 from functools import cached_property
+from inspect import Parameter
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from magi_opschema._text import show_value, show_with_type
-from magi_opschema.aten._generate.names import python_name
+from magi_opschema.aten._generate.schema import parameter_name
 from magi_opschema.aten._torch_compat import arguments
 from magi_opschema.aten.errors import KernelSignatureError
+
+from .out import fits, write_out
 
 
 if TYPE_CHECKING:
@@ -57,16 +60,81 @@ class Kernel:
         """Whether it serves every call of its overloads."""
         return self.devices is None and self.dtypes is None and self.supports is None
 
+    def fits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether it serves a call."""
+        tensors = tensors_in(args, kwargs)
+        if self.devices is not None:
+            devices = {t.device.type for t in tensors}
+            if not devices:
+                given = kwargs.get("device")
+                devices = {(torch.get_default_device() if given is None else torch.device(given)).type}
+            if not devices <= self.devices:
+                return False
+        if self.dtypes is not None:
+            dtype = tensors[0].dtype if tensors else kwargs.get("dtype")
+            if (dtype if isinstance(dtype, torch.dtype) else torch.get_default_dtype()) not in self.dtypes:
+                return False
+        return self.supports is None or bool(self.supports(*args, **kwargs))
 
-@dataclass(frozen=True)
-class _Form:
-    """A variant's parameters in Python, which a kernel's signature must have."""
 
-    leading: str
-    parameters: tuple[inspect.Parameter, ...]
+def select(
+    kernels: tuple[Kernel, ...], chosen: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Kernel | None:
+    """The first of *kernels* that serves a call, if a slot is *chosen* only of that one; None for ATen."""
+    for kernel in kernels:
+        if chosen is not None and kernel.slot != chosen:
+            continue
+        if kernel.unconditional or kernel.fits(args, kwargs):
+            return kernel
+    return None
 
-    def __str__(self) -> str:
-        return str(inspect.Signature([p.replace(annotation=inspect.Parameter.empty) for p in self.parameters]))
+
+def run_with_out(
+    kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, options: tuple[str, ...]
+) -> Any:
+    """Call a kernel whose results are written to *out*, and return *out*.
+
+    A kernel that does not write itself gets the *options* of *out*. It is NotImplemented if its result does not fit:
+    ATen refuses that, or computes in the dtype of *out*.
+    """
+    if kernel.takes_out:
+        kernel.fn(*args, **kwargs, out=out) if kwargs else kernel.fn(*args, out=out)
+        return out
+    result = kernel.fn(*args, **kwargs, **{name: getattr(out, name) for name in options})
+    return write_out(result, out) if fits(result, out) else NotImplemented
+
+
+def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors among the arguments, those in lists too."""
+    found = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += [item for item in value if isinstance(item, Tensor)]
+    return found
+
+
+def python_names(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """*kwargs* of a schema with the names that a kernel has for them."""
+    return {parameter_name(name): value for name, value in kwargs.items()}
+
+
+def out_names(cell: Cell, pair: Pair) -> tuple[str, ...]:
+    """The schema names of a variant's out arguments, in order."""
+    if pair.out is None:
+        return ()
+    known = {a.name for a in arguments(cell.overloads[pair.functional])} if pair.functional is not None else set()
+    return tuple(a.name for a in arguments(cell.overloads[pair.out]) if a.is_out and a.name not in known)
+
+
+def options_of_out(cell: Cell, pair: Pair) -> tuple[str, ...]:
+    """The options of a factory's functional form that are given by `out=`."""
+    if pair.functional is None or pair.out is None:
+        return ()
+    known = {argument.name for argument in arguments(cell.overloads[pair.out])}
+    asked = {argument.name for argument in arguments(cell.overloads[pair.functional])}
+    return tuple(name for name in ("dtype", "layout", "device") if name in asked - known)
 
 
 def served_variants(cell: Cell, fn: Callable[..., Any], only: str | None) -> tuple[frozenset[str], bool]:
@@ -81,22 +149,31 @@ def served_variants(cell: Cell, fn: Callable[..., Any], only: str | None) -> tup
         KernelSignatureError: It fits none; names, order, kinds and defaults must be those of the schema.
     """
     signature = _signature_of(fn, cell.base)
+    code = getattr(fn, "__code__", None)
+    where = getattr(fn, "__qualname__", show_value(fn))
+    where = where if code is None else f"{where} ({code.co_filename}:{code.co_firstlineno})"
     parameters = list(signature.parameters.values())
     takes_out = "out" in signature.parameters
     if takes_out:
         out = signature.parameters["out"]
-        if out.kind is not inspect.Parameter.KEYWORD_ONLY or out.default is not None:
-            msg = f"{_where(fn)}: a kernel takes out as a keyword with default None, (..., *, out=None)"
+        if out.kind is not Parameter.KEYWORD_ONLY or out.default is not None:
+            msg = f"{where}: a kernel takes out as a keyword with default None, (..., *, out=None)"
             raise KernelSignatureError(msg)
         parameters.remove(out)
-    forms = [_form(cell, pair) for pair in cell.pairs if only is None or only in {pair.functional, pair.out}]
-    reasons = [(form, _mismatch(parameters, form.parameters)) for form in forms]
-    serves = frozenset(form.leading for form, reason in reasons if reason is None)
+    serves, refusals = set(), ""
+    for pair in cell.pairs:
+        if only is None or only in {pair.functional, pair.out}:
+            wanted = schema_parameters(cell, pair)
+            reason = _mismatch(parameters, wanted)
+            if reason is None:
+                serves.add(pair.leading)
+            dotted = cell.base if pair.leading == "default" else f"{cell.base}.{pair.leading}"
+            shown = inspect.Signature([p.replace(annotation=Parameter.empty) for p in wanted])
+            refusals += f"\n  {dotted}{shown}: {reason}"
     if not serves:
-        listed = "".join(f"\n  {_dotted(cell, form.leading)}{form}: {reason}" for form, reason in reasons)
-        msg = f"{_where(fn)} has the signature {signature}, which is that of no overload of aten::{cell.base}:{listed}"
+        msg = f"{where} has the signature {signature}, which is that of no overload of aten::{cell.base}:{refusals}"
         raise KernelSignatureError(msg)
-    return serves, takes_out
+    return frozenset(serves), takes_out
 
 
 def _signature_of(fn: object, base: str) -> inspect.Signature:
@@ -113,77 +190,60 @@ def _signature_of(fn: object, base: str) -> inspect.Signature:
         raise KernelSignatureError(msg) from error
 
 
-def _form(cell: Cell, pair: Pair) -> _Form:
-    overload = cell.overloads[pair.leading]
+def schema_parameters(cell: Cell, pair: Pair) -> list[Parameter]:
+    """A variant's parameters in Python without `out`, which a kernel must have; the annotations are schema types."""
     outs = out_names(cell, pair) if pair.functional is None else ()
-    inputs = [argument for argument in arguments(overload) if argument.name not in outs]
-    return _Form(pair.leading, tuple(_parameter(argument) for argument in inputs))
+    return [
+        Parameter(
+            parameter_name(argument.name),
+            Parameter.KEYWORD_ONLY if argument.kwarg_only else Parameter.POSITIONAL_OR_KEYWORD,
+            default=argument.default_value if argument.has_default_value() else Parameter.empty,
+            annotation=str(argument.type),
+        )
+        for argument in arguments(cell.overloads[pair.leading])
+        if argument.name not in outs
+    ]
 
 
-def _parameter(argument: Any) -> inspect.Parameter:  # a torch._C.Argument
-    kind = inspect.Parameter.KEYWORD_ONLY if argument.kwarg_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
-    default = argument.default_value if argument.has_default_value() else inspect.Parameter.empty
-    name = "input" if argument.name == "self" else python_name(argument.name)
-    return inspect.Parameter(name, kind, default=default, annotation=str(argument.type))
-
-
-def out_names(cell: Cell, pair: Pair) -> tuple[str, ...]:
-    """The schema names of a variant's out arguments, in order."""
-    if pair.out is None:
-        return ()
-    known = set()
-    if pair.functional is not None:
-        known = {argument.name for argument in arguments(cell.overloads[pair.functional])}
-    return tuple(a.name for a in arguments(cell.overloads[pair.out]) if a.is_out and a.name not in known)
-
-
-def _mismatch(own: list[inspect.Parameter], wanted: tuple[inspect.Parameter, ...]) -> str | None:
+def _mismatch(own: list[Parameter], wanted: list[Parameter]) -> str | None:
     """The first difference, or None if the signatures agree. Keyword-only parameters may have any order."""
     for parameter in own:
-        if parameter.kind in {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+        if parameter.kind in {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}:
             return f"{parameter} hides parameters; spell them out"
-    for kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
+    for kind, called in ((Parameter.POSITIONAL_OR_KEYWORD, "positional"), (Parameter.KEYWORD_ONLY, "keyword")):
         mine = [p for p in own if p.kind is kind]
         theirs = [p for p in wanted if p.kind is kind]
-        if kind is inspect.Parameter.KEYWORD_ONLY:
+        if kind is Parameter.KEYWORD_ONLY:
             mine.sort(key=lambda p: p.name)
             theirs.sort(key=lambda p: p.name)
         if [p.name for p in mine] != [p.name for p in theirs]:
-            return f"its {'keyword' if kind.value == 3 else 'positional'} parameters are {_names(theirs)}"
+            return f"its {called} parameters are ({', '.join(p.name for p in theirs)})"
         for parameter, schema in zip(mine, theirs, strict=True):
-            reason = _parameter_mismatch(parameter, schema)
-            if reason is not None:
-                return reason
-    if any(p.kind is inspect.Parameter.POSITIONAL_ONLY for p in own):
+            if not _same_default(parameter.default, schema.default):
+                default = "no default" if schema.default is Parameter.empty else f"the default {schema.default!r}"
+                return f"its {schema.name} has {default}"
+            kinds, wanted_kinds = _annotated_kinds(parameter.annotation), _schema_kinds(str(schema.annotation))
+            if kinds and wanted_kinds and not kinds & wanted_kinds:
+                return f"its {schema.name} is a {schema.annotation}"
+    if any(p.kind is Parameter.POSITIONAL_ONLY for p in own):
         return "its parameters can be given by name"
     return None
 
 
-def _parameter_mismatch(parameter: inspect.Parameter, schema: inspect.Parameter) -> str | None:
-    if not _same_default(parameter.default, schema.default):
-        wanted = "no default" if schema.default is inspect.Parameter.empty else f"the default {schema.default!r}"
-        return f"its {schema.name} has {wanted}"
-    kinds = _annotated_kinds(parameter.annotation)
-    wanted_kinds = _schema_kinds(str(schema.annotation))
-    if kinds and wanted_kinds and not kinds & wanted_kinds:
-        return f"its {schema.name} is a {schema.annotation}"
-    return None
-
-
 def _same_default(mine: Any, theirs: Any) -> bool:
-    if mine is inspect.Parameter.empty or theirs is inspect.Parameter.empty:
+    if mine is Parameter.empty or theirs is Parameter.empty:
         return mine is theirs
     if isinstance(theirs, (list, tuple)) and isinstance(mine, (list, tuple)):
         return list(mine) == list(theirs)
     if isinstance(theirs, (list, tuple)) and theirs and _is_number(mine):
         # `int[2] padding=0` is [0, 0] for the dispatcher.
         return all(_is_number(value) and value == mine for value in theirs)
-    alike = type(mine) is type(theirs) or _is_number(mine, theirs)
+    alike = type(mine) is type(theirs) or (_is_number(mine) and _is_number(theirs))
     return alike and bool(mine == theirs)
 
 
-def _is_number(*values: Any) -> bool:
-    return all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 _KINDS: dict[Any, frozenset[str]] = {
@@ -200,7 +260,7 @@ _KINDS: dict[Any, frozenset[str]] = {
 def _annotated_kinds(annotation: Any) -> frozenset[str]:
     """The kinds of values that a kernel's annotation allows; empty if it cannot be compared."""
     parts = typing.get_args(annotation) if typing.get_origin(annotation) is not None else (annotation,)
-    if annotation is inspect.Parameter.empty or typing.get_origin(annotation) in {list, tuple}:
+    if annotation is Parameter.empty or typing.get_origin(annotation) in {list, tuple}:
         return frozenset()
     found = [_KINDS.get(part) for part in parts if part is not type(None)]
     known = [kinds for kinds in found if kinds is not None]
@@ -209,25 +269,5 @@ def _annotated_kinds(annotation: Any) -> frozenset[str]:
 
 def _schema_kinds(type_: str) -> frozenset[str]:
     inner = type_.removeprefix("Optional[").removesuffix("]") if type_.startswith("Optional[") else type_
-    return {
-        "Tensor": frozenset({"tensor"}),
-        "int": frozenset({"number"}),
-        "float": frozenset({"number"}),
-        "number": frozenset({"number"}),
-        "bool": frozenset({"bool"}),
-        "str": frozenset({"str"}),
-    }.get(inner, frozenset())
-
-
-def _names(parameters: list[inspect.Parameter]) -> str:
-    return "(" + ", ".join(p.name for p in parameters) + ")"
-
-
-def _dotted(cell: Cell, overload: str) -> str:
-    return cell.base if overload == "default" else f"{cell.base}.{overload}"
-
-
-def _where(fn: Callable[..., Any]) -> str:
-    name = getattr(fn, "__qualname__", show_value(fn))
-    code = getattr(fn, "__code__", None)
-    return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"
+    kind = {"Tensor": "tensor", "int": "number", "float": "number", "number": "number", "bool": "bool", "str": "str"}
+    return frozenset({kind[inner]} if inner in kind else ())

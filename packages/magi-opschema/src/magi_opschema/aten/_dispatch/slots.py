@@ -10,8 +10,8 @@ recompiles when that changes.
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
@@ -19,24 +19,12 @@ from typing import Any, TypeVar, overload
 import torch
 
 from magi_opschema._text import show_value, show_with_type
-from magi_opschema.aten._generate.metadata import ATEN_SLOT
-from magi_opschema.aten._generate.names import SUBMODULES, base_name
-from magi_opschema.aten.errors import SlotError, UnknownOpError
+from magi_opschema.aten._generate.schema import ATEN_SLOT, SUBMODULES, base_name
+from magi_opschema.aten.errors import SlotError, SurfaceError, UnknownOpError
 
-from .cells import Cell, cell_of, loaded_cells
+from .cells import Cell, Pair, cell_of, cells, check_number, lock
 from .kernels import Kernel, served_variants
 from .load import default_surface
-from .registry import (
-    check_active,
-    check_number,
-    chosen_for_all,
-    chosen_here,
-    kernels_of,
-    lock,
-    read_environment,
-    state_of,
-    used_in_this_thread,
-)
 from .route import eager_namespace, traced_namespace
 
 
@@ -63,9 +51,9 @@ def slots(base: str) -> dict[int, Slot]:
     """
     cell = _cell(base)
     by_number: dict[int, list[Kernel]] = {}
-    for kernel in kernels_of(cell):
+    for kernel in cell.kernels:
         by_number.setdefault(kernel.slot, []).append(kernel)
-    found = {number: Slot(number, tuple(kernels)) for number, kernels in sorted(by_number.items())}
+    found = {number: Slot(number, tuple(kernels)) for number, kernels in by_number.items()}
     return found | {ATEN_SLOT: Slot(ATEN_SLOT, ())}
 
 
@@ -146,7 +134,12 @@ def register_slot(
         )
     cell, only = _cell_and_overload(base)
     check_number(slot, cell.base, lowest_only=True)
-    serves, takes_out = served_variants(cell, fn, only or None)
+    serves, takes_out = served_variants(cell, fn, only)
+    functions: dict[str, Any] = {"supports": supports, "backward": backward, "setup_context": setup_context}
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            msg = f"{name}={show_value(function)} must be a function"
+            raise SlotError(msg)
     kernel = Kernel(
         base=cell.base,
         slot=slot,
@@ -155,19 +148,18 @@ def register_slot(
         takes_out=takes_out,
         devices=_frozen(devices, str, "devices"),
         dtypes=_frozen(dtypes, torch.dtype, "dtypes"),
-        supports=_predicate(_function(supports, "supports")),
-        backward=_function(backward, "backward"),
-        setup_context=_function(setup_context, "setup_context"),
+        supports=_predicate(supports),
+        backward=backward,
+        setup_context=setup_context,
     )
     with lock:
-        state = state_of(cell)
-        for other in state.kernels:
+        for other in cell.kernels:
             if other.slot == slot and other.serves & serves:
                 taken = ", ".join(sorted(other.serves & serves))
                 where = f"slot {slot} of aten::{cell.base}"
                 msg = f"{where} already serves {taken}; call unregister_slot({cell.base!r}, {slot}) first"
                 raise SlotError(msg)
-        state.kernels = sorted([*state.kernels, kernel], key=lambda k: k.slot)
+        cell.kernels = tuple(sorted([*cell.kernels, kernel], key=lambda k: k.slot))
         _refresh(cell)
     return fn
 
@@ -180,12 +172,11 @@ def unregister_slot(base: str, slot: int) -> None:
     """
     cell = _cell(base)
     with lock:
-        state = state_of(cell)
         check_number(slot, cell.base, lowest_only=True)
-        check_active(slot, cell)
-        state.kernels = [kernel for kernel in state.kernels if kernel.slot != slot]
-        if state.pinned == slot:
-            state.pinned = None
+        cell.check_active(slot)
+        cell.kernels = tuple(kernel for kernel in cell.kernels if kernel.slot != slot)
+        if cell.pinned == slot:
+            cell.pinned = None
         _refresh(cell)
 
 
@@ -201,8 +192,8 @@ def pin(base: str, slot: int | None) -> None:
     with lock:
         if slot is not None:
             check_number(slot, cell.base)
-            check_active(slot, cell)
-        state_of(cell).pinned = slot
+            cell.check_active(slot)
+        cell.pinned = slot
         _refresh(cell)
 
 
@@ -221,85 +212,77 @@ def use_slot(base: str, slot: int) -> Iterator[None]:
     token = object()
     with lock:
         check_number(slot, cell.base)
-        check_active(slot, cell)
-        state_of(cell).used.append((token, slot))
+        cell.check_active(slot)
+        cell.used = [*cell.used, (token, slot, threading.current_thread())]
         _refresh(cell)
-    stack = used_in_this_thread(cell.base)
-    stack.append((token, slot))
     try:
         yield
     finally:
         # It may not be the last one, because generators close their contexts in any order, and in any thread.
-        stack[:] = [entry for entry in stack if entry[0] is not token]
         with lock:
-            state = state_of(cell)
-            state.used = [entry for entry in state.used if entry[0] is not token]
+            cell.used = [entry for entry in cell.used if entry[0] is not token]
             _refresh(cell)
 
 
-def active_cell(base: str, slot: int) -> Cell:
-    """The cell of *base*, after a check that *slot* has a kernel.
+def op(base: str, *pairs: tuple[str | None, str | None]) -> Cell:
+    """The cell of *base*, made when it is first needed; each pair names the overloads of a variant.
 
     Raises:
-        UnknownOpError: The surface has no such operator.
-        SlotError: The slot has no kernel.
+        SurfaceError: It was made with other pairs.
     """
-    cell = _cell(base)
-    check_number(slot, cell.base)
-    check_active(slot, cell)
-    return cell
+    wanted = tuple(Pair(*pair) for pair in pairs)
+    if base not in cells:
+        cells[base] = cell = Cell(base, wanted)
+        cell.eager = _FirstCall(cell)
+    elif cells[base].pairs != wanted:
+        msg = f"aten::{base} is loaded with other overloads; both surfaces must come from the same torch"
+        raise SurfaceError(msg)
+    return cells[base]
 
 
-def settle(cell: Cell) -> None:
-    """Read `MAGI_SLOT_<base>` at the first eager call of *cell*, and set the callables of the cell.
+class _FirstCall:
+    """The `eager` of a cell until the first eager call of its base, which reads `MAGI_SLOT_<base>`."""
 
-    Raises:
-        SlotError: It holds no number of an active slot.
-    """
-    read_environment(cell)
-    with lock:
-        _refresh(cell)
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
+
+    def __getattr__(self, overload: str) -> Any:
+        self._cell.read_environment()
+        with lock:
+            _refresh(self._cell)
+        return getattr(self._cell.eager, overload)
 
 
 def _refresh(cell: Cell) -> None:
     """Set the callables of the cell: those of ATen if no kernel can serve a call, otherwise those of the slots."""
-    state = state_of(cell)
-    latest = state.used[-1][1] if state.used else chosen_for_all(state)
-    aten_only = not state.kernels or latest == ATEN_SLOT
+    latest = cell.used[-1][1] if cell.used else cell.chosen_for_all
+    aten_only = not cell.kernels or latest == ATEN_SLOT
     cell.traced = cell.aten_traced if aten_only else traced_namespace(cell, latest)
-    if not state.environment_read:
+    if not cell.environment_read:
         return  # the first eager call must still read the environment
-    if not state.kernels:
-        cell.eager = cell.aten_eager
-        return
-    for_all = chosen_for_all(state)
-    chosen = functools.partial(chosen_here, cell) if state.used else lambda: for_all
-    cell.eager = eager_namespace(cell, tuple(state.kernels), chosen)
+    for_all = cell.chosen_for_all
+    chosen = cell.chosen_here if cell.used else lambda: for_all
+    cell.eager = eager_namespace(cell, chosen) if cell.kernels else cell.aten_eager
 
 
 def _cell(base: object) -> Cell:
     if not isinstance(base, str):
         msg = f"an operator is given by its name, such as 'softmax', not by {show_with_type(base)}"
         raise UnknownOpError(msg)
-    if base not in loaded_cells():
+    if base not in cells:
         default_surface()
-        if base not in loaded_cells():
+        if base not in cells:
             return cell_of(base_name(base))
-    return cell_of(base)
+    return cells[base]
 
 
-def _cell_and_overload(base: object) -> tuple[Cell, str]:
+def _cell_and_overload(base: object) -> tuple[Cell, str | None]:
+    """The cell and the overload that *base* names: `mul.Tensor` and `linalg.norm.out` name one, `linalg.norm` none."""
     if not isinstance(base, str):
-        return _cell(base), ""
-    name, overload = _split_overload(base)
-    return _cell(name), overload
-
-
-def _split_overload(name: str) -> tuple[str, str]:
-    """`mul.Tensor` is `("mul", "Tensor")`, `linalg.norm.out` is `("linalg.norm", "out")`, `linalg.norm` has none."""
-    dots = 1 + (name.partition(".")[0] in SUBMODULES)
-    parts = name.split(".", dots)
-    return ".".join(parts[:dots]), parts[dots] if len(parts) > dots else ""
+        return _cell(base), None
+    parts = base.split(".")
+    dots = 2 if parts[0] in SUBMODULES else 1
+    return _cell(".".join(parts[:dots])), ".".join(parts[dots:]) or None
 
 
 def _frozen(values: object, kind: type, name: str) -> frozenset[Any] | None:
@@ -315,20 +298,13 @@ def _frozen(values: object, kind: type, name: str) -> frozenset[Any] | None:
     return frozenset(found)
 
 
-def _function(value: Any, name: str) -> Any:
-    if value is not None and not callable(value):
-        msg = f"{name}={show_value(value)} must be a function"
-        raise SlotError(msg)
-    return value
-
-
 def _predicate(supports: Callable[..., bool] | None) -> Callable[..., bool] | None:
     if supports is None:
         return None
     try:
-        names = list(inspect.signature(supports).parameters)
+        parameters = inspect.signature(supports).parameters
     except (TypeError, ValueError):
         return supports
-    if names != ["args"] or inspect.signature(supports).parameters["args"].kind.name == "VAR_POSITIONAL":
+    if list(parameters) != ["args"] or parameters["args"].kind is inspect.Parameter.VAR_POSITIONAL:
         return supports
     return lambda *args, **_: supports(args)

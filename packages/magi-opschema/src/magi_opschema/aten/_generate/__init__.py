@@ -3,11 +3,9 @@
 
 | module | what it holds |
 |---|---|
-| `torchgen`, `schema` | the installed schemas, and a model of them |
-| `allowlist`, `names` | which operators, and what they are called here |
+| `schema`, `installed` | a model of schemas and their names; what the installed torch and an allowlist have |
 | `choice` | which variant of a base a call means |
-| `emit`, `python_text` | the text of functions and of their types |
-| `surface`, `metadata`, `coverage_page` | all files of a surface |
-| `files` | a folder written atomically |
-| `scaffold`, `verify` | what `aten new` and `aten gen --verify` do |
+| `emit` | the text of functions and of their types |
+| `surface` | all files of a surface, and their folder |
+| `scaffold` | what `aten new` writes |
 """

@@ -15,9 +15,9 @@ Most bases merge into one Python signature whose body tests a few parameters:
 from __future__ import annotations
 
 import itertools as it
+import re
 from dataclasses import dataclass
 
-from .python_text import default_of
 from .schema import OPTIONS, Base, Parameter, Type, Variant
 
 
@@ -75,7 +75,7 @@ class _Test:
     unset_if_false: frozenset[str] = frozenset()
 
 
-def kinds(type_: Type) -> frozenset[str]:
+def _kinds(type_: Type) -> frozenset[str]:
     """The kinds of Python values that a type accepts, without None."""
     if type_.is_list:
         return frozenset({"list", "number"}) if type_.sized else frozenset({"list"})
@@ -92,7 +92,8 @@ def merge(base: Base) -> Merged | None:
     order = _order(list(base.variants))
     if order is None:
         return None
-    tested = {name for tests in order for test in tests[1] for name in _names_in(test)}
+    words = {word for _, tests in order for test in tests for word in re.findall(r"\w+", test.expression)}
+    tested = words - {"isinstance", "and", "or", "not", "is", "list", "tuple", "str", "dtype", "Tensor", UNSET}
     params = _merged_parameters(base, positional, tested)
     explicit = {param.name for param in params}
     leftover = any(p.name not in explicit for variant in base.variants for p in variant.params)
@@ -100,11 +101,8 @@ def merge(base: Base) -> Merged | None:
 
 
 def _positional_names(base: Base) -> list[str] | None:
-    keyword_first = {
-        name
-        for name in {p.name for v in base.variants for p in v.params}
-        if next(p for v in base.variants for p in v.params if p.name == name).kwarg_only
-    }
+    first = {p.name: p for v in reversed(base.variants) for p in reversed(v.params)}
+    keyword_first = {name for name, p in first.items() if p.kwarg_only}
     rows = [[p.name for p in v.params if not p.kwarg_only and p.name not in keyword_first] for v in base.variants]
     names: list[str] = []
     for column in it.zip_longest(*rows):
@@ -151,23 +149,18 @@ def _tell_apart(variant: Variant, other: Variant) -> _Test | None:
         names = frozenset(p.name for p in only_mine)
         expression = " or ".join(f"{p.name} is not {UNSET}" for p in only_mine)
         return _Test(expression, 0, unset_if_false=names)
-    if any(p.required for p in only_theirs):
-        return _absence(only_theirs, doubt=0)
-    if by_kind is not None:
-        return by_kind
-    return _absence(only_theirs, doubt=3) if only_theirs else None
-
-
-def _absence(params: list[Parameter], doubt: int) -> _Test:
-    expression = " and ".join(f"{p.name} is {UNSET}" for p in params)
-    return _Test(expression, doubt, unset=frozenset(p.name for p in params))
+    certain = any(p.required for p in only_theirs)
+    if certain or (only_theirs and by_kind is None):
+        expression = " and ".join(f"{p.name} is {UNSET}" for p in only_theirs)
+        return _Test(expression, 0 if certain else 3, unset=frozenset(p.name for p in only_theirs))
+    return by_kind
 
 
 def _kind_test(mine: dict[str, Parameter], theirs: dict[str, Parameter]) -> _Test | None:
     differing = [
-        (name, kinds(mine[name].type), kinds(theirs[name].type))
+        (name, _kinds(mine[name].type), _kinds(theirs[name].type))
         for name in mine
-        if name in theirs and not kinds(mine[name].type) & kinds(theirs[name].type)
+        if name in theirs and not _kinds(mine[name].type) & _kinds(theirs[name].type)
     ]
     if not differing:
         return None
@@ -187,11 +180,6 @@ def _kind_test(mine: dict[str, Parameter], theirs: dict[str, Parameter]) -> _Tes
     return None
 
 
-def _names_in(test: _Test) -> set[str]:
-    words = test.expression.replace("(", " ").replace(",", " ").replace(")", " ").split()
-    return set(words) - {"isinstance", "and", "or", "not", "is", "list", "tuple", "str", "dtype", "Tensor", UNSET}
-
-
 def _merged_parameters(base: Base, positional: list[str], tested: set[str]) -> tuple[MergedParameter, ...]:
     by_name: dict[str, list[Parameter]] = {}
     for variant in base.variants:
@@ -207,20 +195,13 @@ def _merged_parameters(base: Base, positional: list[str], tested: set[str]) -> t
     for name in positional + keyword:
         params = by_name[name]
         kwarg_only = name in keyword
-        types = tuple(dict.fromkeys(p.type for p in params))
-        default = _default(params, everywhere=len(params) == len(base.variants))
-        if default is None and optional and not kwarg_only:
+        defaults = {p.default_text for p in params if not p.required}
+        default = defaults.pop() if len(defaults) == 1 else None
+        if defaults or len(params) < len(base.variants) or (default is None and optional and not kwarg_only):
             default = UNSET
         optional = optional or default is not None
-        merged.append(MergedParameter(name, types, default, kwarg_only))
+        merged.append(MergedParameter(name, tuple(dict.fromkeys(p.type for p in params)), default, kwarg_only))
     return tuple(merged)
-
-
-def _default(params: list[Parameter], *, everywhere: bool) -> str | None:
-    defaults = {default_of(p) for p in params if not p.required}
-    if not everywhere or len(defaults) > 1:
-        return UNSET
-    return defaults.pop() if defaults else None
 
 
 def _conjunction(tests: list[_Test]) -> list[str]:

@@ -18,63 +18,92 @@ Stubs have one signature for each variant, with every argument, so that a type c
 
 from __future__ import annotations
 
-from .choice import UNSET, Branch, Merged, MergedParameter, merge
-from .python_text import annotation, default_of, out_text, returns_text, runtime_kind, union
-from .schema import OPTIONS, Base, Overload, Parameter, Variant
+import re
+
+from magi_opschema.aten.errors import SchemaTypeError
+
+from .choice import UNSET, Merged, MergedParameter, merge
+from .schema import OPTIONS, Base, Overload, Parameter, Type, Variant, python_name
 
 
 _INDENT = "    "
 
+_ANNOTATIONS = {
+    "Device": "Device",
+    "Dimname": "str",
+    "Generator": "Generator",
+    "Layout": "layout",
+    "MemoryFormat": "memory_format",
+    "Scalar": "Scalar",
+    "ScalarType": "dtype",
+    "Storage": "UntypedStorage",
+    "Stream": "Stream",
+    "SymBool": "bool | SymBool",
+    "SymInt": "int | SymInt",
+    "Tensor": "Tensor",
+    "bool": "bool",
+    "float": "float",
+    "int": "int",
+    "str": "str",
+}
+
+_RUNTIME_KINDS = {
+    "Dimname": "STR",  # up to torch 2.12
+    "Scalar": "NUMBER",
+    "ScalarType": "DTYPE",
+    "SymInt": "INT",
+    "Tensor": "TENSOR",
+    "bool": "BOOL",
+    "float": "FLOAT",
+    "int": "INT",
+    "str": "STR",
+}
+
 
 def emit_base(base: Base) -> str:
     """The source of one base: its cell of overloads, and its function."""
-    pairs = "".join(f"{_INDENT}{_pair(variant)},\n" for variant in base.variants)
+    pairs = ""
+    for variant in base.variants:
+        names = (f'"{o.attribute}"' if o is not None else "None" for o in (variant.functional, variant.out))
+        pairs += f"{_INDENT}({', '.join(names)}),\n"
     cell = f'_{base.function} = op(\n{_INDENT}"{base.name}",\n{pairs})\n'
     merged = merge(base)
-    return cell + "\n\n" + (_emit_merged(base, merged) if merged is not None else _emit_choice(base))
-
-
-def _emit_merged(base: Base, merged: Merged) -> str:
-    params = [_merged_text(param) for param in merged.params if not param.kwarg_only]
-    keyword = [_merged_text(param) for param in merged.params if param.kwarg_only]
-    signature = _signature(params, keyword, base.variants, takes_options=merged.takes_options)
-    explicit = {param.name: param for param in merged.params}
-    lines = [f"def {base.function}({signature}) -> {_all_returns(base.variants)}:"]
-    lines += _indented(_docstring(base.canonical, base.variants))
-    lines += _indented([_place(base)])
-    for branch in merged.branches:
-        body = _unexpected(branch) + _body(branch.variant, explicit, takes_options=merged.takes_options)
-        lines += _indented([f"if {branch.condition}:", *_indented(body)] if branch.condition else body)
-    return "\n".join(lines) + "\n"
-
-
-def _emit_choice(base: Base) -> str:
-    """The source of a function for each variant, and of one that chooses by the arguments at run time."""
-    blocks, candidates = [], []
+    if merged is not None:
+        return f"{cell}\n\n{_function(base, merged, base.function)}"
+    # A function for each variant, and one that chooses by the arguments at run time.
+    blocks, candidates = [cell], []
     for variant in base.variants:
-        name = f"_{base.function}__{variant.leading.attribute}"
-        blocks.append(_emit_variant(base, variant, name))
+        name = f"_{base.function}__{python_name(variant.leading.attribute)}"
+        alone = Base(base.name, (variant,))
+        blocks += [_function(alone, signature, name) for signature in [merge(alone)] if signature is not None]
         candidates.append(_candidate(variant, name))
     listed = "".join(f"{_INDENT}{candidate},\n" for candidate in candidates)
     blocks.append(f'_{base.function}__choice = Choice(\n{_INDENT}"{base.canonical}",\n{listed})\n')
-    signature = f"*args: Any, out: {_all_outs(base.variants)} | None = None, **kwargs: Any"
-    lines = [f"def {base.function}({signature}) -> {_all_returns(base.variants)}:"]
-    lines += _indented(_docstring(base.canonical, base.variants))
+    signature = f"*args: Any, out: {_outs(base.variants)} | None = None, **kwargs: Any"
+    lines = [f"def {base.function}({signature}) -> {_returns(base.variants)}:", *_indented(_docstring(base))]
     lines += _indented([f"return _{base.function}__choice.pick(args, kwargs)(*args, **kwargs, out=out)"])
     return "\n\n".join([*blocks, "\n".join(lines) + "\n"])
 
 
-def _emit_variant(base: Base, variant: Variant, name: str) -> str:
-    params = [p for p in variant.params if not p.kwarg_only or p.name != p.schema_name]
-    explicit = {
-        p.name: MergedParameter(p.name, (p.type,), None if p.required else default_of(p), p.kwarg_only) for p in params
-    }
-    takes_options = len(params) < len(variant.params)
-    positional = [_merged_text(param) for param in explicit.values() if not param.kwarg_only]
-    keyword = [_merged_text(param) for param in explicit.values() if param.kwarg_only]
-    signature = _signature(positional, keyword, (variant,), takes_options=takes_options)
-    lines = [f"def {name}({signature}) -> {_all_returns((variant,))}:"]
-    lines += _indented([_place(base), *_body(variant, explicit, takes_options=takes_options)])
+def _function(base: Base, merged: Merged, name: str) -> str:
+    """The source of the function *name*, which chooses between the variants of *base*."""
+    spelt = [
+        f"{p.name}: {union(p.types)}{'' if p.default is None else f' = {p.default}'}"
+        for p in sorted(merged.params, key=lambda p: p.kwarg_only)
+    ]
+    positional = sum(not p.kwarg_only for p in merged.params)
+    spelt[positional:positional] = ["*", f"out: {_outs(base.variants)} | None = None"]
+    spelt += ["**options: Any"] if merged.takes_options else []
+    lines = [f"def {name}({', '.join(spelt)}) -> {_returns(base.variants)}:"]
+    lines += _indented(_docstring(base)) if name == base.function else []
+    lines += _indented([f"aten = _{base.function}.traced if tracing() else _{base.function}.eager"])
+    explicit = {param.name: param for param in merged.params}
+    for branch in merged.branches:
+        body = _body(branch.variant, explicit, takes_options=merged.takes_options)
+        if branch.unexpected:
+            names = ", ".join(f"{name}={name}" for name in branch.unexpected)
+            body.insert(0, f'refuse("{branch.variant.leading.qualified}", {names})')
+        lines += _indented([f"if {branch.condition}:", *_indented(body)] if branch.condition else body)
     return "\n".join(lines) + "\n"
 
 
@@ -89,41 +118,13 @@ def _candidate(variant: Variant, name: str) -> str:
     return f"Candidate({name}, required={spec(required)}, optional={spec(optional)}, keyword={names})"
 
 
-def _pair(variant: Variant) -> str:
-    names = (None if overload is None else overload.name or "default" for overload in (variant.functional, variant.out))
-    return "({}, {})".format(*(f'"{name}"' if name is not None else "None" for name in names))
-
-
-def _place(base: Base) -> str:
-    return f"aten = _{base.function}.traced if tracing() else _{base.function}.eager"
-
-
-def _signature(positional: list[str], keyword: list[str], variants: tuple[Variant, ...], *, takes_options: bool) -> str:
-    parts = [*positional, "*", f"out: {_all_outs(variants)} | None = None", *keyword]
-    return ", ".join([*parts, "**options: Any"] if takes_options else parts)
-
-
-def _merged_text(param: MergedParameter) -> str:
-    text = f"{param.name}: {union(param.types)}"
-    if param.default is None:
-        return text
-    return f"{text} = {param.default}"
-
-
-def _docstring(canonical: str, variants: tuple[Variant, ...]) -> list[str]:
-    lines = [f'"""ATen\'s `{canonical}`.', ""]
-    for variant in variants:
+def _docstring(base: Base) -> list[str]:
+    lines = [f'"""ATen\'s `{base.canonical}`.', ""]
+    for variant in base.variants:
         lines.append(variant.leading.schema)
         if variant.functional is not None:
             lines.append(f"    out=: {variant.out.qualified if variant.out is not None else 'composed'}")
     return [*lines, '"""']
-
-
-def _unexpected(branch: Branch) -> list[str]:
-    if not branch.unexpected:
-        return []
-    names = ", ".join(f"{name}={name}" for name in branch.unexpected)
-    return [f'refuse("{branch.variant.leading.qualified}", {names})']
 
 
 def _body(variant: Variant, explicit: dict[str, MergedParameter], *, takes_options: bool) -> list[str]:
@@ -132,14 +133,15 @@ def _body(variant: Variant, explicit: dict[str, MergedParameter], *, takes_optio
         arguments = [_value(p, explicit) for p in given if not p.kwarg_only]
         arguments += [f"{p.schema_name}={_value(p, explicit)}" for p in given if p.kwarg_only]
         options = ["**options"] if takes_options else []
-        return f"aten.{overload.attribute}({', '.join([*arguments, *options, *outs])})"
+        return f"aten.{python_name(overload.attribute)}({', '.join([*arguments, *options, *outs])})"
 
     if variant.out is None:
         result = call(variant.leading)
         return [f"if out is None:\n{_INDENT}return {result}", f"return write_out({result}, out)"]
+    out_params = {p.name for p in variant.out.params}
     missing = f"out = {_fresh(variant)}" if variant.functional is None else f"return {call(variant.functional)}"
     lines = [f"if out is None:\n{_INDENT}{missing}"]
-    if any(p.name in OPTIONS and p.name not in variant.out_params for p in variant.params):
+    if any(p.name in OPTIONS and p.name not in out_params for p in variant.params):
         lines.append("options = out_options(out, options)")
     names = [p.schema_name for p in variant.out.outs]
     if variant.out_count == 0:
@@ -161,16 +163,16 @@ def _fresh(variant: Variant) -> str:
 def _value(parameter: Parameter, explicit: dict[str, MergedParameter]) -> str:
     merged = explicit[parameter.name]
     if merged.default == UNSET and not parameter.required:
-        return f"{default_of(parameter)} if {parameter.name} is {UNSET} else {parameter.name}"
+        return f"{parameter.default_text} if {parameter.name} is {UNSET} else {parameter.name}"
     return parameter.name
 
 
-def _all_outs(variants: tuple[Variant, ...]) -> str:
-    return " | ".join(dict.fromkeys(out_text(variant.out_count) for variant in variants))
+def _outs(variants: tuple[Variant, ...]) -> str:
+    return " | ".join(dict.fromkeys(map(out_text, variants)))
 
 
-def _all_returns(variants: tuple[Variant, ...]) -> str:
-    return " | ".join(dict.fromkeys(returns_text(variant.leading.returns, variant.out_count) for variant in variants))
+def _returns(variants: tuple[Variant, ...]) -> str:
+    return " | ".join(dict.fromkeys(map(returns_text, variants)))
 
 
 def _indented(lines: list[str]) -> list[str]:
@@ -182,22 +184,67 @@ def stub_base(base: Base) -> str:
     merged = merge(base)
     # In the order of the tests in the function's body: a signature that fits more calls comes after narrower ones.
     variants = base.variants if merged is None else [branch.variant for branch in merged.branches]
-    signatures = [_stub_signature(base, variant) for variant in variants]
-    if len(signatures) == 1:
-        return signatures[0]
-    return "".join(f"@overload\n{signature}" for signature in signatures)
+    signatures = []
+    for variant in variants:
+        positional, keyword = parameter_texts(variant)
+        # A type checker requires parameters without a default first; after the star, any order is allowed.
+        parts = [*positional, "*", f"out: {out_text(variant)} | None = None", *keyword]
+        body = "".join(f"    {part},\n" for part in parts)
+        signatures.append(f"def {base.function}(\n{body}) -> {returns_text(variant)}: ...\n")
+    return signatures[0] if len(signatures) == 1 else "".join(f"@overload\n{text}" for text in signatures)
 
 
-def _stub_signature(base: Base, variant: Variant) -> str:
-    positional = [p for p in variant.params if not p.kwarg_only]
-    keyword = [p for p in variant.params if p.kwarg_only]
-    parts = []
-    for p in [*positional, *keyword]:
+def parameter_texts(variant: Variant) -> tuple[list[str], list[str]]:
+    """The positional and the keyword-only parameters of a variant, each with its annotation and default."""
+    texts: tuple[list[str], list[str]] = ([], [])
+    for p in variant.params:
         text = f"{p.name}: {annotation(p.type)}"
-        parts.append(text if p.required else f"{text} = {default_of(p)}")
-    out = f"out: {out_text(variant.out_count)} | None = None"
-    # A type checker requires parameters without a default first; after the star, any order is allowed.
-    parts[len(positional) : len(positional)] = ["*", out]
-    returns = returns_text(variant.leading.returns, variant.out_count)
-    body = "".join(f"    {part},\n" for part in parts)
-    return f"def {base.function}(\n{body}) -> {returns}: ...\n"
+        texts[p.kwarg_only].append(text if p.required else f"{text} = {p.default_text}")
+    return texts
+
+
+def annotation(type_: Type) -> str:
+    """The Python annotation of a schema type: `int[2]?` is `int | Sequence[int] | None`.
+
+    Raises:
+        SchemaTypeError: The installed torch uses a type that this package does not know.
+    """
+    element = Type(type_.element)
+    if element.text.removesuffix("?") not in _ANNOTATIONS and not element.is_list:
+        msg = f"schema type {type_.text!r} has no Python annotation here; magi-opschema is older than this torch"
+        raise SchemaTypeError(msg)
+    if not type_.is_list:
+        text = _ANNOTATIONS[element.text]
+    else:
+        inner = annotation(element)
+        text = f"{inner} | Sequence[{inner}]" if type_.sized else f"Sequence[{inner}]"
+    return f"{text} | None" if type_.optional else text
+
+
+def union(types: tuple[Type, ...]) -> str:
+    """The annotation of a parameter that has different types in different overloads."""
+    parts = [part for type_ in types for part in re.split(r" \| (?![^\[]*\])", annotation(type_))]
+    unique = list(dict.fromkeys(part for part in parts if part != "None"))
+    return " | ".join([*unique, "None"] if "None" in parts else unique)
+
+
+def runtime_kind(type_: Type) -> str:
+    """The name of the runtime's check for a type, for example `maybe(INT)`."""
+    of_lists = "INT_OR_LIST" if type_.sized else "LIST"
+    kind = of_lists if type_.is_list else _RUNTIME_KINDS.get(type_.element, "ANY")
+    return f"maybe({kind})" if type_.optional else kind
+
+
+def returns_text(variant: Variant) -> str:
+    """The annotation of the result of a variant."""
+    if variant.out_count == 0:
+        return "list[Tensor]"
+    annotations = [annotation(r.type) for r in variant.leading.returns] or ["Tensor"] * variant.out_count
+    return annotations[0] if len(annotations) == 1 else f"tuple[{', '.join(annotations)}]"
+
+
+def out_text(variant: Variant) -> str:
+    """The annotation of a variant's `out=` without its None."""
+    if variant.out_count == 0:
+        return "Sequence[Tensor]"
+    return "Tensor" if variant.out_count == 1 else f"tuple[{', '.join(['Tensor'] * variant.out_count)}]"

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from magi_opschema.aten.errors import ScaffoldError, SlotError, UnknownOpError
 
-from .names import base_name, canonical_name, nearest
-from .python_text import annotation, default_of, out_text, returns_text
+from .emit import out_text, parameter_texts, returns_text
+from .schema import base_name, canonical_name, nearest, python_name
 
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from .installed import InstalledSchemas
     from .schema import Base, Variant
-    from .torchgen import InstalledSchemas
 
 
 _KERNEL = '''\
@@ -28,12 +28,12 @@ from __future__ import annotations
 {imports}
 {functions}'''
 
-_IMPORTS = (
-    ("collections.abc", ("Sequence",)),
-    ("torch", ("Generator", "SymInt", "Tensor", "dtype", "layout", "memory_format")),
-    ("magi_opschema", ("aten",)),
-    ("magi_opschema.aten._types", ("Device", "Scalar")),
+_IMPORTS: tuple[dict[str, tuple[str, ...]], ...] = (
+    {"collections.abc": ("Sequence",)},
+    {"torch": ("Generator", "SymInt", "Tensor", "dtype", "layout", "memory_format")},
+    {"magi_opschema": ("aten",), "magi_opschema.aten._types": ("Device", "Scalar")},
 )
+"""The names that a kernel can use, by module; a blank line separates the groups."""
 
 _FUNCTION = '''
 
@@ -100,9 +100,9 @@ def scaffold(op: str, slot: int, folder: Path, schemas: InstalledSchemas) -> lis
         msg = f"slot {slot}: kernels go into slots 0 to 7; 8 is ATen itself"
         raise SlotError(msg)
     base, only = _find(op, schemas)
-    variants = [v for v in base.variants if only is None or only in {o.name or "default" for o in v.overloads}]
+    variants = [v for v in base.variants if only is None or only in {o.attribute for o in v.overloads}]
     if not variants:
-        names = sorted(overload.name or "default" for overload in base.overloads)
+        names = [overload.attribute for overload in base.overloads]
         msg = f"aten::{base.name} has no overload {only!r}{nearest(only or '', names)}"
         raise UnknownOpError(msg)
     stem = f"{base.name}_slot{slot}"
@@ -132,15 +132,12 @@ def scaffold(op: str, slot: int, folder: Path, schemas: InstalledSchemas) -> lis
 
 def _imports(functions: str) -> str:
     """Imports of the names that *functions* uses."""
-    groups: dict[bool, list[str]] = {True: [], False: []}
-    for module, names in _IMPORTS:
-        used = [name for name in names if re.search(rf"\b{name}\b", functions)]
-        if used:
-            groups[module == "collections.abc"].append(f"from {module} import {', '.join(used)}\n")
-    standard, others = "".join(groups[True]), groups[False]
-    torch_lines = "".join(line for line in others if line.startswith("from torch"))
-    own_lines = "".join(line for line in others if not line.startswith("from torch"))
-    return "\n".join(part for part in (standard, torch_lines, own_lines) if part)
+    words = set(re.findall(r"\w+", functions))
+    groups = []
+    for modules in _IMPORTS:
+        used = {module: [name for name in names if name in words] for module, names in modules.items()}
+        groups.append("".join(f"from {module} import {', '.join(names)}\n" for module, names in used.items() if names))
+    return "\n".join(filter(None, groups))
 
 
 def _find(op: str, schemas: InstalledSchemas) -> tuple[Base, str | None]:
@@ -154,20 +151,14 @@ def _find(op: str, schemas: InstalledSchemas) -> tuple[Base, str | None]:
 
 def _function(base: Base, variant: Variant, slot: int) -> str:
     leading = variant.leading
-    positional = [p for p in variant.params if not p.kwarg_only]
-    keyword = [p for p in variant.params if p.kwarg_only]
-    spelt = {
-        p: f"{p.name}: {annotation(p.type)}" + ("" if p.required else f" = {default_of(p)}") for p in variant.params
-    }
-    parameters = [spelt[p] for p in positional] + (["*", *(spelt[p] for p in keyword)] if keyword else [])
-    out = f"out: {out_text(variant.out_count)} | None = None"
-    with_out = [*(spelt[p] for p in positional), "*", *(spelt[p] for p in keyword), out]
+    positional, keyword = parameter_texts(variant)
+    out = f"out: {out_text(variant)} | None = None"
     return _FUNCTION.format(
-        name=f"{base.name}_{leading.attribute}",
-        overload=leading.qualified if leading.name else f"{base.name}.default",
+        name=f"{base.name}_{python_name(leading.attribute)}",
+        overload=f"{base.name}.{leading.attribute}",
         slot=slot,
-        parameters=", ".join(parameters),
-        parameters_with_out=", ".join(with_out),
-        returns=returns_text(leading.returns, variant.out_count),
+        parameters=", ".join([*positional, *(["*", *keyword] if keyword else [])]),
+        parameters_with_out=", ".join([*positional, "*", *keyword, out]),
+        returns=returns_text(variant),
         schema=leading.schema,
     )

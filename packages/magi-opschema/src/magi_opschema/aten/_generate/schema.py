@@ -1,22 +1,106 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ATen schemas as plain data, free of torch and of torchgen.
+"""ATen schemas as plain data, free of torch and of torchgen, and the names that they have here.
 
 A base is all overloads of one name. Each of its *variants* is a pair of the functional overload and the overload that
 writes into `out=`. `add` has two, `(add.Tensor, add.out)` and `(add.Scalar, add.Scalar_out)`. If ATen has only one of
 the pair, the other form is composed from it: `std(x, out=o)` copies the functional result.
+
+`linalg_norm` is `linalg.norm`, `special_erf` is `special.erf`, `_softmax` is `internal.softmax`; a name that Python or
+this package already uses gets a trailing underscore: parameter `from` is `from_`. The map of operators has an inverse.
 """
 
 from __future__ import annotations
 
+import ast
+import difflib
+import keyword
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from .names import canonical_name, python_name, split_base
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+ATEN_SLOT = 8
+METADATA_FILE = "torch_ops_metadata.json"
+METADATA_VERSION = 1
+
+SUBMODULES = ("fft", "internal", "linalg", "special")
+
+_RESERVED = frozenset(
+    {
+        *SUBMODULES,
+        "errors",
+        "load",
+        "metadata",
+        "op_names",
+        "pin",
+        "prepare_out",
+        "register_slot",
+        "slots",
+        "testing",
+        "unregister_slot",
+        "use_slot",
+    }
+)
+"""What `magi_opschema.aten` itself defines; an operator of the same name gets a trailing underscore."""
 
 OPTIONS = ("dtype", "layout", "device", "pin_memory")
 """Parameters of a factory that its `out` overload does not have, because `out` determines them."""
+
+_SYMBOLS = {
+    "Mean": "1",  # at::Reduction::Mean, in ATen/core/Reduction.h
+    "Sum": "2",
+    "contiguous_format": "torch.contiguous_format",
+    "long": "torch.int64",
+}
+
+
+def python_name(name: str, reserved: frozenset[str] = frozenset()) -> str:
+    """*name*, with an underscore appended if Python does not allow it, or it is *reserved*: `from` is `from_`."""
+    stem = name.rstrip("_")
+    return f"{name}_" if keyword.iskeyword(stem) or stem in reserved else name
+
+
+def parameter_name(name: str) -> str:
+    """The name in Python of a parameter of a schema: `self` is `input`."""
+    return "input" if name == "self" else python_name(name)
+
+
+def split_base(base: str) -> tuple[str | None, str]:
+    """The submodule and the name in it: `linalg_norm` is `("linalg", "norm")`, `add` is `(None, "add")`."""
+    prefix, _, rest = base.partition("_")
+    if not prefix:
+        return "internal", python_name(rest)
+    if prefix in SUBMODULES and rest:
+        return prefix, python_name(rest)
+    return None, python_name(base, _RESERVED)
+
+
+def canonical_name(base: str) -> str:
+    """The name under `magi_opschema.aten`: `linalg_norm` is `linalg.norm`."""
+    submodule, name = split_base(base)
+    return name if submodule is None else f"{submodule}.{name}"
+
+
+def base_name(canonical: str) -> str:
+    """The ATen name of a canonical one, the inverse of `canonical_name`."""
+    submodule, _, name = canonical.rpartition(".")
+    stem = name.rstrip("_")
+    if name.endswith("_") and (keyword.iskeyword(stem) or (not submodule and stem in _RESERVED)):
+        name = name[:-1]
+    if not submodule:
+        return name
+    return f"_{name}" if submodule == "internal" else f"{submodule}_{name}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`"; did you mean 'softmax'?"`, or an empty string if no known name is close."""
+    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 @dataclass(frozen=True)
@@ -78,6 +162,25 @@ class Parameter:
         """Whether a call must give the parameter."""
         return self.default is None
 
+    @property
+    def default_text(self) -> str:
+        """The default of an optional parameter as a Python expression: `[-2,-1]` is `(-2, -1)`, `Mean` is `1`.
+
+        The dispatcher repeats a single number for an `int[2]`, but not for a `SymInt[2]`, whose default is written in
+        full.
+        """
+        default, type_ = str(self.default), self.type
+        if default in _SYMBOLS:
+            return _SYMBOLS[default]
+        if default[0] in "'\"":
+            return '"' + default[1:-1] + '"'
+        value = ast.literal_eval(default)
+        if isinstance(value, list):
+            return repr(tuple(value))
+        if isinstance(value, int) and not isinstance(value, bool) and type_.length and not type_.sized:
+            return repr((value,) * type_.length)
+        return default
+
 
 @dataclass(frozen=True)
 class Return:
@@ -125,8 +228,8 @@ class Overload:
 
     @property
     def attribute(self) -> str:
-        """The attribute of `torch.ops.aten.<base>`, safe in Python: `default` for the unnamed overload."""
-        return python_name(self.name) if self.name else "default"
+        """The attribute of `torch.ops.aten.<base>`: `default` for the unnamed overload."""
+        return self.name or "default"
 
 
 @dataclass(frozen=True)
@@ -145,11 +248,6 @@ class Variant:
     def params(self) -> tuple[Parameter, ...]:
         """The parameters that a caller can give, without `out`."""
         return self.leading.params
-
-    @property
-    def out_params(self) -> frozenset[str]:
-        """The names of the parameters of the out form, without a factory's options."""
-        return frozenset(p.name for p in (self.out or self.leading).params)
 
     @property
     def overloads(self) -> tuple[Overload, ...]:
@@ -191,17 +289,3 @@ class Base:
     def tags(self) -> frozenset[str]:
         """The tags of all overloads."""
         return frozenset(tag for overload in self.overloads for tag in overload.tags)
-
-
-def pair_overloads(name: str, overloads: list[Overload]) -> Base:
-    """Group the overloads of one base into variants."""
-    functional = [overload for overload in overloads if overload.kind != "out"]
-    outs = [overload for overload in overloads if overload.kind == "out"]
-    variants: list[Variant] = []
-    for overload in functional:
-        partner = next((out for out in outs if out.group == overload.group), None)
-        if partner is not None:
-            outs.remove(partner)
-        variants.append(Variant(overload, partner))
-    variants += [Variant(None, out) for out in outs]
-    return Base(name, tuple(variants))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Tensors that a check passes as `out`: equal in form, empty, strided, of another dtype, or one of the inputs."""
+"""The forms of arguments: layouts and edge shapes of inputs, and the tensors that a check passes as `out`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,45 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .compare import flat, same_strides
-
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .samples import Sample
-    from .subject import Subject
+    from .subject import Sample, Subject
+
+
+def flat(result: Any) -> list[Any]:
+    """The results of a call as a list."""
+    return list(result) if isinstance(result, (list, tuple)) else [result]
+
+
+def layouts(sample: Sample, *, elementwise: bool) -> Iterator[tuple[str, Sample]]:
+    """The sample as it is, and in every other layout that its tensors can have; without dimensions if *elementwise*."""
+    yield "dense", sample
+
+    def dense(change: Any, dims: int = 1) -> Sample:
+        return sample.map_tensors(lambda t: change(t) if t.layout is torch.strided and t.dim() >= dims else t)
+
+    tensors = [t for t in sample.tensors() if t.layout is torch.strided]
+    dims = {t.dim() for t in tensors}
+    if not dims or dims == {0}:
+        return
+    # Every second element of a buffer twice as large; the last two dimensions swapped in memory; the first slice with
+    # stride 0, as broadcasting passes it.
+    yield "strided", dense(lambda t: t.new_zeros((*t.shape, 2))[..., 0].copy_(t))
+    if max(dims) >= 2:
+        yield "transposed", dense(lambda t: t.transpose(-1, -2).contiguous().transpose(-1, -2), dims=2)
+    if dims & {4, 5}:
+        yield "channels_last", sample.map_tensors(_channels_last)
+    yield "broadcast", dense(lambda t: t[:1].clone().expand(t.shape) if t.shape[0] > 1 else t)
+    yield "empty", dense(lambda t: t[:0].clone())
+    if elementwise and all(t.numel() for t in tensors):
+        yield "0-d", sample.map_tensors(lambda t: t.reshape(-1)[0].clone() if t.dim() else t)
+
+
+def _channels_last(t: Tensor) -> Tensor:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return t.contiguous(memory_format=formats[t.dim()]) if t.dim() in formats else t
 
 
 def out_modes(sample: Sample, expected: Any, *, edges: bool) -> Iterator[str]:
@@ -25,9 +56,7 @@ def out_modes(sample: Sample, expected: Any, *, edges: bool) -> Iterator[str]:
     yield "out"
     if not edges:
         return
-    yield "out empty"
-    yield "out strided"
-    yield "out dtype"
+    yield from ("out empty", "out strided", "out dtype")
     if _alias_of(sample, expected) is not None:
         yield "out alias"
 
@@ -69,13 +98,8 @@ def _other_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype is torch.bool else torch.bool
 
 
-def castable(expected: Any, out: Any) -> bool:
-    """Whether every result may be cast to the dtype of its *out*."""
-    return all(torch.can_cast(e.dtype, o.dtype) for e, o in zip(flat(expected), flat(out), strict=True))
-
-
 def _alias_of(sample: Sample, expected: Any) -> Tensor | None:
     if not isinstance(expected, Tensor):
         return None
     fitting = (t for t in sample.tensors() if t.shape == expected.shape and t.dtype == expected.dtype)
-    return next((t for t in fitting if t.layout is torch.strided and same_strides(t, t.contiguous())), None)
+    return next((t for t in fitting if t.layout is torch.strided and t.is_contiguous()), None)
