@@ -17,15 +17,12 @@ from magi_passes import (
     ConvPaddingPass,
     MagiPassesError,
     NDTilingWorkaroundPass,
-    PassArgumentError,
-    PassArgumentTypeError,
     PassContext,
-    PassDefinitionError,
     PassPipeline,
     Reason,
     TemporalConvPass,
-    UnknownPassNameError,
 )
+from magi_passes.errors import PassArgumentError, PassArgumentTypeError, PassDefinitionError, UnknownPassNameError
 from torch.fx.experimental.proxy_tensor import make_fx
 
 

@@ -161,7 +161,7 @@ from pathlib import Path
 
 import torch
 from magi_passes import _torch_compat
-from magi_passes._choose import tuning
+from magi_passes import _choose as tuning
 
 _torch_compat.machine.shared_folder = lambda: sys.argv[1]
 with tuning.alone_on({torch.device("cpu")}):
@@ -172,7 +172,7 @@ with tuning.alone_on({torch.device("cpu")}):
 
 
 def test_no_two_processes_measure_on_a_device_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from magi_passes._choose import tuning
+    from magi_passes import _choose as tuning
 
     monkeypatch.setattr(_torch_compat.machine, "shared_folder", lambda: str(tmp_path))
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
@@ -190,7 +190,7 @@ def test_no_two_processes_measure_on_a_device_at_once(tmp_path: Path, monkeypatc
 def test_a_folder_that_cannot_hold_locks_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from magi_passes._choose import tuning
+    from magi_passes import _choose as tuning
 
     (tmp_path / "file").touch()
     monkeypatch.setattr(_torch_compat.machine, "shared_folder", lambda: str(tmp_path / "file"))
@@ -202,7 +202,7 @@ def test_a_folder_that_cannot_hold_locks_is_said(
 def test_a_candidate_that_fails_is_left_out(
     inductor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from magi_passes._choose import tuning
+    from magi_passes import _choose as tuning
 
     def compile_graph(module: Any, inputs: Any, options: Any, is_backward: bool) -> Any:
         if not options:
@@ -224,7 +224,7 @@ def test_a_candidate_that_fails_is_left_out(
 
 
 def test_candidates_take_turns_and_the_least_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    from magi_passes._choose import tuning
+    from magi_passes import _choose as tuning
 
     clock = [0.0]
     order: list[str] = []
@@ -245,7 +245,7 @@ def test_candidates_take_turns_and_the_least_time_counts(monkeypatch: pytest.Mon
 
 def _measured_once(monkeypatch: pytest.MonkeyPatch, cache_dir: Path) -> tuple[str, int]:
     """What is chosen when stock takes one second, and how many plans had to be measured for that."""
-    from magi_passes._choose import tuning
+    from magi_passes import _choose as tuning
 
     measured: list[str] = []
 

@@ -9,15 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from magi_passes import (
-    MagiInductorPass,
-    PassesWouldBeDroppedError,
-    PassPipeline,
-    Reason,
-    _torch_compat,
-    collect_records,
-    pass_records,
-)
+from magi_passes import MagiInductorPass, PassPipeline, Reason, _torch_compat, collect_records, pass_records
+from magi_passes.errors import PassesWouldBeDroppedError
 from torch._dynamo.utils import counters
 from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from magi_passes import MagiInductorPass, MagiPassesError, PassDefinitionError, PassPipeline, UnknownConfigKeyError
+from magi_passes import MagiInductorPass, MagiPassesError, PassPipeline
+from magi_passes.errors import PassDefinitionError, UnknownConfigKeyError
 
 
 if TYPE_CHECKING:

@@ -14,14 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from magi_passes import (
-    MagiInductorPass,
-    PassDefinitionError,
-    PassIdentityError,
-    PassPipeline,
-    _torch_compat,
-)
+from magi_passes import MagiInductorPass, PassPipeline, _torch_compat
 from magi_passes._uuid import describe
+from magi_passes.errors import PassDefinitionError, PassIdentityError
 
 
 if TYPE_CHECKING:

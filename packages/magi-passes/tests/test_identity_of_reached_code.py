@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from magi_passes import PassIdentityError
+from magi_passes.errors import PassIdentityError
 
 
 if TYPE_CHECKING:

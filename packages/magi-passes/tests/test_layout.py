@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from magi_passes import ConvLayoutPass, ConvShare, PassContext, conv_share
+from magi_passes import ConvLayoutPass, PassContext, conv_share
+from magi_passes._graph.work import ConvShare
 
 
 def _conv(channels: int = 128, out: int = 128, groups: int = 1) -> Any:

@@ -12,16 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from magi_passes import (
-    MagiInductorPass,
-    PassArgumentError,
-    PassArgumentTypeError,
-    PassPipeline,
-    Reason,
-    UnscopedConfigError,
-    _torch_compat,
-    collect_records,
-)
+from magi_passes import MagiInductorPass, PassPipeline, Reason, UnscopedConfigError, _torch_compat, collect_records
+from magi_passes.errors import PassArgumentError, PassArgumentTypeError
 from torch._dynamo.utils import counters
 from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass

@@ -28,8 +28,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from magi_passes import _torch_compat
 
-from .convolution import Writer, aten, fake_value
-from .predicates import body_of, hinted
+from .nodes import Writer, aten, body_of, fake_value, hinted
 
 
 if TYPE_CHECKING:

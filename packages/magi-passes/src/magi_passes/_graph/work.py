@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .convolution import Convolution
-from .predicates import all_nodes, body_of, hinted, is_convolution
+from .nodes import Convolution, all_nodes, body_of, hinted, is_convolution
 
 
 if TYPE_CHECKING:

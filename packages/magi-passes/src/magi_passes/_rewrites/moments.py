@@ -31,17 +31,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch.fx.experimental.symbolic_shapes import has_free_symbols, statically_known_true
 
-from magi_passes._framework.arguments import check_types
-from magi_passes._framework.context import Reason
-from magi_passes._framework.graph_pass import MagiInductorPass
-from magi_passes._graph.convolution import Writer, aten, replace_by
+from magi_passes._framework.compilation import Reason
+from magi_passes._framework.graph_pass import CheckedPass
+from magi_passes._graph.nodes import Writer, aten, replace_by
 from magi_passes._graph.strides import stored_channels_last, strides_kept
 
 
 if TYPE_CHECKING:
     from torch.fx import Graph, Node
 
-    from magi_passes._framework.context import PassContext
+    from magi_passes._framework.compilation import PassContext
 
 
 MANY_ELEMENTS = 2**23
@@ -68,7 +67,7 @@ class GroupMoments:
 
 
 @dataclass(frozen=True)
-class ChannelMomentsPass(MagiInductorPass):
+class ChannelMomentsPass(CheckedPass):
     """Compute the mean and variance of group norms by channel first, and normalise the image without a view.
 
     Attributes:
@@ -78,14 +77,6 @@ class ChannelMomentsPass(MagiInductorPass):
     hook: ClassVar[str] = "post_grad_custom_pre_pass"
 
     always: bool = False
-
-    def __post_init__(self) -> None:
-        """Raise for a value that is not a bool.
-
-        Raises:
-            PassArgumentTypeError: *always* is not a bool.
-        """
-        check_types(self)
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:  # noqa: ARG002
         """It applies if some group norm can be rewritten, and is on CUDA and symbolic or large, or *always* is set."""

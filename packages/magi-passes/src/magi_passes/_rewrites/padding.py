@@ -22,18 +22,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import torch
 
 from magi_passes import _torch_compat
-from magi_passes._framework.context import Reason
+from magi_passes._framework.compilation import Reason
 from magi_passes._framework.graph_pass import MagiInductorPass
-from magi_passes._graph.convolution import Convolution, Writer, aten, read_convolution, replace_by
+from magi_passes._graph.nodes import Convolution, Writer, aten, read_convolution, replace_by
 from magi_passes._graph.strides import strides_kept
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from torch.fx import Graph, Node
 
-    from magi_passes._framework.context import PassContext
+    from magi_passes._framework.compilation import PassContext
+
+    Amount: TypeAlias = int | Node
 
 
 # conv3d, conv_transpose2d, convolution.default
@@ -90,16 +92,6 @@ def _convolves(node: Node) -> bool:
         assert owner is not None
         return isinstance(owner.get_submodule(str(node.target)), _CONVOLUTION_MODULES)
     return node.op == "call_function" and _CONVOLUTION.match(getattr(node.target, "__name__", "")) is not None
-
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch.fx import Graph, Node
-
-    from magi_passes._framework.context import PassContext
-
-    Amount: TypeAlias = int | Node
 
 
 @dataclass(frozen=True)

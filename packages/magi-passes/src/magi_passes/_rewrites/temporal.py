@@ -20,11 +20,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from magi_passes._framework.arguments import check_types, check_value
-from magi_passes._framework.context import Reason
-from magi_passes._framework.graph_pass import MagiInductorPass
-from magi_passes._graph.convolution import Convolution, Writer, aten, read_convolution, replace_by
-from magi_passes._graph.predicates import hinted
+from magi_passes._framework.compilation import Reason
+from magi_passes._framework.graph_pass import CheckedPass
+from magi_passes._graph.nodes import Convolution, Writer, aten, hinted, read_convolution, replace_by
 from magi_passes._graph.strides import store_sums, stored_channels_last, strides_kept
 
 from .padding import flat_pads, read_zero_pad
@@ -33,7 +31,7 @@ from .padding import flat_pads, read_zero_pad
 if TYPE_CHECKING:
     from torch.fx import Graph, Node
 
-    from magi_passes._framework.context import PassContext
+    from magi_passes._framework.compilation import PassContext
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ def split_frames(length: int, before: int, after: int, conv: Convolution) -> lis
 
 
 @dataclass(frozen=True)
-class TemporalConvPass(MagiInductorPass):
+class TemporalConvPass(CheckedPass):
     """Write 3D convolutions with few time taps as channels-last 2D convolutions over the taps as channels.
 
     The result is exact: the same products are summed. Every stride, padding, dilation, number of groups and kernel is
@@ -102,18 +100,6 @@ class TemporalConvPass(MagiInductorPass):
     max_taps: int = 4
     min_skipped: float = 0.125
     native_channels: int = 192
-
-    def __post_init__(self) -> None:
-        """Raise for values that cannot be limits.
-
-        Raises:
-            PassArgumentTypeError: A field has another type than it is annotated with.
-            PassArgumentError: *max_taps* is not positive, or *min_skipped* is negative or nan.
-        """
-        check_types(self)
-        check_value(self, "max_taps", holds=self.max_taps >= 1, rule="a kernel has at least one tap; use 1 or more")
-        rule = "it is a share of the arithmetic; use 0 or more, above 1 for never"
-        check_value(self, "min_skipped", holds=self.min_skipped >= 0, rule=rule)
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:  # noqa: ARG002
         """It applies if some convolution can be rewritten, and that is expected to be faster or *always* is set."""

@@ -117,29 +117,11 @@ def is_inference_aware(hook: object) -> bool:
     return kind is not None and isinstance(hook, kind)
 
 
-def config_patches_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The options among the arguments of `compile_fx(model_, example_inputs_, inner_compile, config_patches, ...)`."""
-    return dict((args[3] if len(args) > 3 else kwargs.get("config_patches")) or {})
-
-
-def with_config_patches(
-    args: tuple[Any, ...], kwargs: dict[str, Any], patches: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of `compile_fx` with other options."""
-    if len(args) > 3:
-        return (*args[:3], patches, *args[4:]), kwargs
-    return args, {**kwargs, "config_patches": patches}
-
-
-def with_inner_compile(
-    args: tuple[Any, ...], kwargs: dict[str, Any], around: Callable[[Callable[..., Any]], Callable[..., Any]]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of `compile_fx` in which the function that compiles one graph is replaced by *around* of it."""
-    if len(args) > 2:
-        return (*args[:2], around(args[2]), *args[3:]), kwargs
+def inner_compile() -> Callable[..., Any]:
+    """The function that compiles one graph unless the caller of `compile_fx` has one of its own."""
     from torch._inductor.compile_fx import compile_fx_inner
 
-    return args, {**kwargs, "inner_compile": around(kwargs.get("inner_compile", compile_fx_inner))}
+    return compile_fx_inner
 
 
 def install(
@@ -151,7 +133,8 @@ def install(
     Two are needed, because each knows what the other does not. `compile_fx` sees the caller's options and the hooks
     that they hide, and computes AOTAutograd's cache key. `_compile_fx_inner` compiles one graph, cache lookup included,
     and is the only function called for a backward graph, which is compiled long after `compile_fx` returned. Both are
-    looked up in the module on each use, in every release from 2.10 to 2.15.
+    looked up in the module on each use, in every release from 2.10 to 2.15. *around_compile_fx* gets all arguments but
+    the graph and its inputs by name.
     """
     module: Any = importlib.import_module("torch._inductor.compile_fx")
     with _install_lock:
@@ -161,7 +144,8 @@ def install(
 
         @functools.wraps(compile_fx)
         def scoped_compile_fx(*args: Any, **kwargs: Any) -> Any:
-            return around_compile_fx(compile_fx, args, kwargs)
+            names = ("inner_compile", "config_patches", "decompositions", "ignore_shape_env", "compile_region_name")
+            return around_compile_fx(compile_fx, args[:2], {**dict(zip(names, args[2:], strict=False)), **kwargs})
 
         @functools.wraps(inner)
         def scoped_inner(gm: GraphModule, example_inputs: Any, **kwargs: Any) -> Any:
