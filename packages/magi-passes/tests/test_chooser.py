@@ -163,7 +163,7 @@ import torch
 from magi_passes import _torch_compat
 from magi_passes import _choose as tuning
 
-_torch_compat.machine.shared_folder = lambda: sys.argv[1]
+_torch_compat.config.shared_folder = lambda: sys.argv[1]
 with tuning.alone_on({torch.device("cpu")}):
     print("measuring", flush=True)
     sys.stdin.readline()
@@ -174,7 +174,7 @@ with tuning.alone_on({torch.device("cpu")}):
 def test_no_two_processes_measure_on_a_device_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from magi_passes import _choose as tuning
 
-    monkeypatch.setattr(_torch_compat.machine, "shared_folder", lambda: str(tmp_path))
+    monkeypatch.setattr(_torch_compat.config, "shared_folder", lambda: str(tmp_path))
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
@@ -193,7 +193,7 @@ def test_a_folder_that_cannot_hold_locks_is_said(
     from magi_passes import _choose as tuning
 
     (tmp_path / "file").touch()
-    monkeypatch.setattr(_torch_compat.machine, "shared_folder", lambda: str(tmp_path / "file"))
+    monkeypatch.setattr(_torch_compat.config, "shared_folder", lambda: str(tmp_path / "file"))
     with tuning.alone_on({torch.device("cpu")}):
         pass
     assert "other processes may measure at the same time" in caplog.text

@@ -92,7 +92,7 @@ def test_hooks_installed_globally_after_construction_run_too(inductor: Any) -> N
 
 
 @pytest.mark.skipif(
-    _torch_compat.machine.release(torch.__version__) < (2, 13), reason="a hook holds one pass before 2.13"
+    _torch_compat.config.release(torch.__version__) < (2, 13), reason="a hook holds one pass before 2.13"
 )
 def test_a_pipeline_inside_a_users_own_list(inductor: Any) -> None:
     mine = PassPipeline([Named()]).inductor_options()[HOOK]
@@ -242,13 +242,13 @@ def test_compiling_where_passes_would_be_lost_is_refused(inductor: Any, monkeypa
 
 
 @pytest.mark.skipif(
-    _torch_compat.machine.release(torch.__version__) < (2, 12),
+    _torch_compat.config.release(torch.__version__) < (2, 12),
     reason="torch.compile itself fails in threads: a RuntimeError about metrics on torch 2.10, a crash on 2.11",
 )
 @pytest.mark.parametrize("version", [torch.__version__, "2.11.0"], ids=["context-local", "global"])
 def test_eight_threads_compile_at_once(inductor: Any, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     """Under an old torch's rules too, where a lock keeps one compilation's configuration from the others."""
-    monkeypatch.setattr(_torch_compat.machine, "torch_version", lambda: version)
+    monkeypatch.setattr(_torch_compat.config, "torch_version", lambda: version)
     errors: list[BaseException] = []
     leaks: list[Any] = []
 

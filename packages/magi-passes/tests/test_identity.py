@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from magi_passes import MagiInductorPass, PassPipeline, _torch_compat
-from magi_passes._uuid import describe
+from magi_passes._framework.declared import describe
 from magi_passes.errors import PassDefinitionError, PassIdentityError
 
 
@@ -84,7 +84,7 @@ def test_nothing_else_changes_the_uuid(tmp_path: Path) -> None:
 def test_the_torch_release_belongs_to_the_uuid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = _load(tmp_path, "plain")
     before = module.Mine().uuid()
-    monkeypatch.setattr(_torch_compat.machine, "torch_version", lambda: "2.10.0")
+    monkeypatch.setattr(_torch_compat.config, "torch_version", lambda: "2.10.0")
     assert module.Mine().uuid() != before
 
 

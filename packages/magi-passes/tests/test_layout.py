@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from magi_passes import ConvLayoutPass, PassContext, conv_share
-from magi_passes._graph.work import ConvShare
+from magi_passes._graph.nodes import ConvShare
 
 
 def _conv(channels: int = 128, out: int = 128, groups: int = 1) -> Any:

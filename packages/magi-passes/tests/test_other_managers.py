@@ -127,7 +127,7 @@ ROUTES: dict[str, Callable[[MagiInductorPass], Any]] = {
     "pipeline itself": lambda one: PassPipeline([one]).as_pass(),
     "manager in a manager": lambda one: ListManager(ListManager(), ListManager(one)),
 }
-if _torch_compat.machine.release(torch.__version__) >= (2, 13):
+if _torch_compat.config.release(torch.__version__) >= (2, 13):
     ROUTES["in a list"] = lambda one: [ListManager(), one]
 
 

@@ -5,8 +5,7 @@ from ._choose import ConvChooser
 from ._framework.compilation import PassContext, PassRecord, Reason, collect_records, current_context, pass_records
 from ._framework.graph_pass import MagiInductorPass
 from ._framework.pipeline import PassPipeline
-from ._graph.nodes import is_conv_heavy, is_convolution, is_dynamic
-from ._graph.work import conv_share
+from ._graph.nodes import conv_share, is_conv_heavy, is_convolution, is_dynamic
 from ._rewrites.code_generation import ConvLayoutPass, NarrowSizesPass, NDTilingWorkaroundPass
 from ._rewrites.moments import ChannelMomentsPass
 from ._rewrites.padding import ConvPaddingPass, ZeroPadGuardPass

@@ -23,6 +23,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -36,9 +38,8 @@ from ._framework.compilation import PassContext, Reason, current_context, logger
 from ._framework.declared import disabled_passes, is_disabled
 from ._framework.graph_pass import CheckedPass, MagiInductorPass, outside_of_current
 from ._framework.pipeline import PassPipeline
-from ._graph.nodes import convolutions_of, has_collectives, hinted, is_dynamic
+from ._graph.nodes import conv_share, convolution_flops, convolutions_of, has_collectives, hinted, is_dynamic
 from ._graph.strides import keep_strides_of_outputs
-from ._graph.work import conv_share, convolution_flops
 from ._identity.code import digest
 from ._rewrites.code_generation import ConvLayoutPass, NDTilingWorkaroundPass
 from ._rewrites.moments import ChannelMomentsPass
@@ -223,8 +224,8 @@ def alone_on(devices: Iterable[torch.device]) -> Iterator[None]:
 
     Two ranks on one machine compile the same graph at the same time, and would slow down each other's runs at random.
     """
-    folder = Path(_torch_compat.machine.shared_folder()) / "magi_passes"
-    locks = [FileLock(folder / f"{name}.lock") for name in sorted(map(_torch_compat.machine.device_identity, devices))]
+    folder = Path(_torch_compat.config.shared_folder()) / "magi_passes"
+    locks = [FileLock(folder / f"{name}.lock") for name in sorted(map(_torch_compat.config.device_identity, devices))]
     held = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -303,9 +304,7 @@ def plan_name(plan: Plan) -> str:
 
 
 def _folder(cache_dir: str | None) -> Path:
-    return (
-        Path(cache_dir) if cache_dir is not None else Path(_torch_compat.machine.inductor_cache_dir()) / "magi_passes"
-    )
+    return Path(cache_dir) if cache_dir is not None else Path(_torch_compat.config.inductor_cache_dir()) / "magi_passes"
 
 
 def _key(graph: Graph, context: PassContext, plans: Sequence[Plan]) -> str:
@@ -317,7 +316,7 @@ def _key(graph: Graph, context: PassContext, plans: Sequence[Plan]) -> str:
         dtype = value.dtype if isinstance(value, torch.Tensor) else ""
         lines.append(f"{node.op} {node.name} {node.target} {node.args} {node.kwargs} {shape} {dtype}")
     devices = sorted(
-        {_torch_compat.machine.device_name(x.device) for x in context.example_inputs if isinstance(x, torch.Tensor)}
+        {_torch_compat.config.device_name(x.device) for x in context.example_inputs if isinstance(x, torch.Tensor)}
     )
     uuids = [part.uuid() for plan in plans for part in (*plan,)]
     return digest("\n".join(lines), *devices, context.torch_version, str(context.is_backward), *uuids)
@@ -336,7 +335,7 @@ def _recall(path: Path) -> dict[str, float]:
 
 def _remember(path: Path, seconds: dict[str, float]) -> None:
     # Several processes may tune the same graph; a reader must never see half a file.
-    scratch = path.with_name(f"{path.name}.{_torch_compat.machine.unique_suffix()}")
+    scratch = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -101,12 +101,12 @@ class PassContext:
     example_inputs: Sequence[Any] = ()
     user_keys: frozenset[str] = frozenset()
     config: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType(_torch_compat.config.config_values()))
-    torch_version: str = field(default_factory=_torch_compat.machine.torch_version)
+    torch_version: str = field(default_factory=_torch_compat.config.torch_version)
 
     @property
     def torch_release(self) -> tuple[int, int]:
         """Major and minor number of `torch_version`, for comparisons."""
-        return _torch_compat.machine.release(self.torch_version)
+        return _torch_compat.config.release(self.torch_version)
 
 
 @dataclass(frozen=True)
@@ -179,11 +179,8 @@ class GraphCompilation:
     """The compilation of one graph by Inductor."""
 
     gm: GraphModule
-    graph: str
-    is_backward: bool
-    is_inference: bool
-    example_inputs: Sequence[Any]
-    compile_id: str | None
+    known: PassContext
+    """What each pass is told, but for its hook, the user's keys and the configuration."""
     asked: list[str] = field(default_factory=list)
     """Names of the hooks that Inductor called so far; none when it found the graph in a cache."""
     changed: set[str] = field(default_factory=set)
@@ -269,31 +266,19 @@ def current_context() -> PassContext | None:
 def context_of(
     graph: Graph, hook: str, declared: Iterable[str], user_keys: frozenset[str] = frozenset()
 ) -> PassContext:
-    """The context of *graph* now, for passes that may change the *declared* keys.
+    """The context of *graph* now, for passes at *hook* that may change the *declared* keys.
 
-    Args:
-        graph: The graph that the passes are asked about.
-        hook: The Inductor option through which they are reached; empty if that is not known.
-        declared: The Inductor keys that they declare.
-        user_keys: The keys that the user set in the options; those that differ from Inductor's default are added.
+    To *user_keys*, those that the user set in the options, those that differ from Inductor's default are added.
     """
     compile_id = _torch_compat.compiling.current_compile_id()
     start, compilation = current().start, current().compilation
     if start is None:
         return PassContext(hook=hook, user_keys=user_keys, compile_id=compile_id)
     user_keys |= {key for key in declared if start.config[key] != _torch_compat.config.default_of(key)}
-    known = PassContext(hook=hook, user_keys=user_keys, compile_id=compile_id, config=start.config)
     if compilation is None:
-        return known
-    return replace(
-        known,
-        graph=compilation.graph,
-        compile_id=compilation.compile_id,
-        is_backward=compilation.is_backward,
-        is_inference=compilation.is_inference,
-        is_subgraph=graph is not compilation.gm.graph,
-        example_inputs=compilation.example_inputs,
-    )
+        return PassContext(hook=hook, user_keys=user_keys, compile_id=compile_id, config=start.config)
+    is_subgraph = graph is not compilation.gm.graph
+    return replace(compilation.known, hook=hook, user_keys=user_keys, config=start.config, is_subgraph=is_subgraph)
 
 
 def pass_records() -> list[PassRecord]:
@@ -345,17 +330,19 @@ def observed(name: str, graph: Graph) -> Iterator[None]:
 
 def trace(records: list[PassRecord]) -> None:
     """Put the records of one graph into torch.compile's structured trace (TORCH_TRACE, tlparse)."""
-    _torch_compat.compiling.trace_artifact(
-        "magi_passes", lambda: json.dumps([_as_json(record) for record in records], indent=1)
-    )
 
+    def text() -> str:
+        listed = [
+            {
+                "pass": record.pass_name,
+                "graph": record.graph,
+                "ran": record.ran,
+                "reason": record.reason,
+                "config_changes": {key: [repr(old), repr(new)] for key, (old, new) in record.config_changes.items()},
+                "seconds": round(record.seconds, 6),
+            }
+            for record in records
+        ]
+        return json.dumps(listed, indent=1)
 
-def _as_json(record: PassRecord) -> dict[str, object]:
-    return {
-        "pass": record.pass_name,
-        "graph": record.graph,
-        "ran": record.ran,
-        "reason": record.reason,
-        "config_changes": {key: [repr(old), repr(new)] for key, (old, new) in record.config_changes.items()},
-        "seconds": round(record.seconds, 6),
-    }
+    _torch_compat.compiling.trace_artifact("magi_passes", text)

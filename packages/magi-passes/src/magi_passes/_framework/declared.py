@@ -1,29 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the author of a pass declares and its user gives, checked; and passes that the environment switches off.
+"""What the author of a pass declares and its user gives, checked; passes that are switched off; and the uuid of a pass.
 
 A pass is made long before it runs, and its fields are part of a cache key. ``True`` instead of ``1`` would compile
 everything again, and a string instead of a number would fail inside a compilation.
+
+Inductor puts a pass's uuid into its cache keys and skips the pass if an entry is found. Everything that changes the
+graph that a pass produces must change the uuid, or a cache returns code that another pass produced. A pass may be asked
+for its uuid while its module is being loaded, before the functions below it exist; a notebook defines a function again;
+a test puts another method into a class. So a uuid is computed once, and again after something that it was computed from
+was replaced.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
+import importlib
 import inspect
 import os
 import types
 import typing
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+import torch
+
 from magi_passes import _torch_compat
-from magi_passes._identity.value_forms import is_frozen
+from magi_passes._identity.code import digest
+from magi_passes._identity.library import Standing, root_of, standing_of
+from magi_passes._identity.members import MISSING, REMEMBERED, Footprint
+from magi_passes._identity.value_forms import Place, is_frozen, state_of, type_name
+from magi_passes._identity.walk import Walk
 from magi_passes.errors import (
     PassArgumentError,
     PassArgumentTypeError,
     PassDefinitionError,
+    PassIdentityError,
     UnknownConfigKeyError,
     UnknownPassNameError,
 )
@@ -115,7 +131,7 @@ def check_keys_exist(cls: Any) -> None:
         if key not in known:
             close = get_close_matches(key, known, n=2)
             meant = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
-            release = _torch_compat.machine.torch_version()
+            release = _torch_compat.config.torch_version()
             msg = f"{cls.__qualname__} declares the Inductor key {key!r}, which torch {release} does not have.{meant}"
             raise UnknownConfigKeyError(msg)
 
@@ -173,3 +189,131 @@ def _advice(value: object, kinds: tuple[type, ...]) -> str:
     if number is not None and is_scalar:
         return f" Write {number.__name__}(...) around it."
     return ""
+
+
+# Types of values that never change.
+_FIXED = (
+    *(type(None), bool, int, float, complex, str, bytes, enum.Enum, type, types.ModuleType),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+    *(torch._ops.OpOverload, torch._ops.OpOverloadPacket),  # noqa: SLF001
+)
+_OPERATORS = _torch_compat.compiling.operator_types()
+_UUID = "_uuid"
+
+
+class _PassWalk(Walk):
+    """A walk from a pass, which may import modules and read modules as values, and may be one of our own."""
+
+    def unstable(self, value: Any, place: Place, why: str) -> str:  # noqa: ARG002 - as in Walk
+        if place.is_lenient:
+            return digest("unstable", type_name(type(value)))
+        raise PassIdentityError(_no_stable_form(value, place.text))
+
+    def loaded(self, name: str) -> Any:
+        # It is imported here if the pass would import it when it runs.
+        if super().loaded(name) is MISSING:
+            try:
+                return importlib.import_module(name)
+            except ImportError:
+                return MISSING
+        return super().loaded(name)
+
+    def unloaded(self, place: Place, names: list[str]) -> str:  # noqa: ARG002 - as in Walk
+        return digest("absent", *names)
+
+    def special_form(self, value: Any, place: Place) -> str | None:  # noqa: ARG002 - as in Walk
+        return digest("operator", str(value)) if isinstance(value, _OPERATORS) else None
+
+
+def describe(roots: Iterable[tuple[Any, str]], own: frozenset[str]) -> tuple[str, Footprint]:
+    """A digest of *roots* and all they reach, and what it was made from.
+
+    Each root has a name in errors, such as ``MyPass.threshold``. The code of the top-level packages *own* is read as
+    the author's, installed or not.
+    """
+    walk = _PassWalk(own)
+    return walk.result((value, Place(where)) for value, where in roots), walk.footprint
+
+
+@dataclass(frozen=True)
+class _Remembered:
+    """A digest, and what it was made from. A copy of its owner, or another process, does not get it."""
+
+    digest: str = ""
+    footprint: Footprint | None = None
+    of: tuple[object, ...] = ()
+
+    def holds_for(self, *of: object) -> bool:
+        """Whether *of* are the objects that this was made for, and nothing that they reach was replaced."""
+        is_same = len(of) == len(self.of) and all(map(_is_same, of, self.of))
+        return is_same and self.footprint is not None and self.footprint.is_unchanged()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_Remembered, ())
+
+
+def uuid_of(instance: Any, *, besides: tuple[type, ...] = ()) -> str:
+    """A digest of the class, the fields and all code that *instance*, a frozen dataclass, reaches, and torch's release.
+
+    *besides* are classes whose instances it gets as arguments, so that it reaches their code without naming it.
+    """
+    cls = type(instance)
+    of_class = _of_class(cls, besides)
+    fields = state_of(instance)
+    release = _torch_compat.config.torch_version()
+    known = vars(instance).get(_UUID)
+    if not isinstance(known, _Remembered) or not known.holds_for(of_class, release, *fields.values()):
+        roots = [(value, f"{cls.__name__}.{name}") for name, value in fields.items()]
+        for value, where in roots:
+            _refuse_mutable(value, where)
+        of_fields, footprint = describe(roots, _own(cls))
+        found = digest("uuid", of_class, *fields, of_fields, release)
+        known = _Remembered(f"{cls.__name__}-{found}", footprint, (of_class, release, *fields.values()))
+        object.__setattr__(instance, _UUID, known)
+    return known.digest
+
+
+def _is_same(one: object, other: object) -> bool:
+    # 1, True and 1.0 are equal, and two passes with them are not.
+    return one is other or (type(one) is type(other) is str and one == other)
+
+
+def _of_class(cls: type, besides: tuple[type, ...]) -> str:
+    if REMEMBERED not in vars(cls):
+        # It is a list, so that what a class is compared with does not change each time it is described.
+        setattr(cls, REMEMBERED, [_Remembered()])
+    memory = vars(cls)[REMEMBERED]
+    if not memory[0].holds_for(cls):
+        roots = [(one, one.__name__) for one in (cls, *besides)]
+        memory[0] = _Remembered(*describe(roots, _own(cls)), (cls,))
+    return str(memory[0].digest)
+
+
+def _own(cls: type) -> frozenset[str]:
+    """Top-level packages of *cls* and of its base classes."""
+    return frozenset(root_of(base) for base in cls.__mro__ if standing_of(base) is not Standing.LIBRARY)
+
+
+def _refuse_mutable(value: Any, where: str) -> None:
+    """Raise `PassIdentityError` if *value*, a field of a pass, can change after the pass is made."""
+    if isinstance(value, tuple | frozenset):
+        for item in value:
+            _refuse_mutable(item, where)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type) and is_frozen(type(value)):
+        for name, held in state_of(value).items():
+            _refuse_mutable(held, f"{where}.{name}")
+    elif isinstance(value, functools.partial):
+        _refuse_mutable((*value.args, *value.keywords.values()), where)
+    elif isinstance(value, types.MethodType):
+        _refuse_mutable(value.__self__, where)
+    elif not (isinstance(value, _FIXED) or inspect.isroutine(value) or hasattr(value, "__wrapped__")):
+        raise PassIdentityError(_no_stable_form(value, where))
+
+
+def _no_stable_form(value: object, where: str) -> str:
+    """The sentence of the error for a value that cannot be part of a uuid."""
+    if isinstance(value, list | dict | set):
+        fix = "Use a tuple or a frozenset: a value that can change later cannot be part of a cache key."
+    else:
+        fix = "Use plain values, tuples, enums, functions or frozen dataclasses; look the object up when the pass runs."
+    return f"{where} is a {type(value).__qualname__}, which cannot be part of a pass's uuid. {fix}"

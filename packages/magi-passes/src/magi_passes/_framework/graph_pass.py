@@ -24,7 +24,6 @@ from torch.fx import Graph
 from magi_passes import _torch_compat
 from magi_passes._graph.nodes import flaw_of
 from magi_passes._identity.code import digest
-from magi_passes._uuid import uuid_of
 from magi_passes.errors import (
     BrokenGraphError,
     MagiPassesError,
@@ -59,6 +58,7 @@ from .declared import (
     disabled_passes,
     is_disabled,
     note_pass,
+    uuid_of,
 )
 
 
@@ -190,14 +190,7 @@ def _safe_by_itself(body: Callable[..., None]) -> Callable[..., None]:
 
 
 def run_pass(part: MagiInductorPass, graph: Graph, context: PassContext) -> PassRecord:
-    """Ask *part* about *graph*, run it if it applies, and publish the record.
-
-    Raises:
-        PassFailedError: The pass raised an error, which is the cause.
-        BrokenGraphError: It left a graph that cannot be compiled.
-        UndeclaredConfigMutationError: It changed an Inductor key that it does not declare.
-        UnscopedConfigError: Nothing would restore the keys that it declares.
-    """
+    """Ask *part* about *graph*, run it if it applies, and publish the record, also if it raises."""
     start, name = perf_counter(), type(part).__name__
     record = PassRecord(name, context.graph, ran=False, reason="", compile_id=context.compile_id, hook=context.hook)
     try:
@@ -428,7 +421,7 @@ def around_inner_compile(
         hooks = [hook for name, value in values if (hook := as_pipeline_hook(name, value)) is not None]
         compilation, call = _begun(gm, example_inputs, kwargs), current().call
         if call is not None:
-            call.graphs.append(compilation.graph)
+            call.graphs.append(compilation.known.graph)
         if hooks:
             _refuse_to_lose_passes()
         before = compilation.start if hooks else None
@@ -443,7 +436,7 @@ def around_inner_compile(
                 _torch_compat.config.restore_overrides(compilation.start.overrides, compilation.changed)
         has_calls = any(node.op not in ("placeholder", "output") for node in gm.graph.nodes)
         for hook in hooks if has_calls and not compilation.asked else ():
-            _record_cache_hit(hook, compilation.graph)
+            _record_cache_hit(hook, compilation.known.graph)
         return result
 
 
@@ -487,14 +480,15 @@ def _begun(gm: GraphModule, example_inputs: Sequence[Any], kwargs: Mapping[str, 
     is_backward, is_inference = bool(kwargs.get("is_backward")), bool(kwargs.get("is_inference"))
     kind = "backward" if is_backward else "inference" if is_inference else "forward"
     graph_id = kwargs.get("graph_id")
-    return GraphCompilation(
-        gm=gm,
+    known = PassContext(
         graph=kind if graph_id is None else f"{graph_id}_{kind}",
         is_backward=is_backward,
         is_inference=is_inference,
         example_inputs=tuple(example_inputs),
         compile_id=_torch_compat.compiling.current_compile_id(),
+        config={},
     )
+    return GraphCompilation(gm, known)
 
 
 def _refuse_to_lose_passes() -> None:

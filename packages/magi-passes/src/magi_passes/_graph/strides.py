@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 def stored_channels_last(write: Writer, x: Node) -> Node:
     """*x*, written to memory with the channels innermost; one node for all calls with the same *x*."""
-    op = _torch_compat.graphs.channels_last_op()
+    op = _torch_compat.compiling.channels_last_op()
     if x.target is op:
         return x
     known = next((user for user in x.users if user.target is op), None)
@@ -105,7 +105,7 @@ def store_sums(graph: Graph, videos: list[Node]) -> None:
     *videos* are the results of convolutions. A residual connection adds one to an earlier sum. If the frames are in
     separate tensors, Inductor cannot tell the best layout of the sum, and uses channels-first.
     """
-    op = _torch_compat.graphs.channels_last_op()
+    op = _torch_compat.compiling.channels_last_op()
     for node in list(graph.nodes):
         if node.target is not aten.add.Tensor or len(node.users) < 2 or not any(v in node.args for v in videos):
             continue
@@ -136,7 +136,7 @@ def strides_kept(graph: Graph) -> Iterator[None]:
     """
     _keep_strides_of_bases(graph)
     readers = [node for node in graph.nodes if _depends_on_strides(node)]
-    if _torch_compat.graphs.is_body_of_higher_order_op(graph):
+    if _torch_compat.compiling.is_body_of_higher_order_op(graph):
         readers.append(graph.output_node())
     operands = {node: _operands(node) for node in graph.nodes} if readers else {}
     yield
@@ -152,7 +152,7 @@ def _keep_strides_of_bases(graph: Graph) -> None:
     if visible is not None and strides is not None:
         # The places are those of the forward graph; a backward graph can return None there.
         tensors = {place for place, made in enumerate(output.args[0]) if isinstance(made, torch.fx.Node)}  # type: ignore[arg-type]
-        bases = tensors.intersection(_torch_compat.graphs.outputs_that_are_bases(), range(len(strides)))
+        bases = tensors.intersection(_torch_compat.compiling.outputs_that_are_bases(), range(len(strides)))
         output.meta["user_visible_output_idxs"] = sorted({*visible, *bases})
 
 

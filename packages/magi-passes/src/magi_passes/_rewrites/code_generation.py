@@ -17,13 +17,13 @@ from magi_passes._framework.graph_pass import CheckedPass, MagiInductorPass
 from magi_passes._graph.nodes import (
     Convolution,
     all_nodes,
+    convolution_flops,
     convolutions_of,
     is_conv_heavy,
     is_convolution,
     is_dynamic,
 )
 from magi_passes._graph.strides import keep_strides_of_outputs
-from magi_passes._graph.work import convolution_flops
 from magi_passes.errors import PassArgumentError
 
 
@@ -141,14 +141,14 @@ class NDTilingWorkaroundPass(CheckedPass):
         super().__post_init__()
         if self.max_torch is not None:
             try:
-                _torch_compat.machine.numbers_of(self.max_torch)
+                _torch_compat.config.numbers_of(self.max_torch)
             except ValueError as error:
                 msg = f"NDTilingWorkaroundPass: max_torch={error}"
                 raise PassArgumentError(msg) from None
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:
         """It applies to dynamic, convolution-heavy graphs on older torch if the user has not set ND tiling."""
-        numbers = _torch_compat.machine.numbers_of
+        numbers = _torch_compat.config.numbers_of
         if self.max_torch is not None and numbers(context.torch_version) >= numbers(self.max_torch):
             return Reason(False, f"torch {context.torch_version} is not older than {self.max_torch}")
         if "triton.prefer_nd_tiling" in context.user_keys:

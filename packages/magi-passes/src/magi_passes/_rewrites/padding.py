@@ -62,18 +62,18 @@ class ZeroPadGuardPass(MagiInductorPass):
     def __call__(self, graph: Graph) -> None:
         """Add a guard for each of these amounts."""
         for amount in _zero_amounts(graph):
-            _torch_compat.graphs.guard_on(amount == 0)
+            bool(amount == 0)  # reading the truth of a symbolic comparison adds the guard
 
 
 def _zero_amounts(graph: Graph) -> Iterator[torch.SymInt]:
     """The symbolic amounts that are zero now among those by which inputs of convolutions are padded."""
-    pads = _torch_compat.graphs.paddings()
+    pads = _torch_compat.compiling.paddings()
     for node in graph.nodes:
         if node.op == "call_function" and node.target in pads and any(map(_convolves, node.users)):
             flat: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("pad", ())
             for entry in flat if isinstance(flat, (list, tuple)) else ():
                 amount = _symbolic(entry)
-                if amount is not None and amount.node.has_hint() and _torch_compat.graphs.size_hint(amount) == 0:
+                if amount is not None and amount.node.has_hint() and _torch_compat.compiling.size_hint(amount) == 0:
                     yield amount
 
 
