@@ -314,7 +314,7 @@ def publish(record: PassRecord) -> None:
     _history.append(record)
     for collector in current().receivers:
         collector.records.append(record)
-    logger.log(logging.INFO if record.ran else logging.DEBUG, "%s", record)
+    logger.info("%s", record)
 
 
 @contextlib.contextmanager
