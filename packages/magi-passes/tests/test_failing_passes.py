@@ -19,6 +19,7 @@ from magi_passes import (
     _torch_compat,
     collect_records,
 )
+from magi_passes import _choose as tuning
 from magi_passes.errors import BrokenGraphError
 from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
@@ -100,8 +101,6 @@ def test_an_interrupt_arrives_as_itself(
 def test_an_interrupt_while_tuning_arrives_as_itself(
     inductor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], place: str
 ) -> None:
-    from magi_passes import _choose as tuning
-
     def stop(*args: object) -> Any:
         config.triton.max_tiles = 2
         raise error("now")

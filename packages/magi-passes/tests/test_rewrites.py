@@ -248,6 +248,14 @@ def _decomposed(fn: Any, *args: torch.Tensor) -> torch.fx.GraphModule:
     return make_fx(fn, decomposition_table=select_decomp_table(), tracing_mode="fake")(*args)
 
 
+def _by_channel(fn: Any, *args: torch.Tensor) -> torch.fx.GraphModule:
+    gm = _decomposed(fn, *args)
+    ChannelMomentsPass(always=True)(gm.graph)
+    gm.graph.lint()
+    gm.recompile()
+    return gm
+
+
 def _reductions(gm: torch.fx.GraphModule) -> list[list[int]]:
     nodes = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.var_mean.correction)
     return [list(node.args[1]) for node in nodes]
@@ -262,11 +270,8 @@ def test_the_same_numbers(shape: tuple[int, ...], groups: int, offset: float) ->
 
     x = torch.randn(shape, dtype=torch.float64) + offset
     weight, bias = torch.randn(8, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
-    gm = _decomposed(norm, x, weight, bias)
-    assert _reductions(gm) == [[2, 3]]
-    ChannelMomentsPass(always=True)(gm.graph)
-    gm.graph.lint()
-    gm.recompile()
+    assert _reductions(_decomposed(norm, x, weight, bias)) == [[2, 3]]
+    gm = _by_channel(norm, x, weight, bias)
     assert _reductions(gm) == [list(range(2, len(shape))), [2]]
     flat = (2, groups, 8 // groups, x[0, 0].numel())
     assert not [node for node in gm.graph.nodes if getattr(node.meta.get("val"), "shape", None) == flat]
@@ -286,10 +291,7 @@ def test_weight_and_bias_become_one_product_and_one_sum(
     given = torch.randn(2, 8, 6, 5).to(dtype), torch.randn(8).to(dtype), torch.randn(8).to(dtype)
     if memory == "channels last":
         given = given[0].contiguous(memory_format=torch.channels_last), *given[1:]
-    gm = _decomposed(norm, *given)
-    ChannelMomentsPass(always=True)(gm.graph)
-    gm.graph.lint()
-    gm.recompile()
+    gm = _by_channel(norm, *given)
     calls = [node for node in gm.graph.nodes if _is_elementwise_on(node, given[0].shape)]
     assert [node.target for node in calls] == [torch.ops.aten.mul.Tensor, torch.ops.aten.add.Tensor]
     stored = [node.args[1] for node in calls]
@@ -304,39 +306,26 @@ def _is_elementwise_on(node: torch.fx.Node, shape: torch.Size) -> bool:
     return is_pointwise and not is_conversion and node.meta["val"].shape == shape
 
 
-def test_what_something_else_reads_stays() -> None:
+def _with_another_reader(x: torch.Tensor, weight: torch.Tensor) -> Any:
     """Where the normalised image has another reader, the weight is not folded into it."""
-
-    def norm(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        normalised = group_norm(x, 4)
-        return normalised * weight[None, :, None, None], normalised
-
-    x, weight = torch.randn(2, 8, 6, 5), torch.randn(8)
-    gm = _decomposed(norm, x, weight)
-    ChannelMomentsPass(always=True)(gm.graph)
-    gm.recompile()
-    for ours, theirs in zip(gm(x, weight), norm(x, weight), strict=True):
-        torch.testing.assert_close(ours, theirs)
+    normalised = group_norm(x, 4)
+    return normalised * weight[None, :, None, None], normalised
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 6, 1), (8, 6, 5), (2, 8, 6, 5), (8, 1, 5), (1,)])
-def test_only_numbers_for_each_channel_are_folded(shape: tuple[int, ...]) -> None:
-    def norm(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        return group_norm(x, 4) * other + other
-
+@pytest.mark.parametrize(
+    ("norm", "shape"),
+    [
+        (_with_another_reader, (8,)),
+        # Only numbers for each channel are folded.
+        *((lambda x, other: group_norm(x, 4) * other + other, shape) for shape in ((1, 8, 6, 1), (8, 6, 5))),
+        *((lambda x, other: group_norm(x, 4) * other + other, shape) for shape in ((2, 8, 6, 5), (8, 1, 5), (1,))),
+        # Half precision is reduced in float32.
+        (lambda x, _: group_norm((x + 100).bfloat16(), 4), (1,)),
+    ],
+)
+def test_what_follows_a_norm_gets_the_same_numbers(norm: Any, shape: tuple[int, ...]) -> None:
     x, other = torch.randn(2, 8, 6, 5), torch.randn(shape)
-    gm = _decomposed(norm, x, other)
-    ChannelMomentsPass(always=True)(gm.graph)
-    gm.recompile()
-    torch.testing.assert_close(gm(x, other), norm(x, other))
-
-
-def test_half_precision_is_reduced_in_float32() -> None:
-    x = torch.randn(1, 8, 6, 6).bfloat16() + 100
-    gm = _decomposed(lambda x: group_norm(x, 2), x)
-    ChannelMomentsPass(always=True)(gm.graph)
-    gm.recompile()
-    torch.testing.assert_close(gm(x), group_norm(x, 2))
+    torch.testing.assert_close(_by_channel(norm, x, other)(x, other), norm(x, other))
 
 
 def test_other_statistics_stay() -> None:

@@ -146,7 +146,9 @@ class ConvChooser(CheckedPass):
             wanted = _rewrites()
         plan = [part for part in wanted if self._may(part) and part.is_applicable(graph, context)]
         on_gpu = any(conv.x.meta["val"].device.type != "cpu" for conv in convolutions)
-        tiling = NDTilingWorkaroundPass(None if plan and on_gpu else OLD_TORCH, self.max_tiles, static=bool(plan))
+        # Before the release that the pass knows, Inductor itself proposed no tilings for symbolic sizes.
+        newest = None if plan and on_gpu else NDTilingWorkaroundPass.max_torch
+        tiling = NDTilingWorkaroundPass(newest, self.max_tiles, static=bool(plan))
         return (*plan, *(part for part in (tiling,) if self._may(part) and part.is_applicable(graph, context)))
 
     def _may(self, part: MagiInductorPass) -> bool:
@@ -173,10 +175,6 @@ class ConvChooser(CheckedPass):
         if TemporalConvPass().is_applicable(graph, context):
             bases.append((*_rewrites(), TemporalConvPass(), ForceChannelsLastPass()))
         return [(), self._planned(graph, context), *((*base, *tiling) for base in bases for tiling in tilings)]
-
-
-# Before this release, Inductor itself proposed no tilings for symbolic sizes.
-OLD_TORCH = NDTilingWorkaroundPass.max_torch
 
 
 def _rewrites() -> Plan:
@@ -206,7 +204,12 @@ def seconds_of_a_call(runs: dict[str, Run], examples: Sequence[Any]) -> dict[str
         for turn in range(2 + ROUNDS):
             for name in list(calls):
                 try:
-                    seconds = _seconds(runs[name], arguments, calls[name], wait)
+                    wait()
+                    start = perf_counter()
+                    for _ in range(calls[name]):
+                        runs[name](list(arguments))
+                    wait()
+                    seconds = (perf_counter() - start) / calls[name]
                 except Exception as error:  # noqa: BLE001 (a candidate that does not run is one to leave out)
                     warn_left_out(name, error)
                     del calls[name]
@@ -250,15 +253,6 @@ def _real(example: Any) -> Any:
     return value.normal_() if example.dtype.is_floating_point else value.zero_()
 
 
-def _seconds(run: Run, arguments: Sequence[Any], calls: int, wait: Callable[[], object]) -> float:
-    wait()
-    start = perf_counter()
-    for _ in range(calls):
-        run(list(arguments))
-    wait()
-    return (perf_counter() - start) / calls
-
-
 def warn_left_out(name: str, error: Exception) -> None:
     """Log a warning that the candidate *name* is left out, and why."""
     logger.warning("tuning: %s failed with %s: %s", name, type(error).__name__, error)
@@ -275,17 +269,13 @@ class Choice:
 def choose_fastest(graph: Graph, context: PassContext, plans: Sequence[Plan], cache_dir: str | None) -> Choice:
     """The fastest of *plans* on inputs like those of *graph*, read from disk if it was measured before.
 
-    A plan that fails to compile or to run is left out, with a warning. If all fail, the first plan is returned. If the
-    folder cannot be read or written, a warning says so, and the next process measures again.
-
-    Args:
-        graph: The graph, before any of the passes ran. It is not changed.
-        context: The compilation it belongs to.
-        plans: What to try; the empty plan is stock Inductor.
-        cache_dir: A folder, or None for one in Inductor's cache directory.
+    The empty plan is stock Inductor. A plan that fails to compile or to run is left out, with a warning. If all fail,
+    the first plan is returned. If the folder cannot be read or written, a warning says so, and the next process
+    measures again.
     """
     names = [plan_name(plan) for plan in plans]
-    path = _folder(cache_dir) / f"{_key(graph, context, plans)}.json"
+    folder = Path(_torch_compat.config.inductor_cache_dir(), "magi_passes") if cache_dir is None else Path(cache_dir)
+    path = folder / f"{_key(graph, context, plans)}.json"
     seconds = _recall(path)
     if not seconds:
         compiled = {name: _compiled(graph, context, name, plan) for name, plan in zip(names, plans, strict=True)}
@@ -301,10 +291,6 @@ def plan_name(plan: Plan) -> str:
     """*plan* in words: ``ConvPadding + TemporalConv + NDTilingWorkaround 2``, or ``stock`` when it is empty."""
     tiles = (f"{type(part).__name__.removesuffix('Pass')} {getattr(part, 'max_tiles', '')}".strip() for part in plan)
     return " + ".join(tiles) or "stock"
-
-
-def _folder(cache_dir: str | None) -> Path:
-    return Path(cache_dir) if cache_dir is not None else Path(_torch_compat.config.inductor_cache_dir()) / "magi_passes"
 
 
 def _key(graph: Graph, context: PassContext, plans: Sequence[Plan]) -> str:

@@ -175,14 +175,12 @@ def keep_strides_of_outputs(graph: Graph) -> None:
 
 def _owner_of_memory(node: Node) -> Node:
     """The node that *node* is a view of; *node* itself if it is not a view."""
-    while node.op == "call_function" and (node.target is operator.getitem or _returns_a_view(node.target)):
+    while node.op == "call_function":
+        returns = getattr(getattr(node.target, "_schema", None), "returns", ())
+        if node.target is not operator.getitem and all(each.alias_info is None for each in returns):
+            break
         node = node.args[0]  # type: ignore[assignment]
     return node
-
-
-def _returns_a_view(target: Any) -> bool:
-    schema = getattr(target, "_schema", None)
-    return schema is not None and any(each.alias_info is not None for each in schema.returns)
 
 
 def _is_dense(node: Node) -> bool:

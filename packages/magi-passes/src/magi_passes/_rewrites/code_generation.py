@@ -81,7 +81,12 @@ class ConvLayoutPass(CheckedPass):
         if not is_conv_heavy(graph, self.nodes_per_conv):
             return Reason(False, "not convolution-heavy")
         if not context.is_inference:
-            return _training_verdict(convolutions)
+            # Inductor's rule for training: no grouped or narrowing convolutions, and not only small ones.
+            kinds = {kind_of(conv) for conv in convolutions}
+            if kinds & {"grouped", "narrowing"}:
+                return Reason(False, "training with grouped or narrowing convolutions")
+            only_small = kinds == {"small"}
+            return Reason(not only_small, "training with small convolutions only" if only_small else "training")
         flops: dict[str, float] = defaultdict(float)
         for conv in convolutions:
             flops[kind_of(conv)] += convolution_flops(conv)
@@ -93,14 +98,6 @@ class ConvLayoutPass(CheckedPass):
         """Make Inductor use the layout without its own decision."""
         keep_strides_of_outputs(graph)
         _torch_compat.config.set_config("force_layout_optimization", True)
-
-
-def _training_verdict(convolutions: list[Convolution]) -> Reason:
-    """Inductor's rule for training: no grouped or narrowing convolutions, and not only small ones."""
-    kinds = {kind_of(conv) for conv in convolutions}
-    if kinds & {"grouped", "narrowing"}:
-        return Reason(False, "training with grouped or narrowing convolutions")
-    return Reason(kinds != {"small"}, "training" if kinds != {"small"} else "training with small convolutions only")
 
 
 @dataclass(frozen=True)

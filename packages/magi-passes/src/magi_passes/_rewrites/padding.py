@@ -168,7 +168,11 @@ def _movable(node: Node) -> tuple[ZeroPad, list[Convolution], tuple[int, ...]] |
 
 
 def _move(graph: Graph, pad: ZeroPad, convolutions: list[Convolution], shares: tuple[int, ...]) -> None:
-    rest = [*pad.pads[:2], *(_less(pair, share) for pair, share in zip(pad.pads[2:], shares, strict=True))]
+    rest = list(pad.pads)
+    for dim, share in enumerate(shares, start=2):
+        before, after = rest[dim]
+        if isinstance(before, int) and isinstance(after, int):  # the share of a pair with a symbol is zero
+            rest[dim] = before - share, after - share
     x = pad.x
     if any(pair != (0, 0) for pair in rest):
         x = Writer(graph, pad.node)(aten.constant_pad_nd.default, pad.x, flat_pads(rest), 0.0)
@@ -176,9 +180,3 @@ def _move(graph: Graph, pad: ZeroPad, convolutions: list[Convolution], shares: t
         padding = [own + share for own, share in zip(conv.padding, shares, strict=True)]
         args = (x, *conv.node.args[1:4], padding, list(conv.dilation), *conv.node.args[6:])
         replace_by(conv.node, Writer(graph, conv.node)(aten.convolution.default, *args))
-
-
-def _less(pair: tuple[Amount, Amount], share: int) -> tuple[Amount, Amount]:
-    """*pair* minus *share* on either side; the share of a pair with a symbol is zero."""
-    before, after = pair
-    return (before - share, after - share) if isinstance(before, int) and isinstance(after, int) else pair

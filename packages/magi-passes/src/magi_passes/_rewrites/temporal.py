@@ -22,7 +22,7 @@ import torch
 
 from magi_passes._framework.compilation import Reason
 from magi_passes._framework.graph_pass import CheckedPass
-from magi_passes._graph.nodes import Convolution, Writer, aten, hinted, read_convolution, replace_by
+from magi_passes._graph.nodes import Convolution, Writer, aten, convolutions_of, hinted, read_convolution, replace_by
 from magi_passes._graph.strides import store_sums, stored_channels_last, strides_kept
 
 from .padding import flat_pads, read_zero_pad
@@ -103,27 +103,24 @@ class TemporalConvPass(CheckedPass):
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:  # noqa: ARG002
         """It applies if some convolution can be rewritten, and that is expected to be faster or *always* is set."""
-        candidates = [conv for node in graph.nodes if (conv := _temporal(node)) is not None]
+        candidates = [conv for conv in convolutions_of(graph) if is_temporal(conv)]
         chosen = [conv for conv in candidates if self._pays(conv)]
         return Reason(bool(chosen), f"{len(chosen)} of {len(candidates)} convolutions over time")
 
     def __call__(self, graph: Graph) -> None:
         """Rewrite the chosen convolutions."""
         with strides_kept(graph):
-            self._rewrite_all(graph)
-
-    def _rewrite_all(self, graph: Graph) -> None:
-        found = frozenset(graph.nodes)
-        videos: list[Node] = []
-        for node in list(graph.nodes):
-            conv = _temporal(node)
-            if conv is not None and self._pays(conv):
-                video = self._rewrite(Writer(graph, node), conv)
-                replace_by(node, video)
-                videos.append(video)
-        store_sums(graph, videos)
-        written = [node for node in graph.nodes if node not in found]
-        _write_together(graph, [node for node in written if _is_small_weight_of_taps(node)])
+            found = frozenset(graph.nodes)
+            videos: list[Node] = []
+            for node in list(graph.nodes):
+                conv = read_convolution(node)  # now, because the one before may have been rewritten
+                if conv is not None and is_temporal(conv) and self._pays(conv):
+                    video = self._rewrite(Writer(graph, node), conv)
+                    replace_by(node, video)
+                    videos.append(video)
+            store_sums(graph, videos)
+            written = [node for node in graph.nodes if node not in found]
+            _write_together(graph, [node for node in written if _is_small_weight_of_taps(node)])
 
     def _pays(self, conv: Convolution) -> bool:
         x = conv.x.meta["val"]
@@ -156,11 +153,6 @@ class TemporalConvPass(CheckedPass):
 def is_temporal(conv: Convolution) -> bool:
     """Whether *conv* has a time dimension."""
     return len(conv.kernel) == 3
-
-
-def _temporal(node: Node) -> Convolution | None:
-    conv = read_convolution(node)
-    return conv if conv is not None and is_temporal(conv) else None
 
 
 def _frames_first(write: Writer, video: Node) -> Node:
