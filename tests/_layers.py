@@ -60,7 +60,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_torch_compat",
         "_graph",
         "_identity",
-        "_uuid",
         "_framework",
         "_rewrites",
         "_choose",

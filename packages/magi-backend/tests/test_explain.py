@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import json
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 import torch
-from magi_backend import Report, explain
+from magi_backend import Report, _torch_compat, explain
 from magi_backend._records.log import external_calls, generated_kernels
 from magi_backend._verify.compare import compare, compare_trees
 from magi_backend.errors import OptionError, TargetTypeError
 from torch import Tensor, nn
+from torch._inductor.utils import fresh_cache
 
 
 class Counting(nn.Module):
@@ -246,3 +248,31 @@ def test_names_are_read_from_generated_source() -> None:
 
     assert generated_kernels(source) == ("cpp_fused_add_0", "triton_poi_fused_1")
     assert external_calls(source) == ("convolution", "aten.convolution_backward", "mm")
+
+
+def test_what_a_pass_did_is_logged_and_traced_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By magi-passes, at one level for all outcomes; the artifact of this backend has what only it knows."""
+    artifacts: list[tuple[str, dict[str, Any]]] = []
+    monkeypatch.setattr(
+        _torch_compat.compiling, "trace_artifact", lambda name, payload: artifacts.append((name, payload()))
+    )
+    torch._dynamo.reset()
+    caplog.set_level("INFO", "magi_passes")
+    caplog.set_level("INFO", "magi_backend")
+    with fresh_cache():
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
+        torch.autograd.backward(torch.compile(model, backend="magi")(torch.randn(2, 3, 16, 16)).sum())
+    lines = [record.getMessage() for record in caplog.records if record.name == "magi_passes"]
+
+    assert len(lines) == len(set(lines)) > 8
+    assert {line.partition(": ")[0].rpartition("_")[2] for line in lines if " on graph: " not in line} == {
+        "forward",
+        "backward",
+    }
+    assert {record.name for record in caplog.records if "did not run" in record.getMessage()} == {"magi_passes"}
+    assert [(name, payload["kind"], "passes" in payload) for name, payload in artifacts] == [
+        ("magi_backend", "forward", False),
+        ("magi_backend", "backward", False),
+    ]

@@ -89,7 +89,8 @@ def test_torch_may_swallow_the_error_and_run_eager() -> None:
 def test_an_error_inside_inductor_comes_out_as_itself() -> None:
     from dataclasses import dataclass
 
-    from magi_passes import MagiInductorPass, PassPipeline, UndeclaredConfigMutationError
+    from magi_passes import MagiInductorPass, PassPipeline
+    from magi_passes.errors import UndeclaredConfigMutationError
 
     @dataclass(frozen=True)
     class Meddling(MagiInductorPass):

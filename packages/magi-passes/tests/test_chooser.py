@@ -23,6 +23,7 @@ from magi_passes import (
     _torch_compat,
     collect_records,
 )
+from magi_passes import _choose as tuning
 from torch._inductor.utils import fresh_cache, run_and_get_code
 from torch.nn.functional import group_norm
 
@@ -161,9 +162,9 @@ from pathlib import Path
 
 import torch
 from magi_passes import _torch_compat
-from magi_passes._choose import tuning
+from magi_passes import _choose as tuning
 
-_torch_compat.machine.shared_folder = lambda: sys.argv[1]
+_torch_compat.config.shared_folder = lambda: sys.argv[1]
 with tuning.alone_on({torch.device("cpu")}):
     print("measuring", flush=True)
     sys.stdin.readline()
@@ -172,9 +173,7 @@ with tuning.alone_on({torch.device("cpu")}):
 
 
 def test_no_two_processes_measure_on_a_device_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from magi_passes._choose import tuning
-
-    monkeypatch.setattr(_torch_compat.machine, "shared_folder", lambda: str(tmp_path))
+    monkeypatch.setattr(_torch_compat.config, "shared_folder", lambda: str(tmp_path))
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
@@ -190,10 +189,8 @@ def test_no_two_processes_measure_on_a_device_at_once(tmp_path: Path, monkeypatc
 def test_a_folder_that_cannot_hold_locks_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from magi_passes._choose import tuning
-
     (tmp_path / "file").touch()
-    monkeypatch.setattr(_torch_compat.machine, "shared_folder", lambda: str(tmp_path / "file"))
+    monkeypatch.setattr(_torch_compat.config, "shared_folder", lambda: str(tmp_path / "file"))
     with tuning.alone_on({torch.device("cpu")}):
         pass
     assert "other processes may measure at the same time" in caplog.text
@@ -202,8 +199,6 @@ def test_a_folder_that_cannot_hold_locks_is_said(
 def test_a_candidate_that_fails_is_left_out(
     inductor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from magi_passes._choose import tuning
-
     def compile_graph(module: Any, inputs: Any, options: Any, is_backward: bool) -> Any:
         if not options:
             raise RuntimeError("no such kernel")
@@ -224,8 +219,6 @@ def test_a_candidate_that_fails_is_left_out(
 
 
 def test_candidates_take_turns_and_the_least_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    from magi_passes._choose import tuning
-
     clock = [0.0]
     order: list[str] = []
 
@@ -245,8 +238,6 @@ def test_candidates_take_turns_and_the_least_time_counts(monkeypatch: pytest.Mon
 
 def _measured_once(monkeypatch: pytest.MonkeyPatch, cache_dir: Path) -> tuple[str, int]:
     """What is chosen when stock takes one second, and how many plans had to be measured for that."""
-    from magi_passes._choose import tuning
-
     measured: list[str] = []
 
     def seconds(runs: dict[str, Any], examples: Any) -> dict[str, float]:

@@ -1,21 +1,209 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sentence of each error that a definition can raise."""
+"""What is given to or declared by a pass, and the sentence for what does not fit."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, make_dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
-from magi_passes import MagiInductorPass, MagiPassesError, PassDefinitionError, PassPipeline, UnknownConfigKeyError
+from magi_passes import (
+    ChannelMomentsPass,
+    ConvChooser,
+    ConvLayoutPass,
+    ConvPaddingPass,
+    MagiInductorPass,
+    MagiPassesError,
+    NDTilingWorkaroundPass,
+    PassContext,
+    PassPipeline,
+    Reason,
+    TemporalConvPass,
+)
+from magi_passes.errors import (
+    PassArgumentError,
+    PassArgumentTypeError,
+    PassDefinitionError,
+    UnknownConfigKeyError,
+    UnknownPassNameError,
+)
+from torch.fx.experimental.proxy_tensor import make_fx
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch.fx import Graph
+
+
+HOOK = "post_grad_custom_post_pass"
+TYPES: list[tuple[Callable[..., object], dict[str, Any], str]] = [
+    (ConvChooser, {"tune": 1}, r"tune must be bool, not 1 of type int\. Write bool\(\.\.\.\) around it\.$"),
+    (ConvChooser, {"tune": "yes"}, r"tune must be bool, not 'yes' of type str\.$"),
+    (ConvChooser, {"tune": np.True_}, r"tune must be bool, not .*True.* of type bool_?\. Write bool"),
+    (ConvChooser, {"cache_dir": Path("x")}, r"cache_dir must be str or None, not .* Write str\(\.\.\.\) around it"),
+    (ConvChooser, {"cache_dir": b"x"}, "cache_dir must be str or None, not b'x' of type bytes"),
+    (ConvChooser, {"layout": ConvLayoutPass}, "layout must be bool, .* Give an instance, not the class"),
+    (ConvChooser, {"max_tiles": True}, "max_tiles must be int, not True of type bool"),
+    (ConvChooser, {"max_tiles": np.int64(3)}, r"max_tiles must be int, not .* of type int64\. Write int"),
+    (ConvChooser, {"max_tiles": 3.0}, "max_tiles must be int, not 3.0 of type float. Write int"),
+    (ConvChooser, {"max_tiles": torch.tensor(3)}, r"max_tiles must be int, not tensor\(3\) of type Tensor\. Write int"),
+    (ConvChooser, {"min_share": np.float64(0.5)}, r"min_share must be float, not .* of type float64\. Write float"),
+    (ConvChooser, {"min_share": "0.5"}, "min_share must be float, not '0.5' of type str"),
+    (ConvChooser, {"min_share": True}, "min_share must be float, not True of type bool"),
+    (NDTilingWorkaroundPass, {"max_torch": 2.11}, "max_torch must be str or None, not 2.11 of type float"),
+    (ConvLayoutPass, {"nodes_per_conv": None}, "nodes_per_conv must be int, not None"),
+    (TemporalConvPass, {"always": "no"}, "always must be bool, not 'no'"),
+    (ChannelMomentsPass, {"always": 0}, "always must be bool, not 0 of type int"),
+    (Reason, {"applies": [1], "text": "x"}, r"applies must be bool, not \[1\] of type list"),
+    (Reason, {"applies": torch.tensor(True), "text": "x"}, r"applies must be bool, .* Write bool"),
+    (Reason, {"applies": True, "text": None}, "text must be str, not None"),
+]
+VALUES: list[tuple[Callable[..., object], dict[str, Any], str]] = [
+    (ConvChooser, {"max_tiles": 4}, "max_tiles=4: a Triton grid has up to three dimensions; use 2 or 3$"),
+    (ConvChooser, {"min_share": 1.5}, "min_share=1.5: it is a share of the arithmetic; use a number from 0 to 1$"),
+    (ConvChooser, {"min_share": float("nan")}, "min_share=nan: it is a share"),
+    (NDTilingWorkaroundPass, {"max_tiles": 1}, "max_tiles=1: a Triton grid"),
+    (NDTilingWorkaroundPass, {"nodes_per_conv": 0}, "nodes_per_conv=0: it is a number of nodes for each convolution"),
+    (ConvLayoutPass, {"nodes_per_conv": -1}, "nodes_per_conv=-1: .* use 1 or more$"),
+    (TemporalConvPass, {"max_taps": 0}, "max_taps=0: a kernel has at least one tap"),
+    (TemporalConvPass, {"min_skipped": -0.1}, "min_skipped=-0.1: it is a share"),
+    (TemporalConvPass, {"min_skipped": float("nan")}, "min_skipped=nan"),
+]
+
+
+@pytest.mark.parametrize(("make", "arguments", "sentence"), TYPES)
+def test_a_value_of_another_type_is_an_error_that_teaches(make: Any, arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(PassArgumentTypeError, match=f"^{make.__name__}: {sentence}") as caught:
+        make(**arguments)
+    assert isinstance(caught.value, TypeError)
+    assert isinstance(caught.value, MagiPassesError)
+
+
+@pytest.mark.parametrize(("make", "arguments", "sentence"), VALUES)
+def test_a_value_that_cannot_be_used_is_an_error_that_teaches(
+    make: Any, arguments: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(PassArgumentError, match=f"^{make.__name__}: {sentence}") as caught:
+        make(**arguments)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_what_fits_is_taken() -> None:
+    assert ConvChooser(min_share=1).min_share == 1
+    assert TemporalConvPass(min_skipped=2).min_skipped == 2
+    assert NDTilingWorkaroundPass(max_torch=None, max_tiles=2, nodes_per_conv=1).max_torch is None
+
+
+@pytest.mark.parametrize(
+    ("version", "max_torch", "is_older"),
+    [
+        ("2.13.0", "2.13.1", True),
+        ("2.13.0+cpu", "2.13.1", True),
+        ("2.13.1", "2.13.1", False),
+        ("2.13.1+cu130", "2.13.1", False),
+        ("2.13.10", "2.13.9", False),
+        ("2.13.2", "2.13.10", True),
+        ("2.13.1.post1", "2.13.1", False),
+        ("2.13.1", "2.13.1.post1", True),
+        ("2.13.1.post1", "2.13.1.post2", True),
+        ("2.13.0a0+git0fc8", "2.13", False),
+        ("2.13.0a0+git0fc8", "2.13.1", True),
+        ("2.13.1rc2", "2.13.1", False),
+        ("2.12.1", "2.13.0a0+git0fc8", True),
+        ("2.13.0.dev20260101+cu130", "2.13.0", False),
+        ("2.9.0a0+145a3a7bda.nv25.10", "2.10", True),
+        ("2.13.0-vendor1", "2.13", False),
+    ],
+)
+def test_releases_are_compared_to_the_patch(version: str, max_torch: str, is_older: bool) -> None:
+    graph = make_fx(torch.conv2d, tracing_mode="symbolic")(torch.ones(1, 3, 8, 9), torch.ones(4, 3, 3, 3)).graph
+    verdict = NDTilingWorkaroundPass(max_torch=max_torch).is_applicable(graph, PassContext(torch_version=version))
+    assert verdict.applies is is_older, verdict.text
+
+
+@pytest.mark.parametrize(
+    "max_torch", ["new", "", "2", "2.x", "2.13.", "2.13.1.2.3", "2.11abc", ">=2.11", "2,11", "2.-1"]
+)
+def test_what_is_not_a_release(max_torch: str) -> None:
+    sentence = (
+        rf"^NDTilingWorkaroundPass: max_torch='{max_torch}' is not a torch release; write it as '2.11' or '2.13.1'"
+    )
+    with pytest.raises(PassArgumentError, match=sentence):
+        NDTilingWorkaroundPass(max_torch=max_torch)
+
+
+@pytest.mark.parametrize(
+    ("passes", "error", "sentence"),
+    [
+        (None, PassArgumentTypeError, r"passes is None, of type NoneType\. Give a list of passes\.$"),
+        (3, PassArgumentTypeError, "passes is 3, of type int"),
+        ("ConvChooser", PassArgumentTypeError, "passes is 'ConvChooser', of type str"),
+        ({"a": ConvPaddingPass()}, PassArgumentTypeError, "of type dict"),
+        (ConvPaddingPass(), PassArgumentTypeError, r"Put it into a list: PassPipeline\(\[\.\.\.\]\)\.$"),
+        (ConvPaddingPass, PassArgumentTypeError, r"Put it into a list"),
+        ([ConvPaddingPass], PassDefinitionError, r"item 0 is .* Pass an instance, not the class"),
+        ([ConvPaddingPass(), None], PassDefinitionError, "item 1 is None"),
+        ([[ConvPaddingPass()]], PassDefinitionError, r"item 0 is \[ConvPaddingPass\(\)\]"),
+    ],
+)
+def test_what_is_not_a_list_of_passes(passes: Any, error: type[Exception], sentence: str) -> None:
+    with pytest.raises(error, match=f"^PassPipeline: .*{sentence}"):
+        PassPipeline(passes)
+
+
+def test_any_iterable_of_passes_will_do() -> None:
+    assert len(PassPipeline(one for one in (ConvPaddingPass(),))) == 1
+    assert PassPipeline(PassPipeline((ConvPaddingPass(),))) == PassPipeline([ConvPaddingPass()])
+
+
+@pytest.mark.parametrize(
+    ("base", "sentence"),
+    [
+        ([("triton.max_tiles", 2)], r"base must be a dict of Inductor's options by name, or None; got \["),
+        ("max_autotune", "base must be a dict"),
+        (True, "base must be a dict"),
+        ({1: 2}, "base must be a dict"),
+        ({HOOK: ConvPaddingPass}, f"ConvPaddingPass'> at {HOOK}, which is a class; pass an instance"),
+        ({HOOK: [print, 3]}, f"base has 3 at {HOOK}, which is nothing that can be called"),
+        ({"post-grad-custom-post-pass": "pass"}, f"base has 'pass' at {HOOK}"),
+    ],
+)
+def test_what_is_not_a_dict_of_options(base: Any, sentence: str) -> None:
+    with pytest.raises(PassArgumentTypeError, match=f"^inductor_options: .*{sentence}"):
+        PassPipeline([ConvPaddingPass()]).inductor_options(base)
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        # Passes of other tests are loaded too, so the names are close.
+        ("ConvLayout", r"names 'ConvLayout', which is not a pass\. Did you mean 'ConvLayoutPass'\?"),
+        ("ConvChooser,TemporalConv", r"names 'TemporalConv', which is not a pass\. Did you mean 'TemporalConvPass'\?"),
+        ("convchooser", "names 'convchooser', .*Did you mean 'ConvChooser'"),
+        ("ALL", "names 'ALL', which is not a pass"),
+        ("1", r"names '1', which is not a pass\. Give the names of classes, .* or 'all'\. Loaded are .*Conv"),
+        ("ConvChooser;ConvLayoutPass", "names 'ConvChooser;ConvLayoutPass'"),
+    ],
+)
+def test_the_environment_names_passes_that_exist(monkeypatch: pytest.MonkeyPatch, value: str, sentence: str) -> None:
+    monkeypatch.setenv("MAGI_PASSES_DISABLE", value)
+    with pytest.raises(UnknownPassNameError, match=f"^MAGI_PASSES_DISABLE {sentence}"):
+        PassPipeline([ConvPaddingPass()])
+    graph = make_fx(torch.sin)(torch.ones(3)).graph
+    with pytest.raises(UnknownPassNameError):
+        ConvPaddingPass()(graph)
+
+
+@pytest.mark.parametrize("value", ["", " ", ",", "all", " ConvChooser , ConvPaddingPass ", "all,ConvChooser"])
+def test_names_may_be_surrounded_by_spaces(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("MAGI_PASSES_DISABLE", value)
+    assert len(PassPipeline([ConvPaddingPass()])) == 1
 
 
 def _pass(**members: Any) -> Any:

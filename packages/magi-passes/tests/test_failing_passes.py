@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from magi_passes import (
-    BrokenGraphError,
     ConvChooser,
     MagiInductorPass,
     PassContext,
@@ -20,6 +19,8 @@ from magi_passes import (
     _torch_compat,
     collect_records,
 )
+from magi_passes import _choose as tuning
+from magi_passes.errors import BrokenGraphError
 from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -100,8 +101,6 @@ def test_an_interrupt_arrives_as_itself(
 def test_an_interrupt_while_tuning_arrives_as_itself(
     inductor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], place: str
 ) -> None:
-    from magi_passes._choose import tuning
-
     def stop(*args: object) -> Any:
         config.triton.max_tiles = 2
         raise error("now")
@@ -174,18 +173,16 @@ def _circle(graph: Graph) -> None:
     first.args = (second, second)
 
 
-def _lost_attribute(graph: Graph) -> None:
-    (node, *_) = graph.find_nodes(op="call_function", target=aten.mm.default)
-    with graph.inserting_before(node):
-        constant = graph.create_node("get_attr", "no_such_constant")
-    node.args = (constant, constant)
+def _reads(path: str) -> Callable[[Graph], None]:
+    """What makes a graph read the attribute *path* of its module."""
 
+    def spoil(graph: Graph) -> None:
+        (node, *_) = graph.find_nodes(op="call_function", target=aten.mm.default)
+        with graph.inserting_before(node):
+            constant = graph.create_node("get_attr", path)
+        node.args = (constant, constant)
 
-def _deep_attribute(graph: Graph) -> None:
-    (node, *_) = graph.find_nodes(op="call_function", target=aten.mm.default)
-    with graph.inserting_before(node):
-        constant = graph.create_node("get_attr", "forward.__self__.weight")
-    node.args = (constant, constant)
+    return spoil
 
 
 SPOILED: dict[str, tuple[Callable[[Graph], None], str]] = {
@@ -194,8 +191,11 @@ SPOILED: dict[str, tuple[Callable[[Graph], None], str]] = {
     "an erased operand": (_erased_operand, r"\w+ reads mm, which was erased"),
     "a node of another graph": (_other_graph, "mm reads stranger, which is a node of another graph"),
     "a circle": (_circle, r"(mm|sin) depends on its own result"),
-    "an attribute that is not there": (_lost_attribute, "reads the attribute 'no_such_constant'"),
-    "an attribute of an attribute": (_deep_attribute, "reads the attribute 'forward.__self__.weight'"),
+    "an attribute that is not there": (_reads("no_such_constant"), "reads the attribute 'no_such_constant'"),
+    "an attribute of an attribute": (
+        _reads("forward.__self__.weight"),
+        "reads the attribute 'forward.__self__.weight'",
+    ),
 }
 
 

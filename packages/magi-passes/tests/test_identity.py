@@ -1,34 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The uuid of a pass: it follows from its code and its fields, in every process."""
+"""The uuid of a pass follows from its fields and all that its code reaches, in every process, after every change."""
 
 from __future__ import annotations
 
+import contextvars
+import copy
+import dataclasses
 import enum
 import functools
 import importlib
 import importlib.util
+import pickle
+import socket
 import subprocess
 import sys
+import types
+import zipfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from identity_passes import PASS, Holds, globals_of, made_pass
 from magi_passes import (
+    ConvChooser,
     MagiInductorPass,
-    PassDefinitionError,
-    PassIdentityError,
+    NDTilingWorkaroundPass,
     PassPipeline,
+    TemporalConvPass,
     _torch_compat,
 )
-from magi_passes._uuid import describe
+from magi_passes._framework.declared import describe
+from magi_passes._identity.members import REMEMBERED
+from magi_passes.errors import PassDefinitionError, PassIdentityError
 
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch.fx import Graph
-from identity_passes import Holds, made_pass
 
 
 SOURCE = """
@@ -89,7 +99,7 @@ def test_nothing_else_changes_the_uuid(tmp_path: Path) -> None:
 def test_the_torch_release_belongs_to_the_uuid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = _load(tmp_path, "plain")
     before = module.Mine().uuid()
-    monkeypatch.setattr(_torch_compat.machine, "torch_version", lambda: "2.10.0")
+    monkeypatch.setattr(_torch_compat.config, "torch_version", lambda: "2.10.0")
     assert module.Mine().uuid() != before
 
 
@@ -130,25 +140,23 @@ def test_code_that_names_itself_has_a_uuid() -> None:
 
 
 def test_two_classes_of_one_name_in_one_file_differ() -> None:
-    uuids = set()
-    for index in range(2):
-        if index == 0:
+    def first() -> MagiInductorPass:
+        @dataclass(frozen=True)
+        class Same(MagiInductorPass):
+            def __call__(self, graph: Graph) -> None:
+                assert graph is not None
 
-            @dataclass(frozen=True)
-            class Same(MagiInductorPass):
-                def __call__(self, graph: Graph) -> None:
-                    assert graph is not None
+        return Same()
 
-            uuids.add(Same().uuid())
-        else:
+    def second() -> MagiInductorPass:
+        @dataclass(frozen=True)
+        class Same(MagiInductorPass):
+            def __call__(self, graph: Graph) -> None:
+                assert graph.nodes
 
-            @dataclass(frozen=True)
-            class Same(MagiInductorPass):  # type: ignore[no-redef]
-                def __call__(self, graph: Graph) -> None:
-                    assert graph.nodes
+        return Same()
 
-            uuids.add(Same().uuid())
-    assert len(uuids) == 2
+    assert first().uuid() != second().uuid()
 
 
 class Colour(enum.Enum):
@@ -237,3 +245,435 @@ def test_a_pass_in_a_hook_of_its_own(inductor: Any) -> None:
         assert compiled(torch.ones(2, 2)).sum() == 8
     finally:
         config.post_grad_custom_post_pass = before
+
+
+FILENAMES = ["<string>", "<stdin>", "<ipython-input-1-abc>", "/tmp/ipykernel_1/1.py", dataclasses.__file__]
+
+
+@pytest.mark.parametrize("filename", FILENAMES)
+@pytest.mark.parametrize("name", ["made", "__main__", ""])
+def test_code_run_from_text_counts(filename: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "made", types.ModuleType("made"))
+    one, same, other = (made_pass(body=f"return {at}", filename=filename, name=name)().uuid() for at in (1, 1, 2))
+    assert one == same != other
+
+
+def test_a_pass_of_python_c_is_told_by_its_code() -> None:
+    def uuid(body: str) -> str:
+        program = PASS.format(before="", body=body) + "\nprint(Mine().uuid())"
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        return done.stdout
+
+    assert uuid("return 1") != uuid("return 2")
+
+
+def test_a_pass_in_a_zip_is_told_by_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for at, helper in enumerate(["1", "1", "2"]):
+        archive = tmp_path / f"{at}.zip"
+        with zipfile.ZipFile(archive, "w") as file:
+            file.writestr("zipped/__init__.py", PASS.format(before="from .helpers import helper", body="helper()"))
+            file.writestr("zipped/helpers.py", f"def helper(): return {helper}")
+        monkeypatch.syspath_prepend(archive)
+        for module in ("zipped", "zipped.helpers"):
+            monkeypatch.delitem(sys.modules, module, raising=False)
+        found.append(importlib.import_module("zipped").Mine().uuid())
+    assert found[0] == found[1] != found[2]
+
+
+def test_a_method_that_another_library_generated_counts() -> None:
+    """attrs and others compile methods from text, under a file name of their own."""
+    before = """
+        class Settings:
+            pass
+        space = {{}}
+        exec(compile("def limit(self): return {limit}", "<generated Settings>", "exec"), space)
+        Settings.limit = space["limit"]
+    """
+    one, same, other = (made_pass(before.format(limit=limit), "Settings().limit()")().uuid() for limit in (1, 1, 2))
+    assert one == same != other
+
+
+REACHED = {
+    "helper": ("def f(): return {}", "f()"),
+    "helper of a helper": ("def g(): return {}\ndef f(): return g()", "f()"),
+    "default": ("def f(x={}): return x", "f()"),
+    "keyword default": ("def f(*, x={}): return x", "f()"),
+    "constant": ("LIMIT = {}", "LIMIT"),
+    "table": ("TABLE = {{'a': {}}}", "TABLE['a']"),
+    "table in a list": ("TABLE = [[1], {{'a': ({},)}}]", "TABLE[1]"),
+    "set of functions": ("def f(): return {}\ndef g(): return 3\nTABLE = {{f, g}}", "TABLE"),
+    "function in a table": ("def f(): return {}\nTABLE = {{'a': f}}", "TABLE['a']()"),
+    "lambda": ("f = lambda: {}", "f()"),
+    "partial": ("import functools\ndef g(x): return x\nf = functools.partial(g, {})", "f()"),
+    "partial of a function": ("import functools\ndef g(x): return {}\nf = functools.partial(g, 1)", "f()"),
+    "decorator": (
+        "import functools as t\ndef k(f):\n    @t.wraps(f)\n    def g(): return f() * {}\n    return g\n@k\ndef f(): 3",
+        "f()",
+    ),
+    "decorated function": (
+        "def twice(f):\n    def g(): return f() * 2\n    return g\n@twice\ndef f(): return {}",
+        "f()",
+    ),
+    "argument of a decorator": (
+        "def times(n):\n    return lambda f: lambda: f() * n\n@times({})\ndef f(): return 3",
+        "f()",
+    ),
+    "cache": ("import functools\n@functools.cache\ndef f(): return {}", "f()"),
+    "lru_cache": ("import functools\n@functools.lru_cache(maxsize=3)\ndef f(): return {}", "f()"),
+    "singledispatch": (
+        "import functools\n@functools.singledispatch\ndef f(x): return 1\n@f.register\ndef _(x: int): return {}",
+        "f(1)",
+    ),
+    "contextmanager": ("import contextlib\n@contextlib.contextmanager\ndef f():\n    yield {}", "f()"),
+    "method of a class": ("class C:\n    def f(self): return {}", "C().f()"),
+    "method of a base class": ("class B:\n    def f(self): return {}\nclass C(B): pass", "C().f()"),
+    "static method": ("class C:\n    @staticmethod\n    def f(): return {}", "C.f()"),
+    "class method": ("class C:\n    @classmethod\n    def f(cls): return {}", "C.f()"),
+    "property": ("class C:\n    @property\n    def f(self): return {}", "C().f"),
+    "cached property": (
+        "import functools\nclass C:\n    @functools.cached_property\n    def f(self): return {}",
+        "C().f",
+    ),
+    "partial method": (
+        "import functools\nclass C:\n    def g(self, x): return x\n    f = functools.partialmethod(g, {})",
+        "C().f()",
+    ),
+    "descriptor": ("class D:\n    def __get__(self, *_): return {}\nclass C:\n    f = D()", "C().f"),
+    "metaclass": ("class M(type):\n    def f(cls): return {}\nclass C(metaclass=M): pass", "C.f()"),
+    "attribute of a class": ("class C:\n    limit = {}", "C.limit"),
+    "nested class": ("class C:\n    class D:\n        limit = {}", "C.D.limit"),
+    "enum": ("import enum\nclass E(enum.Enum):\n    A = {}", "E.A"),
+    "method of an enum": ("import enum\nclass E(enum.Enum):\n    A = 1\n    def f(self): return {}", "E.A.f()"),
+    "named tuple": ("from typing import NamedTuple\nclass N(NamedTuple):\n    x: int = {}", "N()"),
+    "object": ("import types\nSETTINGS = types.SimpleNamespace(limit={})", "SETTINGS.limit"),
+    "object of a class": ("class C:\n    def __init__(self): self.x = {}\nSETTINGS = C()", "SETTINGS.x"),
+    "mutable dataclass": ("@dataclass\nclass C:\n    x: int = {}\nSETTINGS = C()", "SETTINGS"),
+    "default factory": (
+        "from dataclasses import field\n@dataclass\nclass C:\n    x: int = field(default_factory=lambda: {})",
+        "C()",
+    ),
+    "bound method": ("class C:\n    def __init__(self): self.x = {}\n    def f(self): return self.x\nf = C().f", "f()"),
+    "closure": ("def make(n):\n    def f(): return n\n    return f\nf = make({})", "f()"),
+    "closure of a list": ("def make(n):\n    def f(): return n\n    return f\nf = make([{}])", "f()"),
+    "nested function": ("def f():\n    def g(): return {}\n    return g()", "f()"),
+    "comprehension": ("def f(): return [x + {} for x in (1, 2)]", "f()"),
+    "attribute of a function": ("def f(): return f.limit\nf.limit = {}", "f()"),
+    "name of a global": ("def f(): return {}", "globals()['f']()"),
+    "context variable": ("import contextvars\nMODE = contextvars.ContextVar('mode', default={})", "MODE.get()"),
+    "pattern": ("import re\nP = re.compile('a{}')", "P.match('a')"),
+    "tensor": ("import torch\nT = torch.tensor({})", "T + 1"),
+    "default dict": ("import collections\nT = collections.defaultdict(int, a={})", "T['a']"),
+    "mapping proxy": ("import types\nT = types.MappingProxyType({{'a': {}}})", "T['a']"),
+    "hash in a set of a function": ("def f(x): return x in {{'a', 'b', {}}}", "f(1)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REACHED)
+def test_an_edit_of_anything_that_is_reached(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "made", types.ModuleType("made"))
+    before, body = REACHED[name]
+    one, same, other = (made_pass(before.format(value), body)().uuid() for value in (11, 11, 12))
+    assert one == same != other
+
+
+def _package(folder: Path, monkeypatch: pytest.MonkeyPatch, **files: str) -> Any:
+    """The class `Mine` of a package called `split`, loaded again."""
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(text)
+    for module in [module for module in sys.modules if module.partition(".")[0] == "split"]:
+        monkeypatch.delitem(sys.modules, module)
+    importlib.invalidate_caches()
+    return importlib.import_module("split").Mine
+
+
+IMPORTS = {
+    "a function": ("from .helpers import f", "f()"),
+    "a module": ("from . import helpers", "helpers.f()"),
+    "a module by its full name": ("import split.helpers", "split.helpers.f()"),
+    "a module by another name": ("import split.helpers as other", "other.f()"),
+    "getattr": ("from . import helpers", "getattr(helpers, 'f')()"),
+    "in the body": ("", "from .helpers import f; f()"),
+    "a module in the body": ("", "from . import helpers; helpers.f()"),
+    "another name in the body": ("", "import split.helpers as h; h.f()"),
+    "a module that is handed on": ("from . import helpers\ndef run(m): return m.f()", "run(helpers)"),
+    "a lazy name": ("from . import lazy", "lazy.f()"),
+}
+
+
+@pytest.mark.parametrize("name", IMPORTS)
+def test_an_edit_in_another_module(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, body = IMPORTS[name]
+    lazy = "def __getattr__(name):\n    from . import helpers\n    return getattr(helpers, name)"
+    found = []
+    for at, helper in enumerate(["1", "1", "2"]):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        monkeypatch.syspath_prepend(folder)
+        mine = _package(
+            folder / "split",
+            monkeypatch,
+            __init__=PASS.format(before=before, body=body),
+            helpers="from .deeper import g\ndef f(): return g()",
+            deeper=f"LIMIT = {helper}\ndef g(): return LIMIT",
+            lazy=lazy,
+        )
+        found.append(mine().uuid())
+    assert found[0] == found[1] != found[2]
+
+
+STATE = {
+    "lock": "import threading\nS = threading.Lock()",
+    "logger": "import logging\nS = logging.getLogger('state')",
+    "weak dictionary": "import weakref\nS = weakref.WeakKeyDictionary()",
+    "thread local": "import threading\nS = threading.local()",
+    "cache": "import functools\n@functools.cache\ndef S(x): return x",
+    "environment": "from os import environ as S",
+}
+
+
+LOGS = {
+    "list": ("LOG = []", "LOG.append(1)"),
+    "set": ("LOG = set()", "LOG.add(1)"),
+    "dict": ("LOG = {}", "LOG.update(a=1)"),
+}
+
+
+READ = [
+    "len(LOG); LOG.{0}",
+    "LOG.{0}; return LOG",
+    "[x for x in LOG]; LOG.{0}",
+    "LOG.copy(); LOG.{0}",
+    "LOG.{0}; f(LOG)",
+]
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_what_the_code_only_writes_to_is_a_log(name: str) -> None:
+    """Its content depends on the graphs that were compiled before, in other processes too, and decides nothing."""
+    before, write = LOGS[name]
+    mine = made_pass(before, write)
+    first = mine().uuid()
+    mine()(torch.fx.symbolic_trace(lambda x: x).graph)
+    assert mine().uuid() == first
+    for read in READ:
+        mine = made_pass(before, read.format(write.removeprefix("LOG.")))
+        first = mine().uuid()
+        exec(write, globals_of(mine))
+        assert mine().uuid() != first
+
+
+@pytest.mark.parametrize("name", STATE)
+def test_what_only_exists_while_a_program_runs_is_named_by_its_type(name: str) -> None:
+    assert made_pass(STATE[name], "S")().uuid() == made_pass(STATE[name], "S")().uuid()
+
+
+NO_FORM = {
+    "a socket": ("import socket\nS = socket.socket()", "global 'S' read by Mine.__call__ is a socket"),
+    "a generator": ("S = (x for x in (1,))", "global 'S' read by Mine.__call__ is a generator"),
+    "in a table": ("T = {'a': (x for x in (1,))}\ndef S(): T", r"global 'T' read by S\['a'\] is a generator"),
+    "in an object": (
+        "class C: pass\nS = C()\nS.x = (x for x in (1,))",
+        r"global 'S' read by Mine.__call__.x is a generator",
+    ),
+    "in a closure": (
+        "def make(v):\n    def f(): return v\n    return f\nS = make(x for x in (1,))",
+        r"closure variable 'v' of make.<locals>.f is a generator",
+    ),
+    "a large tensor": ("import torch\nS = torch.zeros(100000)", "global 'S' read by Mine.__call__ is a Tensor"),
+}
+
+
+@pytest.mark.parametrize("name", NO_FORM)
+def test_a_value_without_a_stable_form_is_an_error_that_names_it(name: str) -> None:
+    before, sentence = NO_FORM[name]
+    mine = made_pass(before, "S")
+    with pytest.raises(PassIdentityError, match=f"^{sentence}, which cannot be part of a pass's uuid. "):
+        mine().uuid()
+    held = globals_of(mine).get("S")
+    if isinstance(held, socket.socket):
+        held.close()
+
+
+def _replaced_method(mine: Any) -> None:
+    mine.__call__ = lambda self, graph: 12
+
+
+def _replaced_helper(mine: Any) -> None:
+    globals_of(mine)["f"] = lambda: 12
+
+
+def _replaced_code(mine: Any) -> None:
+    globals_of(mine)["f"].__code__ = (lambda: 12).__code__
+
+
+def _item_of_a_table(mine: Any) -> None:
+    globals_of(mine)["TABLE"]["deep"]["a"] = 12
+
+
+def _added_global(mine: Any) -> None:
+    globals_of(mine)["later"] = lambda: 12
+
+
+def _attribute_of_an_object(mine: Any) -> None:
+    globals_of(mine)["SETTINGS"].limit = 12
+
+
+def _default(mine: Any) -> None:
+    globals_of(mine)["f"].__defaults__ = (12,)
+
+
+def _context_variable(mine: Any) -> None:
+    globals_of(mine)["MODE"].set(12)
+
+
+CHANGES = [
+    *(_replaced_method, _replaced_helper, _replaced_code, _item_of_a_table, _added_global),
+    *(_attribute_of_an_object, _default, _context_variable),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_change_after_the_first_question(change: Any) -> None:
+    """Of the pass that was asked already, of a copy, and of a new one."""
+    mine = made_pass(
+        """
+        import types, contextvars
+        TABLE = {"deep": {"a": 11}}
+        SETTINGS = types.SimpleNamespace(limit=11)
+        MODE = contextvars.ContextVar("mode", default=11)
+        def f(x=11): return x
+        """,
+        "f(); TABLE['deep']; SETTINGS.limit; MODE.get(); later()",
+    )
+    asked, before = mine(), mine().uuid()
+    assert asked.uuid() == before
+    contextvars.copy_context().run(lambda: _check_changed(change, mine, asked, before))
+
+
+def _check_changed(change: Any, mine: Any, asked: Any, before: str) -> None:
+    change(mine)
+    assert asked.uuid() != before
+    assert asked.uuid() == mine().uuid() == copy.copy(asked).uuid()
+
+
+COPIES: dict[str, Any] = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda made: pickle.loads(pickle.dumps(made)),
+    "replace": dataclasses.replace,
+}
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["asked before", "not asked before"])
+@pytest.mark.parametrize("name", COPIES)
+def test_a_copy_has_the_same_uuid(name: str, before: bool) -> None:
+    made = Holds((1, "a"))
+    if before:
+        made.uuid()
+    again = COPIES[name](made)
+    assert again.uuid() == made.uuid() == Holds((1, "a")).uuid()
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_a_copy_that_is_changed_has_another_uuid(name: str) -> None:
+    made = Holds(1)
+    before = made.uuid()
+    other = COPIES[name](made)
+    object.__setattr__(other, "value", True)
+    assert other.uuid() == Holds(True).uuid() != before == made.uuid()
+
+
+def test_copying_changes_no_uuid_of_the_class() -> None:
+    """Python notes in a class that is copied which slots it has."""
+    mine = made_pass()
+    copy.deepcopy(mine())
+    assert "__slotnames__" in vars(mine)
+    assert mine().uuid() == made_pass()().uuid()
+
+
+def test_a_pickle_carries_no_uuid_to_a_process_with_other_code() -> None:
+    made = Holds(1)
+    asked = pickle.dumps(made) if made.uuid() else b""
+    assert made.uuid().encode() not in asked
+
+
+def test_a_compilation_leaves_the_uuids_of_shipped_passes_as_they_were(inductor: Any) -> None:
+    """Records, registered operators and patched functions of torch are state."""
+    kinds: list[Any] = [ConvChooser, NDTilingWorkaroundPass, TemporalConvPass]
+    before = [make().uuid() for make in kinds]
+    options = PassPipeline([make() for make in kinds]).inductor_options()
+    torch.compile(torch.nn.Conv2d(3, 4, 3), options=options)(torch.ones(1, 3, 8, 8))
+    for make in kinds:
+        delattr(make, REMEMBERED)
+    assert [make().uuid() for make in kinds] == before
+
+
+def _installed(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, name: str) -> Any:
+    """A module in a folder like those that pip installs into."""
+    place = folder / "site-packages"
+    place.mkdir(exist_ok=True)
+    (place / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(place)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    importlib.invalidate_caches()
+    return importlib.import_module(name)
+
+
+FOREIGN = """
+import re, threading, socket
+LOCK, SOCKET, SEEN = threading.Lock(), socket.socket(), [object()]
+SOCKET.close()
+FLAG = False
+_VERSION = re.compile("[0-9]+")
+def helper(): return 1
+def version(x):
+    with LOCK:
+        SEEN.append(x)
+    return _VERSION.match(x), FLAG, SOCKET, helper()
+"""
+
+
+def test_an_installed_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its state does not matter; a patched file, a changed flag and a replaced helper do."""
+    foreign = _installed(tmp_path, monkeypatch, FOREIGN, "magi_test_foreign")
+    mine = made_pass("import magi_test_foreign", "magi_test_foreign.version('1')")
+    first = mine().uuid()
+    foreign.version("1")
+    assert mine().uuid() == first
+
+    monkeypatch.setattr(foreign, "FLAG", True)
+    assert mine().uuid() != first
+    monkeypatch.undo()
+    assert mine().uuid() == first
+    monkeypatch.setattr(foreign, "helper", lambda: 2)
+    assert mine().uuid() != first
+    monkeypatch.undo()
+
+    _installed(tmp_path, monkeypatch, FOREIGN + "\ndef nobody(): pass\n", "magi_test_foreign")
+    assert made_pass("import magi_test_foreign", "magi_test_foreign.version('1')")().uuid() != first
+
+
+def test_a_pass_of_an_installed_distribution_is_read_as_its_author_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = PASS.format(before="TABLE = {'a': object}\ndef f(): return 1", body="TABLE['a']; f()")
+    found = [
+        _installed(tmp_path, monkeypatch, changed, "magi_test_installed").Mine().uuid()
+        for changed in (text, text, text + "\n# a remark", text.replace("return 1", "return 2"))
+    ]
+    assert found[0] == found[1] == found[2] != found[3]
+
+
+def test_a_script_that_is_called_like_a_module_of_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str] = []
+    for value in (1, 1, 2):
+        folder = tmp_path / f"folder_{len(found)}"
+        folder.mkdir()
+        (folder / "nntplib.py").write_text(f"def f(): return {value}")
+        monkeypatch.syspath_prepend(folder)
+        monkeypatch.delitem(sys.modules, "nntplib", raising=False)
+        importlib.invalidate_caches()
+        found.append(made_pass("from nntplib import f", "f()")().uuid())
+    assert found[0] == found[1] != found[2]

@@ -12,16 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from magi_passes import (
-    MagiInductorPass,
-    PassArgumentError,
-    PassArgumentTypeError,
-    PassPipeline,
-    Reason,
-    UnscopedConfigError,
-    _torch_compat,
-    collect_records,
-)
+from magi_passes import MagiInductorPass, PassPipeline, Reason, UnscopedConfigError, _torch_compat, collect_records
+from magi_passes.errors import PassArgumentError, PassArgumentTypeError
 from torch._dynamo.utils import counters
 from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
@@ -133,9 +125,10 @@ ROUTES: dict[str, Callable[[MagiInductorPass], Any]] = {
     "function": lambda one: lambda graph: [one(graph)],  # a plain function
     "itself": lambda one: one,
     "pipeline itself": lambda one: PassPipeline([one]).as_pass(),
+    "hook itself": lambda one: PassPipeline([one]).inductor_options()[HOOK],
     "manager in a manager": lambda one: ListManager(ListManager(), ListManager(one)),
 }
-if _torch_compat.machine.release(torch.__version__) >= (2, 13):
+if _torch_compat.config.release(torch.__version__) >= (2, 13):
     ROUTES["in a list"] = lambda one: [ListManager(), one]
 
 
@@ -143,7 +136,7 @@ def _changes_since(before: Any) -> dict[str, tuple[Any, Any]]:
     return _torch_compat.config.config_changes(before, _torch_compat.config.read_overrides())
 
 
-SOME = ("loop", "pipeline by shape", "itself")
+SOME = ("loop", "pipeline by shape", "itself", "hook itself")
 
 
 @pytest.mark.parametrize(
@@ -202,14 +195,15 @@ def test_a_warm_cache_hits_and_an_edited_pass_misses(inductor: Any, route: str) 
     assert len(seen) == 2
 
 
+@pytest.mark.parametrize("route", ["loop", "hook itself"])
 def test_a_pass_that_the_environment_disables_is_not_served_from_the_cache(
-    inductor: Any, monkeypatch: pytest.MonkeyPatch
+    inductor: Any, monkeypatch: pytest.MonkeyPatch, route: str
 ) -> None:
     for disabled in ("", "Tiles", "all"):
         monkeypatch.setenv("MAGI_PASSES_DISABLE", disabled)
         torch._dynamo.reset()
         with collect_records() as records:
-            torch.compile(product, options={HOOK: ListManager(Tiles())})(torch.ones(4, 4))
+            torch.compile(product, options={HOOK: ROUTES[route](Tiles())})(torch.ones(4, 4))
         assert [record.ran for record in records] == [not disabled]
 
 

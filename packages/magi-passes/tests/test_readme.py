@@ -9,6 +9,7 @@ import types
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 import torch
 
 

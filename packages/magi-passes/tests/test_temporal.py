@@ -95,7 +95,7 @@ def test_exact_for_everything_it_accepts(
     assert torch.equal(gm(x, w, b), expected)
 
 
-LAYOUT = _torch_compat.graphs.channels_last_op()
+LAYOUT = _torch_compat.compiling.channels_last_op()
 
 
 @pytest.mark.parametrize("channels", [191, 192])

@@ -14,16 +14,16 @@ import magi_passes
 from . import _torch_compat
 from ._passes import ActiveRepairs
 from ._profile import Meter
-from ._records.hidden import hidden_in_code, without_fractions
-from ._records.log import GraphChanges, external_calls, generated_kernels
+from ._records.hidden import graph_text, hidden_in_code, without_fractions
+from ._records.log import external_calls, generated_kernels
 from ._repairs._scope import repaired
-from .records import ConfigChange, FallBack, GraphRecord, PassOutcome, RepairOutcome
+from .records import ConfigChange, FallBack, GraphChange, GraphRecord, PassOutcome, RepairOutcome
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
-    from torch.fx import GraphModule
+    from torch.fx import Graph, GraphModule
 
     from ._records.log import CompilationLog
     from ._repairs._defect import Defect
@@ -48,9 +48,9 @@ class GraphLog:
         self.title = title
         self._defects = defects
         self._profiles = profiles and log.keeps_texts
-        self._changes = GraphChanges(log)
-        self._pass_records: Sequence[magi_passes.PassRecord] = ()
-        self._reported = 0
+        self._before = ""
+        self._changes: list[GraphChange] = []
+        self._pass_records: list[magi_passes.PassRecord] = []
         self._repairs: Counter[str] = Counter()
         self._outcomes: tuple[PassOutcome, ...] = ()
         self.fell_back = fell_back
@@ -72,7 +72,7 @@ class GraphLog:
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """A context that collects what passes and caches do in its compilations, and in their later backwards."""
-        observe = self._changes.observe if self._log.keeps_texts else None
+        observe = self._observe if self._log.keeps_texts else None
         joint = tuple(defect for defect in self._repaired if defect.is_of_joint_graphs)
         with (
             magi_passes.collect_records(observe) as self._pass_records,
@@ -99,20 +99,25 @@ class GraphLog:
             raise
         finally:
             seconds, after = time.perf_counter() - start, _torch_compat.frames.phase_seconds()
-            self._outcomes = self._new_outcomes()
+            self._outcomes, changes, self._changes = self._new_outcomes(), self._changes, []
             place = self._log.add_graph(
                 GraphRecord(
                     kind=kind,
                     nodes=nodes,
                     symbols=symbols,
                     passes=self._outcomes,
-                    repairs=_repair_outcomes(defects, repairs),
+                    repairs=tuple(
+                        RepairOutcome(each.name, each.severity, each.effect, each.repair, repairs[each.name])
+                        for each in defects
+                        if repairs[each.name]
+                    ),
                     seconds=seconds,
                     piece=self.title,
                     error=error,
                     fell_back=self.fell_back,
                     given=given,
-                    changed=self._changes.new(),
+                    # Those of the joint graph count for the forward, which is compiled first.
+                    changed=tuple(changes),
                     lowered=self._log.kept(graph),
                     phases=tuple((phase, after[phase] - before[phase]) for phase in after),
                     **self._code(result),
@@ -123,6 +128,15 @@ class GraphLog:
 
     def _seeing(self, see: Callable[..., None]) -> contextlib.AbstractContextManager[None]:
         return _torch_compat.loaded.seeing_loaded(see) if self._log.keeps_texts else contextlib.nullcontext()
+
+    def _observe(self, name: str, graph: Graph) -> None:
+        """Read *graph* before a pass if *name* is empty, otherwise after the pass *name*; keep both if it changed."""
+        with self._log.spending():
+            text = graph_text(graph)
+            if name and text != self._before:
+                keep = self._log.keep_text
+                self._changes.append(GraphChange(name, keep(self._before), keep(text)))
+            self._before = text
 
     def _note_cached(self, compiled: Any, is_backward: bool, names: dict[str, Any]) -> None:
         """Write the record of a graph from AOTAutograd's cache, of which only the code is known."""
@@ -151,28 +165,23 @@ class GraphLog:
 
     def _new_outcomes(self) -> tuple[PassOutcome, ...]:
         """What the passes did since the last call; those of the joint graph count for the forward, compiled first."""
-        fresh, self._reported = self._pass_records[self._reported :], len(self._pass_records)
-        # `ActiveRepairs` only represents the repairs.
-        return tuple(_outcome(record) for record in fresh if record.pass_name != ActiveRepairs.__name__)
+        fresh = self._pass_records.copy()
+        del self._pass_records[: len(fresh)]
+        return tuple(
+            PassOutcome(
+                record.pass_name,
+                record.ran,
+                record.reason,
+                tuple(ConfigChange(key, repr(old), repr(new)) for key, (old, new) in record.config_changes.items()),
+                record.seconds,
+            )
+            for record in fresh
+            if record.pass_name != ActiveRepairs.__name__  # it only represents the repairs
+        )
 
 
 def _unseen(*_: object) -> None:
     """A context whose compilations are not recorded here, because they have a record of their own."""
-
-
-def _repair_outcomes(defects: tuple[Defect, ...], changed: Counter[str]) -> tuple[RepairOutcome, ...]:
-    return tuple(
-        RepairOutcome(defect.name, defect.severity, defect.effect, defect.repair, changed[defect.name])
-        for defect in defects
-        if changed[defect.name]
-    )
-
-
-def _outcome(record: magi_passes.PassRecord) -> PassOutcome:
-    changes = tuple(
-        ConfigChange(key, repr(before), repr(after)) for key, (before, after) in record.config_changes.items()
-    )
-    return PassOutcome(record.pass_name, record.ran, record.reason, changes, record.seconds)
 
 
 def graph_symbols(graph: GraphModule, meta: str = "val") -> tuple[str, ...]:

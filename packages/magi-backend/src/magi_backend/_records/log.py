@@ -17,7 +17,7 @@ from magi_opschema.errors import UnknownOpError
 from torch.fx import GraphModule
 
 from magi_backend import _torch_compat
-from magi_backend.records import CheckOutcome, Compilation, GraphChange, GraphRecord, KernelRun, OpUse, SizesOutcome
+from magi_backend.records import CheckOutcome, Compilation, GraphRecord, KernelRun, OpUse, SizesOutcome
 
 from .hidden import graph_text
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from magi_opschema import OpDef
-    from torch.fx import Graph
 
     from .folder import EntryFile
 
@@ -193,18 +192,12 @@ class CompilationLog:
         with self._lock:
             place = len(self._compilation.graphs)
             self._compilation = replace(self._compilation, graphs=(*self._compilation.graphs, graph))
-        for outcome in graph.passes:
-            logger.info(
-                "%s %s: %s %s: %s",
-                self.label,
-                graph.kind,
-                outcome.name,
-                "ran" if outcome.ran else "did not run",
-                outcome.reason,
-            )
         for repair in graph.repairs:
             logger.info("%s %s: repair %s: %s", self.label, graph.kind, repair.name, repair.repair)
-        _torch_compat.compiling.trace_artifact("magi_backend", lambda: asdict(graph))
+        # magi-passes logs and traces what the passes did.
+        _torch_compat.compiling.trace_artifact(
+            "magi_backend", lambda: {name: value for name, value in asdict(graph).items() if name != "passes"}
+        )
         self._keep()
         return place
 
@@ -242,26 +235,3 @@ class CompilationLog:
         with self._lock:
             compilation = self._compilation
         return compilation if self._sizes is None else replace(compilation, sizes=self._sizes())
-
-
-class GraphChanges:
-    """Reads the graph before and after each pass, and keeps both texts if the pass changed it."""
-
-    def __init__(self, log: CompilationLog) -> None:
-        self._log = log
-        self._before = ""
-        self._found: list[GraphChange] = []
-
-    def observe(self, name: str, graph: Graph) -> None:
-        """Read *graph* before a pass if *name* is empty, otherwise after the pass *name*."""
-        with self._log.spending():
-            text = graph_text(graph)
-            if name and text != self._before:
-                keep = self._log.keep_text
-                self._found.append(GraphChange(name, keep(self._before), keep(text)))
-            self._before = text
-
-    def new(self) -> tuple[GraphChange, ...]:
-        """The changes since the last call. Those of the joint graph count for the forward, which is compiled first."""
-        found, self._found = tuple(self._found), []
-        return found

@@ -1,31 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pass with a place in Inductor and the keys that it declares, and passes that the environment switches off."""
+"""What the author of a pass declares and its user gives, checked; passes that are switched off; and the uuid of a pass.
+
+A pass is made long before it runs, and its fields are part of a cache key. ``True`` instead of ``1`` would compile
+everything again, and a string instead of a number would fail inside a compilation.
+
+Inductor puts a pass's uuid into its cache keys and skips the pass if an entry is found. Everything that changes the
+graph that a pass produces must change the uuid, or a cache returns code that another pass produced. A pass may be asked
+for its uuid while its module is being loaded, before the functions below it exist; a notebook defines a function again;
+a test puts another method into a class. So a uuid is computed once, and again after something that it was computed from
+was replaced.
+"""
 
 from __future__ import annotations
 
-import difflib
+import dataclasses
+import enum
+import functools
+import importlib
 import inspect
 import os
+import types
+import typing
 import weakref
-from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
-from torch._inductor.custom_graph_pass import CustomGraphPass
+import torch
 
 from magi_passes import _torch_compat
 from magi_passes._identity.code import digest
-from magi_passes._identity.value_forms import is_frozen
-from magi_passes._uuid import uuid_of
-from magi_passes.errors import PassDefinitionError, UnknownConfigKeyError, UnknownPassNameError
-
-from .context import PassContext
-
-
-if TYPE_CHECKING:
-    from torch.fx import Graph
-
-    from .context import Reason
+from magi_passes._identity.library import Standing, root_of, standing_of
+from magi_passes._identity.members import MISSING, REMEMBERED, Footprint
+from magi_passes._identity.value_forms import Place, is_frozen, state_of, type_name
+from magi_passes._identity.walk import Walk
+from magi_passes.errors import (
+    PassArgumentError,
+    PassArgumentTypeError,
+    PassDefinitionError,
+    PassIdentityError,
+    UnknownConfigKeyError,
+    UnknownPassNameError,
+)
 
 
 DISABLE_VARIABLE = "MAGI_PASSES_DISABLE"
@@ -64,50 +81,28 @@ def is_disabled(graph_pass: object, disabled: frozenset[str]) -> bool:
     return _ALL in disabled or type(graph_pass).__name__ in disabled
 
 
-class DeclaredPass(CustomGraphPass):
-    """What every pass declares. `MagiInductorPass` is the base class of passes."""
-
-    inductor_config_keys_potentially_mutated_by_this_pass: ClassVar[tuple[str, ...]] = ()
-    hook: ClassVar[str] = "post_grad_custom_post_pass"
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        _check_declarations(cls)
-
-    def is_applicable(self, graph: Graph, context: PassContext) -> bool | Reason:  # noqa: ARG002
-        """Whether to run on *graph*. A `Reason` also says why in the record. It must not change anything."""
-        return True
-
-    @abstractmethod
-    def __call__(self, graph: Graph) -> None:
-        """Rewrite *graph* in place, or assign declared configuration keys.
-
-        It is not called if a cache has the result.
-        """
-
-    def uuid(self) -> str:
-        """What identifies this pass in Inductor's cache keys.
-
-        It is a digest of the code of the class and its bases, the fields, all code that they reach with the values that
-        it reads, and the torch release. Nothing has to be listed: functions are found by the names in the code, through
-        other modules too, up to torch, Triton and the standard library. Code that is found only at run time, by a
-        computed name or an entry point, must be in a field or an attribute of the class.
-
-        It is computed once, and again after any of this was replaced. A pass that depends on the rank of its process
-        appends it:
-
-            def uuid(self): return f"{super().uuid()}-rank{torch.distributed.get_rank()}"
-
-        Raises:
-            PassDefinitionError: The class is not a frozen dataclass.
-            PassIdentityError: A field can change, or code of yours reads a value without a stable form.
-            UnknownPassNameError: MAGI_PASSES_DISABLE names a pass that does not exist.
-        """
-        check_is_frozen(type(self))
-        disabled = disabled_passes()
-        # Every name counts, also those of other passes, because a pass that chooses among passes reads them too.
-        without = f"-without-{digest('disabled', *sorted(disabled))}" if disabled else ""
-        return uuid_of(self, besides=(PassContext,)) + without
+def check_declarations(cls: Any) -> None:
+    """Raise `PassDefinitionError` if the keys, the hook or the ``__call__`` of *cls* cannot work."""
+    keys = cls.inductor_config_keys_potentially_mutated_by_this_pass
+    if isinstance(keys, str) or not all(isinstance(key, str) for key in keys):
+        msg = (
+            f"{cls.__qualname__}.inductor_config_keys_potentially_mutated_by_this_pass must be a tuple of strings, "
+            f"such as ('triton.max_tiles',); got {keys!r}."
+        )
+        raise PassDefinitionError(msg)
+    if cls.hook not in _torch_compat.config.HOOKS:
+        msg = f"{cls.__qualname__}.hook is {cls.hook!r}; Inductor has {', '.join(_torch_compat.config.HOOKS)}."
+        raise PassDefinitionError(msg)
+    if keys and cls.hook in _torch_compat.config.EARLY_HOOKS:
+        msg = (
+            f"{cls.__qualname__} declares configuration keys but runs at {cls.hook}, long before the code generation "
+            f"that reads them. Run it at {' or '.join(_torch_compat.config.POST_GRAD_HOOKS)}."
+        )
+        raise PassDefinitionError(msg)
+    body = vars(cls).get("__call__")
+    if body is not None and not isinstance(body, types.FunctionType):
+        msg = f"{cls.__qualname__}.__call__ is a {type(body).__name__}; define it with def."
+        raise PassDefinitionError(msg)
 
 
 def check_is_frozen(cls: type) -> None:
@@ -129,32 +124,196 @@ def check_is_frozen(cls: type) -> None:
         raise PassDefinitionError(msg)
 
 
-def check_keys_exist(cls: type[DeclaredPass]) -> None:
+def check_keys_exist(cls: Any) -> None:
     """Raise `UnknownConfigKeyError` when *cls* declares a key that the running torch does not have."""
     known = _torch_compat.config.config_keys()
     for key in cls.inductor_config_keys_potentially_mutated_by_this_pass:
         if key not in known:
-            close = difflib.get_close_matches(key, known, n=2)
+            close = get_close_matches(key, known, n=2)
             meant = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
-            release = _torch_compat.machine.torch_version()
+            release = _torch_compat.config.torch_version()
             msg = f"{cls.__qualname__} declares the Inductor key {key!r}, which torch {release} does not have.{meant}"
             raise UnknownConfigKeyError(msg)
 
 
-def _check_declarations(cls: type[DeclaredPass]) -> None:
-    keys: Any = cls.inductor_config_keys_potentially_mutated_by_this_pass
-    if isinstance(keys, str) or not all(isinstance(key, str) for key in keys):
-        msg = (
-            f"{cls.__qualname__}.inductor_config_keys_potentially_mutated_by_this_pass must be a tuple of strings, "
-            f"such as ('triton.max_tiles',); got {keys!r}."
-        )
-        raise PassDefinitionError(msg)
-    if cls.hook not in _torch_compat.config.HOOKS:
-        msg = f"{cls.__qualname__}.hook is {cls.hook!r}; Inductor has {', '.join(_torch_compat.config.HOOKS)}."
-        raise PassDefinitionError(msg)
-    if keys and cls.hook in _torch_compat.config.EARLY_HOOKS:
-        msg = (
-            f"{cls.__qualname__} declares configuration keys but runs at {cls.hook}, long before the code generation "
-            f"that reads them. Run it at {' or '.join(_torch_compat.config.POST_GRAD_HOOKS)}."
-        )
-        raise PassDefinitionError(msg)
+def check_types(instance: Any) -> None:
+    """Raise `PassArgumentTypeError` for a field of *instance* that holds another type than it is annotated with.
+
+    Fields have plain types: bool, int, float, str, None and unions of them. An int is accepted as a float; a bool is
+    not accepted as an int.
+    """
+    cls: type = type(instance)
+    for name, kinds in _kinds_of(cls).items():
+        value = getattr(instance, name)
+        if type(value) not in kinds and not (type(value) is int and float in kinds):
+            wanted = " or ".join("None" if kind is types.NoneType else kind.__name__ for kind in kinds)
+            msg = (
+                f"{type(instance).__name__}: {name} must be {wanted}, not {value!r} of type "
+                f"{type(value).__name__}.{_advice(value, kinds)}"
+            )
+            raise PassArgumentTypeError(msg)
+
+
+# What else holds for a field of the passes of this package, by its name.
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "max_tiles": (lambda n: n in (2, 3), "a Triton grid has up to three dimensions; use 2 or 3"),
+    "nodes_per_conv": (lambda n: n >= 1, "it is a number of nodes for each convolution; use 1 or more"),
+    "max_taps": (lambda n: n >= 1, "a kernel has at least one tap; use 1 or more"),
+    "min_skipped": (lambda n: n >= 0, "it is a share of the arithmetic; use 0 or more, above 1 for never"),
+    "min_share": (lambda n: 0 <= n <= 1, "it is a share of the arithmetic; use a number from 0 to 1"),
+}
+
+
+def check_fields(instance: Any) -> None:
+    """Raise `PassArgumentTypeError` or `PassArgumentError` for a field of *instance* that cannot be used."""
+    check_types(instance)
+    for name, (holds, rule) in _RULES.items():
+        if hasattr(instance, name) and not holds(getattr(instance, name)):
+            msg = f"{type(instance).__name__}: {name}={getattr(instance, name)!r}: {rule}"
+            raise PassArgumentError(msg)
+
+
+@functools.cache
+def _kinds_of(cls: type) -> dict[str, tuple[type, ...]]:
+    hints = typing.get_type_hints(cls)
+    return {field.name: typing.get_args(hints[field.name]) or (hints[field.name],) for field in dataclasses.fields(cls)}
+
+
+def _advice(value: object, kinds: tuple[type, ...]) -> str:
+    if isinstance(value, type):
+        return " Give an instance, not the class."
+    if isinstance(value, os.PathLike) and str in kinds:
+        return " Write str(...) around it."
+    number = next((kind for kind in (bool, int, float) if kind in kinds), None)
+    is_scalar = hasattr(value, "item") or hasattr(value, "__index__") or isinstance(value, float)
+    if number is not None and is_scalar:
+        return f" Write {number.__name__}(...) around it."
+    return ""
+
+
+# Types of values that never change.
+_FIXED = (
+    *(type(None), bool, int, float, complex, str, bytes, enum.Enum, type, types.ModuleType),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+    *(torch._ops.OpOverload, torch._ops.OpOverloadPacket),  # noqa: SLF001
+)
+_OPERATORS = _torch_compat.compiling.operator_types()
+_UUID = "_uuid"
+
+
+class _PassWalk(Walk):
+    """A walk from a pass, which may import modules and read modules as values, and may be one of our own."""
+
+    def unstable(self, value: Any, place: Place, why: str) -> str:  # noqa: ARG002 - as in Walk
+        if place.is_lenient:
+            return digest("unstable", type_name(type(value)))
+        raise PassIdentityError(_no_stable_form(value, place.text))
+
+    def loaded(self, name: str) -> Any:
+        # It is imported here if the pass would import it when it runs.
+        if super().loaded(name) is MISSING:
+            try:
+                return importlib.import_module(name)
+            except ImportError:
+                return MISSING
+        return super().loaded(name)
+
+    def unloaded(self, place: Place, names: list[str]) -> str:  # noqa: ARG002 - as in Walk
+        return digest("absent", *names)
+
+    def special_form(self, value: Any, place: Place) -> str | None:  # noqa: ARG002 - as in Walk
+        return digest("operator", str(value)) if isinstance(value, _OPERATORS) else None
+
+
+def describe(roots: Iterable[tuple[Any, str]], own: frozenset[str]) -> tuple[str, Footprint]:
+    """A digest of *roots* and all they reach, and what it was made from.
+
+    Each root has a name in errors, such as ``MyPass.threshold``. The code of the top-level packages *own* is read as
+    the author's, installed or not.
+    """
+    walk = _PassWalk(own)
+    return walk.result((value, Place(where)) for value, where in roots), walk.footprint
+
+
+@dataclass(frozen=True)
+class _Remembered:
+    """A digest, and what it was made from. A copy of its owner, or another process, does not get it."""
+
+    digest: str = ""
+    footprint: Footprint | None = None
+    of: tuple[object, ...] = ()
+
+    def holds_for(self, *of: object) -> bool:
+        """Whether *of* are the objects that this was made for, and nothing that they reach was replaced."""
+        is_same = len(of) == len(self.of) and all(map(_is_same, of, self.of))
+        return is_same and self.footprint is not None and self.footprint.is_unchanged()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_Remembered, ())
+
+
+def uuid_of(instance: Any, *, besides: tuple[type, ...] = ()) -> str:
+    """A digest of the class, the fields and all code that *instance*, a frozen dataclass, reaches, and torch's release.
+
+    *besides* are classes whose instances it gets as arguments, so that it reaches their code without naming it.
+    """
+    cls = type(instance)
+    of_class = _of_class(cls, besides)
+    fields = state_of(instance)
+    release = _torch_compat.config.torch_version()
+    known = vars(instance).get(_UUID)
+    if not isinstance(known, _Remembered) or not known.holds_for(of_class, release, *fields.values()):
+        roots = [(value, f"{cls.__name__}.{name}") for name, value in fields.items()]
+        for value, where in roots:
+            _refuse_mutable(value, where)
+        of_fields, footprint = describe(roots, _own(cls))
+        found = digest("uuid", of_class, *fields, of_fields, release)
+        known = _Remembered(f"{cls.__name__}-{found}", footprint, (of_class, release, *fields.values()))
+        object.__setattr__(instance, _UUID, known)
+    return known.digest
+
+
+def _is_same(one: object, other: object) -> bool:
+    # 1, True and 1.0 are equal, and two passes with them are not.
+    return one is other or (type(one) is type(other) is str and one == other)
+
+
+def _of_class(cls: type, besides: tuple[type, ...]) -> str:
+    if REMEMBERED not in vars(cls):
+        # It is a list, so that what a class is compared with does not change each time it is described.
+        setattr(cls, REMEMBERED, [_Remembered()])
+    memory = vars(cls)[REMEMBERED]
+    if not memory[0].holds_for(cls):
+        roots = [(one, one.__name__) for one in (cls, *besides)]
+        memory[0] = _Remembered(*describe(roots, _own(cls)), (cls,))
+    return str(memory[0].digest)
+
+
+def _own(cls: type) -> frozenset[str]:
+    """Top-level packages of *cls* and of its base classes."""
+    return frozenset(root_of(base) for base in cls.__mro__ if standing_of(base) is not Standing.LIBRARY)
+
+
+def _refuse_mutable(value: Any, where: str) -> None:
+    """Raise `PassIdentityError` if *value*, a field of a pass, can change after the pass is made."""
+    if isinstance(value, tuple | frozenset):
+        for item in value:
+            _refuse_mutable(item, where)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type) and is_frozen(type(value)):
+        for name, held in state_of(value).items():
+            _refuse_mutable(held, f"{where}.{name}")
+    elif isinstance(value, functools.partial):
+        _refuse_mutable((*value.args, *value.keywords.values()), where)
+    elif isinstance(value, types.MethodType):
+        _refuse_mutable(value.__self__, where)
+    elif not (isinstance(value, _FIXED) or inspect.isroutine(value) or hasattr(value, "__wrapped__")):
+        raise PassIdentityError(_no_stable_form(value, where))
+
+
+def _no_stable_form(value: object, where: str) -> str:
+    """The sentence of the error for a value that cannot be part of a uuid."""
+    if isinstance(value, list | dict | set):
+        fix = "Use a tuple or a frozenset: a value that can change later cannot be part of a cache key."
+    else:
+        fix = "Use plain values, tuples, enums, functions or frozen dataclasses; look the object up when the pass runs."
+    return f"{where} is a {type(value).__qualname__}, which cannot be part of a pass's uuid. {fix}"

@@ -15,9 +15,7 @@ from magi_passes._identity.code import digest
 from magi_passes.errors import PassArgumentError, PassArgumentTypeError, PassDefinitionError
 
 from .declared import check_is_frozen, check_keys_exist
-from .graph_pass import MagiInductorPass
-from .run import PipelineHook, parts_of
-from .scope import configuration_kept, install
+from .graph_pass import MagiInductorPass, PipelineHook, configuration_kept, install, parts_of
 
 
 if TYPE_CHECKING:

@@ -28,8 +28,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from magi_passes import _torch_compat
 
-from .convolution import Writer, aten, fake_value
-from .predicates import body_of, hinted
+from .nodes import Writer, aten, body_of, fake_value, hinted
 
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 
 def stored_channels_last(write: Writer, x: Node) -> Node:
     """*x*, written to memory with the channels innermost; one node for all calls with the same *x*."""
-    op = _torch_compat.graphs.channels_last_op()
+    op = _torch_compat.compiling.channels_last_op()
     if x.target is op:
         return x
     known = next((user for user in x.users if user.target is op), None)
@@ -106,7 +105,7 @@ def store_sums(graph: Graph, videos: list[Node]) -> None:
     *videos* are the results of convolutions. A residual connection adds one to an earlier sum. If the frames are in
     separate tensors, Inductor cannot tell the best layout of the sum, and uses channels-first.
     """
-    op = _torch_compat.graphs.channels_last_op()
+    op = _torch_compat.compiling.channels_last_op()
     for node in list(graph.nodes):
         if node.target is not aten.add.Tensor or len(node.users) < 2 or not any(v in node.args for v in videos):
             continue
@@ -137,7 +136,7 @@ def strides_kept(graph: Graph) -> Iterator[None]:
     """
     _keep_strides_of_bases(graph)
     readers = [node for node in graph.nodes if _depends_on_strides(node)]
-    if _torch_compat.graphs.is_body_of_higher_order_op(graph):
+    if _torch_compat.compiling.is_body_of_higher_order_op(graph):
         readers.append(graph.output_node())
     operands = {node: _operands(node) for node in graph.nodes} if readers else {}
     yield
@@ -153,7 +152,7 @@ def _keep_strides_of_bases(graph: Graph) -> None:
     if visible is not None and strides is not None:
         # The places are those of the forward graph; a backward graph can return None there.
         tensors = {place for place, made in enumerate(output.args[0]) if isinstance(made, torch.fx.Node)}  # type: ignore[arg-type]
-        bases = tensors.intersection(_torch_compat.graphs.outputs_that_are_bases(), range(len(strides)))
+        bases = tensors.intersection(_torch_compat.compiling.outputs_that_are_bases(), range(len(strides)))
         output.meta["user_visible_output_idxs"] = sorted({*visible, *bases})
 
 
@@ -176,14 +175,12 @@ def keep_strides_of_outputs(graph: Graph) -> None:
 
 def _owner_of_memory(node: Node) -> Node:
     """The node that *node* is a view of; *node* itself if it is not a view."""
-    while node.op == "call_function" and (node.target is operator.getitem or _returns_a_view(node.target)):
+    while node.op == "call_function":
+        returns = getattr(getattr(node.target, "_schema", None), "returns", ())
+        if node.target is not operator.getitem and all(each.alias_info is None for each in returns):
+            break
         node = node.args[0]  # type: ignore[assignment]
     return node
-
-
-def _returns_a_view(target: Any) -> bool:
-    schema = getattr(target, "_schema", None)
-    return schema is not None and any(each.alias_info is not None for each in schema.returns)
 
 
 def _is_dense(node: Node) -> bool:

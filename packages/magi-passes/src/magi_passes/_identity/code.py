@@ -99,11 +99,13 @@ def code_names(code: CodeType) -> CodeNames:
                 read[str(instruction.argval)] = None
             if instruction.opname in _READ_AN_ATTRIBUTE:
                 attributes.add(str(instruction.argval))
+                before = instructions[at - 1]
+                if at and before.opname.startswith("LOAD_"):
+                    variable = before.argval[-1] if isinstance(before.argval, tuple) else before.argval
+                    asked.add((str(variable), str(instruction.argval)))
             if instruction.opname == "IMPORT_NAME":
                 imports[_import(instructions, at)] = None
             whole.update(_used_whole(instructions, at))
-            if at and instruction.opname in _READ_AN_ATTRIBUTE and instructions[at - 1].opname.startswith("LOAD_"):
-                asked.add((_last_name(instructions[at - 1]), str(instruction.argval)))
     if "globals" in read:
         # globals()["name"] reads what no instruction names.
         read.update(dict.fromkeys(sorted(mentioned)))
@@ -127,17 +129,10 @@ def _used_whole(instructions: list[dis.Instruction], at: int) -> tuple[str, ...]
         return ()
     # Python 3.13 loads two variables in one instruction; the first of them has no attribute next to it.
     names = loaded.argval if isinstance(loaded.argval, tuple) else (loaded.argval,)
-    following = instructions[at + 1] if at + 1 < len(instructions) else None
-    before = instructions[at - 1].argval if at else None
-    if following is not None and following.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-        return tuple(str(name) for name in names[:-1])
-    if before == "getattr" and following is not None and following.opname.startswith("LOAD_CONST"):
-        return tuple(str(name) for name in names[:-1])
-    return tuple(str(name) for name in names)
-
-
-def _last_name(loaded: dis.Instruction) -> str:
-    return str(loaded.argval[-1] if isinstance(loaded.argval, tuple) else loaded.argval)
+    following = instructions[at + 1].opname if at + 1 < len(instructions) else ""
+    is_getattr = at > 0 and instructions[at - 1].argval == "getattr" and following.startswith("LOAD_CONST")
+    for_an_attribute = is_getattr or following in ("LOAD_ATTR", "LOAD_METHOD")
+    return tuple(map(str, names[:-1] if for_an_attribute else names))
 
 
 def nested(code: CodeType) -> list[CodeType]:

@@ -16,13 +16,19 @@ walk reaches, and the code and plain values that its functions read.
 
 from __future__ import annotations
 
+import copyreg
+import dataclasses
+import enum
 import functools
 import importlib.util
 import sys
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any
+
+import torch
 
 from .code import CodeNames, Import, code_digest, code_names, digest
 from .library import (
@@ -36,15 +42,21 @@ from .library import (
 )
 from .members import C_FUNCTIONS, MISSING, Footprint, attribute, contents_of, is_a, members_of, stored
 from .value_forms import (
+    ATOMS,
+    CONTENT,
+    RUNTIME,
     TORCH_ATOMS,
     Place,
-    container_form,
-    foreign_form,
-    instance_form,
-    plain_form,
-    runtime_form,
+    content_of_variable,
+    has_dict,
+    is_of_dict,
+    state_of,
     type_name,
 )
+
+
+_LARGEST_TENSOR = 4096
+_CONTAINERS: dict[type, str] = {list: "list", deque: "list", set: "set", dict: "dict", types.MappingProxyType: "dict"}
 
 
 class Walk:
@@ -109,7 +121,7 @@ class Walk:
 
     def form(self, value: Any, place: Place) -> str:
         """The form of *value* where it is plain; otherwise the number under which the walk describes it."""
-        plain = plain_form(self, value, place) or self._wrapper(value, place)
+        plain = self._plain(value, place) or self._wrapper(value, place)
         if plain is not None:
             return plain
         is_code = is_a(value, (types.FunctionType, type))
@@ -118,6 +130,23 @@ class Walk:
             self._numbers[key] = len(self._met)
             self._met.append((value, place))
         return f"#{self._numbers[key]}"
+
+    def _plain(self, value: Any, place: Place) -> str | None:
+        """The form of a value that cannot change and whose identity does not matter; None for any other value."""
+        if type(value) in ATOMS:
+            return digest(type(value).__name__, repr(value))
+        if type(value) is float:
+            return digest("float", value.hex())
+        if is_a(value, enum.Enum):
+            held = stored(value)  # a class may compute `name` and `value`
+            return digest("enum", self.form(type(value), place), str(held["_name_"]), self.form(held["_value_"], place))
+        if is_a(value, self.atoms):
+            return digest("torch", type(value).__name__, str(value))
+        if type(value) is tuple:
+            return digest("tuple", *self._items(value, place))
+        if type(value) is frozenset:
+            return digest("frozenset", *self.unordered(value, place))
+        return None
 
     def unordered(self, values: Iterable[Any], place: Place) -> list[str]:
         """The forms of the items of a set, ordered by the digest of each item on its own."""
@@ -165,11 +194,99 @@ class Walk:
             self.special_form(value, place)
             or (self._class(value) if is_a(value, type) else None)
             or self._descriptor(value, place)
-            or foreign_form(value, place)
-            or runtime_form(self, value, place)
-            or container_form(self, value, place)
-            or instance_form(self, value, place)
+            or self._container(value, place)
+            or self._instance(value, place)
         )
+
+    def _container(self, value: Any, place: Place) -> str | None:
+        """The form of a container, of what exists only while a program runs, and of what installed code reads.
+
+        It is None for any other value.
+        """
+        if place.read_by is Standing.INSTALLED:
+            # A table of settings cannot be told from a table of what the library has seen so far. An edit of the former
+            # changes a file, which counts.
+            return digest("foreign", type_name(type(value)))
+        if is_a(value, RUNTIME):
+            name = attribute(value, "name")
+            return digest("runtime", type_name(type(value)), name if type(name) is str else "")
+        if is_a(value, ContextVar):
+            self.footprint.note(lambda: content_of_variable(value))
+            content = [] if place.is_lenient else [self.form(content_of_variable(value), place.inner(".get()"))]
+            return digest("context variable", value.name, *content)
+        if is_a(value, deque) and place.is_lenient:
+            return digest("runtime", "deque")  # a log: what this project and libraries keep in one grows while they run
+        kind = _CONTAINERS.get(type(value))
+        if kind is None or (type(value) is types.MappingProxyType and not is_of_dict(value)):
+            return None
+        return digest(kind, *self._content(type(value), value, place))
+
+    def _content(self, base: Any, value: Any, place: Place) -> Iterable[str]:
+        """The forms of what *value* holds as a *base*, one of Python's containers or types of plain values."""
+        if base in (dict, types.MappingProxyType):
+            self.footprint.note(lambda: (*base.keys(value), *base.values(value)))
+            return self._entries(base.items(value), place)
+        if base not in (list, tuple, deque, set, frozenset):
+            return [base.__repr__(value)]
+        self.footprint.note(lambda: base.__iter__(value))
+        items = base.__iter__(value)
+        return self.unordered(items, place) if base in (set, frozenset) else self._items(items, place)
+
+    def _items(self, items: Iterable[Any], place: Place) -> Iterator[str]:
+        return (self.form(item, place.inner(f"[{at}]")) for at, item in enumerate(items))
+
+    def _entries(self, items: Iterable[tuple[Any, Any]], place: Place) -> Iterator[str]:
+        for key, item in tuple(items):
+            yield self.form(key, place.inner(" (a key)"))
+            yield self.form(item, place.inner(f"[{key!r}]" if type(key) in (str, int) else " (an item)"))
+
+    def _instance(self, value: Any, place: Place) -> str:
+        """The form of an object, from its class and attributes; for subclasses of containers, from its items too."""
+        if standing_of(type(value)) is Standing.LIBRARY:
+            return self._library_instance(value, place)
+        parts = [self.form(type(value), place)]
+        self.footprint.note(lambda: state_of(value).values())
+        for name, item in sorted(state_of(value).items()):
+            parts += [name, self.form(item, place.inner(f".{name}"))]
+        base = next((one for one in CONTENT if is_a(value, one)), None)
+        if base is not None:
+            parts += self._content(base, value, place)
+        elif not has_dict(value) and not any("__slots__" in vars(one) for one in type(value).__mro__):
+            # a type of an extension
+            return self.unstable(value, place, f"is a {type_name(type(value))}, which keeps its content to itself")
+        return digest("instance", *parts)
+
+    def _library_instance(self, value: Any, place: Place) -> str:
+        """The form of an object of a library, from what pickle would take it apart into."""
+        if is_a(value, torch.Tensor):
+            return self._tensor(value, place)
+        if is_a(value, dataclasses.Field):
+            fields = (value.name, value.default, value.default_factory, dict(value.metadata), value.init)
+            return digest("field", *(self.form(part, place) for part in fields))
+        if is_a(value, torch.nn.Module):
+            return digest("module", type_name(type(value)), self.form(vars(value), place))
+        if is_a(value, (dict, list, set, deque)):
+            self.footprint.note(lambda: (*value, *(value.values() if is_a(value, dict) else ())))
+        if has_dict(value):
+            self.footprint.note(lambda: stored(value).values())
+        try:
+            reduce = copyreg.dispatch_table.get(type(value))
+            reduced = value.__reduce_ex__(4) if reduce is None else reduce(value)
+        except Exception as error:  # noqa: BLE001 - whatever a library's type raises, it has no stable form
+            return self.unstable(value, place, f"is a {type_name(type(value))}, which cannot be pickled ({error})")
+        if isinstance(reduced, str):
+            return digest("named", type_name(type(value)), reduced)
+        parts = (list(part) if isinstance(part, Iterator) else part for part in reduced)
+        return digest("reduced", type_name(type(value)), *(self.form(part, place) for part in parts))
+
+    def _tensor(self, value: torch.Tensor, place: Place) -> str:
+        """The form of a small tensor on the CPU, from its content; any other tensor has no stable form."""
+        if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.device.type != "cpu":
+            return self.unstable(value, place, "is a tensor that cannot be read here")
+        if value.layout != torch.strided or value.numel() > _LARGEST_TENSOR:
+            return self.unstable(value, place, f"is a tensor of {value.numel()} elements")
+        data = value.detach().contiguous().reshape(-1).view(torch.uint8)
+        return digest("tensor", str(value.dtype), str(tuple(value.shape)), bytes(data.tolist()).hex())
 
     def _descriptor(self, value: Any, place: Place) -> str | None:
         if is_a(value, property):

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The passes that this package ships.
 
-padding.py       convolutions do the zero padding that only they read; symbolic padding that is zero leaves the graph
-moments.py       group norms channel by channel
-temporal.py      3D convolutions over time as 2D ones
-layout.py        channels-last for convolutions of symbolic size
-nd_tiling.py     tiles by dimension
-narrow_sizes.py  sizes as 32-bit integers
+padding.py          convolutions do the zero padding that only they read; symbolic padding that is zero leaves the graph
+moments.py          group norms channel by channel
+temporal.py         3D convolutions over time as 2D ones
+code_generation.py  channels-last for convolutions of symbolic size, tiles by dimension, sizes as 32-bit integers
 """

@@ -31,17 +31,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch.fx.experimental.symbolic_shapes import has_free_symbols, statically_known_true
 
-from magi_passes._framework.arguments import check_types
-from magi_passes._framework.context import Reason
-from magi_passes._framework.graph_pass import MagiInductorPass
-from magi_passes._graph.convolution import Writer, aten, replace_by
+from magi_passes._framework.compilation import Reason
+from magi_passes._framework.graph_pass import CheckedPass
+from magi_passes._graph.nodes import Writer, aten, replace_by
 from magi_passes._graph.strides import stored_channels_last, strides_kept
 
 
 if TYPE_CHECKING:
     from torch.fx import Graph, Node
 
-    from magi_passes._framework.context import PassContext
+    from magi_passes._framework.compilation import PassContext
 
 
 MANY_ELEMENTS = 2**23
@@ -68,7 +67,7 @@ class GroupMoments:
 
 
 @dataclass(frozen=True)
-class ChannelMomentsPass(MagiInductorPass):
+class ChannelMomentsPass(CheckedPass):
     """Compute the mean and variance of group norms by channel first, and normalise the image without a view.
 
     Attributes:
@@ -78,14 +77,6 @@ class ChannelMomentsPass(MagiInductorPass):
     hook: ClassVar[str] = "post_grad_custom_pre_pass"
 
     always: bool = False
-
-    def __post_init__(self) -> None:
-        """Raise for a value that is not a bool.
-
-        Raises:
-            PassArgumentTypeError: *always* is not a bool.
-        """
-        check_types(self)
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:  # noqa: ARG002
         """It applies if some group norm can be rewritten, and is on CUDA and symbolic or large, or *always* is set."""
@@ -202,10 +193,7 @@ def _only_user(node: Node, target: Any) -> tuple[Node, Node | None]:
 
 
 def _other_operand(call: Node, target: Any, image: Node) -> Node | None:
-    """The other operand of *call* of *target* besides *image*, if that is one number for each channel.
-
-    It is None for any other value.
-    """
+    """The other operand of *call* of *target* besides *image*; None unless it is one number for each channel."""
     if call.target is not target or call.kwargs or call.args.count(image) != 1:
         return None
     other: Any = next(arg for arg in call.args if arg is not image)
@@ -223,21 +211,16 @@ def _is_of_channels(x: Node, image: Node) -> bool:
 def _normalised(grouped: Node, mean: Node, image: Node) -> list[tuple[Node, Node, Node]]:
     """Each ``((grouped - mean) * factor).view(image.shape)``, with its *mean* and its factor."""
     return [
-        (back, mean, factor)  # type: ignore[misc]
+        (back, mean, factor)
         for centred in grouped.users
         if centred.target is aten.sub.Tensor and centred.args == (grouped, mean) and not centred.kwargs
         for scaled in centred.users
         if scaled.target is aten.mul.Tensor
-        for factor in scaled.args
-        if factor is not centred and _is_of_groups(factor)
+        for factor in scaled.args  # one number for each group: (batch, groups, 1, 1)
+        if factor is not centred and isinstance(factor, torch.fx.Node) and tuple(factor.meta["val"].shape[2:]) == (1, 1)
         for back in scaled.users
         if back.target in (aten.view.default, aten.reshape.default) and _same_shape(back, image)
     ]
-
-
-def _is_of_groups(x: Any) -> bool:
-    """Whether *x* is one number for each group: (batch, groups, 1, 1)."""
-    return isinstance(x, torch.fx.Node) and tuple(x.meta["val"].shape[2:]) == (1, 1)
 
 
 def _same_shape(x: Node, y: Node) -> bool:

@@ -22,18 +22,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import torch
 
 from magi_passes import _torch_compat
-from magi_passes._framework.context import Reason
+from magi_passes._framework.compilation import Reason
 from magi_passes._framework.graph_pass import MagiInductorPass
-from magi_passes._graph.convolution import Convolution, Writer, aten, read_convolution, replace_by
+from magi_passes._graph.nodes import Convolution, Writer, aten, read_convolution, replace_by
 from magi_passes._graph.strides import strides_kept
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from torch.fx import Graph, Node
 
-    from magi_passes._framework.context import PassContext
+    from magi_passes._framework.compilation import PassContext
+
+    Amount: TypeAlias = int | Node
 
 
 # conv3d, conv_transpose2d, convolution.default
@@ -60,18 +62,18 @@ class ZeroPadGuardPass(MagiInductorPass):
     def __call__(self, graph: Graph) -> None:
         """Add a guard for each of these amounts."""
         for amount in _zero_amounts(graph):
-            _torch_compat.graphs.guard_on(amount == 0)
+            bool(amount == 0)  # reading the truth of a symbolic comparison adds the guard
 
 
 def _zero_amounts(graph: Graph) -> Iterator[torch.SymInt]:
     """The symbolic amounts that are zero now among those by which inputs of convolutions are padded."""
-    pads = _torch_compat.graphs.paddings()
+    pads = _torch_compat.compiling.paddings()
     for node in graph.nodes:
         if node.op == "call_function" and node.target in pads and any(map(_convolves, node.users)):
             flat: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("pad", ())
             for entry in flat if isinstance(flat, (list, tuple)) else ():
                 amount = _symbolic(entry)
-                if amount is not None and amount.node.has_hint() and _torch_compat.graphs.size_hint(amount) == 0:
+                if amount is not None and amount.node.has_hint() and _torch_compat.compiling.size_hint(amount) == 0:
                     yield amount
 
 
@@ -90,16 +92,6 @@ def _convolves(node: Node) -> bool:
         assert owner is not None
         return isinstance(owner.get_submodule(str(node.target)), _CONVOLUTION_MODULES)
     return node.op == "call_function" and _CONVOLUTION.match(getattr(node.target, "__name__", "")) is not None
-
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch.fx import Graph, Node
-
-    from magi_passes._framework.context import PassContext
-
-    Amount: TypeAlias = int | Node
 
 
 @dataclass(frozen=True)
@@ -176,7 +168,11 @@ def _movable(node: Node) -> tuple[ZeroPad, list[Convolution], tuple[int, ...]] |
 
 
 def _move(graph: Graph, pad: ZeroPad, convolutions: list[Convolution], shares: tuple[int, ...]) -> None:
-    rest = [*pad.pads[:2], *(_less(pair, share) for pair, share in zip(pad.pads[2:], shares, strict=True))]
+    rest = list(pad.pads)
+    for dim, share in enumerate(shares, start=2):
+        before, after = rest[dim]
+        if isinstance(before, int) and isinstance(after, int):  # the share of a pair with a symbol is zero
+            rest[dim] = before - share, after - share
     x = pad.x
     if any(pair != (0, 0) for pair in rest):
         x = Writer(graph, pad.node)(aten.constant_pad_nd.default, pad.x, flat_pads(rest), 0.0)
@@ -184,9 +180,3 @@ def _move(graph: Graph, pad: ZeroPad, convolutions: list[Convolution], shares: t
         padding = [own + share for own, share in zip(conv.padding, shares, strict=True)]
         args = (x, *conv.node.args[1:4], padding, list(conv.dilation), *conv.node.args[6:])
         replace_by(conv.node, Writer(graph, conv.node)(aten.convolution.default, *args))
-
-
-def _less(pair: tuple[Amount, Amount], share: int) -> tuple[Amount, Amount]:
-    """*pair* minus *share* on either side; the share of a pair with a symbol is zero."""
-    before, after = pair
-    return (before - share, after - share) if isinstance(before, int) and isinstance(after, int) else pair

@@ -20,11 +20,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from magi_passes._framework.arguments import check_types, check_value
-from magi_passes._framework.context import Reason
-from magi_passes._framework.graph_pass import MagiInductorPass
-from magi_passes._graph.convolution import Convolution, Writer, aten, read_convolution, replace_by
-from magi_passes._graph.predicates import hinted
+from magi_passes._framework.compilation import Reason
+from magi_passes._framework.graph_pass import CheckedPass
+from magi_passes._graph.nodes import Convolution, Writer, aten, convolutions_of, hinted, read_convolution, replace_by
 from magi_passes._graph.strides import store_sums, stored_channels_last, strides_kept
 
 from .padding import flat_pads, read_zero_pad
@@ -33,7 +31,7 @@ from .padding import flat_pads, read_zero_pad
 if TYPE_CHECKING:
     from torch.fx import Graph, Node
 
-    from magi_passes._framework.context import PassContext
+    from magi_passes._framework.compilation import PassContext
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ def split_frames(length: int, before: int, after: int, conv: Convolution) -> lis
 
 
 @dataclass(frozen=True)
-class TemporalConvPass(MagiInductorPass):
+class TemporalConvPass(CheckedPass):
     """Write 3D convolutions with few time taps as channels-last 2D convolutions over the taps as channels.
 
     The result is exact: the same products are summed. Every stride, padding, dilation, number of groups and kernel is
@@ -103,41 +101,26 @@ class TemporalConvPass(MagiInductorPass):
     min_skipped: float = 0.125
     native_channels: int = 192
 
-    def __post_init__(self) -> None:
-        """Raise for values that cannot be limits.
-
-        Raises:
-            PassArgumentTypeError: A field has another type than it is annotated with.
-            PassArgumentError: *max_taps* is not positive, or *min_skipped* is negative or nan.
-        """
-        check_types(self)
-        check_value(self, "max_taps", holds=self.max_taps >= 1, rule="a kernel has at least one tap; use 1 or more")
-        rule = "it is a share of the arithmetic; use 0 or more, above 1 for never"
-        check_value(self, "min_skipped", holds=self.min_skipped >= 0, rule=rule)
-
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:  # noqa: ARG002
         """It applies if some convolution can be rewritten, and that is expected to be faster or *always* is set."""
-        candidates = [conv for node in graph.nodes if (conv := _temporal(node)) is not None]
+        candidates = [conv for conv in convolutions_of(graph) if is_temporal(conv)]
         chosen = [conv for conv in candidates if self._pays(conv)]
         return Reason(bool(chosen), f"{len(chosen)} of {len(candidates)} convolutions over time")
 
     def __call__(self, graph: Graph) -> None:
         """Rewrite the chosen convolutions."""
         with strides_kept(graph):
-            self._rewrite_all(graph)
-
-    def _rewrite_all(self, graph: Graph) -> None:
-        found = frozenset(graph.nodes)
-        videos: list[Node] = []
-        for node in list(graph.nodes):
-            conv = _temporal(node)
-            if conv is not None and self._pays(conv):
-                video = self._rewrite(Writer(graph, node), conv)
-                replace_by(node, video)
-                videos.append(video)
-        store_sums(graph, videos)
-        written = [node for node in graph.nodes if node not in found]
-        _write_together(graph, [node for node in written if _is_small_weight_of_taps(node)])
+            found = frozenset(graph.nodes)
+            videos: list[Node] = []
+            for node in list(graph.nodes):
+                conv = read_convolution(node)  # now, because the one before may have been rewritten
+                if conv is not None and is_temporal(conv) and self._pays(conv):
+                    video = self._rewrite(Writer(graph, node), conv)
+                    replace_by(node, video)
+                    videos.append(video)
+            store_sums(graph, videos)
+            written = [node for node in graph.nodes if node not in found]
+            _write_together(graph, [node for node in written if _is_small_weight_of_taps(node)])
 
     def _pays(self, conv: Convolution) -> bool:
         x = conv.x.meta["val"]
@@ -170,11 +153,6 @@ class TemporalConvPass(MagiInductorPass):
 def is_temporal(conv: Convolution) -> bool:
     """Whether *conv* has a time dimension."""
     return len(conv.kernel) == 3
-
-
-def _temporal(node: Node) -> Convolution | None:
-    conv = read_convolution(node)
-    return conv if conv is not None and is_temporal(conv) else None
 
 
 def _frames_first(write: Writer, video: Node) -> Node:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How Inductor is called, from outside and from inside a compilation. Tried on torch 2.10 to 2.15."""
+"""How Inductor is called, what it knows while it compiles, graphs, and our operator. Tried on torch 2.10 to 2.15."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import importlib
 import threading
 from typing import TYPE_CHECKING, Any
 
-from . import machine
-from .config import patched
+import torch
+
+from . import config
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from torch.fx import GraphModule
+    from torch.fx import Graph, GraphModule, Node
 
 
 _install_lock = threading.Lock()
@@ -29,7 +30,7 @@ def compilation_lock() -> AbstractContextManager[object]:
     It is needed only before torch 2.12. It is Dynamo's own (reentrant) compile lock, so there is only one order of
     locks.
     """
-    if machine.release(machine.torch_version()) >= (2, 12):
+    if config.release(config.torch_version()) >= (2, 12):
         return contextlib.nullcontext()
     from torch._dynamo import convert_frame
 
@@ -83,7 +84,7 @@ def compile_graph(
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.utils import BoxedBool
 
-    with patched(options):
+    with config.patched(options):
         compiled: Any = compile_fx_inner(
             module,
             list(example_inputs),
@@ -117,29 +118,11 @@ def is_inference_aware(hook: object) -> bool:
     return kind is not None and isinstance(hook, kind)
 
 
-def config_patches_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The options among the arguments of `compile_fx(model_, example_inputs_, inner_compile, config_patches, ...)`."""
-    return dict((args[3] if len(args) > 3 else kwargs.get("config_patches")) or {})
-
-
-def with_config_patches(
-    args: tuple[Any, ...], kwargs: dict[str, Any], patches: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of `compile_fx` with other options."""
-    if len(args) > 3:
-        return (*args[:3], patches, *args[4:]), kwargs
-    return args, {**kwargs, "config_patches": patches}
-
-
-def with_inner_compile(
-    args: tuple[Any, ...], kwargs: dict[str, Any], around: Callable[[Callable[..., Any]], Callable[..., Any]]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of `compile_fx` in which the function that compiles one graph is replaced by *around* of it."""
-    if len(args) > 2:
-        return (*args[:2], around(args[2]), *args[3:]), kwargs
+def inner_compile() -> Callable[..., Any]:
+    """The function that compiles one graph unless the caller of `compile_fx` has one of its own."""
     from torch._inductor.compile_fx import compile_fx_inner
 
-    return args, {**kwargs, "inner_compile": around(kwargs.get("inner_compile", compile_fx_inner))}
+    return compile_fx_inner
 
 
 def install(
@@ -151,7 +134,8 @@ def install(
     Two are needed, because each knows what the other does not. `compile_fx` sees the caller's options and the hooks
     that they hide, and computes AOTAutograd's cache key. `_compile_fx_inner` compiles one graph, cache lookup included,
     and is the only function called for a backward graph, which is compiled long after `compile_fx` returned. Both are
-    looked up in the module on each use, in every release from 2.10 to 2.15.
+    looked up in the module on each use, in every release from 2.10 to 2.15. *around_compile_fx* gets all arguments but
+    the graph and its inputs by name.
     """
     module: Any = importlib.import_module("torch._inductor.compile_fx")
     with _install_lock:
@@ -161,7 +145,8 @@ def install(
 
         @functools.wraps(compile_fx)
         def scoped_compile_fx(*args: Any, **kwargs: Any) -> Any:
-            return around_compile_fx(compile_fx, args, kwargs)
+            names = ("inner_compile", "config_patches", "decompositions", "ignore_shape_env", "compile_region_name")
+            return around_compile_fx(compile_fx, args[:2], {**dict(zip(names, args[2:], strict=False)), **kwargs})
 
         @functools.wraps(inner)
         def scoped_inner(gm: GraphModule, example_inputs: Any, **kwargs: Any) -> Any:
@@ -171,3 +156,99 @@ def install(
         scoped_inner._magi_passes_original = inner  # type: ignore[attr-defined]
         module.compile_fx = scoped_compile_fx
         module._compile_fx_inner = scoped_inner
+
+
+def size_hint(size: torch.SymInt) -> int:
+    """The value of *size* for the example inputs; 1 when it depends on data."""
+    return int(size.node.hint) if size.node.has_hint() else 1
+
+
+def is_erased(node: Node) -> bool:
+    """Whether *node* was taken out of its graph. All releases."""
+    return bool(node._erased)
+
+
+def is_body_of_higher_order_op(graph: Graph) -> bool:
+    """Whether Inductor compiles *graph* as the body of `cond`, `while_loop` or a similar operator.
+
+    Inductor notes the strides of outputs if it restores them: for a whole graph and for the body of
+    `invoke_subgraph` (`_recursive_record_original_output_strides` in torch/_inductor/compile_fx.py). All releases.
+    """
+    from torch._inductor.virtualized import NullHandler, V
+
+    is_at_work = not isinstance(V.fake_mode, NullHandler)
+    return is_at_work and "original_output_strides" not in graph.output_node().meta
+
+
+def outputs_that_are_bases() -> range:
+    """The positions of outputs that AOTAutograd added to the current graph because several outputs are views of them.
+
+    `num_forward_returns` in torch/_functorch/_aot_autograd/schemas.py has the order of outputs. All releases.
+    """
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    metadata = None if context is None else context.fw_metadata
+    if metadata is None:
+        return range(0)
+    first = metadata.num_mutated_inp_runtime_indices + metadata.num_outputs
+    return range(first, first + metadata.num_intermediate_bases)
+
+
+def operator_types() -> tuple[type, ...]:
+    """The classes of torch's operators, which their name identifies. All releases."""
+    return (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)
+
+
+def paddings() -> frozenset[Callable[..., Any]]:
+    """The targets of `torch.nn.functional.pad` and the padding modules in a captured graph, also after decomposition.
+
+    All releases; Dynamo captures the first or the second.
+    """
+    aten = torch.ops.aten
+    functions = (torch.nn.functional.pad, torch._C._nn.pad, torch.constant_pad_nd)
+    return frozenset({*functions, aten.pad.default, aten.constant_pad_nd.default})
+
+
+def symbolic_dispatch() -> AbstractContextManager[object]:
+    """A context in which operators decompose in Python.
+
+    In C++, they would ask a symbolic size for its number. All releases.
+    """
+    from torch._dispatch.python import enable_python_dispatcher
+
+    return enable_python_dispatcher()
+
+
+# It holds our operators, which live as long as it.
+_libraries: list[torch.library.Library] = []
+
+
+@functools.cache
+def channels_last_op() -> torch._ops.OpOverload:
+    """``magi_passes::channels_last(x)``: a copy of *x* with the channels innermost in memory.
+
+    Inductor lowers it to a constraint on the kernel that computes *x*, which then writes that layout itself. Its own
+    `prims.inductor_force_stride_order` takes strides, and cannot sort symbolic ones.
+    """
+    from torch._inductor import ir
+    from torch._inductor.lowering import register_lowering
+
+    library = torch.library.Library("magi_passes", "FRAGMENT")
+    _libraries.append(library)
+    library.define("channels_last(Tensor x) -> Tensor")
+
+    def copy(x: torch.Tensor) -> torch.Tensor:
+        return x.clone(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)
+
+    library.impl("channels_last", copy, "CompositeExplicitAutograd")
+    library.impl("channels_last", copy, "Meta")
+    op: torch._ops.OpOverload = torch.ops.magi_passes.channels_last.default
+
+    @register_lowering(op, type_promotion_kind=None)
+    def lower(x: Any) -> Any:
+        # The position of each dimension in the order of strides, from the innermost.
+        order = [3, 0, 2, 1] if len(x.get_size()) == 4 else [4, 0, 3, 2, 1]
+        return ir.ExternKernel.require_stride_order(x, order)
+
+    return op

@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inductor's configuration: its keys, their values, and how to put all of it back. Tried on torch 2.10 to 2.15."""
+"""What is set: torch's release, its folders and devices, and Inductor's configuration, with how to put all of it back.
+
+Tried on torch 2.10 to 2.15.
+"""
 
 from __future__ import annotations
 
+import re
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 
 if TYPE_CHECKING:
@@ -12,17 +18,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 
-Overrides: TypeAlias = "Mapping[str, Any]"
-
-
 # The options that hold graph passes. The first three run outside of Inductor's inner compilation,
 # when the configuration that code generation reads is not yet in place.
 EARLY_HOOKS = ("pre_grad_custom_pass", "joint_custom_pre_pass", "joint_custom_post_pass")
-
-
 POST_GRAD_HOOKS = ("post_grad_custom_pre_pass", "post_grad_custom_post_pass")
-
-
 HOOKS = EARLY_HOOKS + POST_GRAD_HOOKS
 
 
@@ -114,7 +113,7 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def config_changes(before: Overrides, after: Overrides) -> dict[str, tuple[Any, Any]]:
+def config_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The keys whose effective value differs between two states, with both values.
 
     A mutable default that was only read becomes an override of equal value, which is not a change.
@@ -136,7 +135,7 @@ def _same(left: Any, right: Any) -> bool:
     return left is right or (type(left) is type(right) and bool(left == right))
 
 
-def restore_overrides(saved: Overrides, keys: Iterable[str] | None = None) -> None:
+def restore_overrides(saved: Mapping[str, Any], keys: Iterable[str] | None = None) -> None:
     """Restore the configuration, or only *keys* of it, to the state that `read_overrides` returned."""
     config = _config()
     for key in config._config if keys is None else keys:
@@ -151,3 +150,62 @@ def restore_overrides(saved: Overrides, keys: Iterable[str] | None = None) -> No
                 entry.user_override.set(override)
             else:
                 entry.user_override = override
+
+
+def torch_version() -> str:
+    """The running torch release with its local version, such as ``2.13.0+cpu``."""
+    return str(torch.__version__)
+
+
+# 2.13.1, 2.13.0a0+git0fc8, 2.13.0.dev20260101+cu130, 2.13.1.post1, 2.13.0-vendor1
+_VERSION = re.compile(
+    r"v?(\d+)\.(\d+)(?:\.(\d+))?"
+    r"(?:[-_.]?(?:a|b|rc)\d*)?(?:[-_.]?post(\d*))?(?:[-_.]?dev\d*)?(?:[+-][\w.-]+)?"
+)
+
+
+def numbers_of(version: str) -> tuple[int, int, int, int]:
+    """Major, minor, patch and post-release number of *version*, for comparisons: ``2.13.1.post2`` is (2, 13, 1, 2).
+
+    A build before a release counts as the release, ``2.11.0a0+git`` as (2, 11, 0, 0), because it has the same code.
+
+    Raises:
+        ValueError: *version* is not a torch release.
+    """
+    match = _VERSION.fullmatch(version.strip())
+    if match is None:
+        msg = f"{version!r} is not a torch release; write it as '2.11' or '2.13.1'"
+        raise ValueError(msg)
+    major, minor, patch, post = (int(part or 0) for part in match.groups())
+    return major, minor, patch, post
+
+
+def release(version: str) -> tuple[int, int]:
+    """Major and minor number of *version*, as `numbers_of` reads it: ``2.11.0a0+git`` gives ``(2, 11)``."""
+    return numbers_of(version)[:2]
+
+
+def inductor_cache_dir() -> str:
+    """The directory that Inductor's caches live in."""
+    from torch._inductor.runtime import cache_dir_utils
+
+    return str(cache_dir_utils.cache_dir())
+
+
+def shared_folder() -> str:
+    """A folder that all processes of the user on this machine share, independent of their cache directories."""
+    from torch._inductor.runtime import cache_dir_utils
+
+    return cache_dir_utils.default_cache_dir()
+
+
+def device_name(device: torch.device) -> str:
+    """A name that is the same for devices of equal speed."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def device_identity(device: torch.device) -> str:
+    """A name of this one device, the same in every process, however ``CUDA_VISIBLE_DEVICES`` numbers it."""
+    if device.type == "cuda":
+        return f"cuda-{torch.cuda.get_device_properties(device).uuid}"
+    return device.type

@@ -78,7 +78,8 @@ def bounds_of_sizes(index: Any) -> Iterator[Any]:
         return
     parts = list(index.args)
     if all(map(_is_size, index.free_symbols)):
-        yield sympy.Add(*(_without_sign(term) for term in sympy.Add.make_args(index.expand())))
+        terms = (term.as_coeff_Mul() for term in sympy.Add.make_args(index.expand()))
+        yield sympy.Add(*(abs(coefficient) * rest for coefficient, rest in terms))
         # A quotient of sizes may be small although its numerator is large.
         parts = [arg for function in index.atoms(sympy.Function) for arg in function.args]
     elif isinstance(index, (sympy.Add, sympy.Mul)):
@@ -87,11 +88,6 @@ def bounds_of_sizes(index: Any) -> Iterator[Any]:
         parts = [part for part in parts if part not in sizes]
     for part in parts:
         yield from bounds_of_sizes(part)
-
-
-def _without_sign(term: Any) -> Any:
-    coefficient, rest = term.as_coeff_Mul()
-    return abs(coefficient) * rest
 
 
 def _is_size(symbol: Any) -> bool:

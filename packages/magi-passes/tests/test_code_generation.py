@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The passes that change code generation: when they apply, what they set, and what comes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+import sympy
+import torch
+from magi_passes import (
+    ConvLayoutPass,
+    MagiInductorPass,
+    NarrowSizesPass,
+    NDTilingWorkaroundPass,
+    PassContext,
+    PassPipeline,
+    _torch_compat,
+    collect_records,
+)
+from magi_passes._torch_compat.kernels import MAX_INT32, bounds_of_sizes, guarded_within
+from torch._dynamo.source import ConstantSource
+from torch._inductor.codegen.block_analysis import BlockPatternMatcher
+from torch._inductor.codegen.simd import CantSplit, SIMDScheduling
+from torch._inductor.sizevars import SizeVarAllocator
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+
+
+if TYPE_CHECKING:
+    from torch.fx import Graph
+
+
+def _conv(channels: int = 128, out: int = 128, groups: int = 1) -> Any:
+    tensors = torch.ones(1, channels, 16, 18), torch.ones(out, channels // groups, 3, 3)
+    return (lambda x, w: torch.conv2d(x, w, groups=groups)), tensors
+
+
+@pytest.mark.parametrize(
+    ("conv", "context", "applies", "reason"),
+    [
+        ({}, {}, True, "expected to take 0.82 of the time"),
+        ({"channels": 256, "out": 64}, {}, True, "0.7"),
+        ({"channels": 32, "out": 32}, {}, True, "0.78"),
+        ({"groups": 2}, {}, False, "expected to take 1.36 of the time"),
+        ({"groups": 128}, {}, True, "0.8"),
+        ({}, {"is_inference": False}, True, "training"),
+        ({"groups": 2}, {"is_inference": False}, False, "training with grouped"),
+        ({"channels": 32, "out": 32}, {"is_inference": False}, False, "training with small"),
+        ({}, {"user_keys": frozenset({"force_layout_optimization"})}, False, "you set force_layout_optimization"),
+        ({}, {"config": {"layout_optimization": False}}, False, "layout_optimization is off"),
+    ],
+)
+def test_dynamic_on_cuda(
+    conv: dict[str, int], context: dict[str, Any], applies: bool, reason: str, trace: Any, pretend_cuda: Any
+) -> None:
+    fn, tensors = _conv(**conv)
+    verdict = ConvLayoutPass().is_applicable(pretend_cuda(trace(fn, tensors, (2, 3))).graph, PassContext(**context))
+    assert verdict.applies is applies
+    assert reason in verdict.text
+
+
+def test_static_graphs_and_the_cpu_are_inductors_own(trace: Any, pretend_cuda: Any) -> None:
+    fn, tensors = _conv()
+    static, on_cpu = pretend_cuda(trace(fn, tensors)), trace(fn, tensors, (2, 3))
+    assert ConvLayoutPass().is_applicable(static.graph, PassContext()).text == "static: Inductor decides itself"
+    assert ConvLayoutPass().is_applicable(on_cpu.graph, PassContext()).text == "no forward convolution on CUDA"
+
+
+def _graph(*, dynamic: bool = True, conv: bool = True) -> Graph:
+    def decode(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.conv2d(x, w).relu() if conv else (x + w.sum()).relu()
+
+    mode: Any = "symbolic" if dynamic else "fake"
+    return make_fx(decode, tracing_mode=mode)(torch.ones(1, 3, 8, 9), torch.ones(4, 3, 3, 3)).graph
+
+
+@pytest.mark.parametrize(
+    ("graph", "graph_pass", "context", "reason"),
+    [
+        ({}, {}, {}, "dynamic, 1 convolutions in"),
+        ({"dynamic": False}, {}, {}, "static: no placeholder carries a free symbol"),
+        ({"conv": False}, {}, {}, "not convolution-heavy: 0 convolutions in"),
+        ({}, {"nodes_per_conv": 2}, {}, "not convolution-heavy: 1 convolutions in"),
+        ({}, {}, {"user_keys": frozenset({"triton.prefer_nd_tiling"})}, "you set triton.prefer_nd_tiling=False"),
+        ({}, {}, {"torch_version": "2.11.0a0+git1234"}, "torch 2.11.0a0+git1234 is not older than 2.11"),
+        ({}, {}, {"torch_version": "3.0.0"}, "torch 3.0.0 is not older than 2.11"),
+        ({}, {"max_torch": None}, {"torch_version": "2.13.0"}, "dynamic, 1 convolutions in"),
+    ],
+)
+def test_it_fires_on_dynamic_convolutional_graphs_on_older_torch_only(
+    graph: dict[str, bool], graph_pass: dict[str, Any], context: dict[str, Any], reason: str
+) -> None:
+    told = PassContext(**{"torch_version": "2.10.1+cu128", **context})
+    verdict = NDTilingWorkaroundPass(**graph_pass).is_applicable(_graph(**graph), told)
+    assert verdict.applies is reason.startswith("dynamic")
+    assert reason in verdict.text
+
+
+@pytest.mark.parametrize("switched", ["on", "by option", "by environment"])
+def test_end_to_end(inductor: Any, monkeypatch: pytest.MonkeyPatch, switched: str) -> None:
+    options = PassPipeline([NDTilingWorkaroundPass(max_torch=None)]).inductor_options()
+    if switched == "by option":
+        options["triton.prefer_nd_tiling"] = False
+    if switched == "by environment":
+        monkeypatch.setenv("MAGI_PASSES_DISABLE", "NDTilingWorkaroundPass")
+    weight = torch.ones(4, 3, 3, 3)
+    with collect_records() as records:
+        torch.compile(lambda x: torch.conv2d(x, weight), dynamic=True, options=options)(torch.ones(1, 3, 8, 9))
+    (record,) = records
+    if switched == "on":
+        assert record.config_changes == {
+            "triton.prefer_nd_tiling": (False, True),
+            "triton.max_tiles": (None, 3),
+            "triton.tile_reductions": (False, True),
+        }
+    else:
+        reasons = {"by option": "you set triton.prefer_nd_tiling=False", "by environment": "MAGI_PASSES_DISABLE"}
+        assert not record.ran
+        assert reasons[switched] in record.reason
+    assert inductor.triton.prefer_nd_tiling is False
+
+
+S0, S1, PS0 = sympy.symbols("s0 s1 ps0", integer=True, positive=True)
+X0, X1 = sympy.symbols("x0 x1", integer=True, nonnegative=True)
+
+
+@pytest.mark.parametrize(
+    ("index", "bounds"),
+    [
+        (X0 + 3 * X1, set()),
+        (X0 + 4 * S0 * S1 * X1 - S1, {4 * S0 * S1, S1}),
+        (S0 * S1 - 2 * S0, {S0 * S1 + 2 * S0}),
+        (FloorDiv(X0, S0 * S1) + ModularIndexing(X0, PS0, S1), {S0 * S1, PS0, S1}),
+        (FloorDiv(S0 * S1, 7) * X0, {FloorDiv(S0 * S1, 7), S0 * S1}),
+        ((S0 + 1) * (S1 + 2) * X0, {(S0 + 1) * (S1 + 2)}),
+    ],
+)
+def test_the_parts_of_an_index_that_are_made_of_sizes(index: Any, bounds: set[Any]) -> None:
+    assert {sympy.expand(bound) for bound in bounds_of_sizes(index)} == {sympy.expand(bound) for bound in bounds}
+
+
+@pytest.fixture
+def shape_env() -> ShapeEnv:
+    return ShapeEnv()
+
+
+def _size(shape_env: ShapeEnv, hint: int) -> sympy.Symbol:
+    source = ConstantSource(f"size{hint}")
+    symbol: Any = shape_env.create_symbol(hint, source, DimDynamic.DYNAMIC)
+    shape_env.create_symintnode(symbol, hint=hint, source=source)
+    assert isinstance(symbol, sympy.Symbol)
+    return symbol
+
+
+def _is_within(shape_env: ShapeEnv, size: Any) -> bool:
+    graph: Any = SimpleNamespace(sizevars=SizeVarAllocator(shape_env))
+    with V.set_graph_handler(graph):
+        return guarded_within(size, MAX_INT32)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "compilation", "fits"),
+    [
+        ((1024, 768), "at once", True),
+        ((70_000, 80_000), "at once", False),
+        ((1024, 768), "a backward that may not guard", False),
+        ((1024, 768), "ahead of time", False),
+    ],
+)
+def test_what_fits_is_guarded_once(shape_env: ShapeEnv, sizes: tuple[int, int], compilation: str, fits: bool) -> None:
+    area = _size(shape_env, sizes[0]) * _size(shape_env, sizes[1])
+    if compilation == "a backward that may not guard":
+        shape_env.freeze()
+    with V.set_aot_compilation(compilation == "ahead of time"):
+        assert [_is_within(shape_env, area) for _ in range(2)] == [fits, fits]
+    assert [str(guard.expr) for guard in shape_env.guards] == [f"{area} <= {MAX_INT32}"] * fits
+
+
+def test_sizes_that_depend_on_data_are_not_guessed(shape_env: ShapeEnv) -> None:
+    unbacked = shape_env.create_unbacked_symint()
+    assert not _is_within(shape_env, unbacked.node.expr)
+
+
+@pytest.mark.parametrize(
+    ("dims", "on_gpu", "text"),
+    [
+        ((), True, "no tensor of symbolic size on CUDA"),
+        ((0,), False, "no tensor of symbolic size on CUDA"),
+        ((0,), True, "called outside of a compilation"),
+    ],
+)
+def test_where_it_does_nothing(dims: Any, on_gpu: bool, text: str, trace: Any, pretend_cuda: Any) -> None:
+    gm = trace(torch.relu, (torch.ones(4, 8),), dims)
+    graph = (pretend_cuda(gm) if on_gpu else gm).graph
+    reason = NarrowSizesPass().is_applicable(graph, PassContext())
+    assert not reason
+    assert reason.text == text
+
+
+Z, Y, X, R = sympy.symbols("z y x r", integer=True, positive=True)
+THREE = {"z": Z, "y": Y, "x": X, "r0_": sympy.S.One}
+INDEX, SIZE = sympy.symbols("index size", integer=True, nonnegative=True)
+
+
+@pytest.mark.parametrize(
+    ("within", "reduction", "folded"),
+    [({Z, Y}, False, False), ({Z}, False, True), ({Y}, False, True), (set(), False, True), ({Z, Y}, True, True)],
+)
+def test_three_dimensions_only_where_they_fit_and_nothing_is_reduced(
+    monkeypatch: pytest.MonkeyPatch, within: set[Any], reduction: bool, folded: bool
+) -> None:
+    monkeypatch.setattr(_torch_compat.kernels, "_within_grid", lambda size: size in within)
+    tiling = _torch_compat.kernels.launchable_tiling(THREE, is_reduction=reduction)
+    assert tiling == ({"y": Z * Y, "x": X, "r0_": sympy.S.One} if folded else THREE)
+
+
+def test_two_dimensions_have_an_overflow_path_and_stay() -> None:
+    two = {"y": Y, "x": X}
+    assert _torch_compat.kernels.launchable_tiling(two, is_reduction=False) is two
+
+
+def test_a_quotient_of_sizes_is_cancelled() -> None:
+    """The mean over images, which torch 2.11 could not write: "exponent must be non-negative, got -1"."""
+    height, width = FloorDiv(Y - 1, 32), FloorDiv(X - 1, 32)
+    total = (2048 * Z * (height + 1) * (width + 1)).expand()
+    tiling = {"x": total / (height * width + height + width + 1), "r0_": height + 1, "r1_": width + 1}
+    exact = _torch_compat.kernels.exact_tiling(tiling, untiled=R)
+    assert exact == {"x": 2048 * Z, "r0_": height + 1, "r1_": width + 1}
+
+
+def test_a_size_that_does_not_divide_is_that_of_the_untiled_side() -> None:
+    tiling = {"x": X * Y / FloorDiv(Y + 1, 2), "r0_": FloorDiv(Y + 1, 2)}
+    assert _torch_compat.kernels.exact_tiling(tiling, untiled=X) == {"x": X, "r0_": FloorDiv(Y + 1, 2)}
+
+
+@dataclass(frozen=True)
+class Tiles(MagiInductorPass):
+    """Asks for the untiled side of a mean inside of a compilation, and notes the answer."""
+
+    found: ClassVar[list[Any]] = []
+
+    def __call__(self, graph: Graph) -> None:
+        self.found.append(SIMDScheduling.complete_partial_tiling({"r0_": Y * (X + 1)}, Z, Y * X + Y)["x"])
+
+
+def test_inductor_completes_tilings_exactly(inductor: Any) -> None:
+    torch.compile(lambda x: x @ x, options=PassPipeline([Tiles()]).inductor_options())(torch.ones(3, 3))
+    assert Tiles.found == [Z]
+    stock = SIMDScheduling.complete_partial_tiling({"r0_": Y * (X + 1)}, Z, Y * X + Y)["x"]
+    assert stock != Z, "outside of a compilation it is torch's own"
+
+
+def test_a_kernel_that_does_not_divide_is_not_a_type_error(inductor: Any) -> None:
+    """torch 2.11 raises this class without the arguments that it takes."""
+    torch.compile(lambda x: x @ x, options=PassPipeline([Tiles()]).inductor_options())(torch.ones(3, 3))
+    with pytest.raises(CantSplit):
+        raise CantSplit  # type: ignore[call-arg]
+
+
+@dataclass(frozen=True)
+class Matches(MagiInductorPass):
+    """Asks the matcher inside of a compilation, where its answers are remembered."""
+
+    def __call__(self, graph: Graph) -> None:
+        no_block = FloorDiv(INDEX, 4) * FloorDiv(INDEX, 2)
+        for index in (no_block, no_block, 3 * INDEX):
+            assert BlockPatternMatcher.match_mod_div_block_expr(index, INDEX, sympy.Integer(16), 2) is None
+
+
+def test_the_matcher_searches_once_and_not_at_all_without_division(
+    inductor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    original = BlockPatternMatcher._preprocess
+
+    def counting(index: Any) -> Any:
+        asked.append(index)
+        return original(index)
+
+    monkeypatch.setattr(BlockPatternMatcher, "_preprocess", staticmethod(counting))
+    torch.compile(lambda x: x @ x, options=PassPipeline([Matches()]).inductor_options())(torch.ones(3, 3))
+    assert asked == [FloorDiv(INDEX, 4) * FloorDiv(INDEX, 2)]
+    BlockPatternMatcher.match_mod_div_block_expr(3 * INDEX, INDEX, sympy.Integer(16), 2)
+    assert asked[1:] == [3 * INDEX], "outside of a compilation the matcher is torch's own"
+
+
+@pytest.mark.parametrize(("size", "fits"), [(100, True), (70_000, False)])
+def test_a_size_within_the_grid_now_is_guarded(size: int, fits: bool) -> None:
+    shape_env = ShapeEnv()
+    context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
+    mode, source = FakeTensorMode(shape_env=shape_env), ConstantSource("x")
+    x: Any = mode.from_tensor(torch.empty(size), symbolic_context=context, source=source)
+    graph: Any = SimpleNamespace(sizevars=SizeVarAllocator(shape_env))
+
+    with V.set_graph_handler(graph):
+        assert _torch_compat.kernels._within_grid(x.shape[0].node.expr) is fits
+
+    assert bool(shape_env.guards) is fits

@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Padding and group norms are rewritten where that is exact, and nothing else is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from magi_passes import (
+    ChannelMomentsPass,
+    ConvPaddingPass,
+    PassContext,
+    PassPipeline,
+    ZeroPadGuardPass,
+    _torch_compat,
+    collect_records,
+)
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.functional import group_norm, pad
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+aten = torch.ops.aten
+X, W = torch.randint(-3, 4, (1, 4, 8, 8)).double(), torch.randint(-3, 4, (4, 4, 3, 3)).double()
+
+
+def _after(trace: Any, fn: Any) -> tuple[torch.fx.GraphModule, list[list[int]], list[list[int]]]:
+    gm = trace(fn, (X, W), (2, 3))
+    ConvPaddingPass()(gm.graph)
+    gm.graph.lint()
+    gm.recompile()
+    assert torch.equal(gm(X, W), fn(X, W))
+    pads = gm.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)
+    convolutions = gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
+    return gm, [list(node.args[1]) for node in pads], [list(node.args[4]) for node in convolutions]
+
+
+@pytest.mark.parametrize(
+    ("explicit", "left", "taken"),
+    [
+        ((1, 1, 1, 1), [], [1, 1]),
+        ((2, 1, 0, 1), [[1, 0, 0, 1]], [0, 1]),
+        ((2, 2, 2, 2), [], [2, 2]),
+        ((3, 3, 3, 3), [[1, 1, 1, 1]], [2, 2]),
+        ((1, 1), [], [0, 1]),
+    ],
+)
+def test_the_symmetric_part_moves(
+    explicit: tuple[int, ...], left: list[list[int]], taken: list[int], trace: Any
+) -> None:
+    _, pads, paddings = _after(trace, lambda x, w: torch.conv2d(pad(x, explicit), w))
+    assert pads == left
+    assert paddings == [taken]
+
+
+def test_it_adds_to_the_padding_that_is_there(trace: Any) -> None:
+    _, pads, paddings = _after(trace, lambda x, w: torch.conv2d(pad(x, (1, 1, 1, 1)), w, padding=1))
+    assert (pads, paddings) == ([], [[2, 2]])
+
+
+def test_several_convolutions_share_it(trace: Any) -> None:
+    def both(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        x = pad(x, (1, 1, 1, 1))
+        return torch.conv2d(x, w) + torch.conv2d(x, w * 2)
+
+    _, pads, paddings = _after(trace, both)
+    assert (pads, paddings) == ([], [[1, 1], [1, 1]])
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, w: torch.conv2d(pad(x, (1, 1, 1, 1)), w) + pad(x, (1, 1, 1, 1)).sum(),
+        lambda x, w: torch.conv2d(pad(x, (1, 1, 1, 1), value=1.0), w),
+        lambda x, w: torch.conv2d(pad(x, (-1, -1, -1, -1)), w),
+        lambda x, w: torch.conv2d(pad(x, (0, 2, 0, 2)), w),
+        lambda x, w: torch.conv2d(x, pad(w, (1, 1, 1, 1))),
+        lambda x, w: torch.conv_transpose2d(pad(x, (1, 1, 1, 1)), w),
+        lambda x, w: torch.conv2d(pad(x, (1, 1, 1, 1), mode="reflect"), w),
+    ],
+    ids=["other reader", "value", "crop", "one side", "weight", "transposed", "reflect"],
+)
+def test_what_is_not_theirs_stays(fn: Any, trace: Any) -> None:
+    def shared(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return fn(x, w)  # type: ignore[no-any-return]
+
+    gm = trace(shared, (X, W), (2, 3))
+    if len(gm.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)) == 2:
+        # As common subexpression elimination leaves it: one padding with two readers.
+        first, second = gm.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)
+        second.replace_all_uses_with(first)
+        gm.graph.erase_node(second)
+    before = str(gm.graph)
+    assert not ConvPaddingPass().is_applicable(gm.graph, PassContext())
+    ConvPaddingPass()(gm.graph)
+    assert str(gm.graph) == before
+
+
+CONV1, CONV2, CONV3 = nn.Conv1d(8, 8, 3), nn.Conv2d(8, 8, 3), nn.Conv3d(8, 8, 3)
+for convolution in (CONV1, CONV2, CONV3):
+    convolution.requires_grad_(False)
+
+
+def causal(x: Tensor, cache: Tensor) -> Tensor:
+    """As in WAN's decoder: the cache covers some of the two frames before."""
+    out: Tensor = CONV3(pad(torch.cat([cache, x], 2), (1, 1, 1, 1, 2 - cache.shape[2], 0)))
+    return out
+
+
+def causal_by_hand(x: Tensor, cache: Tensor) -> Tensor:
+    padded = torch.constant_pad_nd(torch.cat([cache, x], 2), [1, 1, 1, 1, 2 - cache.shape[2], 0])
+    return torch.conv3d(padded, CONV3.weight)
+
+
+def causal_1d(x: Tensor, cache: Tensor) -> Tensor:
+    out: Tensor = CONV1(pad(torch.cat([cache, x], 2), pad=(2 - cache.shape[2], 0)))
+    return out
+
+
+def frames(count: int, cached: int, dims: int = 3) -> tuple[Tensor, Tensor]:
+    space = (6, 7)[: dims - 1]
+    return torch.randn(1, 8, count, *space), torch.randn(1, 8, cached, *space)
+
+
+def guarded(fn: Callable[..., Any]) -> tuple[Callable[..., Any], list[str]]:
+    """*fn*, run eagerly behind the guards of the pass, and what the pass said of each graph."""
+    reasons: list[str] = []
+    part = ZeroPadGuardPass()
+
+    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        verdict = part.is_applicable(gm.graph, PassContext())
+        reasons.append(verdict.text)
+        if verdict:
+            part(gm.graph)
+        return gm.forward
+
+    torch._dynamo.reset()
+    return torch.compile(fn, dynamic=True, backend=backend), reasons
+
+
+FOUND, NONE = (f"{count} symbolic paddings of convolutions are zero" for count in (1, 0))
+
+
+@pytest.mark.parametrize(("fn", "dims"), [(causal, 3), (causal_by_hand, 3), (causal_1d, 1)])
+def test_other_amounts_compile_once_more(fn: Any, dims: int) -> None:
+    run, reasons = guarded(fn)
+    for count, cached in ((4, 2), (5, 2), (3, 2), (4, 0), (5, 1), (4, 2), (3, 1), (3, 0)):
+        x, cache = frames(count, cached, dims)
+        torch.testing.assert_close(run(x, cache), fn(x, cache))
+    # Zero cached frames and one are sizes that torch itself always sets apart.
+    assert reasons == [FOUND, NONE, NONE]
+
+
+def test_amounts_up_to_a_multiple_make_two_graphs() -> None:
+    def windows(x: Tensor) -> Tensor:
+        out: Tensor = CONV2(pad(x, (0, -x.shape[3] % 4, 0, -x.shape[2] % 4)))
+        return out
+
+    run, reasons = guarded(windows)
+    for size in ((16, 24), (12, 32), (9, 17), (10, 23), (24, 16), (11, 30)):
+        x = torch.randn(1, 8, *size)
+        torch.testing.assert_close(run(x), windows(x))
+    assert reasons == ["2 symbolic paddings of convolutions are zero", NONE]
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        pytest.param(lambda x, c: pad(x, (0, 2 - c.shape[2])) * 2, id="no convolution reads it"),
+        pytest.param(lambda x, c: CONV3(pad(x, (1, 1, 1, 1, 2, 0))) + c.sum(), id="the amounts are numbers"),
+        pytest.param(lambda x, c: CONV3(pad(x, (1, 1, 1, 1, 3 - c.shape[2], 0))), id="the amount is not zero"),
+    ],
+)
+def test_what_is_left_alone(fn: Any) -> None:
+    run, reasons = guarded(fn)
+    for count in (4, 5):
+        x, cache = frames(count, 2)
+        torch.testing.assert_close(run(x, cache), fn(x, cache))
+    assert reasons == [NONE]
+
+
+def test_an_amount_that_depends_on_data_is_left_alone() -> None:
+    def fn(x: Tensor, n: Tensor) -> Tensor:
+        amount = int((n + n).item())
+        torch._check(amount >= 0)
+        torch._check(amount <= 2)
+        out: Tensor = CONV2(pad(x, (amount, amount)))
+        return out
+
+    run, reasons = guarded(fn)
+    x = torch.randn(1, 8, 6, 7)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        for n in (0, 1):
+            torch.testing.assert_close(run(x, torch.tensor(n)), fn(x, torch.tensor(n)))
+    assert reasons == [NONE]
+
+
+def test_a_symbol_along_time_does_not_keep_the_rest_of_a_padding(trace: Any) -> None:
+    weight = torch.randn(8, 8, 3, 3, 3)
+
+    def fn(x: Tensor, cache: Tensor, weight: Tensor) -> Tensor:
+        return torch.conv3d(pad(torch.cat([cache, x], 2), (1, 1, 1, 1, 5 - x.shape[2], 0)), weight)
+
+    gm = trace(fn, (*frames(4, 2), weight), (2, 3, 4))
+    ConvPaddingPass()(gm.graph)
+    gm.graph.lint()
+    (left,) = gm.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)
+    (conv,) = gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
+    assert list(left.args[1])[:4] == [0, 0, 0, 0]
+    assert isinstance(left.args[1][4], torch.fx.Node)
+    assert list(conv.args[4]) == [0, 1, 1]
+    gm.recompile()
+    for count in (4, 3, 5):
+        x, cache = frames(count, 2)
+        torch.testing.assert_close(gm(x, cache, weight), fn(x, cache, weight))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_through_inductor_cold_and_warm(inductor: Any, grad: bool) -> None:
+    """The graph in the cache holds for zero amounts only; another amount must not get it."""
+    graphs = []
+    for passes in ([], [ZeroPadGuardPass()], [ZeroPadGuardPass()]):
+        torch._dynamo.reset()
+        counters.clear()
+        run = torch.compile(causal_1d, dynamic=True, options=PassPipeline(passes).inductor_options() or None)
+        with collect_records() as records:
+            for count, cached in ((4, 2), (4, 1), (5, 2), (5, 1)):
+                x, cache = (t.requires_grad_(grad) for t in frames(count, cached, 1))
+                out, expected = run(x, cache), causal_1d(x, cache)
+                torch.testing.assert_close(out, expected)
+                if grad:
+                    found, wanted = (torch.autograd.grad(y.square().sum(), (x, cache)) for y in (out, expected))
+                    torch.testing.assert_close(found, wanted)
+        graphs.append(counters["stats"]["unique_graphs"])
+        assert all(record.ran is (record.reason == FOUND) for record in records)
+    assert len(set(graphs)) == 1, "one cached frame is a size that torch sets apart, with the guard and without"
+
+
+def _decomposed(fn: Any, *args: torch.Tensor) -> torch.fx.GraphModule:
+    """The graph as Inductor's hooks see it: group norms already taken apart."""
+    return make_fx(fn, decomposition_table=select_decomp_table(), tracing_mode="fake")(*args)
+
+
+def _by_channel(fn: Any, *args: torch.Tensor) -> torch.fx.GraphModule:
+    gm = _decomposed(fn, *args)
+    ChannelMomentsPass(always=True)(gm.graph)
+    gm.graph.lint()
+    gm.recompile()
+    return gm
+
+
+def _reductions(gm: torch.fx.GraphModule) -> list[list[int]]:
+    nodes = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.var_mean.correction)
+    return [list(node.args[1]) for node in nodes]
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4, 8])
+@pytest.mark.parametrize("shape", [(2, 8, 5, 7), (1, 8, 3, 5, 7)])
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+def test_the_same_numbers(shape: tuple[int, ...], groups: int, offset: float) -> None:
+    def norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return group_norm(x, groups, weight, bias)
+
+    x = torch.randn(shape, dtype=torch.float64) + offset
+    weight, bias = torch.randn(8, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
+    assert _reductions(_decomposed(norm, x, weight, bias)) == [[2, 3]]
+    gm = _by_channel(norm, x, weight, bias)
+    assert _reductions(gm) == [list(range(2, len(shape))), [2]]
+    flat = (2, groups, 8 // groups, x[0, 0].numel())
+    assert not [node for node in gm.graph.nodes if getattr(node.meta.get("val"), "shape", None) == flat]
+    torch.testing.assert_close(gm(x, weight, bias), norm(x, weight, bias), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("has_weight", [True, False])
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("memory", ["channels first", "channels last"])
+def test_weight_and_bias_become_one_product_and_one_sum(
+    has_weight: bool, has_bias: bool, dtype: torch.dtype, memory: str
+) -> None:
+    def norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return group_norm(x, 4, weight if has_weight else None, bias if has_bias else None)
+
+    given = torch.randn(2, 8, 6, 5).to(dtype), torch.randn(8).to(dtype), torch.randn(8).to(dtype)
+    if memory == "channels last":
+        given = given[0].contiguous(memory_format=torch.channels_last), *given[1:]
+    gm = _by_channel(norm, *given)
+    calls = [node for node in gm.graph.nodes if _is_elementwise_on(node, given[0].shape)]
+    assert [node.target for node in calls] == [torch.ops.aten.mul.Tensor, torch.ops.aten.add.Tensor]
+    stored = [node.args[1] for node in calls]
+    assert {node.target for node in stored} == {_torch_compat.compiling.channels_last_op()}
+    assert {tuple(node.meta["val"].shape) for node in stored} == {(2, 8, 1, 1)}
+    torch.testing.assert_close(gm(*given), norm(*given))
+
+
+def _is_elementwise_on(node: torch.fx.Node, shape: torch.Size) -> bool:
+    is_pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
+    is_conversion = node.target is torch.ops.prims.convert_element_type.default
+    return is_pointwise and not is_conversion and node.meta["val"].shape == shape
+
+
+def _with_another_reader(x: torch.Tensor, weight: torch.Tensor) -> Any:
+    """Where the normalised image has another reader, the weight is not folded into it."""
+    normalised = group_norm(x, 4)
+    return normalised * weight[None, :, None, None], normalised
+
+
+@pytest.mark.parametrize(
+    ("norm", "shape"),
+    [
+        (_with_another_reader, (8,)),
+        # Only numbers for each channel are folded.
+        *((lambda x, other: group_norm(x, 4) * other + other, shape) for shape in ((1, 8, 6, 1), (8, 6, 5))),
+        *((lambda x, other: group_norm(x, 4) * other + other, shape) for shape in ((2, 8, 6, 5), (8, 1, 5), (1,))),
+        # Half precision is reduced in float32.
+        (lambda x, _: group_norm((x + 100).bfloat16(), 4), (1,)),
+    ],
+)
+def test_what_follows_a_norm_gets_the_same_numbers(norm: Any, shape: tuple[int, ...]) -> None:
+    x, other = torch.randn(2, 8, 6, 5), torch.randn(shape)
+    torch.testing.assert_close(_by_channel(norm, x, other)(x, other), norm(x, other))
+
+
+def test_other_statistics_stay() -> None:
+    def others(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.layer_norm(x, [6, 6]) + torch.var_mean(x, (2, 3), keepdim=True)[0]
+
+    gm = _decomposed(others, torch.randn(1, 8, 6, 6))
+    before = str(gm.graph)
+    assert not ChannelMomentsPass(always=True).is_applicable(gm.graph, PassContext())
+    ChannelMomentsPass(always=True)(gm.graph)
+    assert str(gm.graph) == before
+
+
+def test_graphs_on_the_cpu_are_kept_by_default() -> None:
+    gm = _decomposed(lambda x: group_norm(x, 2), torch.randn(1, 8, 6, 6))
+    assert not ChannelMomentsPass().is_applicable(gm.graph, PassContext())
+    assert ChannelMomentsPass(always=True).is_applicable(gm.graph, PassContext()).text == "1 group norms"
+
+
+@pytest.mark.parametrize(("pixels", "is_rewritten"), [(1024, True), (1023, False)])
+def test_small_norms_of_constant_size_stay(pixels: int, is_rewritten: bool, pretend_cuda: Any) -> None:
+    gm = pretend_cuda(_decomposed(lambda x: group_norm(x, 2), torch.empty(1, 8, 1024, pixels)), torch.float32)
+    assert bool(ChannelMomentsPass().is_applicable(gm.graph, PassContext())) is is_rewritten
