@@ -10,7 +10,7 @@ import _browser
 import pytest
 from _browser import opened
 from magi_backend import Report
-from magi_backend._report.sections import CallRecord
+from magi_backend._report.explain import CallRecord
 from magi_backend._verify.compare import Difference, Tolerance
 from magi_backend.records import (
     CacheUse,

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from ._backend import magi as magi
     from ._magi_compile import magi_compile as magi_compile
     from ._register import magi_register_custom_op as magi_register_custom_op
+    from ._report.explain import Report as Report
     from ._report.explain import explain as explain
-    from ._report.report import Report as Report
     from ._report.run import Comparison as Comparison
     from ._report.run import RunReport as RunReport
     from ._report.run import read_report as read_report
@@ -31,7 +31,7 @@ _HOMES = {
     "CompileConfig": "_settings.config",
     "MismatchError": "errors",
     "PassConfig": "_settings.config",
-    "Report": "_report.report",
+    "Report": "_report.explain",
     "RunReport": "_report.run",
     "aot_compile": "_ahead",
     "explain": "_report.explain",
