@@ -9,162 +9,48 @@ command line is never read.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, TypeAdapter, ValidationError
-from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from magi_backend.errors import ConfigError
+from magi_backend.errors import ConfigError, OptionError
 
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 
-Fields = Mapping[str, "FieldInfo"]
-
-
-def unknown_name(name: object, valid: tuple[str, ...], *, prefix: str = "") -> str:
-    """The error message for a name that no setting has."""
-    if not isinstance(name, str):
-        return (
-            f"{name!r} (a {type(name).__name__}) is not the name of a setting. Names are such as {prefix + valid[0]!r}."
-        )
-    close = get_close_matches(name, valid, n=1)
-    hint = f" Did you mean {prefix + close[0]!r}?" if close else ""
-    return f"{prefix + name!r} is not a setting of the magi backend.{hint} The settings are: " + ", ".join(
-        prefix + known for known in valid
-    )
-
-
-def nested(values: Mapping[str, object]) -> dict[str, Any]:
-    """``{"pass_config.max_tiles": 2}`` as ``{"pass_config": {"max_tiles": 2}}``."""
-    nested: dict[str, Any] = {}
-    for name, value in values.items():
-        *parents, last = name.split(".")
-        place = nested
-        for parent in parents:
-            place = place.setdefault(parent, {})
-        place[last] = value
-    return nested
-
-
-def has_value(values: Mapping[str, Any], name: str) -> bool:
-    """Whether the nested *values* have a value for the setting *name*."""
-    first, _, rest = name.partition(".")
-    if first not in values:
-        return False
-    inner = values[first]
-    if isinstance(inner, BaseModel):
-        inner = dict.fromkeys(inner.model_fields_set)
-    return not rest or has_value(inner, rest)
-
-
-def adapter(field: FieldInfo) -> TypeAdapter[object]:
-    """The pydantic adapter that checks a value of *field*."""
-    return TypeAdapter[object](Annotated[field.annotation, field])  # type: ignore[arg-type]
-
-
-def accepted(field: FieldInfo) -> str:
-    """What *field* accepts, in words."""
-    annotation = field.annotation
-    if annotation == tuple[str, ...]:
-        return "operator names such as 'ns::op', a list or comma-separated"
-    if get_origin(annotation) is tuple:
-        return "a sequence of dicts of input to shape or number, such as ({'x': (1, 16, 68, 120)},), or JSON"
-    if annotation is bool:
-        return "True or False"
-    if str(annotation).startswith("typing.Literal"):
-        return "one of " + ", ".join(repr(choice) for choice in get_args(annotation))
-    bounds = "".join(
-        f" {word} {getattr(part, attribute):g}"
-        for attribute, word in (("ge", "from"), ("le", "to"))
-        for part in field.metadata
-        if hasattr(part, attribute)
-    )
-    kinds = get_args(annotation) or (annotation,)
-    return " or ".join("None" if kind is type(None) else f"{kind.__name__}{bounds}" for kind in kinds)
-
-
-def bad_values(
-    error: ValidationError,
-    fields: Fields,
-    values: Mapping[str, Any],
-    text_of: Callable[[str], tuple[str, str]],
-    prefix: str = "",
-) -> str:
-    """The error message about every bad value: what it is, where it came from, what its field takes.
-
-    Args:
-        error: The error of pydantic.
-        fields: All settings.
-        values: The arguments, nested.
-        text_of: From the name of a setting that is not among them to its environment variable and that variable's text.
-        prefix: The dotted name of the group of settings that was constructed.
-    """
-    sentences = []
-    for problem in error.errors():
-        name = prefix + ".".join(str(part) for part in problem["loc"] if str(part) != "function-before")
-        inner = problem.get("ctx", {}).get("error")
-        if isinstance(inner, ConfigError) and isinstance(inner.__cause__, ValidationError):
-            sentences.append(bad_values(inner.__cause__, fields, values, text_of, f"{name}."))
-            continue
-        if any(field.startswith(f"{name}.") for field in fields):
-            takes = "a PassConfig or a dict such as {'max_tiles': 2}"
-            sentences.append(f"{name} = {problem['input']!r}: the settings {name} take {takes}.")
-            continue
-        known = next((field for field in fields if name == field or name.startswith(field + ".")), None)
-        if known is None:
-            sentences.append(unknown_name(name, tuple(fields)))
-            continue
-        where, given = known, problem["input"]
-        if not has_value(values, known):
-            key, given = text_of(known)
-            where = f"The environment variable {key}"
-        sentences.append(f"{where} = {given!r}: the setting {known} takes {accepted(fields[known])}.")
-    return " ".join(sentences)
-
-
-def _read(value: object) -> object:
-    """*value* as sizes by input, each a shape or a number; it may be JSON from an environment variable."""
-    if isinstance(value, str):
-        value = json.loads(value)
-    if not isinstance(value, list | tuple) or not all(isinstance(sizes, Mapping) and sizes for sizes in value):
-        msg = "not a sequence of dicts"
-        raise ValueError(msg)
-    return tuple({name: _shape(shape) for name, shape in sizes.items()} for sizes in value)
-
-
-def _shape(value: object) -> object:
-    return tuple(value) if isinstance(value, list | tuple) else value
-
-
-_Number = Annotated[int, Field(ge=0, strict=True)]
-_Sizes = Mapping[str, _Number | tuple[_Number, ...]]
-SizeSets = Annotated[tuple[_Sizes, ...], NoDecode, BeforeValidator(_read)]
-
-
 __all__ = ["CompileConfig", "ConfigPatch", "Mode", "PassConfig"]
 
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
-ENV_PREFIX = "MAGI_COMPILE_"
-_NESTING = "__"
+
+def _tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _names(value: object) -> object:
     """*value*, which may be text such as ``"ns::a, ns::b"`` from an environment variable, as a tuple of names."""
-    if isinstance(value, str):
-        return tuple(name.strip() for name in value.split(",") if name.strip())
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else _tuple(value)
 
 
-_OpNames = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
+_Number = Annotated[int, Field(ge=0, strict=True)]
+_Sizes = Mapping[str, _Number | Annotated[tuple[_Number, ...], BeforeValidator(_tuple)]]
+_SizeSets = Annotated[
+    tuple[Annotated[_Sizes, Field(min_length=1)], ...],
+    Field(description="a sequence of dicts of input to shape or number, such as ({'x': (1, 16, 68, 120)},), or JSON"),
+    BeforeValidator(lambda value: _tuple(json.loads(value) if isinstance(value, str) else value)),
+]
+_OpNames = Annotated[
+    tuple[str, ...],
+    Field(description="operator names such as 'ns::op', a list or comma-separated"),
+    BeforeValidator(_names),
+]
 
 
 class PassConfig(BaseModel):
@@ -190,13 +76,11 @@ class PassConfig(BaseModel):
     if not TYPE_CHECKING:  # type checkers know the fields
 
         def __init__(self, **values: Any) -> None:
-            try:
-                super().__init__(**values)
-            except ValidationError as error:
-                raise ConfigError(_bad_values(error, {"pass_config": values}, "pass_config.")) from error
+            _checked(_flat({"pass_config": values}), "")
+            super().__init__(**values)
 
 
-class CompileConfig(BaseSettings):
+class CompileConfig(BaseModel):
     """All settings of one compilation. ``print(config)`` shows each value and where it came from.
 
     Attributes:
@@ -232,14 +116,7 @@ class CompileConfig(BaseSettings):
         True
     """
 
-    model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX,
-        env_nested_delimiter=_NESTING,
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        validate_default=False,
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     mode: Mode = "default"
     check: bool = False
@@ -247,39 +124,23 @@ class CompileConfig(BaseSettings):
     progress: bool = True
     boundary_ops: _OpNames = ()
     memory_budget: float | None = Field(default=None, ge=0.0, le=1.0)
-    compile_sizes: SizeSets = ()
+    compile_sizes: _SizeSets = ()
     hot_sizes: int = Field(default=0, ge=0)
     hot_after: int = Field(default=3, ge=1)
     report: str | None = None
     profile: bool = False
     strict: bool = False
     on_unsupported: Literal["error", "opaque"] = "error"
-    pass_config: PassConfig = PassConfig()
+    pass_config: PassConfig = Field(default_factory=PassConfig)
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
 
     def __init__(self, **values: Any) -> None:
-        _refuse_unknown_variables()
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise ConfigError(_bad_values(error, values)) from error
-        self._origins |= {
-            name: "argument" if has_value(values, name) else _environment_origin(name) for name in field_names()
-        }
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments, then the environment; no dotenv files, no secrets, no command line."""
-        del env_settings, dotenv_settings, file_secret_settings
-        return init_settings, _Environment(settings_cls)
+        given = _checked(_flat(values), "")
+        environment = {name: text for name, text in _environment().items() if name not in given}
+        super().__init__(**_nested(_checked(environment, "environment") | given))
+        self._origins |= {name: f"environment {variable(name)}" for name in environment}
+        self._origins |= dict.fromkeys(given, "argument")
 
     @classmethod
     def resolve(
@@ -298,10 +159,10 @@ class CompileConfig(BaseSettings):
         Raises:
             ConfigError: An unknown name, or a value of the wrong type.
         """
-        base = cls()
+        config = cls()
         if config_patch is not None:
-            base = base.replace(_patch_values(base, config_patch), origin="config_patch")
-        return base.replace(options or {}, origin="options")
+            config = config.replace(_patch_values(config, config_patch), origin="config_patch")
+        return config.replace(options, origin="options") if options else config
 
     def replace(self, values: Mapping[str, object], *, origin: str = "argument") -> CompileConfig:
         """A copy with *values*, by dotted name, each checked strictly: ``"yes"`` is not a bool here.
@@ -313,15 +174,9 @@ class CompileConfig(BaseSettings):
         if not isinstance(given, Mapping):
             msg = f"{origin} = {given!r} is a {type(given).__name__}. {_VALUES}"
             raise ConfigError(msg)
-        for name, value in values.items():
-            _check_value(name, value, origin)
-        changed = type(self)(**nested(dict(self.items()) | dict(values)))
-        changed.note_origins(self._origins | dict.fromkeys(values, origin))
+        changed = type(self)(**_nested(dict(self.items()) | _checked(given, origin)))
+        changed._origins = self._origins | dict.fromkeys(given, origin)  # noqa: SLF001 - of the same class
         return changed
-
-    def note_origins(self, origins: Mapping[str, str]) -> None:
-        """Set where the values of settings came from, by dotted name."""
-        self._origins |= origins
 
     def items(self) -> Iterator[tuple[str, object]]:
         """Each setting's dotted name and value, in the order of the fields."""
@@ -337,9 +192,9 @@ class CompileConfig(BaseSettings):
         Raises:
             ConfigError: There is no such setting.
         """
-        if name not in self._origins:
-            raise ConfigError(unknown_name(name, field_names()))
-        return self._origins[name]
+        if name not in _fields():
+            raise ConfigError(_unknown_name(name))
+        return self._origins.get(name, "default")
 
     def __str__(self) -> str:
         rows = [(name, repr(value), self.origin(name)) for name, value in self.items()]
@@ -347,70 +202,12 @@ class CompileConfig(BaseSettings):
         return "\n".join(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}" for name, value, origin in rows)
 
 
-class _Environment(EnvSettingsSource):
-    """The environment variables, converted to the types of their settings if possible, because settings are strict."""
-
-    def __call__(self) -> dict[str, Any]:
-        texts: dict[str, Any] = super().__call__()
-        values: dict[str, Any] = {}
-        for name in field_names():
-            first, _, rest = name.partition(".")
-            found = texts.get(first, {}).get(rest, _ABSENT) if rest else texts.get(name, _ABSENT)
-            if found is not _ABSENT:
-                with contextlib.suppress(ValidationError):  # the settings will say what is wrong with the text
-                    found = adapter(_fields()[name]).validate_python(found)
-                values[name] = found
-        return nested(values)
-
-
-_ABSENT = object()
-
 ConfigPatch = Mapping[str, object] | Callable[[CompileConfig], "CompileConfig | Mapping[str, object]"]
-
-
-def field_names() -> tuple[str, ...]:
-    """The dotted names of all settings."""
-    return tuple(_fields())
-
-
-def variable(name: str) -> str:
-    """The environment variable of the setting *name*."""
-    return ENV_PREFIX + name.replace(".", _NESTING).upper()
-
 
 _VALUES = (
     "It is a dict of dotted names such as {'check': True}, or a function of the settings so far that returns such a "
     "dict or a CompileConfig, for example config.replace({'check': True})."
 )
-
-
-def _fields() -> dict[str, FieldInfo]:
-    fields: dict[str, FieldInfo] = {}
-    for name, field in CompileConfig.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            fields |= {f"{name}.{inner}": info for inner, info in field.annotation.model_fields.items()}
-        else:
-            fields[name] = field
-    return fields
-
-
-def _environment() -> dict[str, str]:
-    return {key.upper(): value for key, value in os.environ.items() if key.upper().startswith(ENV_PREFIX)}
-
-
-def _environment_origin(name: str) -> str:
-    return f"environment {variable(name)}" if variable(name) in _environment() else "default"
-
-
-def _refuse_unknown_variables() -> None:
-    valid = {variable(name): name for name in field_names()}
-    for key in _environment():
-        if key not in valid:
-            close = get_close_matches(key, valid, n=1)
-            hint = f" Did you mean {close[0]}?" if close else ""
-            known = ", ".join(valid)
-            text = f"The environment variable {key} does not name a setting of the magi backend.{hint}"
-            raise ConfigError(f"{text} The variables are: {known}")
 
 
 def _patch_values(base: CompileConfig, patch: ConfigPatch) -> Mapping[str, object]:
@@ -425,18 +222,116 @@ def _patch_values(base: CompileConfig, patch: ConfigPatch) -> Mapping[str, objec
     raise ConfigError(msg)
 
 
-def _check_value(name: str, value: object, origin: str) -> None:
+@functools.cache
+def _fields() -> dict[str, tuple[FieldInfo, TypeAdapter[object], TypeAdapter[object]]]:
+    """Each setting by its dotted name, with what checks a value of it strictly, and what reads it from text."""
+    fields: dict[str, FieldInfo] = {}
+    for name, field in CompileConfig.model_fields.items():
+        groups = PassConfig.model_fields.items() if field.annotation is PassConfig else ()
+        fields |= {f"{name}.{inner}": info for inner, info in groups} or {name: field}
+    kinds: dict[str, Any] = {name: Annotated[field.annotation, field] for name, field in fields.items()}
+    strict = ConfigDict(strict=True)
+    return {name: (fields[name], TypeAdapter(kind, config=strict), TypeAdapter(kind)) for name, kind in kinds.items()}
+
+
+def field_names() -> tuple[str, ...]:
+    """The dotted names of all settings."""
+    return tuple(_fields())
+
+
+def variable(name: str) -> str:
+    """The environment variable of the setting *name*."""
+    return "MAGI_COMPILE_" + name.replace(".", "__").upper()
+
+
+def _environment() -> dict[str, str]:
+    """The texts in the environment, by the dotted name of a setting."""
+    names, found = {variable(name): name for name in _fields()}, {}
+    for key, text in os.environ.items():
+        if key.upper() in names:
+            found[names[key.upper()]] = text
+        elif key.upper().startswith("MAGI_COMPILE_"):
+            close = get_close_matches(key.upper(), names, n=1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            msg = f"The environment variable {key.upper()} does not name a setting of the magi backend.{hint}"
+            raise ConfigError(f"{msg} The variables are: {', '.join(names)}")
+    return found
+
+
+def _nested(values: Mapping[str, object]) -> dict[str, Any]:
+    """``{"pass_config.max_tiles": 2}`` as ``{"pass_config": {"max_tiles": 2}}``."""
+    nested: dict[str, Any] = {}
+    for name, value in values.items():
+        group, _, inner = name.rpartition(".")
+        (nested.setdefault(group, {}) if group else nested)[inner] = value
+    return nested
+
+
+def _flat(values: Mapping[str, object]) -> dict[str, object]:
+    """``{"pass_config": {"max_tiles": 2}}`` as ``{"pass_config.max_tiles": 2}``."""
+    flat: dict[str, object] = {}
+    for name, value in values.items():
+        inner = dict(value) if isinstance(value, PassConfig) else value
+        if name == "pass_config" and isinstance(inner, Mapping):
+            flat |= {f"{name}.{key}": item for key, item in inner.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _checked(values: Mapping[str, object], origin: str) -> dict[str, object]:
+    """*values*, by dotted name, as the settings hold them; those from the environment are text.
+
+    Raises:
+        ConfigError: It says of every bad value what it is, where it came from (*origin*), and what its setting takes.
+        OptionError: The same for options.
+    """
+    found, bad, cause = {}, [], None
     prefix = "magi." if origin == "options" else ""
-    fields = _fields()
-    if name not in fields:
-        raise ConfigError(unknown_name(name, tuple(fields), prefix=prefix))
-    try:
-        adapter(fields[name]).validate_python(value, strict=True)
-    except ValidationError as error:
-        takes = accepted(fields[name])
-        msg = f"{prefix}{name} = {value!r} (a {type(value).__name__}, from {origin}): the setting takes {takes}."
-        raise ConfigError(msg) from error
+    for name, value in values.items():
+        if name not in _fields():
+            is_group = name == "pass_config" and not origin
+            takes = "a PassConfig or a dict such as {'max_tiles': 2}"
+            wrong = f"{name} = {value!r}: the settings {name} take {takes}."
+            bad.append(wrong if is_group else _unknown_name(name, prefix))
+            continue
+        field, strict, from_text = _fields()[name]
+        try:
+            found[name] = (from_text if origin == "environment" else strict).validate_python(value)
+        except ValidationError as error:
+            cause = error
+            if origin in {"", "environment"}:
+                where = f"The environment variable {variable(name)}" if origin else name
+                bad.append(f"{where} = {value!r}: the setting {name} takes {_accepted(field)}.")
+            else:
+                given = f"{prefix}{name} = {value!r} (a {type(value).__name__}, from {origin})"
+                bad.append(f"{given}: the setting takes {_accepted(field)}.")
+    if bad:
+        raise (OptionError if origin == "options" else ConfigError)(" ".join(bad)) from cause
+    return found
 
 
-def _bad_values(error: ValidationError, values: Mapping[str, Any], prefix: str = "") -> str:
-    return bad_values(error, _fields(), values, lambda name: (variable(name), _environment()[variable(name)]), prefix)
+def _unknown_name(name: object, prefix: str = "") -> str:
+    valid = [prefix + known for known in _fields()]
+    if not isinstance(name, str):
+        return f"{name!r} (a {type(name).__name__}) is not the name of a setting. Names are such as {valid[0]!r}."
+    close = get_close_matches(prefix + name, valid, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"{prefix + name!r} is not a setting of the magi backend.{hint} The settings are: {', '.join(valid)}"
+
+
+def _accepted(field: FieldInfo) -> str:
+    """What *field* accepts, in words."""
+    kind = field.annotation
+    if field.description or kind is bool:
+        return field.description or "True or False"
+    if str(kind).startswith("typing.Literal"):
+        return "one of " + ", ".join(repr(choice) for choice in get_args(kind))
+    bounds = "".join(
+        f" {word} {getattr(part, attribute):g}"
+        for attribute, word in (("ge", "from"), ("le", "to"))
+        for part in field.metadata
+        if hasattr(part, attribute)
+    )
+    kinds = get_args(kind) or (kind,)
+    return " or ".join("None" if each is type(None) else f"{each.__name__}{bounds}" for each in kinds)

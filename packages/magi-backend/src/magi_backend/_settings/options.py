@@ -6,16 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from magi_backend import _torch_compat
-from magi_backend.errors import ConfigError, OptionError
+from magi_backend.errors import OptionError
 
-from .config import CompileConfig, ConfigPatch, Mode, field_names, unknown_name
-
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from .config import CompileConfig, ConfigPatch, Mode, field_names
 
 
 _PREFIX = "magi."
@@ -71,39 +67,25 @@ def read_request(
             ours[key.removeprefix(_PREFIX)] = value
         else:
             inductor[key.replace("-", "_")] = value  # torch.compile accepts dashes too
-    _check_inductor_keys(inductor)
-    _check_inductor_values(inductor)
+    _check_inductor_options(inductor)
     if mode is not None:
-        _check_mode(mode, ours.get("mode", mode))
+        modes, other = get_args(Mode), ours.get("mode", mode)
+        if mode not in modes:
+            msg = f"mode={mode!r} is not a mode of the magi backend. Choose one of: {', '.join(modes)}"
+            raise OptionError(msg)
+        if mode != other:
+            msg = f'mode={mode!r} and options={{"magi.mode": {other!r}}} contradict each other. Give one of them.'
+            raise OptionError(msg)
         ours["mode"] = mode
-    for name in ours:
-        if name not in field_names():
-            raise OptionError(unknown_name(name, field_names(), prefix=_PREFIX))
-    base = CompileConfig.resolve(config_patch=config_patch)
-    try:
-        config = base.replace(ours, origin="options")
-    except ConfigError as error:
-        raise OptionError(str(error)) from error
-    return Request(config, _mode_patches(config.mode) | inductor, frozenset(inductor), label)
+    config = CompileConfig.resolve(config_patch=config_patch)
+    config = config.replace(ours, origin="options") if ours else config
+    patches = {} if config.mode == "default" else _torch_compat.compiling.mode_options(config.mode)
+    return Request(config, patches | inductor, frozenset(inductor), label)
 
 
-def _check_mode(mode: str, other: object) -> None:
-    modes = get_args(Mode)
-    if mode not in modes:
-        msg = f"mode={mode!r} is not a mode of the magi backend. Choose one of: {', '.join(modes)}"
-        raise OptionError(msg)
-    if mode != other:
-        msg = f'mode={mode!r} and options={{"magi.mode": {other!r}}} contradict each other. Give one of them.'
-        raise OptionError(msg)
-
-
-def _mode_patches(mode: Mode) -> dict[str, Any]:
-    return _torch_compat.compiling.mode_options(mode) if mode != "default" else {}
-
-
-def _check_inductor_keys(keys: Iterable[str]) -> None:
-    known = _torch_compat.compiling.inductor_keys() if keys else []
-    for key in keys:
+def _check_inductor_options(values: Mapping[str, object]) -> None:
+    known = _torch_compat.compiling.inductor_keys() if values else []
+    for key, value in values.items():
         if key not in known:
             ours = [_PREFIX + field for field in field_names()]
             close = get_close_matches(key, [*ours, *known], n=3, cutoff=0.5)
@@ -113,10 +95,6 @@ def _check_inductor_keys(keys: Iterable[str]) -> None:
                 "every key of torch._inductor.config is accepted too (torch._inductor.list_options() lists them)."
             )
             raise OptionError(msg)
-
-
-def _check_inductor_values(values: Mapping[str, object]) -> None:
-    for key, value in values.items():
         kind = _torch_compat.compiling.inductor_type(key)
         if kind is not None and not isinstance(value, (int, float) if kind is float else kind):
             msg = (
