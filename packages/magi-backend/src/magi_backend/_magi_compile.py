@@ -7,7 +7,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 import torch
 from torch import nn
@@ -98,7 +98,16 @@ def magi_compile(
             config_patch=config_patch,
         )
     called = _called_function(obj)
-    _check_options(model_tag, enable_if)
+    tag, condition = cast("object", model_tag), cast("object", enable_if)
+    if tag is not None and not isinstance(tag, str):
+        msg = f"magi_compile: model_tag={tag!r} is a {type(tag).__name__}; it takes a name, a str."
+        raise TargetTypeError(msg)
+    if condition is not None and not callable(condition):
+        msg = (
+            f"magi_compile: enable_if={condition!r} is a {type(condition).__name__}; it takes a function without "
+            f"arguments, for example enable_if=lambda: {condition!r}."
+        )
+        raise TargetTypeError(msg)
     # A bad name or value is an error here, not at the first call, and also if enable_if returns false.
     CompileConfig.resolve(config_patch=config_patch)
     dims = dynamic_dims(called, dynamic_arg_dims, target=_name(obj))
@@ -173,18 +182,6 @@ def _called_function(obj: object) -> Callable[..., Any]:
         "bound method: give it the method that does the work, for example magi_compile(obj.run)."
     )
     raise TargetTypeError(msg)
-
-
-def _check_options(model_tag: object, enable_if: object) -> None:
-    if model_tag is not None and not isinstance(model_tag, str):
-        msg = f"magi_compile: model_tag={model_tag!r} is a {type(model_tag).__name__}; it takes a name, a str."
-        raise TargetTypeError(msg)
-    if enable_if is not None and not callable(enable_if):
-        msg = (
-            f"magi_compile: enable_if={enable_if!r} is a {type(enable_if).__name__}; it takes a function without "
-            f"arguments, for example enable_if=lambda: {enable_if!r}."
-        )
-        raise TargetTypeError(msg)
 
 
 def _name(obj: object) -> str:

@@ -24,8 +24,7 @@ from magi_backend.errors import OptionError, TargetError, TargetTypeError
 from magi_backend.records import describe_input
 
 from .html import Html, compilation_as_html, details, fill, page, section
-from .sections import Line, Table, shown, spread, summary
-from .text import as_renderable, as_text, compilation_as_text
+from .sections import Line, Table, as_renderable, as_text, compilation_as_text, shown, spread, summary
 
 
 if TYPE_CHECKING:

@@ -19,9 +19,11 @@ from .sections import (
     Line,
     Table,
     advice_on,
+    as_text,
     called,
     capture_line,
     changed_lines,
+    compilation_as_text,
     counted,
     diff_lines,
     short,
@@ -30,7 +32,6 @@ from .sections import (
     summary,
     total_seconds,
 )
-from .text import as_text, compilation_as_text
 
 
 if TYPE_CHECKING:
