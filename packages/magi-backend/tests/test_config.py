@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -214,3 +218,27 @@ def test_an_inductor_option_reaches_inductor() -> None:
 
     assert seen == [False]
     assert torch._inductor.config.epilogue_fusion
+
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+
+
+@pytest.mark.slow  # `nox -s wheels` runs it on the built wheels
+def test_the_example_runs(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    program = tmp_path / "example.py"
+    program.write_text(example)
+
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False, timeout=300)
+
+    assert done.returncode == 0, done.stderr
+    assert "centred, compiled by magi" in done.stdout
+
+
+def test_the_table_of_settings_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MAGI_COMPILE_STRICT", raising=False)  # the tests are strict, users are not
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| `(.*?)` \|", README, re.MULTILINE))
+    actual = {name: repr(value).replace("'", '"') for name, value in CompileConfig().items()}
+
+    assert rows
+    assert rows.items() <= actual.items()

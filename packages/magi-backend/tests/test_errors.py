@@ -64,9 +64,9 @@ MAGI_COMPILE = [
         "dynamic_arg_dims names 'n', which was called with 3 (a int). Only a Tensor has dimensions",
     ),
     (
-        lambda: magi_compile(3),
+        lambda: magi_compile(3),  # type: ignore[call-overload]
         TargetTypeError,
-        "magi_compile cannot compile an object of type int. It takes a subclass",
+        "magi_compile cannot compile an object of type int. It takes a subclass or an instance of torch.nn.Module",
     ),
     (lambda: magi_compile(dict), TargetTypeError, "magi_compile cannot compile the class dict."),
     (lambda: magi_compile(len), TargetTypeError, "cannot compile an object of type builtin_function_or_method."),
@@ -143,6 +143,14 @@ OPTIONS = [
     (explained(mode="fast"), "mode='fast' is not a mode of the magi backend. Choose one of: default, reduce-overhead"),
     (explained(mode=3), "mode=3 is not a mode of the magi backend."),
     (explained(mode="default", options={"magi.check": True}), "explain: mode='default' together with options."),
+    (explained(repeats=-1), "explain: repeats=-1 is not a number of calls; it takes 0, 1, 2"),
+    (explained(repeats=1.5), "explain: repeats=1.5 is not a number of calls"),
+    (explained(repeats=True), "explain: repeats=True is not a number of calls"),
+    (explained(repeats="2"), "explain: repeats='2' is not a number of calls"),
+    (
+        lambda: explain(torch.compile(scale, backend="magi"), dynamic=True),
+        "scale is compiled already, so dynamic would have no effect",
+    ),
     (explained(dynamic="yes"), "explain: dynamic='yes' is a str; it takes True, False or None."),
     (explained(fullgraph=1), "explain: fullgraph=1 is a int; it takes True or False."),
     (lambda: torch.compile(scale, backend="magi", options={"magi.tune": 1})(torch.ones(2)), "magi.tune = 1 (a int"),

@@ -7,6 +7,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast, overload
 
 import torch
@@ -126,6 +127,7 @@ def magi_compile(
     return _compiled(called, backend, dims)
 
 
+@dataclass(frozen=True)
 class CompiledCall:
     """The compiled call of each instance of a class, made at the first access.
 
@@ -134,9 +136,8 @@ class CompiledCall:
     is left out of pickles and copies by ``nn.Module.__getstate__``.
     """
 
-    def __init__(self, backend: PatchedBackend, dynamic_arg_dims: Mapping[str, int | Sequence[int]] | None) -> None:
-        self.backend = backend
-        self.dynamic_arg_dims = dynamic_arg_dims
+    backend: PatchedBackend
+    dynamic_arg_dims: Mapping[str, int | Sequence[int]] | None
 
     def __get__(self, instance: nn.Module | None, owner: type) -> Any:
         if instance is None:
