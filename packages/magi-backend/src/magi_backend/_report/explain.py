@@ -192,9 +192,12 @@ class CompiledAgain:
     """
 
     def __init__(self, original: Callable[..., Any], how: _torch_compat.values.CompiledBy) -> None:
-        self._forward = _own_forward(original)
+        module, self._forward = module_of(original), None
+        if module is not None and "forward" not in vars(module) and isinstance(module.forward, types.MethodType):
+            self._forward = _copied(module.forward)
         with self._with_own_forward():
-            self._compiled = how.make(_own(original), OwnBackend(how.backend))
+            own = original if module is not None else _copied(original)
+            self._compiled = how.make(own, OwnBackend(how.backend))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the compiled function."""
@@ -220,23 +223,10 @@ def module_of(fn: object) -> nn.Module | None:
     return owner if isinstance(owner, nn.Module) else None
 
 
-def _own_forward(original: object) -> types.MethodType | None:
-    module = module_of(original)
-    if module is None or "forward" in vars(module) or not isinstance(module.forward, types.MethodType):
-        return None
-    return types.MethodType(_copied(module.forward.__func__), module)
-
-
-def _own(original: Any) -> Any:
-    if isinstance(original, types.FunctionType):
-        return _copied(original)
-    if isinstance(original, types.MethodType) and not isinstance(original.__self__, nn.Module):
-        return types.MethodType(_copied(original.__func__), original.__self__)
-    return original
-
-
 def _copied(fn: Any) -> Any:
-    """*fn* with a copied code object if it is a function; anything else as it is."""
+    """*fn* with a copied code object if it is a function or a method; anything else as it is."""
+    if isinstance(fn, types.MethodType):
+        return types.MethodType(_copied(fn.__func__), fn.__self__)
     if not isinstance(fn, types.FunctionType):
         return fn
     twin = types.FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)

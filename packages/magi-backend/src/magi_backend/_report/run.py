@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from magi_backend._records.collect import processes
 from magi_backend._records.folder import Folder, entries, to_plain, with_texts
@@ -35,7 +35,7 @@ from .sections import (
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from magi_backend._records.collect import BrokenAt, GivenUp, ProcessRecord
     from magi_backend._records.folder import Entry, Process
@@ -299,15 +299,8 @@ class Pair:
     @property
     def changed(self) -> tuple[str, ...]:
         """What differs, one word for each kind; times are left out, because they always differ."""
-        parts: dict[str, Callable[[Compilation], object]] = {
-            "inputs": lambda one: one.inputs,
-            "graphs": lambda one: (one.captured, _lowered(one)),
-            "passes": _passes,
-            "kernels": _kernels,
-            "repairs": _repairs,
-            "settings": _settings,
-        }
-        return tuple(name for name, part in parts.items() if part(self.before) != part(self.after))
+        after = _parts(self.after)
+        return tuple(kind for kind, part in _parts(self.before).items() if part != after[kind])
 
     @property
     def ratio(self) -> float:
@@ -320,49 +313,41 @@ class Pair:
         for name, lines in self.graph_diffs():
             added, removed = changed_lines(lines)
             yield f"{name}: {added} lines added, {removed} removed"
-        for what, part in (("pass", _passes), ("repair", _repairs), ("setting", _settings)):
-            before, after = part(self.before), part(self.after)
+        old, new = _parts(self.before), _parts(self.after)
+        for what, kind in (("pass", "passes"), ("repair", "repairs"), ("setting", "settings")):
+            before, after = old[kind], new[kind]
             for name in dict.fromkeys((*before, *after)):
                 if before.get(name) != after.get(name):
                     yield f"{what} {name}: {before.get(name, 'not there')} -> {after.get(name, 'not there')}"
-        old, new = _kernels(self.before), _kernels(self.after)
-        for what, kernels in (("new", new - old), ("gone", old - new)):
+        for what, kernels in (("new", new["kernels"] - old["kernels"]), ("gone", old["kernels"] - new["kernels"])):
             for kernel, count in kernels.items():
                 yield f"kernel {kernel}: {what}" + (f", {count} times" if count > 1 else "")
 
     def graph_diffs(self) -> Iterator[tuple[str, list[DiffLine]]]:
         """The captured graph and each lowered graph that differ, by name."""
-        old, new = _lowered(self.before), _lowered(self.after)
-        texts = [("captured graph", self.before.captured, self.after.captured)]
-        texts += [(f"graph {t}, lowered", old.get(t, ""), new.get(t, "")) for t in dict.fromkeys((*old, *new))]
-        for name, before, after in texts:
-            if before != after:
-                yield name, diff_lines(before, after)
+        before, after = _parts(self.before)["graphs"], _parts(self.after)["graphs"]
+        for name in dict.fromkeys((*before, *after)):
+            if before.get(name, "") != after.get(name, ""):
+                yield name, diff_lines(before.get(name, ""), after.get(name, ""))
 
 
-def _lowered(compilation: Compilation) -> dict[str, str]:
-    return {graph.title: graph.lowered for graph in compilation.graphs}
-
-
-def _passes(compilation: Compilation) -> dict[str, str]:
+def _parts(one: Compilation) -> dict[str, Any]:
+    """What is compared of *one*, by kind; texts by name, and how often each kernel is called."""
+    graphs = one.graphs
+    lowered = {f"graph {graph.title}, lowered": graph.lowered for graph in graphs}
     return {
-        f"{p.name} on {graph.title}": f"{'ran' if p.ran else 'did not run'} ({p.reason})"
-        for graph in compilation.graphs
-        for p in graph.passes
+        "inputs": one.inputs,
+        "graphs": {"captured graph": one.captured, **lowered},
+        "passes": {
+            f"{p.name} on {graph.title}": f"{'ran' if p.ran else 'did not run'} ({p.reason})"
+            for graph in graphs
+            for p in graph.passes
+        },
+        "kernels": Counter(name for graph in graphs for name in (*graph.kernels, *graph.externs)),
+        "repairs": {f"{r.name} on {graph.title}": f"{r.times} times" for graph in graphs for r in graph.repairs},
+        # Each run has another folder.
+        "settings": {name: value for name, value, _ in one.settings if name != "report"},
     }
-
-
-def _repairs(compilation: Compilation) -> dict[str, str]:
-    return {f"{r.name} on {graph.title}": f"{r.times} times" for graph in compilation.graphs for r in graph.repairs}
-
-
-def _settings(compilation: Compilation) -> dict[str, str]:
-    # Each run has another folder.
-    return {name: value for name, value, _ in compilation.settings if name != "report"}
-
-
-def _kernels(compilation: Compilation) -> Counter[str]:
-    return Counter(name for graph in compilation.graphs for name in (*graph.kernels, *graph.externs))
 
 
 def _key(entry: Entry, same_inputs: bool) -> object:
