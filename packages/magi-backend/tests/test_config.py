@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from magi_backend import CompileConfig
-from magi_backend._settings.options import read_request
+from magi_backend._settings import read_request
 from magi_backend.errors import ConfigError, OptionError
 from magi_passes import MagiInductorPass, PassPipeline, UndeclaredConfigMutationError
 

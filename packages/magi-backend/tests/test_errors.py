@@ -10,7 +10,7 @@ import magi_tritonwrap
 import pytest
 import torch
 from magi_backend import BackendError, CompileConfig, PassConfig, explain, magi, magi_compile, magi_register_custom_op
-from magi_backend._settings.options import read_request
+from magi_backend._settings import read_request
 from magi_backend.errors import ConfigError, OptionError, TargetError, TargetTypeError
 from torch import Tensor, nn
 

@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from ._report.run import Comparison as Comparison
     from ._report.run import RunReport as RunReport
     from ._report.run import read_report as read_report
-    from ._settings.config import CompileConfig as CompileConfig
-    from ._settings.config import PassConfig as PassConfig
+    from ._settings import CompileConfig as CompileConfig
+    from ._settings import PassConfig as PassConfig
     from .errors import BackendError as BackendError
     from .errors import MismatchError as MismatchError
 
 _HOMES = {
     "BackendError": "errors",
     "Comparison": "_report.run",
-    "CompileConfig": "_settings.config",
+    "CompileConfig": "_settings",
     "MismatchError": "errors",
-    "PassConfig": "_settings.config",
+    "PassConfig": "_settings",
     "Report": "_report.explain",
     "RunReport": "_report.run",
     "aot_compile": "_ahead",

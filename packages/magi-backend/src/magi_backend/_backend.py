@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from torch.fx import GraphModule
 
-    from ._settings.config import ConfigPatch
+    from ._settings import ConfigPatch
 
 
 def magi(
@@ -55,7 +55,7 @@ class PatchedBackend:
 def _compiled(gm: GraphModule, example_inputs: Sequence[Any], **asked: Any) -> Callable[..., Any]:
     from . import _torch_compat
     from ._compose import compile_request
-    from ._settings.options import read_request
+    from ._settings import read_request
     from .errors import TargetTypeError, family
 
     if not _torch_compat.nodes.is_graph(gm):

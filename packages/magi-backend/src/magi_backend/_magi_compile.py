@@ -17,7 +17,7 @@ from . import _torch_compat
 from ._backend import PatchedBackend
 from ._dynamic import DynamicDims, dynamic_dims
 from ._repairs._scope import repair_capture
-from ._settings.config import CompileConfig, ConfigPatch
+from ._settings import CompileConfig, ConfigPatch
 from .errors import TargetTypeError
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, cast
 import magi_opschema
 import magi_tritonwrap
 
-from ._settings.config import CompileConfig
+from ._settings import CompileConfig
 from ._undecided import UndecidedOp
 
 

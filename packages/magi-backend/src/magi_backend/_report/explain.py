@@ -17,7 +17,7 @@ from magi_backend import _torch_compat
 from magi_backend._records.collect import Collector, collecting
 from magi_backend._records.folder import to_plain
 from magi_backend._records.hidden import graph_break
-from magi_backend._settings.options import read_request
+from magi_backend._settings import read_request
 from magi_backend._verify.compare import leaves_of
 from magi_backend._verify.run import Outcome, differences, other_layouts, replayed_random_numbers, run
 from magi_backend.errors import OptionError, TargetError, TargetTypeError
