@@ -29,7 +29,7 @@ def write(file: Path, text: str) -> None:
 
 def main() -> None:
     """Answer each edit with a line of JSON."""
-    import pydantic_settings  # noqa: F401
+    import pydantic  # noqa: F401
     import torch._dynamo
     import torch._functorch.aot_autograd
     import torch._inductor.compile_fx

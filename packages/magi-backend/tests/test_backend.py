@@ -1,25 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backend as one of torch's: threads, ahead-of-time compilation, failures, operators with a kernel."""
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+"""The backend as one of torch's: threads, ahead-of-time compilation, operators with a kernel, also registered again."""
 
 from __future__ import annotations
 
 import enum
+import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import magi_opschema
 import pytest
 import torch
 import triton
 import triton.language as tl
-from magi_backend import magi_register_custom_op
+from magi_backend import _torch_compat, magi_register_custom_op
 from magi_opschema import op_def
-from magi_tritonwrap import NotAnOpError, UnknownOpError, capture_launches, make_see_through, see_through_report
+from magi_tritonwrap import (
+    NotAnOpError,
+    OpaqueFallbackWarning,
+    UnknownOpError,
+    capture_launches,
+    make_see_through,
+    see_through_report,
+)
 from magi_tritonwrap.testing import aot_graphs, launches_of, stub_driver
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import wrap_triton
 
 
@@ -76,7 +87,7 @@ def test_aot_compile_and_load(tmp_path: Path) -> None:
 
 
 @triton.jit
-def scale_kernel(x, out, n, factor, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def scale_kernel(x, out, n, factor, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + at, tl.load(x + at, at < n) * factor, at < n)
 
@@ -148,7 +159,7 @@ def test_a_registration_that_is_refused_names_the_place_of_a_body_that_wraps_its
     with pytest.raises(Exception, match=Path(__file__).name):
 
         @magi_register_custom_op(f"{ns}::bad")
-        def bad(x, n: set[int]) -> Tensor:  # type: ignore[no-untyped-def]
+        def bad(x, n: set[int]) -> Tensor:
             wrap_triton(scale_kernel)[(1,)](x, x, 1, 2.0, BLOCK=64)
             return x  # type: ignore[no-any-return]
 
@@ -218,3 +229,73 @@ def test_an_operator_over_one_of_ours_that_launches_nothing_stays_opaque(ns: str
     assert "see-through" not in op_def(outer).notes
     (graph,) = aot_graphs(outer, torch.ones(4))
     assert op_def(outer).torch_op in {node.target for node in graph.graph.nodes}
+
+
+@triton.jit
+def double_kernel(x, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, at < n) * 2, at < n)
+
+
+def doubled(x: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    double_kernel[(triton.cdiv(x.numel(), 128),)](x, out, x.numel(), BLOCK=128)
+    return out
+
+
+def doubled_twice(x: Tensor) -> Tensor:
+    return doubled(doubled(x))
+
+
+def launches_in(op: Callable[[Tensor], Tensor]) -> int:
+    with stub_driver():
+        (graph,) = aot_graphs(lambda x: op(x) + 1, torch.ones(300))
+    return len(launches_of(graph))
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("is_compiled_before", [False, True])
+def test_the_launches_of_the_new_body_are_seen(ns: str, is_compiled_before: bool, is_kept: bool) -> None:
+    kept: list[Any] = []
+    for body, count in [(doubled, 1), (doubled_twice, 2), (doubled, 1)]:
+        op = magi_register_custom_op(f"{ns}::rerun", override=True)(body)
+        gc.collect()
+        if is_compiled_before or len(kept) == 2:
+            assert launches_in(op) == count
+        kept.append(op if is_kept else None)
+        del op
+
+
+def test_a_later_op_that_is_not_seen_through_has_its_own_results(ns: str) -> None:
+    """The dispatcher keeps the first OpOverload of a name, and torch the rule that decomposed it."""
+
+    def launches_or_doubles(x: Tensor) -> Tensor:
+        return doubled(x) if x.numel() == 1 else x * 2
+
+    x = torch.arange(4.0)
+    first = magi_register_custom_op(f"{ns}::taken")(launches_or_doubles)
+    assert torch.equal(torch.compile(lambda x: first(x) + 1, backend="aot_eager", fullgraph=True)(x), x * 2 + 1)
+    torch.compiler.reset()
+
+    @magi_opschema.magi_register_custom_op(f"{ns}::taken", override=True)
+    def second(x: Tensor) -> Tensor:
+        return x * 3
+
+    with pytest.warns(OpaqueFallbackWarning, match="taken stays opaque .* registered again after make_see_through"):
+        result = torch.compile(lambda x: second(x) + 1, backend="aot_eager", fullgraph=True)(x)
+    assert torch.equal(result, x * 3 + 1)
+
+
+def test_its_kernel_is_known_to_be_written_in_python(ns: str) -> None:
+    def register() -> Any:
+        return torch.library.custom_op(f"{ns}::rerun", torch.sin, mutates_args=(), schema="(Tensor x) -> Tensor")
+
+    gc.disable()
+    try:
+        register()
+        op = register()
+        gc.collect()
+    finally:
+        gc.enable()
+    graph = make_fx(op)(torch.ones(3)).graph
+    assert _torch_compat.nodes.python_operators(graph) == (f"{ns}::rerun",)

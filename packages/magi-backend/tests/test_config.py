@@ -1,14 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a setting's value comes from, who wins, and how a bad one is refused."""
+"""Where a setting's value comes from, who wins, what reaches Inductor, and how an error comes out of torch.compile."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from magi_backend import CompileConfig
-from magi_backend.errors import ConfigError
+from magi_backend._settings import read_request
+from magi_backend.errors import ConfigError, OptionError
+from magi_passes import MagiInductorPass, PassPipeline
+from magi_passes.errors import UndeclaredConfigMutationError
 
 
 SetEnv = Callable[[str, str], None]
@@ -138,34 +147,99 @@ def test_a_bad_variable_is_named(set_env: SetEnv, variable: str, text: str, sent
     assert sentence in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("values", "sentence"),
-    [
-        (
-            {"chek": True},
-            "'magi.chek' is not a setting of the magi backend. Did you mean 'magi.check'? The settings are: magi.mode",
-        ),
-        ({"check": "yes"}, "magi.check = 'yes' (a str, from options): the setting takes True or False."),
-        ({"check": 1}, "magi.check = 1 (a int, from options)"),
-        (
-            {"memory_budget": -0.1},
-            "magi.memory_budget = -0.1 (a float, from options): the setting takes float from 0 to 1",
-        ),
-        ({"boundary_ops": 3}, "the setting takes operator names such as 'ns::op'"),
-        (
-            {"pass_config.max_tiles": 4},
-            "magi.pass_config.max_tiles = 4 (a int, from options): the setting takes int from 2",
-        ),
-        ({"pass_config": {}}, "'magi.pass_config' is not a setting of the magi backend"),
-    ],
-)
-def test_a_bad_option_is_named(values: Mapping[str, Any], sentence: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        CompileConfig.resolve(options=values)
-
-    assert sentence in str(caught.value)
+def add_one(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
 
 
-def test_a_patch_that_returns_something_else_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"config_patch gave a int\. It is a dict of dotted names"):
-        CompileConfig.resolve(config_patch=lambda _: 3)  # type: ignore[arg-type, return-value]
+def test_settings_and_inductor_keys_are_told_apart() -> None:
+    request = read_request(options={"magi.check": True, "triton.max_tiles": 2, "epilogue-fusion": False})
+
+    assert request.config.check
+    assert dict(request.inductor) == {"triton.max_tiles": 2, "epilogue_fusion": False}
+
+
+def test_a_mode_sets_inductor_keys_and_the_user_overrides_them() -> None:
+    by_argument = read_request(mode="max-autotune")
+    by_option = read_request(options={"magi.mode": "max-autotune"})
+    overruled = read_request(options={"magi.mode": "max-autotune", "max_autotune": False})
+
+    assert dict(by_argument.inductor) == torch._inductor.list_mode_options("max-autotune")
+    assert by_option.inductor == by_argument.inductor
+    assert overruled.inductor["max_autotune"] is False
+    assert overruled.explicit == {"max_autotune"}
+
+
+def test_torch_compile_raises_the_error_itself() -> None:
+    compiled = torch.compile(add_one, backend="magi", options={"magi.chek": True})
+
+    with pytest.raises(OptionError, match=r"^'magi.chek' is not a setting .* Did you mean 'magi.check'\?") as caught:
+        compiled(torch.ones(2))
+
+    assert isinstance(caught.value, torch._dynamo.exc.BackendCompilerFailed)  # for code that expects what torch raises
+    assert type(caught.value.inner_exception) is OptionError
+    assert len(caught.traceback) < 8, "Dynamo's own frames are left out"
+
+
+def test_torch_may_swallow_the_error_and_run_eager() -> None:
+    compiled = torch.compile(lambda x: x + 1, backend="magi", options={"magi.chek": True})
+
+    with torch._dynamo.config.patch(suppress_errors=True):
+        torch.testing.assert_close(compiled(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_an_error_inside_inductor_comes_out_as_itself() -> None:
+    @dataclass(frozen=True)
+    class Meddling(MagiInductorPass):
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            torch._inductor.config.triton.max_tiles = 3
+
+    options = PassPipeline([Meddling()]).inductor_options()
+
+    with pytest.raises(UndeclaredConfigMutationError, match=r"^\S+Meddling changed"):
+        torch.compile(add_one, backend="magi", options=options)(torch.ones(5))
+
+
+def test_the_backend_is_found_by_name() -> None:
+    assert "magi" in torch.compiler.list_backends()
+    torch.testing.assert_close(torch.compile(add_one, backend="magi")(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_an_inductor_option_reaches_inductor() -> None:
+    seen: list[bool] = []
+
+    class Spy(torch._inductor.custom_graph_pass.CustomGraphPass):
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            seen.append(torch._inductor.config.epilogue_fusion)
+
+        def uuid(self) -> None:
+            return None
+
+    options: dict[str, Any] = {"epilogue_fusion": False, "post_grad_custom_pre_pass": Spy()}
+    torch.compile(add_one, backend="magi", options=options)(torch.ones(3))
+
+    assert seen == [False]
+    assert torch._inductor.config.epilogue_fusion
+
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+
+
+@pytest.mark.slow  # `nox -s wheels` runs it on the built wheels
+def test_the_example_runs(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    program = tmp_path / "example.py"
+    program.write_text(example)
+
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False, timeout=300)
+
+    assert done.returncode == 0, done.stderr
+    assert "centred, compiled by magi" in done.stdout
+
+
+def test_the_table_of_settings_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MAGI_COMPILE_STRICT", raising=False)  # the tests are strict, users are not
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| `(.*?)` \|", README, re.MULTILINE))
+    actual = {name: repr(value).replace("'", '"') for name, value in CompileConfig().items()}
+
+    assert rows
+    assert rows.items() <= actual.items()

@@ -10,6 +10,7 @@ import magi_tritonwrap
 import pytest
 import torch
 from magi_backend import BackendError, CompileConfig, PassConfig, explain, magi, magi_compile, magi_register_custom_op
+from magi_backend._settings import read_request
 from magi_backend.errors import ConfigError, OptionError, TargetError, TargetTypeError
 from torch import Tensor, nn
 
@@ -28,6 +29,10 @@ def compiled(**options: Any) -> Callable[[], object]:
 
 def explained(**options: Any) -> Callable[[], object]:
     return lambda: explain(scale, **options)
+
+
+def resolved(options: Any) -> Callable[[], object]:
+    return lambda: CompileConfig.resolve(options=options)
 
 
 MAGI_COMPILE = [
@@ -58,6 +63,20 @@ MAGI_COMPILE = [
         TargetTypeError,
         "dynamic_arg_dims names 'n', which was called with 3 (a int). Only a Tensor has dimensions",
     ),
+    (
+        lambda: magi_compile(3),  # type: ignore[call-overload]
+        TargetTypeError,
+        "magi_compile cannot compile an object of type int. It takes a subclass or an instance of torch.nn.Module",
+    ),
+    (lambda: magi_compile(dict), TargetTypeError, "magi_compile cannot compile the class dict."),
+    (lambda: magi_compile(len), TargetTypeError, "cannot compile an object of type builtin_function_or_method."),
+    (lambda: magi_compile(scale, dynamic_arg_dims={"xx": 0}), TargetError, "Did you mean 'x'? Its parameters are x, n"),
+    (compiled(dynamic_arg_dims={"x": []}), TargetError, "dynamic_arg_dims['x'] is []"),
+    (
+        lambda: magi_compile(scale, dynamic_arg_dims={"x": 2})(torch.ones(3, 4)),
+        TargetError,
+        "dimension 2 of 'x', which was called with shape (3, 4): its dimensions are -2 to 1",
+    ),
 ]
 
 SETTINGS = [
@@ -76,8 +95,19 @@ SETTINGS = [
     (lambda: PassConfig(max_tiles="3"), "pass_config.max_tiles = '3'"),  # type: ignore[arg-type]
     (lambda: PassConfig(enable_conv_layout="no"), "enable_conv_layout takes True or False"),  # type: ignore[arg-type]
     (lambda: PassConfig(tiles=2), "'pass_config.tiles' is not a setting of the magi"),  # type: ignore[call-arg]
-    (lambda: CompileConfig.resolve(options=3), "options = 3 is a int. It is a dict"),  # type: ignore[arg-type]
-    (lambda: CompileConfig.resolve(options={3: 1}), "3 (a int) is not the name of a setting. Names are such as 'magi"),  # type: ignore[dict-item]
+    (resolved(3), "options = 3 is a int. It is a dict"),
+    (resolved({3: 1}), "3 (a int) is not the name of a setting. Names are such as 'magi"),
+    (resolved({"check": 1}), "magi.check = 1 (a int, from options)"),
+    (
+        resolved({"memory_budget": -0.1}),
+        "magi.memory_budget = -0.1 (a float, from options): the setting takes float from 0",
+    ),
+    (resolved({"boundary_ops": 3}), "the setting takes operator names such as 'ns::op'"),
+    (
+        resolved({"pass_config.max_tiles": 4}),
+        "magi.pass_config.max_tiles = 4 (a int, from options): the setting takes int f",
+    ),
+    (resolved({"pass_config": {}}), "'magi.pass_config' is not a setting of the magi backend"),
     (lambda: CompileConfig().replace([]), "argument = [] is a list. It is a dict"),  # type: ignore[arg-type]
     (lambda: CompileConfig().origin("nope"), "'nope' is not a setting"),
 ]
@@ -88,13 +118,39 @@ OPTIONS = [
     (explained(options=["magi.check"]), "options=['magi.check'] is a list."),
     (
         explained(options={"magi.chek": True}),
-        "'magi.chek' is not a setting of the magi backend. Did you mean 'magi.check'",
+        "'magi.chek' is not a setting of the magi backend. Did you mean 'magi.check'? The settings are: magi.mode",
     ),
-    (explained(options={"max_autotun": True}), "Unknown option 'max_autotun' for the magi backend."),
-    (explained(options={"magi.check": "yes"}), "magi.check = 'yes' (a str, from options)"),
-    (explained(mode="fast"), "mode='fast' is not a mode of the magi backend."),
+    (
+        explained(options={"max_autotun": True}),
+        "Unknown option 'max_autotun' for the magi backend. Did you mean 'max_aut",
+    ),
+    (explained(options={"check": True}), "Did you mean 'magi.check'"),
+    (explained(options={"frobnicate": 1}), "Its own options are magi.mode, magi.check, magi.tune"),
+    (explained(options={"triton.max_block": 3}), "Unknown option 'triton.max_block'"),
+    (explained(options={3: True}), "The option 3 is a int; options have names"),
+    (
+        explained(options={"max_autotune": "yes"}),
+        "The option max_autotune = 'yes' is a str; torch._inductor.config.max_autotune takes True or False.",
+    ),
+    (
+        lambda: read_request(mode="max-autotune", options={"magi.mode": "default"}),
+        """mode='max-autotune' and options={"magi.mode": 'default'} contradict each other.""",
+    ),
+    (
+        explained(options={"magi.check": "yes"}),
+        "magi.check = 'yes' (a str, from options): the setting takes True or False.",
+    ),
+    (explained(mode="fast"), "mode='fast' is not a mode of the magi backend. Choose one of: default, reduce-overhead"),
     (explained(mode=3), "mode=3 is not a mode of the magi backend."),
     (explained(mode="default", options={"magi.check": True}), "explain: mode='default' together with options."),
+    (explained(repeats=-1), "explain: repeats=-1 is not a number of calls; it takes 0, 1, 2"),
+    (explained(repeats=1.5), "explain: repeats=1.5 is not a number of calls"),
+    (explained(repeats=True), "explain: repeats=True is not a number of calls"),
+    (explained(repeats="2"), "explain: repeats='2' is not a number of calls"),
+    (
+        lambda: explain(torch.compile(scale, backend="magi"), dynamic=True),
+        "scale is compiled already, so dynamic would have no effect",
+    ),
     (explained(dynamic="yes"), "explain: dynamic='yes' is a str; it takes True, False or None."),
     (explained(fullgraph=1), "explain: fullgraph=1 is a int; it takes True or False."),
     (lambda: torch.compile(scale, backend="magi", options={"magi.tune": 1})(torch.ones(2)), "magi.tune = 1 (a int"),
@@ -107,38 +163,22 @@ OBJECTS = [
     (lambda: magi(nn.ReLU(), [torch.ones(2)]), 'Write torch.compile(model, backend="magi").'),  # type: ignore[arg-type]
 ]
 
+ROWS = [
+    *MAGI_COMPILE,
+    *((act, ConfigError, sentence) for act, sentence in SETTINGS),
+    *((act, OptionError, sentence) for act, sentence in OPTIONS),
+    *((act, TargetTypeError, sentence) for act, sentence in OBJECTS),
+]
 
-@pytest.mark.parametrize(("act", "kind", "sentence"), MAGI_COMPILE)
-def test_magi_compile(act: Callable[[], object], kind: type[Exception], sentence: str) -> None:
+
+@pytest.mark.parametrize(("act", "kind", "sentence"), ROWS)
+def test_a_wrong_argument(act: Callable[[], object], kind: type[Exception], sentence: str) -> None:
     with pytest.raises(kind) as caught:
         act()
 
     assert sentence in str(caught.value)
     assert isinstance(caught.value, BackendError)
-
-
-@pytest.mark.parametrize(("act", "sentence"), SETTINGS)
-def test_settings(act: Callable[[], object], sentence: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        act()
-
-    assert sentence in str(caught.value)
-
-
-@pytest.mark.parametrize(("act", "sentence"), OPTIONS)
-def test_options(act: Callable[[], object], sentence: str) -> None:
-    with pytest.raises(OptionError) as caught:
-        act()
-
-    assert sentence in str(caught.value)
-
-
-@pytest.mark.parametrize(("act", "sentence"), OBJECTS)
-def test_objects(act: Callable[[], object], sentence: str) -> None:
-    with pytest.raises(TargetTypeError) as caught:
-        act()
-
-    assert sentence in str(caught.value)
+    assert isinstance(caught.value, TypeError if kind is TargetTypeError else ValueError)
 
 
 @pytest.mark.parametrize(

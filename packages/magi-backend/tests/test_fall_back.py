@@ -342,10 +342,8 @@ def test_every_report_shows_it(plant: Any, tmp_path: Path) -> None:
         report = explain(torch.compile(chain, backend="magi", options=options))(torch.randn(5))
     run = read_report(tmp_path / "run")
     assert report.agrees
-    for text in (str(report), str(run)):
+    for text in (str(report), str(run), report.to_html(), run.to_html()):
         assert "fell back: inference was compiled once more without the passes, options" in " ".join(text.split())
-    for page in (report.to_html(), run.to_html()):
-        assert "Fell back: compiled once more without the passes" in page
     data = json.loads(report.to_json())["compilations"][0]["graphs"][-1]["fell_back"]
     assert data["passes"] == ["Failing"]
     assert "planted" in data["error"]

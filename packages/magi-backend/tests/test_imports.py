@@ -3,16 +3,12 @@
 
 from __future__ import annotations
 
-import ast
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import magi_backend
 import pytest
 import torch
-from magi_backend import _report
 
 
 def run(program: str) -> str:
@@ -70,18 +66,3 @@ def test_public_names() -> None:
     for name in magi_backend.__all__:
         assert getattr(magi_backend, name) is not None
     assert set(magi_backend.__all__) <= set(dir(magi_backend))
-
-
-def test_modules_of_reports_import_those_above_them_only() -> None:
-    """In the order that the folder's docstring tells; at the top of a module, in a function, or for types alone."""
-    folder = Path(_report.__file__).parent
-    order = [name.removesuffix(".py") for name in re.findall(r"\w+\.py", _report.__doc__ or "")]
-    found = {
-        (path.stem, node.module)
-        for path in folder.glob("[!_]*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module
-    }
-
-    assert sorted(order) == sorted(path.stem for path in folder.glob("[!_]*.py"))
-    assert [(user, used) for user, used in sorted(found) if order.index(used) >= order.index(user)] == []

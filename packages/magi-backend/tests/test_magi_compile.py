@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from magi_backend import BackendError, explain, magi_compile
+from magi_backend import explain, magi_compile
 from magi_backend._records.collect import Collector, collecting
-from magi_backend.errors import ConfigError, TargetError, TargetTypeError
+from magi_backend.errors import TargetError
 from torch import Tensor, nn
 
 
@@ -323,50 +323,6 @@ def test_a_config_patch_reaches_the_compilation() -> None:
     (compilation,) = collector.compilations()
     assert compilation.label == "tagged"
     assert ("progress", "False", "config_patch") in compilation.settings
-
-
-@pytest.mark.parametrize(
-    ("target", "sentence"),
-    [
-        (3, "magi_compile cannot compile an object of type int. It takes a subclass or an instance of torch.nn.Module"),
-        (dict, "magi_compile cannot compile the class dict."),
-        (len, "magi_compile cannot compile an object of type builtin_function_or_method."),
-    ],
-)
-def test_an_unsupported_target_is_named(target: Any, sentence: str) -> None:
-    with pytest.raises(TargetTypeError) as caught:
-        magi_compile(target)
-
-    assert sentence in str(caught.value)
-    assert isinstance(caught.value, TypeError)
-    assert isinstance(caught.value, BackendError)
-
-
-def test_an_unknown_parameter_is_named() -> None:
-    with pytest.raises(
-        TargetError, match=r"Plain has no parameter 'scal' .* Did you mean 'scale'\? Its parameters are x, scale"
-    ):
-        magi_compile(Plain, dynamic_arg_dims={"scal": 0})
-
-
-@pytest.mark.parametrize("dims", ["0", [], True, [0.5]])
-def test_dims_that_are_none_are_named(dims: Any) -> None:
-    with pytest.raises(TargetError, match=r"Plain: dynamic_arg_dims\['x'\] is .*; it takes a dimension such as 0"):
-        magi_compile(Plain, dynamic_arg_dims={"x": dims})
-
-
-def test_a_missing_dimension_is_named_at_the_call() -> None:
-    fn = magi_compile(add_one, dynamic_arg_dims={"x": 2})
-
-    with pytest.raises(
-        TargetError, match=r"dimension 2 of 'x', which was called with shape \(3, 4\): its dimensions are -2 to 1"
-    ):
-        fn(torch.ones(3, 4))
-
-
-def test_a_bad_config_patch_is_refused_at_decoration() -> None:
-    with pytest.raises(ConfigError, match="'chek' is not a setting"):
-        magi_compile(Plain, config_patch={"chek": True})
 
 
 def test_a_failing_compilation_leaves_nothing_behind() -> None:

@@ -135,20 +135,6 @@ def test_no_launch_after_all(make: Callable[..., Any], ns: str) -> None:
     assert torch.equal(op(torch.ones(4, 50)), torch.full((4,), 50.0))
 
 
-@pytest.mark.parametrize("make", BODIES)
-def test_shapes_of_the_author_stay(make: Callable[..., Any], ns: str) -> None:
-    calls: list[torch.Size] = []
-
-    def infer(x: Tensor) -> Tensor:
-        calls.append(x.shape)
-        return x.new_empty(x.shape[0])
-
-    op = magi_register_custom_op(f"{ns}::rows", infer_output_meta_fn=infer)(make("launching"))
-    graph, shape = graph_of(op)
-    assert len(launches_of(graph)) == 1
-    assert (shape, bool(calls)) == ((4,), True)
-
-
 def counted(calls: list[torch.Size]) -> Callable[..., Tensor]:
     """A fake of the author's for any of the ops below."""
 
@@ -189,10 +175,15 @@ def test_a_fake_of_the_author_replaces_that_of_the_body(body: Callable[..., Any]
 
 @pytest.mark.parametrize("make", BODIES)
 @pytest.mark.parametrize("which", ["launching", "plain"])
-def test_a_later_fake_of_the_author_where_only_a_run_tells(make: Callable[..., Any], which: str, ns: str) -> None:
+@pytest.mark.parametrize("is_later", [False, True])
+def test_a_fake_of_the_author_where_only_a_run_tells(
+    make: Callable[..., Any], which: str, is_later: bool, ns: str
+) -> None:
     calls: list[torch.Size] = []
-    op = magi_register_custom_op(f"{ns}::rows")(make(which))
-    op.register_fake(counted(calls))
+    infer = None if is_later else counted(calls)
+    op = magi_register_custom_op(f"{ns}::rows", infer_output_meta_fn=infer)(make(which))
+    if is_later:
+        op.register_fake(counted(calls))
     graph, shape = graph_of(op)
     assert len(launches_of(graph)) == (which == "launching")
     assert (shape, bool(calls)) == ((4,), True)

@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from ._backend import magi as magi
     from ._magi_compile import magi_compile as magi_compile
     from ._register import magi_register_custom_op as magi_register_custom_op
+    from ._report.explain import Report as Report
     from ._report.explain import explain as explain
-    from ._report.report import Report as Report
     from ._report.run import Comparison as Comparison
     from ._report.run import RunReport as RunReport
     from ._report.run import read_report as read_report
-    from ._settings.config import CompileConfig as CompileConfig
-    from ._settings.config import PassConfig as PassConfig
+    from ._settings import CompileConfig as CompileConfig
+    from ._settings import PassConfig as PassConfig
     from .errors import BackendError as BackendError
     from .errors import MismatchError as MismatchError
 
 _HOMES = {
     "BackendError": "errors",
     "Comparison": "_report.run",
-    "CompileConfig": "_settings.config",
+    "CompileConfig": "_settings",
     "MismatchError": "errors",
-    "PassConfig": "_settings.config",
-    "Report": "_report.report",
+    "PassConfig": "_settings",
+    "Report": "_report.explain",
     "RunReport": "_report.run",
     "aot_compile": "_ahead",
     "explain": "_report.explain",

@@ -26,7 +26,7 @@ from magi_backend._passes import chosen_passes, inductor_options
 from magi_backend._records.log import registered
 from magi_backend._repairs._listing import active_defects
 from magi_backend._repairs._scope import repaired
-from magi_backend._settings.options import read_request
+from magi_backend._settings import read_request
 from magi_backend.errors import OptionError, PackageError, TargetTypeError, family
 
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from magi_opschema import OpDef
     from torch.fx import Graph, Node
 
-    from magi_backend._settings.options import Request
+    from magi_backend._settings import Request
 
 
 def exported(target: object, example_inputs: object, dynamic_shapes: Any) -> ExportedProgram:

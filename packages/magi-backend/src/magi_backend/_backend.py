@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 
     from torch.fx import GraphModule
 
-    from ._settings.config import ConfigPatch
+    from ._settings import ConfigPatch
 
 
 def magi(
@@ -37,32 +38,24 @@ def magi(
     return _compiled(gm, example_inputs, mode=mode, options=options)
 
 
+@dataclass(frozen=True)
 class PatchedBackend:
     """The backend with a ``config_patch`` and a label, for ``magi_compile``. Two are equal if both are equal."""
 
     __name__ = "magi"
 
-    def __init__(self, config_patch: ConfigPatch | None, label: str) -> None:
-        self.config_patch = config_patch
-        self.label = label
+    config_patch: ConfigPatch | None = field(hash=False)
+    label: str
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile *gm*, as :func:`magi` does."""
         return _compiled(gm, example_inputs, config_patch=self.config_patch, label=self.label)
 
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, PatchedBackend) and self.config_patch == other.config_patch and self.label == other.label
-        )
-
-    def __hash__(self) -> int:
-        return hash((PatchedBackend, self.label))
-
 
 def _compiled(gm: GraphModule, example_inputs: Sequence[Any], **asked: Any) -> Callable[..., Any]:
     from . import _torch_compat
     from ._compose import compile_request
-    from ._settings.options import read_request
+    from ._settings import read_request
     from .errors import TargetTypeError, family
 
     if not _torch_compat.nodes.is_graph(gm):

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
     from ._repairs._defect import Defect
-    from ._settings.options import Request
+    from ._settings import Request
     from ._verify.compare import Difference
     from .records import FallBack
 

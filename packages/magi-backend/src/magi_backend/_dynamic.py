@@ -14,73 +14,42 @@ from difflib import get_close_matches
 from typing import Any
 
 import torch
+from torch.utils._pytree import GetAttrKey, MappingKey, keystr
 
 from ._verify.compare import leaves_of
 from .errors import TargetError, TargetTypeError
 
 
 @dataclass(frozen=True)
-class Field:
-    """A step into a record by the name of a field, or into a mapping by a key."""
-
-    name: str
-
-    def __str__(self) -> str:
-        return f".{self.name}"
-
-
-@dataclass(frozen=True)
-class Item:
-    """A step into a list, tuple or mapping by an index or key."""
-
-    key: Any
-
-    def __str__(self) -> str:
-        return f"[{self.key!r}]"
-
-
-Step = Field | Item
-
-
-@dataclass(frozen=True)
-class UnknownField:
-    """A name that no field of *cls* has, and the fields that it has."""
-
-    name: str
-    cls: type
-    fields: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class ArgumentPath:
-    """A parameter, and the steps from its argument to a value in it."""
+    """A parameter, and the steps from its argument to a value in it.
+
+    A `GetAttrKey` is a field of a record, or a key of a mapping; a `MappingKey` is an index or a key.
+    """
 
     parameter: str
-    steps: tuple[Step, ...] = ()
+    steps: tuple[GetAttrKey | MappingKey[Any, Any], ...] = ()
 
     def __str__(self) -> str:
-        return self.parameter + "".join(map(str, self.steps))
+        return self.parameter + keystr(self.steps)
 
     @staticmethod
     def parse(text: str) -> ArgumentPath | None:
         """The path that *text* spells in Python's syntax; None if it spells none."""
+        steps: list[GetAttrKey | MappingKey[Any, Any]] = []
         try:
             expression = ast.parse(text, mode="eval").body
+            while not isinstance(expression, ast.Name):
+                match expression:
+                    case ast.Attribute(value=inner, attr=name):
+                        steps.append(GetAttrKey(name))
+                    case ast.Subscript(value=inner, slice=index):
+                        steps.append(MappingKey(ast.literal_eval(index)))
+                    case _:
+                        return None
+                expression = inner
         except (SyntaxError, ValueError):
             return None
-        steps: list[Step] = []
-        while not isinstance(expression, ast.Name):
-            match expression:
-                case ast.Attribute(value=inner, attr=name):
-                    steps.append(Field(name))
-                case ast.Subscript(value=inner, slice=index):
-                    try:
-                        steps.append(Item(ast.literal_eval(index)))
-                    except ValueError:
-                        return None
-                case _:
-                    return None
-            expression = inner
         return ArgumentPath(expression.id, tuple(reversed(steps)))
 
     def find(self, argument: object) -> object:
@@ -93,86 +62,37 @@ class ArgumentPath:
         for step in self.steps:
             if value is None:
                 return None
-            value = _enter(value, step)
+            if isinstance(step, GetAttrKey) and not isinstance(value, Mapping):
+                if step.name not in _field_names(type(value)) or not hasattr(value, step.name):
+                    raise LookupError(step)
+                value = getattr(value, step.name)
+                continue
+            items: Any = value if isinstance(value, list | tuple | Mapping) else ()
+            try:
+                value = items[step.name if isinstance(step, GetAttrKey) else step.key]
+            except TypeError as unfit:  # a list indexed by a key
+                raise LookupError(step) from unfit
         return value
 
-    def unknown_field(self, annotation: object) -> UnknownField | None:
-        """The first step for which the classes in *annotation*, the parameter's, have no field.
 
-        None if all have one.
-        """
-        for step in self.steps:
-            cls = _record_class(annotation)
-            if cls is None or not isinstance(step, Field):
-                return None
-            hints = _class_hints(cls)
-            if step.name not in hints:
-                return UnknownField(step.name, cls, tuple(hints))
-            annotation = hints[step.name]
-        return None
+def _field_names(cls: Any) -> list[str]:
+    """The fields of *cls* if it is a dataclass, a named tuple or a typed dict."""
+    if isinstance(cls, type) and dataclasses.is_dataclass(cls):
+        return [field.name for field in dataclasses.fields(cls)]
+    return list(getattr(cls, "_fields", inspect.get_annotations(cls) if typing.is_typeddict(cls) else ()))
 
 
-def _record_class(annotation: object) -> type | None:
-    """The dataclass, named tuple or typed dict in *annotation*, which may be optional.
-
-    None for any other annotation.
-    """
-    kinds = [kind for kind in typing.get_args(annotation) if kind is not type(None)]
-    if typing.get_origin(annotation) in {typing.Union, types.UnionType} and len(kinds) == 1:
-        annotation = kinds[0]
-    cls = typing.get_origin(annotation) or annotation
-    if not isinstance(cls, type):
-        return None
-    is_record = dataclasses.is_dataclass(cls) or hasattr(cls, "_fields") or typing.is_typeddict(cls)
-    return cls if is_record else None
-
-
-def _class_hints(cls: type) -> dict[str, object]:
-    """The fields of a record class with their annotations; those that cannot be resolved stay strings."""
-    if dataclasses.is_dataclass(cls):
-        names = [field.name for field in dataclasses.fields(cls)]
-    else:
-        names = list(getattr(cls, "_fields", cls.__annotations__))
+def _hints(fn: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations of a function or class; as written if a name is not there, as under TYPE_CHECKING."""
     try:
-        resolved = typing.get_type_hints(cls)
+        return typing.get_type_hints(fn)
     except (NameError, TypeError, AttributeError):
-        resolved = {}
-    return {name: resolved.get(name) for name in names}
+        return inspect.get_annotations(inspect.unwrap(fn))
 
 
-def _enter(value: Any, step: Step) -> object:
-    if isinstance(step, Item):
-        items = value if isinstance(value, list | tuple | Mapping) else ()
-        try:
-            return items[step.key]
-        except TypeError as unfit:  # a list indexed by a key
-            raise LookupError(step) from unfit
-    if isinstance(value, Mapping):
-        return value[step.name]
-    if step.name not in dict(_parts(value)):
-        raise LookupError(step)
-    return getattr(value, step.name)
-
-
-def tensors_in(value: object, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+def _tensors_in(value: object, path: str) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors that *value*, found at *path*, is or holds, each with its own path."""
     return ((name, leaf) for name, leaf in leaves_of(value, path) if isinstance(leaf, torch.Tensor))
-
-
-def holds_anything(value: object) -> bool:
-    """Whether *value* is neither None nor an empty list, tuple or mapping."""
-    return value is not None and not (isinstance(value, list | tuple | Mapping) and not value)
-
-
-def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """The names and values of the fields of a dataclass or a named tuple; empty for any other value."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in dataclasses.fields(value)]
-    elif isinstance(value, tuple):
-        names = list(getattr(value, "_fields", ()))
-    else:
-        names = []
-    return ((name, getattr(value, name)) for name in names if hasattr(value, name))
 
 
 MarkedTensor = tuple[torch.Tensor, tuple[int, ...]]
@@ -221,29 +141,28 @@ class DynamicDims:
             value = path.find(given[path.parameter])
         except LookupError:
             raise TargetError(self._marks_nothing(path, "is not there in this call", given)) from None
-        found = list(tensors_in(value, str(path)))
-        if not found and holds_anything(value):
+        found = list(_tensors_in(value, str(path)))
+        is_empty = value is None or (isinstance(value, list | tuple | Mapping) and not value)
+        if not found and not is_empty:
             was = f"was called with {value!r} (a {type(value).__name__})"
             raise TargetTypeError(self._marks_nothing(path, was, given))
         for name, tensor in found:
-            yield tensor, tuple(self._checked(name, tensor, dim) for dim in dims)
+            for dim in dims:
+                if not -tensor.ndim <= dim < tensor.ndim:
+                    msg = (
+                        f"{self.target}: dynamic_arg_dims asks for dimension {dim} of '{name}', which was called with "
+                        f"shape {tuple(tensor.shape)}: its dimensions are {-tensor.ndim} to {tensor.ndim - 1}."
+                    )
+                    raise TargetError(msg)
+            yield tensor, tuple(dim % tensor.ndim for dim in dims)
 
     def _marks_nothing(self, path: ArgumentPath, why: str, given: Mapping[str, Any]) -> str:
-        there = [name for parameter, value in given.items() for name, _ in tensors_in(value, parameter)]
+        there = [name for parameter, value in given.items() for name, _ in _tensors_in(value, parameter)]
         listed = f"The tensors of this call are {', '.join(there)}." if there else "This call has no tensors."
         return (
             f"{self.target}: dynamic_arg_dims names '{path}', which {why}. Only a Tensor has dimensions; torch makes "
             f"numbers dynamic by itself. {listed}"
         )
-
-    def _checked(self, name: str, tensor: torch.Tensor, dim: int) -> int:
-        if not -tensor.ndim <= dim < tensor.ndim:
-            msg = (
-                f"{self.target}: dynamic_arg_dims asks for dimension {dim} of '{name}', which was called with shape "
-                f"{tuple(tensor.shape)}: its dimensions are {-tensor.ndim} to {tensor.ndim - 1}."
-            )
-            raise TargetError(msg)
-        return dim % tensor.ndim
 
 
 def dynamic_dims(
@@ -255,9 +174,8 @@ def dynamic_dims(
         TargetError: A parameter that *fn* does not have, a name that is not a path, or dimensions that
             are not integers.
     """
-    signature = inspect.signature(fn)
+    signature, hints = inspect.signature(fn), _hints(fn)
     if given is None:
-        hints = _hints(fn)
         annotated = [name for name in signature.parameters if _is_tensor(hints.get(name))]
         return DynamicDims(target, signature, {ArgumentPath(name): (0,) for name in annotated}, named=False)
     asked: object = given
@@ -267,12 +185,11 @@ def dynamic_dims(
             "dimensions, such as {'x': 0, 'cfg.weight': 1}."
         )
         raise TargetTypeError(msg)
-    hints = _hints(fn)
     dims = {_path(target, name, signature, hints): _as_dims(target, name, value) for name, value in given.items()}
     return DynamicDims(target, signature, dims, named=True)
 
 
-def _path(target: str, name: object, signature: inspect.Signature, hints: Mapping[str, object]) -> ArgumentPath:
+def _path(target: str, name: object, signature: inspect.Signature, hints: Mapping[str, Any]) -> ArgumentPath:
     path = ArgumentPath.parse(name) if isinstance(name, str) else None
     if path is None:
         msg = (
@@ -286,12 +203,22 @@ def _path(target: str, name: object, signature: inspect.Signature, hints: Mappin
         listed = f"Its parameters are {', '.join(known)}." if known else "It has no parameters."
         msg = f"{target} has no parameter '{path.parameter}' for dynamic_arg_dims.{hint} {listed}"
         raise TargetError(msg)
-    if (unknown := path.unknown_field(hints.get(path.parameter))) is not None:
-        msg = (
-            f"{target}: dynamic_arg_dims names '{path}', and {unknown.cls.__name__} has no field '{unknown.name}'."
-            f"{_did_you_mean(unknown.name, unknown.fields)} Its fields are {', '.join(unknown.fields)}."
-        )
-        raise TargetError(msg)
+    annotation = hints.get(path.parameter)
+    for step in path.steps:
+        kinds = [kind for kind in typing.get_args(annotation) if kind is not type(None)]
+        if typing.get_origin(annotation) in {typing.Union, types.UnionType} and len(kinds) == 1:
+            annotation = kinds[0]
+        cls: Any = typing.get_origin(annotation) or annotation
+        fields = _field_names(cls)
+        if not fields or not isinstance(step, GetAttrKey):
+            break
+        if step.name not in fields:
+            msg = (
+                f"{target}: dynamic_arg_dims names '{path}', and {cls.__name__} has no field '{step.name}'."
+                f"{_did_you_mean(step.name, fields)} Its fields are {', '.join(fields)}."
+            )
+            raise TargetError(msg)
+        annotation = _hints(cls).get(step.name)
     return path
 
 
@@ -310,16 +237,6 @@ def _as_dims(target: str, name: str, value: object) -> tuple[int, ...]:
         )
         raise TargetError(msg)
     return dims
-
-
-def _hints(fn: Callable[..., Any]) -> dict[str, object]:
-    """The annotations of *fn*; those that cannot be resolved, such as names under TYPE_CHECKING, stay strings."""
-    try:
-        return typing.get_type_hints(fn)
-    except (NameError, TypeError, AttributeError):
-        return dict(
-            inspect.get_annotations(inspect.unwrap(fn)) if not hasattr(fn, "__func__") else fn.__func__.__annotations__
-        )
 
 
 def _is_tensor(annotation: object) -> bool:

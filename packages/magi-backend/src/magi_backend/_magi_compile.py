@@ -7,7 +7,8 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, overload
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast, overload
 
 import torch
 from torch import nn
@@ -16,7 +17,7 @@ from . import _torch_compat
 from ._backend import PatchedBackend
 from ._dynamic import DynamicDims, dynamic_dims
 from ._repairs._scope import repair_capture
-from ._settings.config import CompileConfig, ConfigPatch
+from ._settings import CompileConfig, ConfigPatch
 from .errors import TargetTypeError
 
 
@@ -98,7 +99,16 @@ def magi_compile(
             config_patch=config_patch,
         )
     called = _called_function(obj)
-    _check_options(model_tag, enable_if)
+    tag, condition = cast("object", model_tag), cast("object", enable_if)
+    if tag is not None and not isinstance(tag, str):
+        msg = f"magi_compile: model_tag={tag!r} is a {type(tag).__name__}; it takes a name, a str."
+        raise TargetTypeError(msg)
+    if condition is not None and not callable(condition):
+        msg = (
+            f"magi_compile: enable_if={condition!r} is a {type(condition).__name__}; it takes a function without "
+            f"arguments, for example enable_if=lambda: {condition!r}."
+        )
+        raise TargetTypeError(msg)
     # A bad name or value is an error here, not at the first call, and also if enable_if returns false.
     CompileConfig.resolve(config_patch=config_patch)
     dims = dynamic_dims(called, dynamic_arg_dims, target=_name(obj))
@@ -117,6 +127,7 @@ def magi_compile(
     return _compiled(called, backend, dims)
 
 
+@dataclass(frozen=True)
 class CompiledCall:
     """The compiled call of each instance of a class, made at the first access.
 
@@ -125,9 +136,8 @@ class CompiledCall:
     is left out of pickles and copies by ``nn.Module.__getstate__``.
     """
 
-    def __init__(self, backend: PatchedBackend, dynamic_arg_dims: Mapping[str, int | Sequence[int]] | None) -> None:
-        self.backend = backend
-        self.dynamic_arg_dims = dynamic_arg_dims
+    backend: PatchedBackend
+    dynamic_arg_dims: Mapping[str, int | Sequence[int]] | None
 
     def __get__(self, instance: nn.Module | None, owner: type) -> Any:
         if instance is None:
@@ -173,18 +183,6 @@ def _called_function(obj: object) -> Callable[..., Any]:
         "bound method: give it the method that does the work, for example magi_compile(obj.run)."
     )
     raise TargetTypeError(msg)
-
-
-def _check_options(model_tag: object, enable_if: object) -> None:
-    if model_tag is not None and not isinstance(model_tag, str):
-        msg = f"magi_compile: model_tag={model_tag!r} is a {type(model_tag).__name__}; it takes a name, a str."
-        raise TargetTypeError(msg)
-    if enable_if is not None and not callable(enable_if):
-        msg = (
-            f"magi_compile: enable_if={enable_if!r} is a {type(enable_if).__name__}; it takes a function without "
-            f"arguments, for example enable_if=lambda: {enable_if!r}."
-        )
-        raise TargetTypeError(msg)
 
 
 def _name(obj: object) -> str:

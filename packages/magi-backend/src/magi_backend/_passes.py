@@ -18,7 +18,7 @@ from ._repairs._listing import known_defects
 if TYPE_CHECKING:
     from torch.fx import Graph
 
-    from ._settings.config import CompileConfig
+    from ._settings import CompileConfig
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from .records import KernelRun
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 
 WARM_UPS, MEASURED = 2, 3
@@ -30,17 +30,17 @@ measured."""
 _LIBRARY = "extern_kernels"
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Measured:
-    """One run of one kernel."""
+    """One run of one kernel, and the marks before and after it: events of a GPU, or seconds."""
 
     name: str
     bytes: int
     start: Any
-    end: Any = None
+    end: Any
 
     def seconds(self) -> float:
-        """The time between both marks in seconds; it waits until the device has reached the second one."""
+        """The time between both marks; it waits until the device has reached the second one."""
         if isinstance(self.start, float):
             return float(self.end - self.start)
         self.end.synchronize()
@@ -75,7 +75,7 @@ class Meter:
                     names.update(self._names)
                     compiled.current_callable = run
                     if self._calls == WARM_UPS + MEASURED:
-                        self.report(tuple(_summed(self._runs)))
+                        self.report(_summed(self._runs))
 
         compiled.current_callable = measured
 
@@ -99,10 +99,10 @@ class _StandIn:
     def _between_marks(self, name: str, kernel: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
         on_gpu = any(tensor.is_cuda for tensor in tensors)
-        measured = _Measured(name, _bytes(tensors), _mark(on_gpu))
+        sizes = {(tensor.data_ptr(), tensor.numel()): tensor.numel() * tensor.element_size() for tensor in tensors}
+        start = _mark(on_gpu)
         result = kernel(*args, **kwargs)
-        measured.end = _mark(on_gpu)
-        self._runs.append(measured)
+        self._runs.append(_Measured(name, sum(sizes.values()), start, _mark(on_gpu)))
         return result
 
 
@@ -114,12 +114,7 @@ def _mark(on_gpu: bool) -> Any:
     return event
 
 
-def _bytes(tensors: list[torch.Tensor]) -> int:
-    once = {(tensor.data_ptr(), tensor.numel()): tensor for tensor in tensors}
-    return sum(tensor.numel() * tensor.element_size() for tensor in once.values())
-
-
-def _summed(runs: list[_Measured]) -> Iterator[KernelRun]:
+def _summed(runs: list[_Measured]) -> tuple[KernelRun, ...]:
     """The runs of each kernel summed up, with the median of its time, the slowest kernels first."""
     on_gpu = any(not isinstance(run.start, float) for run in runs)
     by_name: dict[str, list[_Measured]] = {}
@@ -132,7 +127,7 @@ def _summed(runs: list[_Measured]) -> Iterator[KernelRun]:
         size = sorted(run.bytes for run in those)[len(those) // 2]
         share = size / seconds / copied if seconds and copied else 0.0
         found.append(KernelRun(name, max(len(those) // MEASURED, 1), seconds, size, share))
-    yield from sorted(found, key=lambda run: -run.calls * run.seconds)
+    return tuple(sorted(found, key=lambda run: -run.calls * run.seconds))
 
 
 @functools.cache
@@ -142,8 +137,7 @@ def copied_bytes_a_second(device: str) -> float:
     target = torch.empty_like(source)
     best = float("inf")
     for _ in range(5):
-        run = _Measured("copy", 0, _mark(device == "cuda"))
+        start = _mark(device == "cuda")
         target.copy_(source)
-        run.end = _mark(device == "cuda")
-        best = min(best, run.seconds())
+        best = min(best, _Measured("copy", 0, start, _mark(device == "cuda")).seconds())
     return 2 * source.numel() * source.element_size() / best

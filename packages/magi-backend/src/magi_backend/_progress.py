@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ._settings.options import Request
+    from ._settings import Request
 
 
 _showing = threading.Lock()

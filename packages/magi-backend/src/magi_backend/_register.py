@@ -9,7 +9,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, cast
 import magi_opschema
 import magi_tritonwrap
 
-from ._settings.config import CompileConfig
+from ._settings import CompileConfig
 from ._undecided import UndecidedOp
 
 
@@ -108,11 +108,13 @@ def magi_register_custom_op(
         infer = infer_output_meta_fn
         is_undecided = kernels.only_a_run_tells and not calls_foreign_ops and (infer is None or callable(infer))
         if is_undecided:
-            infer = UndecidedOp(
-                name or fn.__qualname__, fn, kernels, cast("Any", infer), see_through, stay_opaque, definition
-            ).fake()
+            infer = UndecidedOp(title, fn, kernels, cast("Any", infer), see_through, stay_opaque, definition).fake()
         elif infer is None and is_seen:
-            infer = _replaceable(magi_tritonwrap.fake_from_body(fn))
+            infer = magi_tritonwrap.fake_from_body(fn)
+            # A fake that the author registers later replaces it.
+            infer.adopt_fake = lambda given: given  # type: ignore[attr-defined]
+        # In eager calls, a launch that is wrapped by hand would go through the higher-order op, which is slow.
+        body = magi_tritonwrap.launch_directly(fn) if kernels.may_wrap else fn
         exposed = magi_opschema.magi_register_custom_op(
             name,
             mutates_args=mutates_args,
@@ -124,7 +126,7 @@ def magi_register_custom_op(
             tags=tags,
             override=override,
             register_pytree=register_pytree,
-        )(_eager_body(fn, kernels, title))
+        )(magi_tritonwrap.translate_cpu_errors(body, title) if kernels.kernels else body)
         if is_seen and not is_undecided:
             see_through()
         if (by_handle := definition().by_handle) is not None:
@@ -156,32 +158,13 @@ def _is_foreign(inner: magi_tritonwrap.InnerOp) -> bool:
     return False
 
 
-def _replaceable(fake: Callable[..., Any]) -> Callable[..., Any]:
-    """*fake*, marked as one that a fake which the author registers later replaces."""
-    fake.adopt_fake = _as_given  # type: ignore[attr-defined]
-    return fake
-
-
-def _as_given(fake: Callable[..., Any]) -> Callable[..., Any]:
-    return fake
-
-
-def _eager_body(fn: Callable[..., Any], kernels: magi_tritonwrap.KernelReport, name: str) -> Callable[..., Any]:
-    # In eager calls, a launch that is wrapped by hand would go through the higher-order op, which is slow.
-    body = magi_tritonwrap.launch_directly(fn) if kernels.may_wrap else fn
-    return magi_tritonwrap.translate_cpu_errors(body, name) if kernels.kernels else body
-
-
 def _see_through_note(report: magi_tritonwrap.OpReport) -> str:
     if not report.see_through:
         return f"no: {report.reason}"
     count = len(report.kernels)
-    whole = [
+    opaque = [
         f"{inner.op} inside stays opaque: {inner.opaque_because}" for inner in report.inner_ops if inner.opaque_because
     ]
-    if count or not whole:
-        plural = "" if count == 1 else "s"
-        whole.insert(
-            0, f"{count} Triton kernel{plural}" if count else "Triton kernels that are captured at compilation"
-        )
-    return "; ".join(whole)
+    if count:
+        opaque.insert(0, f"{count} Triton kernel{'' if count == 1 else 's'}")
+    return "; ".join(opaque) or "Triton kernels that are captured at compilation"

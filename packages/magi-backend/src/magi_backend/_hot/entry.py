@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
     from magi_backend._records.log import CompilationLog
-    from magi_backend._settings.config import CompileConfig
+    from magi_backend._settings import CompileConfig
 
     from .captured import Captured, Compile
     from .dispatch import Key

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
     from torch.fx import GraphModule
 
-    from magi_backend._settings.options import Request
+    from magi_backend._settings import Request
 
 
 @dataclass(frozen=True)

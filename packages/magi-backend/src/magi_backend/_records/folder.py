@@ -8,6 +8,7 @@ FOLDER/processes/<when>-<process>.json  other graphs of one process: of other ba
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -19,11 +20,11 @@ import re
 import sys
 import threading
 import time
-import types
-import typing
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import TypeAdapter
 
 from magi_backend import _torch_compat
 from magi_backend.errors import ConfigError
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+_adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
 
 
 def to_plain(value: Any) -> Any:
@@ -55,23 +57,8 @@ def to_plain(value: Any) -> Any:
 
 def from_plain(kind: type[T], data: Any) -> T:
     """The record of class *kind* that *data* was made from; fields that *data* lacks get their defaults."""
-    result: T = _value(kind, data)
-    return result
-
-
-def _value(kind: Any, data: Any) -> Any:
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in {types.UnionType, typing.Union}:
-        return None if data is None else _value(next(one for one in arguments if one is not types.NoneType), data)
-    if origin is tuple:
-        kinds = (arguments[0],) * len(data) if arguments[1:] == (Ellipsis,) else arguments
-        return tuple(_value(one, item) for one, item in zip(kinds, data, strict=True))
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        make: Any = kind
-        hints = typing.get_type_hints(kind)
-        known = {field.name for field in dataclasses.fields(kind)}
-        return make(**{name: _value(hints[name], item) for name, item in data.items() if name in known})
-    return float(data) if kind is float else data
+    record: T = _adapter(kind).validate_python(data)
+    return record
 
 
 logger = logging.getLogger("magi_backend")
@@ -134,12 +121,18 @@ class Folder:
         self._kept: set[str] = set()
 
     def make(self) -> Folder:
-        """Make the folder if it does not exist.
+        """Make the folder if it does not exist, for its owner only, because it shows the code of a program.
 
         Raises:
             ConfigError: It cannot be made, or it belongs to another user.
         """
-        _private(self.path)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if self.path.stat().st_mode & 0o077:
+                self.path.chmod(0o700)
+        except OSError as error:
+            msg = f"magi.report = {str(self.path)!r} cannot be a folder that only you can read: {error}"
+            raise ConfigError(msg) from error
         return self
 
     def write(self, path: Path, text: str) -> None:
@@ -216,36 +209,18 @@ def this_process() -> Process:
     return Process(os.getpid(), os.environ.get("RANK", ""), " ".join(sys.argv), _torch_compat.compiling.torch_text())
 
 
-def _private(folder: Path) -> None:
-    """Make *folder* readable for its owner only, because it shows the code of a program."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if folder.stat().st_mode & 0o077:
-            folder.chmod(0o700)
-    except OSError as error:
-        msg = f"magi.report = {str(folder)!r} cannot be a folder that only you can read: {error}"
-        raise ConfigError(msg) from error
-
-
 def _size(folder: Path) -> int:
-    return sum(_bytes(path) for path in folder.rglob("*"))
+    """The bytes of all files in *folder*."""
+    size = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # another process has renamed the file that it was writing
+            size += path.stat().st_size
+    return size
 
 
-def _bytes(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        # Another process has renamed the file that it was writing in the meantime.
-        return 0
-
-
-_warned: set[str] = set()
-
-
+@functools.cache
 def _warn_once(text: str) -> None:
-    if text not in _warned:
-        _warned.add(text)
-        logger.warning(text)
+    logger.warning(text)
 
 
 def entries(place: Path) -> Iterator[Entry]:
@@ -256,9 +231,9 @@ def entries(place: Path) -> Iterator[Entry]:
 
 def with_texts(value: Any, text_of: Callable[[str], str]) -> Any:
     """The record *value* with each reference to a text replaced by *text_of* it."""
-    if is_dataclass(value) and not isinstance(value, type):
-        changed = {field.name: with_texts(getattr(value, field.name), text_of) for field in fields(value)}
-        return replace(value, **changed)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        return dataclasses.replace(value, **{name: with_texts(getattr(value, name), text_of) for name in names})
     if isinstance(value, tuple):
         return tuple(with_texts(item, text_of) for item in value)
     return text_of(value) if isinstance(value, str) else value

@@ -49,9 +49,7 @@ def number_text(value: float | complex) -> str:  # noqa: PYI041 - mypy takes the
     """
     if isinstance(value, bool):
         return str(value)
-    if isinstance(value, complex):
-        return HIDDEN
-    common = not math.isfinite(value) or abs(value) in _COMMON
+    common = not isinstance(value, complex) and (not math.isfinite(value) or abs(value) in _COMMON)
     return str(value) if common else HIDDEN
 
 
@@ -102,15 +100,14 @@ def takes_value(target: Any, place: int | str) -> bool:
         (False, True)
     """
     overloads = _torch_compat.nodes.overloads_of(target)
-    if overloads:
-        return any(_declared_as_value(overload, place) for overload in overloads)
-    name = target if isinstance(target, str) else str(getattr(target, "__name__", ""))
-    name = _OPERATORS.get(target, name) if callable(target) else name
-    if "tensor" in name.lower():
-        return True  # torch.tensor(data) and similar functions
-    return any(
-        _declared_as_value(overload, place) for overload in _torch_compat.nodes.tensor_overloads(name.strip("_"))
-    )
+    if not overloads:
+        name = target if isinstance(target, str) else str(getattr(target, "__name__", ""))
+        name = _OPERATORS.get(target, name) if callable(target) else name
+        if "tensor" in name.lower():
+            return True  # torch.tensor(data) and similar functions
+        overloads = _torch_compat.nodes.tensor_overloads(name.strip("_"))
+    kinds = (kind for overload in overloads for kind in _torch_compat.nodes.declared_kinds(overload, place))
+    return any("int" not in kind and "bool" not in kind for kind in kinds)
 
 
 _OPERATORS: dict[Callable[..., Any], str] = {
@@ -131,10 +128,6 @@ _OPERATORS: dict[Callable[..., Any], str] = {
     operator.rshift: "bitwise_right_shift",
 }
 """Python's operators whose names differ from torch's."""
-
-
-def _declared_as_value(overload: Any, place: int | str) -> bool:
-    return any("int" not in kind and "bool" not in kind for kind in _torch_compat.nodes.declared_kinds(overload, place))
 
 
 _DTYPES = {
@@ -174,21 +167,14 @@ def _lines(graph: Graph, indent: str, seen: set[int]) -> Iterator[str]:
             place = where
             yield f"{indent}# {where}"
         yield f"{indent}{_line(node)}"
-    for name, inner in _called(graph):
-        if id(inner) not in seen:
+    for node in graph.find_nodes(op="get_attr"):
+        inner: Any = graph.owning_module
+        for part in str(node.target).split("."):
+            inner = getattr(inner, part, None)
+        if isinstance(inner, GraphModule) and id(inner) not in seen:
             seen.add(id(inner))
-            yield f"{indent}graph {name}:"
+            yield f"{indent}graph {node.name}:"
             yield from _lines(inner.graph, f"{indent}    ", seen)
-
-
-def _called(graph: Graph) -> Iterator[tuple[str, GraphModule]]:
-    for node in graph.nodes:
-        if node.op == "get_attr" and graph.owning_module is not None:
-            value: Any = graph.owning_module
-            for part in str(node.target).split("."):
-                value = getattr(value, part, None)
-            if isinstance(value, GraphModule):
-                yield node.name, value
 
 
 def _place(node: Node) -> str:
@@ -212,15 +198,12 @@ def _line(node: Node) -> str:
         return f"{named} = attribute {node.target}"
     given = [_text(value, node.target, place) for place, value in enumerate(node.args)]
     given += [f"{name}={_text(value, node.target, name)}" for name, value in node.kwargs.items()]
-    return f"{named} = {_target(node)}({', '.join(given)})"
-
-
-def _target(node: Node) -> str:
     if isinstance(node.target, str):
-        return f".{node.target}" if node.op == "call_method" else node.target
-    if _torch_compat.nodes.is_overload(node.target):
-        return str(node.target)
-    return str(getattr(node.target, "__name__", node.target))
+        called = f".{node.target}" if node.op == "call_method" else node.target
+    else:
+        is_overload = _torch_compat.nodes.is_overload(node.target)
+        called = str(node.target if is_overload else getattr(node.target, "__name__", node.target))
+    return f"{named} = {called}({', '.join(given)})"
 
 
 def _kind(value: Any) -> str:

@@ -4,31 +4,168 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import types
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from html import escape
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
 
 from magi_backend import _torch_compat
 from magi_backend._records.collect import Collector, collecting
+from magi_backend._records.folder import to_plain
 from magi_backend._records.hidden import graph_break
-from magi_backend._settings.options import read_request
+from magi_backend._settings import read_request
 from magi_backend._verify.compare import leaves_of
 from magi_backend._verify.run import Outcome, differences, other_layouts, replayed_random_numbers, run
 from magi_backend.errors import OptionError, TargetError, TargetTypeError
 from magi_backend.records import describe_input
 
-from .report import Report
-from .sections import CallRecord
+from .html import Html, compilation_as_html, details, fill, page, section
+from .sections import Line, Table, as_renderable, as_text, compilation_as_text, shown, spread, summary
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from rich.console import RenderableType
+
     from magi_backend._verify.compare import Difference
-    from magi_backend._verify.run import Replay
+    from magi_backend.records import Compilation
+
+
+@dataclass(frozen=True)
+class CallRecord:
+    """One explained call.
+
+    Attributes:
+        inputs: Shape and dtype of each tensor argument.
+        first_seconds: The time of the compiled call with the compilations that it caused, forward and backward.
+        later_seconds: The times of the same call, run again.
+        eager_seconds: The times of the same call without the compiler, including the first one.
+        compilations: The number of graphs that the backend compiled for the call.
+        graph_breaks: Where and why Dynamo gave up tracing, and continued after it, during the first call.
+        differences: Every output, and every gradient if there are any, compared with eager.
+        layouts: A line for each output whose strides differ from eager's.
+        random: Which random numbers the two sides used; empty if they used none.
+        again: Whether the function had been compiled before, and was compiled again for the report.
+    """
+
+    inputs: tuple[str, ...]
+    first_seconds: float
+    later_seconds: tuple[float, ...]
+    eager_seconds: tuple[float, ...]
+    compilations: int
+    graph_breaks: tuple[str, ...]
+    differences: tuple[Difference, ...]
+    layouts: tuple[str, ...] = ()
+    random: str = ""
+    again: bool = False
+
+    def cells(self) -> tuple[str, ...]:
+        """The row of the call in a table."""
+        times = (shown(self.first_seconds), spread(self.later_seconds), spread(self.eager_seconds))
+        verdicts = []
+        for worst in (self.largest(gradients=False), self.largest(gradients=True)):
+            verdict = "agree, within {:.1e}" if worst and worst.agrees else "DIFFER by {:.1e}, see below"
+            verdicts.append(verdict.format(worst.largest) if worst else "none")
+        return summary(self.inputs), str(self.compilations), *times, *verdicts
+
+    def largest(self, *, gradients: bool) -> Difference | None:
+        """The output, or the gradient, that is furthest from eager; None when there is none."""
+        chosen = [d for d in self.differences if d.name.startswith("gradient") == gradients]
+        return max(chosen, key=lambda d: (not d.agrees, d.largest), default=None)
+
+    @property
+    def wrong(self) -> tuple[Difference, ...]:
+        """The differences from eager that exceed the tolerance."""
+        return tuple(difference for difference in self.differences if not difference.agrees)
+
+    def lines(self) -> tuple[str, ...]:
+        """Lines about the call to add to its row in a table: differences, graph breaks and other unusual results."""
+        wrong = []
+        for each in self.wrong:
+            allowed = f"{each.tolerance.atol:.1g} + {each.tolerance.rtol:.1g} x the value"
+            wrong.append(
+                f"DIFFER: {each.name}"
+                + (f": {each.note}" if each.note else f" by {each.largest:.1e} (allowed: {allowed})")
+            )
+        if wrong:
+            wrong.append('Which operator is to blame: compile with options={"magi.check": True}, and call it once.')
+        breaks = [f"Graph break at {text}" for text in self.graph_breaks]
+        again = ["It had been compiled before; for this report it was compiled again."] * self.again
+        return (*breaks, *again, *([self.random] if self.random else []), *self.layouts, *wrong)
+
+
+CALLS = ("inputs", "graphs", "first call", "later calls", "eager", "outputs", "gradients")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What :func:`explain` found.
+
+    Attributes:
+        target: Name of the explained function or module.
+        torch: Version of torch.
+        calls: The explained calls so far.
+        compilations: Every graph that the backend compiled for them.
+    """
+
+    target: str
+    torch: str
+    calls: tuple[CallRecord, ...]
+    compilations: tuple[Compilation, ...]
+
+    @property
+    def title(self) -> str:
+        """What the report is about, in one line."""
+        return f"{self.target}, compiled by magi"
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every output and gradient of every call agrees with eager."""
+        return all(difference.agrees for call in self.calls for difference in call.differences)
+
+    def to_text(self, width: int = 120) -> str:
+        """The report as plain text, at most *width* columns wide."""
+        return as_text(self._text(), width)
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """The report as JSON; infinite differences become the string "inf"."""
+        return json.dumps(to_plain(self), indent=indent)
+
+    def to_html(self) -> str:
+        """The report as one HTML page that needs no other file."""
+        longest = max((max(call.first_seconds, *call.eager_seconds) for call in self.calls), default=0.0)
+        rows = []
+        for call in self.calls:
+            _, graphs, first, *others = call.cells()
+            inputs = escape(", ".join(call.inputs[:3]))
+            inputs += details(f"and {len(call.inputs) - 3} more", escape(", ".join(call.inputs[3:])))
+            rows.append((Html(inputs), graphs, fill(call.first_seconds / longest if longest else 0.0, first), *others))
+        lines = [section(Line(line, "yellow")) for call in self.calls for line in call.lines()]
+        compilations = (compilation_as_html(each, is_open=True) for each in self.compilations)
+        return page(self.title, f"torch {self.torch}", section(Table("Calls", CALLS, rows)), *lines, *compilations)
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def __rich__(self) -> RenderableType:
+        return as_renderable(self._text())
+
+    def _text(self) -> Iterator[Line | Table]:
+        yield Line(f"{self.title} with torch {self.torch}", "bold")
+        for compilation in self.compilations:
+            yield Line("")
+            yield from compilation_as_text(compilation)
+        yield Line("")
+        yield Table("Calls", CALLS, (call.cells() for call in self.calls))
+        for call in self.calls:
+            yield from (Line(f"{summary(call.inputs)}: {line}", "yellow") for line in call.lines())
+        if not self.compilations:
+            yield Line("No graph was compiled in these calls: the function had been compiled before.")
 
 
 class OwnBackend:
@@ -55,9 +192,12 @@ class CompiledAgain:
     """
 
     def __init__(self, original: Callable[..., Any], how: _torch_compat.values.CompiledBy) -> None:
-        self._forward = _own_forward(original)
+        module, self._forward = module_of(original), None
+        if module is not None and "forward" not in vars(module) and isinstance(module.forward, types.MethodType):
+            self._forward = _copied(module.forward)
         with self._with_own_forward():
-            self._compiled = how.make(_own(original), OwnBackend(how.backend))
+            own = original if module is not None else _copied(original)
+            self._compiled = how.make(own, OwnBackend(how.backend))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the compiled function."""
@@ -83,23 +223,10 @@ def module_of(fn: object) -> nn.Module | None:
     return owner if isinstance(owner, nn.Module) else None
 
 
-def _own_forward(original: object) -> types.MethodType | None:
-    module = module_of(original)
-    if module is None or "forward" in vars(module) or not isinstance(module.forward, types.MethodType):
-        return None
-    return types.MethodType(_copied(module.forward.__func__), module)
-
-
-def _own(original: Any) -> Any:
-    if isinstance(original, types.FunctionType):
-        return _copied(original)
-    if isinstance(original, types.MethodType) and not isinstance(original.__self__, nn.Module):
-        return types.MethodType(_copied(original.__func__), original.__self__)
-    return original
-
-
 def _copied(fn: Any) -> Any:
-    """*fn* with a copied code object if it is a function; anything else as it is."""
+    """*fn* with a copied code object if it is a function or a method; anything else as it is."""
+    if isinstance(fn, types.MethodType):
+        return types.MethodType(_copied(fn.__func__), fn.__self__)
     if not isinstance(fn, types.FunctionType):
         return fn
     twin = types.FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
@@ -162,102 +289,106 @@ def explain(
         >>> report.agrees
         True
     """
-    _refuse_what_cannot_be_called(fn)
+    given, number = cast("object", fn), cast("object", repeats)
+    if not callable(given) or isinstance(given, type):
+        msg = f"explain takes a module or a function, and got {fn!r} (a {type(fn).__name__})."
+        raise TargetTypeError(msg)
     _check_options(options, mode=mode, dynamic=dynamic, fullgraph=fullgraph)
-    _check_repeats(repeats)
-    target = _target(fn, options, mode=mode, dynamic=dynamic, fullgraph=fullgraph)
-    collector = Collector(fresh=True)
-    calls: list[CallRecord] = []
+    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        msg = f"explain: repeats={repeats!r} is not a number of calls; it takes 0, 1, 2, …"
+        raise OptionError(msg)
+    eager = _torch_compat.values.uncompiled(fn)
+    if eager is None:
+        compiled = torch.compile(
+            fn,
+            backend="magi",
+            options=dict(options) if options else None,
+            mode=mode,
+            dynamic=dynamic,
+            fullgraph=fullgraph,
+        )
+        return _Explained(fn, None, _compiled_again(fn, compiled), repeats)
+    keywords = {"options": options, "mode": mode, "dynamic": dynamic, "fullgraph": fullgraph}
+    ignored = [name for name, value in keywords.items() if value]
+    if ignored:
+        msg = (
+            f"explain: {_name(eager)} is compiled already, so {', '.join(ignored)} would have no effect. "
+            "Give them to torch.compile, or explain the function itself."
+        )
+        raise OptionError(msg)
+    return _Explained(eager, fn, _compiled_again(eager, fn), repeats)
 
-    def explained(*args: Any, **kwargs: Any) -> Report:
+
+class _Explained:
+    """What ``explain`` returns, which runs a function eager and compiled.
+
+    Args:
+        eager: The function as it was written.
+        given: The compiled function that is explained as it is; None for a function that is compiled here.
+        again: The function compiled for the report, from a new code object.
+        repeats: How often each call runs again.
+    """
+
+    def __init__(
+        self,
+        eager: Callable[..., Any],
+        given: Callable[..., Any] | None,
+        again: Callable[..., Any],
+        repeats: int,
+    ) -> None:
+        self._eager, self._given, self._again, self._repeats = eager, given, again, repeats
+        self._collector = Collector(fresh=True)
+        self._calls: list[CallRecord] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Report:
+        owner, collector = module_of(self._eager), self._collector
         with replayed_random_numbers() as numbers:
 
             def replay(called: Callable[..., Any]) -> Outcome:
                 numbers.rewind()
-                return run(called, args, kwargs, target.modules)
+                return run(called, args, kwargs, () if owner is None else (owner,))
 
-            calls.append(_explained_call(target, collector, numbers, replay, (args, kwargs), repeats))
-        return Report(_name(target.eager), _torch_compat.compiling.torch_text(), tuple(calls), collector.compilations())
+            eager = [replay(self._eager)]
+            draws = numbers.were_drawn()
+            before, broken = len(collector), len(_torch_compat.frames.graph_breaks())
+            collector.eager_random = draws and self._given is None
+            compiled = self._again if self._given is None else self._given
+            with collecting(collector):
+                first = replay(compiled)
 
-    return explained
+            def compared(outcome: Outcome) -> tuple[Difference, ...]:
+                return differences(outcome, eager[0], computed_in=collector.dtypes)
 
-
-@dataclass(frozen=True)
-class _Target:
-    """The function that is explained.
-
-    Attributes:
-        eager: The function as it was written.
-        given: The compiled function that is explained as it is; None for a function that is compiled here.
-        again: The function compiled for the report, from a new code object.
-    """
-
-    eager: Callable[..., Any]
-    given: Callable[..., Any] | None
-    again: Callable[..., Any]
-
-    @property
-    def modules(self) -> tuple[nn.Module, ...]:
-        """The modules whose parameters and buffers the function uses."""
-        owner = module_of(self.eager)
-        return () if owner is None else (owner,)
-
-
-def _explained_call(
-    target: _Target,
-    collector: Collector,
-    numbers: Replay,
-    replay: Callable[[Callable[..., Any]], Outcome],
-    inputs: Any,
-    repeats: int,
-) -> CallRecord:
-    """Run the target eager and compiled with the random numbers of *replay*. Returns the record of the call."""
-    numbers.rewind()
-    eager = [replay(target.eager)]
-    draws = numbers.were_drawn()
-    before, broken = len(collector), len(_torch_compat.frames.graph_breaks())
-    collector.eager_random = draws and target.given is None
-    compiled = target.again if target.given is None else target.given
-    with collecting(collector):
-        first = replay(compiled)
-
-    def compared(outcome: Outcome) -> tuple[Difference, ...]:
-        return differences(outcome, eager[0], computed_in=collector.dtypes)
-
-    found, random, again = compared(first), "", False
-    if draws:
-        random = SAME_RANDOM
-    if target.given is not None:
-        differ = draws and not all(difference.agrees for difference in found)
-        collector.eager_random, again = draws, not len(collector)
-        if again or differ:
-            with collecting(collector if again else Collector(fresh=True, eager_random=True)):
-                other = replay(target.again)
-            if draws:
-                found, random = compared(other), OTHER_RANDOM
-            else:
-                found = compared(first)  # again, because the graphs and so their dtypes are known only now
-    new_breaks = tuple(dict.fromkeys(str(graph_break(each)) for each in _torch_compat.frames.graph_breaks()[broken:]))
-    later = tuple(replay(compiled).seconds for _ in range(repeats))
-    eager += [replay(target.eager) for _ in range(repeats - 2)]
-    return CallRecord(
-        inputs=tuple(describe_input(leaf) for _, leaf in leaves_of(inputs) if isinstance(leaf, torch.Tensor)),
-        first_seconds=first.seconds,
-        later_seconds=later,
-        eager_seconds=tuple(outcome.seconds for outcome in eager),
-        compilations=len(collector) - before,
-        graph_breaks=new_breaks,
-        differences=found,
-        layouts=other_layouts(first, eager[0]),
-        random=random,
-        again=again,
-    )
-
-
-def _refuse_what_cannot_be_called(fn: object) -> None:
-    if not callable(fn) or isinstance(fn, type):
-        msg = f"explain takes a module or a function, and got {fn!r} (a {type(fn).__name__})."
-        raise TargetTypeError(msg)
+            found, random, again = compared(first), SAME_RANDOM if draws else "", False
+            if self._given is not None:
+                differ = draws and not all(difference.agrees for difference in found)
+                collector.eager_random, again = draws, not len(collector)
+                if again or differ:
+                    with collecting(collector if again else Collector(fresh=True, eager_random=True)):
+                        other = replay(self._again)
+                    # The graphs, and so their dtypes, may be known only now.
+                    found, random = compared(other if draws else first), OTHER_RANDOM if draws else ""
+            breaks = map(graph_break, _torch_compat.frames.graph_breaks()[broken:])
+            later = tuple(replay(compiled).seconds for _ in range(self._repeats))
+            eager += [replay(self._eager) for _ in range(self._repeats - 2)]
+        self._calls.append(
+            CallRecord(
+                inputs=tuple(
+                    describe_input(leaf) for _, leaf in leaves_of((args, kwargs)) if isinstance(leaf, torch.Tensor)
+                ),
+                first_seconds=first.seconds,
+                later_seconds=later,
+                eager_seconds=tuple(outcome.seconds for outcome in eager),
+                compilations=len(collector) - before,
+                graph_breaks=tuple(dict.fromkeys(map(str, breaks))),
+                differences=found,
+                layouts=other_layouts(first, eager[0]),
+                random=random,
+                again=again,
+            )
+        )
+        versions = _torch_compat.compiling.torch_text()
+        return Report(_name(self._eager), versions, tuple(self._calls), collector.compilations())
 
 
 def _check_options(options: Mapping[str, Any] | None, *, mode: str | None, dynamic: object, fullgraph: object) -> None:
@@ -273,27 +404,6 @@ def _check_options(options: Mapping[str, Any] | None, *, mode: str | None, dynam
         if not isinstance(value, bool) and not (value is None and "None" in kinds):
             msg = f"explain: {name}={value!r} is a {type(value).__name__}; it takes {kinds}."
             raise OptionError(msg)
-
-
-def _check_repeats(repeats: object) -> None:
-    if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 0:
-        msg = f"explain: repeats={repeats!r} is not a number of calls; it takes 0, 1, 2, …"
-        raise OptionError(msg)
-
-
-def _target(fn: Callable[..., Any], options: Mapping[str, Any] | None, **keywords: Any) -> _Target:
-    original = _torch_compat.values.uncompiled(fn)
-    if original is None:
-        compiled = torch.compile(fn, backend="magi", options=dict(options) if options else None, **keywords)
-        return _Target(fn, None, _compiled_again(fn, compiled))
-    given = [name for name, value in {"options": options, **keywords}.items() if value]
-    if given:
-        msg = (
-            f"explain: {_name(original)} is compiled already, so {', '.join(given)} would have no effect. "
-            "Give them to torch.compile, or explain the function itself."
-        )
-        raise OptionError(msg)
-    return _Target(original, fn, _compiled_again(original, fn))
 
 
 def _compiled_again(original: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:

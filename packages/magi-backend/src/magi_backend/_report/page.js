@@ -30,7 +30,11 @@ function filter() {
 function sort(header) {
   const ascending = header.getAttribute("aria-sort") !== "ascending";
   const body = header.closest("table").tBodies[0];
-  const value = (row) => row.cells[header.cellIndex].dataset.value ?? row.cells[header.cellIndex].textContent;
+  const value = (row) => {
+    const text = row.cells[header.cellIndex].textContent;
+    const time = /^([\d.]+) (ms|s)\b/.exec(text);
+    return time ? String(Math.round(time[1] * (time[2] === "s" ? 1e4 : 10))) : text;
+  };
   const compare = (a, b) => value(a).localeCompare(value(b), undefined, { numeric: true });
   all("th[aria-sort]", header.parentElement).forEach((other) => other.removeAttribute("aria-sort"));
   header.setAttribute("aria-sort", ascending ? "ascending" : "descending");

@@ -1,22 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every report says, whether it is text or a page: numbers, names, and sentences about a compilation."""
+"""What every report says, as lines and tables: numbers, names and sentences; and how a terminal shows them."""
 
 from __future__ import annotations
 
 import difflib
+import io
 import re
 import statistics
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal
 
-from magi_backend._verify.compare import Difference
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table as RichTable
+from rich.text import Text
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from magi_backend.records import Compilation, GraphRecord, Recompilation, SizesOutcome, SizeUse
+    from magi_backend.records import Compilation, GraphRecord, Recompilation
+
+
+@dataclass(frozen=True)
+class Line:
+    """A paragraph of a report; *style* is "bold" or "italic" for titles, "yellow" for notes, "red" for errors."""
+
+    text: str
+    style: str = ""
+    indent: int = 0
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a report, which is left out if it has no rows."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Iterable[Sequence[str]]
 
 
 Kind = Literal["same", "added", "removed", "skipped"]
@@ -157,98 +181,54 @@ def capture_line(compilation: Compilation) -> str:
     )
 
 
-SIZE_COLUMNS = ("calls", "with code of its own", "has it now", "note")
-
-
-def size_cells(use: SizeUse) -> tuple[str, ...]:
-    """The numbers of one size, and a cell for each of ``SIZE_COLUMNS``."""
-    now = f"yes, compiled in {use.seconds:.1f} s" if use.has_code else "no"
-    return (*(str(number) for _, number in use.sizes), str(use.calls), str(use.hits), now, use.note)
-
-
-def size_lines(sizes: SizesOutcome) -> Iterator[str]:
-    """The lines under the table."""
-    if sizes.forgotten:
-        yield f"{sizes.forgotten} more sizes are not remembered."
-    if sizes.symbolic:
-        yield f"Only the code for any size: {sizes.symbolic}."
-    if sizes.advice:
-        yield sizes.advice
-
-
-@dataclass(frozen=True)
-class _Rule:
-    """Advice for the guards that *pattern* matches; the text refers to the groups of the match by number."""
-
-    pattern: str
-    advice: str
-
-
-_RULES = (
-    _Rule(
-        r"tensor '(.+?)' size mismatch at index (\d+)",
+# The advice for a guard refers to the groups of the match by number.
+_ADVICE = {
+    r"tensor '(.+?)' size mismatch at index (\d+)": (
         "Mark the size before the first call, torch._dynamo.mark_dynamic({0}, {1}), and one graph serves all sizes. "
-        'Where few sizes come back, options={{"magi.hot_sizes": 4}} also gives each of them code of its own.',
+        'Where few sizes come back, options={{"magi.hot_sizes": 4}} also gives each of them code of its own.'
     ),
-    _Rule(
-        r"tensor '(.+?)' (?:stride|storage offset) mismatch",
-        "The layout of {0} differs between calls: pass {0}.contiguous(), or always the same layout.",
+    r"tensor '(.+?)' (?:stride|storage offset) mismatch": (
+        "The layout of {0} differs between calls: pass {0}.contiguous(), or always the same layout."
     ),
-    _Rule(
-        r"tensor '(.+?)' (?:rank mismatch|dispatch key set mismatch|dtype mismatch|device mismatch|Tensor device)",
-        "{0} comes in another form: the same number of dimensions, dtype and device in each call need one graph.",
+    r"tensor '(.+?)' (?:rank mismatch|dispatch key set mismatch|dtype mismatch|device mismatch|Tensor device)": (
+        "{0} comes in another form: the same number of dimensions, dtype and device in each call need one graph."
     ),
-    _Rule(
-        r"tensor '(.+?)' (?:requires_grad mismatch|dtype|.*requires_grad)",
-        "{0} requires gradients in some calls only; each of the two gets a graph.",
+    r"tensor '(.+?)' (?:requires_grad mismatch|dtype|.*requires_grad)": (
+        "{0} requires gradients in some calls only; each of the two gets a graph."
     ),
-    _Rule(
-        r"(?:\d+ <= |== )?(\S+?)\.size\(\)\[(\d+)\]",
+    r"(?:\d+ <= |== )?(\S+?)\.size\(\)\[(\d+)\]": (
         "The program asks about this size, so code for one answer does not serve the other. A size of 0 or 1 always "
-        "has a graph of its own. For others, look for an if, an assert or a shape that needs the number.",
+        "has a graph of its own. For others, look for an if, an assert or a shape that needs the number."
     ),
-    _Rule(
-        r"___check_global_state|grad_mode|GRAD_MODE|autocast|torch_function",
+    r"___check_global_state|grad_mode|GRAD_MODE|autocast|torch_function": (
         "The calls differ in what is set around them: grad mode, autocast, the default dtype or the number of threads. "
-        "Call it under the same settings, or accept a graph for each.",
+        "Call it under the same settings, or accept a graph for each."
     ),
-    _Rule(
-        r"len\((.+?)\)|(.+?)\.__len__",
-        "A list or a dict has another length. Dynamo unrolls it: pass a tensor with a dimension for the items.",
+    r"len\((.+?)\)|(.+?)\.__len__": (
+        "A list or a dict has another length. Dynamo unrolls it: pass a tensor with a dimension for the items."
     ),
-    _Rule(
-        r"___check_type_id\((.+?),|type\((.+?)\)",
-        "An argument has another type in this call. Pass the same types, or compile a function for each.",
+    r"___check_type_id\((.+?),|type\((.+?)\)": (
+        "An argument has another type in this call. Pass the same types, or compile a function for each."
     ),
-    _Rule(
-        r"___check_obj_id\((.+?),|id\((.+?)\)| is ",
+    r"___check_obj_id\((.+?),|id\((.+?)\)| is ": (
         "It is another object than before, such as a function, a class or a module created again in each call. Make it "
-        "once and pass it again.",
+        "once and pass it again."
     ),
-    _Rule(
-        r"BACKEND_MATCH",
-        "The same function was compiled by two backends, or with other options.",
-    ),
-    _Rule(
-        r"^(\S+\.\S+) == …",
+    r"BACKEND_MATCH": "The same function was compiled by two backends, or with other options.",
+    r"^(\S+\.\S+) == …": (
         "{0} is a number, and its value is part of the code. Where it changes between calls, pass it as an argument; "
         "a number on a module stays open with torch._dynamo.config.allow_unspec_int_on_nn_module = True. A float field "
-        "of a record is a constant: make it a Tensor without dimensions.",
+        "of a record is a constant: make it a Tensor without dimensions."
     ),
-    _Rule(
-        r"^(\S+) == …",
+    r"^(\S+) == …": (
         "{0} is a number, and its value is part of the code. After the first change Dynamo leaves it open, where the "
-        "program permits that; a Tensor without dimensions, torch.tensor({0}), is open from the first call on.",
+        "program permits that; a Tensor without dimensions, torch.tensor({0}), is open from the first call on."
     ),
-    _Rule(
-        r"^(\S+) == '",
-        "{0} is a string, and the code is for one of its values. Compile a function for each value.",
+    r"^(\S+) == '": "{0} is a string, and the code is for one of its values. Compile a function for each value.",
+    r"Duplicate tensor|duplicate tensor": (
+        "The same tensor is passed twice in some calls and not in others. Pass a copy, or always the same way."
     ),
-    _Rule(
-        r"Duplicate tensor|duplicate tensor",
-        "The same tensor is passed twice in some calls and not in others. Pass a copy, or always the same way.",
-    ),
-)
+}
 _OTHERWISE = "TORCH_LOGS=recompiles_verbose says which guards failed, and where the program needs them."
 
 
@@ -260,65 +240,100 @@ def advice_on(found: Recompilation) -> str:
         >>> advice_on(Recompilation("0/0", "tensor 'x' size mismatch at index 0. expected 3, actual 5"))[:60]
         'Mark the size before the first call, torch._dynamo.mark_dyna'
     """
-    for rule in _RULES:
-        if match := re.search(rule.pattern, found.guard):
-            return rule.advice.format(*(group or "it" for group in match.groups()))
+    for pattern, advice in _ADVICE.items():
+        if match := re.search(pattern, found.guard):
+            return advice.format(*(group or "it" for group in match.groups()))
     return _OTHERWISE
 
 
-@dataclass(frozen=True)
-class CallRecord:
-    """One explained call.
-
-    Attributes:
-        inputs: Shape and dtype of each tensor argument.
-        first_seconds: The time of the compiled call with the compilations that it caused, forward and backward.
-        later_seconds: The times of the same call, run again.
-        eager_seconds: The times of the same call without the compiler, including the first one.
-        compilations: The number of graphs that the backend compiled for the call.
-        graph_breaks: Where and why Dynamo gave up tracing, and continued after it, during the first call.
-        differences: Every output, and every gradient if there are any, compared with eager.
-        layouts: A line for each output whose strides differ from eager's.
-        random: Which random numbers the two sides used; empty if they used none.
-        again: Whether the function had been compiled before, and was compiled again for the report.
-    """
-
-    inputs: tuple[str, ...]
-    first_seconds: float
-    later_seconds: tuple[float, ...]
-    eager_seconds: tuple[float, ...]
-    compilations: int
-    graph_breaks: tuple[str, ...]
-    differences: tuple[Difference, ...]
-    layouts: tuple[str, ...] = ()
-    random: str = ""
-    again: bool = False
-
-    def largest(self, *, gradients: bool) -> Difference | None:
-        """The output, or the gradient, that is furthest from eager; None when there is none."""
-        chosen = [d for d in self.differences if d.name.startswith("gradient") == gradients]
-        return max(chosen, key=lambda d: (not d.agrees, d.largest), default=None)
-
-    @property
-    def wrong(self) -> tuple[Difference, ...]:
-        """The differences from eager that exceed the tolerance."""
-        return tuple(difference for difference in self.differences if not difference.agrees)
-
-    def lines(self) -> tuple[str, ...]:
-        """Lines about the call to add to its row in a table: differences, graph breaks and other unusual results."""
-        wrong = [f"DIFFER: {_said(difference)}" for difference in self.wrong]
-        if wrong:
-            wrong.append('Which operator is to blame: compile with options={"magi.check": True}, and call it once.')
-        breaks = [f"Graph break at {text}" for text in self.graph_breaks]
-        again = ["It had been compiled before; for this report it was compiled again."] * self.again
-        return (*breaks, *again, *([self.random] if self.random else []), *self.layouts, *wrong)
+def compilation_lines(one: Compilation, *, full: bool = False) -> Iterator[Line]:
+    """What to know of *one* before its tables; *full* adds what only a page has room for."""
+    if slow := capture_line(one):
+        yield Line(slow)
+    if again := one.recompiled:
+        where = {"It is a guard of compilation": again.of, "It is needed at": again.place} if full else {}
+        more = "".join(f" {what} {value}." for what, value in where.items() if value)
+        yield Line(f"compiled again: {again.guard}.{more} {advice_on(again)}", "yellow")
+    if stopped := one.stopped:
+        yield Line(" ".join((f"ends at a graph break: {stopped}", *(stopped.hints if full else ()))), "yellow")
+    if one.error:
+        yield Line(f"failed: {one.error}", "red")
+    yield from (Line(sentence, "yellow") for sentence in one.uncut)
+    for graph in one.graphs:
+        if graph.fell_back:
+            yield Line(f"fell back: {graph.title} was {graph.fell_back}", "yellow")
 
 
-def _said(difference: Difference) -> str:
-    if difference.note:
-        return f"{difference.name}: {difference.note}"
-    allowed = f"{difference.tolerance.atol:.1g} + {difference.tolerance.rtol:.1g} x the value"
-    return f"{difference.name} by {difference.largest:.1e} (allowed: {allowed})"
+def compilation_tables(one: Compilation, *, full: bool = False) -> Iterator[Table | Line]:
+    """The tables about *one*; *full* adds what only a page has room for."""
+    yield Table(
+        "Graphs",
+        ("graph", "calls", "symbols", "kernels", "library calls", "compiled in"),
+        (
+            (
+                graph.title,
+                str(graph.nodes),
+                ", ".join(graph.symbols) or "none",
+                str(len(graph.kernels)),
+                ", ".join(f"{name} x{count}" for name, count in Counter(graph.externs).items()) or "none",
+                f"failed: {graph.error}" if graph.error else "from a cache" if graph.cached else shown(graph.seconds),
+            )
+            for graph in one.graphs
+        ),
+    )
+    yield Table(
+        "Passes",
+        ("graph", "pass", "ran", "why", *(["time"] if full else [])),
+        (
+            (graph.title, p.name, "yes" if p.ran else "no", p.reason, *([shown(p.seconds)] if full else []))
+            for graph in one.graphs
+            for p in graph.passes
+        ),
+    )
+    yield Table(
+        "Configuration changes",
+        ("graph", "key", "before", "after"),
+        ((graph.title, c.key, c.before, c.after) for graph in one.graphs for c in graph.changes),
+    )
+    yield Table(
+        "Repairs",
+        ("graph", "repair", "against", "what it does", "times"),
+        (
+            (graph.title, r.name, f"{r.severity}: {r.effect}", r.repair, str(r.times))
+            for graph in one.graphs
+            for r in graph.repairs
+        ),
+    )
+    yield Table(
+        "Checks against eager",
+        ("piece", "compared", "largest difference", "agree"),
+        ((c.piece, str(c.compared), f"{c.largest:.1e}", "yes" if c.agrees else "NO") for c in one.checks),
+    )
+    if sizes := one.sizes:
+        yield Table(
+            "Sizes",
+            (
+                *(f"{symbol} = {path}" for symbol, path in sizes.symbols),
+                *("calls", "with code of its own", "has it now", "note"),
+            ),
+            (
+                (
+                    *(str(number) for _, number in use.sizes),
+                    str(use.calls),
+                    str(use.hits),
+                    f"yes, compiled in {use.seconds:.1f} s" if use.has_code else "no",
+                    use.note,
+                )
+                for use in sizes.uses
+            ),
+        )
+        if sizes.forgotten:
+            yield Line(f"{sizes.forgotten} more sizes are not remembered.")
+        if sizes.symbolic:
+            yield Line(f"Only the code for any size: {sizes.symbolic}.")
+        if sizes.advice:
+            yield Line(sizes.advice)
+    yield Table("Settings", ("name", "value", "from"), (row for row in one.settings if full or row[2] != "default"))
 
 
 def spread(seconds: tuple[float, ...]) -> str:
@@ -337,3 +352,47 @@ def shown(seconds: float) -> str:
 def counted(number: int, thing: str) -> str:
     """``1 kernel``, ``2 kernels``."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def as_text(report: Iterable[Line | Table], width: int) -> str:
+    """*report* without colours, at most *width* columns wide."""
+    text = io.StringIO()
+    Console(file=text, width=width, color_system=None, legacy_windows=False).print(as_renderable(report))
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+
+def as_renderable(report: Iterable[Line | Table]) -> RenderableType:
+    """*report* for ``rich.print``."""
+    return Group(*(part for section in report for part in _parts(section)))
+
+
+def _parts(section: Line | Table) -> Iterator[RenderableType]:
+    if isinstance(section, Line):
+        text = Text(section.text, style=section.style)
+        yield Padding(text, (0, 0, 0, section.indent)) if section.indent else text
+        return
+    table = RichTable(
+        title=section.title, title_justify="left", title_style="italic", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+    for column in section.columns:
+        table.add_column(column, overflow="fold")
+    for row in section.rows:
+        table.add_row(*map(Text, row))
+    if table.row_count:
+        yield table
+
+
+def compilation_as_text(one: Compilation) -> Iterator[Line | Table]:
+    """What a terminal shows of *one*."""
+    cache = one.cache
+    used = f"caches: {cache.hits} hits, {cache.misses} misses" if cache.hits or cache.misses else "caches passed by"
+    facts = f"{called(one)}, {one.nodes} calls captured, {shown(one.seconds)}, {used}"
+    yield Line(f"Compilation {one.index}: {facts}", "bold")
+    yield Line(f"inputs {summary(one.inputs)}")
+    yield from compilation_lines(one)
+    if one.pieces:
+        yield Line("pieces " + " | ".join(one.pieces))
+    for op in one.ops:
+        yield from (Line(""), Line(op.text, indent=2))
+    yield Line("")
+    yield from compilation_tables(one)

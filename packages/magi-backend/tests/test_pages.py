@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of a whole run in a browser: what it shows, and what its search, its tables and its keys do."""
+"""The pages of reports, runs and two runs in a browser: what they show, what their search, tables and keys do.
+
+Nothing else is run, nothing is loaded, nothing sticks out, whatever the names are.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,28 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import _browser
 import pytest
 from _browser import DARK, opened
-from magi_backend import RunReport
+from magi_backend import Report, RunReport
 from magi_backend._records.collect import BrokenAt, GivenUp, ProcessRecord
 from magi_backend._records.folder import Entry, Process
-from magi_backend.records import Compilation, GraphBreak, GraphChange, GraphRecord, KernelRun, Recompilation
+from magi_backend._report.explain import CallRecord
+from magi_backend._verify.compare import Difference, Tolerance
+from magi_backend.records import (
+    CacheUse,
+    CheckOutcome,
+    Compilation,
+    ConfigChange,
+    GraphBreak,
+    GraphChange,
+    GraphRecord,
+    KernelRun,
+    OpUse,
+    PassOutcome,
+    Recompilation,
+    RepairOutcome,
+)
 
 
 if TYPE_CHECKING:
@@ -86,6 +105,71 @@ RUN = RunReport(
         if FIRST.stopped is not None
     ),
 )
+LONG = "a_namespace_of_many_words::" + "an_operator_whose_name_goes_on_" * 6
+TOLERANCE = Tolerance(1e-4, 1e-4)
+
+
+def crowded_graph(kind: str, piece: str, seconds: float) -> GraphRecord:
+    change = ConfigChange("triton.prefer_nd_tiling", "False", "True")
+    return GraphRecord(
+        kind=kind,
+        nodes=312,
+        symbols=("s27", "s53", "s77"),
+        passes=(
+            PassOutcome("NDTilingWorkaroundPass", True, "sizes are symbolic, 31 convolutions", (change,), 0.0021),
+            PassOutcome("EpilogueFusion", False, "no Triton launch"),
+        ),
+        repairs=(RepairOutcome("keep_mutation_order", "wrong code", f"gradients are zero {HOSTILE}", "waits", 3),),
+        kernels=tuple(f"triton_poi_fused_{index}_{LONG}" for index in range(12)),
+        externs=("convolution", "mm"),
+        seconds=seconds,
+        piece=piece,
+    )
+
+
+def crowded() -> Report:
+    """Many graphs, long names, and every text as hostile as it can be."""
+    pieces = tuple(name for index in range(20) for name in (f"piece {index}", LONG))
+    description = f"signature  norm(x: Tensor, cfg: {HOSTILE})\nschema     {LONG}(Tensor x, float cfg__eps=1e-06)"
+    compilation = Compilation(
+        index=0,
+        label=HOSTILE,
+        nodes=4000,
+        inputs=tuple(f"float32[s{index}, 4, 64, 64]" for index in range(200)),
+        ops=(OpUse(LONG, "flattened", 31, description), OpUse(HOSTILE, "direct", 1, "plain")),
+        graphs=tuple(
+            crowded_graph(kind, f"piece {index}", 0.5 + index)
+            for index in range(20)
+            for kind in ("forward", "backward")
+        ),
+        checks=(CheckOutcome("piece 0", 12, 3e-6, True), CheckOutcome(LONG, 3, 0.5, False)),
+        pieces=pieces,
+        settings=(("mode", repr(HOSTILE), "options"), ("boundary_ops", repr((LONG,) * 4), "config_patch")),
+        cache=CacheUse(1, 2, 3),
+        seconds=93.2,
+        error=f"InductorError: {HOSTILE} {LONG}",
+    )
+    differences = (
+        Difference("output", 1e-6, TOLERANCE, True),
+        Difference(f"gradient of {LONG}", 0.3, TOLERANCE, False, HOSTILE),
+    )
+    call = CallRecord(
+        ("float32[1, 4, 64, 64]",) * 40, 93.2, (0.01,), (0.02,), 2, (f"break {HOSTILE} {LONG}",), differences
+    )
+    return Report(HOSTILE, "2.13.0+cpu", (call, call), (compilation, Compilation(1, LONG, 0, (), ())))
+
+
+CHANGED = replace(FIRST, graphs=(replace(GRAPH, lowered=SIN, kernels=("cpp_fused_cos_0",)),))
+AFTER = RunReport((Entry(PROCESSES[0], 1.0, True, CHANGED), *RUN.entries[1:2]), ())
+PAGES = {
+    "crowded": crowded().to_html(),
+    "empty": Report("nothing", "2.13.0+cpu", (), ()).to_html(),
+    "run": RUN.to_html(),
+    "two runs": RUN.compared_with(AFTER).to_html(),
+}
+# Only in the test's copy: the page cannot say how wide it is.
+EVERYTHING_OPEN = "document.querySelectorAll('details').forEach((one) => { one.open = true; });"
+RULER = "console.log('wide', document.documentElement.scrollWidth, innerWidth);"
 DRIVER = """
 const every = (selector) => [...document.querySelectorAll(selector)];
 const seen = (name, value) => console.log(name + '=' + value);
@@ -101,13 +185,13 @@ const open = () => every('.compilation').map((one) => Number(one.open)).join('')
 
 
 def drive(tmp_path: Path, script: str, *, width: int = 1200) -> dict[str, str]:
-    seen = opened(RUN.to_html(), tmp_path, width=width, script=DRIVER + script)
+    seen = opened(PAGES["run"], tmp_path, width=width, script=DRIVER + script)
     assert seen.requests == []
     return dict(line.split("=", 1) for line in seen.console)
 
 
 def test_what_the_page_says() -> None:
-    page = RUN.to_html()
+    page = PAGES["run"]
     text = re.sub(r"<[^>]+>", "", page)
 
     for said in (
@@ -133,8 +217,6 @@ def test_what_the_page_says() -> None:
         assert said in text, said
     assert "<ins>+ cos = cos(x)</ins>" in page
     assert "<dt>by other backends</dt><dd>4</dd>" in page
-    assert not re.search(r"<a\b(?! href='#)", page)
-    assert re.findall(r"<script[^>]*>", page) == ["<script>"]
 
 
 def test_search_finds_functions_kernels_and_graphs(tmp_path: Path) -> None:
@@ -200,33 +282,67 @@ def test_a_link_opens_what_it_names(tmp_path: Path) -> None:
     assert drive(tmp_path, script) == {"open": "100"}
 
 
-RULER = "seen('wide', document.documentElement.scrollWidth <= innerWidth ? innerWidth : 'too wide');"
-
-
-@pytest.mark.parametrize("width", [1200, 400])
-def test_nothing_sticks_out(width: int, tmp_path: Path) -> None:
-    everything = "document.querySelectorAll('details').forEach((one) => { one.open = true; });"
-
-    assert drive(tmp_path, everything + RULER, width=width) == {"wide": str(width)}
-
-
 @pytest.mark.parametrize(("flags", "ground"), [((), "rgb(255, 255, 255)"), ((DARK,), "rgb(20, 23, 27)")])
 def test_light_and_dark(flags: tuple[str, ...], ground: str, tmp_path: Path) -> None:
     script = "console.log(getComputedStyle(document.body).backgroundColor)"
-    seen = opened(RUN.to_html(), tmp_path, width=800, script=script, flags=flags)
+    seen = opened(PAGES["run"], tmp_path, width=800, script=script, flags=flags)
 
     assert seen.console == [ground]
     assert seen.picture.stat().st_size > 20_000
 
 
-def test_two_runs_side_by_side(tmp_path: Path) -> None:
-    changed = replace(FIRST, graphs=(replace(GRAPH, lowered=SIN, kernels=("cpp_fused_cos_0",)),))
-    after = RunReport((Entry(PROCESSES[0], 1.0, True, changed), *RUN.entries[1:2]), ())
-    page = RUN.compared_with(after).to_html()
-    seen = opened(page, tmp_path, width=1200, script=DRIVER + RULER)
+def test_two_runs_side_by_side() -> None:
+    page = PAGES["two runs"]
 
-    assert seen.console == ["wide=1200"]
     assert "<ins>+ sin = sin(x)</ins>" in page
     assert "kernel cpp_fused_cos_0: new" in page
     assert "Only before" in page
     assert HOSTILE not in page
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_has_one_script_and_no_address(name: str) -> None:
+    page = PAGES[name]
+
+    assert not re.search(r"<(img|link|iframe|object|embed)\b", page)
+    assert re.findall(r"<script[^>]*>", page) == ["<script>"]
+    assert not re.search(r"<a\b(?! href='#)", page)
+    assert "url(" not in page
+    assert page.count("</style>") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "width"),
+    [
+        ("crowded", 1200),
+        ("crowded", 500),
+        ("crowded", 400),
+        ("empty", 500),
+        ("run", 1200),
+        ("run", 400),
+        ("two runs", 1200),
+    ],
+)
+def test_a_browser_shows_it_and_loads_nothing(name: str, width: int, tmp_path: Path) -> None:
+    seen = opened(PAGES[name], tmp_path, width=width, script=EVERYTHING_OPEN + RULER)
+
+    ((_, content, window),) = [line.split() for line in seen.console]  # the ruler's line, and no other
+    assert int(content) <= int(window) == width, "the page is wider than the window"
+    assert seen.requests == []
+    assert seen.picture.stat().st_size > 5000
+
+
+def test_a_browser_tells_on_a_page_that_does(tmp_path: Path) -> None:
+    page = "<body><img src='http://example.invalid/x.png'><script>console.error('run')</script></body>"
+
+    seen = opened(page, tmp_path, width=500)
+
+    assert seen.requests == ["http://example.invalid/x.png"]
+    assert "run" in seen.console
+
+
+def test_where_a_browser_is_required_the_test_fails_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_browser, "CHROMIUM", None)
+    monkeypatch.setenv(_browser.REQUIRED, "1")
+    with pytest.raises(pytest.fail.Exception, match="apt-get install chromium"):
+        opened("<body></body>", tmp_path, width=500)

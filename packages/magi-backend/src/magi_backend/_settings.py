@@ -1,0 +1,427 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of the backend, each with the place that it came from, and the arguments of one call of the backend.
+
+A setting has one name in three spellings: the field ``pass_config.max_tiles``, the option
+``magi.pass_config.max_tiles``, and the environment variable ``MAGI_COMPILE_PASS_CONFIG__MAX_TILES``. If several give a
+value, the options take precedence over ``config_patch``, that over the environment, and that over the default. The
+command line is never read.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, TypeAdapter, ValidationError
+
+from . import _torch_compat
+from .errors import ConfigError, OptionError
+
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+
+Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+
+
+def _tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _names(value: object) -> object:
+    """*value*, which may be text such as ``"ns::a, ns::b"`` from an environment variable, as a tuple of names."""
+    return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else _tuple(value)
+
+
+_Number = Annotated[int, Field(ge=0, strict=True)]
+_Sizes = Mapping[str, _Number | Annotated[tuple[_Number, ...], BeforeValidator(_tuple)]]
+_SizeSets = Annotated[
+    tuple[Annotated[_Sizes, Field(min_length=1)], ...],
+    Field(description="a sequence of dicts of input to shape or number, such as ({'x': (1, 16, 68, 120)},), or JSON"),
+    BeforeValidator(lambda value: _tuple(json.loads(value) if isinstance(value, str) else value)),
+]
+_OpNames = Annotated[
+    tuple[str, ...],
+    Field(description="operator names such as 'ns::op', a list or comma-separated"),
+    BeforeValidator(_names),
+]
+
+
+class PassConfig(BaseModel):
+    """Which of the graph passes may run. A pass that is switched off here is never used, not even by tuning.
+
+    Attributes:
+        enable_nd_tiling_workaround: Tile Triton kernels of convolution-heavy dynamic graphs in more than one dimension.
+        enable_conv_layout: Keep convolutions channels-last in graphs with symbolic shapes, where Inductor does not.
+        enable_temporal_conv: Write 3D convolutions with few time taps as one 2D convolution.
+        max_tiles: How many tile dimensions the tiling pass may ask for.
+
+    Raises:
+        ConfigError: A value of another type, or out of range; or an unknown name.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    enable_nd_tiling_workaround: bool = True
+    enable_conv_layout: bool = True
+    enable_temporal_conv: bool = True
+    max_tiles: int = Field(default=3, ge=2, le=3)
+
+    if not TYPE_CHECKING:  # type checkers know the fields
+
+        def __init__(self, **values: Any) -> None:
+            _checked(_flat({"pass_config": values}), "")
+            super().__init__(**values)
+
+
+class CompileConfig(BaseModel):
+    """All settings of one compilation. ``print(config)`` shows each value and where it came from.
+
+    Attributes:
+        mode: The ``mode`` of ``torch.compile``, which does not accept ``mode=`` together with ``options=``.
+        check: Compare the first call of each compiled piece with eager, forward and backward.
+        tune: Measure the settings that could suit a graph and keep the fastest.
+        progress: Show what is being compiled, on a terminal only.
+        boundary_ops: Names of operators at which a graph is split, besides those registered as subgraph boundaries.
+        memory_budget: Share of the activations, from 0 to 1, that a training graph may save; the rest is recomputed.
+            None leaves the choice to torch, which saves what its partitioner finds cheapest.
+        compile_sizes: Sizes for which a graph with symbols gets code of its own at its first call. Each is a dict from
+            an input to its shape, or to a number if the input is an int, such as ``{"x": (1, 16, 5, 68, 120)}``. In the
+            environment it is JSON.
+        hot_sizes: How many sizes that came back may have code of their own at a time, for each graph; 0 turns this off.
+            The least recently used one is dropped first.
+        hot_after: The number of the call with the same sizes, counted from 1, at which that code is made.
+        report: A folder in which each compilation is recorded while it happens, for
+            ``python -m magi_backend report FOLDER``.
+        profile: Measure the kernels of each graph in a few of its first calls, for the report; without CUDA graphs.
+        strict: Raise where compiling a graph fails, although it might succeed without our passes, options and repairs.
+            By default it is compiled once more without them, with a warning.
+        on_unsupported: What to do with an operator whose Triton kernels or launches no graph can carry: ``"error"``, or
+            ``"opaque"`` to keep the operator opaque with a warning. If such a kernel is found in the source, this is
+            decided at decoration, where only the environment counts.
+        pass_config: Which graph passes may run.
+
+    Raises:
+        ConfigError: A value, for example from the environment, that its field does not accept; or a variable that
+            starts with ``MAGI_COMPILE_`` and names no field.
+
+    Example:
+        >>> CompileConfig(check=True).check
+        True
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    mode: Mode = "default"
+    check: bool = False
+    tune: bool = False
+    progress: bool = True
+    boundary_ops: _OpNames = ()
+    memory_budget: float | None = Field(default=None, ge=0.0, le=1.0)
+    compile_sizes: _SizeSets = ()
+    hot_sizes: int = Field(default=0, ge=0)
+    hot_after: int = Field(default=3, ge=1)
+    report: str | None = None
+    profile: bool = False
+    strict: bool = False
+    on_unsupported: Literal["error", "opaque"] = "error"
+    pass_config: PassConfig = Field(default_factory=PassConfig)
+
+    _origins: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    def __init__(self, **values: Any) -> None:
+        given = _checked(_flat(values), "")
+        environment = {name: text for name, text in _environment().items() if name not in given}
+        super().__init__(**_nested(_checked(environment, "environment") | given))
+        self._origins |= {name: f"environment {variable(name)}" for name in environment}
+        self._origins |= dict.fromkeys(given, "argument")
+
+    @classmethod
+    def resolve(
+        cls, *, config_patch: ConfigPatch | None = None, options: Mapping[str, object] | None = None
+    ) -> CompileConfig:
+        """The settings of one compilation.
+
+        Args:
+            config_patch: Values by dotted name, or a function that gets the settings so far and returns such values
+                or another ``CompileConfig``.
+            options: Values by dotted name, as in ``options={"magi.check": True}`` without the prefix.
+
+        Returns:
+            The settings, with the origin of each value.
+
+        Raises:
+            ConfigError: An unknown name, or a value of the wrong type.
+        """
+        config = cls()
+        if config_patch is not None:
+            config = config.replace(_patch_values(config, config_patch), origin="config_patch")
+        return config.replace(options, origin="options") if options else config
+
+    def replace(self, values: Mapping[str, object], *, origin: str = "argument") -> CompileConfig:
+        """A copy with *values*, by dotted name, each checked strictly: ``"yes"`` is not a bool here.
+
+        Raises:
+            ConfigError: An unknown name, or a value of the wrong type.
+        """
+        given: object = values
+        if not isinstance(given, Mapping):
+            msg = f"{origin} = {given!r} is a {type(given).__name__}. {_VALUES}"
+            raise ConfigError(msg)
+        changed = type(self)(**_nested(dict(self.items()) | _checked(given, origin)))
+        changed._origins = self._origins | dict.fromkeys(given, origin)  # noqa: SLF001 - of the same class
+        return changed
+
+    def items(self) -> Iterator[tuple[str, object]]:
+        """Each setting's dotted name and value, in the order of the fields."""
+        for name in field_names():
+            value: object = self
+            for part in name.split("."):
+                value = getattr(value, part)
+            yield name, value
+
+    def origin(self, name: str) -> str:
+        """Where the value of the setting *name* came from: "default", "environment VARIABLE", "options", ….
+
+        Raises:
+            ConfigError: There is no such setting.
+        """
+        if name not in _fields():
+            raise ConfigError(_unknown_name(name))
+        return self._origins.get(name, "default")
+
+    def __str__(self) -> str:
+        rows = [(name, repr(value), self.origin(name)) for name, value in self.items()]
+        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+        return "\n".join(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}" for name, value, origin in rows)
+
+
+ConfigPatch = Mapping[str, object] | Callable[[CompileConfig], "CompileConfig | Mapping[str, object]"]
+
+_VALUES = (
+    "It is a dict of dotted names such as {'check': True}, or a function of the settings so far that returns such a "
+    "dict or a CompileConfig, for example config.replace({'check': True})."
+)
+
+
+def _patch_values(base: CompileConfig, patch: ConfigPatch) -> Mapping[str, object]:
+    result: object = patch(base) if callable(patch) else patch
+    if isinstance(result, CompileConfig):
+        return {
+            name: value for (name, value), (_, old) in zip(result.items(), base.items(), strict=True) if value != old
+        }
+    if isinstance(result, Mapping):
+        return result
+    msg = f"config_patch gave a {type(result).__name__}. {_VALUES}"
+    raise ConfigError(msg)
+
+
+@functools.cache
+def _fields() -> dict[str, tuple[FieldInfo, TypeAdapter[object], TypeAdapter[object]]]:
+    """Each setting by its dotted name, with what checks a value of it strictly, and what reads it from text."""
+    fields: dict[str, FieldInfo] = {}
+    for name, field in CompileConfig.model_fields.items():
+        groups = PassConfig.model_fields.items() if field.annotation is PassConfig else ()
+        fields |= {f"{name}.{inner}": info for inner, info in groups} or {name: field}
+    kinds: dict[str, Any] = {name: Annotated[field.annotation, field] for name, field in fields.items()}
+    strict = ConfigDict(strict=True)
+    return {name: (fields[name], TypeAdapter(kind, config=strict), TypeAdapter(kind)) for name, kind in kinds.items()}
+
+
+def field_names() -> tuple[str, ...]:
+    """The dotted names of all settings."""
+    return tuple(_fields())
+
+
+def variable(name: str) -> str:
+    """The environment variable of the setting *name*."""
+    return "MAGI_COMPILE_" + name.replace(".", "__").upper()
+
+
+def _environment() -> dict[str, str]:
+    """The texts in the environment, by the dotted name of a setting."""
+    names, found = {variable(name): name for name in _fields()}, {}
+    for key, text in os.environ.items():
+        if key.upper() in names:
+            found[names[key.upper()]] = text
+        elif key.upper().startswith("MAGI_COMPILE_"):
+            close = get_close_matches(key.upper(), names, n=1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            msg = f"The environment variable {key.upper()} does not name a setting of the magi backend.{hint}"
+            raise ConfigError(f"{msg} The variables are: {', '.join(names)}")
+    return found
+
+
+def _nested(values: Mapping[str, object]) -> dict[str, Any]:
+    """``{"pass_config.max_tiles": 2}`` as ``{"pass_config": {"max_tiles": 2}}``."""
+    nested: dict[str, Any] = {}
+    for name, value in values.items():
+        group, _, inner = name.rpartition(".")
+        (nested.setdefault(group, {}) if group else nested)[inner] = value
+    return nested
+
+
+def _flat(values: Mapping[str, object]) -> dict[str, object]:
+    """``{"pass_config": {"max_tiles": 2}}`` as ``{"pass_config.max_tiles": 2}``."""
+    flat: dict[str, object] = {}
+    for name, value in values.items():
+        inner = dict(value) if isinstance(value, PassConfig) else value
+        if name == "pass_config" and isinstance(inner, Mapping):
+            flat |= {f"{name}.{key}": item for key, item in inner.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _checked(values: Mapping[str, object], origin: str) -> dict[str, object]:
+    """*values*, by dotted name, as the settings hold them; those from the environment are text.
+
+    Raises:
+        ConfigError: It says of every bad value what it is, where it came from (*origin*), and what its setting takes.
+        OptionError: The same for options.
+    """
+    found, bad, cause = {}, [], None
+    prefix = "magi." if origin == "options" else ""
+    for name, value in values.items():
+        if name not in _fields():
+            is_group = name == "pass_config" and not origin
+            takes = "a PassConfig or a dict such as {'max_tiles': 2}"
+            wrong = f"{name} = {value!r}: the settings {name} take {takes}."
+            bad.append(wrong if is_group else _unknown_name(name, prefix))
+            continue
+        field, strict, from_text = _fields()[name]
+        try:
+            found[name] = (from_text if origin == "environment" else strict).validate_python(value)
+        except ValidationError as error:
+            cause = error
+            if origin in {"", "environment"}:
+                where = f"The environment variable {variable(name)}" if origin else name
+                bad.append(f"{where} = {value!r}: the setting {name} takes {_accepted(field)}.")
+            else:
+                given = f"{prefix}{name} = {value!r} (a {type(value).__name__}, from {origin})"
+                bad.append(f"{given}: the setting takes {_accepted(field)}.")
+    if bad:
+        raise (OptionError if origin == "options" else ConfigError)(" ".join(bad)) from cause
+    return found
+
+
+def _unknown_name(name: object, prefix: str = "") -> str:
+    valid = [prefix + known for known in _fields()]
+    if not isinstance(name, str):
+        return f"{name!r} (a {type(name).__name__}) is not the name of a setting. Names are such as {valid[0]!r}."
+    close = get_close_matches(prefix + name, valid, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"{prefix + name!r} is not a setting of the magi backend.{hint} The settings are: {', '.join(valid)}"
+
+
+def _accepted(field: FieldInfo) -> str:
+    """What *field* accepts, in words."""
+    kind = field.annotation
+    if field.description or kind is bool:
+        return field.description or "True or False"
+    if str(kind).startswith("typing.Literal"):
+        return "one of " + ", ".join(repr(choice) for choice in get_args(kind))
+    bounds = "".join(
+        f" {word} {getattr(part, attribute):g}"
+        for attribute, word in (("ge", "from"), ("le", "to"))
+        for part in field.metadata
+        if hasattr(part, attribute)
+    )
+    kinds = get_args(kind) or (kind,)
+    return " or ".join("None" if each is type(None) else f"{each.__name__}{bounds}" for each in kinds)
+
+
+_PREFIX = "magi."
+
+
+@dataclass(frozen=True)
+class Request:
+    """The request of a user for one compilation.
+
+    Attributes:
+        config: Our settings.
+        inductor: Inductor's configuration keys: those of the mode, then those that the user gave.
+        explicit: The keys among them that the user gave by name.
+        label: A name for the report and the progress line; empty if there is none.
+    """
+
+    config: CompileConfig
+    inductor: Mapping[str, Any]
+    explicit: frozenset[str] = frozenset()
+    label: str = ""
+
+
+def read_request(
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    config_patch: ConfigPatch | None = None,
+    label: str = "",
+) -> Request:
+    """Check the arguments of ``torch.compile``, and split them into our settings and Inductor's configuration.
+
+    Args:
+        mode: As in ``torch.compile(mode=...)``.
+        options: ``magi.*`` settings and keys of ``torch._inductor.config``.
+        config_patch: As for ``magi_compile``. The options take precedence over it, and it over the environment.
+        label: A name for the report.
+
+    Raises:
+        OptionError: An unknown key, a value of the wrong type, or a mode given twice with different values.
+        ConfigError: A malformed environment variable or ``config_patch``.
+    """
+    ours: dict[str, object] = {}
+    inductor: dict[str, Any] = {}
+    given: object = {} if options is None else options
+    if not isinstance(given, Mapping):
+        msg = f"options={options!r} is a {type(options).__name__}. It is a dict such as {{'magi.check': True}}."
+        raise OptionError(msg)
+    for key, value in given.items():
+        if not isinstance(key, str):
+            msg = f"The option {key!r} is a {type(key).__name__}; options have names, such as 'magi.check'."
+            raise OptionError(msg)
+        if key.startswith(_PREFIX):
+            ours[key.removeprefix(_PREFIX)] = value
+        else:
+            inductor[key.replace("-", "_")] = value  # torch.compile accepts dashes too
+    _check_inductor_options(inductor)
+    if mode is not None:
+        modes, other = get_args(Mode), ours.get("mode", mode)
+        if mode not in modes:
+            msg = f"mode={mode!r} is not a mode of the magi backend. Choose one of: {', '.join(modes)}"
+            raise OptionError(msg)
+        if mode != other:
+            msg = f'mode={mode!r} and options={{"magi.mode": {other!r}}} contradict each other. Give one of them.'
+            raise OptionError(msg)
+        ours["mode"] = mode
+    config = CompileConfig.resolve(config_patch=config_patch)
+    config = config.replace(ours, origin="options") if ours else config
+    patches = {} if config.mode == "default" else _torch_compat.compiling.mode_options(config.mode)
+    return Request(config, patches | inductor, frozenset(inductor), label)
+
+
+def _check_inductor_options(values: Mapping[str, object]) -> None:
+    known = _torch_compat.compiling.inductor_keys() if values else []
+    for key, value in values.items():
+        if key not in known:
+            ours = [_PREFIX + field for field in field_names()]
+            close = get_close_matches(key, [*ours, *known], n=3, cutoff=0.5)
+            hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+            msg = (
+                f"Unknown option {key!r} for the magi backend.{hint} Its own options are {', '.join(ours)}; "
+                "every key of torch._inductor.config is accepted too (torch._inductor.list_options() lists them)."
+            )
+            raise OptionError(msg)
+        kind = _torch_compat.compiling.inductor_type(key)
+        if kind is not None and not isinstance(value, (int, float) if kind is float else kind):
+            msg = (
+                f"The option {key} = {value!r} is a {type(value).__name__}; torch._inductor.config.{key} takes "
+                f"{'True or False' if kind is bool else f'a value of type {kind.__name__}'}."
+            )
+            raise OptionError(msg)
