@@ -26,14 +26,19 @@ from magi_tritonwrap._torch_compat.tracing import (
 from magi_tritonwrap.errors import TritonWrapError
 
 from .hook import Run, in_library_folder, listening
-from .normalise import resolve
+from .normalise import resolve, unsupported
 
 
 class _Checker:
     """A listener that resolves launches, so that those which no graph can carry raise an error, and drops them."""
 
     def on_launch(self, kernel: Any, _run: Run, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> None:
-        if not as_kernel(kernel).is_interpreted and not kwargs.get("warmup"):
+        described = as_kernel(kernel)
+        if kwargs.get("warmup"):
+            why = "is compiled by .warmup() in the op's body, and a graph has no compiled kernel to look at. "
+            fix = "Launch the kernel itself, and choose its grid from torch.cuda.get_device_properties()"
+            raise unsupported(described, why + fix)
+        if not described.is_interpreted:
             resolve(kernel, args, kwargs)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from types import BuiltinMethodType, FrameType, MethodType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -180,14 +180,3 @@ def leave_out_of_cache() -> None:
             if isinstance(value, AOTConfig):
                 object.__setattr__(value, "cache_info", None)
         frame = frame.f_back
-
-
-def autograd_function_of(apply: object) -> Any:
-    """`MyFunction` for `MyFunction.apply`; None for anything else.
-
-    A method of Python until torch 2.13, a builtin in 2.15 (`torch/autograd/function.py`).
-    """
-    if not isinstance(apply, MethodType | BuiltinMethodType) or apply.__name__ != "apply":
-        return None
-    owner = apply.__self__
-    return owner if isinstance(owner, type) and issubclass(owner, torch.autograd.Function) else None
