@@ -20,9 +20,9 @@ from ._find import find_kernels
 from ._kernel.bodies import BODIES, INNER_BODIES, Bodies, why_not_a_body
 from ._kernel.kernels import as_kernel, check_supported, is_kernel
 from ._kernel.report import FoundKernel, KernelReport, OpReport
-from ._launch.capture import CapturedLaunch, capture_launches
+from ._launch.capture import CapturedLaunch
 from ._launch.on_cpu import check_driver, translate_cpu_errors
-from ._launch.probe import why_untraceable
+from ._launch.recording import Recording, recording_of
 from ._launch.writes import see_arguments
 from ._torch_compat.kernels import calling_frame
 from ._torch_compat.operators import (
@@ -294,33 +294,33 @@ def _decompose(mode: Any, op: OpOverload, types: Sequence[type], args: tuple[Any
         return mode.__torch_dispatch__(op, types, args, kwargs)
     if record.bodies.has_other_body(args, kwargs):
         return mode.__torch_dispatch__(op, types, args, kwargs)
-    reason = _why_whole(record, args, kwargs)
-    if reason:
-        record.fall_back(reason)
+    recording = _recording(record, args, kwargs)
+    if isinstance(recording, str):
+        record.fall_back(recording)
         if outer is not None:
-            outer.whole_inside[record.name] = f"its body cannot be traced. {reason}"
+            outer.whole_inside[record.name] = f"its body cannot be traced. {recording}"
         return mode.__torch_dispatch__(op, types, args, kwargs)
     key = _KEY.get() or record.key
     tokens = _OUTER_OP.set(record), _KEY.set(key)
     try:
         before = see_arguments(op, args, kwargs)
-        with mode, capture_launches() as log:
-            result = translate_cpu_errors(record.fn, record.name)(*args, **kwargs)
+        with mode:
+            result, launches = translate_cpu_errors(recording.replay, record.name)(record.fn, args, kwargs)
         before.refuse_writes()
     finally:
         _OUTER_OP.reset(tokens[0])
         _KEY.reset(tokens[1])
-    key.check(launch.kernel for launch in log.launches)
-    if log.launches:
+    key.check(launch.kernel for launch in launches)
+    if launches:
         check_driver(record.name, args, kwargs)
-    record.note(log.launches)
+    record.note(launches)
     return result
 
 
-def _why_whole(record: _SeeThroughOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Why an op stays opaque in this graph; empty if its body can be traced."""
+def _recording(record: _SeeThroughOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording | str:
+    """What the body of an op does, or why the op stays opaque in this graph."""
     try:
-        return why_untraceable(record.fn, args, kwargs)
+        return recording_of(record.fn, args, kwargs)
     except TritonWrapError as error:
         if "opaque" not in (record.on_unsupported, _ON_UNSUPPORTED.get()):
             raise
