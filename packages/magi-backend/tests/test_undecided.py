@@ -19,10 +19,17 @@ import triton.language as tl
 from magi_backend import magi_register_custom_op
 from magi_opschema import ObjectHandle, op_def, register_object
 from magi_opschema.errors import RuleError
-from magi_tritonwrap import NoFakeError, OpaqueFallbackWarning, UnsupportedLaunchError, find_kernels
+from magi_tritonwrap import (
+    NoFakeError,
+    OpaqueFallbackWarning,
+    UnsupportedKernelError,
+    UnsupportedLaunchError,
+    find_kernels,
+    see_through_report,
+)
 from magi_tritonwrap.testing import aot_graphs, launches_of, stub_driver
 from torch import Tensor
-from torch._dynamo.exc import TorchRuntimeError
+from torch._dynamo.exc import BackendCompilerFailed, TorchRuntimeError
 
 
 if TYPE_CHECKING:
@@ -315,14 +322,41 @@ def with_pdl(x: Tensor) -> Tensor:
 
 
 def test_launches_that_no_graph_can_carry(ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UnsupportedLaunchError):
-        magi_register_custom_op(f"{ns}::refused")(with_pdl)
-    with pytest.warns(OpaqueFallbackWarning, match="launch_pdl="):
-        op = magi_register_custom_op(f"{ns}::per_op", on_unsupported="opaque")(with_pdl)
-    assert op_def(op).notes["see-through"].startswith("no: Triton kernel 'row_kernel' is launched with launch_pdl=")
+    refused = magi_register_custom_op(f"{ns}::refused")(with_pdl)
+    with pytest.raises(BackendCompilerFailed, match="UnsupportedLaunchError: .*is launched with launch_pdl=") as caught:
+        graph_of(refused)
+    assert isinstance(caught.value.inner_exception, UnsupportedLaunchError)
+    op = magi_register_custom_op(f"{ns}::per_op", on_unsupported="opaque")(with_pdl)
     monkeypatch.setenv("MAGI_COMPILE_ON_UNSUPPORTED", "opaque")
-    with pytest.warns(OpaqueFallbackWarning, match="launch_pdl="):
-        by_setting = magi_register_custom_op(f"{ns}::by_setting")(with_pdl)
+    by_setting = magi_register_custom_op(f"{ns}::by_setting")(with_pdl)
+    for opaque in (op, by_setting):
+        with pytest.warns(OpaqueFallbackWarning, match="launch_pdl="):
+            graph, _ = graph_of(opaque)
+        assert launches_of(graph) == []
+        (reason,) = see_through_report(opaque).fallbacks
+        assert reason.startswith("Triton kernel 'row_kernel' is launched with launch_pdl=")
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 64}, pre_hook=lambda args: None)], key=[])
+@triton.jit
+def hooked_kernel(x, out, n, BLOCK: tl.constexpr):
+    tl.store(out + tl.arange(0, BLOCK), tl.load(x + tl.arange(0, BLOCK)))
+
+
+def with_a_hook(x: Tensor) -> Tensor:
+    hooked_kernel[(1,)](x, x, 50)
+    return x
+
+
+def test_kernels_that_no_graph_can_carry(ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnsupportedKernelError):
+        magi_register_custom_op(f"{ns}::refused")(with_a_hook)
+    with pytest.warns(OpaqueFallbackWarning, match="pre_hook="):
+        op = magi_register_custom_op(f"{ns}::per_op", on_unsupported="opaque")(with_a_hook)
+    assert op_def(op).notes["see-through"].startswith("no: Triton kernel 'hooked_kernel' has a triton.Config with")
+    monkeypatch.setenv("MAGI_COMPILE_ON_UNSUPPORTED", "opaque")
+    with pytest.warns(OpaqueFallbackWarning, match="pre_hook="):
+        by_setting = magi_register_custom_op(f"{ns}::by_setting")(with_a_hook)
     graph, _ = graph_of(by_setting)
     assert launches_of(graph) == []
 

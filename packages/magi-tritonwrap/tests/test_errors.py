@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
-"""Each mistake raises at decoration: which kernel, where, why, and the fix."""
+"""Each mistake raises, at decoration or at the first compilation: which kernel, where, why, and the fix."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import magi_tritonwrap
 import pytest
+import torch
 import triton
 import triton.language as tl
-import tritonwrap_patterns as patterns
 from magi_tritonwrap import TritonWrapError, make_see_through, triton_op
+from magi_tritonwrap.testing import aot_graphs
 from torch import Tensor
+from torch._dynamo.exc import BackendCompilerFailed
 
 
 if TYPE_CHECKING:
@@ -119,12 +121,14 @@ LAUNCHES: dict[Callable[..., Any], str] = {
 
 
 @pytest.mark.parametrize("body", LAUNCHES, ids=lambda body: body.__name__)
-def test_launch_is_refused_at_decoration(ops: Ops, body: Callable[..., Any]) -> None:
+@pytest.mark.usefixtures("stub")
+def test_launch_is_refused_at_the_first_compilation(ops: Ops, body: Callable[..., Any]) -> None:
     op = ops.define("op", body)
-    with pytest.raises(magi_tritonwrap.UnsupportedLaunchError, match=LAUNCHES[body]) as caught:
-        make_see_through(op, body)
-    caught.match(rf"test_errors\.py:{body.__code__.co_firstlineno + 1}\)")
-    assert isinstance(caught.value, ValueError)
+    make_see_through(op, body)
+    with pytest.raises(BackendCompilerFailed, match=f"UnsupportedLaunchError.*{LAUNCHES[body]}") as caught:
+        aot_graphs(op, torch.ones(4))
+    caught.match(rf"launched at .*test_errors\.py:{body.__code__.co_firstlineno + 1}, defined at .*test_errors\.py")
+    assert isinstance(caught.value.inner_exception, ValueError)
 
 
 def test_settings_that_inductor_was_told_to_overlook(ops: Ops) -> None:
@@ -150,8 +154,3 @@ def test_every_error_has_one_root_and_a_builtin_base() -> None:
     for error in errors:
         assert issubclass(error, TritonWrapError)
         assert any(issubclass(error, builtin) for builtin in (TypeError, ValueError, KeyError, RuntimeError))
-
-
-def test_supported_kernels_are_not_refused() -> None:
-    for pattern in patterns.PATTERNS.values():
-        assert not magi_tritonwrap.find_kernels(pattern.body).unsupported

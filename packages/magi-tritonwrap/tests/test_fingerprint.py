@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from magi_tritonwrap import find_kernels
 from magi_tritonwrap._cache_key import CacheKeyEntry, fingerprint
-from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
+from magi_tritonwrap._kernel.kernels import as_kernel
 
 
 @dataclasses.dataclass
@@ -209,16 +209,6 @@ def test_values_without_a_stable_form_are_named(name: str) -> None:
     found = fingerprint([Settings(UNSTABLE[name])], "body")
     assert found.unstable
     assert all(path.startswith(("body", "global", "module")) for path in found.unstable)
-
-
-def test_a_kernel_that_only_the_arguments_lead_to_bypasses_the_cache() -> None:
-    def body(x: torch.Tensor, runner: Any) -> None:
-        runner.kernel[(1,)](x, x, 4, BLOCK=4)
-
-    entry = CacheKeyEntry("mylib::run", body, find_kernels(body))
-    with pytest.raises(BypassAOTAutogradCache, match=r"the parameter 'runner' is known at run time"):
-        _ = entry.src
-    assert entry.state.startswith("bypassed: runner.kernel[")
 
 
 def test_small_tensors_count_by_content() -> None:
@@ -475,7 +465,7 @@ def test_a_script_that_is_called_like_a_module_of_python(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_kernels_listed_by_hand_lift_the_bypass(count: int) -> None:
+def test_kernels_listed_by_hand_are_covered(count: int) -> None:
     def body(x: torch.Tensor, runner: Any) -> None:
         runner.kernel[(1,)](x, x, 4, BLOCK=4)
         if count == 2:
@@ -488,7 +478,10 @@ def test_kernels_listed_by_hand_lift_the_bypass(count: int) -> None:
     assert entry.src.startswith("mylib::run ")
     assert entry.state == "keyed"
     assert (entry.src == other.src) == (count == 1)
-    assert len(find_kernels(body, extra=kernels).unresolved) == 2
+    entry.check(as_kernel(kernel) for kernel in kernels)
+    assert entry.state == "keyed"
+    entry.check([as_kernel(patterns.one_config_kernel)])
+    assert entry.state.startswith("not stored: ")
 
 
 def test_make_see_through_with_kernels_is_keyed(ops: Any, stub: None) -> None:

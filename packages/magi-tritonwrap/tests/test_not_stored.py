@@ -7,7 +7,7 @@ import functools
 import importlib
 import sys
 import types
-from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,15 +15,16 @@ import torch
 import triton
 import triton.language as tl
 import tritonwrap_patterns as patterns
-from magi_tritonwrap import LaunchLog, _see_through, see_through_report, triton_op
+from magi_tritonwrap import _see_through, see_through_report, triton_op
 from magi_tritonwrap._kernel.kernels import as_kernel
 from magi_tritonwrap._launch.capture import CapturedLaunch
+from magi_tritonwrap._launch.recording import recording_of
 from torch import Tensor
 from torch._dynamo.utils import counters
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from conftest import Ops
@@ -87,11 +88,12 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def compiled_with(ops: Ops, choose: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, *, trains: bool) -> Any:
     """Compile an op whose body says that it launches what *choose* returns; without a GPU nothing can be launched."""
 
-    @contextmanager
-    def capture() -> Iterator[LaunchLog]:
-        yield LaunchLog(drop=False, launches=[CapturedLaunch(as_kernel(choose()), __file__, 1)])
+    def record(*body: Any) -> Any:
+        recording = recording_of(*body)
+        assert not isinstance(recording, str)
+        return replace(recording, launches=[CapturedLaunch(as_kernel(choose()), __file__, 1)])
 
-    monkeypatch.setattr(_see_through, "capture_launches", capture)
+    monkeypatch.setattr(_see_through, "recording_of", record)
     monkeypatch.setattr(_see_through, "check_driver", lambda *_: None)
 
     def body(x: Tensor) -> Tensor:

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 import tritonwrap_patterns as patterns
-from magi_tritonwrap import find_kernels, make_see_through, see_through_report
+from magi_tritonwrap import capture_launches, find_kernels, make_see_through, see_through_report
+from magi_tritonwrap._cache_key import fingerprint
 from magi_tritonwrap.testing import aot_graphs, launches_of
+from triton.runtime.jit import JITFunction
 
 
 if TYPE_CHECKING:
@@ -33,6 +36,11 @@ def test_op_becomes_its_launches(ops: Ops, name: str, dynamic: bool) -> None:
     report = see_through_report(op)
     assert report.see_through
     assert not report.fallbacks
+    assert report.kernels
+    assert all(kernel.file == site[0] == patterns.__file__ for kernel in report.kernels for site in kernel.launches)
+    assert {launch.kernel.fn.__name__ for launch in launches if isinstance(launch.kernel, JITFunction)} <= {
+        kernel.name.rpartition(".")[2] for kernel in report.kernels if kernel.launches
+    }
 
 
 @pytest.mark.usefixtures("stub")
@@ -46,11 +54,20 @@ def test_without_see_through_the_op_stays(ops: Ops) -> None:
 
 
 @pytest.mark.parametrize("name", patterns.PATTERNS)
-def test_source_tells_the_kernels(name: str) -> None:
-    report = find_kernels(patterns.PATTERNS[name].body)
+def test_names_lead_to_the_kernels(name: str) -> None:
+    """Those that a body launches are among those found, and the walk of the cache key meets them too."""
+    body = patterns.PATTERNS[name].body
+    report = find_kernels(body)
+    with capture_launches(drop=True) as log:
+        body(torch.ones(300))
 
-    assert report.kernels, str(report)
-    assert report.unresolved == (), str(report)
-    for kernel in report.kernels:
-        assert kernel.file == patterns.__file__
-        assert kernel.launches
+    found = {(kernel.file, kernel.line) for kernel in report.kernels}
+    assert {(launch.kernel.file, launch.kernel.line) for launch in log.launches} <= found
+    covered = fingerprint([body], "body").kernels
+    assert all(any(kernel.kernel is one for one in covered) for kernel in report.kernels if kernel.kernel is not None)
+
+
+def test_a_kernel_that_is_made_at_run_time_is_flagged() -> None:
+    for body in (patterns.factory_inside, patterns.kernel_with_a_closure):
+        (kernel,) = (one for one in find_kernels(body).kernels if one.kernel is None)
+        assert re.search(r"made at run time by .*make_\w+_kernel, which names triton\.jit$", str(kernel))

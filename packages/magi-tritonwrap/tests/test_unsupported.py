@@ -55,21 +55,15 @@ def with_pdl(x: Tensor) -> Tensor:
     return out
 
 
-def without_fusion(x: Tensor) -> Tensor:
-    out = torch.empty_like(x)
-    patterns.double_kernel[patterns.blocks(x.numel())](x, out, x.numel(), BLOCK=128, enable_fp_fusion=False)
-    return out
+HOOKS = {"hooked": hooked_kernel}
 
 
-READ = [
-    (with_pdl, r"launched with launch_pdl="),
-    (without_fusion, r"launched with enable_fp_fusion="),
-    (launch(hooked_kernel), r"has a triton.Config with pre_hook="),
-]
+def in_a_table(x: Tensor) -> Tensor:
+    return launch(HOOKS["hooked"])(x)
 
 
-@pytest.mark.parametrize(("body", "reason"), READ, ids=["launch_pdl", "enable_fp_fusion", "pre_hook"])
-def test_what_the_source_tells(body: Callable[..., Tensor], reason: str, ops: Ops) -> None:
+def test_a_kernel_that_functions_name_is_refused_at_decoration(ops: Ops) -> None:
+    body, reason = launch(hooked_kernel), r"has a triton.Config with pre_hook="
     op = ops.define("refused", body)
     with pytest.raises(TritonWrapError, match=reason):
         make_see_through(op, body)
@@ -81,26 +75,34 @@ def test_what_the_source_tells(body: Callable[..., Tensor], reason: str, ops: Op
     assert op in {node.target for node in graph.graph.nodes}
 
 
+ONLY_THE_TRACE: list[tuple[Callable[[Tensor], Tensor], str]] = [
+    (with_pdl, "launched with launch_pdl="),
+    (launch(patterns.double_kernel, BLOCK=128, enable_fp_fusion=True), "launched with enable_fp_fusion="),
+    (launch(patterns.double_kernel, BLOCK=128, disallow_acc_multi_buffer=True), "launched with disallow_acc_multi"),
+    (in_a_table, "has a triton.Config with pre_hook="),
+]
+
+
 @pytest.mark.parametrize("how", ["op", "setting", "neither"])
-@pytest.mark.parametrize("option", ["launch_pdl", "enable_fp_fusion", "disallow_acc_multi_buffer"])
-def test_what_only_the_trace_tells(option: str, how: str, ops: Ops) -> None:
-    body = launch(patterns.double_kernel, BLOCK=128, **{option: True})
+@pytest.mark.parametrize(("body", "reason"), ONLY_THE_TRACE)
+def test_what_only_the_trace_tells(body: Callable[[Tensor], Tensor], reason: str, how: str, ops: Ops) -> None:
     op = ops.define("late", body)
     make_see_through(op, body, on_unsupported="opaque" if how == "op" else "error")
     with unsupported_launches("opaque" if how == "setting" else "error"):
         if how == "neither":
-            with pytest.raises(BackendCompilerFailed, match=f"launched with {option}="):
+            with pytest.raises(BackendCompilerFailed, match=reason):
                 aot_graphs(op, torch.ones(300))
             return
-        with pytest.warns(OpaqueFallbackWarning, match=f"late stays opaque.*launched with {option}="):
+        with pytest.warns(OpaqueFallbackWarning, match=f"late stays opaque.*{reason}"):
             (graph,) = aot_graphs(op, torch.ones(300))
     assert launches_of(graph) == []
     assert len(see_through_report(op).fallbacks) == 1
 
 
 def test_triton_op_takes_it_too(ops: Ops) -> None:
+    options: Any = {"mutates_args": (), "schema": "(Tensor x) -> Tensor"}
     with pytest.raises(TritonWrapError):
-        triton_op(f"{ops.namespace}::pdl", with_pdl, mutates_args=())
+        triton_op(f"{ops.namespace}::hooked", launch(hooked_kernel), **options)
     with pytest.warns(OpaqueFallbackWarning):
-        op = triton_op(f"{ops.namespace}::pdl", with_pdl, mutates_args=(), on_unsupported="opaque")
+        op = triton_op(f"{ops.namespace}::hooked", launch(hooked_kernel), on_unsupported="opaque", **options)
     assert not see_through_report(op).see_through

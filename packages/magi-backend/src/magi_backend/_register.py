@@ -55,9 +55,9 @@ def magi_register_custom_op(
         tags: Tags of the operator.
         override: Replace an operator of this name, for notebooks and reloads.
         register_pytree: Make the records of the signature nodes of torch's pytrees, as for magi-opschema.
-        extra_triton_kernels: All kernels that cannot be read from the source of the body, for the report and the cache
-            key. With them, a launch that is reached only through the arguments does not bypass the cache. All launches
-            are captured when the operator is compiled, in any case.
+        extra_triton_kernels: All kernels that no name in the code of the body leads to, for the report and the cache
+            key. With them, a graph with their launches is stored in the cache. All launches are captured when the
+            operator is compiled, in any case.
         on_unsupported: What to do if no graph can carry a kernel or a launch: ``"opaque"`` keeps the operator opaque,
             with a warning; ``"error"`` raises. None means the setting ``MAGI_COMPILE_ON_UNSUPPORTED``.
 

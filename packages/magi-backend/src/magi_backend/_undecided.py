@@ -27,7 +27,7 @@ class UndecidedOp:
     Args:
         name: The operator, for messages.
         fn: Its body.
-        kernels: What is known of the body from its source.
+        kernels: What is known of the body from the names in its code.
         infer: The fake that its author gave, if any.
         on_launch: Called once, when the body has launched something.
         on_opaque: Called once, with the reason why it cannot be found out.

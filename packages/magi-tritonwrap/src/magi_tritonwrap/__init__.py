@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
+from ._find import find_kernels
 from ._kernel.kernels import register_launcher
 from ._kernel.report import FoundKernel, InnerOp, KernelReport, OpReport, SideEffect, UnresolvedLaunch
 from ._launch.body_as_fake import LaunchProbe, fake_from_body, probe_launches
 from ._launch.capture import CapturedLaunch, LaunchLog, capture_launches, launch_directly, wrap_kernels
 from ._launch.on_cpu import translate_cpu_errors
 from ._op import triton_op
-from ._reader.find import find_kernels
 from ._see_through import make_see_through, see_through_report, unsupported_launches
 from .errors import (
     CpuTensorError,

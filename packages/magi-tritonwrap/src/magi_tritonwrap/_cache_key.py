@@ -44,7 +44,6 @@ class CacheKeyEntry:
 
     def __init__(self, name: str, body: Callable[..., Any], found: KernelReport) -> None:
         self.__name__ = name
-        self._outside = [str(launch) for launch in found.unresolved if not launch.in_key]
         self._roots = (body, *(kernel.kernel for kernel in found.kernels))
         self._covered: tuple[Any, ...] = ()
         self.state = "not asked yet"
@@ -57,9 +56,8 @@ class CacheKeyEntry:
             BypassAOTAutogradCache: something that the body reads has no stable form; torch compiles without its cache.
         """
         found = fingerprint(self._roots, f"body of {self.__name__}")
-        missing = [*found.unstable, *self._outside]
-        if missing:
-            self.state = "bypassed: " + "; ".join(missing)
+        if found.unstable:
+            self.state = "bypassed: " + "; ".join(found.unstable)
             msg = f"{self.__name__}: {self.state}"
             raise cache_bypass(msg)
         self.state = "keyed"
@@ -113,14 +111,14 @@ def fingerprint(values: Iterable[Any], name: str) -> Fingerprint:
         name: what paths of unstable values start with.
     """
     roots = list(values)
-    walk = _OpWalk(frozenset(map(root_of, roots)))
+    walk = OpWalk(frozenset(map(root_of, roots)))
     found = walk.result((value, Place(name)) for value in roots)
     kernels = [value for value in walk.met() if is_a(value, kernel_classes())]
     inner = [code for value in walk.met() if is_a(value, FunctionType) for code in nested(value.__code__)[1:]]
     return Fingerprint(found, tuple(dict.fromkeys(walk.unstable_values)), (*kernels, *inner))
 
 
-class _OpWalk(Walk):
+class OpWalk(Walk):
     """A walk from the body of an op, which knows kernels and the bodies of the ops that it calls."""
 
     atoms = (*TORCH_ATOMS, triton.language.dtype)

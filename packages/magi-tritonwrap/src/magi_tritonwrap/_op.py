@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 
+from ._find import find_kernels
 from ._launch.body_as_fake import fake_from_body
 from ._launch.capture import launch_directly
 from ._launch.on_cpu import translate_cpu_errors
-from ._reader.find import find_kernels
 from ._see_through import OnUnsupported, define_see_through, why_refused
 from ._torch_compat.operators import overload_of
 

@@ -16,14 +16,14 @@ from torch._library.custom_ops import CustomOpDef
 from torch._ops import OpOverload, OpOverloadPacket
 
 from ._cache_key import CacheKeyEntry
+from ._find import find_kernels
 from ._kernel.bodies import BODIES, INNER_BODIES, Bodies, why_not_a_body
 from ._kernel.kernels import as_kernel, check_supported, is_kernel
 from ._kernel.report import FoundKernel, KernelReport, OpReport
-from ._launch.capture import CapturedLaunch, capture_launches
+from ._launch.capture import CapturedLaunch
 from ._launch.on_cpu import check_driver, translate_cpu_errors
-from ._launch.probe import why_untraceable
+from ._launch.recording import Recording, recording_of
 from ._launch.writes import see_arguments
-from ._reader.find import find_kernels
 from ._torch_compat.kernels import calling_frame
 from ._torch_compat.operators import (
     body_of_custom_op,
@@ -40,7 +40,6 @@ from .errors import (
     TritonWrapError,
     UnknownOpError,
     UnsupportedKernelError,
-    UnsupportedLaunchError,
 )
 
 
@@ -64,7 +63,7 @@ class _SeeThroughOp:
     key: CacheKeyEntry
     opaque_because: str
     on_unsupported: OnUnsupported = "error"
-    captured: dict[tuple[str, int], CapturedLaunch] = field(default_factory=dict)
+    captured: dict[tuple[str, int, str, int], CapturedLaunch] = field(default_factory=dict)
     fallbacks: list[str] = field(default_factory=list)
     whole_inside: dict[str, str] = field(default_factory=dict)
     """Operators that the body calls and that could not be traced there, and why."""
@@ -76,10 +75,11 @@ class _SeeThroughOp:
         return qualified_name(self.op)
 
     def note(self, launches: Sequence[CapturedLaunch]) -> None:
-        """Remember launches that a trace has met, one for each definition: factories make new kernel objects."""
+        """Remember launches that a trace has met, one for each place: factories make new kernel objects."""
         with self.lock:
             for launch in launches:
-                self.captured.setdefault((launch.kernel.file, launch.kernel.line), launch)
+                place = (launch.kernel.file, launch.kernel.line, launch.file, launch.line)
+                self.captured.setdefault(place, launch)
 
     def fall_back(self, reason: str) -> None:
         """Remember that the op stays opaque in one graph, and warn the first time that this reason comes up."""
@@ -104,24 +104,22 @@ class _SeeThroughOp:
 
     def report(self) -> OpReport:
         """The report at this moment; a later compilation may add to it."""
-        known = {(kernel.file, kernel.line) for kernel in self.found.kernels}
-        captured = tuple(
-            FoundKernel(
-                launch.kernel.outermost,
-                launch.name,
-                "captured at compilation",
-                launch.kernel.file,
-                launch.kernel.line,
-                ((launch.file, launch.line),),
-            )
-            for place, launch in list(self.captured.items())
-            if place not in known
-        )
+        sites: dict[tuple[str, int], dict[tuple[str, int], CapturedLaunch]] = {}
+        for launch in list(self.captured.values()):
+            sites.setdefault((launch.kernel.file, launch.kernel.line), {})[launch.file, launch.line] = launch
+        known = [
+            replace(kernel, launches=tuple(sites.pop((kernel.file, kernel.line), ()))) for kernel in self.found.kernels
+        ]
+        captured = [
+            FoundKernel(launch.kernel.outermost, launch.name, "captured at compilation", *place, tuple(met))
+            for place, met in sites.items()
+            for launch in list(met.values())[:1]
+        ]
         return OpReport(
             op=self.name,
             see_through=not self.opaque_because,
             reason=self.opaque_because,
-            kernels=(*self.found.kernels, *captured),
+            kernels=(*known, *captured),
             unresolved=() if self.captured else self.found.unresolved,
             cache=self.key.state,
             fallbacks=tuple(self.fallbacks),
@@ -158,10 +156,10 @@ def make_see_through(
 
     Args:
         op: a registered operator with a fake; its `CustomOpDef` will do.
-        fn: the op's body, which takes the flat arguments that the schema names. Its kernels are read from its source;
-            those that cannot be read from it are captured when the op is compiled.
-        kernels: an existing report of `find_kernels(fn)`, or all kernels that cannot be read from the source. The cache
-            key covers them, so that launches that are reached only through the arguments do not bypass the cache.
+        fn: the op's body, which takes the flat arguments that the schema names. Kernels that no name in its code leads
+            to are captured when the op is compiled.
+        kernels: an existing report of `find_kernels(fn)`, or all kernels that no name leads to. The cache key covers
+            them, so that graphs with their launches are stored.
         on_unsupported: what to do if no graph can carry a kernel or a launch. `"opaque"` keeps the op opaque, with a
             warning, for code that you cannot edit; `"error"` raises.
 
@@ -170,9 +168,8 @@ def make_see_through(
 
     Raises:
         NotAnOpError: *op* is not an operator, or *fn* cannot take what it passes, as far as its signature shows.
-        UnsupportedLaunchError: a launch that was found passes an option that no graph can carry.
-        UnsupportedKernelError: a kernel that was found is decorated in a way that torch cannot compile; it names the
-            kernel, its file and line, and the fix.
+        UnsupportedKernelError: a kernel that functions name is decorated in a way that torch cannot compile; it names
+            the kernel, its file and line, and the fix.
 
     Example:
         >>> import torch
@@ -236,7 +233,7 @@ def why_refused(found: KernelReport, on_unsupported: OnUnsupported) -> str:
     """
     try:
         check_report(found)
-    except (UnsupportedKernelError, UnsupportedLaunchError) as error:
+    except UnsupportedKernelError as error:
         if on_unsupported == "error":
             raise
         return str(error)
@@ -257,17 +254,14 @@ def unsupported_launches(on_unsupported: OnUnsupported) -> Iterator[None]:
 
 
 def check_report(found: KernelReport) -> None:
-    """Raise for kernels and launches that no compiled graph can carry.
+    """Raise for named kernels that no graph can carry. For kernels that a table, a class or an object holds, traces do.
 
     Raises:
         UnsupportedKernelError: for the way a kernel is decorated.
-        UnsupportedLaunchError: for the way one is launched.
     """
     for kernel in found.kernels:
-        if kernel.kernel is not None:
+        if kernel.kernel is not None and kernel.is_named:
             check_supported(as_kernel(kernel.kernel))
-    if found.unsupported:
-        raise UnsupportedLaunchError("; ".join(str(launch) for launch in found.unsupported))
 
 
 def see_through_report(op: OpOverload | CustomOpDef | Callable[..., Any] | str) -> OpReport:
@@ -300,33 +294,33 @@ def _decompose(mode: Any, op: OpOverload, types: Sequence[type], args: tuple[Any
         return mode.__torch_dispatch__(op, types, args, kwargs)
     if record.bodies.has_other_body(args, kwargs):
         return mode.__torch_dispatch__(op, types, args, kwargs)
-    reason = _why_whole(record, args, kwargs)
-    if reason:
-        record.fall_back(reason)
+    recording = _recording(record, args, kwargs)
+    if isinstance(recording, str):
+        record.fall_back(recording)
         if outer is not None:
-            outer.whole_inside[record.name] = f"its body cannot be traced. {reason}"
+            outer.whole_inside[record.name] = f"its body cannot be traced. {recording}"
         return mode.__torch_dispatch__(op, types, args, kwargs)
     key = _KEY.get() or record.key
     tokens = _OUTER_OP.set(record), _KEY.set(key)
     try:
         before = see_arguments(op, args, kwargs)
-        with mode, capture_launches() as log:
-            result = translate_cpu_errors(record.fn, record.name)(*args, **kwargs)
+        with mode:
+            result, launches = translate_cpu_errors(recording.replay, record.name)(record.fn, args, kwargs)
         before.refuse_writes()
     finally:
         _OUTER_OP.reset(tokens[0])
         _KEY.reset(tokens[1])
-    key.check(launch.kernel for launch in log.launches)
-    if log.launches:
+    key.check(launch.kernel for launch in launches)
+    if launches:
         check_driver(record.name, args, kwargs)
-    record.note(log.launches)
+    record.note(launches)
     return result
 
 
-def _why_whole(record: _SeeThroughOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Why an op stays opaque in this graph; empty if its body can be traced."""
+def _recording(record: _SeeThroughOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording | str:
+    """What the body of an op does, or why the op stays opaque in this graph."""
     try:
-        return why_untraceable(record.fn, args, kwargs)
+        return recording_of(record.fn, args, kwargs)
     except TritonWrapError as error:
         if "opaque" not in (record.on_unsupported, _ON_UNSUPPORTED.get()):
             raise

@@ -11,7 +11,7 @@ class TritonWrapError(Exception):
 class UnsupportedKernelError(TritonWrapError, TypeError):
     """A kernel is decorated in a way that no compiled graph can reproduce.
 
-    Raised at decoration for kernels that `find_kernels` resolves, and at the first compilation for the others.
+    Raised at decoration for kernels that functions name, and at the first compilation for the others.
     """
 
 

@@ -15,12 +15,15 @@ from torch._library.custom_ops import CustomOpDef
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils._pytree import tree_leaves
 
+from magi_tritonwrap._identity.members import is_a
 from magi_tritonwrap._torch_compat.operators import (
     body_of_custom_op,
     body_of_torch_triton_op,
     fakes_of,
     has_composite_kernel,
     has_kernel_for_device,
+    is_namespace_of_torch,
+    names_of_ops,
     overload_of,
     qualified_name,
     registration_of,
@@ -82,13 +85,13 @@ INNER_BODIES: dict[str, Callable[..., Any]] = {}
 """Bodies of `custom_op`s that are seen through where the body of another op calls them, and opaque elsewhere."""
 
 
-def as_overload(value: object) -> OpOverload | None:
+def as_overload(value: Any) -> OpOverload | None:
     """The operator that *value* stands for: itself, what `custom_op` returned, or the default of a packet."""
-    if isinstance(value, CustomOpDef):
+    if is_a(value, CustomOpDef):
         return overload_of(value)
-    if isinstance(value, OpOverloadPacket):
+    if is_a(value, OpOverloadPacket):
         value = getattr(value, "default", None)
-    return value if isinstance(value, OpOverload) else None
+    return value if is_a(value, OpOverload) else None
 
 
 def body_of_op(value: object) -> Callable[..., Any] | None:
@@ -119,6 +122,15 @@ def bodies_mentioned(names: frozenset[str]) -> Iterator[tuple[str, Callable[...,
             body = _seen_body(name) or INNER_BODIES.get(name)
             if body is not None:
                 yield name, body
+
+
+def ops_mentioned(names: frozenset[str]) -> Iterator[OpOverload]:
+    """The operators, other than torch's, that code can reach as `torch.ops.namespace.name`, given *names* in it."""
+    for name in names_of_ops() if "ops" in names else ():
+        namespace, _, op = name.partition("::")
+        base, _, overload = op.partition(".")
+        if namespace in names and base in names and not is_namespace_of_torch(namespace):
+            yield getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
 
 
 def _seen_body(name: str) -> Callable[..., Any] | None:

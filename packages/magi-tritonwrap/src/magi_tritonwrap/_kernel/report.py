@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was found out about a function's kernels: at decoration from its source, at compilation from its launches."""
+"""What was found out about a function's kernels: at decoration from its names, at compilation from its launches."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class FoundKernel:
-    """A kernel that a function can launch.
+    """A kernel that the code of a function leads to.
 
     Attributes:
-        kernel: the kernel object; None if it exists only after a factory in the body has run.
+        kernel: the kernel object; None if it exists only after a function has run that names `triton.jit`.
         name: qualified name of the kernel's function.
-        how: how the function reaches it, for example `global 'TABLE'['norm']`.
+        how: how the code reaches it, for example `global 'norm_kernel' read by mylib.ops.norm`.
         file: file that defines the kernel.
         line: line of the kernel's first decorator.
-        launches: `(file, line)` of each launch found.
-        wrapped_launches: those of them that go through `wrap_triton`.
+        launches: `(file, line)` of each launch, as far as compilations have met it.
+        is_named: whether functions name it, from the body on; otherwise a table, a class or an object holds it, and
+            which of the kernels there are launched shows when the op is compiled.
     """
 
     kernel: Any
@@ -27,29 +28,21 @@ class FoundKernel:
     file: str
     line: int
     launches: tuple[tuple[str, int], ...] = ()
-    wrapped_launches: tuple[tuple[str, int], ...] = ()
-
-    @property
-    def wrapped(self) -> bool:
-        """Whether every launch of it already goes through `wrap_triton`."""
-        return bool(self.launches) and self.launches == self.wrapped_launches
+    is_named: bool = True
 
     def __str__(self) -> str:
-        wrapped = ", wrapped by hand" if self.wrapped else ""
-        return f"{self.name} ({self.file}:{self.line}), {self.how}{wrapped}"
+        return f"{self.name} ({self.file}:{self.line}), {self.how}"
 
 
 @dataclass(frozen=True)
 class UnresolvedLaunch:
-    """A launch whose kernel cannot be read from the source; it is captured when the op is first compiled.
+    """A call of which only a run can tell whether it launches a kernel, and which.
 
     Attributes:
-        text: the source of the launch or call.
+        text: what is called, as far as names tell.
         reason: why it could not be resolved.
-        file: file of the launch.
+        file: file of the call.
         line: its line.
-        in_key: whether the cache key covers the kernel, because it can be reached from the code; an object that is
-            reached only through the op's arguments cannot.
         is_launch: whether it is written as a launch, so that only its kernel is unknown; otherwise it is a call that
             may launch something.
     """
@@ -58,31 +51,10 @@ class UnresolvedLaunch:
     reason: str
     file: str
     line: int
-    in_key: bool = True
     is_launch: bool = True
 
     def __str__(self) -> str:
         return f"{self.text} ({self.file}:{self.line}): {self.reason}"
-
-
-@dataclass(frozen=True)
-class UnsupportedLaunch:
-    """A launch of a known kernel that no compiled graph can carry as it is written.
-
-    Attributes:
-        kernel: qualified name of the kernel.
-        reason: what the launch does, and the fix.
-        file: file of the launch.
-        line: its line.
-    """
-
-    kernel: str
-    reason: str
-    file: str
-    line: int
-
-    def __str__(self) -> str:
-        return f"Triton kernel '{self.kernel}' {self.reason} ({self.file}:{self.line})"
 
 
 @dataclass(frozen=True)
@@ -92,18 +64,16 @@ class InnerOp:
     Attributes:
         op: `namespace::name`.
         opaque_because: why it is opaque in a compiled graph; empty if the graph sees its launches.
-        file: file of the call.
-        line: its line.
+        how: how the code reaches it.
     """
 
     op: str
     opaque_because: str
-    file: str
-    line: int
+    how: str
 
     def __str__(self) -> str:
         state = f"opaque, {self.opaque_because}" if self.opaque_because else "seen through here"
-        return f"{self.op} ({self.file}:{self.line}): {state}"
+        return f"{self.op}, {self.how}: {state}"
 
 
 @dataclass(frozen=True)
@@ -128,23 +98,24 @@ class SideEffect:
 
 @dataclass(frozen=True)
 class KernelReport:
-    """Kernels that a function can launch, as far as its source tells.
+    """Kernels that the code of a function leads to.
 
     Attributes:
-        kernels: one entry for each kernel, in the order of their first launch.
-        unresolved: launches whose kernel is known only at run time.
-        unsupported: launches that `make_see_through` refuses.
+        kernels: one entry for each kernel.
         inner_ops: operators of other libraries that the function calls and that may launch kernels.
-        doubtful: calls that were not followed, because what they call is known only at run time.
-        effects: calls that do I/O or communicate with other ranks.
+        unresolved: if no kernel was found, launches whose kernel is known only at run time, and calls of what does not
+            exist yet.
+        doubtful: if no kernel was found, other calls of which only a run can tell what they run.
+        effects: if no kernel was found, calls that do I/O or communicate with other ranks.
+        wraps: whether the code names `wrap_triton`.
     """
 
     kernels: tuple[FoundKernel, ...]
     unresolved: tuple[UnresolvedLaunch, ...]
-    unsupported: tuple[UnsupportedLaunch, ...] = ()
     inner_ops: tuple[InnerOp, ...] = ()
     doubtful: tuple[UnresolvedLaunch, ...] = ()
     effects: tuple[SideEffect, ...] = ()
+    wraps: bool = False
 
     @property
     def only_a_run_tells(self) -> bool:
@@ -160,12 +131,11 @@ class KernelReport:
     @property
     def may_wrap(self) -> bool:
         """Whether a launch is, or may be, wrapped by hand: eager calls of such a body should use `launch_directly`."""
-        return bool(self.unresolved) or any(kernel.wrapped_launches for kernel in self.kernels)
+        return self.wraps or bool(self.unresolved)
 
     def __str__(self) -> str:
         lines = [f"kernel      {kernel}" for kernel in self.kernels]
         lines += [f"unresolved  {launch}" for launch in self.unresolved]
-        lines += [f"unsupported {launch}" for launch in self.unsupported]
         lines += [f"inner op    {op}" for op in self.inner_ops]
         return "\n".join(lines) if lines else "no Triton launch"
 
@@ -178,7 +148,7 @@ class OpReport:
         op: `namespace::name`.
         see_through: whether AOTAutograd replaces the op by the launches in its body.
         reason: why not, or an empty string.
-        kernels: kernels found in the source, then those first seen at a compilation (`how` says so).
+        kernels: kernels that the code leads to, then those first seen at a compilation (`how` says so).
         unresolved: launches that only a compilation can resolve; empty once one has.
         cache: `keyed`; `bypassed: ` with the value that has no stable form; or `not stored: ` with a kernel that the
             key does not cover. The first compilation fills it in.

@@ -5,7 +5,7 @@ hook.py            the one place that every launch passes through
 normalise.py       a launch as Triton would carry it out, for torch's higher-order op
 self_contained.py  kernels that Inductor can write down again
 capture.py         `capture_launches`: record, trace or drop; `wrap_kernels`, `launch_directly`
-probe.py           whether a body can be traced, before the trace that counts
+recording.py       a body run once, for the traces of one compilation to replay
 on_cpu.py          what to say where an op of kernels gets CPU tensors
 body_as_fake.py    a body on fake tensors: as a fake, and to see what it launches
 writes.py          what a traced body writes into, besides what its schema says

@@ -30,7 +30,7 @@ from magi_tritonwrap.errors import NoFakeError
 
 from .capture import CapturedLaunch, capture_launches
 from .hook import launch_site
-from .probe import told
+from .recording import told
 
 
 P = ParamSpec("P")

@@ -17,7 +17,8 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,9 +102,9 @@ def _holds_tensor(value: object) -> bool:
     return is_tensor_descriptor(value)
 
 
-def unsupported(kernel: Kernel, why: str) -> UnsupportedLaunchError:
-    """The error for a launch of *kernel*, which it says *why* a graph cannot carry."""
-    file, line = launch_site()
+def unsupported(kernel: Kernel, why: str, site: tuple[str, int] | None = None) -> UnsupportedLaunchError:
+    """The error for a launch of *kernel*, which it says *why* a graph cannot carry; *site* is its line, if not this."""
+    file, line = site or launch_site()
     launch = f"launched at {file}:{line}, defined at {kernel.file}:{kernel.line}"
     return UnsupportedLaunchError(f"Triton kernel '{kernel.name}' {why}. ({launch})")
 
@@ -154,17 +155,23 @@ def emit(launch: ResolvedLaunch) -> None:
         UnsupportedLaunchError: torch finds no write in the kernel's Triton IR, and would drop the launch as dead code.
             An example is a kernel that writes through pointers that it loads from a table.
     """
-    tensors = [described_tensor(value) for value in launch.arguments.values()]
-    before = functional_values(tensors)
-    with not_listening():
+    with refuse_no_write(as_kernel(launch.kernel), launch.arguments.values()), not_listening():
         record_launch(launch.kernel, launch.grid, launch.arguments)
+
+
+@contextmanager
+def refuse_no_write(kernel: Kernel, values: Iterable[Any], site: tuple[str, int] | None = None) -> Iterator[None]:
+    """Raise UnsupportedLaunchError if the launch of *kernel* in this scope writes none of its functional tensors."""
+    tensors = [described_tensor(value) for value in values]
+    before = functional_values(tensors)
+    yield
     after = functional_values(tensors)
     if before and all(now is then for now, then in zip(after, before, strict=True)):
         why = (
             "writes none of its tensors as far as torch can tell from its Triton IR, and a compiled graph would leave "
             "the launch out; register its op as an opaque custom op"
         )
-        raise unsupported(as_kernel(launch.kernel), why)
+        raise unsupported(kernel, why, site)
 
 
 def _bind(kernel: Kernel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -52,16 +52,6 @@ def kernel_in_wrapper(value: object) -> Any:
     return cast("Any", value).kernel if is_wrapper else None
 
 
-def kernel_of_launcher(value: object) -> Any:
-    """The kernel behind a `kernel[grid]` that exists already; None for anything else.
-
-    Triton returns a closure over the kernel, called `self` there (3.2 to 3.7 at least).
-    """
-    if isinstance(value, FunctionType) and value.__qualname__.startswith("KernelInterface.__getitem__"):
-        return inspect.getclosurevars(value).nonlocals.get("self")
-    return None
-
-
 def calling_frame() -> FrameType:
     """The frame that called the caller. `inspect.stack` would read source files, which is too slow for a launch."""
     return sys._getframe(2)

@@ -97,9 +97,15 @@ def has_decomposition_rule(name: str) -> bool:
     return DISPATCH_MODE in OPDEFS[name]._torch_dispatch_fns
 
 
-def is_op_of_torch(op: OpOverload) -> bool:
-    """Whether torch itself registers the operator: its namespaces, as of torch 2.10 to 2.15."""
-    return op.namespace in _NAMESPACES_OF_TORCH
+def is_namespace_of_torch(namespace: str) -> bool:
+    """Whether torch itself registers the operators in *namespace* (torch 2.10 to 2.15)."""
+    return namespace in _NAMESPACES_OF_TORCH
+
+
+def names_of_ops() -> list[str]:
+    """The qualified names of all operators (private, all)."""
+    names: list[str] = torch._C._dispatch_get_all_op_names()
+    return names
 
 
 def is_collective(op: object) -> bool:

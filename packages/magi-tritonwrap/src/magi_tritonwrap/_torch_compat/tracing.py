@@ -6,12 +6,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from types import BuiltinMethodType, FrameType, MethodType
+from types import FrameType
 from typing import Any
 
 import torch
 from torch._functorch import config as functorch_config
-from torch._guards import detect_fake_mode
+from torch._guards import TracingContext, detect_fake_mode
 from torch._library import triton as torch_triton
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -23,13 +23,15 @@ from torch._subclasses.fake_tensor import (
 )
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
+from torch.utils._pytree import tree_leaves
 
 
 ITEM_OPERATORS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
 """The operators of `Tensor.item()`: inside a registered fake, torch passes the first to a mode, elsewhere the
 second."""
 
+SYMBOLIC_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _NOT_FAKE = (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -91,9 +93,30 @@ def fake_tensors() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+def expression_of(value: Any) -> Any:
+    """The expression of a symbolic number, the same for numbers of one compilation that are always equal.
+
+    Any other value as it is.
+    """
+    return value.node.expr if isinstance(value, SYMBOLIC_NUMBERS) else value
+
+
+def unbacked_symbols(values: Iterable[object]) -> frozenset[Any]:
+    """The symbols in Tensors and numbers that stand for numbers known only from data."""
+    known = (value for value in tree_leaves(list(values)) if isinstance(value, (torch.Tensor, *SYMBOLIC_NUMBERS)))
+    return frozenset(symbol for value in known for symbol in free_unbacked_symbols(value))
+
+
+def kept_for_this_compilation() -> dict[Any, Any]:
+    """A table that lasts for the compilation that is going on; a new one at each call if Dynamo began none."""
+    context = TracingContext.try_get()
+    found: dict[Any, Any] = {} if context is None else context.__dict__.setdefault("_magi_tritonwrap", {})
+    return found
+
+
 def concrete_number(value: Any) -> Any:
     """A symbolic number as a plain one: its hint, or 8 where nothing is known; any other value as it is."""
-    if not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+    if not isinstance(value, SYMBOLIC_NUMBERS):
         return value
     return value.node.hint if value.node.has_hint() else 8
 
@@ -121,7 +144,6 @@ def keeping_graphs(graphs: list[torch.fx.GraphModule]) -> Any:
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch._aot_autograd.utils import make_boxed_func
-    from torch._guards import TracingContext
 
     def keep(graph: torch.fx.GraphModule, _: object) -> Any:
         graphs.append(graph)
@@ -180,14 +202,3 @@ def leave_out_of_cache() -> None:
             if isinstance(value, AOTConfig):
                 object.__setattr__(value, "cache_info", None)
         frame = frame.f_back
-
-
-def autograd_function_of(apply: object) -> Any:
-    """`MyFunction` for `MyFunction.apply`; None for anything else.
-
-    A method of Python until torch 2.13, a builtin in 2.15 (`torch/autograd/function.py`).
-    """
-    if not isinstance(apply, MethodType | BuiltinMethodType) or apply.__name__ != "apply":
-        return None
-    owner = apply.__self__
-    return owner if isinstance(owner, type) and issubclass(owner, torch.autograd.Function) else None

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of a body, recorded as a graph that AOTAutograd's traces replay.
+
+AOTAutograd traces each graph at least twice. A body that reads the data of a tensor, or launches through something that
+is not a Triton kernel, would fail halfway through the first trace, when earlier launches have already replaced their
+tensors there. So the body runs once on separate fake tensors. If that fails, the op stays opaque in this graph, and its
+report says why. If not, each trace gets the recorded operators and launches.
+"""
+
+from __future__ import annotations
+
+import operator
+import traceback
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+
+from magi_tritonwrap._kernel.kernels import as_kernel
+from magi_tritonwrap._torch_compat.launches import is_launch, launched_kernel
+from magi_tritonwrap._torch_compat.tracing import (
+    SYMBOLIC_NUMBERS,
+    decides_by_data,
+    expression_of,
+    fake_mode_of,
+    kept_for_this_compilation,
+    proxy_tracing_disabled,
+    unbacked_symbols,
+    unwrap_functional,
+)
+from magi_tritonwrap.errors import TritonWrapError
+
+from .capture import CapturedLaunch, LaunchLog
+from .hook import Run, in_library_folder, listening
+from .normalise import refuse_no_write, unsupported
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a body did.
+
+    Attributes:
+        graph: its operators and launches, at the Tensors and symbolic numbers among its arguments. None for a body that
+            makes numbers of data: a trace must see what the body checks of them, so such a body runs again.
+        launches: its launches, in order.
+    """
+
+    graph: torch.fx.GraphModule | None
+    launches: Sequence[CapturedLaunch]
+
+    def replay(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What *fn* returns for these arguments, in the trace that is active, and the launches in it."""
+        if self.graph is None:
+            with listening(log := LaunchLog(drop=False)):
+                return fn(*args, **kwargs), log.launches
+        varying = [leaf for leaf in tree_leaves((args, kwargs)) if _varies(leaf)]
+        return _Replay(self.graph, self.launches).run(*varying), self.launches
+
+
+# As operators, these return numbers that the trace does not know.
+_MEASURES: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.sym_size.int: torch.Tensor.size,
+    torch.ops.aten.sym_stride.int: torch.Tensor.stride,
+    torch.ops.aten.sym_numel.default: torch.Tensor.numel,
+    torch.ops.aten.sym_storage_offset.default: torch.Tensor.storage_offset,
+}
+
+
+class _Replay(torch.fx.Interpreter):
+    """Runs a recorded graph. The annotations of the node that is traced stay those of the new nodes."""
+
+    def __init__(self, graph: torch.fx.GraphModule, launches: Sequence[CapturedLaunch]) -> None:
+        super().__init__(graph)
+        self.extra_traceback = False  # it would change the messages of errors
+        in_graph = [node for node in graph.graph.nodes if is_launch(node.target)]
+        self._launches = iter(launches if len(launches) == len(in_graph) else ())
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        return getattr(self, n.op)(n.target, args, kwargs)
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not is_launch(target):
+            return super().call_function(_MEASURES.get(target, target), args, kwargs)
+        launch = next(self._launches, None)
+        # A body that captures launches itself, as `wrap_kernels` makes it, keeps them to itself.
+        kernel = as_kernel(launched_kernel(kwargs["kernel_idx"])) if launch is None else launch.kernel
+        site = None if launch is None else (launch.file, launch.line)
+        with refuse_no_write(kernel, kwargs["kwargs"].values(), site):
+            return super().call_function(target, args, kwargs)
+
+
+class _Log(LaunchLog):
+    """Records launches, and refuses to compile a kernel ahead of its launch."""
+
+    def on_launch(self, kernel: Any, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kwargs.get("warmup"):
+            why = "is compiled by .warmup() in the op's body, and a graph has no compiled kernel to look at. "
+            fix = "Launch the kernel itself, and choose its grid from torch.cuda.get_device_properties()"
+            raise unsupported(as_kernel(kernel), why + fix)
+        return super().on_launch(kernel, run, args, kwargs)
+
+
+def recording_of(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording | str:
+    """What *fn* does with these functional tensors, or why it cannot be traced.
+
+    Within one compilation, *fn* runs once for arguments of the same sizes, types and values.
+
+    Raises:
+        TritonWrapError: a launch is one that no graph can carry, which is an error rather than a reason.
+    """
+    leaves, spec = tree_flatten((args, kwargs))
+    inner = [unwrap_functional(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    if fake_mode_of(inner) is None:
+        return Recording(None, ())
+    kept = kept_for_this_compilation()
+    key = (fn, spec, torch.is_grad_enabled(), *(_described(leaves, at) for at in range(len(leaves))))
+    if key not in kept:
+        kept[key] = _recorded(fn, leaves, inner, spec)
+    found: Recording | str = kept[key]
+    return found
+
+
+def _recorded(fn: Callable[..., Any], leaves: list[Any], inner: list[Any], spec: TreeSpec) -> Recording | str:
+    fake_mode = fake_mode_of(inner)
+    assert fake_mode is not None
+    log = _Log(drop=False)
+
+    def body(*varying: Any) -> Any:
+        given = iter(varying)
+        args, kwargs = tree_unflatten([next(given) if _varies(leaf) else leaf for leaf in leaves], spec)
+        return fn(*args, **kwargs)
+
+    with ExitStack() as stack:
+        stack.enter_context(proxy_tracing_disabled())
+        stack.enter_context(fake_mode)
+        if fake_mode.shape_env is not None:
+            stack.enter_context(fake_mode.shape_env.ignore_fresh_unbacked_symbols())
+        stack.enter_context(listening(log))
+        fresh = [_same_layout(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in inner]
+        varying = [fresh[_first(leaves, at)] for at, leaf in enumerate(leaves) if _varies(leaf)]
+        try:
+            graph = make_fx(body)(*varying)
+        except TritonWrapError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever the body raises is the reason, and is reported
+            return told(error)
+    met = [node.meta.get("val") for node in graph.graph.nodes]
+    # torch writes a product of three sizes that it has lost track of as `operator.mul(a, b, c)` (2.10 to 2.15).
+    is_lost = any(node.target in (operator.mul, operator.add) and len(node.args) > 2 for node in graph.graph.nodes)
+    is_known = not is_lost and unbacked_symbols(met) <= unbacked_symbols(inner)
+    return Recording(graph if is_known else None, log.launches)
+
+
+def _varies(leaf: Any) -> bool:
+    return isinstance(leaf, (torch.Tensor, *SYMBOLIC_NUMBERS))
+
+
+def _first(leaves: list[Any], at: int) -> int:
+    """The position of the first of *leaves* that is the same object as the one at position *at*."""
+    return next(index for index, leaf in enumerate(leaves) if leaf is leaves[at])
+
+
+def _described(leaves: list[Any], at: int) -> Hashable:
+    """What a body can see of an argument without reading data."""
+    leaf = leaves[at]
+    if isinstance(leaf, torch.Tensor):
+        sizes = (*leaf.size(), *(leaf.stride() if leaf.layout == torch.strided else ()))
+        casts = torch.is_autocast_enabled(leaf.device.type) and torch.get_autocast_dtype(leaf.device.type)
+        return (_first(leaves, at), leaf.dtype, leaf.device, leaf.layout, casts, *map(expression_of, sizes))
+    if isinstance(leaf, SYMBOLIC_NUMBERS):
+        return (type(leaf), expression_of(leaf))
+    return (type(leaf), leaf if isinstance(leaf, Hashable) else id(leaf))
+
+
+def _same_layout(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same layout that may be written without changing the one that is being traced."""
+    if tensor.layout != torch.strided:
+        return torch.empty_like(tensor)
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+
+def told(error: Exception) -> str:
+    """The message of an error of a body in one line, with the place in the author's code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not in_library_folder(frame.filename)]
+    place = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+    # torch's message names a symbol, which differs between traces.
+    first_line = "it branches on data of a tensor" if decides_by_data(error) else str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first_line}{place}"

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A body runs once for its fake and once for the traces of one compilation, which replay what it did."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import tritonwrap_patterns as patterns
+from graph_questions import operators
+from magi_tritonwrap import triton_op
+from magi_tritonwrap._launch import capture, normalise
+from magi_tritonwrap.testing import aot_graphs, launches_of
+from torch import Tensor
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from conftest import Ops
+
+
+pytestmark = pytest.mark.usefixtures("stub")
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How often the body of an op of `counting` has run, and a launch was resolved."""
+    found = {"body": 0, "resolved": 0}
+    resolve = normalise.resolve
+
+    def counted(*args: Any) -> Any:
+        found["resolved"] += 1
+        return resolve(*args)
+
+    monkeypatch.setattr(capture, "resolve", counted)
+    return found
+
+
+def counting(ops: Ops, runs: dict[str, int], body: Callable[..., Tensor], schema: str = "(Tensor x) -> Tensor") -> Any:
+    def counted(*args: Any) -> Tensor:
+        runs["body"] += 1
+        return body(*args)
+
+    return triton_op(f"{ops.namespace}::counted", counted, mutates_args=(), schema=schema)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("size", [(300,), (20, 20), (2, 3, 50)])
+def test_a_body_runs_twice_for_a_graph(
+    ops: Ops, runs: dict[str, int], size: tuple[int, ...], dynamic: bool, trains: bool
+) -> None:
+    op = counting(ops, runs, patterns.several_kernels)
+    weight = torch.ones(size, requires_grad=trains)
+    device = "cpu" if trains else "cuda"
+    graphs = aot_graphs(lambda x, w: op(x) * w, torch.ones(size), weight, dynamic=dynamic, device=device)
+    assert len(launches_of(graphs[0])) == 2
+    assert runs == {"body": 2, "resolved": 2}
+
+
+def test_equal_calls_of_one_graph_share_a_run(ops: Ops, runs: dict[str, int]) -> None:
+    op = counting(ops, runs, patterns.module_level)
+    (graph,) = aot_graphs(lambda x, y: (op(op(x)), op(y)), torch.ones(300), torch.ones(100))
+    assert len(launches_of(graph)) == 3
+    assert runs["resolved"] == 2, "one for each size"
+    torch.compiler.reset()
+    aot_graphs(op, torch.ones(300))
+    assert runs["resolved"] == 3, "nothing is kept for another compilation"
+
+
+def scaled(x: Tensor, by: float, twice: bool, sizes: list[int]) -> Tensor:
+    out = patterns.module_level(x * by).reshape(sizes)
+    return patterns.module_level(out) if twice else out
+
+
+def test_arguments_that_are_no_tensors_count(ops: Ops, runs: dict[str, int]) -> None:
+    op = counting(ops, runs, scaled, "(Tensor x, float by, bool twice, SymInt[] sizes) -> Tensor")
+    (graph,) = aot_graphs(
+        lambda x: op(x, 2.0, False, [300]) + op(x, 3.0, False, [300]) + op(x, 2.0, True, [300]), torch.ones(300)
+    )
+    assert len(launches_of(graph)) == 4
+    factors = [node.args[1] for node in graph.graph.nodes if str(node.target) == "aten.mul.Tensor"]
+    assert factors == [2.0, 3.0, 2.0]
+
+
+def test_symbols_of_the_trace_are_those_of_the_arguments(ops: Ops, runs: dict[str, int]) -> None:
+    op = counting(ops, runs, patterns.module_level)
+
+    def program(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return op(x) + 1, op(y) + 1
+
+    (graph,) = aot_graphs(program, torch.ones(300), torch.ones(200), dynamic=True)
+    grids = [str(launch.grids[0][0]) for launch in launches_of(graph)]
+    assert len(set(grids)) == 2
+    added = [node.meta["val"] for node in graph.graph.nodes if str(node.target) == "aten.add.Tensor"]
+    assert len({str(value.shape[0]) for value in added}) == 2
+
+
+def branches(x: Tensor) -> Tensor:
+    return patterns.module_level(x) if x.shape[0] % 2 == 0 else x.clone()
+
+
+def test_what_a_body_asks_of_a_size_is_a_guard(ops: Ops, runs: dict[str, int]) -> None:
+    op = counting(ops, runs, branches)
+    for size, launches in ((300, 1), (301, 0)):
+        (graph,) = aot_graphs(lambda x: op(x) + 1, torch.ones(size), dynamic=True)
+        assert len(launches_of(graph)) == launches
+
+
+def with_constant(x: Tensor) -> Tensor:
+    return patterns.module_level(x) + torch.tensor([1.0, 2.0, 3.0], device=x.device)[1]
+
+
+def in_place(x: Tensor) -> Tensor:
+    out = x.clone()
+    out[1:].mul_(2)
+    view = out.view(-1, 2)
+    patterns.double_kernel[patterns.blocks(x.numel())](view, view, x.numel(), BLOCK=128)
+    out.add_(view[0, 0])
+    return out
+
+
+@pytest.mark.parametrize("body", [with_constant, in_place])
+def test_constants_and_writes_are_replayed(ops: Ops, runs: dict[str, int], body: Callable[..., Tensor]) -> None:
+    op = counting(ops, runs, body)
+    (graph,) = aot_graphs(lambda x: op(x.relu()) + 1, torch.ones(300), device="cpu")
+    assert len(launches_of(graph)) == 1
+    assert f"{ops.namespace}.counted.default" not in operators(graph)
+    assert runs["body"] == 2
+
+
+def by_length(x: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    patterns.double_kernel[patterns.blocks(x.max().to(torch.int32).item())](x, out, x.numel(), BLOCK=128)
+    return out
+
+
+def test_a_body_with_numbers_of_data_is_traced_by_running_it(ops: Ops, runs: dict[str, int]) -> None:
+    op = counting(ops, runs, by_length)
+    (graph,) = aot_graphs(lambda x: op(x) + 1, torch.ones(300))
+    assert len(launches_of(graph)) == 1
+
+
+def test_a_replay_keeps_the_annotations_of_the_node(ops: Ops, runs: dict[str, int]) -> None:
+    op = counting(ops, runs, patterns.module_level)
+    (graph,) = aot_graphs(lambda x: op(x.relu()), torch.ones(300))
+    (launch,) = (node for node in graph.graph.nodes if "triton" in str(node.target))
+    assert "op(x.relu())" in launch.meta["stack_trace"]
