@@ -170,6 +170,8 @@ def lint(session: nox.Session) -> None:
     """Check style and formatting."""
     session.install(*_group("lint"))
     session.run("ruff", "check", ".")
+    licences = ("check", "--preview", "--select", "CPY001", "--exclude", "*.pyi")
+    session.run("ruff", *licences, "packages", "tests", "examples", "benchmarks")
     session.run("ruff", "format", "--check", ".")
 
 
