@@ -368,7 +368,7 @@ def compat(session: nox.Session, release: str) -> None:
     # A red suite stops neither the next one nor the count, unless something was asked for by posargs.
     success = [0, 5] if session.posargs else [0, 1]
     # The record is written after the suites: a row that is red or not there yet must not keep the next run red.
-    not_yet = "--deselect=tests/test_compatibility.py::test_every_session_has_a_complete_result_without_failures"
+    not_yet = "--deselect=tests/test_published_results.py::test_every_session_has_a_complete_result_without_failures"
     for place, report in zip(places.values(), reports, strict=True):
         environment = ONE_THREAD | _inductor_cache(session)
         _run_tests(session, place, not_yet, f"--junitxml={report}", env=environment, success_codes=success)
