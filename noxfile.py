@@ -245,10 +245,10 @@ def wheels(session: nox.Session) -> None:
     for package in PACKAGES:
         session.run(*ours, package, external=True)
         session.run(python, "-c", _ARE_INSTALLED, *_closure(package), external=True)
-        session.run(python, "tests/_run_page.py", f"packages/{package}/README.md", external=True)
+        session.run(python, "tests/_pages.py", f"packages/{package}/README.md", external=True)
         if package != PACKAGES[-1]:
             session.run(python, "-m", "pip", "uninstall", "-q", "-y", *_closure(package), external=True)
-    session.run(python, "tests/_run_page.py", "README.md", external=True)
+    session.run(python, "tests/_pages.py", "README.md", external=True)
     # In a folder of its own, because the environment is used again.
     session.run(*install, "--upgrade", "--target", str(tools), *_group("test"), external=True)
     smoke = ("tests/test_smoke.py", "-m", "not gpu", *PARALLEL, *session.posargs)

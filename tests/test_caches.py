@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _run_page import COMPILES_QUICKLY
+from _pages import COMPILES_QUICKLY
 
 
 ROOT = Path(__file__).parent.parent
