@@ -14,8 +14,8 @@ from magi_backend import explain
 from torch import Tensor, nn
 
 
-OF_SPEED = {"keep_floats_of_modules"}
-"""Repairs of what is slow in stock, and not wrong."""
+OF_SPEED = {"keep_floats_of_modules", "keep_saved_strides_symbolic"}
+"""Repairs of what is slow in stock, and not wrong at the first two sizes."""
 LONGFORMER = text("LongformerModel", attention_window=8, num_attention_heads=2, num_hidden_layers=1)
 STATIC = {"AutoencoderKL", "DiTTransformer2DModel"}
 INFERENCE = (

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import sys
 import tomllib
 import types
 from collections.abc import Collection, Iterator
@@ -58,6 +59,24 @@ def test_no_module_imports_from_a_layer_above_its_own(name: str) -> None:
     assert GRAPH.find_illegal_dependencies_for_layers(layers=LAYERS[name], containers={name}), "the other way round"
     # The package's own __init__ is above all layers.
     assert [each for each in GRAPH.find_modules_that_directly_import(name) if each.startswith(f"{name}.")] == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_what_a_package_imports_is_declared(package: str) -> None:
+    """Also inside a function: the suites run where everything is installed."""
+    project = tomllib.loads((ROOT / "packages" / package / "pyproject.toml").read_text())["project"]
+    extras = project.get("optional-dependencies", {}).values()
+    declared = {
+        Requirement(text).name for text in (*project["dependencies"], *(each for extra in extras for each in extra))
+    }
+    # What comes with torch and pydantic-settings, and a distribution with another name than its module.
+    allowed = {"torchgen", "sympy", "filelock", "pydantic", *(name.replace("-", "_") for name in declared)}
+    allowed |= {"yaml"} if "pyyaml" in declared else set()
+    graph = grimp.build_graph(IMPORT_NAMES[package], include_external_packages=True, cache_dir=None)
+    imported = {name for name in graph.modules if "." not in name} - {IMPORT_NAMES[package]}
+
+    assert "torch" in imported
+    assert imported <= allowed | sys.stdlib_module_names
 
 
 def names(source: str, libraries: Collection[str]) -> Iterator[tuple[str, int]]:
