@@ -58,7 +58,6 @@ DIFFUSERS = (
         "UNet2DModel",
         lambda h, w: {"sample": (2, 4, h, w), "timestep": ("step", 2)},
         TRAINS,
-        QUICK,
         **FOUR,
         block_out_channels=(16, 32),
         layers_per_block=1,
@@ -101,7 +100,7 @@ DIFFUSERS = (
         conditioning_embedding_out_channels=(8, 8, 16, 16),
     ),
     _diffusers("T2IAdapter", lambda h, w: {"x": (1, 3, 32 * h, 32 * w)}, BF16, channels=[16, 32], num_res_blocks=1),
-    _diffusers("AutoencoderKL", _latent(4), DECODER, TRAINS, QUICK, **VAE_2D),
+    _diffusers("AutoencoderKL", _latent(4), DECODER, TRAINS, **VAE_2D),
     _diffusers(
         "AutoencoderTiny", _picture, TRAINS, encoder_block_out_channels=(16,) * 4, decoder_block_out_channels=(16,) * 4
     ),
@@ -225,7 +224,7 @@ DIFFUSERS = (
         down_block_types=("CogVideoXDownBlock3D",) * 2,
         up_block_types=("CogVideoXUpBlock3D",) * 2,
     ),
-    _diffusers("AutoencoderKLFlux2", _latent(8), DECODER, BF16, **VAE_2D, latent_channels=8),
+    _diffusers("AutoencoderKLFlux2", _latent(8), DECODER, BF16, QUICK, **VAE_2D, latent_channels=8),
     _diffusers(
         "DiTTransformer2DModel",
         lambda h, w: {"hidden_states": (h, 4, 16, 16), "timestep": ("step", h), "class_labels": ("ones", h)},
