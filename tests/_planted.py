@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from _class_table import CLASSES
-from _real_classes import train
 from magi_backend import MismatchError
 from torch import Tensor, nn
 from torch._inductor.custom_graph_pass import CustomGraphPass
@@ -52,7 +51,7 @@ def planted(case: str, place: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """The model of *case* with the operator behind its first, middle or last layer, and its inputs."""
     torch.manual_seed(0)
     kind = replace(CLASSES[case], dtype=torch.float32)
-    model, inputs = train(kind.build()), tuple(kind.inputs(kind.small[0]).values())
+    model, inputs = kind.build().requires_grad_(True), tuple(kind.inputs(kind.small[0]).values())
     layers = _layers(model, inputs)
     index = {"first": 0, "middle": len(layers) // 2, "last": -1}[place]
     layers[index].register_forward_hook(_one_more)
