@@ -112,7 +112,7 @@ def test_the_program_compiles_compares_and_times(name: str, tmp_path: Path) -> N
             assert one["compiled_beside"] >= 1
             continue
         assert one.get("fell_back", []) == []
-        assert len(one["seconds"]) == (1 if name == "card" else 3)
+        assert len(one["seconds"]) == 3
         compared = [one.get("difference"), one.get("second_difference"), one.get("second_size", {}).get("difference")]
         errors = [one.get("relative_error", 0.0), *(each["relative"] for each in compared if each is not None)]
         assert max(errors) < 1e-5
