@@ -49,6 +49,7 @@ CROSS_2D = {
     "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
     "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
 }
+WAN: dict[str, Any] = {"base_dim": 8, "z_dim": 4, "dim_mult": [1, 2], "num_res_blocks": 1}
 HEADS = {"num_attention_heads": 2, "attention_head_dim": 16}
 FOUR = {"in_channels": 4, "out_channels": 4}
 TRANSFORMER = {**HEADS, **FOUR, "num_layers": 1}
@@ -193,27 +194,8 @@ DIFFUSERS = (
         attention_resolutions=(32,),
         resolution=64,
     ),
-    _diffusers(
-        "AutoencoderKLQwenImage",
-        _video(4, 1, "x"),
-        DECODER,
-        base_dim=8,
-        z_dim=4,
-        dim_mult=[1, 2],
-        num_res_blocks=1,
-        temperal_downsample=[False],
-    ),
-    _diffusers(
-        "AutoencoderKLWan",
-        _video(4, 1, "x"),
-        DECODER,
-        BF16,
-        base_dim=8,
-        z_dim=4,
-        dim_mult=[1, 2],
-        num_res_blocks=1,
-        temperal_downsample=[True],
-    ),
+    _diffusers("AutoencoderKLQwenImage", _video(4, 1, "x"), DECODER, **WAN, temperal_downsample=[False]),
+    _diffusers("AutoencoderKLWan", _video(4, 1, "x"), DECODER, BF16, **WAN, temperal_downsample=[True]),
     _diffusers(
         "AutoencoderKLCogVideoX",
         _video(4, 1, "sample"),
