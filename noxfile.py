@@ -98,52 +98,34 @@ def _closure(*packages: str) -> list[str]:
     return [package for package in PACKAGES if package in seen]
 
 
-def _editables(*packages: str, with_extras: bool = False) -> list[str]:
-    extras = {package: _extras(package) if with_extras else [] for package in _closure(*packages)}
-    places = [f"packages/{package}" + (f"[{','.join(names)}]" if names else "") for package, names in extras.items()]
-    return [argument for place in places for argument in ("-e", place)]
+def _editables() -> list[str]:
+    """All packages with their extras."""
+    places = [f"packages/{package}[{','.join(_extras(package))}]" for package in PACKAGES]
+    return [argument for place in places for argument in ("-e", place.removesuffix("[]"))]
 
 
 def _group(*names: str) -> list[str]:
     return list(nox.project.dependency_groups(GROUPS, *names))
 
 
-def _pins(*packages: str, torch: str | None = None) -> list[str]:
-    """The pinned torch for *packages*, with the pinned Triton where one of them declares Triton.
-
-    A CPU build of torch does not name its Triton, so it is pinned beside it; other releases bring their own.
-    """
-    if torch is not None:
-        return [f"torch=={torch}"]
-    needs_triton = any("triton" in _requirement_names(package) for package in _closure(*packages))
-    return _group("torch", "triton") if needs_triton else _group("torch")
+def _pins() -> list[str]:
+    """The pinned torch, and the pinned Triton beside it, which a CPU build of torch does not name."""
+    return _group("torch", "triton")
 
 
-def _install_editable(
-    session: nox.Session,
-    *packages: str,
-    groups: tuple[str, ...] = (),
-    torch: str | None = None,
-    with_extras: bool = False,
-) -> None:
+def _install_editable(session: nox.Session, *groups: str, torch: str | None = None) -> None:
     # Build isolation would install the build backend once for each package.
     session.install(*_group("editable"))
-    requirements = [*_pins(*packages, torch=torch), *_editables(*packages, with_extras=with_extras), *_group(*groups)]
-    session.install("--no-build-isolation", *requirements)
-
-
-def _install_timm(session: nox.Session) -> None:
-    """Without its dependencies: they are those of the other models, and torchvision, whose wheel is built for CUDA."""
-    session.install("--no-deps", *_group("timm"))
+    pins = _pins() if torch is None else [f"torch=={torch}"]
+    session.install("--no-build-isolation", *pins, *_editables(), *_group(*groups))
 
 
 def _install_release(session: nox.Session, release: str) -> str:
     """Everything for the end-to-end tests with one of the releases of COMPAT; the version of torch."""
     torch = release.partition("-")[0]
     pinned = session.python == PYTHON and torch in _group("torch")[0]
-    pins = None if pinned else torch
-    _install_editable(session, *PACKAGES, groups=("test", "models", "frameworks"), torch=pins, with_extras=True)
-    _install_timm(session)
+    _install_editable(session, "test", "models", "frameworks", torch=None if pinned else torch)
+    session.install("--no-deps", *_group("timm"))
     if torch in OLD_NUMPY:
         session.install(OLD_NUMPY[torch])
     return torch
@@ -160,9 +142,10 @@ def _run_tests(
     marker: str = "not slow and not gpu",
     env: Mapping[str, str] = ONE_THREAD,
     success_codes: Sequence[int] = (0,),
+    python: str = "python",
 ) -> None:
-    command = ("pytest", *arguments, "-m", marker, *PARALLEL, *session.posargs)
-    session.run(*command, env=env, success_codes=success_codes)
+    command = ("-m", "pytest", *arguments, "-m", marker, *PARALLEL, *session.posargs)
+    session.run(python, *command, env=env, success_codes=success_codes, external=python != "python")
 
 
 @nox.session(python=PYTHON)
@@ -170,49 +153,58 @@ def lint(session: nox.Session) -> None:
     """Check style and formatting."""
     session.install(*_group("lint"))
     session.run("ruff", "check", ".")
+    licences = ("check", "--preview", "--select", "CPY001", "--exclude", "*.pyi")
+    session.run("ruff", *licences, "packages", "tests", "examples", "benchmarks")
     session.run("ruff", "format", "--check", ".")
 
 
-@nox.session(python=PYTHON)
+def _everything(session: nox.Session) -> str:
+    """The Python of one environment for several sessions: all packages, and what their tests and types need.
+
+    What a package may import without declaring it is up to `wheels` and to tests/test_workspace.py.
+    """
+    declared = [requirement for package in PACKAGES for requirement in _foreign_requirements(package)]
+    packages = [*_pins(), *declared, *_editables()]
+    groups = _group("types", "bench", "models", "frameworks")
+    # Build isolation would install the build backend once for each package.
+    parts = (_group("editable"), ["--no-build-isolation", *packages, *groups], ["--no-deps", *_group("timm")])
+    return _environment(session, ROOT / ".nox" / "everything", *parts)
+
+
+@nox.session(venv_backend="none")
 def types(session: nox.Session) -> None:
     """Check the types of each package and its tests, then of everything outside the packages."""
-    _install_editable(session, *PACKAGES, groups=("types", "bench"), with_extras=True)
+    mypy = (_everything(session), "-m", "mypy")
     for package in PACKAGES:
         # What the suites share stands in tests/, as for pytest.
-        session.run("mypy", f"packages/{package}/src", f"packages/{package}/tests", env={"MYPYPATH": "tests"})
-    session.run("mypy", "tests", "examples", "benchmarks")
+        places = (f"packages/{package}/src", f"packages/{package}/tests")
+        session.run(*mypy, *places, env={"MYPYPATH": "tests"}, external=True)
+    session.run(*mypy, "tests", "examples", "benchmarks", external=True)
 
 
-@nox.session(python=PYTHON)
+@nox.session(venv_backend="none")
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def unit(session: nox.Session, package: str) -> None:
-    """Run one package's tests with only what it declares; then, with its extras, the tests of those."""
-    _install_editable(session, package, groups=("test",))
+    """Run one package's tests; then those of its extras, which change what torch's own operators do."""
     folders = [f"packages/{package}/tests/{extra}" for extra in _extras(package)]
     ignored = [f"--ignore={folder}" for folder in folders]
-    _run_tests(session, f"packages/{package}", *ignored, env=ONE_THREAD | SCALAR)
-    if folders:
-        _install_editable(session, package, with_extras=True)
-        _run_tests(session, *folders, env=ONE_THREAD | SCALAR)
+    for places in ([f"packages/{package}", *ignored], folders):
+        if places:
+            _run_tests(session, *places, env=ONE_THREAD | SCALAR, python=_everything(session))
 
 
-@nox.session(python=PYTHON)
+@nox.session(venv_backend="none")
 def e2e(session: nox.Session) -> None:
-    """Run the end-to-end tests with all four packages installed."""
-    _install_editable(session, *PACKAGES, groups=("test", "models", "frameworks"))
-    _install_timm(session)
-    _run_tests(session, "tests")
+    """Run the end-to-end tests with all four packages installed, but for those that `wheels` runs."""
+    _run_tests(session, "tests", marker="not slow and not gpu and not smoke", python=_everything(session))
 
 
-@nox.session(python=PYTHON)
+@nox.session(venv_backend="none")
 def full(session: nox.Session) -> None:
     """Run every test that needs no GPU, the slow ones too."""
-    _install_editable(session, *PACKAGES, groups=("types", "models", "frameworks"), with_extras=True)
-    _install_timm(session)
     compiled = ONE_THREAD | {"MAGI_TESTS_COMPILE_KERNELS": "1"}
-    for package in PACKAGES:
-        _run_tests(session, f"packages/{package}", marker="not gpu", env=compiled)
-    _run_tests(session, "tests", marker="not gpu", env=compiled)
+    for place in (*(f"packages/{package}" for package in PACKAGES), "tests"):
+        _run_tests(session, place, marker="not gpu", env=compiled, python=_everything(session))
 
 
 @nox.session(python=PYTHON)
@@ -225,17 +217,18 @@ def wheels(session: nox.Session) -> None:
     session.install(*_group("build"))
     for package in PACKAGES:
         with session.chdir(ROOT / "packages" / package):
-            session.run("hatch", "build", str(dist), silent=True)
+            session.run("hatchling", "build", "--directory", str(dist), silent=True)
     session.run("twine", "check", "--strict", *(str(file) for file in sorted(dist.iterdir())))
     sdists = [str(file) for file in sorted(dist.glob("*.tar.gz"))]
-    session.run("python", "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", str(rebuilt), *sdists)
+    pip_wheel = ("python", "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation")
+    session.run(*pip_wheel, "--wheel-dir", str(rebuilt), *sdists)
     for wheel in sorted(dist.glob("*.whl")):
         if _contents(wheel) != _contents(rebuilt / wheel.name):
             session.error(f"the sdist of {wheel.name} builds another wheel than the checkout")
 
     # What the packages declare and what runs a page, no more: a package that needs anything else fails here.
     foreign = [requirement for package in PACKAGES for requirement in _foreign_requirements(package)]
-    python = _environment(session, work / "foreign", [*_pins(*PACKAGES), *foreign, "markdown-it-py>=3"])
+    python = _environment(session, work / "foreign", [*_pins(), *foreign, "markdown-it-py>=3"])
     install = (python, "-m", "pip", "install", "-q")
     session.run(python, "-m", "pip", "uninstall", "-q", "-y", *PACKAGES, external=True)  # of a run that failed
     # Without an index nothing but these wheels can satisfy a requirement on one of ours.
@@ -243,23 +236,24 @@ def wheels(session: nox.Session) -> None:
     for package in PACKAGES:
         session.run(*ours, package, external=True)
         session.run(python, "-c", _ARE_INSTALLED, *_closure(package), external=True)
-        session.run(python, "tests/_run_page.py", f"packages/{package}/README.md", external=True)
+        session.run(python, "tests/_pages.py", f"packages/{package}/README.md", external=True)
         if package != PACKAGES[-1]:
             session.run(python, "-m", "pip", "uninstall", "-q", "-y", *_closure(package), external=True)
-    session.run(python, "tests/_run_page.py", "README.md", external=True)
+    session.run(python, "tests/_pages.py", "README.md", external=True)
     # In a folder of its own, because the environment is used again.
     session.run(*install, "--upgrade", "--target", str(tools), *_group("test"), external=True)
     smoke = ("tests/test_smoke.py", "-m", "not gpu", *PARALLEL, *session.posargs)
     session.run(python, "-m", "pytest", *smoke, env=ONE_THREAD | {"PYTHONPATH": str(tools)}, external=True)
 
 
-def _environment(session: nox.Session, folder: Path, requirements: list[str]) -> str:
-    """The Python of an environment in *folder* that holds *requirements* alone; made again when they change."""
+def _environment(session: nox.Session, folder: Path, *installs: list[str]) -> str:
+    """The Python of an environment in *folder* that holds *installs* alone; made again when they change."""
     python, record = str(folder / "bin" / "python"), folder / "requirements"
-    if not record.is_file() or record.read_text().splitlines() != requirements:
-        session.run("python", "-m", "venv", "--clear", str(folder))
-        session.run(python, "-m", "pip", "install", "-q", *requirements, external=True)
-        record.write_text("\n".join(requirements))
+    if not record.is_file() or record.read_text() != repr(installs):
+        session.run(f"python{PYTHON}", "-m", "venv", "--clear", str(folder), external=True)
+        for arguments in installs:
+            session.run(python, "-m", "pip", "install", "-q", *arguments, external=True)
+        record.write_text(repr(installs))
     return python
 
 
@@ -293,46 +287,46 @@ def docs(session: nox.Session) -> None:
 def demo(session: nox.Session) -> None:
     """Train a small VAE, decode with it at two sizes, and print what the compiler did."""
     # A first use shows what pip does, in two parts, since the first is a large download.
-    session.install(*_pins(*PACKAGES), silent=False)
-    session.install(*_pins(*PACKAGES), *_editables(*PACKAGES), *_group("demo"), silent=False)
+    session.install(*_pins(), silent=False)
+    session.install(*_pins(), *_editables(), *_group("demo"), silent=False)
     session.run("python", "examples/vae_decode.py", *session.posargs)
 
 
-@nox.session(python=PYTHON)
+@nox.session(venv_backend="none")
 def aten(session: nox.Session) -> None:
     """Run every operator of the generated ATen surface in every active slot."""
-    session.install(*_pins("magi-opschema"), "-e", "packages/magi-opschema[aten]", *_group("types"))
     # One thread a process: the harness forks one per processor.
     # The operators that prefer a slot differ from the others by a number; `nox -s full` checks them as well.
     names = ("test_harness", "test_library_ops")
     tests = [*(f"packages/magi-opschema/tests/aten/{name}.py" for name in names), "-k", "not preferred"]
-    session.run("pytest", *(session.posargs or tests), env={"OMP_NUM_THREADS": "1"})
+    pytest = (_everything(session), "-m", "pytest")
+    session.run(*pytest, *(session.posargs or tests), env={"OMP_NUM_THREADS": "1"}, external=True)
 
 
 @nox.session(python=PYTHON)
 def libraries(session: nox.Session) -> None:
     """Search three libraries of Triton kernels for their launches, run ops of theirs, and note the counts."""
-    _install_editable(session, *PACKAGES, groups=("test", "models"))
+    _install_editable(session, "test", "models")
     # Their own requirements name other releases of torch and Triton.
     session.install("--no-deps", *_group("libraries"))
-    tests = ("libraries", "library_benchmark", "library_caches")
+    tests = ("libraries", "benchmarks", "library_caches")
     session.run("pytest", *(session.posargs or [f"tests/test_{name}.py" for name in tests]), env=ONE_THREAD)
     if not session.posargs:
         session.run("python", "docs/_libraries.py", env=ONE_THREAD)
 
 
-@nox.session(python=PYTHON)
+@nox.session(venv_backend="none")
 def fuzz(session: nox.Session) -> None:
     """Compare programs that hypothesis writes with eager, without a GPU; MAGI_FUZZ_PROGRAMS=50 runs 50 of each kind."""
-    _install_editable(session, *PACKAGES, groups=("test",))
+    python = _everything(session)
     report = Path(session.create_tmp()).absolute() / "fuzz.xml"
     tests = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").glob("test_fuzz_*.py"))
-    _run_tests(session, *tests, f"--junitxml={report}", marker="slow", success_codes=(0, 1))
+    _run_tests(session, *tests, f"--junitxml={report}", marker="slow", success_codes=(0, 1), python=python)
     suite = ET.parse(report).getroot()[0]
     counts: Counter[str] = Counter()
     for each in suite.iter("property"):
         counts[each.get("name", "")] += int(each.get("value", "0"))
-    release = session.run("python", "-c", "import torch; print(torch.__version__)", silent=True)
+    release = session.run(python, "-c", "import torch; print(torch.__version__)", silent=True, external=True)
     seconds = float(suite.get("time", "0"))
     session.log(f"torch {str(release).strip()}, {seconds:.0f} s")
     for name, count in counts.items():
@@ -341,16 +335,15 @@ def fuzz(session: nox.Session) -> None:
         session.error("some programs differ")
 
 
-@nox.session(python=PYTHON)
+@nox.session(venv_backend="none")
 def bench(session: nox.Session) -> None:
     """Run benchmarks by name, for example `nox -s bench -- call_overhead`; all of them without a name."""
-    _install_editable(session, *PACKAGES, groups=("bench", "models"))
     scripts = sorted(path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py"))
     name, *arguments = session.posargs or [""]
     if name and name not in scripts:
         session.error(f"no benchmark {name!r}; there are: {', '.join(scripts)}")
     for script in [name] if name else scripts:
-        session.run("python", f"benchmarks/{script}.py", *arguments)
+        session.run(_everything(session), f"benchmarks/{script}.py", *arguments, external=True)
 
 
 @nox.session
@@ -366,7 +359,7 @@ def compat(session: nox.Session, release: str) -> None:
     # A red suite stops neither the next one nor the count, unless something was asked for by posargs.
     success = [0, 5] if session.posargs else [0, 1]
     # The record is written after the suites: a row that is red or not there yet must not keep the next run red.
-    not_yet = "--deselect=tests/test_compatibility.py::test_every_session_has_a_complete_result_without_failures"
+    not_yet = "--deselect=tests/test_published_results.py::test_every_session_has_a_complete_result_without_failures"
     for place, report in zip(places.values(), reports, strict=True):
         environment = ONE_THREAD | _inductor_cache(session)
         _run_tests(session, place, not_yet, f"--junitxml={report}", env=environment, success_codes=success)
@@ -403,7 +396,7 @@ def gpu_e2e(session: nox.Session) -> None:
                 "Where nothing can be installed, run `nox --no-venv -s gpu_e2e` in an environment that has them."
             )
         torch = os.environ.get("MAGI_GPU_TORCH", "torch>=2.10")
-        session.install(torch, *_editables(*PACKAGES), *_group("test", "models"))
+        session.install(torch, *_editables(), *_group("test", "models"))
     # Some tests run again behind the suite, and each has to notice that every kernel stores zeros.
     _run_on_gpu(session, "packages", "tests", "-m", "gpu", *session.posargs)
     _run_on_gpu(session, "packages", "tests", "-m", "gpu and notices_broken_kernels", "--zero-kernels")

@@ -132,9 +132,11 @@ def moved_to_the_card(
 ) -> Iterator[None]:
     """Within, Inductor gets the graphs of CPU tensors as those of a card, and *load* loads what it has written.
 
-    *look* gets each graph before it is moved.
+    *look* gets each graph before it is moved. The CPU computes without oneDNN, whose convolutions of bfloat16 with a
+    stride of two read what nobody wrote where a size is odd (torch 2.13, CPUs with AMX).
     """
     _let_fake_tensors_be_there()
+    one_dnn = torch._C._get_mkldnn_enabled()
     wrap = compile_fx.wrap_compiler_debug  # type: ignore[attr-defined]
 
     def moving(compile_graph: Callable[..., Any], **how: Any) -> Callable[..., Any]:
@@ -157,6 +159,8 @@ def moved_to_the_card(
             config.patch(compile_threads=1),
         ):
             stack.enter_context(patch)
+        stack.callback(torch._C._set_mkldnn_enabled, one_dnn)
+        torch._C._set_mkldnn_enabled(False)
         yield
 
 

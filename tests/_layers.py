@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers of each package, lowest first, and a reader of imports that finds those which go upward.
+"""The layers of each package, lowest first. `python tests/_layers.py` draws them into docs/architecture.md.
 
 A layer is a folder or a single module. A module may import from its own layer and from the layers below it, also inside
 a function and under ``TYPE_CHECKING``: an import that is deferred to hide a cycle is still a cycle to a reader.
-
-`python tests/_layers.py` draws them into docs/architecture.md.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -96,51 +93,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
 }
 """The package's own ``__init__`` is above all of them and is not listed."""
-
-
-def imported(file: Path, module: str) -> Iterator[tuple[str, int]]:
-    """The dotted names that *file* imports, with their lines; *module* is its dotted name.
-
-    ``from ._model.tree import Leaf`` in ``magi_opschema._call.checks`` is ``magi_opschema._call._model.tree.Leaf``.
-    """
-    package = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            origin = ".".join([*base, *([node.module] if node.module else [])])
-            yield from ((f"{origin}.{alias.name}", node.lineno) for alias in node.names)
-
-
-def layers_on_disk(folder: Path) -> set[str]:
-    """The modules and packages that lie directly in *folder*."""
-    return {
-        path.stem
-        for path in folder.iterdir()
-        if (path.suffix == ".py" and path.stem != "__init__") or any(path.glob("__init__.py*"))
-    }
-
-
-def upward_imports(name: str, folder: Path) -> list[str]:
-    """A line for each import in *folder*, the package *name*, that reaches a layer above the importing module's."""
-    order = LAYERS[name]
-    found = []
-    for file in sorted(folder.rglob("*.py")):
-        parts = file.relative_to(folder).with_suffix("").parts
-        own = parts[0]
-        if own == "__init__":
-            continue
-        dotted = ".".join([name, *(part for part in parts if part != "__init__")])
-        for target, line in imported(file, dotted):
-            if target == name or not target.startswith(f"{name}."):
-                continue
-            layer = target.removeprefix(f"{name}.").split(".")[0]
-            if layer not in order:
-                found.append(f"{file.relative_to(folder)}:{line} imports {layer} from the package's own __init__")
-            elif order.index(layer) > order.index(own):
-                found.append(f"{file.relative_to(folder)}:{line} imports {layer}, which stands above {own}")
-    return found
 
 
 def folder_of(name: str) -> Path:

@@ -9,23 +9,23 @@ prints the table of docs/debugging.md: what `magi.check` names for each place.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from _classes import CASES
+from _class_table import CLASSES
 from magi_backend import MismatchError
 from torch import Tensor, nn
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 
 MODELS = {
-    "Qwen2": "qwen training",
-    "BERT": "bert training",
-    "ViT": "vit training",
-    "UNet2D": "unet training",
-    "VAE decoder": "vae training",
-    "ResNet": "resnet training",
+    "Qwen2": "Qwen2Model",
+    "BERT": "BertModel",
+    "ViT": "vit_tiny_patch16_224",
+    "UNet2D": "UNet2DModel",
+    "VAE decoder": "AutoencoderKL",
+    "ResNet": "ResNetModel",
 }
 PLACES = ("first", "middle", "last")
 DIRECTIONS = ("forward", "backward")
@@ -50,7 +50,8 @@ class WrongLowering(CustomGraphPass):
 def planted(case: str, place: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """The model of *case* with the operator behind its first, middle or last layer, and its inputs."""
     torch.manual_seed(0)
-    model, inputs = CASES[case].build().eval(), CASES[case].inputs(CASES[case].sizes[0])
+    kind = replace(CLASSES[case], dtype=torch.float32)
+    model, inputs = kind.build().requires_grad_(True), tuple(kind.inputs(kind.small[0]).values())
     layers = _layers(model, inputs)
     index = {"first": 0, "middle": len(layers) // 2, "last": -1}[place]
     layers[index].register_forward_hook(_one_more)

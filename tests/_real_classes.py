@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,16 +26,14 @@ Shape = tuple[Any, ...]
 Shapes = Callable[[int, int], Mapping[str, Shape]]
 """From a size to the inputs by name: the shape of normal numbers, or of "ids", "ones" or "step" in front of it."""
 
-SMALL: Sizes = ((65, 97), (81, 49))
-LARGE: Sizes = ((320, 288), (287, 353))
-BY_32: Sizes = ((64, 96), (96, 160))
-BY_32_LARGE: Sizes = ((320, 288), (288, 352))
+IMAGES: Mapping[str, Any] = {"small": ((65, 97), (81, 49)), "large": ((320, 288), (287, 353))}
 VOCABULARY = 97
 
-# Settings of a row by a word.
-BF16: Any = {"dtype": torch.bfloat16}
-TRAINS: Any = {"trains": True}
-QUICK: Any = {"quick": True}
+# What a word says of a row.
+Words = Mapping[str, Any]
+BF16: Words = {"dtype": torch.bfloat16}
+TRAINS: Words = {"trains": True}
+QUICK: Words = {"quick": True}
 
 
 @dataclass(frozen=True)
@@ -96,6 +95,11 @@ class RealClass:
         return torch.randn(shape, generator=generator).to(self.dtype)
 
 
+def row(library: str, model: str, shapes: Shapes, /, *words: Words, **settings: Any) -> RealClass:
+    """A class with its *settings*; of two words that say the same, the later one holds."""
+    return RealClass(library, model, settings, shapes, **dict(ChainMap(*map(dict, words[::-1]))))
+
+
 class _FirstTensor(nn.Module):
     """A model that returns one Tensor of what its class returns."""
 
@@ -104,8 +108,8 @@ class _FirstTensor(nn.Module):
         self.model = model
         self.output = output
 
-    def forward(self, **inputs: Tensor) -> Tensor:
-        found: Any = self.model(**inputs)
+    def forward(self, *positional: Tensor, **inputs: Tensor) -> Tensor:
+        found: Any = self.model(*positional, **inputs)
         if self.output:
             found = getattr(found, self.output)
         while not isinstance(found, Tensor):

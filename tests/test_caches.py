@@ -14,18 +14,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _run_page import COMPILES_QUICKLY
+from _pages import COMPILES_QUICKLY
 
 
 ROOT = Path(__file__).parent.parent
+WARM = {"hits": 1, "misses": 0, "bypasses": 0, "fx_misses": 0}
 
-
+# The end of every program: what the caches answered, and what the program found itself.
+COUNTS = """
+import json
+from torch._dynamo.utils import counters
+aot, fx = counters["aot_autograd"], counters["inductor"]
+print(json.dumps({
+    "hits": aot["autograd_cache_hit"],
+    "misses": aot["autograd_cache_miss"],
+    "bypasses": aot["autograd_cache_bypass"] + fx["fxgraph_cache_bypass"],
+    "fx_hits": fx["fxgraph_cache_hit"],
+    "fx_misses": fx["fxgraph_cache_miss"],
+    "found": globals().get("found"),
+}))
+"""
 PROGRAM = """
-import json, sys
+import sys
 from dataclasses import dataclass
 import torch
-from magi_backend import explain, magi_register_custom_op
-from torch._dynamo.utils import counters
+from magi_backend import magi_register_custom_op
 
 @dataclass(frozen=True)
 class Settings:
@@ -62,24 +75,16 @@ assert torch.allclose(loss, reference, atol=1e-5)
 if action == "save":
     artifacts, _ = torch.compiler.save_cache_artifacts()
     open(file, "wb").write(artifacts)
-print(json.dumps({
-    "hits": counters["aot_autograd"]["autograd_cache_hit"],
-    "misses": counters["aot_autograd"]["autograd_cache_miss"],
-    "bypasses": counters["aot_autograd"]["autograd_cache_bypass"] + counters["inductor"]["fxgraph_cache_bypass"],
-    "fx_misses": counters["inductor"]["fxgraph_cache_miss"],
-    "fx_hits": counters["inductor"]["fxgraph_cache_hit"],
-}))
 """
 
 
 def run(tmp_path: Path, cache: str, *arguments: str, program: str = PROGRAM) -> dict[str, Any]:
     """What *program* prints at its end."""
-    done = start(tmp_path, cache, *arguments, program=program)
-    assert done.returncode == 0, done.stderr
-    return last_line(done)
+    return last_line(start(tmp_path, cache, *arguments, program=program))
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
@@ -89,23 +94,11 @@ def start(
 ) -> subprocess.CompletedProcess[str]:
     """Run *program* in a process with this cache folder; *inside* is called in the process first."""
     paths = [str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
-        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / cache),
-        **COMPILES_QUICKLY,
-    }
+    own = {"PYTHONPATH": os.pathsep.join(paths), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / cache), **COMPILES_QUICKLY}
     file = tmp_path / "program.py"
-    file.write_text(program)
-    return subprocess.run(
-        [sys.executable, file, *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=900,
-        preexec_fn=inside,
-    )
+    file.write_text(program + COUNTS)
+    how: dict[str, Any] = {"env": {**os.environ, **own}, "preexec_fn": inside, "timeout": 900}
+    return subprocess.run([sys.executable, file, *arguments], capture_output=True, text=True, check=False, **how)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +115,7 @@ def test_a_second_process_hits_both_caches(tmp_path: Path, extra: tuple[str, ...
     assert first["misses"] > 0
     for warm in (second, loaded):
         assert warm["hits"] > 0
-        assert (warm["misses"], warm["fx_misses"], warm["bypasses"]) == (0, 0, 0)
+        assert {**WARM, "hits": warm["hits"]}.items() <= warm.items()
 
 
 def test_what_stock_inductor_left_is_not_taken_for_ours(tmp_path: Path) -> None:
@@ -135,10 +128,9 @@ def test_what_stock_inductor_left_is_not_taken_for_ours(tmp_path: Path) -> None:
 
 
 SMALL = """
-import json, pathlib, resource, sys, tempfile, time
+import pathlib, resource, sys, tempfile, time
 import torch
 from magi_backend import magi_register_custom_op
-from torch._dynamo.utils import counters
 
 torch._inductor.config.cpp_cache_precompile_headers = False  # torch 2.10 has no variable for it
 
@@ -162,13 +154,7 @@ x = torch.arange(4.0)
 compiled = torch.compile(model, backend="magi")
 {"meet": meet, "full": fill_the_disk, "now": lambda: None}[sys.argv[1]](*sys.argv[2:])
 assert torch.allclose(compiled(x), model(x))
-print(json.dumps({
-    "hits": counters["aot_autograd"]["autograd_cache_hit"],
-    "misses": counters["aot_autograd"]["autograd_cache_miss"] + counters["inductor"]["fxgraph_cache_miss"],
-    "bypasses": counters["aot_autograd"]["autograd_cache_bypass"] + counters["inductor"]["fxgraph_cache_bypass"],
-}))
 """
-WARM = {"hits": 1, "misses": 0, "bypasses": 0}
 
 
 @pytest.mark.slow
@@ -186,7 +172,7 @@ def test_two_processes_write_one_cache(tmp_path: Path) -> None:
         both = list(pool.map(work, folders, ready, reversed(ready)))
 
     assert sum(each["misses"] for each in both) > 0
-    assert run(tmp_path, "shared", "now", program=SMALL) == WARM
+    assert WARM.items() <= run(tmp_path, "shared", "now", program=SMALL).items()
 
 
 def heed_modes_of_files() -> None:
@@ -213,8 +199,7 @@ def test_a_read_only_cache_is_read(tmp_path: Path) -> None:
         for folder in folders:
             folder.chmod(0o755)
 
-    assert warm.returncode == 0, warm.stderr
-    assert last_line(warm) == WARM
+    assert WARM.items() <= last_line(warm).items()
     assert cold.returncode == 1
     assert f"PermissionError: [Errno 13] Permission denied: '{tmp_path / 'cold'}" in cold.stderr
 
@@ -226,14 +211,13 @@ def test_a_full_disk_lets_a_warm_cache_be_read(tmp_path: Path) -> None:
 
     warm, cold = (start(tmp_path, name, "full", program=SMALL) for name in ("warm", "cold"))
 
-    assert warm.returncode == 0, warm.stderr
-    assert last_line(warm) == WARM
+    assert WARM.items() <= last_line(warm).items()
     assert cold.returncode == 1
     assert "OSError: [Errno 27] File too large" in cold.stderr
 
 
 NOTEBOOK = """
-import json, linecache, os
+import linecache, os
 
 def run_cell(number, text):
     # As ipykernel does it: the name of a cell holds the number of the process.
@@ -261,14 +245,13 @@ use = '''
 def model(x):
     return scale(x).sin()
 '''
-answers = []
+found = []
 for number, (factor, text) in enumerate([("two", operator + use), ("two", operator), ("five", operator)]):
     run_cell(number + 1, text.replace("FACTOR", factor))
     x = torch.arange(4.0)
     assert torch.allclose(model(x), (x * {"two": 2.0, "five": 5.0}[factor]).sin()), number
-    answers.append([counters["aot_autograd"][f"autograd_cache_{what}"] for what in ("hit", "miss")])
+    found.append([counters["aot_autograd"][f"autograd_cache_{what}"] for what in ("hit", "miss")])
     counters.clear()
-print(json.dumps({"answers": answers}))
 """
 
 
@@ -278,12 +261,12 @@ def test_a_notebook_kernel_is_restarted(tmp_path: Path) -> None:
     first = run(tmp_path, "cache", program=NOTEBOOK)
     second = run(tmp_path, "cache", program=NOTEBOOK)
 
-    assert first["answers"] == [[0, 1], [1, 0], [0, 1]]
-    assert second["answers"] == [[1, 0], [1, 0], [1, 0]]
+    assert first["found"] == [[0, 1], [1, 0], [0, 1]]
+    assert second["found"] == [[1, 0], [1, 0], [1, 0]]
 
 
 EDITED = """
-import json, sys
+import sys
 import torch
 import magi_backend
 
@@ -299,28 +282,26 @@ def model(x):
     return scale(x).sin()
 
 x = torch.arange(4.0)
-right = {}
+found = {}
 for backend in ("inductor", "magi"):
     torch.compiler.reset()
-    right[backend] = torch.allclose(torch.compile(model, backend=backend)(x), model(x))
-print(json.dumps(right))
+    found[backend] = torch.allclose(torch.compile(model, backend=backend)(x), model(x))
 """
 
 
 def test_an_edited_default_is_not_served_from_the_cache(tmp_path: Path) -> None:
     """torch's keys have no defaults, and its generated code has them, for operators of torch.library as for ours."""
-    assert run(tmp_path, "cache", "2", program=EDITED) == {"inductor": True, "magi": True}
-    found = run(tmp_path, "cache", "5", program=EDITED)
+    assert run(tmp_path, "cache", "2", program=EDITED)["found"] == {"inductor": True, "magi": True}
+    found = run(tmp_path, "cache", "5", program=EDITED)["found"]
 
     assert found["magi"]
     assert not found["inductor"], "torch has mended this: ActiveRepairs need no schemas from this release on"
 
 
 MODELS = """
-import json, sys
+import sys
 import torch
 import _models
-from torch._dynamo.utils import counters
 
 name = sys.argv[1]
 model = getattr(_models, name)().eval()
@@ -334,14 +315,6 @@ x = inputs[name]()
 with torch.no_grad():
     out = torch.compile(model, backend="magi", dynamic=True)(x)
     assert torch.allclose(out, model(x), rtol=1e-4, atol=1e-4)
-print(json.dumps({
-    "aot_hits": counters["aot_autograd"]["autograd_cache_hit"],
-    "aot_misses": counters["aot_autograd"]["autograd_cache_miss"],
-    "aot_bypasses": counters["aot_autograd"]["autograd_cache_bypass"],
-    "fx_misses": counters["inductor"]["fxgraph_cache_miss"],
-    "fx_bypasses": counters["inductor"]["fxgraph_cache_bypass"],
-    "fx_hits": counters["inductor"]["fxgraph_cache_hit"],
-}))
 """
 
 
@@ -352,18 +325,15 @@ def test_a_second_process_is_warm_on_a_real_model(model: str, tmp_path: Path) ->
     first = run(tmp_path, "cache", model, program=MODELS)
     second = run(tmp_path, "cache", model, program=MODELS)
 
-    assert first["aot_misses"] > 0
-    assert first["aot_bypasses"] == first["fx_bypasses"] == 0
-    assert second["aot_hits"] == 1
+    assert first["misses"] > 0
+    assert first["bypasses"] == 0
     assert second["fx_hits"] > 0
-    assert [second[key] for key in ("aot_misses", "aot_bypasses", "fx_misses", "fx_bypasses")] == [0, 0, 0, 0]
+    assert WARM.items() <= second.items()
 
 
 HOT = """
-import json
 import torch
 import magi_backend
-from torch._dynamo.utils import counters
 
 weight = torch.randn(3, 3, requires_grad=True)
 compiled = torch.compile(
@@ -376,11 +346,6 @@ for rows in (4, 4, 5, 5, 6, 4):
     ours, x.grad = x.grad, None
     ((x @ weight).sin() @ weight).sum().backward()
     assert torch.allclose(ours, x.grad, atol=1e-5)
-print(json.dumps({
-    "hits": counters["aot_autograd"]["autograd_cache_hit"],
-    "misses": counters["aot_autograd"]["autograd_cache_miss"] + counters["inductor"]["fxgraph_cache_miss"],
-    "bypasses": counters["aot_autograd"]["autograd_cache_bypass"] + counters["inductor"]["fxgraph_cache_bypass"],
-}))
 """
 
 
@@ -391,4 +356,4 @@ def test_code_for_single_sizes_is_found_by_a_second_process(tmp_path: Path) -> N
 
     assert first["misses"] > 0
     assert first["bypasses"] == 0
-    assert second == {"hits": 4, "misses": 0, "bypasses": 0}
+    assert {**WARM, "hits": 4}.items() <= second.items()

@@ -31,7 +31,7 @@ def graphs_of(kind: RealClass, backend: str) -> Graphs:
     return graphs
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("unmeasured_guards")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if kind.quick else [pytest.mark.slow]) for name, kind in CLASSES.items()]

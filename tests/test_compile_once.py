@@ -8,9 +8,12 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +31,7 @@ if grep -q '#error' "$source"; then echo refused >&2; exit 3; fi
 while [ "$1" != -o ]; do flags="$flags $1"; shift; done
 { echo "$flags"; cat "$source"; } > "$2"
 """
+TEXT = "int f();\n"
 
 
 class Compiler:
@@ -39,24 +43,30 @@ class Compiler:
         script.write_text(COMPILER)
         script.chmod(0o755)
         (folder / "libraries").mkdir()
+        (folder / "first.h").write_text("#include <torch/first.h>")
         self.path = f"{folder}:{os.environ['PATH']}"
         self.monkeypatch = monkeypatch
-        self.start_a_run("12.2")
+        self.start_a_run()
 
-    def start_a_run(self, version: str) -> None:
+    def start_a_run(
+        self, torchs: str = "here", release: str = "2.13.0", version: str = "12.2", processor: str = "flags : sse"
+    ) -> None:
+        self.monkeypatch.setattr("_compile_once._processor", lambda: processor)
         self.monkeypatch.setenv("PATH", self.path)
+        self.monkeypatch.setattr(torch, "__file__", f"/{torchs}/torch/__init__.py")
+        self.monkeypatch.setattr(torch, "__version__", release)
         (self.folder / "version").write_text(version)
-        run = Path(tempfile.mkdtemp(dir=self.folder))
-        put_on_path(run, self.folder / "libraries")
+        put_on_path(Path(tempfile.mkdtemp(dir=self.folder)), self.folder / "libraries")
 
-    def run(self, text: str, *flags: str, name: str = "kernel") -> subprocess.CompletedProcess[str]:
+    def run(self, text: str = TEXT, *flags: str, name: str = "kernel") -> subprocess.CompletedProcess[str]:
         source = self.folder / f"{name}.cpp"
         source.write_text(text)
-        command = ["g++", *flags, "-o", str(self.output(name)), str(source)]
+        command = ["g++", *flags, "-o", str(source.with_suffix(".so")), str(source)]
         return subprocess.run(command, check=False, capture_output=True, text=True)
 
-    def output(self, name: str) -> Path:
-        return self.folder / f"{name}.so"
+    def run_with_headers(self, torchs: str = "here") -> None:
+        headers = (f"-I/{torchs}/torch/include", f"-I{sysconfig.get_path('include')}")
+        self.run(TEXT, "-shared", *headers, "-include", str(self.folder / "first.h"))
 
     @property
     def runs(self) -> int:
@@ -74,30 +84,48 @@ def test_every_suite_finds_it_first() -> None:
     assert found is None or "_compile_once" in Path(found).read_text()
 
 
-def test_a_source_is_compiled_once_whatever_its_path(compiler: Compiler) -> None:
-    for name in ("here", "there"):
-        assert compiler.run("int f();\n", "-shared", name=name).returncode == 0
+@pytest.mark.parametrize(
+    ("change", "torchs", "runs"),
+    [
+        (lambda compiler: None, "here", 1),
+        (lambda compiler: compiler.start_a_run(), "here", 1),
+        (lambda compiler: compiler.start_a_run("there"), "there", 1),
+        (lambda compiler: compiler.start_a_run(release="2.13.1"), "here", 2),
+        (lambda compiler: compiler.start_a_run(version="13.1"), "here", 2),
+        (lambda compiler: compiler.start_a_run(processor="flags : avx512f"), "here", 2),
+        (lambda compiler: (compiler.folder / "first.h").write_text("#include <a>"), "here", 2),
+    ],
+    ids=["nothing", "run", "environment", "release of torch", "compiler", "processor", "header"],
+)
+def test_what_changes_makes_another_library(
+    compiler: Compiler, change: Callable[[Compiler], object], torchs: str, runs: int
+) -> None:
+    compiler.run_with_headers()
+    change(compiler)
+    compiler.run_with_headers(torchs)
 
-    assert compiler.runs == 1
-    assert compiler.output("there").read_text() == " -shared\nint f();\n"
+    assert compiler.runs == runs
 
 
-@pytest.mark.parametrize("flags", [("-shared", "-O1"), ("-c", "-O3"), ("-shared", "-DNDEBUG", "-O3")])
-def test_other_flags_are_another_library(compiler: Compiler, flags: tuple[str, ...]) -> None:
-    compiler.run("int f();\n", "-shared", "-O3", name="first")
-    compiler.run("int f();\n", *flags, name="second")
+@pytest.mark.parametrize(
+    ("text", "flags", "runs"),
+    [
+        (TEXT, ("-shared", "-O3"), 1),
+        (TEXT, ("-shared", "-O1"), 2),
+        (TEXT, ("-c", "-O3"), 2),
+        (TEXT, ("-shared", "-DNDEBUG", "-O3"), 2),
+        ("int f() ;\n", ("-shared", "-O3"), 2),
+        ("int f();\n\n", ("-shared", "-O3"), 2),
+    ],
+)
+def test_another_text_and_other_flags_make_another_library(
+    compiler: Compiler, text: str, flags: tuple[str, ...], runs: int
+) -> None:
+    compiler.run(TEXT, "-shared", "-O3", name="first")
+    assert compiler.run(text, *flags, name="second").returncode == 0
 
-    assert compiler.runs == 2
-    assert compiler.output("second").read_text().startswith(f" {' '.join(flags)}\n")
-
-
-@pytest.mark.parametrize("text", ["int f() ;\n", "int f();\n\n", "float f();\n"])
-def test_another_text_is_another_library(compiler: Compiler, text: str) -> None:
-    compiler.run("int f();\n", "-shared", name="first")
-    compiler.run(text, "-shared", name="second")
-
-    assert compiler.runs == 2
-    assert compiler.output("second").read_text() == f" -shared\n{text}"
+    assert compiler.runs == runs
+    assert (compiler.folder / "second.so").read_text() == f" {' '.join(flags)}\n{text}"
 
 
 def test_what_does_not_compile_says_so_each_time(compiler: Compiler) -> None:
@@ -113,10 +141,11 @@ def test_what_does_not_compile_says_so_each_time(compiler: Compiler) -> None:
     [
         ('#include "other.h"\n', ("-shared",)),
         ('asm(".incbin weights.bin");\n', ("-shared",)),
-        ("int f();\n", ("-E",)),
-        ("int f();\n", ("-shared", "other.cpp")),
+        (TEXT, ("-E",)),
+        (TEXT, ("-shared", "other.cpp")),
+        ("#include <mine.h>\n", ("-shared", "-I/mine")),
     ],
-    ids=["reads a header", "reads a file", "is a text again", "is two texts"],
+    ids=["reads a header", "reads a file", "is a text again", "is two texts", "reads headers of anything else"],
 )
 def test_what_its_text_does_not_determine_is_compiled_each_time(
     compiler: Compiler, text: str, flags: tuple[str, ...]
@@ -127,110 +156,23 @@ def test_what_its_text_does_not_determine_is_compiled_each_time(
     assert compiler.runs == 2
 
 
-def test_the_next_run_finds_the_library(compiler: Compiler) -> None:
-    for _ in range(2):
-        assert compiler.run("int f();\n", "-shared").returncode == 0
-        compiler.start_a_run("12.2")
-
-    assert compiler.runs == 1
-
-
-def test_another_compiler_makes_another_library(compiler: Compiler) -> None:
-    for version in ("12.2", "13.1"):
-        compiler.start_a_run(version)
-        assert compiler.run("int f();\n", "-shared").returncode == 0
-
-    assert compiler.runs == 2
-
-
-@pytest.mark.parametrize("processor", ["flags : avx512f", "model name : another"])
-def test_another_processor_has_other_libraries(
-    compiler: Compiler, monkeypatch: pytest.MonkeyPatch, processor: str
-) -> None:
-    compiler.run("int f();\n", "-shared", "-march=native")
-    monkeypatch.setattr("_compile_once._processor", lambda: processor)
-    compiler.start_a_run("12.2")
-    compiler.run("int f();\n", "-shared", "-march=native")
-
-    assert compiler.runs == 2
-
-
-def environment_with_torch(folder: Path, version: str) -> tuple[str, ...]:
-    """Flags for the headers of a torch and a Python that are installed in *folder*, and one that is precompiled."""
-    torchs, python = folder / "torch", folder / "python"
-    (torchs / "include").mkdir(parents=True)
-    (torchs / "version.py").write_text(version)
-    python.mkdir()
-    (python / "patchlevel.h").write_text("3.11.7")
-    (folder / "first.h").write_text("#include <torch/first.h>")
-    return "-shared", f"-I{torchs / 'include'}", f"-I{python}", "-include", str(folder / "first.h")
-
-
-def test_a_release_of_torch_is_the_same_in_every_environment(compiler: Compiler, tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        compiler.run("int f();\n", *environment_with_torch(tmp_path / name, "2.13.0"))
-
-    assert compiler.runs == 1
-
-
-@pytest.mark.parametrize(
-    ("file", "text"), [("torch/version.py", "2.13.1"), ("python/patchlevel.h", "3.11.8"), ("first.h", "#include <a>")]
-)
-def test_other_headers_make_another_library(compiler: Compiler, tmp_path: Path, file: str, text: str) -> None:
-    flags = environment_with_torch(tmp_path / "one", "2.13.0")
-    compiler.run("int f();\n", *flags)
-    (tmp_path / "one" / file).write_text(text)
-    compiler.run("int f();\n", *flags)
-
-    assert compiler.runs == 2
-
-
-def test_headers_of_anything_else_may_change(compiler: Compiler, tmp_path: Path) -> None:
-    for _ in range(2):
-        compiler.run("#include <mine.h>\n", "-shared", f"-I{tmp_path}")
-
-    assert compiler.runs == 2
-
-
-class Kept:
-    """A pytest.Config whose cache is a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.cache = folder, self
-
-    def mkdir(self, name: str) -> Path:
-        (self.folder / name).mkdir(parents=True, exist_ok=True)
-        return self.folder / name
-
-
-def kept(config: object, otherwise: Path) -> Path:
-    return kept_libraries(cast("pytest.Config", config), otherwise)
-
-
 def test_libraries_that_were_used_longest_ago_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("_compile_once._MOST_LIBRARIES", 2)
-    config = Kept(tmp_path / "cache")
-    folder = kept(config, tmp_path)
     for age, name in enumerate(("new", "old", "oldest")):
-        (folder / name).touch()
-        os.utime(folder / name, (1e9 - age, 1e9 - age))
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
+    config: Any = SimpleNamespace(cache=SimpleNamespace(mkdir=lambda name: tmp_path))
+    without: Any = SimpleNamespace()
 
-    assert folder != tmp_path
-    assert {file.name for file in kept(config, tmp_path).iterdir()} == {"new", "old"}
-
-
-def test_nothing_is_kept_if_pytest_has_no_cache(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-
-    assert kept(Kept(tmp_path / "file"), tmp_path) == tmp_path
-    assert kept(object(), tmp_path) == tmp_path
+    assert {file.name for file in kept_libraries(config, Path("/")).iterdir()} == {"new", "old"}
+    assert kept_libraries(without, Path("/")) == Path("/")
 
 
 @pytest.mark.parametrize("name", ["torch", "torch_cpu", "c10"])
 def test_the_linker_gets_an_empty_library_for_one_of_torch(compiler: Compiler, name: str) -> None:
-    compiler.run("int f();\n", "-shared", "-lgomp", f"-l{name}", "-L/torchs")
+    compiler.run(TEXT, "-shared", "-lgomp", f"-l{name}", "-L/torchs")
 
-    flags = compiler.output("kernel").read_text().splitlines()[0].split()
+    flags = (compiler.folder / "kernel.so").read_text().splitlines()[0].split()
     places = [Path(flag.removeprefix("-L")) for flag in flags if flag.startswith("-L")]
     assert [(place / f"lib{name}.so").is_file() for place in places] == [True, False]
     assert not (places[0] / "libgomp.so").exists()

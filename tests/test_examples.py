@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from _run_page import COMPILES_ANEW, COMPILES_QUICKLY
+from _pages import COMPILES_ANEW, COMPILES_QUICKLY
 from PIL import Image
 
 

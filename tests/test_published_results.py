@@ -1,128 +1,73 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is published is what was measured: ratios follow from rows, and documents quote them."""
+"""What is published is what was measured: ratios follow from rows, and pages show ratios, counts and pictures."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import re
-import statistics
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import _panels
 import pytest
+from _ratios import ratios
 
 
 ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 RUN_OF_TESTS = ROOT / "benchmarks" / "results" / "gpu_e2e.json"
 RESULTS = [path for path in sorted(RUN_OF_TESTS.parent.glob("*.json")) if path != RUN_OF_TESTS]
 
 
-def load(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text())  # type: ignore[no-any-return]
+def load(path: Path) -> Any:
+    return json.loads(path.read_text())
 
 
-PICTURED = [path for path in RESULTS if _panels.panels(load(path)["rows"])]
-"""Where times were taken while nothing else compiled."""
-
-
-def recomputed(result: dict[str, Any]) -> dict[str, float]:
-    spec = importlib.util.spec_from_file_location("benchmark_ratios", ROOT / "benchmarks" / "_ratios.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.ratios(result["name"], result["rows"])  # type: ignore[no-any-return]
+def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", *arguments], cwd=ROOT, check=False, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
-def test_ratios_follow_from_rows(path: Path) -> None:
-    result = load(path)
+def test_a_result_and_what_stands_next_to_it(path: Path) -> None:
+    result, table = load(path), path.with_suffix(".md").read_text()
+
     assert result["name"] == path.stem
-    assert result["ratios"] == pytest.approx(recomputed(result))
     assert result["ratios"]
+    assert result["ratios"] == pytest.approx(ratios(path.stem, result["rows"]))
+    for key, value in result["ratios"].items():
+        assert f"| {key} | {value:.3f} |" in table
+        if key.endswith("_low"):
+            middle = key.removesuffix("_low")
+            assert value < result["ratios"][middle] < result["ratios"][f"{middle}_high"]
     for row in result["rows"]:
         assert {"arm", "case", "seconds", "torch", "triton", "device", "commit"} <= row.keys()
+    if _panels.panels(result["rows"]):  # times were taken while nothing else compiled
+        assert f"commit {result['commit']}" in (DOCS / "plots" / f"{path.stem}.svg").read_text()
+        assert f"plots/{path.stem}.svg" in (DOCS / "performance.md").read_text()
 
 
-@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
-def test_no_ratio_is_the_end_of_its_interval(path: Path) -> None:
-    ratios = load(path)["ratios"]
-    with_interval = [key.removesuffix("_low") for key in ratios if key.endswith("_low")]
-    for key in with_interval:
-        assert ratios[f"{key}_low"] < ratios[key] < ratios[f"{key}_high"]
-    if path.stem == "backend_parity":
-        assert len(with_interval) == 6
-
-
-def test_backend_parity_publishes_medians_of_pairs() -> None:
-    result = load(RUN_OF_TESTS.with_name("backend_parity.json"))
-    seconds = {(row["arm"], row["case"]): row["seconds"] for row in result["rows"]}
-    for arm, case in seconds:
-        if arm == "inductor":
-            pairs = zip(seconds["magi", case], seconds["inductor", case], strict=True)
-            published = result["ratios"][f"{case.replace(' ', '_')}_vs_inductor"]
-            assert published == pytest.approx(statistics.median(ours / theirs for ours, theirs in pairs))
-
-
-@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
-def test_rows_name_a_commit_of_this_history(path: Path) -> None:
-    shallow = ["git", "rev-parse", "--is-shallow-repository"]
-    if subprocess.run(shallow, cwd=ROOT, check=False, capture_output=True, text=True).stdout.strip() != "false":
-        pytest.skip("no history here: an unpacked archive, or a shallow clone")
-    for commit in {row["commit"] for row in load(path)["rows"]}:
-        asked = ["git", "merge-base", "--is-ancestor", commit, "HEAD"]
-        assert subprocess.run(asked, cwd=ROOT, check=False).returncode == 0, commit
-
-
-@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
-def test_the_table_next_to_the_result_shows_its_ratios(path: Path) -> None:
-    table = path.with_suffix(".md").read_text()
-    for key, value in load(path)["ratios"].items():
-        assert f"| {key} | {value:.3f} |" in table
-
-
-@pytest.mark.parametrize("path", PICTURED, ids=lambda path: path.stem)
-def test_the_picture_is_of_this_result(path: Path) -> None:
-    picture = (ROOT / "docs" / "plots" / f"{path.stem}.svg").read_text()
-    assert f"commit {load(path)['commit']}" in picture
-    assert f"plots/{path.stem}.svg" in (ROOT / "docs" / "performance.md").read_text()
-
-
-@pytest.mark.parametrize("path", PICTURED, ids=lambda path: path.stem)
-def test_the_picture_takes_its_ink_from_the_page_and_names_every_arm(path: Path) -> None:
-    picture = (ROOT / "docs" / "plots" / f"{path.stem}.svg").read_text()
-    drawn = {row["arm"] for rows in _panels.panels(load(path)["rows"]).values() for row in rows}
-
-    assert "prefers-color-scheme:dark" in picture
-    assert len(set(re.findall(r"(?:fill|stroke): (#\w+)", picture))) <= 2  # our bars and theirs, and no ground
-    for arm in drawn:
-        assert f"<!-- {_panels.of_arm(path.stem, arm)}" in picture  # beside the outlines of its letters
-
-
-@pytest.mark.parametrize("name", ["call_overhead", "see_through", "real_decoders"])
-def test_the_panels_go_by_the_names_of_the_table(name: str) -> None:
-    page = (ROOT / "docs" / "performance.md").read_text()
-    result = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
-
-    for case in _panels.panels(result["rows"]):
-        assert f"| {_panels.of_case(name, case)}" in page
+@pytest.mark.skipif(
+    git("rev-parse", "--is-shallow-repository").stdout.strip() != "false",
+    reason="no history here: an unpacked archive, or a shallow clone",
+)
+def test_rows_name_commits_of_this_history() -> None:
+    for commit in {row["commit"] for path in RESULTS for row in load(path)["rows"]}:
+        assert git("merge-base", "--is-ancestor", commit, "HEAD").returncode == 0, commit
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/performance.md"])
 def test_pages_quote_only_measured_ratios(name: str) -> None:
-    page = (ROOT / name).read_text()
     measured = {f"{value:.3f}" for path in RESULTS for value in load(path)["ratios"].values()}
-    quoted = set(re.findall(r"\b\d+\.\d{3}\b", page))
+    quoted = set(re.findall(r"\b\d+\.\d{3}\b", (ROOT / name).read_text()))
+
     assert quoted
     assert quoted <= measured
 
 
 def test_the_run_on_a_gpu_was_green_and_noticed_broken_kernels() -> None:
-    if not RUN_OF_TESTS.exists():
-        pytest.skip("no run of `nox -s gpu_e2e` is published yet")
     record = load(RUN_OF_TESTS)
     assert record["name"] == "gpu_e2e"
     assert record["commit"]
@@ -132,3 +77,88 @@ def test_the_run_on_a_gpu_was_green_and_noticed_broken_kernels() -> None:
         assert all(reason and count > 0 for reason, count in run["skipped"].items())
         assert len(run["mutation"]) >= 5
         assert run["mutation"].keys() <= set(run["tests"])
+
+
+REPORT = """<?xml version="1.0" encoding="utf-8"?>
+<testsuites><testsuite name="pytest">
+<testcase classname="a" name="test_good" />
+<testcase classname="a" name="test_good_too"><properties /></testcase>
+<testcase classname="a" name="test_bad"><failure message="assert 1 == 2">...</failure></testcase>
+<testcase classname="a" name="test_fixture"><error message="failed on setup">...</error></testcase>
+<testcase classname="a" name="test_not_here"><skipped type="pytest.skip" message="no GPU">...</skipped></testcase>
+<testcase classname="a" name="test_broken_torch"><skipped type="pytest.xfail" message="torch">...</skipped></testcase>
+</testsuite></testsuites>
+"""
+
+
+@pytest.fixture
+def compatibility() -> Any:
+    """The program that counts for `nox -s compat`."""
+    spec = importlib.util.spec_from_file_location("compatibility", DOCS / "_compatibility.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_reports_are_counted_noted_and_shown(
+    compatibility: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report, record, page = tmp_path / "magi-passes.xml", tmp_path / "record.json", tmp_path / "page.md"
+    report.write_text(REPORT)
+    report.with_stem("end-to-end").write_text(REPORT)
+    page.write_text(f"before\n{compatibility.BEGIN}old\n{compatibility.END}after\n")
+    monkeypatch.setattr(compatibility, "RECORD", record)
+    monkeypatch.setattr(compatibility, "PAGE", page)
+    for name in ("2.13.0-py3.13", "2.9.0"):
+        assert compatibility.main(name, str(report.with_stem("end-to-end")), str(report)) == 4
+
+    noted = load(record)
+    assert list(noted) == ["2.9.0", "2.13.0-py3.13"]
+    assert list(noted["2.9.0"]["suites"]) == ["magi-passes", "end-to-end"]
+    assert len(noted["2.9.0"]["suites"]["magi-passes"].pop("commit")) == 12
+    assert noted["2.9.0"]["suites"]["magi-passes"] == {"passed": 2, "skipped": 1, "xfailed": 1, "failed": 2}
+    text = page.read_text()
+    assert (text.startswith("before\n"), text.endswith("after\n"), "old" in text) == (True, True, False)
+    assert text.count("2 passed, 1 skipped, 1 xfailed, 2 failed") == 4
+
+    # A suite that is run again replaces its own counts; of another environment nothing is kept.
+    report.write_text(REPORT.replace("<failure", "<system-out").replace("</failure", "</system-out"))
+    assert compatibility.main("2.9.0", str(report)) == 3
+    noted = load(record)
+    noted["2.9.0"]["python"] = "3.10.0"
+    record.write_text(json.dumps(noted))
+    assert compatibility.main("2.9.0", str(report)) == 1
+
+
+def test_every_session_has_a_complete_result_without_failures() -> None:
+    noxfile = ast.parse((ROOT / "noxfile.py").read_text())
+    (sessions,) = [
+        ast.literal_eval(node.value)
+        for node in noxfile.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "COMPAT"
+    ]
+    record = load(DOCS / "compatibility.json")
+
+    assert list(record) == list(sessions)
+    for name, row in record.items():
+        assert row["torch"] == name.partition("-")[0]
+        assert row["python"].startswith(f"{sessions[name]}.")
+        assert set(row["suites"]) == {path.name for path in (ROOT / "packages").iterdir()} | {"end-to-end"}
+        for suite in row["suites"].values():
+            assert suite["failed"] == 0
+            assert suite["passed"] > 0
+            assert len(suite["commit"]) == 12
+
+
+def test_the_page_on_compatibility_shows_what_was_counted(compatibility: Any) -> None:
+    page = (DOCS / "compatibility.md").read_text()
+    # magi-opschema's test_robustness.py checks the report itself.
+    fuzz = load(ROOT / "packages" / "magi-opschema" / "tests" / "fuzz.json")
+
+    assert compatibility.table(load(DOCS / "compatibility.json")) in page
+    assert (
+        f"{fuzz['cases']} cases, {fuzz['right']} right, {fuzz['refused']} refused at decoration because two names make "
+        f"one flat name, {len(fuzz['failures'])} failures"
+    ) in " ".join(page.split())

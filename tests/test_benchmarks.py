@@ -1,0 +1,428 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the benchmarks measure is what they say: their programs, models and fragments, and the ratios of their rows."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import decoder_fragments
+import diffusers
+import dynamic_decode
+import libraries
+import pytest
+import real_decoders
+import torch
+from _arms import arm_named, pipeline_options
+from _card_case import KNOWN, NAMES, ROUNDED, WHOLE
+from _case import Case, Plan, measure_case
+from _class_table import CLASSES
+from _clock import Clock
+from _difference import Difference, WrongResultError, difference, judged
+from _fragment_calls import CALLS, arguments, build, class_of
+from _fragments import DIFFUSERS, FRAGMENTS
+from _library_case import OpaqueOp
+from _library_op import ROWS, LibraryOp, program_of, rows
+from _library_scan import LIBRARIES, folder_of
+from _ratios import ratios
+from _real_models import MODELS, compiled_part, decode, denoise, without_the_break
+from _rows import joined
+from _told import measure_as_told, row
+from _workers import Job, Limits, measured
+from torch import Tensor
+
+
+HERE = Path(__file__).parent
+Row = dict[str, Any]
+
+
+def printed_by(program: Path, *arguments: str, seconds: int = 580) -> str:
+    command = [sys.executable, str(program), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def measured_by(name: str, *arguments: str, out: Path, seconds: int = 580) -> tuple[list[Row], str]:
+    """The rows that benchmarks/*name*.py writes into *out*, with what it prints."""
+    program = HERE.parent / "benchmarks" / f"{name}.py"
+    printed = printed_by(program, "--tiny", *arguments, "--out", str(out), seconds=seconds)
+    return [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()], printed
+
+
+def needs_libraries() -> None:
+    missing = [name for name in ("liger-kernel", "fla-core") if folder_of(LIBRARIES[name].package) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} is not installed; nox -s libraries installs it")
+
+
+# Each program: its arguments, the rows that it writes, and a ratio that it prints.
+MEASURED: dict[str, tuple[str, list[tuple[str, str]], str]] = {
+    "decoder_fragments": (
+        "--only kl_downsample --arms stock_dynamic,magi_dynamic --repeats 3 --compiling 2 --code",
+        [("kl_downsample", "stock_dynamic"), ("kl_downsample", "magi_dynamic")],
+        "fragments_worst_vs_stock_dynamic_speedup",
+    ),
+    "dynamic_decode": (
+        "--model plain --arms eager,magi --repeats 3 --together",
+        [("plain_540p", "eager"), ("plain_540p", "magi"), ("plain_540p_compile_together", "magi")],
+        "",
+    ),
+    "real_decoders": (
+        "--model kl --arms eager,eager_channels_last,magi_dynamic --repeats 3 --compiling 2",
+        [
+            ("kl", "eager"),
+            ("kl", "eager_channels_last"),
+            ("kl", "magi_dynamic"),
+            ("kl_compile_together", "magi_dynamic"),
+        ],
+        "",
+    ),
+    "card": (
+        "--only SanaTransformer2DModel --compiling 2",
+        [("SanaTransformer2DModel", "stock_dynamic"), ("SanaTransformer2DModel", "magi_dynamic")],
+        "",
+    ),
+    "libraries": (
+        "--only liger_softmax --arms eager,opaque,seen_through --repeats 3 --compiling 1 --compile-seconds 400",
+        [("liger_softmax_tiny", arm) for arm in ("eager", "opaque", "seen_through")],
+        "liger_softmax_tiny_vs_opaque_speedup",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MEASURED)
+def test_the_program_compiles_compares_and_times(name: str, tmp_path: Path) -> None:
+    how, written, ratio = MEASURED[name]
+    if name == "libraries":
+        needs_libraries()
+    found, printed = measured_by(name, *how.split(), out=tmp_path)
+
+    assert sorted((one["case"], one["arm"]) for one in found) == sorted(written)
+    assert ratio in printed
+    for one in found:
+        if one["case"].endswith("_together"):
+            assert one["compiled_beside"] >= 1
+            continue
+        assert one.get("fell_back", []) == []
+        assert len(one["seconds"]) == 3
+        compared = [one.get("difference"), one.get("second_difference"), one.get("second_size", {}).get("difference")]
+        errors = [one.get("relative_error", 0.0), *(each["relative"] for each in compared if each is not None)]
+        assert max(errors) < 1e-5
+        assert len(errors) >= 2 or name == "dynamic_decode"
+        if not one["arm"].startswith("eager"):
+            assert one.get("graphs_after_second_size", one.get("graphs", 1)) == 1
+    if name == "decoder_fragments":  # rows of an earlier run are not measured again
+        again, _ = measured_by(name, *how.split(), "--rows", str(tmp_path / "rows.jsonl"), out=tmp_path / "again")
+        assert (tmp_path / "code.zip").exists()
+        assert again == found
+
+
+@pytest.mark.slow
+def test_code_is_generated_for_every_program_of_a_library() -> None:
+    needs_libraries()
+    found = [json.loads(line) for line in printed_by(HERE / "_library_codegen.py").splitlines()]
+
+    assert {one["program"] for one in found} == set(libraries.PROGRAMS)
+    failed = [one for one in found if "error" in one]
+    # Its body reads data, and fake tensors have none.
+    assert [(one["program"], one["arm"]) for one in failed] == [("liger_cross_entropy", "opaque")], failed
+    kept_whole = {one["program"] for one in found if one["arm"] == "seen_through" and one["calls_op"]}
+    assert kept_whole == {"liger_cross_entropy"}
+    for one in found:
+        if one not in failed and one["program"] not in kept_whole:
+            assert bool(one["kernels"]) == (one["arm"] == "seen_through") == (not one["calls_op"]), one
+
+
+@pytest.mark.parametrize("program", [decoder_fragments, dynamic_decode, libraries, real_decoders])
+def test_what_processes_load_before_they_are_forked_exists(program: Any) -> None:
+    # The server of multiprocessing passes over a module that it cannot import.
+    for name in program.PRELOAD:
+        importlib.import_module(name)
+
+
+def test_a_case_that_fails_dies_or_hangs_leaves_the_others_their_rows(tmp_path: Path) -> None:
+    jobs = [Job("case", what, measure_as_told, (what,)) for what in ("works", "fails", "dies", "hangs")]
+    limits = Limits(compiling=2, living=8, compile_seconds=60, step_seconds=5, repeats=3)
+    found = {worker.job.arm: rows[0] for worker, rows in measured([jobs], limits, tmp_path, ["_workers"])}
+    assert found["works"]["seconds"] == [1.0, 1.0, 1.0]
+    reasons = {what: found[what]["reason"] for what in ("fails", "dies", "hangs") if not found[what]["seconds"]}
+    assert reasons == {
+        "fails": "ValueError: no such thing",
+        "dies": "the process ended, code 3",
+        "hangs": "nothing for 5 s",
+    }
+
+
+class Doubling(Case):
+    """A case whose calls are counted."""
+
+    def __init__(self, arm: str) -> None:
+        self.name, self.arm, self.clock = "doubling", arm_named(arm), Clock("cpu")
+        self.calls, self.second = 0, False
+
+    def call(self) -> object:
+        self.calls += 1
+        return torch.ones(3) * 2
+
+    def call_eagerly(self) -> object:
+        return self.call()
+
+    def forget(self) -> None:
+        """There is nothing."""
+
+    def compared(self, *, second: bool) -> Row:
+        self.second |= second
+        return {"difference": second}
+
+
+def test_a_case_is_measured_as_often_as_it_is_told() -> None:
+    case = Doubling("eager")
+    plan = Plan(cold_calls=2, queued_seconds=0.0, alone=3, second_size=True)
+    (found,) = measure_case(case, plan, iter(["ready", "repeat", "repeat"]))
+    assert (len(found["seconds"]), len(found["alone_seconds"]), found["work"]["flops"]) == (2, 3, 0)
+    assert found["second_size"] == {"difference": True}
+    # Two cold calls, two to warm up and three alone, one to fill the queue, two repeats, one whose work is counted.
+    assert case.calls == 11
+    assert not Doubling("eager").second
+
+
+def test_arms_and_passes_by_name() -> None:
+    assert arm_named("stock_static").dynamic is False
+    tiled = arm_named("stock_dynamic:triton.max_tiles=2+triton.prefer_nd_tiling=true")
+    assert (tiled.backend, tiled.dynamic) == ("inductor", True)
+    assert tiled.options == {"triton.max_tiles": 2, "triton.prefer_nd_tiling": True}
+    assert arm_named("magi_tuned:magi.progress=false").options == {"magi.tune": True, "magi.progress": False}
+    assert arm_named("passes_static:layout+nd2").passes == ("layout", "nd2")
+    with pytest.raises(ValueError, match="no arm 'stock'; there are eager, "):
+        arm_named("stock")
+    names = ("chooser", "zero_pads", "padding", "temporal", "temporal_all_frames", "layout", "moments", "nd2", "nd3")
+    assert pipeline_options(names)
+    with pytest.raises(KeyError, match="layuot"):
+        pipeline_options(("layuot",))
+
+
+def test_a_wrong_border_a_wrong_element_and_nan_are_too_far() -> None:
+    reference = torch.randn(1, 4, 3, 64, 64)
+    eager = difference(reference.bfloat16(), reference)
+    judged(difference(reference.bfloat16() * 1.0001, reference), eager, "rounding")
+    border, element, nan = (reference.bfloat16() for _ in range(3))
+    border[..., 0, :] *= 2
+    element[0, 0, 0, 5, 5] += 3
+    nan[0, 0, 0, 0, 0] = float("nan")
+    for wrong in (border, element, nan):
+        with pytest.raises(WrongResultError, match="the block: "):
+            judged(difference(wrong, reference), eager, "the block")
+    with pytest.raises(WrongResultError, match="outputs of shapes"):
+        difference(reference[..., :-1], reference)
+    assert Difference(1.0, float("nan"), 0.0).too_far(eager)
+    assert difference((reference, border), (reference, reference)).output == 1
+
+
+@pytest.mark.parametrize("name", FRAGMENTS)
+def test_each_fragment_is_a_class_at_its_line_and_runs_at_two_sizes(name: str) -> None:
+    fragment = FRAGMENTS[name]
+    assert diffusers.__version__ == DIFFUSERS
+    assert hasattr(diffusers, fragment.model)
+    assert inspect.getsourcelines(class_of(fragment))[1] == fragment.line
+    assert fragment.sizes.keys() <= fragment.tiny.keys()
+    torch.manual_seed(0)
+    module = build(fragment, tiny=True).eval()
+    with torch.no_grad():
+        first, second = (
+            module(*arguments(fragment, tiny=True, second=second, device="cpu", dtype=torch.float32))
+            for second in (False, True)
+        )
+    first, second = (out if isinstance(out, tuple) else (out,) for out in (first, second))
+    assert all(bool(x.isfinite().all()) for x in first)
+    assert first[0].shape != second[0].shape
+
+
+@pytest.mark.parametrize("name", ["wan_half", "wan_upsample_in_time"])
+@pytest.mark.parametrize("frames", [1, 2, 4])
+def test_a_fragment_with_a_cache_is_what_the_model_does(name: str, frames: int) -> None:
+    x, cache = torch.randn(1, 8, frames, 6, 7), torch.randn(1, 8, 2, 6, 7)
+    caches: list[Any] = [cache, torch.randn(1, 8, 2, 6, 7)]
+    with torch.no_grad():
+        if name == "wan_half":  # what the block does first
+            module = class_of(FRAGMENTS["wan_half_96"])(8, 8).eval()
+            convolved: list[Tensor] = []
+            handle = module.conv1.register_forward_hook(lambda _module, _args, out: convolved.append(out))
+            module(x, feat_cache=caches, feat_idx=[0])
+            handle.remove()
+            expected = convolved[0] + x
+        else:
+            module = class_of(FRAGMENTS[name])(8, "upsample3d").eval()
+            expected = module(x, feat_cache=caches, feat_idx=[0])
+        out, kept = CALLS[name](module, x, cache)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(kept, caches[0])
+
+
+def test_upsampling_with_a_shortcut_is_the_end_of_the_block() -> None:
+    block = class_of(FRAGMENTS["wan22_upsample_with_shortcut"])(16, 8, num_res_blocks=0, up_flag=True).eval()
+    first = torch.randn(1, 16, 2, 6, 7)
+    with torch.no_grad():
+        out = CALLS["wan22_upsample_with_shortcut"](block, block.resnets[0](first), first)
+        torch.testing.assert_close(out, block(first))
+
+
+def output(model: Any, name: str, *, second: bool = False) -> Tensor:
+    given = MODELS[name].arguments("cpu", torch.float32, tiny=True, second=second)
+    with torch.no_grad():
+        return decode(model, **given) if hasattr(model, "decode") else denoise(model, **given)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_model_runs_at_two_sizes(name: str) -> None:
+    torch.manual_seed(0)
+    model = MODELS[name].build(tiny=True)
+    first, second = output(model, name), output(model, name, second=True)
+    assert bool(first.isfinite().all())
+    assert bool(second.isfinite().all())
+    assert first.shape != second.shape
+    assert float(first.std()) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("wan21", 127e6), ("wan22", 705e6), ("kl", 84e6), ("cogvideox", 216e6), ("unet", 2567e6)],
+)
+def test_the_configurations_are_those_of_published_models(name: str, parameters: float) -> None:
+    with torch.device("meta"):
+        model = MODELS[name].build(tiny=False)
+    assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(parameters, rel=0.01)
+    assert compiled_part(model) is getattr(model, "decoder", model)
+
+
+@pytest.mark.parametrize("name", ["wan21", "wan22"])
+def test_the_change_of_two_lines_changes_no_result_and_compares_no_tensor_with_a_str(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = MODELS[name].build(tiny=True)
+    expected = output(model, name)
+    compared: list[object] = []
+    original = torch.Tensor.__ne__
+
+    def watched(self: Tensor, other: object) -> Any:
+        compared.append(other)
+        return original(self, other)
+
+    monkeypatch.setattr(torch.Tensor, "__ne__", watched)
+    output(model, name)
+    assert "Rep" in compared
+    compared.clear()
+    without_the_break(model)
+    torch.testing.assert_close(output(model, name), expected, rtol=0, atol=0)
+    assert "Rep" not in compared
+
+
+def test_the_classes_for_the_card_are_new_and_the_classifiers_are_first() -> None:
+    assert len(NAMES) >= 40
+    assert NAMES[: len(WHOLE)] == WHOLE
+    assert set(CLASSES) >= KNOWN | ROUNDED
+    assert all(len(set(CLASSES[name].large)) == 2 for name in NAMES)
+
+
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x[:2].clone(), x[2:].sum()
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [(doubled, lambda x: (x + x * 0.5,)), (halves, lambda x: (x[:2] * 0.25, x[2:].sum() * 0.25))],
+)
+def test_pointwise_operations_surround_an_op(body: Callable[..., Any], expected: Callable[[Tensor], Any]) -> None:
+    program = program_of("op", LibraryOp(body, ROWS, rows(1)))
+    (x,) = program.inputs(ROWS["tiny"], torch.float32)
+    torch.testing.assert_close(program.build({"op": body}, torch.float32)(x), expected(x))
+
+
+def test_an_opaque_op_has_the_fake_that_its_author_would_write() -> None:
+    op = OpaqueOp("library_benchmark_tests::halves", halves)
+    x = torch.randn(4, 3)
+    op.learn(x)
+    with torch._subclasses.FakeTensorMode() as mode:
+        fakes = op.op(mode.from_tensor(x))
+    assert [(fake.shape, fake.dtype) for fake in fakes] == [((2, 3), torch.float32), ((), torch.float32)]
+    compiled = torch.compile(lambda x: op.op(x * 2), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x / 2), halves(x))
+
+
+# The ratios of published rows are computed again in test_published_results.py; here are those that did not go well.
+def of_card(case: str, arm: str, *errors: float, fell_back: tuple[str, ...] = ()) -> Row:
+    """A row with the error at the first and at the second size; one that failed has none."""
+    found = row(case, f"{arm}_dynamic", *[1.0] * bool(errors)) | {"fell_back": list(fell_back)}
+    for which, error in zip(("difference", "second_difference"), errors, strict=False):
+        found[which] = {"cosine": 1.0, "relative": error, "largest": error, "output": 0}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("stock", "ours", "expected"),
+    [
+        (of_card("b", "stock"), of_card("b", "magi"), {"classes": 1, "compiled_share": 1.0}),
+        (of_card("b", "stock", 0.01, 0.01), of_card("b", "magi"), {"compiled_share": 0.5}),
+        (of_card("b", "stock", 0.01, 0.01), of_card("b", "magi", 0.01, 0.3), {"wrong": 1}),
+        (of_card("b", "stock", 0.01, 0.01), of_card("b", "magi", float("inf"), 0.01), {"wrong": 1}),
+        (of_card("b", "stock", 0.01, 0.01), of_card("b", "magi", 0.01, float("nan")), {"wrong": 1}),
+        (
+            of_card("b", "stock", 0.01, 0.01),
+            of_card("b", "magi", 0.01, 0.01, fell_back=("no pass ran",)),
+            {"fell_back": 1},
+        ),
+    ],
+    ids=["stock as well", "failed", "second size", "infinite", "not a number", "fell back"],
+)
+def test_each_kind_of_failure_on_the_card_shows(stock: Row, ours: Row, expected: dict[str, float]) -> None:
+    good = [of_card("a", "stock", 0.01, 0.01), of_card("a", "magi", 0.01, 0.01)]
+    usual = {"classes": 2, "compiled_share": 1.0, "wrong": 0, "fell_back": 0}
+    assert ratios("card", [*good, stock, ours]) == {**usual, **expected}
+
+
+def test_a_fragment_a_decode_and_an_op_that_fail_gain_nothing() -> None:
+    fragments = [row("a", "stock_dynamic", 4.0, 4.0), row("a", "stock_static", 2.0), row("a", "magi_dynamic", 2.0, 2.0)]
+    fragments += [row("b", "stock_dynamic", 3.0), row("b", "magi_dynamic"), row("c", "stock_dynamic", 1.0)]
+    found = ratios("decoder_fragments", joined(fragments))
+    assert (found["a_vs_stock_dynamic_speedup"], found["b_vs_stock_dynamic_speedup"]) == (2.0, 0.0)
+    assert found["fragments_worst_vs_stock_dynamic_speedup"] == 0.0
+
+    decodes = [row("kl", "stock_dynamic", 1.0), {**row("kl", "magi_dynamic"), "reason": "wrong"}]
+    assert ratios("real_decoders", decodes) == {"kl_vs_stock_dynamic_speedup": 0.0}
+    newer = [
+        {**row("wan21", arm, *times), "torch": "2.13.0"}
+        for arm, *times in [("stock_dynamic", 6.0), ("magi_dynamic", 2.0)]
+    ]
+    assert ratios("real_decoders", [*decodes, *newer])["wan21_vs_stock_dynamic_speedup_torch213"] == 3.0
+
+    ran = {"eager": 1.0, "dynamo": 1.0, "opaque": 3.0, "seen_through": 1.0}
+    ops = [row("liger_a_small", arm, seconds) for arm, seconds in ran.items()]
+    ops += [row("fla_b_small", arm, 1.0) for arm in ("eager", "dynamo", "opaque")]
+    found = ratios("libraries", [*ops, {**row("fla_b", "seen_through"), "reason": "wrong"}])
+    assert found["fla_b_small_vs_opaque_speedup"] == 0.0
+    assert found["libraries_median_vs_opaque_speedup"] == 1.5
+
+
+def test_the_table_of_libraries_says_why_an_op_could_not_be_run_and_what_stays_opaque() -> None:
+    numbers = {"alone_seconds": [2e-5], "compile_seconds": 1.0, "graphs": 1, "difference": {"relative": 0.0}}
+    lines = libraries.table(
+        [
+            row("fla_rotary", "eager") | {"reason": "OutOfResources: shared memory"},
+            row("liger_jsd_small", "seen_through", 1e-5) | {"stays_opaque": ["its body reads data"], **numbers},
+        ]
+    )
+    assert "| fla_rotary | eager | 2.11.0+cu130 | OutOfResources: shared memory |" in lines[2]
+    assert lines[3].startswith("| liger_jsd_small | seen_through | 2.11.0+cu130 | 10.0 µs | 20.0 µs |")
+    assert lines[3].endswith("| yes |")
