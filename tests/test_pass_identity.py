@@ -57,10 +57,11 @@ def _reached() -> dict[str, set[Place]]:
     """Pass -> functions."""
     modules = _modules()
     reached = {name: reachable(modules, (module, name), *HANDED_OVER) for name, module in _shipped().items()}
-    # The repairs are found by their files, which no syntax tree shows.
-    repairs = [name for name in modules if name.startswith("magi_backend._repairs.") and "._" not in name[22:]]
-    assert len(repairs) > 3
-    reached["ActiveRepairs"] |= reachable(modules, *((name, "DEFECT") for name in repairs))
+    # The repairs are found by the modules of their folder, which no syntax tree shows.
+    themes = [module for name, module in modules.items() if name.startswith("magi_backend._repairs.")]
+    repairs = [(module.name, name) for module in themes for name in module.bound if name.isupper()]
+    assert len(repairs) > 20
+    reached["ActiveRepairs"] |= reachable(modules, *repairs)
     return reached
 
 

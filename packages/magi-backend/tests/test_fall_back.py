@@ -175,12 +175,12 @@ def test_a_joint_pass_in_a_training_step(plant: Any) -> None:
 
 
 def test_a_repair_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    from magi_backend._repairs import _scope
+    from magi_backend._repairs import _defect
 
     lower = GraphLowering.run
 
     def run(self: GraphLowering, *args: Any) -> Any:
-        scope = _scope._scope.get()
+        scope = _defect._scope.get()
         assert scope is None or not scope.names, "a repair is active"
         return lower(self, *args)
 

@@ -15,8 +15,7 @@ import triton.language as tl
 from _pretended_gpu import generated, module_of
 from magi_backend import magi_register_custom_op
 from magi_backend._records.collect import Collector, collecting
-from magi_backend._repairs._listing import active_defects
-from magi_backend._repairs.keep_float_arguments import NAME
+from magi_backend._repairs._defect import active_defects
 from magi_backend._torch_compat.compiling import torch_release
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
@@ -26,7 +25,8 @@ from triton.compiler import ASTSource
 pytestmark = [
     pytest.mark.kernels,
     pytest.mark.skipif(
-        NAME not in {defect.name for defect in active_defects(torch_release())}, reason="torch has mended it"
+        "keep_float_arguments" not in {defect.name for defect in active_defects(torch_release())},
+        reason="torch has mended it",
     ),
 ]
 
@@ -106,13 +106,13 @@ def test_floats_are_32_bits_wide(fn: Callable[[Tensor], Tensor]) -> None:
     torch.compiler.reset()
     code, repairs = by_magi(fn)
     assert types(code)["scale"] == "fp32"
-    assert repairs == [NAME]
+    assert repairs == ["keep_float_arguments"]
 
 
 def test_an_annotated_parameter_keeps_its_type() -> None:
     code, repairs = by_magi(annotated)
     assert (types(code)["scale"], types(code)["shift"]) == ("fp64", "fp32")
-    assert repairs == [NAME]
+    assert repairs == ["keep_float_arguments"]
 
 
 def test_a_kernel_without_floats_has_no_repair() -> None:

@@ -17,9 +17,8 @@ import triton.language as tl
 from _pretended_gpu import generated
 from magi_backend import magi_register_custom_op
 from magi_backend._records.collect import Collector, collecting
-from magi_backend._repairs import define_infinite_constants, escape_kernel_constants, escape_kernel_sources
-from magi_backend._repairs._listing import active_defects
-from magi_backend._repairs._scope import repaired
+from magi_backend._repairs import _defect, kernels
+from magi_backend._repairs._defect import active_defects, repaired
 from magi_backend._torch_compat.compiling import torch_release
 from torch import Tensor
 
@@ -27,9 +26,7 @@ from torch import Tensor
 pytestmark = pytest.mark.kernels
 
 
-SOURCES = escape_kernel_sources.NAME
-CONSTANTS = escape_kernel_constants.NAME
-INFINITE = define_infinite_constants.NAME
+SOURCES, CONSTANTS, INFINITE = "escape_kernel_sources", "escape_kernel_constants", "define_infinite_constants"
 ACTIVE = {defect.name for defect in active_defects(torch_release())}
 
 PTX = tl.constexpr("{\n\t.reg .b32 r;\n\tmov.b32 r, $1;\n}")
@@ -298,7 +295,7 @@ def test_infinite_global_constants_arrive() -> None:
     ],
 )
 def test_only_a_name_outside_of_functions_is_imported(module: str, reads: bool) -> None:
-    assert define_infinite_constants.names_a_float(module) is reads
+    assert kernels.names_a_float(module) is reads
 
 
 def definition(code: str) -> str:
@@ -309,8 +306,7 @@ def definition(code: str) -> str:
 def test_without_a_backslash_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     code, repairs = repairs_of(plain, BLOCK=64)
     torch.compiler.reset()
-    for repair in (escape_kernel_sources, escape_kernel_constants, define_infinite_constants):
-        monkeypatch.setattr(repair, "is_active", lambda name: False)
+    monkeypatch.setattr(_defect, "is_active", lambda name: name not in (SOURCES, CONSTANTS, INFINITE))
 
     assert definition(code) == definition(code_of(plain, BLOCK=64))
     assert repairs == set()
@@ -319,7 +315,7 @@ def test_without_a_backslash_nothing_changes(monkeypatch: pytest.MonkeyPatch) ->
 def test_kernels_of_inductor_are_left_alone() -> None:
     body = "async_compile.triton('f', '''\n@triton_heuristics.pointwise(x='\\\\n')\n@triton.jit\ndef f(): ...\n''')\n"
 
-    assert escape_kernel_constants.with_escaped_constants(body) is body
+    assert kernels.with_escaped_constants(body) is body
 
 
 def test_outside_of_the_backend_torch_writes_what_it_wrote() -> None:

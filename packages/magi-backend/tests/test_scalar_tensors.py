@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from _pretended_gpu import pretended_gpu
 from magi_backend import magi_register_custom_op
-from magi_backend._repairs import keep_scalar_tensors
-from magi_backend._repairs._scope import repaired
+from magi_backend._repairs._defect import repaired
+from magi_backend._repairs.kernels import KEEP_SCALAR_TENSORS
 from magi_tritonwrap.testing import aot_graphs, launches_of
 from torch import Tensor
 from torch._inductor.compile_fx import compile_fx_inner
@@ -50,10 +50,10 @@ def code_with_a_constant() -> str:
 
 def test_a_kernel_reads_a_constant_without_dimensions() -> None:
     reported: list[str] = []
-    with pretended_gpu(), repaired([keep_scalar_tensors.DEFECT], reported.append):
+    with pretended_gpu(), repaired([KEEP_SCALAR_TENSORS], reported.append):
         code = code_with_a_constant()
     assert "scaled_0.run(arg0_1, constant0, buf0" in code
-    assert reported == [keep_scalar_tensors.NAME]
+    assert reported == [KEEP_SCALAR_TENSORS.name]
 
 
 def test_torch_alone_does_not_compile_it() -> None:

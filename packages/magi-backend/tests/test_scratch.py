@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from magi_backend._repairs import scratch_for_each_program
-from magi_backend._repairs._scope import repaired
+from magi_backend._repairs._defect import repaired
+from magi_backend._repairs.kernels import SCRATCH_FOR_EACH_PROGRAM
 from torch._inductor.codegen.common import TritonScratchWorkspace
 from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
 
@@ -41,18 +41,18 @@ def allocation(overrides: Any, size: int) -> str:
 def test_there_is_scratch_for_each_program_of_the_grid(overrides: Any) -> None:
     reported: list[str] = []
     assert allocation(overrides, 128) == OF_ONE_PROGRAM
-    with repaired([scratch_for_each_program.DEFECT], reported.append):
+    with repaired([SCRATCH_FOR_EACH_PROGRAM], reported.append):
         assert allocation(overrides, 128) == WHOLE_GRID
     assert allocation(overrides, 128) == OF_ONE_PROGRAM
-    assert reported == [scratch_for_each_program.NAME]
+    assert reported == [SCRATCH_FOR_EACH_PROGRAM.name]
 
 
 def test_a_kernel_without_scratch_needs_no_repair(overrides: Any) -> None:
-    with repaired([scratch_for_each_program.DEFECT], pytest.fail):
+    with repaired([SCRATCH_FOR_EACH_PROGRAM], pytest.fail):
         assert allocation(overrides, 0) == "CUdeviceptr global_scratch_scratch_3 = 0;"
 
 
 def test_what_torch_writes_has_room_for_each_program() -> None:
     """With the repair where the installed release needs it, without it where torch does so itself."""
-    with repaired([scratch_for_each_program.DEFECT], lambda _: None):
+    with repaired([SCRATCH_FOR_EACH_PROGRAM], lambda _: None):
         assert allocation(CUDADeviceOpOverrides(), 128) == WHOLE_GRID

@@ -16,7 +16,7 @@ from ._passes import ActiveRepairs
 from ._profile import Meter
 from ._records.hidden import hidden_in_code, without_fractions
 from ._records.log import GraphChanges, external_calls, generated_kernels
-from ._repairs._scope import repaired
+from ._repairs._defect import repaired
 from .records import ConfigChange, FallBack, GraphRecord, PassOutcome, RepairOutcome
 
 
