@@ -118,7 +118,7 @@ def with_bodies(program: ExportedProgram) -> ExportedProgram:
         calls = list(_calls(module))
         if not calls:
             return program
-        if any(_torch_compat.nodes.has_body_for(call.definition.torch_op, call.device) for call in calls):
+        if any(_torch_compat.nodes.body_for(call.definition.torch_op, call.device) for call in calls):
             _call_once(program)
         for call in calls:
             call.node.target = _body(call)
@@ -200,9 +200,8 @@ def _body(call: _Call) -> Callable[..., Any]:
 
     def body(*args: Any, **kwargs: Any) -> Any:
         try:
-            if _torch_compat.nodes.has_body_for(definition.torch_op, device):
-                return _torch_compat.nodes.call_body_for(definition.torch_op, device, args, kwargs)
-            return definition.lowered_fn(*args, **kwargs)
+            run = _torch_compat.nodes.body_for(definition.torch_op, device) or definition.lowered_fn
+            return run(*args, **kwargs)
         except Exception as error:
             lines = str(error).strip().splitlines() or [""]
             msg = (

@@ -122,7 +122,7 @@ class GraphLog:
         return result
 
     def _seeing(self, see: Callable[..., None]) -> contextlib.AbstractContextManager[None]:
-        return _torch_compat.loaded.seeing_loaded(see) if self._log.keeps_texts else contextlib.nullcontext()
+        return _torch_compat.compiling.seeing_loaded(see) if self._log.keeps_texts else contextlib.nullcontext()
 
     def _note_cached(self, compiled: Any, is_backward: bool, names: dict[str, Any]) -> None:
         """Write the record of a graph from AOTAutograd's cache, of which only the code is known."""
