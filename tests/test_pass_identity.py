@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import inspect
 import json
 import os
 import shutil
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 PACKAGES = {name.replace("-", "_"): ROOT / "packages" / name / "src" for name in ("magi-passes", "magi-backend")}
 OTHERS = {name.replace("-", "_"): ROOT / "packages" / name / "src" for name in ("magi-opschema", "magi-tritonwrap")}
-REPAIRS = PACKAGES["magi_backend"] / "magi_backend" / "_repairs"
 
 
 class Place(NamedTuple):
@@ -94,6 +94,7 @@ class _Decoder(torch.nn.Module):
 @functools.cache
 def _places() -> dict[Place, list[str]]:
     """The functions that run when passes are asked about and run on a graph of convolutions -> those passes."""
+    from magi_backend._repairs._defect import known_defects
     from magi_passes import PassContext, PassPipeline
 
     places: dict[Place, list[str]] = {}
@@ -112,10 +113,11 @@ def _places() -> dict[Place, list[str]]:
             for place in _executed(run):
                 places.setdefault(place, []).append(name)
     config.load_config(before)
-    # The repairs are found by their files, and the pass that stands for them calls none.
-    for file in REPAIRS.glob("[!_]*.py"):
-        last = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef)][-1]
-        places[Place(file, last.name, _first_line(last))] = ["ActiveRepairs"]
+    # The repairs are found by the modules of their folder, and the pass that stands for them calls none.
+    for defect in known_defects():
+        for repair in defect.replaces.values():
+            code = inspect.unwrap(repair).__code__
+            places[Place(Path(code.co_filename), code.co_name, code.co_firstlineno)] = ["ActiveRepairs"]
     return dict(sorted(places.items()))
 
 

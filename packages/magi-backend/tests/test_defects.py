@@ -14,10 +14,8 @@ import torch
 import torch.nn.functional as F
 from magi_backend import Report, explain
 from magi_backend._records.collect import Collector, collecting
-from magi_backend._repairs import _listing
-from magi_backend._repairs._listing import active_defects, known_defects
-from magi_backend._repairs._scope import repaired
-from magi_backend._repairs.divide_strides_exactly import cancelled
+from magi_backend._repairs._defect import active_defects, known_defects, owner_of, repaired
+from magi_backend._repairs.sizes import cancelled
 from magi_backend._torch_compat.compiling import torch_release
 from torch import Tensor, nn
 from torch._inductor import ir
@@ -381,13 +379,12 @@ def test_where_stock_is_right_no_repair_of_wrong_code_is_reported(model: Callabl
     assert repairs_of_failures(Report("net", torch.__version__, (), collector.compilations())) == []
 
 
-def test_every_file_is_a_defect_with_a_range() -> None:
-    files = {path.stem for path in Path(_listing.__file__).parent.glob("[!_]*.py")}
-
-    assert {defect.name for defect in known_defects()} == files
-    for defect in known_defects():
-        assert defect.concerns(defect.since)
-        assert defect.fixed is None or not defect.concerns(defect.fixed)
+@pytest.mark.parametrize("defect", known_defects(), ids=lambda defect: defect.name)
+def test_a_defect_has_a_range_and_replaces_what_torch_has(defect: Defect) -> None:
+    assert defect.concerns(defect.since)
+    assert defect.fixed is None or not defect.concerns(defect.fixed)
+    if defect.concerns(torch_release()):
+        assert all(hasattr(*owner_of(place)) for place in defect.replaces)
 
 
 def of_two_tensors(x: Tensor, y: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 import triton
 from _pretended_gpu import generated, module_of
 from magi_backend._records.collect import Collector, collecting
-from magi_backend._repairs.divide_sizes_exactly import NAME
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -80,7 +79,7 @@ def test_sizes_are_divided_in_float64(fn: Callable[..., Tensor]) -> None:
 
     assert not re.search(INEXACT, code)
     assert re.search(r"tl\.cast\(ks\d+, tl\.float64\) / tl\.cast\(ks\d+, tl\.float64\)", code)
-    assert set(repairs) == {(NAME, "wrong code")}
+    assert set(repairs) == {("divide_sizes_exactly", "wrong code")}
 
 
 def test_the_division_of_the_card_is_the_exact_one(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import json
 import threading
 import warnings
 from collections import Counter
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -175,12 +176,12 @@ def test_a_joint_pass_in_a_training_step(plant: Any) -> None:
 
 
 def test_a_repair_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    from magi_backend._repairs import _scope
+    from magi_backend._repairs import _defect
 
     lower = GraphLowering.run
 
     def run(self: GraphLowering, *args: Any) -> Any:
-        scope = _scope._scope.get()
+        scope = _defect._scope.get()
         assert scope is None or not scope.names, "a repair is active"
         return lower(self, *args)
 
@@ -326,7 +327,8 @@ def test_threads(plant: Any) -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+        # A thread of its own context would compile without the settings of this test.
+        threads = [threading.Thread(target=copy_context().run, args=(work, number)) for number in range(3)]
         for thread in threads:
             thread.start()
         for thread in threads:

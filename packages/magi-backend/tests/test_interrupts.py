@@ -9,8 +9,7 @@ import pytest
 import torch
 from magi_backend import MismatchError, explain
 from magi_backend._records.collect import Collector, collecting
-from magi_backend._repairs._listing import known_defects
-from magi_backend._repairs._scope import is_active, repaired
+from magi_backend._repairs._defect import is_active, known_defects, repaired
 from torch import Tensor, nn
 from torch._inductor import ir
 from torch._inductor.graph import GraphLowering

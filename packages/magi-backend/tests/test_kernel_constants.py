@@ -17,9 +17,8 @@ import triton.language as tl
 from _pretended_gpu import generated
 from magi_backend import magi_register_custom_op
 from magi_backend._records.collect import Collector, collecting
-from magi_backend._repairs import define_infinite_constants, escape_kernel_constants, escape_kernel_sources
-from magi_backend._repairs._listing import active_defects
-from magi_backend._repairs._scope import repaired
+from magi_backend._repairs import _defect, kernels
+from magi_backend._repairs._defect import active_defects, repaired
 from magi_backend._torch_compat.compiling import torch_release
 from torch import Tensor
 
@@ -27,9 +26,7 @@ from torch import Tensor
 pytestmark = pytest.mark.kernels
 
 
-SOURCES = escape_kernel_sources.NAME
-CONSTANTS = escape_kernel_constants.NAME
-INFINITE = define_infinite_constants.NAME
+SOURCES, CONSTANTS, INFINITE = "escape_kernel_sources", "escape_kernel_constants", "define_infinite_constants"
 ACTIVE = {defect.name for defect in active_defects(torch_release())}
 
 PTX = tl.constexpr("{\n\t.reg .b32 r;\n\tmov.b32 r, $1;\n}")
@@ -225,19 +222,19 @@ def test_torch_writes_another_source(kernel: Any, function: Any, constants: dict
         assert stock.functions[function.fn.__name__] != written(function), "torch has mended this: give it its end"
 
 
-TEXTS = ["a\nb", r"\t", "it's '''quoted'''", "ends in \\", "\\'\"\n", "é\u1234\n"]
+TEXTS = ("a\nb", r"\t", "it's '''quoted'''", "ends in \\", "\\'\"\n", "é\u1234\n")
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_texts_arrive_as_they_were_given(text: str) -> None:
+@pytest.mark.parametrize("texts", ["a\nb", TEXTS], ids=["one", "several"])
+def test_texts_arrive_as_they_were_given(texts: str | tuple[str, ...]) -> None:
     with suppress(SyntaxError):
-        stock = Kernel(code_of(taking, "inductor", CONSTANT=text, BLOCK=64))
-        assert stock.given["CONSTANT"] != text, "torch has mended this: give the defect its end"
+        stock = Kernel(code_of(taking, "inductor", CONSTANT=texts, BLOCK=64))
+        assert stock.given["CONSTANT"] != texts, "torch has mended this: give the defect its end"
     torch.compiler.reset()
 
-    code, repairs = repairs_of(taking, CONSTANT=text, BLOCK=64)
+    code, repairs = repairs_of(taking, CONSTANT=texts, BLOCK=64)
 
-    assert Kernel(code).given == {"CONSTANT": text, "BLOCK": 64}
+    assert Kernel(code).given == {"CONSTANT": texts, "BLOCK": 64}
     assert repairs == {CONSTANTS}
 
 
@@ -248,15 +245,15 @@ def test_texts_of_an_autotuner_arrive_as_they_were_given() -> None:
     assert repairs == {CONSTANTS}
 
 
-@pytest.mark.parametrize("text", ["relu", "it's", 'say "so"', "é"])
-def test_a_text_that_needs_no_escape_needs_no_repair(text: str) -> None:
-    code, repairs = repairs_of(taking, CONSTANT=text, BLOCK=64)
+def test_texts_that_need_no_escape_need_no_repair() -> None:
+    texts = ("relu", "it's", 'say "so"', "é")
+    code, repairs = repairs_of(taking, CONSTANT=texts, BLOCK=64)
 
-    assert Kernel(code).given["CONSTANT"] == text
+    assert Kernel(code).given["CONSTANT"] == texts
     assert repairs == set()
 
 
-@pytest.mark.parametrize("value", [-math.inf, math.inf, (1, -math.inf)], ids=str)
+@pytest.mark.parametrize("value", [-math.inf, (1, math.inf)], ids=str)
 def test_infinite_arguments_arrive(value: Any) -> None:
     with pytest.raises(NameError, match="inf"):
         Kernel(code_of(taking, "inductor", CONSTANT=value, BLOCK=64))
@@ -298,7 +295,7 @@ def test_infinite_global_constants_arrive() -> None:
     ],
 )
 def test_only_a_name_outside_of_functions_is_imported(module: str, reads: bool) -> None:
-    assert define_infinite_constants.names_a_float(module) is reads
+    assert kernels.names_a_float(module) is reads
 
 
 def definition(code: str) -> str:
@@ -309,8 +306,7 @@ def definition(code: str) -> str:
 def test_without_a_backslash_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     code, repairs = repairs_of(plain, BLOCK=64)
     torch.compiler.reset()
-    for repair in (escape_kernel_sources, escape_kernel_constants, define_infinite_constants):
-        monkeypatch.setattr(repair, "is_active", lambda name: False)
+    monkeypatch.setattr(_defect, "is_active", lambda name: name not in (SOURCES, CONSTANTS, INFINITE))
 
     assert definition(code) == definition(code_of(plain, BLOCK=64))
     assert repairs == set()
@@ -319,7 +315,7 @@ def test_without_a_backslash_nothing_changes(monkeypatch: pytest.MonkeyPatch) ->
 def test_kernels_of_inductor_are_left_alone() -> None:
     body = "async_compile.triton('f', '''\n@triton_heuristics.pointwise(x='\\\\n')\n@triton.jit\ndef f(): ...\n''')\n"
 
-    assert escape_kernel_constants.with_escaped_constants(body) is body
+    assert kernels.with_escaped_constants(body) is body
 
 
 def test_outside_of_the_backend_torch_writes_what_it_wrote() -> None:

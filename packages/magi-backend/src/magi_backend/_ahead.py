@@ -24,8 +24,7 @@ from torch.utils import _pytree as pytree
 from magi_backend import _torch_compat
 from magi_backend._passes import chosen_passes, inductor_options
 from magi_backend._records.log import registered
-from magi_backend._repairs._listing import active_defects
-from magi_backend._repairs._scope import repaired
+from magi_backend._repairs._defect import active_defects, repaired
 from magi_backend._settings import read_request
 from magi_backend.errors import OptionError, PackageError, TargetTypeError, family
 
@@ -119,7 +118,7 @@ def with_bodies(program: ExportedProgram) -> ExportedProgram:
         calls = list(_calls(module))
         if not calls:
             return program
-        if any(_torch_compat.nodes.has_body_for(call.definition.torch_op, call.device) for call in calls):
+        if any(_torch_compat.nodes.body_for(call.definition.torch_op, call.device) for call in calls):
             _call_once(program)
         for call in calls:
             call.node.target = _body(call)
@@ -201,9 +200,8 @@ def _body(call: _Call) -> Callable[..., Any]:
 
     def body(*args: Any, **kwargs: Any) -> Any:
         try:
-            if _torch_compat.nodes.has_body_for(definition.torch_op, device):
-                return _torch_compat.nodes.call_body_for(definition.torch_op, device, args, kwargs)
-            return definition.lowered_fn(*args, **kwargs)
+            run = _torch_compat.nodes.body_for(definition.torch_op, device) or definition.lowered_fn
+            return run(*args, **kwargs)
         except Exception as error:
             lines = str(error).strip().splitlines() or [""]
             msg = (

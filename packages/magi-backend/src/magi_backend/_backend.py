@@ -52,13 +52,15 @@ class PatchedBackend:
         return _compiled(gm, example_inputs, config_patch=self.config_patch, label=self.label)
 
 
-def _compiled(gm: GraphModule, example_inputs: Sequence[Any], **asked: Any) -> Callable[..., Any]:
-    from . import _torch_compat
+def _compiled(gm: object, example_inputs: Sequence[Any], **asked: Any) -> Callable[..., Any]:
+    from torch.fx import GraphModule
+
     from ._compose import compile_request
     from ._settings import read_request
+    from ._torch_compat.compiling import as_itself
     from .errors import TargetTypeError, family
 
-    if not _torch_compat.nodes.is_graph(gm):
+    if not isinstance(gm, GraphModule):
         msg = (
             f"magi compiles a graph that Dynamo captured, and got {gm!r} (a {type(gm).__name__}). "
             'Write torch.compile(model, backend="magi").'
@@ -67,7 +69,7 @@ def _compiled(gm: GraphModule, example_inputs: Sequence[Any], **asked: Any) -> C
     try:
         return compile_request(gm, example_inputs, read_request(**asked))
     except Exception as error:
-        itself = _torch_compat.compiling.as_itself(error, family())
+        itself = as_itself(error, family())
         if itself is error:
             raise
         raise itself from itself.__cause__

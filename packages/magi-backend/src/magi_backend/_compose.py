@@ -27,7 +27,7 @@ from ._progress import phase
 from ._recompute import partitioner_settings
 from ._records.collect import count_ours, open_log
 from ._records.log import CompilationLog, op_uses
-from ._repairs._listing import active_defects
+from ._repairs._defect import active_defects
 from ._split import boundary_overloads, compile_pieces, split_at, uncut_boundaries
 from ._verify.blame import first_operator
 from ._verify.check import CheckedPiece, input_names

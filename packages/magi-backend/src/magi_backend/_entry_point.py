@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from ._backend import magi
-from ._repairs._scope import repair_capture
+from ._repairs._defect import repair_capture
 from ._torch_compat.compiling import let_threads_register
 
 

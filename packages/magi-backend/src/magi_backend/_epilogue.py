@@ -15,10 +15,13 @@ nothing in the graph is fused.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
 from magi_passes import MagiInductorPass, Reason
+from torch._ops import OpOverload
 
 from . import _torch_compat
 
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 def _is_shared(tensor: Node) -> bool:
     """Whether the memory of *tensor* may be written or read by anything else than the launch that writes to it."""
     source, crossed = tensor, False
-    while _torch_compat.nodes.is_item_or_view(source):
+    while _is_item_or_view(source):
         source, crossed = source.args[0], True  # type: ignore[assignment]
     if not _torch_compat.nodes.is_empty(source):
         # Inductor never fuses into a launch on a tensor with contents, unless these come from a write to an empty
@@ -42,7 +45,12 @@ def _is_shared(tensor: Node) -> bool:
 
 def _has_epilogue(result: Node) -> bool:
     """Whether a pointwise operator reads only *result*, because Inductor adds no load to a user's kernel."""
-    return any(_torch_compat.nodes.is_pointwise(user.target) and _reads_only(result, user) for user in result.users)
+    return any(_is_pointwise(user) and _reads_only(result, user) for user in result.users)
+
+
+def _is_pointwise(node: Node) -> bool:
+    """Whether *node* computes each element from the elements at the same position."""
+    return isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags
 
 
 def _reads_only(result: Node, operator: Node) -> bool:
@@ -54,7 +62,7 @@ def _reads_only(result: Node, operator: Node) -> bool:
             continue
         seen.add(node)
         is_constant = node.op == "call_function" and not node.all_input_nodes
-        if not is_constant and not _torch_compat.nodes.is_pointwise(node.target):
+        if not is_constant and not _is_pointwise(node):
             return False
         waiting += node.all_input_nodes
     return True
@@ -62,11 +70,13 @@ def _reads_only(result: Node, operator: Node) -> bool:
 
 def _is_returned(result: Node) -> bool:
     """Whether the graph returns *result*, or a view of it."""
-    return any(user.op == "output" or (_is_view(user) and _is_returned(user)) for user in result.users)
+    return any(user.op == "output" or (_is_item_or_view(user) and _is_returned(user)) for user in result.users)
 
 
-def _is_view(node: Node) -> bool:
-    return node.op == "call_function" and _torch_compat.nodes.is_item_or_view(node)
+def _is_item_or_view(node: Node) -> bool:
+    """Whether *node* is an item or a view of its first argument."""
+    is_view = isinstance(node.target, OpOverload) and node.target.is_view
+    return is_view or node.target is operator.getitem
 
 
 @dataclass(frozen=True)
@@ -81,13 +91,14 @@ class EpilogueFusion(MagiInductorPass):
         launches = _torch_compat.nodes.triton_launches(graph)
         if not launches:
             return Reason(False, "no Triton launch")
-        for launch in launches:
-            for parameter, tensor in launch.written.items():
-                if _is_shared(tensor):
-                    return Reason(False, f"{parameter!r} of {launch.kernel} is not written by that launch alone")
-            if any(_has_epilogue(result) and _is_returned(result) for result in launch.results):
-                return Reason(False, f"the graph returns what {launch.kernel} wrote as well")
-        count = sum(any(map(_has_epilogue, launch.results)) for launch in launches)
+        for kernel, launch in launches:
+            arguments: Any = launch.kwargs["kwargs"]
+            for parameter in launch.kwargs["tensors_to_clone"]:  # type: ignore[union-attr]
+                if _is_shared(arguments[parameter]):
+                    return Reason(False, f"{parameter!r} of {kernel} is not written by that launch alone")
+            if any(_has_epilogue(result) and _is_returned(result) for result in launch.users):
+                return Reason(False, f"the graph returns what {kernel} wrote as well")
+        count = sum(any(map(_has_epilogue, launch.users)) for _, launch in launches)
         if not count:
             return Reason(False, "no pointwise operator reads only what a Triton kernel wrote")
         return Reason(True, f"a pointwise operator reads only what {count} of {len(launches)} Triton launches wrote")

@@ -16,7 +16,7 @@ from ._passes import ActiveRepairs
 from ._profile import Meter
 from ._records.hidden import graph_text, hidden_in_code, without_fractions
 from ._records.log import external_calls, generated_kernels
-from ._repairs._scope import repaired
+from ._repairs._defect import repaired
 from .records import ConfigChange, FallBack, GraphChange, GraphRecord, PassOutcome, RepairOutcome
 
 
@@ -127,7 +127,7 @@ class GraphLog:
         return result
 
     def _seeing(self, see: Callable[..., None]) -> contextlib.AbstractContextManager[None]:
-        return _torch_compat.loaded.seeing_loaded(see) if self._log.keeps_texts else contextlib.nullcontext()
+        return _torch_compat.compiling.seeing_loaded(see) if self._log.keeps_texts else contextlib.nullcontext()
 
     def _observe(self, name: str, graph: Graph) -> None:
         """Read *graph* before a pass if *name* is empty, otherwise after the pass *name*; keep both if it changed."""

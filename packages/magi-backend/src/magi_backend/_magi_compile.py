@@ -16,7 +16,7 @@ from torch import nn
 from . import _torch_compat
 from ._backend import PatchedBackend
 from ._dynamic import DynamicDims, dynamic_dims
-from ._repairs._scope import repair_capture
+from ._repairs._defect import repair_capture
 from ._settings import CompileConfig, ConfigPatch
 from .errors import TargetTypeError
 

@@ -12,7 +12,7 @@ from magi_passes import ConvChooser, MagiInductorPass, NarrowSizesPass, NDTiling
 from . import _torch_compat
 from ._epilogue import EpilogueFusion
 from ._recompute import SelectiveRecompute
-from ._repairs._listing import known_defects
+from ._repairs._defect import known_defects
 
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from ._hot.dispatch import GraphInputs, SizeInput
-from ._hot.table import Code, SizeTable
+from ._hot.table import Size, SizeTable
 
 
 if TYPE_CHECKING:
@@ -44,5 +44,5 @@ def size_dispatcher(
         explicit=(),
         label=f"{inputs} inputs",
     )
-    table.codes.update({values: Code(code) for values, code in codes.items()})
+    table.codes.update({values: Size(run=code) for values, code in codes.items()})
     return table.dispatch()

@@ -18,9 +18,8 @@ import sympy
 import torch
 from torch.utils import _pytree as pytree
 
+from magi_backend._torch_compat import state, symbols
 from magi_backend._torch_compat.nodes import source_name
-
-from . import _torch_compat
 
 
 if TYPE_CHECKING:
@@ -31,10 +30,6 @@ if TYPE_CHECKING:
 
 Key = tuple[int, ...]
 """The values of a graph's size inputs in one call, in the order of the inputs."""
-
-
-class StaysSymbolicError(Exception):
-    """No code can be made for single sizes of a graph, or for these sizes. The error never reaches the caller."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +79,10 @@ def read_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphInputs:
         SizeInput(place, str(value), paths[place] or str(value))
         for place, (node, value) in enumerate(zip(placeholders, example_inputs, strict=True))
         if isinstance(value, torch.SymInt)
-        and (_torch_compat.free_symbols(value) & in_shapes or not _torch_compat.is_left_open(node))
+        and (symbols.free_symbols(value) & in_shapes or not symbols.is_left_open(node))
     )
-    differentiates = torch.is_grad_enabled() and any(
-        isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs
-    )
-    return GraphInputs(tuple(node.name for node in placeholders), paths, sizes, differentiates)
+    trained = any(isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs)
+    return GraphInputs(tuple(node.name for node in placeholders), paths, sizes, trained and torch.is_grad_enabled())
 
 
 def _path(placeholder: Node) -> str:
@@ -109,13 +102,13 @@ def why_symbolic(gm: GraphModule, example_inputs: Sequence[Any], inputs: GraphIn
         if isinstance(value, torch.SymFloat | torch.SymBool):
             return f"its input {node.name} is a symbolic {type(value).__name__.removeprefix('Sym').lower()}"
         is_size = isinstance(value, torch.SymInt)
-        known |= _torch_compat.free_symbols(value) if is_size else _torch_compat.number_symbols(node)
-    for place, node in ((size.place, placeholders[size.place]) for size in inputs.sizes):
-        if _torch_compat.is_ragged(example_inputs[place]):
-            return f"{inputs.paths[place] or node.name} is the ragged size of a nested tensor"
+        known |= symbols.free_symbols(value) if is_size else symbols.number_symbols(node)
+    for place in (size.place for size in inputs.sizes):
+        if example_inputs[place].node.is_nested_int():
+            return f"{inputs.paths[place] or placeholders[place].name} is the ragged size of a nested tensor"
     for module in gm.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
-            unknown = {symbol for leaf in _leaves(node) for symbol in _torch_compat.free_symbols(leaf)} - known
+            unknown = {symbol for leaf in _leaves(node) for symbol in symbols.free_symbols(leaf)} - known
             if unknown:
                 names = ", ".join(sorted(map(str, unknown)))
                 return f"the size or number {names} of {node.name} is known only when the operator has run"
@@ -129,7 +122,7 @@ def _leaves(node: Node) -> list[Any]:
 def _shape_symbols(node: Node) -> Iterator[Any]:
     for leaf in _leaves(node):
         if isinstance(leaf, torch.Tensor):
-            yield from _torch_compat.free_symbols(leaf)
+            yield from symbols.free_symbols(leaf)
 
 
 def solved(expression: Any, value: int) -> dict[Any, int]:
@@ -203,7 +196,7 @@ def make_dispatch(inputs: GraphInputs, label: str, **parts: Callable[..., Any]) 
     file = f"<magi_backend sizes {label} {next(_numbers)}>"
     namespace: dict[str, Any] = {}
     exec(compile(source, file, "exec"), namespace)  # noqa: S102 - it is written above
-    dispatch: Callable[..., Any] = namespace["make"](saved_tensor_hooks=_torch_compat.top_saved_tensor_hooks, **parts)
+    dispatch: Callable[..., Any] = namespace["make"](saved_tensor_hooks=state.top_saved_tensor_hooks, **parts)
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     weakref.finalize(dispatch, linecache.cache.pop, file, None)
     return dispatch

@@ -6,23 +6,24 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from magi_backend._torch_compat import symbols
 from magi_backend.errors import CompileSizesError
 from magi_backend.records import SizesOutcome
 
-from . import _torch_compat
 from .captured import capture
 from .dispatch import solved
-from .table import SizeTable, sizes_outcome
+from .table import SizeTable
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch.fx import GraphModule
 
@@ -42,94 +43,74 @@ def explicit_keys(captured: Captured, asked: Sequence[Mapping[str, Any]]) -> tup
         CompileSizesError: Sizes that do not fit the graph, or that leave a symbol open; or none of those asked for
             names an input of this graph.
     """
-    places = {path: place for place, path in enumerate(captured.inputs.paths) if path}
-    ours = [sizes for sizes in asked if any(path in places for path in sizes)]
+    inputs = {path: fake for path, fake in zip(captured.inputs.paths, captured.fakes, strict=True) if path}
+    ours = [sizes for sizes in asked if any(path in inputs for path in sizes)]
     if asked and not ours:
         (first, *_) = (path for sizes in asked for path in sizes)
-        close = get_close_matches(first, places, n=1)
+        close = get_close_matches(first, inputs, n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         raise _refused(captured, f"no input of the graph is called {first!r}{hint}")
-    return tuple(_key(captured, sizes, places) for sizes in ours)
+    return tuple(_key(captured, sizes, inputs) for sizes in ours)
 
 
-def _key(captured: Captured, sizes: Mapping[str, Any], places: Mapping[str, int]) -> Key:
+def _key(captured: Captured, sizes: Mapping[str, Any], inputs: Mapping[str, Any]) -> Key:
     values: dict[Any, int] = {}
-    later: list[tuple[str, Any, int]] = []
-    for path, wanted in sizes.items():
-        if path in places:
-            later += _take(captured, path, captured.fakes[places[path]], wanted, values)
-    for where, expression, number in later:
-        unknown = expression.free_symbols - set(values)
-        if len(unknown) == 1:
+    computed: list[tuple[str, Any, int]] = []
+    ours = ((path, inputs[path], wanted) for path, wanted in sizes.items() if path in inputs)
+    for where, have, number in itertools.chain.from_iterable(_pairs(captured, *each) for each in ours):
+        expression = have.node.expr if isinstance(have, torch.SymInt) else None
+        if expression is None:
+            if have != number:
+                raise _refused(captured, f"{where} is {number}, but the graph was captured with {have} fixed there")
+        elif not expression.is_Symbol:
+            computed.append((where, expression, number))
+        elif values.setdefault(expression, number) != number:
+            msg = f"{where} is {number}, but the same symbol {expression} is {values[expression]} elsewhere"
+            raise _refused(captured, msg)
+    for where, expression, number in computed:
+        if len(expression.free_symbols - set(values)) == 1:
             values |= solved(expression.xreplace(values), number)
-        if expression.xreplace(values) != number and not expression.free_symbols - set(values):
-            raise _refused(
-                captured, f"{where} is {number}, but the graph computes {expression.xreplace(values)} for it"
-            )
+        found = expression.xreplace(values)
+        if found != number and not found.free_symbols:
+            raise _refused(captured, f"{where} is {number}, but the graph computes {found} for it")
     key = []
     for size in captured.inputs.sizes:
-        value = _torch_compat.as_int(captured.fakes[size.place], values)
+        value = symbols.as_int(captured.fakes[size.place], values)
         if value is None:
             raise _refused(captured, f"{_shown(sizes)} leaves {size.path} ({size.symbol}) open")
         key.append(value)
     numbers = [captured.fakes[size.place] for size in captured.inputs.sizes]
-    if broken := _torch_compat.broken_guard(numbers, values):
+    if broken := symbols.broken_guard(numbers, values):
         raise _refused(captured, f"{_shown(sizes)} breaks what the graph was captured for: {broken}")
     return tuple(key)
 
 
-def _take(captured: Captured, path: str, value: Any, wanted: Any, values: dict[Any, int]) -> list[tuple[str, Any, int]]:
-    """Read the symbols of one input into *values*.
-
-    Sizes that are computed from symbols are added to *wanted* for later.
-    """
-    later: list[tuple[str, Any, int]] = []
-    for where, have, number in _pairs(captured, path, value, wanted):
-        if not isinstance(have, torch.SymInt):
-            if have != number:
-                raise _refused(captured, f"{where} is {number}, but the graph was captured with {have} fixed there")
-            continue
-        expression = _torch_compat.expression(have)
-        if expression.is_Symbol and values.setdefault(expression, number) != number:
-            msg = f"{where} is {number}, but the same symbol {expression} is {values[expression]} elsewhere"
-            raise _refused(captured, msg)
-        if not expression.is_Symbol:
-            later.append((where, expression, number))
-    return later
-
-
-def _pairs(captured: Captured, path: str, value: Any, wanted: Any) -> list[tuple[str, Any, int]]:
-    if isinstance(value, torch.Tensor):
-        if not isinstance(wanted, Sequence) or len(wanted) != value.dim():
-            raise _refused(captured, f"{path} = {wanted!r}, but it has {value.dim()} dimensions")
-        return [
-            (f"{path}.shape[{dim}]", have, number)
-            for dim, (have, number) in enumerate(zip(value.shape, wanted, strict=True))
-        ]
-    if not isinstance(wanted, int):
-        raise _refused(captured, f"{path} = {wanted!r}, but it is an int")
-    return [(path, value, wanted)]
+def _pairs(captured: Captured, path: str, value: Any, wanted: Any) -> Iterator[tuple[str, Any, int]]:
+    """Each size of the input *value* that is *wanted*: where it is, what it is in the graph, and its number."""
+    if not isinstance(value, torch.Tensor):
+        if not isinstance(wanted, int):
+            raise _refused(captured, f"{path} = {wanted!r}, but it is an int")
+        yield path, value, wanted
+    elif isinstance(wanted, Sequence) and len(wanted) == value.dim():
+        for dim, (have, number) in enumerate(zip(value.shape, wanted, strict=True)):
+            yield f"{path}.shape[{dim}]", have, number
+    else:
+        raise _refused(captured, f"{path} = {wanted!r}, but it has {value.dim()} dimensions")
 
 
 def _refused(captured: Captured, why: str) -> CompileSizesError:
+    placeholders = captured.gm.graph.find_nodes(op="placeholder")
+    inputs = []
+    for node, path, value in zip(placeholders, captured.inputs.paths, captured.fakes, strict=True):
+        if path and not symbols.is_parameter(node) and not path.endswith("]._base"):
+            if isinstance(value, torch.Tensor):
+                inputs.append(f"{path} {_shown(tuple(value.shape))}")
+            elif isinstance(value, torch.SymInt) and not symbols.is_size_of_input(node):
+                inputs.append(f"{path} {value}")
     return CompileSizesError(
         f"magi.compile_sizes: {why}. Give a shape for each tensor and a number for each int, such that every symbol of "
-        f"the graph follows. Its inputs are: {'; '.join(_inputs(captured))}"
+        f"the graph follows. Its inputs are: {'; '.join(inputs)}"
     )
-
-
-def _inputs(captured: Captured) -> list[str]:
-    """The inputs of a graph that a user may name, with their symbols."""
-    found = []
-    for node, path, value in zip(
-        captured.gm.graph.find_nodes(op="placeholder"), captured.inputs.paths, captured.fakes, strict=True
-    ):
-        if path and not _torch_compat.is_parameter(node) and not path.endswith("]._base"):
-            if isinstance(value, torch.Tensor):
-                found.append(f"{path} {_shown(tuple(value.shape))}")
-            elif isinstance(value, torch.SymInt) and not _torch_compat.is_size_of_input(node):
-                found.append(f"{path} {value}")
-    return found
 
 
 def _shown(value: Any) -> str:
@@ -174,7 +155,7 @@ def with_sizes(
         explicit=explicit_keys(captured, config.compile_sizes),
         label=log.label,
     )
-    log.count_sizes(lambda: sizes_outcome(table))
+    log.count_sizes(table.outcome)
     dispatch = table.dispatch()
     # Ahead-of-time compilation reads these attributes of a backend's result, and saves the code for any size.
     for name in ("serialize", "zero_grad", "named_parameters", "named_buffers"):

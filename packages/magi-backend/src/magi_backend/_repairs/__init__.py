@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Known defects of torch's compiler: a file for each, found by listing this folder.
+"""Known defects of torch's compiler: a module for each theme, found by listing this folder.
 
-A file says what a user sees, which releases have the defect, and replaces the wrong lines, for compilations of this
-backend only. A new file is all that a new repair needs.
+A defect says what a user sees, which releases have it, and which functions of torch are replaced, for compilations of
+this backend only.
 
-    _defect.py    what is known of a defect
-    _scope.py     where repairs are active, and how one puts a function in the place of torch's
-    _aliases.py   which values of a graph share memory after a pass
-    _listing.py   the defects in this folder, and those that a release has
+    _defect.py      what is known of a defect, and where its repair is active
+    graphs.py       what Dynamo captures, and what Inductor's patterns match
+    aliases.py      copies and writes: which values of a graph share memory after a pass
+    sizes.py        expressions of symbolic sizes and strides
+    scheduling.py   the order in which kernels run, and their fusion
+    kernels.py      the user's Triton kernels: their sources, constants and arguments
 """

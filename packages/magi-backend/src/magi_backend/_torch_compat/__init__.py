@@ -3,14 +3,15 @@
 
 compiling.py    Inductor and Dynamo: how a graph is compiled, with which settings, and what is counted
 frames.py       Dynamo: the captured function, recompilations, graph breaks and times
-loaded.py       compiled graphs as they become callable, from a cache too
 nodes.py        nodes and graphs: what they call, what they write to, how they are cut
+state.py        the state that a compilation reads, and what a call runs under
+symbols.py      graphs with symbols, and fake tensors of one size
 values.py       tensors, modules and compiled callables: what torch keeps on them
 
 The repairs of torch's defects are in `_repairs`.
 """
 
-from . import compiling, frames, loaded, nodes, values
+from . import compiling, frames, nodes, state, symbols, values
 
 
-__all__ = ["compiling", "frames", "loaded", "nodes", "values"]
+__all__ = ["compiling", "frames", "nodes", "state", "symbols", "values"]

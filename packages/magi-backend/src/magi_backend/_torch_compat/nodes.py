@@ -4,35 +4,38 @@
 from __future__ import annotations
 
 import copy
-import operator
-from dataclasses import dataclass
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._library.custom_ops import OPDEFS
+from torch.fx import GraphModule
 from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch.fx import Graph, GraphModule, Node
+    from torch.fx import Graph, Node
 
 
 _WITHOUT_CONTENTS = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
 
 
-@dataclass(frozen=True)
-class TritonLaunch:
-    """A launch in a graph: the kernel's name, and by parameter the tensors that it writes to and the results."""
+ENTER_AUTOCAST = torch.amp.autocast_mode._enter_autocast
+EXIT_AUTOCAST = torch.amp.autocast_mode._exit_autocast
+"""What Dynamo captures at the start and the end of a region of autocast; the second takes what the first returns."""
 
-    kernel: str
-    written: dict[str, Node]
-    results: tuple[Node, ...]
+SET_GRAD_MODE = torch._C._set_grad_enabled
+"""The function whose call Dynamo captures when grad mode changes."""
 
 
-def triton_launches(graph: Graph) -> list[TritonLaunch]:
-    """The launches in *graph* after functionalisation, where each is a node with an item for each tensor."""
+def triton_launches(graph: Graph) -> list[tuple[str, Node]]:
+    """The launches in *graph* after functionalisation, each with the name of the kernel.
+
+    Each has an item for each tensor that it writes to.
+    """
     from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_functional
 
     found = []
@@ -40,25 +43,8 @@ def triton_launches(graph: Graph) -> list[TritonLaunch]:
         kernel: Any = kernel_side_table.get_kernel(node.kwargs["kernel_idx"])
         while not hasattr(kernel, "__name__"):
             kernel = kernel.fn  # an autotuner
-        arguments: Any = node.kwargs["kwargs"]
-        names: Any = node.kwargs["tensors_to_clone"]
-        written = {name: arguments[name] for name in names}
-        found.append(TritonLaunch(kernel.__name__, written, tuple(node.users)))
+        found.append((kernel.__name__, node))
     return found
-
-
-def is_item_or_view(node: Node) -> bool:
-    """Whether *node* is an item or a view of its first argument."""
-    if node.target is operator.getitem:
-        return True
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
-
-
-def is_item(node: Node) -> bool:
-    """Whether *node* takes an item of a tuple."""
-    return node.target is operator.getitem and not isinstance(
-        getattr(node.args[0], "meta", {}).get("example_value"), torch.Tensor
-    )
 
 
 def nesting(node: Node) -> int:
@@ -68,36 +54,11 @@ def nesting(node: Node) -> int:
     them: a call inside those can be captured again by itself.
     """
     name = getattr(node.target, "__name__", str(node.target))
-    if enters_autocast(node) or leaves_autocast(node):
+    if node.target in (ENTER_AUTOCAST, EXIT_AUTOCAST):
         return 0
     if "increment_nesting" in name or name.startswith("_enter_") or name.endswith("hooks_disable"):
         return 1
     return -1 if "decrement_nesting" in name or name.startswith("_exit_") or name.endswith("hooks_enable") else 0
-
-
-def enters_autocast(node: Node) -> bool:
-    """Whether a captured call turns autocast on."""
-    return node.target is torch.amp.autocast_mode._enter_autocast
-
-
-def leaves_autocast(node: Node) -> bool:
-    """Whether a captured call turns autocast off; its first argument is the call that turned it on."""
-    return node.target is leave_autocast()
-
-
-def leave_autocast() -> Callable[..., Any]:
-    """The function whose call Dynamo captures at the end of a region of autocast."""
-    return torch.amp.autocast_mode._exit_autocast
-
-
-def sets_grad_mode(node: Node) -> bool:
-    """Whether a captured call turns the recording of gradients on or off."""
-    return node.target is set_grad_mode()
-
-
-def set_grad_mode() -> Callable[..., Any]:
-    """The function whose call Dynamo captures when grad mode changes."""
-    return torch._C._set_grad_enabled
 
 
 def is_empty(node: Node) -> bool:
@@ -119,11 +80,6 @@ def is_write(node: Node) -> bool:
     from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_functional
 
     return node.target in (auto_functionalized, auto_functionalized_v2, triton_kernel_wrapper_functional)
-
-
-def is_pointwise(target: object) -> bool:
-    """Whether the target of a node computes each element from the elements at the same position."""
-    return isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags
 
 
 def operator_name(target: object) -> str:
@@ -153,22 +109,14 @@ def called_overload(node: Node) -> str:
 
 def dtypes_in(gm: GraphModule) -> frozenset[torch.dtype]:
     """The dtypes of the tensors in a captured graph, also in nested graphs."""
-    from torch.fx import GraphModule
-    from torch.utils import _pytree as pytree
-
     nodes = [node for module in gm.modules() if isinstance(module, GraphModule) for node in module.graph.nodes]
     leaves = pytree.tree_leaves([node.meta.get("example_value") for node in nodes])
     return frozenset(leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
-def operator_schemas(gm: torch.fx.GraphModule) -> tuple[str, ...]:
+def operator_schemas(gm: GraphModule) -> tuple[str, ...]:
     """The schemas of the operators that *gm* calls, also in nested graphs, without those of torch itself."""
-    targets = {
-        node.target
-        for module in gm.modules()
-        if isinstance(module, torch.fx.GraphModule)
-        for node in module.graph.nodes
-    }
+    targets = {node.target for part in gm.modules() if isinstance(part, GraphModule) for node in part.graph.nodes}
     overloads = {op for target in targets for op in overloads_of(target)}
     return tuple(sorted(str(op._schema) for op in overloads if op.namespace not in {"aten", "prim", "prims"}))
 
@@ -186,18 +134,14 @@ def python_operators(graph: Graph) -> tuple[str, ...]:
     return tuple(sorted(operator_name(op) for op in called if {op.name(), operator_name(op)} & named))
 
 
-def has_body_for(op: Any, device_type: str) -> bool:
-    """Whether an operator has a kernel of its own for a type of device."""
-    return bool(
-        torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), torch._C._dispatch_key_for_device(device_type))
-    )
-
-
-def call_body_for(op: Any, device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The result of the kernel of an operator for a type of device, called below autograd and all modes."""
-    key = torch._C._parse_dispatch_key(torch._C._dispatch_key_for_device(device_type))
+def body_for(op: Any, device_type: str) -> Callable[..., Any] | None:
+    """The kernel of an operator for a type of device, called below autograd and all modes; None if it has none."""
+    name = torch._C._dispatch_key_for_device(device_type)
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), name):
+        return None
+    key = torch._C._parse_dispatch_key(name)
     assert key is not None, "the key of a device has a name"
-    return op.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
+    return functools.partial(op.redispatch, torch._C.DispatchKeySet(key))
 
 
 def operator_names() -> list[str]:
@@ -237,13 +181,6 @@ def in_backward(node: Any) -> bool:
     return node.meta.get("partitioner_tag") == "is_backward" or "fwd_source_fn_stack" in node.meta
 
 
-def is_graph(value: object) -> bool:
-    """Whether *value* is a graph as Dynamo captures them."""
-    from torch.fx import GraphModule
-
-    return isinstance(value, GraphModule)
-
-
 def source_name(placeholder: Node) -> str:
     """The source of an input as Python: ``L['batch']['x']``. It is a method up to torch 2.12, and a property later."""
     name = getattr(getattr(placeholder, "_dynamo_source", None), "name", "")
@@ -255,7 +192,7 @@ def bodies(gm: GraphModule, node: Node) -> list[GraphModule]:
     if not isinstance(node.target, torch._ops.HigherOrderOperator):
         return []
     held = (getattr(gm, str(n.target), None) for n in node.all_input_nodes if n.op == "get_attr")
-    return [body for body in held if is_graph(body)]  # type: ignore[misc]
+    return [body for body in held if isinstance(body, GraphModule)]
 
 
 _OF_A_CAPTURE = ("_param_name_to_source", "compile_subgraph_reason")
@@ -272,8 +209,6 @@ def graph_copy(gm: GraphModule) -> GraphModule:
 
 
 def _copied(gm: GraphModule, done: dict[int, GraphModule]) -> GraphModule:
-    from torch.fx import GraphModule
-
     if id(gm) in done:
         return done[id(gm)]
     twin = done[id(gm)] = GraphModule(gm, copy.deepcopy(gm.graph))
@@ -289,20 +224,6 @@ def _copied(gm: GraphModule, done: dict[int, GraphModule]) -> GraphModule:
         if hasattr(original, "_dynamo_source"):
             node._dynamo_source = original._dynamo_source
     return twin
-
-
-def split_module(gm: GraphModule, place: Callable[[Any], int]) -> GraphModule:
-    """*gm* with the calls of each number of *place* in a submodule, in the order of the numbers."""
-    from torch.fx.passes.split_module import split_module as split
-
-    return split(gm, None, place, keep_original_order=True)  # type: ignore[arg-type]
-
-
-def replace_submodule(owner: torch.nn.Module, name: str, compiled: Callable[..., Any]) -> None:
-    """Make *owner* call *compiled* instead of its submodule *name*."""
-    delattr(owner, name)
-    # It is not a submodule, because nn.Module.__call__ costs a microsecond, and no hooks are needed.
-    vars(owner)[name] = compiled
 
 
 def is_overload(target: object) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from magi_backend import _torch_compat
+from magi_backend._torch_compat.nodes import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_MODE
 
 from .compare import leaves_of, with_leaves
 from .run import Outcome, alone, copy_inputs, differences, replayed_random_numbers, run, run_eager, state_of
@@ -63,7 +65,7 @@ def units(gm: GraphModule) -> tuple[Unit, ...]:
         if not node.op.startswith("call_"):
             continue
         opened = _torch_compat.nodes.nesting(node)
-        if found and (depth or _is_item_of(node, found[-1])):
+        if found and (depth or (_is_item(node) and node.args[0] in found[-1])):
             found[-1].append(node)
         else:
             found.append([node])
@@ -71,8 +73,10 @@ def units(gm: GraphModule) -> tuple[Unit, ...]:
     return tuple(map(tuple, found))
 
 
-def _is_item_of(node: Node, unit: list[Node]) -> bool:
-    return _torch_compat.nodes.is_item(node) and node.args[0] in unit
+def _is_item(node: Node) -> bool:
+    """Whether *node* takes an item of a tuple."""
+    source: Any = node.args[0] if node.target is operator.getitem else None
+    return source is not None and not isinstance(getattr(source, "meta", {}).get("example_value"), torch.Tensor)
 
 
 def part_of(gm: GraphModule, chosen: Iterable[Unit]) -> Part:
@@ -93,11 +97,11 @@ def _modes_on(gm: GraphModule, first: Node) -> Iterator[Node]:
     for node in gm.graph.nodes:
         if node is first:
             break
-        if _torch_compat.nodes.sets_grad_mode(node):
+        if node.target is SET_GRAD_MODE:
             grad_mode = node
-        elif _torch_compat.nodes.enters_autocast(node):
+        elif node.target is ENTER_AUTOCAST:
             regions[node] = None
-        elif _torch_compat.nodes.leaves_autocast(node):
+        elif node.target is EXIT_AUTOCAST:
             regions.pop(node.args[0], None)
     if grad_mode is not None:
         yield grad_mode
@@ -140,11 +144,11 @@ def _copied(part: Part, known: dict[Node, Node], graph: Graph) -> tuple[Any, ...
         known[node] = graph.node_copy(node, known.__getitem__)
     outputs = tuple(_tensors_in(known[node], node.meta.get("example_value"), graph) for node in part.leaving)
     for node in reversed((*part.before, *part.nodes)):
-        closed = any(_torch_compat.nodes.leaves_autocast(user) and user in known for user in node.users)
-        if _torch_compat.nodes.enters_autocast(node) and not closed:
-            graph.call_function(_torch_compat.nodes.leave_autocast(), (known[node],))
-    if any(_torch_compat.nodes.sets_grad_mode(node) for node in (*part.before, *part.nodes)):
-        graph.call_function(_torch_compat.nodes.set_grad_mode(), (torch.is_grad_enabled(),))
+        closed = any(user.target is EXIT_AUTOCAST and user in known for user in node.users)
+        if node.target is ENTER_AUTOCAST and not closed:
+            graph.call_function(EXIT_AUTOCAST, (known[node],))
+    if any(node.target is SET_GRAD_MODE for node in (*part.before, *part.nodes)):
+        graph.call_function(SET_GRAD_MODE, (torch.is_grad_enabled(),))
     return outputs
 
 

@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What code for single sizes needs of torch: graphs with symbols, fakes, and the state of a compilation."""
+"""Captured graphs with symbols: their inputs and guards, and fake tensors of one size made after theirs."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 
-from magi_backend._torch_compat.values import float_memo
+from .values import float_memo
+
+
+class StaysSymbolicError(Exception):
+    """No code can be made for single sizes of a graph, or for these sizes. The error never reaches the caller."""
 
 
 def fakes_of_capture(example_inputs: Sequence[Any]) -> list[Any]:
@@ -49,11 +55,6 @@ def is_description(value: object) -> bool:
     return isinstance(value, MetaTensorDesc | MetaStorageDesc)
 
 
-def _source(placeholder: Node) -> Any:
-    node: Any = placeholder
-    return node._dynamo_source
-
-
 class FakeWorld:
     """A fake mode with separate symbols, in which tensors are made from descriptions."""
 
@@ -67,58 +68,155 @@ class FakeWorld:
         with config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
             self.mode = FakeTensorMode(shape_env=self.shape_env)
 
-    def open_int(self, captured: Any, placeholder: Node) -> Any:
-        """A new symbol for the *captured* int, which stays an input."""
-        return self._open_number(int(captured.node.hint), _source(placeholder))
-
-    def _open_number(self, hint: Any, source: Any) -> Any:
-        """A symbol about which nothing is assumed."""
+    def open_number(self, hint: Any, source: Any) -> Any:
+        """A symbol about which nothing is assumed, for a number from *source*; its *hint* is an int or a float."""
         from torch.fx.experimental.symbolic_shapes import DimDynamic
 
         symbol = self.shape_env.create_unspecified_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC)
         make = self.shape_env.create_symintnode if isinstance(hint, int) else self.shape_env.create_symfloatnode
         return make(symbol, hint=hint, source=source)
 
-    def remember_number(self, tensor: torch.Tensor, captured: torch.Tensor, placeholder: Node) -> None:
-        """Make ``.item()`` of a float argument return an input, as it did for the *captured* fake."""
+    def input(self, captured: Any, description: Any, placeholder: Node, twins: Twins) -> Any:
+        """The input of a graph of one size, for the *captured* one with this *description*.
+
+        An int that is not a size stays an input, and so does a float argument, which is a tensor whose ``.item()`` is
+        the input.
+        """
+        node: Any = placeholder
+        if isinstance(captured, torch.SymInt):
+            return self.open_number(int(captured.node.hint), node._dynamo_source)
+        if not is_description(description):
+            return description
+        made: Any = twins.of_description(description)
         memo = float_memo(captured)
         if memo is not None:
-            source = _source(placeholder)
-            made: Any = tensor
-            made.item_memo = self._open_number(float(memo.node.hint), getattr(source, "base", source))
-
-    def assumptions(self) -> list[str]:
-        """The guards that a compilation has added for the open numbers."""
-        return [str(guard.expr) for guard in self.shape_env.guards]
+            made.item_memo = self.open_number(
+                float(memo.node.hint), getattr(node._dynamo_source, "base", node._dynamo_source)
+            )
+        return made
 
 
-class FakeMaker:
-    """Makes the tensors of one :func:`describe` in *world*. Tensors that shared memory share it again."""
+class Twins:
+    """The fake tensors of one size: a twin for each captured tensor. Twins share memory as the captured tensors do.
 
-    def __init__(self, world: FakeWorld) -> None:
+    Args:
+        values: The number of each symbol.
+        world: The fake mode of the new tensors.
+    """
+
+    def __init__(self, values: Mapping[Any, int], world: FakeWorld) -> None:
         from torch._subclasses.meta_utils import MetaConverter
 
+        self._values = values
         self._mode = world.mode
         self._converter: Any = MetaConverter()
-        self._alive: list[Any] = []
+        self._descriptions: dict[int, Any] = {}
+        self._made: dict[int, torch.Tensor] = {}
+        self._alive: list[torch.Tensor] = []
 
-    def __call__(self, description: Any) -> torch.Tensor:
-        """The fake tensor of a *description* without symbols."""
+    def describe(self, trees: Sequence[Any]) -> None:
+        """Describe the tensors in *trees*, so that :meth:`of` knows them."""
+        tensors = [leaf for tree in trees for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+        for tensor, description in zip(tensors, describe(tensors), strict=True):
+            self._descriptions.setdefault(id(tensor), description)
+
+    def of(self, tree: Any) -> Any:
+        """*tree* with tensors replaced by their twins, and sizes by their numbers."""
+        return pytree.tree_map(self._leaf, tree)
+
+    def _leaf(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            if id(leaf) not in self._made:
+                self._made[id(leaf)] = self.of_description(self._descriptions[id(leaf)])
+            return self._made[id(leaf)]
+        return self._number(leaf) if isinstance(leaf, torch.SymInt) else leaf
+
+    def of_description(self, description: Any) -> torch.Tensor:
+        """The tensor that *description* describes with symbols."""
         from torch._subclasses.fake_tensor import FakeTensor
         from torch.utils._mode_utils import no_dispatch
 
-        def make(meta: Callable[[], torch.Tensor], device: Any) -> torch.Tensor:
+        def fake(meta: Callable[[], torch.Tensor], device: Any) -> torch.Tensor:
             with no_dispatch():
                 return FakeTensor(self._mode, meta(), device)
 
-        made = self._converter.meta_tensor(description, None, make, None, None)
+        static = self._static(_alone_where_needed(description, self._values))
+        made: Any = self._converter.meta_tensor(static, None, fake, None, None)
         if made is NotImplemented:
-            msg = f"torch makes no fake tensor for {description.type or description.layout}"
+            msg = f"torch makes no fake tensor for {static.type or static.layout}"
             raise NotImplementedError(msg)
-        if description.is_parameter:
+        if static.is_parameter:
             made._is_param = True
         self._alive.append(made)  # the converter holds weak references to what shares memory
+        if left := free_symbols(made):
+            msg = f"a {type(made).__name__} keeps the symbols {', '.join(sorted(map(str, left)))}"
+            raise StaysSymbolicError(msg)
         return made  # type: ignore[no-any-return]
+
+    def _number(self, number: Any) -> int:
+        value = as_int(number, self._values)
+        if value is None:
+            msg = f"the size {number} does not follow from the sizes of the inputs"
+            raise StaysSymbolicError(msg)
+        return value
+
+    def _static(self, value: Any) -> Any:
+        """*value*, a description or a part of one, without symbols."""
+        if isinstance(value, torch.SymInt):
+            return self._number(value)
+        if isinstance(value, torch.Size):
+            return torch.Size([self._static(item) for item in value])
+        if isinstance(value, tuple | list):
+            items = [self._static(item) for item in value]
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        if isinstance(value, dict):
+            return {key: self._static(item) for key, item in value.items()}
+        if not dataclasses.is_dataclass(value) or isinstance(value, type):
+            return value
+        old = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+        if is_description(value):
+            # The mode and the hints belong to the capture; a gradient is not an input of the graph.
+            old |= {name: None for name in ("fake_mode", "grad") if name in old}
+            emptied = old.keys() & {"dynamo_dynamic_indices", "dynamo_hint_overrides"}
+            old |= {name: type(old[name])() for name in emptied}
+        new = {name: self._static(item) for name, item in old.items()}
+        if all(new[name] is getattr(value, name) for name in new):
+            return value
+        twin = copy.copy(value)
+        for name, item in new.items():
+            try:
+                setattr(twin, name, item)  # by its own method if it has one: a DTensor's spec resets its hash there
+            except dataclasses.FrozenInstanceError:
+                object.__setattr__(twin, name, item)
+        return twin
+
+
+def _alone_where_needed(description: Any, values: Mapping[Any, int]) -> Any:
+    """*description* without its base, if the sizes of the base do not follow from the inputs.
+
+    Dynamo gives the base of an input symbols that no input binds. Memory that inputs share stays shared; its size
+    beyond what the inputs use does not matter.
+    """
+    changes: dict[str, Any] = {}
+    if description.base is not None and _unknown(description.base, values):
+        changes |= {"base": None, "is_view": False, "creation_meta": None}
+    storage = description.storage
+    if storage is not None and _is_unknown(storage.size, values):
+        changes["storage"] = dataclasses.replace(storage, size=0)
+    return dataclasses.replace(description, **changes) if changes else description
+
+
+def _unknown(description: Any, values: Mapping[Any, int]) -> bool:
+    numbers = [*description.size, *(description.stride or ()), description.storage_offset]
+    if description.storage is not None:
+        numbers.append(description.storage.size)
+    return any(_is_unknown(number, values) for number in numbers) or (
+        description.base is not None and _unknown(description.base, values)
+    )
+
+
+def _is_unknown(number: Any, values: Mapping[Any, int]) -> bool:
+    return isinstance(number, torch.SymInt) and as_int(number, values) is None
 
 
 class CaptureContext:
@@ -195,11 +293,6 @@ def number_symbols(placeholder: Node) -> set[Any]:
     return set() if memo is None else set(memo.node.expr.free_symbols)
 
 
-def is_ragged(size: Any) -> bool:
-    """Whether a size is the ragged one of a nested tensor."""
-    return bool(size.node.is_nested_int())
-
-
 def as_int(number: Any, values: Mapping[Any, int]) -> int | None:
     """The value of a symbolic size if symbols have *values*; None if it has other symbols."""
     if number.node.is_nested_int():
@@ -207,11 +300,6 @@ def as_int(number: Any, values: Mapping[Any, int]) -> int | None:
     expression = number.node.expr
     known = expression.free_symbols <= values.keys()
     return int(expression.xreplace(values)) if known else None
-
-
-def expression(number: Any) -> Any:
-    """The expression of a symbolic number, simplified by what is known of its symbols now."""
-    return number.node.expr
 
 
 def broken_guard(numbers: Sequence[Any], values: Mapping[Any, int]) -> str:
@@ -246,109 +334,3 @@ def boxed(compiled: Callable[..., Any]) -> Callable[[list[Any]], Any]:
     if cells.get("compiled_fn") is inner and cells.get("params_buffers_flat") == []:
         return cast("Callable[[list[Any]], Any]", inner)
     return lambda inputs: compiled(*inputs)
-
-
-def autocast_devices() -> tuple[str, ...]:
-    """The kinds of device that autocast knows in this build."""
-    return tuple(torch._C._autocast_supported_devices())
-
-
-def config_values() -> tuple[dict[str, Any], ...]:
-    """The configuration of Inductor and of AOTAutograd on this thread."""
-    return tuple(module.get_config_copy() for module in _config_modules())
-
-
-@contextlib.contextmanager
-def configured(values: tuple[dict[str, Any], ...]) -> Iterator[None]:
-    """A context in which both configurations have *values*.
-
-    From torch 2.12 on, threads have separate configurations.
-    """
-    with contextlib.ExitStack() as stack:
-        for module, wanted, now in zip(_config_modules(), values, config_values(), strict=True):
-            changed = {key: value for key, value in wanted.items() if now.get(key) != value}
-            if changed:
-                stack.enter_context(module.patch(changed))
-        yield
-
-
-def _config_modules() -> tuple[Any, ...]:
-    from torch._functorch import config as functorch
-    from torch._inductor import config as inductor
-
-    return inductor, functorch
-
-
-def dispatch_keys_kept() -> contextlib.AbstractContextManager[Any]:
-    """A context at whose end dispatch keys are restored, as Dynamo does around its compilations."""
-    return torch._C._PreserveDispatchKeyGuard()
-
-
-@contextlib.contextmanager
-def no_function_modes() -> Iterator[None]:
-    """A context without the modes that see calls of torch's functions."""
-    from torch.overrides import _get_current_function_mode_stack, _pop_mode_temporarily
-
-    with contextlib.ExitStack() as stack:
-        for _ in _get_current_function_mode_stack():
-            stack.enter_context(_pop_mode_temporarily())
-        yield
-
-
-def is_compiling() -> bool:
-    """Whether this thread compiles, or any thread traces, for which torch has a single flag."""
-    from torch._guards import TracingContext
-    from torch.fx import _symbolic_trace
-
-    return TracingContext.try_get() is not None or _symbolic_trace._is_fx_tracing_flag
-
-
-def is_dispatch_observed() -> bool:
-    """Whether a dispatch mode or a transform of ``torch.func`` is active."""
-    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-
-    return bool(_get_current_dispatch_mode_stack()) or torch._C._functorch.peek_interpreter_stack() is not None
-
-
-def compile_lock() -> Any:
-    """The lock that Dynamo holds while it compiles."""
-    from torch._dynamo.convert_frame import compile_lock as lock
-
-    return lock
-
-
-top_saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks
-"""A function that returns the innermost hooks for saved tensors, or None. With its argument, also while tracing."""
-
-
-@dataclass(frozen=True)
-class Region:
-    """A region under ``torch.utils.checkpoint``.
-
-    Attributes:
-        frame: An object that its forward and its recomputations share; None if this torch does not have it.
-        recomputes: Whether this is a recomputation.
-        hook: An object of the forward or of one recomputation.
-    """
-
-    frame: Any
-    recomputes: bool
-    hook: Any
-
-
-def checkpoint_region(hooks: Any) -> Region | None:
-    """The region that saved-tensor *hooks* belong to; None if they are not those of ``torch.utils.checkpoint``.
-
-    Its hooks are closures: that of the forward over ``frame``, that of a recomputation over ``target_frame_ref``.
-    """
-    hook = hooks[0]
-    inner: Any = inspect.unwrap(hook)
-    if getattr(inner, "__module__", "") != "torch.utils.checkpoint":
-        return None
-    code = getattr(inner, "__code__", None)
-    cells = dict(zip(code.co_freevars, inner.__closure__ or (), strict=True)) if code is not None else {}
-    if "frame" in cells:
-        return Region(cells["frame"].cell_contents, recomputes=False, hook=hook)
-    if "target_frame_ref" in cells:
-        return Region(cells["target_frame_ref"].cell_contents(), recomputes=True, hook=hook)
-    return Region(None, recomputes=False, hook=hook)

@@ -1,0 +1,515 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Defects of passes that put two values into one memory: which values share it, and which writes they see.
+
+AOTAutograd's graph is functional except for the ``copy_`` into inputs at its end. A pass that replaces a copy by its
+source, or lets an operator write into its argument, puts two values into one memory that had each its own. It is right
+as long as each reader still finds the value that it read in the functional graph.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ._defect import Defect, report
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch.fx import Graph, Node
+
+
+def storages(node: Node) -> frozenset[int]:
+    """The storages of the tensors that *node* returns."""
+    leaves = torch.utils._pytree.tree_leaves(node.meta.get("val"))
+    return frozenset(leaf.untyped_storage()._cdata for leaf in leaves if _has_storage(leaf))
+
+
+def _has_storage(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and torch._C._has_storage(value)
+
+
+def storage_of(node: Any) -> int | None:
+    """The storage of the tensor that *node* returns; None if it is not a node that returns one tensor."""
+    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    return value.untyped_storage()._cdata if value is not None and _has_storage(value) else None
+
+
+def is_view(node: Node) -> bool:
+    """Whether *node* computes nothing: what it returns lies in the memory of its arguments."""
+    own = storages(node)
+    return bool(own) and any(own & storages(argument) for argument in node.all_input_nodes)
+
+
+def is_copy_into(node: Node) -> bool:
+    return node.target is torch.ops.aten.copy_.default
+
+
+def reads(node: Node) -> list[Node]:
+    """The tensors whose elements *node* reads."""
+    from torch._inductor.fx_passes.reinplace import META_ONLY_OPS
+
+    if node.target in META_ONLY_OPS or (is_view(node) and not is_copy_into(node)):
+        return []
+    return [node.args[1]] if is_copy_into(node) else node.all_input_nodes  # type: ignore[list-item]
+
+
+def twin_of(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
+    """A copy of *graph* for a trial of a pass, and the node in it for each node."""
+    twins: dict[Node, Node] = {}
+    twin = torch.fx.Graph(graph.owning_module)
+    twin.output(twin.graph_copy(graph, twins))
+    (output,) = graph.find_nodes(op="output")
+    twins[output] = twin.output_node()
+    return twin, twins
+
+
+@dataclass(frozen=True)
+class Region:
+    """The elements of a tensor in a storage."""
+
+    size: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    offset: Any
+
+    def is_known_equal(self, other: Region) -> bool:
+        """Whether both are the same elements in the same order, for all sizes."""
+        from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
+
+        return (
+            len(self.size) == len(other.size)
+            and statically_known_true(sym_eq(self.size, other.size))
+            and statically_known_true(sym_eq(self.stride, other.stride))
+            and statically_known_true(sym_eq(self.offset, other.offset))
+        )
+
+    def is_known_apart(self, other: Region) -> bool:
+        """Whether no element is in both, for all sizes."""
+        from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+        return (
+            statically_known_true(self._end() <= other.offset)
+            or statically_known_true(other._end() <= self.offset)
+            or self._is_another_box(other)
+            or other._is_another_box(self)
+        )
+
+    def _end(self) -> Any:
+        """The position behind the last element."""
+        steps = ((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True))
+        return self.offset + sum(steps) + 1
+
+    def _is_another_box(self, other: Region) -> bool:
+        """Whether both are boxes of one grid of elements, of which *other* starts later in a dimension than self ends.
+
+        The strides are numbers, and each divides the one before it.
+        """
+        from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+        distance = other.offset - self.offset
+        if self.stride != other.stride or not all(type(n) is int for n in (*self.stride, distance)) or distance < 0:
+            return False
+        width: Any = None
+        is_apart = False
+        for stride, size, length in sorted(zip(self.stride, self.size, other.size, strict=True), key=lambda d: -d[0]):
+            if stride <= 0 or (width is not None and width % stride):
+                return False
+            start, distance = divmod(distance, stride)
+            columns = None if width is None else width // stride
+            if columns is not None and not (
+                statically_known_true(size <= columns) and statically_known_true(start + length <= columns)
+            ):
+                return False
+            is_apart = is_apart or statically_known_true(size <= start)
+            width = stride
+        return is_apart and distance == 0
+
+
+@dataclass
+class Memory:
+    """The memories of a graph's values after some storages were merged into others."""
+
+    merged: dict[int, tuple[int, Any]] = field(default_factory=dict)
+    """For a storage the one that it lies in, and the shift of its elements there; None where that is not known."""
+    why: dict[int | None, Any] = field(default_factory=dict)
+    """For a merged storage what merged it."""
+
+    def merge(self, node: Node, into: Node, why: Any) -> None:
+        """Put what *node* returns where *into* is, because of *why*."""
+        own, other = node.meta["val"], into.meta["val"]
+        shift = other.storage_offset() - own.storage_offset() if own.stride() == other.stride() else None
+        storage = own.untyped_storage()._cdata
+        self.merged[storage], self.why[storage] = (other.untyped_storage()._cdata, shift), why
+
+    def root(self, storage: int | None) -> int | None:
+        """The storage in which *storage* lies."""
+        while storage in self.merged:
+            storage = self.merged[storage][0]
+        return storage
+
+    def region(self, tensor: torch.Tensor) -> Region | None:
+        """Where *tensor* lies in the storage in which its own lies; None where that is not known."""
+        storage, offset = tensor.untyped_storage()._cdata, tensor.storage_offset()
+        while storage in self.merged:
+            storage, shift = self.merged[storage]
+            if shift is None:
+                return None
+            offset = offset + shift
+        return Region(tuple(tensor.size()), tuple(tensor.stride()), offset)
+
+    def are_apart(self, one: torch.Tensor, other: torch.Tensor) -> bool:
+        """Whether two tensors in one memory are known to have no element in common."""
+        mine, its = self.region(one), self.region(other)
+        return mine is not None and its is not None and mine.is_known_apart(its)
+
+    def are_same(self, one: torch.Tensor, other: torch.Tensor) -> bool:
+        """Whether two tensors in one memory are known to have the same elements in the same order."""
+        mine, its = self.region(one), self.region(other)
+        return mine is not None and its is not None and mine.is_known_equal(its)
+
+
+def mutable_arguments(node: Node) -> list[tuple[Any, Node, Any]]:
+    """What the operator or launch that *node* wraps writes to: torch's key of it, the tensor, the place of the result.
+
+    It is empty for any other node.
+    """
+    ops = torch.ops.higher_order
+    if node.target is ops.triton_kernel_wrapper_functional:
+        launched: Any = node.kwargs["kwargs"]
+        return [(name, launched[name], name) for name in node.kwargs["tensors_to_clone"]]  # type: ignore[union-attr]
+    if node.target is ops.auto_functionalized_v2:
+        written: list[tuple[Any, Any]] = list(enumerate(node.kwargs["_all_bases"]))  # type: ignore[arg-type]
+    elif node.target is ops.auto_functionalized:
+        from torch._higher_order_ops.auto_functionalize import get_mutable_args
+
+        written = [(name, node.kwargs[name]) for name in get_mutable_args(node.args[0])[0]]  # type: ignore[arg-type]
+    else:
+        return []
+    first = len(node.meta["val"]) - len(written)
+    return [(key, tensor, first + at) for at, (key, tensor) in enumerate(written) if storage_of(tensor) is not None]
+
+
+def other_arguments(node: Node) -> list[Node]:
+    """The tensors that the operator or launch that *node* wraps only reads."""
+    launch = node.target is torch.ops.higher_order.triton_kernel_wrapper_functional
+    given: Any = node.kwargs["kwargs"] if launch else node.kwargs
+    written = {"_all_bases", *(key for key, _, _ in mutable_arguments(node))}
+    leaves = torch.utils._pytree.tree_leaves([value for key, value in given.items() if key not in written])
+    return [leaf for leaf in leaves if storage_of(leaf) is not None]
+
+
+def _removed_copies(graph: Graph, original: Callable[[Graph], None]) -> list[Node]:
+    """The nodes that *original* would replace by their sources, which have another storage."""
+    twin, twins = twin_of(graph)
+    original(twin)
+    left = set(twin.nodes)
+    return [node for node in graph.nodes if twins[node] not in left and not is_view(node) and storage_of(node)]
+
+
+def _source(copy: Node) -> Node:
+    """What `remove_noop_ops` puts in the place of *copy*."""
+    from torch._inductor.fx_passes.post_grad import noop_registry
+
+    source = noop_registry[copy.target][1]
+    return copy.args[source] if isinstance(source, int) else source(copy.args)  # type: ignore[return-value]
+
+
+def _written_and_read(node: Node) -> Iterator[tuple[Node, list[Node]]]:
+    """The tensors that *node* may write to, each with those that it reads meanwhile."""
+    if is_copy_into(node):
+        yield node.args[0], [node.args[1]]  # type: ignore[misc, list-item]
+    for _, tensor, _ in mutable_arguments(node):
+        yield tensor, other_arguments(node)
+
+
+def _needed(graph: Graph, memory: Memory) -> set[Node]:
+    """Those of the copies merged in *memory* without which a node would read another value."""
+    needed: set[Node] = set()
+    overwritten: set[int | None] = set()
+    for node in graph.nodes:
+        for read in reads(node):
+            storage = storage_of(read)
+            if memory.root(storage) in overwritten - {storage}:
+                needed.add(memory.why[storage])
+        for written, others in _written_and_read(node):
+            storage = storage_of(written)
+            for other in others:
+                read_storage = storage_of(other)
+                if (
+                    storage != read_storage
+                    and memory.root(storage) == memory.root(read_storage)
+                    and not memory.are_apart(written.meta["val"], other.meta["val"])
+                    and not (is_copy_into(node) and memory.are_same(written.meta["val"], other.meta["val"]))
+                ):
+                    needed.add(memory.why[read_storage if read_storage in memory.why else storage])
+        if is_copy_into(node) and memory.root(storage_of(node.args[1])) != storage_of(node.args[0]):
+            overwritten.add(storage_of(node.args[0]))
+    return needed
+
+
+def _copies_to_keep(graph: Graph, original: Callable[[Graph], None]) -> set[Node]:
+    if not any(next(_written_and_read(node), None) for node in graph.nodes):
+        return set()
+    copies = _removed_copies(graph, original)
+    kept: set[Node] = set()
+    while True:
+        memory = Memory()
+        for copy in copies:
+            if copy not in kept:
+                memory.merge(copy, _source(copy), copy)
+        needed = _needed(graph, memory)
+        if not needed:
+            return kept
+        kept |= needed
+
+
+def _placeholder(*args: Any, **kwargs: Any) -> None:
+    """The target of a copy that torch must not remove, and of a reader that it must see, while it decides."""
+
+
+def _remove_noops(original: Callable[[Graph], None], graph: Graph) -> None:
+    """Remove copies, but keep those whose source changes before their last reader.
+
+    ``remove_noop_ops`` replaces a copy (``clone``, ``copy``, a ``slice_scatter`` of everything, ...) by its source. The
+    graph writes into its inputs at its end, and what reads the copy after that write, such as the write into another
+    input, reads the changed source. So does an operator that mutates the source and reads the copy, or the other way
+    round. Upstream: pytorch #198131 and #198031.
+    """
+    targets = {copy: copy.target for copy in _copies_to_keep(graph, original)}
+    if targets:
+        report("keep_copies_of_mutated")
+    for copy in targets:
+        copy.target = _placeholder
+    try:
+        original(graph)
+    finally:
+        for copy, target in targets.items():
+            copy.target = target
+
+
+KEEP_COPIES_OF_MUTATED = Defect(
+    name="keep_copies_of_mutated",
+    effect="a copy of a tensor that is changed in place afterwards, or by the operator that reads the copy, has the "
+    "changed elements",
+    severity="wrong code",
+    since=(2, 10, 0),
+    fixed=None,
+    repair="the copy is kept where its source changes before its last reader",
+    replaces={"torch._inductor.fx_passes.post_grad:remove_noop_ops": _remove_noops},
+    is_of_joint_graphs=True,
+)
+
+
+@dataclass(frozen=True)
+class _Write:
+    """*node* writes into *tensor*, at *position* of a list if that is one of several, so that *result* lies there."""
+
+    node: Node
+    tensor: Node
+    result: Node | None
+    position: int | None = None
+
+    def region(self) -> torch.Tensor:
+        """A tensor of the elements that may change."""
+        from torch._inductor.fx_passes.reinplace import _generalized_scatter
+        from torch._inductor.virtualized import V
+
+        region: torch.Tensor = self.tensor.meta["val"]
+        if self.node.target is _generalized_scatter:
+            with V.fake_mode, V.fake_mode.shape_env.ignore_fresh_unbacked_symbols():
+                views: Any = self.node.args[2]
+                for view in views:
+                    region = view.target(region, *_values(view.args), **_values(view.kwargs))
+        return region
+
+    def operands(self) -> Iterator[tuple[int | None, Node]]:
+        """What a scatter reads while it writes, with the position in a list."""
+        if self.node.target not in _inplace_forms():
+            # An operator or launch that got one tensor twice got it twice in the program too.
+            return
+        mutated = _mutated(self.node)
+        for index, argument in enumerate(self.node.args):
+            if index not in mutated:
+                leaves = enumerate(argument) if isinstance(argument, (list, tuple)) else [(None, argument)]
+                yield from ((position, leaf) for position, leaf in leaves if storage_of(leaf) is not None)  # type: ignore[misc]
+
+
+def _values(arguments: Any) -> Any:
+    value = lambda leaf: leaf.meta["val"] if isinstance(leaf, torch.fx.Node) else leaf  # noqa: E731
+    return torch.utils._pytree.tree_map(value, arguments)
+
+
+def _inplace_forms() -> dict[Any, Any]:
+    from torch._inductor.fx_passes import reinplace
+
+    return {**reinplace.inplaceable_foreach_ops, **reinplace.inplaceable_ops}
+
+
+def _mutated(node: Node) -> tuple[int, ...]:
+    """The places of the arguments that the in-place form of *node* writes to."""
+    mutated = _inplace_forms()[node.target].mutated_arg
+    return mutated if isinstance(mutated, tuple) else (mutated,)
+
+
+def _item(node: Node, index: Any) -> Node | None:
+    return next((user for user in node.users if user.target is operator.getitem and user.args[1] == index), None)
+
+
+def _may_write(node: Node) -> bool:
+    """Whether torch knows a way for *node* to write into its arguments."""
+    return node.op == "call_function" and (node.target in _inplace_forms() or bool(mutable_arguments(node)))
+
+
+def _writes(node: Node, twin: Node) -> Iterator[_Write]:
+    """The writes into arguments of *node*, as torch decided for its *twin*."""
+    for key, tensor, place in mutable_arguments(node):
+        cloned: Any = twin.meta.get("only_clone_these_tensors", twin.kwargs.get("tensors_to_clone"))
+        if key not in cloned:
+            yield _Write(node, tensor, _item(node, place))
+    if node.target in _inplace_forms() and twin.target is not node.target:
+        for index in _mutated(node):
+            argument: Any = node.args[index]
+            if isinstance(argument, torch.fx.Node):
+                yield _Write(node, argument, node)
+            else:
+                for position, tensor in enumerate(argument):
+                    yield _Write(node, tensor, _item(node, position), position)
+
+
+@dataclass(frozen=True)
+class _Overwritten:
+    """From *step* on, the elements of *tensor* are others, by *write*, or by a ``copy_`` of the functional graph."""
+
+    step: int
+    tensor: torch.Tensor
+    write: _Write | None
+
+
+@dataclass
+class _Walk:
+    """The values of a functional graph, followed through the writes that torch decided on."""
+
+    writes: dict[Node, list[_Write]]
+    dropped: set[Node]
+    """The ``copy_`` that are left out, because their source lies in their target."""
+    memory: Memory = field(default_factory=Memory)
+    born: dict[Node, int] = field(default_factory=dict)
+    """The step that computed the elements of each value."""
+    changes: dict[int | None, list[_Overwritten]] = field(default_factory=dict)
+    """What is overwritten in each memory."""
+
+    def unsound(self, graph: Graph) -> _Write | None:
+        """A write that changes what the graph computes, or which outputs share memory."""
+        for step, node in enumerate(graph.nodes):
+            own = storages(node)
+            shared = [self.born[argument] for argument in node.all_input_nodes if own & storages(argument)]
+            self.born[node] = min(shared) if is_view(node) and not is_copy_into(node) else step
+            found = next(filter(None, map(self._lost, reads(node))), None)
+            if found is None and is_copy_into(node) and node not in self.dropped:
+                found = self._copied(step, *node.args)
+            for write in self.writes.get(node, ()):
+                found = found or self._written(step, write)
+            if found is not None:
+                return found
+        return self._returned(graph)
+
+    def _lost(self, read: Node) -> _Write | None:
+        """The write to undo if *read* is not any more what it was when it was computed."""
+        storage = storage_of(read)
+        for change in self.changes.get(self.memory.root(storage), ()):
+            if self.born[read] < change.step and not self.memory.are_apart(change.tensor, read.meta["val"]):
+                undo: _Write | None = change.write or self.memory.why.get(storage)
+                if undo is not None:
+                    return undo
+        return None
+
+    def _copied(self, step: int, target: Node, source: Node) -> _Write | None:
+        """Follow a ``copy_``; the write to undo if its source lies in its target, in another order."""
+        root = self.memory.root(storage_of(target))
+        into_itself = self.memory.root(storage_of(source)) == root
+        if into_itself and self.memory.are_same(target.meta["val"], source.meta["val"]):
+            return None
+        self.changes.setdefault(root, []).append(_Overwritten(step, target.meta["val"], None))
+        return self.memory.why.get(storage_of(source)) if into_itself else None
+
+    def _written(self, step: int, write: _Write) -> _Write | None:
+        """Follow *write*; itself if it may change an operand before that is read."""
+        region, root = write.region(), self.memory.root(storage_of(write.tensor))
+        for position, operand in write.operands():
+            is_in_order = position == write.position and self.memory.are_same(region, operand.meta["val"])
+            if (
+                self.memory.root(storage_of(operand)) == root
+                and not is_in_order
+                and not self.memory.are_apart(region, operand.meta["val"])
+            ):
+                return write
+        self.changes.setdefault(root, []).append(_Overwritten(step, write.tensor.meta["val"], write))
+        if write.result is not None:
+            self.memory.merge(write.result, write.tensor, write)
+        return None
+
+    def _returned(self, graph: Graph) -> _Write | None:
+        """The write to undo if an output shares memory with an input or another output, and has its own before."""
+        inputs = {storage_of(node) for node in graph.find_nodes(op="placeholder")}
+        returned: dict[int | None, int | None] = {}
+        for storage in filter(None, map(storage_of, graph.output_node().all_input_nodes)):
+            root = self.memory.root(storage)
+            if returned.setdefault(root, storage) != storage or root in inputs - {storage}:
+                return self.memory.why.get(storage) or self.memory.why[returned[root]]  # type: ignore[no-any-return]
+        return None
+
+
+def _decided(graph: Graph, original: Callable[[Graph], None]) -> _Write | None:
+    """One of the writes that *original* would decide on although it must not."""
+    twin, twins = twin_of(graph)
+    original(twin)
+    left = set(twin.nodes)
+    writes = {node: list(_writes(node, twins[node])) for node in graph.nodes if _may_write(node)}
+    dropped = {node for node in graph.nodes if is_copy_into(node) and twins[node] not in left}
+    return _Walk(writes, dropped).unsound(graph)
+
+
+def _reinplace(original: Callable[[Graph], None], graph: Graph) -> None:
+    """Let operators write into their arguments, but only where nothing reads or returns what they overwrite.
+
+    ``reinplace_inplaceable_ops_core`` lets a scatter, a custom operator or a launch write into a graph input if the
+    graph copies something into that input later. It does not ask what: in ``y = slice_scatter(x, s); x.zero_(); return
+    y`` the result lies in ``x`` and is overwritten by the zeros, and in ``x.copy_(y); return y`` the caller gets ``x``
+    itself. Nor does it look at the other arguments of a scatter, which may lie in what it writes to: ``x[1:] =
+    x[:-1].clone()``. Upstream: pytorch #198094, #197829 and #195484.
+
+    The repair lets torch decide for a copy of the graph, and follows the values through what it decided. Where one of
+    them is lost, it adds a reader that torch sees, and removes it after torch has decided for the graph itself.
+    """
+    from torch._dynamo.utils import ReinplaceCounters
+
+    readers: list[Node] = []
+    if any(map(_may_write, graph.nodes)):
+        counted = dict(ReinplaceCounters._values)
+        while (write := _decided(graph, original)) is not None:
+            assert len(readers) <= len(graph.nodes), f"torch writes into {write.tensor}, which is read"
+            with graph.inserting_after(write.node):
+                readers.append(graph.call_function(_placeholder, (write.tensor,)))
+        ReinplaceCounters._values.clear()
+        ReinplaceCounters._values.update(counted)
+    original(graph)
+    for reader in readers:
+        graph.erase_node(reader)
+    if readers:
+        report("reinplace_unread")
+
+
+REINPLACE_UNREAD = Defect(
+    name="reinplace_unread",
+    effect="what a scatter or a custom operator returns lies in a tensor of the caller and is overwritten there, or is "
+    "computed from elements that it has overwritten",
+    severity="wrong code",
+    since=(2, 10, 0),
+    fixed=None,
+    repair="the operator gets memory of its own where another value would be lost",
+    replaces={"torch._inductor.fx_passes.reinplace:reinplace_inplaceable_ops_core": _reinplace},
+)

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Defects before lowering: what Dynamo captures, and what Inductor's patterns match.
+
+Dynamo captures before the backend is called, so the repairs of that check that the captured frame is for a backend of
+ours.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from magi_backend._torch_compat.compiling import is_our_backend
+
+from ._defect import Defect, note_in_capture, replace, report
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def _make_comparison(original: Callable[..., Any], fn: Any, arg_types: list[type], has_kwargs: bool) -> Any:
+    """The handler of an operator, which returns False for ``tensor == "text"``, None, a list or a similar constant.
+
+    `Tensor.__eq__` returns NotImplemented for anything that is not a number or a tensor, and Python then returns False.
+    Dynamo puts the call of `__eq__` into the graph, sees that it does not return a tensor, and breaks the graph. The
+    decoder of WAN compares the entries of its cache with a string, which makes 28 graphs instead of 3.
+    """
+    from torch._dynamo.variables import ConstantVariable, ConstDictVariable, ListVariable, TensorVariable, TupleVariable
+
+    never_equal = (ConstantVariable, TupleVariable, ListVariable, ConstDictVariable)
+    handler = original(fn, arg_types, has_kwargs)
+    if fn is not operator.eq or arg_types[:1] != [TensorVariable] or arg_types[1] not in never_equal:
+        return handler
+
+    def compare(tx: Any, args: Any, kwargs: Any) -> Any:
+        tensor, other = args
+        is_number = isinstance(other, ConstantVariable) and isinstance(other.value, (bool, int, float, complex))
+        is_plain = tensor.class_type in (torch.Tensor, torch.nn.Parameter)
+        if is_number or not is_plain or not is_our_backend(tx.output.compiler_fn):
+            return handler(tx, args, kwargs)
+        note_in_capture(tx.output, "compare_with_constants")
+        return ConstantVariable.create(value=False)
+
+    return compare
+
+
+def _forget_comparisons() -> None:
+    """Dynamo looks up the handler of an operator once for the kinds of its operands, and keeps the result."""
+    from torch._dynamo.variables import BuiltinVariable
+
+    known = BuiltinVariable.call_function_handler_cache
+    for key in [key for key in known if key[0] is operator.eq]:
+        del known[key]
+
+
+COMPARE_WITH_CONSTANTS = Defect(
+    name="compare_with_constants",
+    effect="the comparison of a tensor with a string or another constant breaks the graph",
+    severity="more graphs",
+    since=(2, 10, 0),
+    fixed=(2, 13, 0),
+    repair="a tensor never equals such a constant",
+    replaces={"torch._dynamo.variables:BuiltinVariable._make_handler": _make_comparison},
+    when_replaced=_forget_comparisons,
+    is_in_capture=True,
+)
+
+
+def _wrap_symfloat(original: Callable[..., Any], builder: Any, value: float) -> Any:
+    """A float attribute of a module as a constant of the graph until it changes, with ``dynamic=True`` too.
+
+    With ``dynamic=True``, Dynamo makes a symbol for each float. The epsilon of each norm and the scale of each
+    attention become tensors of one element on the CPU, which are made and read in each call. Fewer kernels fuse,
+    because a scale that is a tensor cannot be part of the kernel that reads it. A Llama of 8 layers makes 45 such
+    tensors in each call, which take 0.1 of 3.3 ms of CPU time at 256 tokens (one H200, torch 2.11). With
+    ``dynamic=None``, a float is a constant with a guard; the first call with another value compiles once more, and the
+    float is a symbol from then on. The repair does the same for attributes of modules. Arguments of the function are
+    symbols from the start, as ``dynamic=True`` requires.
+    """
+    from torch._dynamo import config
+
+    output = builder.tx.output
+    is_of_module = builder.source.guard_source.is_unspecialized_nn_module()
+    if config.assume_static_by_default or not is_of_module or not is_our_backend(output.compiler_fn):
+        return original(builder, value)
+    with config.patch(assume_static_by_default=True):
+        found = original(builder, value)
+    if found.is_python_constant():
+        note_in_capture(output, "keep_floats_of_modules")
+    return found
+
+
+KEEP_FLOATS_OF_MODULES = Defect(
+    name="keep_floats_of_modules",
+    effect="each float attribute of a module is a tensor that every call makes and reads, and kernels fuse less",
+    severity="slower code",
+    since=(2, 10, 0),
+    fixed=None,
+    repair="float attributes of modules are constants until they change",
+    replaces={"torch._dynamo.variables.builder:VariableBuilder.wrap_symfloat": _wrap_symfloat},
+    is_in_capture=True,
+)
+
+
+def _apply_patterns(original: Callable[..., int], patterns: Any, *args: Any, **kwargs: Any) -> int:
+    """Apply *patterns*, of which one that lacks one of its own inputs matches nothing.
+
+    Inductor searches for ``x[torch.randperm(n)[:k]]``. It traces the pattern with a *k* above *n*, for which the slice
+    is not a call. So the pattern matches ``x[torch.randperm(n)]`` without a *k*, and the check of every match raises an
+    error. By default, Inductor replaces the random number operators before the search; under ``fallback_random``, which
+    `explain` and ``magi.check`` use, it does not.
+    """
+    for key, entries in list(patterns.patterns.items()):
+        if torch.ops.aten.index.Tensor in key:
+            for entry in entries:
+                replace(entry, "extra_check", "match_whole_permutations", _no_where_it_lacks_inputs)
+    return original(patterns, *args, **kwargs)
+
+
+def _no_where_it_lacks_inputs(original: Callable[[Any], Any], match: Any) -> Any:
+    try:
+        return original(match)
+    except RuntimeError as error:
+        if "Not all inputs to pattern found" not in str(error):
+            raise
+        report("match_whole_permutations")
+        return False
+
+
+MATCH_WHOLE_PERMUTATIONS = Defect(
+    name="match_whole_permutations",
+    effect="a tensor that is indexed by a whole torch.randperm does not compile under fallback_random: "
+    "'Not all inputs to pattern found'",
+    severity="no code",
+    since=(2, 10, 0),
+    fixed=None,
+    repair="the pattern, which lacks one of its inputs, matches nothing",
+    replaces={"torch._inductor.pattern_matcher:PatternMatcherPass.apply": _apply_patterns},
+    is_of_joint_graphs=True,
+)

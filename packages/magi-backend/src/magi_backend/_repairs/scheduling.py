@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Defects in the order in which kernels run, and in their fusion."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ._defect import Defect, report, report_if
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+def _are_epilogues_fused_by_user() -> bool:
+    """Whether the user turned the fusion of epilogues on. Torch does not fuse by default: stock torch is then right."""
+    from torch._inductor import config
+
+    return bool(getattr(config, "epilogue_fusion_user_defined_triton_kernel", False))
+
+
+def _load_as_stored(original: Callable[..., Any], kernel: Any, name: str, index: Any) -> Any:
+    """The value from which a fused epilogue computes: cast as the store of the kernel casts it, under a new name.
+
+    ``FusedUserDefinedTritonKernel`` puts ``tmp0 = <the stored expression>`` and the operators on ``tmp0`` before the
+    store. The expression has the dtype of the kernel's computation: floats that are stored into an int tensor are not
+    rounded, and a bfloat16 value is passed to ``tl.sigmoid``, which takes only float32. Also, a variable ``tmp0`` of
+    the kernel is overwritten.
+    """
+    from torch._inductor.codegen import triton
+    from torch._inductor.virtualized import V
+
+    if name != kernel.ir_node.mutable_args[0].get_name():
+        return original(kernel, name, index)
+    source = kernel.ir_node.kernel_src
+    # What a kernel computes from float32 only is in float32, so the cast changes nothing.
+    if kernel.cse.name_prefix in source or {each.get_dtype() for each in kernel.ir_node.inputs} != {torch.float32}:
+        report("exact_epilogues")
+    while kernel.cse.name_prefix in source:
+        kernel.cse.name_prefix = f"epilogue_{kernel.cse.name_prefix}"
+    dtype, expression = V.graph.get_dtype(name), kernel.original_stored_expr
+    stored = f"tl.cast({expression}, {triton.triton_store_type(dtype)})"
+    kernel.original_stored_expr = f"{stored}.to({triton.triton_compute_type(dtype)})"
+    try:
+        value = original(kernel, name, index)
+    finally:
+        kernel.original_stored_expr = expression
+    if dtype in {torch.float16, torch.bfloat16}:
+        value.dtype = torch.float32
+    return value
+
+
+EXACT_EPILOGUES = Defect(
+    name="exact_epilogues",
+    effect="pointwise work fused into a user's Triton kernel starts from a value that was not rounded to the "
+    "tensor's dtype, does not compile on 16-bit values, and overwrites variables of the kernel named tmp0",
+    severity="wrong code",
+    since=(2, 12, 0),
+    fixed=None,
+    repair="the value is cast as the store casts it, and the names are new",
+    replaces={"torch._inductor.codegen.triton:FusedUserDefinedTritonKernel.load": _load_as_stored},
+    is_torch_concerned=_are_epilogues_fused_by_user,
+)
+
+
+def _is_in_place(epilogue: Any) -> bool:
+    """Whether *epilogue* writes each element of its buffer where it reads it, and reads nothing elsewhere."""
+    from torch._inductor.dependencies import MemoryDep
+    from torch._inductor.virtualized import V
+
+    known_equal = V.graph.sizevars.statically_known_equals
+    reads, writes = epilogue.read_writes.reads, epilogue.read_writes.writes
+    if len(writes) != 1 or not all(isinstance(dep, MemoryDep) for dep in (*reads, *writes)):
+        return False
+    (write,) = writes
+    return all(
+        read.var_names == write.var_names
+        and known_equal(read.index, write.index)
+        and all(map(known_equal, read.size, write.size))
+        for read in reads
+    )
+
+
+def _can_fuse_in_place(
+    original: Callable[..., bool], scheduler: Any, node1: Any, node2: Any, *args: Any, **kwargs: Any
+) -> bool:
+    """Whether two nodes can be fused; an epilogue that moves elements cannot be fused into a user's kernel.
+
+    ``FusedUserDefinedTritonKernel`` changes the value that the user's kernel stores, and leaves the address as it is.
+    So the epilogue must write each element where it reads it. ``Scheduler.can_fuse`` compares only the layouts of the
+    two buffers, and these are also equal where the epilogue flips, transposes or broadcasts: the elements are then
+    stored where they came from. Upstream: pytorch #184247 and #186921.
+    """
+    from torch._inductor.scheduler import ExternKernelSchedulerNode, SchedulerNode
+
+    can = original(scheduler, node1, node2, *args, **kwargs)
+    is_epilogue = isinstance(node1, ExternKernelSchedulerNode) and isinstance(node2, SchedulerNode)
+    if not can or not is_epilogue or _is_in_place(node2):
+        return can
+    report("match_epilogue_indices")
+    return False
+
+
+MATCH_EPILOGUE_INDICES = Defect(
+    name="match_epilogue_indices",
+    effect="pointwise work that also moves elements (a flip, a transposed copy) is fused into a user's Triton kernel, "
+    "which stores them unmoved",
+    severity="wrong code",
+    since=(2, 12, 0),
+    fixed=None,
+    repair="only pointwise work that writes each element where it reads it is fused",
+    replaces={"torch._inductor.scheduler:Scheduler.can_fuse": _can_fuse_in_place},
+    is_torch_concerned=_are_epilogues_fused_by_user,
+)
+
+
+def _can_fuse_rereads(original: Callable[..., bool], scheduler: Any, weak_dep: Any, reader: Any, writer: Any) -> bool:
+    """Whether *reader* can be fused with *writer*, which overwrites what it reads: both must use the same elements.
+
+    ``Scheduler.fusable_weak_dep`` looks for reads under the buffer's first name. After a first write the buffer has
+    another name, so the reads are not found, and the kernel reads elements that it has overwritten:
+    ``op(y, x); x[1:] = x[:-1].clone()``.
+    """
+    from torch._inductor.dependencies import MemoryDep
+
+    if not original(scheduler, weak_dep, reader, writer):
+        return False
+    first_name = scheduler.mutation_real_name[weak_dep.mutating_buf]
+    (write,) = (dep for dep in writer.read_writes.writes if dep.name == weak_dep.mutating_buf)
+    later = [
+        dep
+        for dep in reader.read_writes.reads
+        if dep.name != first_name and scheduler.mutation_real_name.get(dep.name) == first_name
+    ]
+    if all(isinstance(dep, MemoryDep) and dep.index == write.index and dep.size == write.size for dep in later):
+        return True
+    report("fuse_rereads_in_place")
+    return False
+
+
+FUSE_REREADS_IN_PLACE = Defect(
+    name="fuse_rereads_in_place",
+    effect="a tensor that was changed in place, and is then shifted or transposed in place, is computed from elements "
+    "that were overwritten",
+    severity="wrong code",
+    since=(2, 10, 0),
+    fixed=None,
+    repair="the read is a kernel of its own, before the write",
+    replaces={"torch._inductor.scheduler:Scheduler.fusable_weak_dep": _can_fuse_rereads},
+)
+
+
+_LOST = "_magi_lost_reads"
+"""The attribute of a repaired node: its current dependences, and the reads that torch had kept."""
+
+
+def _repaired_parts(node: Any) -> list[Any]:
+    """The nodes fused into *node* whose dependences were set by the repair."""
+    return [part for part in node.get_nodes() if part.__dict__.get(_LOST, (None,))[0] is part.read_writes]
+
+
+def _unrepaired(node: Any, parts: Sequence[Any]) -> Any:
+    """The names that *node* would wait for if its *parts* had the reads that torch had kept."""
+    others = [part for part in node.get_nodes() if part not in parts]
+    gained = {dep for part in parts for dep in part.read_writes.reads} - {
+        dep for part in others for dep in part.read_writes.reads
+    }
+    kept = [dep for dep in node.unmet_dependencies if dep not in gained]
+    inside, available = set(node.get_buffer_names()), node.scheduler.available_buffer_names
+    lost = [dep for part in parts for dep in part.__dict__[_LOST][1]]
+    return type(node.unmet_dependencies)(
+        [*kept, *(dep for dep in lost if dep.name not in inside and dep.name not in available)]
+    )
+
+
+def _report_misplaced(nodes: Sequence[Any], order: Callable[[], Sequence[Any]]) -> None:
+    """Report each repaired node that would be ahead of a write in *order*, the order without the repair."""
+    repaired = {node: parts for node in nodes if (parts := _repaired_parts(node))}
+    if not repaired:
+        return
+    right = {node: node.unmet_dependencies for node in repaired}
+    try:
+        for node, parts in repaired.items():
+            node.unmet_dependencies = _unrepaired(node, parts)
+        unrepaired = order()
+    finally:
+        for node, dependences in right.items():
+            node.unmet_dependencies = dependences
+    places = {name: place for place, node in enumerate(unrepaired) for name in node.get_buffer_names()}
+    at = {part: place for place, node in enumerate(unrepaired) for part in node.get_nodes()}
+    for part in (part for parts in repaired.values() for part in parts):
+        if any(places.get(dep.name, -1) > at[part] for dep in part.read_writes.reads):
+            report("keep_mutation_order")
+            del part.__dict__[_LOST]  # each node is reported once
+
+
+def _recompute_body(original: Callable[..., None], node: Any, *args: Any, **kwargs: Any) -> None:
+    """Keep the dependence of a recomputed loop body on the last write to a buffer.
+
+    ``SchedulerNode.recompute_size_and_body``, which the C++ backend calls to fuse loops, reads the dependences of a
+    node again from its body, where a mutated buffer has its first name, and renames them only if the node has fake
+    dependences. So a reader of ``index_put_``'s result no longer waits for it, and the two functions that order the
+    nodes may put it first. To find out whether they would have, they are called with the dependences that torch had
+    kept.
+    """
+    original(node, *args, **kwargs)
+    if node.mutation_renames:
+        lost = node.read_writes
+        renamed = lost.rename(node.mutation_renames)
+        if renamed != lost:
+            node.set_read_writes(renamed)
+            node.__dict__[_LOST] = (node.read_writes, lost.reads)
+
+
+def _sort_topologically(original: Callable[..., list[Any]], scheduler: Any, nodes: list[Any]) -> list[Any]:
+    _report_misplaced(nodes, lambda: original(scheduler, nodes))
+    return original(scheduler, nodes)
+
+
+def _reorder_for_memory(original: Callable[..., list[Any]], nodes: list[Any], *args: Any, **kwargs: Any) -> list[Any]:
+    _report_misplaced(nodes, lambda: original(nodes, *args, **kwargs))
+    return original(nodes, *args, **kwargs)
+
+
+KEEP_MUTATION_ORDER = Defect(
+    name="keep_mutation_order",
+    effect="on a CPU, gradients through upsampling and other scatter-adds are silently zero",
+    severity="wrong code",
+    since=(2, 13, 0),
+    fixed=(2, 14, 0),
+    repair="a kernel that reads a mutated buffer waits for the mutation",
+    replaces={
+        "torch._inductor.scheduler:SchedulerNode.recompute_size_and_body": _recompute_body,
+        "torch._inductor.scheduler:Scheduler.topological_sort_schedule": _sort_topologically,
+        "torch._inductor.memory:reorder_for_peak_memory": _reorder_for_memory,
+    },
+)
+
+
+def _register_after_readers(
+    original: Callable[..., None],
+    fallback: Any,
+    layout: Any,
+    kernel: Any,
+    tensors: Any,
+    others: Any,
+    unflatten: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    """Compute the expressions that read a buffer before an operator that writes to it is registered.
+
+    ``FallbackKernel`` first registers itself as an operation, and then, in ``MutationOutput``, realizes the pointwise
+    expressions that read the old value. So these are computed after the write, and read the new value.
+    """
+    from torch._inductor.virtualized import V
+
+    if isinstance(kernel, torch._ops.OpOverload) and kernel._schema.is_mutable:
+        graph = V.graph
+        known = len(graph.operations)
+        given, named = unflatten(tensors, others)
+        for info, arg in torch._library.utils.zip_schema(kernel._schema, given, named):
+            if info.alias_info is not None and info.alias_info.is_write:
+                for tensor in arg if isinstance(arg, (list, tuple)) else (arg,):
+                    readers = list(graph.name_to_users.get(tensor.get_name(), ())) if tensor is not None else []
+                    for reader in readers:
+                        reader.realize()
+        names = [operation.get_operation_name() for operation in graph.operations[known:]]
+        # The scheduler drops buffers that nothing uses, whichever value they would have read.
+        if names:
+            report_if("realize_readers_first", lambda: any(name not in graph.removed_operations for name in names))
+    original(fallback, layout, kernel, tensors, others, unflatten, *args, **kwargs)
+
+
+REALIZE_READERS_FIRST = Defect(
+    name="realize_readers_first",
+    effect="what was computed from a buffer before a custom operator writes to it is computed from the new value",
+    severity="wrong code",
+    since=(2, 10, 0),
+    fixed=None,
+    repair="the old value is read before the write",
+    replaces={"torch._inductor.ir:FallbackKernel.__init__": _register_after_readers},
+)

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of the thread and of the process that a compilation reads, and what a call runs under."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class CompileState:
+    """What a compilation reads of the thread and of the process.
+
+    Attributes:
+        inference: Inference mode.
+        grad: Grad mode.
+        autocast: For each kind of device that has autocast: its name, whether it is on, and the dtype.
+        autocast_cache: Whether autocast keeps converted weights.
+        deterministic: Whether deterministic algorithms are required.
+        warn_only: Whether an operator without one only warns.
+        dtype: The default dtype.
+        configs: The configuration of Inductor and of AOTAutograd; from torch 2.12 on, threads have separate ones.
+    """
+
+    inference: bool
+    grad: bool
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    autocast_cache: bool
+    deterministic: bool
+    warn_only: bool
+    dtype: torch.dtype
+    configs: tuple[dict[str, Any], ...]
+
+    @classmethod
+    def now(cls) -> CompileState:
+        """The current state."""
+        return cls(
+            inference=torch.is_inference_mode_enabled(),
+            grad=torch.is_grad_enabled(),
+            autocast=tuple(
+                (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+                for device in torch._C._autocast_supported_devices()
+            ),
+            autocast_cache=torch.is_autocast_cache_enabled(),
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+            warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
+            dtype=torch.get_default_dtype(),
+            configs=tuple(module.get_config_copy() for module in _config_modules()),
+        )
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """A context to compile in this state. At its end the current state is restored, random numbers included."""
+        from torch.overrides import _get_current_function_mode_stack, _pop_mode_temporarily
+
+        before, numbers = CompileState.now(), random.getstate()
+        with contextlib.ExitStack() as stack:
+            stack.callback(random.setstate, numbers)
+            stack.callback(before._set_process)
+            # As Dynamo does around its compilations.
+            stack.enter_context(torch._C._PreserveDispatchKeyGuard())
+            # A default device is such a mode; its effect is already in the captured graph.
+            for _ in _get_current_function_mode_stack():
+                stack.enter_context(_pop_mode_temporarily())
+            # Without a list of devices `fork_rng` warns where there is more than one (torch/random.py).
+            stack.enter_context(torch.random.fork_rng(list(range(torch.cuda.device_count()))))
+            stack.enter_context(torch.inference_mode(self.inference))
+            stack.enter_context(torch.set_grad_enabled(self.grad))
+            for autocast, now in zip(self.autocast, before.autocast, strict=True):
+                if autocast != now or self.autocast_cache != before.autocast_cache:
+                    device, enabled, dtype = autocast
+                    stack.enter_context(torch.autocast(device, dtype, enabled, self.autocast_cache))
+            self._set_process()
+            for module, wanted in zip(_config_modules(), self.configs, strict=True):
+                now = module.get_config_copy()
+                changed = {key: value for key, value in wanted.items() if now.get(key) != value}
+                if changed:
+                    stack.enter_context(module.patch(changed))
+            yield
+
+    def _set_process(self) -> None:
+        torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warn_only)
+        torch.set_default_dtype(self.dtype)
+
+
+def _config_modules() -> tuple[Any, ...]:
+    from torch._functorch import config as functorch
+    from torch._inductor import config as inductor
+
+    return inductor, functorch
+
+
+def is_compiling() -> bool:
+    """Whether this thread compiles, or any thread traces, for which torch has a single flag."""
+    from torch._guards import TracingContext
+    from torch.fx import _symbolic_trace
+
+    return TracingContext.try_get() is not None or _symbolic_trace._is_fx_tracing_flag
+
+
+def is_dispatch_observed() -> bool:
+    """Whether a dispatch mode or a transform of ``torch.func`` is active."""
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    return bool(_get_current_dispatch_mode_stack()) or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def compile_lock() -> Any:
+    """The lock that Dynamo holds while it compiles."""
+    from torch._dynamo.convert_frame import compile_lock as lock
+
+    return lock
+
+
+top_saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+"""A function that returns the innermost hooks for saved tensors, or None. With its argument, also while tracing."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """A region under ``torch.utils.checkpoint``.
+
+    Attributes:
+        frame: An object that its forward and its recomputations share; None if this torch does not have it.
+        recomputes: Whether this is a recomputation.
+        hook: An object of the forward or of one recomputation.
+    """
+
+    frame: Any
+    recomputes: bool
+    hook: Any
+
+
+def checkpoint_region(hooks: Any) -> Region | None:
+    """The region that saved-tensor *hooks* belong to; None if they are not those of ``torch.utils.checkpoint``.
+
+    Its hooks are closures: that of the forward over ``frame``, that of a recomputation over ``target_frame_ref``.
+    """
+    hook = hooks[0]
+    inner: Any = inspect.unwrap(hook)
+    if getattr(inner, "__module__", "") != "torch.utils.checkpoint":
+        return None
+    code = getattr(inner, "__code__", None)
+    cells = dict(zip(code.co_freevars, inner.__closure__ or (), strict=True)) if code is not None else {}
+    if "frame" in cells:
+        return Region(cells["frame"].cell_contents, recomputes=False, hook=hook)
+    if "target_frame_ref" in cells:
+        return Region(cells["target_frame_ref"].cell_contents(), recomputes=True, hook=hook)
+    return Region(None, recomputes=False, hook=hook)

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The user's Triton kernels get their arguments and their scratch memory as Triton gives them. No GPU is needed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from _pretended_gpu import generated, module_of, pretended_gpu
+from magi_backend import magi_register_custom_op
+from magi_backend._records.collect import Collector, collecting
+from magi_backend._repairs._defect import active_defects, repaired
+from magi_backend._repairs.kernels import KEEP_SCALAR_TENSORS, SCRATCH_FOR_EACH_PROGRAM
+from magi_backend._torch_compat.compiling import torch_release
+from magi_tritonwrap.testing import aot_graphs, launches_of
+from torch import Tensor
+from torch._inductor.codegen.common import TritonScratchWorkspace
+from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
+from torch._inductor.compile_fx import compile_fx_inner
+from torch._subclasses.fake_tensor import FakeTensorMode
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+
+pytestmark = pytest.mark.kernels
+
+
+@triton.jit
+def scale_kernel(x, out, scale, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, at < n) * scale, at < n)
+
+
+@triton.jit
+def wide_kernel(x, out, scale: tl.float64, shift, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, at < n) * scale + shift, at < n)
+
+
+def add_tokens(x, out, tokens, scale, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, at < n) * scale + tokens.to(tl.int64), at < n)
+
+
+CONFIGS = [triton.Config({"BLOCK": block}) for block in (64, 128)]
+tuned_scale = triton.autotune(CONFIGS, key=["n"])(scale_kernel)
+by_name = triton.jit(do_not_specialize=["tokens"])(add_tokens)
+by_place = triton.jit(do_not_specialize=[2])(add_tokens)
+specialized = triton.jit(add_tokens)
+tuned = triton.autotune(CONFIGS, key=["n"])(triton.heuristics({"scale": lambda given: 0.5})(by_name))
+
+
+def launched(launch: Callable[[Tensor, Tensor, Any], Any], of: type = int) -> Callable[..., Tensor]:
+    """An operator whose body launches a kernel, with its second argument, an int or a float."""
+
+    def body(x: Tensor, number: Any) -> Tensor:
+        out = torch.empty_like(x)
+        launch(x, out, number)
+        return out
+
+    body.__annotations__["number"] = of
+    body.__name__ = f"launch_{launch.__code__.co_firstlineno}"
+    return magi_register_custom_op(f"kernel_arguments::{body.__name__}")(body)
+
+
+FLOATS: dict[str, Callable[..., Tensor]] = {
+    "by position": launched(lambda x, out, scale: scale_kernel[(4,)](x, out, scale, x.numel(), BLOCK=64), float),
+    "by name": launched(lambda x, out, _: scale_kernel[(4,)](x, out, n=x.numel(), BLOCK=64, scale=1e-3), float),
+    "tuned": launched(lambda x, out, _: tuned_scale[(4,)](x, out, 0.125, x.numel()), float),
+    "annotated": launched(lambda x, out, _: wide_kernel[(4,)](x, out, 0.125, 2.0, x.numel(), BLOCK=64), float),
+    "an int": launched(lambda x, out, _: scale_kernel[(4,)](x, out, 3, x.numel(), BLOCK=64), float),
+}
+ONES: dict[str, Callable[..., Tensor]] = {
+    "by name": launched(lambda x, out, tokens: by_name[(4,)](x, out, tokens, 0.5, x.numel(), BLOCK=64)),
+    "by place": launched(lambda x, out, tokens: by_place[(4,)](x, out, n=64, tokens=tokens, scale=2, BLOCK=8)),
+    "tuned": launched(lambda x, out, tokens: tuned[(4,)](x, out, tokens, n=x.numel())),
+    "specialized": launched(lambda x, out, tokens: specialized[(4,)](x, out, tokens, 0.5, x.numel(), BLOCK=64)),
+}
+
+
+def types(op: Callable[..., Tensor], number: float, backend: str = "magi") -> tuple[dict[str, str], list[str]]:
+    """The declared types of the user's kernel in the code that *backend* has Inductor write, and the repairs."""
+    torch.compiler.reset()
+    collector = Collector(fresh=False)
+    with collecting(collector):
+        code = generated(lambda x: op(x, number), backend=backend)
+    (signature,) = [found for found in re.findall(r"'signature': (\{.*?\})", code) if "'n'" in found]
+    graphs = [graph for compilation in collector.compilations() for graph in compilation.graphs]
+    names = [repair.name for graph in graphs for repair in graph.repairs]
+    return dict(re.findall(r"'(\w+)': '([^']+)'", signature)), names
+
+
+def compiled(kernel: Any, declared: dict[str, str]) -> str:
+    """What Triton makes of *kernel* for a card of compute capability 9.0."""
+    signature = {name: kind for name, kind in declared.items() if kind != "constexpr"}
+    made = triton.compile(ASTSource(kernel, signature, {"BLOCK": 64}), target=GPUTarget("cuda", 90, 32))
+    return str(made.asm["ptx"])
+
+
+floats_are_wide = pytest.mark.skipif(
+    all(defect.name != "keep_float_arguments" for defect in active_defects(torch_release())),
+    reason="torch has mended it",
+)
+
+
+@floats_are_wide
+@pytest.mark.parametrize("op", ["by position", "by name", "tuned"])
+def test_floats_are_32_bits_wide(op: str) -> None:
+    assert types(FLOATS[op], 0.5, "inductor")[0]["scale"] == "fp64", "torch has mended this: give the defect its end"
+    declared, repairs = types(FLOATS[op], 0.5)
+    assert declared["scale"] == "fp32"
+    assert repairs == ["keep_float_arguments"]
+
+
+@floats_are_wide
+def test_an_annotated_parameter_keeps_its_type() -> None:
+    declared, repairs = types(FLOATS["annotated"], 0.5)
+    assert (declared["scale"], declared["shift"]) == ("fp64", "fp32")
+    assert repairs == ["keep_float_arguments"]
+
+
+def test_a_kernel_without_floats_has_no_repair() -> None:
+    assert types(FLOATS["an int"], 0.5)[1] == []
+
+
+@floats_are_wide
+def test_the_arithmetic_is_that_of_a_launch(tmp_path: Path) -> None:
+    source = Path(__file__).read_text().split("@triton.jit\n", 2)[1].split("\n\n\n")[0]
+    kernel = module_of(f"import triton\nimport triton.language as tl\n@triton.jit\n{source}\n", tmp_path).scale_kernel
+    for backend, width in (("inductor", "fp64"), ("magi", "fp32")):
+        declared, _ = types(FLOATS["by position"], 0.5, backend)
+        assert declared["scale"] == width
+        assert (".f64" in compiled(kernel, declared)) is (width == "fp64")
+
+
+@pytest.mark.parametrize("op", ["by name", "by place", "tuned"])
+def test_a_one_is_declared_as_a_number(op: str) -> None:
+    stock, _ = types(ONES[op], 1, "inductor")
+    assert stock["tokens"] == "constexpr", "torch has mended this: give the defect its end"
+    declared, repairs = types(ONES[op], 1)
+    assert declared["tokens"] == "i32"
+    assert "keep_unspecialized_ones" in repairs
+    if op == "by name":
+        assert compiled(by_name, declared)
+
+
+def test_other_ones_are_constants_as_in_triton() -> None:
+    assert types(ONES["specialized"], 1)[0]["tokens"] == "constexpr"
+
+
+def test_another_number_needs_no_repair() -> None:
+    declared, repairs = types(ONES["by name"], 2)
+    assert declared["tokens"] == "i32"
+    assert "keep_unspecialized_ones" not in repairs
+
+
+@triton.jit
+def scaled(x, scale, out):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * 16 + tl.arange(0, 16)
+    tl.store(out + at, tl.load(x + at) * tl.load(scale))
+
+
+@magi_register_custom_op("kernel_arguments::multiplied")
+def multiplied(x: Tensor, scale: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    scaled[(x.numel() // 16,)](x, scale, out)
+    return out
+
+
+def code_with_a_constant() -> str:
+    """What Inductor writes for the graph of `multiplied` where *scale* is a constant."""
+    (graph,) = aot_graphs(multiplied, torch.ones(64), torch.tensor(2.0))
+    (launch,) = launches_of(graph)
+    scale = launch.arguments["scale"]
+    graph.register_buffer("scale", torch.tensor(2.0))
+    with graph.graph.inserting_before(scale):
+        scale.replace_all_uses_with(graph.graph.get_attr("scale"))
+    graph.graph.erase_node(scale)
+    graph.recompile()
+    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(Exception, match="Generated") as caught:
+        compile_fx_inner(graph, [torch.empty(64, device="cuda")])
+    return str(caught.value)
+
+
+def test_a_kernel_reads_a_constant_without_dimensions() -> None:
+    """As a package of AOTInductor holds a buffer."""
+    reported: list[str] = []
+    with pretended_gpu(), repaired([KEEP_SCALAR_TENSORS], reported.append):
+        code = code_with_a_constant()
+    assert "scaled_0.run(arg0_1, constant0, buf0" in code
+    assert reported == [KEEP_SCALAR_TENSORS.name]
+    with pretended_gpu(), pytest.raises(AssertionError, match="Constant"):
+        code_with_a_constant()
+
+
+class OlderOverrides(CUDADeviceOpOverrides):
+    """What torch 2.10 and 2.11 write."""
+
+    def cpp_scratch(self, idx: int, workspace: Any, prefix: str | None = None) -> Any:
+        name = f"{prefix}_scratch_{idx}"
+        if workspace.size == 0:
+            return [f"CUdeviceptr {name} = 0;"], name
+        return [f"int64_t {name}_size[] = {{{workspace.size}}};", f"int64_t {name}_stride[] = {{1}};"], name
+
+
+def allocation(size: int) -> str:
+    """The line that generated C++ has for *size* bytes of scratch memory."""
+    workspace = TritonScratchWorkspace(size, lambda: "uint8")
+    overrides: Any = CUDADeviceOpOverrides()
+    lines, _ = overrides.cpp_scratch(3, workspace, prefix="global_scratch")
+    return str(lines[0])
+
+
+def test_there_is_scratch_for_each_program_of_the_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole_grid = "int64_t global_scratch_scratch_3_size[] = {static_cast<int64_t>(128) * grid_0 * grid_1 * grid_2};"
+    of_one_program = "int64_t global_scratch_scratch_3_size[] = {128};"
+    # With the repair where the installed release needs it, without it where torch does so itself.
+    with repaired([SCRATCH_FOR_EACH_PROGRAM], lambda _: None):
+        assert allocation(128) == whole_grid
+
+    monkeypatch.setattr(CUDADeviceOpOverrides, "cpp_scratch", OlderOverrides.cpp_scratch)
+    reported: list[str] = []
+    assert allocation(128) == of_one_program
+    with repaired([SCRATCH_FOR_EACH_PROGRAM], reported.append):
+        assert allocation(128) == whole_grid
+    assert allocation(128) == of_one_program
+    assert reported == [SCRATCH_FOR_EACH_PROGRAM.name]
+    with repaired([SCRATCH_FOR_EACH_PROGRAM], pytest.fail):
+        assert allocation(0) == "CUdeviceptr global_scratch_scratch_3 = 0;"
