@@ -94,7 +94,6 @@ class _Decoder(torch.nn.Module):
 @functools.cache
 def _places() -> dict[Place, list[str]]:
     """The functions that run when passes are asked about and run on a graph of convolutions -> those passes."""
-    from magi_backend._repairs._defect import known_defects
     from magi_passes import PassContext, PassPipeline
 
     places: dict[Place, list[str]] = {}
@@ -114,7 +113,7 @@ def _places() -> dict[Place, list[str]]:
                 places.setdefault(place, []).append(name)
     config.load_config(before)
     # The repairs are found by the modules of their folder, and the pass that stands for them calls none.
-    for defect in known_defects():
+    for defect in importlib.import_module("magi_backend._repairs._defect").known_defects():
         for repair in defect.replaces.values():
             code = inspect.unwrap(repair).__code__
             places[Place(Path(code.co_filename), code.co_name, code.co_firstlineno)] = ["ActiveRepairs"]
