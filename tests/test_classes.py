@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -17,10 +18,12 @@ from torch import Tensor, nn
 
 OF_SPEED = {"keep_floats_of_modules", "keep_saved_strides_symbolic"}
 """Repairs of what is slow in stock, and not wrong at the first two sizes."""
-# The Longformer is in no table, and of this one the number of images alone is symbolic.
+# The Longformer is in no table, and of this one the number of images alone is symbolic: torch cannot resize embeddings
+# of places backward at symbolic sizes.
+VIT: Any = {"settings": {"img_size": 32, "num_classes": 10}, "shapes": lambda h, w: {"x": (h // 16, 3, 32, 32)}}
 OWN = {
     "LongformerModel": text("LongformerModel", attention_window=8, num_attention_heads=2, num_hidden_layers=1),
-    "vit_tiny_patch16_224": replace(CLASSES["vit_tiny_patch16_224"], shapes=lambda h, w: {"x": (h // 16, 3, 32, 32)}),
+    "vit_tiny_patch16_224": replace(CLASSES["vit_tiny_patch16_224"], **VIT),
 }
 STATIC = {"AutoencoderKL", "DiTTransformer2DModel"}
 INFERENCE = (
