@@ -29,14 +29,12 @@ def read_record() -> dict[str, dict[str, Any]]:
 
 def row_of(scan: dict[str, Any]) -> dict[str, Any]:
     """A row of the record, from what the scan of a library printed."""
-    functions = scan["functions"]
     return {
         "version": scan["version"],
-        "functions": len(functions),
-        "found": sum(not one["missing"] for one in functions),
-        "not_imported": scan["broken"],
-        "slowest": round(max(one["seconds"] for one in functions), 1),
-        "seconds": scan["seconds"],
+        "functions": len(scan["missing"]),
+        "found": sum(not missing for missing in scan["missing"].values()),
+        "slowest": round(scan["slowest"], 2),
+        "seconds": round(scan["seconds"], 1),
     }
 
 

@@ -47,10 +47,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_kernel",
         "_launch",
         "_cache_key",
-        "_calls",
         "_find",
         "_see_through",
-        "_op",
         "testing",
     ),
     "magi_passes": (

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare `find_kernels` with a scan of our own, on every launching function of an installed library.
+"""Search every launching function of an installed library, with the kernels that `libraries/` lists for it.
 
-`python tests/_library_scan.py fla-core` prints what it found as JSON. A process reads one library: importing some of
+`python tests/_library_scan.py fla-core` prints what was found as JSON. A process reads one library: importing some of
 them changes torch. Kernels count as found by their name; a library that asks for its GPU is shown one that only has
 properties.
 """
@@ -17,7 +17,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +26,6 @@ from unittest import mock
 
 import torch
 from _gpu_properties import H200
-from _launch_scanner import Place, Scan
 from magi_tritonwrap import find_kernels
 from magi_tritonwrap.testing import stub_driver
 
@@ -41,15 +40,11 @@ class Library:
 
     Attributes:
         package: its top-level package.
-        under: modules whose functions count.
-        without: names of packages that are left out: code for other devices and other compilers, and patches of models.
         environment: what its import reads.
         elsewhere: modules of other distributions that its import needs, and what it takes of them.
     """
 
     package: str
-    under: tuple[str, ...]
-    without: frozenset[str]
     environment: dict[str, str] = field(default_factory=dict)
     elsewhere: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -61,38 +56,17 @@ class Library:
         return made
 
 
-_OTHER_VENDORS = (
-    *("_aipu", "_amd", "_arm", "_ascend", "_cambricon", "_enflame", "_hygon", "_iluvatar", "_kunlunxin", "_metax"),
-    *("_mthreads", "_sunrise", "_tsingmicro"),
-)
 LIBRARIES = {
-    "liger-kernel": Library(
-        "liger_kernel",
-        ("liger_kernel.ops", "liger_kernel.megatron"),
-        frozenset({"backends", "cutedsl", "cute", "cutile", "transformers", "monkey_patch"}),
-    ),
-    "fla-core": Library(
-        "fla",
-        ("fla.ops", "fla.modules"),
-        frozenset({"backends"}),
-        elsewhere={"fla.layers": (), "fla.layers.utils": ("pad_input", "unpad_input")},
-    ),
-    "flag_gems": Library(
-        "flag_gems", ("flag_gems",), frozenset({*_OTHER_VENDORS, "patches"}), {"GEMS_VENDOR": "nvidia"}
-    ),
+    "liger-kernel": Library("liger_kernel"),
+    "fla-core": Library("fla", elsewhere={"fla.layers": (), "fla.layers.utils": ("pad_input", "unpad_input")}),
+    "flag_gems": Library("flag_gems", {"GEMS_VENDOR": "nvidia"}),
 }
 
 
-@dataclass(frozen=True)
-class ScannedFunction:
-    """One function: the kernels that `find_kernels` did not name, and whether it said that something is left."""
-
-    name: str
-    kernels: int
-    missing: list[str]
-    is_silent: bool
-    ran_out_of_time: bool
-    seconds: float
+def kernels_of(name: str) -> dict[str, set[str]]:
+    """The functions of a library that launch kernels, as `module:name`, with the names of the kernels."""
+    lines = (Path(__file__).parent / "libraries" / f"{name}.txt").read_text().splitlines()
+    return {function: set(kernels) for function, *kernels in map(str.split, lines)}
 
 
 def folder_of(package: str) -> Path | None:
@@ -103,55 +77,29 @@ def folder_of(package: str) -> Path | None:
 
 
 def scan(name: str) -> dict[str, Any]:
-    """What `find_kernels` finds of what the library *name* launches."""
-    library = LIBRARIES[name]
-    folder = folder_of(library.package)
-    assert folder is not None, f"{name} is not installed"
-    launching = {
-        place: kernels
-        for place, kernels in Scan(folder, library.package, library.without).launching().items()
-        if place.module.startswith(library.under)
-    }
+    """What `find_kernels` finds of what the library *name* launches: for each function, the kernels that it misses."""
+    library, expected = LIBRARIES[name], kernels_of(name)
     sys.modules.update(library.stand_ins())
     with pretended_gpu(), mock.patch.dict(os.environ, library.environment):
-        broken = {module: why for module in sorted({place.module for place in launching}) if (why := _failure(module))}
-    found = [
-        _scanned(place, function, kernels)
-        for place, kernels in launching.items()
-        if place.module not in broken and (function := _object(place)) is not None
-    ]
-    return {
-        "version": metadata.version(name),
-        "functions": [asdict(one) for one in found],
-        "broken": broken,
-        "seconds": round(sum(one.seconds for one in found), 1),
-    }
+        for module in sorted({function.partition(":")[0] for function in expected}):
+            importlib.import_module(module)
+    missing, seconds = {}, []
+    for function, kernels in expected.items():
+        body = _object(function)
+        began = time.process_time()
+        found = find_kernels(body).kernels
+        seconds.append(time.process_time() - began)
+        missing[function] = sorted(kernels - {kernel.name.rpartition(".")[2] for kernel in found})
+    version = metadata.version(name)
+    return {"version": version, "missing": missing, "slowest": max(seconds), "seconds": sum(seconds)}
 
 
-def _failure(module: str) -> str:
-    """Why a module cannot be imported here; empty where it can."""
-    try:
-        importlib.import_module(module)
-    except (ImportError, AssertionError) as error:
-        return f"{type(error).__name__}: {error}".partition(" (/")[0]
-    return ""
-
-
-def _object(place: Place) -> Any:
-    found: Any = sys.modules[place.module]
-    for part in place.name.split("."):
-        found = getattr(found, part, None)
+def _object(function: str) -> Any:
+    module, _, name = function.partition(":")
+    found: Any = sys.modules[module]
+    for part in name.split("."):
+        found = getattr(found, part)
     return found
-
-
-def _scanned(place: Place, function: Any, kernels: frozenset[Place]) -> ScannedFunction:
-    began = time.process_time()
-    report = find_kernels(function)
-    seconds = time.process_time() - began
-    expected = {kernel.name.rpartition(".")[2] for kernel in kernels}
-    missing = expected - {kernel.name.rpartition(".")[2] for kernel in report.kernels}
-    ran_out = any("the search took more than" in launch.reason for launch in report.unresolved)
-    return ScannedFunction(str(place), len(expected), sorted(missing), not report.may_launch, ran_out, seconds)
 
 
 @contextmanager

@@ -19,14 +19,8 @@ import triton
 import triton.language as tl
 from magi_backend import _torch_compat, magi_register_custom_op
 from magi_opschema import op_def
-from magi_tritonwrap import (
-    NotAnOpError,
-    OpaqueFallbackWarning,
-    UnknownOpError,
-    capture_launches,
-    make_see_through,
-    see_through_report,
-)
+from magi_tritonwrap import OpaqueFallbackWarning, capture_launches, make_see_through, see_through_report
+from magi_tritonwrap.errors import NotAnOpError, UnknownOpError
 from magi_tritonwrap.testing import aot_graphs, launches_of, stub_driver
 from torch import Tensor
 from torch._subclasses import FakeTensorMode

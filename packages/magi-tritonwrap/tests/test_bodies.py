@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NewType
 
 import pytest
 import torch
-from magi_tritonwrap import NotAnOpError, make_see_through
+from magi_tritonwrap import make_see_through
+from magi_tritonwrap.errors import NotAnOpError
 from torch import Tensor
 
 

@@ -13,15 +13,9 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from magi_tritonwrap import (
-    UndeclaredWriteError,
-    UnsupportedLaunchError,
-    capture_launches,
-    see_through_report,
-    triton_op,
-    wrap_kernels,
-)
-from magi_tritonwrap._torch_compat.launches import static_launcher_refuses_descriptors
+from magi_tritonwrap import UnsupportedLaunchError, capture_launches, see_through_report, triton_op, wrap_kernels
+from magi_tritonwrap._torch_compat.kernels import static_launcher_refuses_descriptors
+from magi_tritonwrap.errors import UndeclaredWriteError
 from magi_tritonwrap.testing import aot_graphs, launches_of, stub_driver
 from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed

@@ -147,7 +147,7 @@ def test_settings_that_inductor_was_told_to_overlook(ops: Ops) -> None:
 def test_every_error_has_one_root_and_a_builtin_base() -> None:
     errors = [
         value
-        for name, value in vars(magi_tritonwrap).items()
+        for name, value in vars(magi_tritonwrap.errors).items()
         if name.endswith("Error") and value is not TritonWrapError
     ]
     assert len(errors) == 7

@@ -12,13 +12,13 @@ import triton
 import triton.language as tl
 import tritonwrap_patterns as patterns
 from magi_tritonwrap import (
-    NotAnOpError,
     OpaqueFallbackWarning,
     UnsupportedKernelError,
     UnsupportedLaunchError,
     make_see_through,
     see_through_report,
 )
+from magi_tritonwrap.errors import NotAnOpError
 from magi_tritonwrap.testing import aot_graphs, launches_of
 from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed

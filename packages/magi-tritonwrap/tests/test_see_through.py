@@ -13,8 +13,6 @@ import triton
 import triton.language as tl
 import tritonwrap_patterns as patterns
 from magi_tritonwrap import (
-    LostSettingWarning,
-    UnknownOpError,
     capture_launches,
     find_kernels,
     make_see_through,
@@ -22,6 +20,7 @@ from magi_tritonwrap import (
     triton_op,
     wrap_kernels,
 )
+from magi_tritonwrap.errors import LostSettingWarning, UnknownOpError
 from magi_tritonwrap.testing import aot_graphs, launches_of
 from torch import Tensor
 from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation

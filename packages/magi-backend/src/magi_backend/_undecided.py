@@ -49,7 +49,7 @@ class UndecidedOp:
         self._on_launch, self._on_opaque, self._definition = on_launch, on_opaque, definition
         self._lock = threading.RLock()
         self._launches = False
-        self._effect = str(kernels.effects[0]) if kernels.effects else ""
+        self._effect = kernels.effects[0] if kernels.effects else ""
         self._opaque_because = ""
 
     def fake(self) -> Callable[..., Any]:

@@ -6,11 +6,13 @@ from __future__ import annotations
 import contextvars
 import threading
 import warnings
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+import torch
 import triton
 from torch._library.custom_ops import CustomOpDef
 from torch._ops import OpOverload, OpOverloadPacket
@@ -20,10 +22,10 @@ from ._find import find_kernels
 from ._kernel.bodies import BODIES, INNER_BODIES, Bodies, why_not_a_body
 from ._kernel.kernels import as_kernel, check_supported, is_kernel
 from ._kernel.report import FoundKernel, KernelReport, OpReport
-from ._launch.capture import CapturedLaunch
-from ._launch.on_cpu import check_driver, translate_cpu_errors
+from ._launch.body_as_fake import fake_from_body
+from ._launch.capture import CapturedLaunch, launch_directly
+from ._launch.checks import check_driver, see_arguments, translate_cpu_errors
 from ._launch.recording import Recording, recording_of
-from ._launch.writes import see_arguments
 from ._torch_compat.kernels import calling_frame
 from ._torch_compat.operators import (
     body_of_custom_op,
@@ -44,7 +46,7 @@ from .errors import (
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 
 OnUnsupported = Literal["error", "opaque"]
@@ -226,13 +228,17 @@ def _see_through_inside(name: str) -> None:
 
 
 def why_refused(found: KernelReport, on_unsupported: OnUnsupported) -> str:
-    """Why no graph can carry what was found; empty if one can.
+    """Why no graph can carry a kernel that functions name; empty if one can.
+
+    Those that only a table, a class or an object holds may never be launched; traces look at them.
 
     Raises:
-        TritonWrapError: as `check_report`, if *on_unsupported* is `"error"`.
+        UnsupportedKernelError: for the way a kernel is decorated, if *on_unsupported* is `"error"`.
     """
     try:
-        check_report(found)
+        for kernel in found.kernels:
+            if kernel.kernel is not None and kernel.is_named:
+                check_supported(as_kernel(kernel.kernel))
     except UnsupportedKernelError as error:
         if on_unsupported == "error":
             raise
@@ -251,17 +257,6 @@ def unsupported_launches(on_unsupported: OnUnsupported) -> Iterator[None]:
         yield
     finally:
         _ON_UNSUPPORTED.reset(token)
-
-
-def check_report(found: KernelReport) -> None:
-    """Raise for named kernels that no graph can carry. For kernels that a table, a class or an object holds, traces do.
-
-    Raises:
-        UnsupportedKernelError: for the way a kernel is decorated.
-    """
-    for kernel in found.kernels:
-        if kernel.kernel is not None and kernel.is_named:
-            check_supported(as_kernel(kernel.kernel))
 
 
 def see_through_report(op: OpOverload | CustomOpDef | Callable[..., Any] | str) -> OpReport:
@@ -352,3 +347,89 @@ def _as_overload(op: Any) -> OpOverload:
     hint = " It is a Triton kernel; pass the operator whose body launches it." if is_kernel(op) else ""
     msg = f"{op!r} is not a registered operator.{hint} Pass an OpOverload such as torch.ops.mylib.norm.default."
     raise NotAnOpError(msg)
+
+
+Body = TypeVar("Body", bound=Callable[..., Any])
+
+
+@overload
+def triton_op(
+    name: str,
+    fn: None = None,
+    /,
+    *,
+    mutates_args: str | Iterable[str],
+    schema: str | None = None,
+    on_unsupported: OnUnsupported = ...,
+) -> Callable[[Callable[..., Any]], CustomOpDef]: ...
+
+
+@overload
+def triton_op(
+    name: str,
+    fn: Callable[..., Any],
+    /,
+    *,
+    mutates_args: str | Iterable[str],
+    schema: str | None = None,
+    on_unsupported: OnUnsupported = ...,
+) -> CustomOpDef: ...
+
+
+def triton_op(
+    name: str,
+    fn: Callable[..., Any] | None = None,
+    /,
+    *,
+    mutates_args: str | Iterable[str],
+    schema: str | None = None,
+    on_unsupported: OnUnsupported = "error",
+) -> CustomOpDef | Callable[[Callable[..., Any]], CustomOpDef]:
+    """Create a custom op that `torch.compile` sees through, from a body with plain Triton launches.
+
+    Like `torch.library.triton_op`, but the body needs no `wrap_triton`, helpers in other modules count, `schema` is
+    honoured (torch ignores it), and everything that shapes the graph reaches the compile cache.
+
+    Args:
+        name: `namespace::name`.
+        fn: the body; it may consist of PyTorch operators and Triton launches. Without one, a decorator is returned.
+        mutates_args: names of the arguments that the body writes; this must be accurate.
+        on_unsupported: as for `make_see_through`.
+        schema: for example `"(Tensor x, int[] sizes) -> Tensor"`; without one it is inferred from the annotations.
+
+    Returns:
+        torch.library.CustomOpDef: for `register_autograd`, `register_kernel("cpu")` and the rest of torch's methods.
+
+    Raises:
+        UnsupportedKernelError: a kernel is decorated in a way that torch cannot compile.
+
+    Example:
+        >>> import torch
+        >>> @triton_op("doc_triton_op::double", mutates_args=())
+        ... def double(x: torch.Tensor) -> torch.Tensor:
+        ...     return x * 2
+        >>> double(torch.ones(2))
+        tensor([2., 2.])
+    """
+    if fn is None:
+        return lambda body: _define(name, body, mutates_args, schema, on_unsupported)
+    return _define(name, fn, mutates_args, schema, on_unsupported)
+
+
+def _define(
+    name: str,
+    fn: Callable[..., Any],
+    mutates_args: str | Iterable[str],
+    schema: str | None,
+    on_unsupported: OnUnsupported,
+) -> CustomOpDef:
+    found = find_kernels(fn)
+    why_refused(found, on_unsupported)
+    eager = launch_directly(fn) if found.may_wrap else fn
+    eager = translate_cpu_errors(eager, name) if found.kernels else eager
+    mutated = mutates_args if isinstance(mutates_args, str) else tuple(mutates_args)
+    text = schema if schema is not None else torch.library.infer_schema(fn, mutates_args=mutated)
+    op: CustomOpDef = torch.library.custom_op(name, eager, mutates_args=mutated, schema=text)
+    op.register_fake(fake_from_body(fn))
+    define_see_through(overload_of(op), fn, found, on_unsupported)
+    return op

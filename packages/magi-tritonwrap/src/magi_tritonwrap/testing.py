@@ -14,7 +14,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from ._torch_compat.launches import (
+from ._torch_compat.kernels import (
     is_launch,
     launch_blocks,
     launch_constants,

@@ -77,26 +77,6 @@ class InnerOp:
 
 
 @dataclass(frozen=True)
-class SideEffect:
-    """A call that does more than compute. A body with such a call is not run to see what it launches.
-
-    Attributes:
-        text: the source of the call.
-        what: what it does.
-        file: file of the call.
-        line: its line.
-    """
-
-    text: str
-    what: str
-    file: str
-    line: int
-
-    def __str__(self) -> str:
-        return f"{self.text}(...) {self.what} ({self.file}:{self.line})"
-
-
-@dataclass(frozen=True)
 class KernelReport:
     """Kernels that the code of a function leads to.
 
@@ -106,7 +86,8 @@ class KernelReport:
         unresolved: if no kernel was found, launches whose kernel is known only at run time, and calls of what does not
             exist yet.
         doubtful: if no kernel was found, other calls of which only a run can tell what they run.
-        effects: if no kernel was found, calls that do I/O or communicate with other ranks.
+        effects: if no kernel was found, calls that do I/O or communicate with other ranks, and where. A body with one
+            is not run to see what it launches.
         wraps: whether the code names `wrap_triton`.
     """
 
@@ -114,7 +95,7 @@ class KernelReport:
     unresolved: tuple[UnresolvedLaunch, ...]
     inner_ops: tuple[InnerOp, ...] = ()
     doubtful: tuple[UnresolvedLaunch, ...] = ()
-    effects: tuple[SideEffect, ...] = ()
+    effects: tuple[str, ...] = ()
     wraps: bool = False
 
     @property

@@ -6,7 +6,6 @@ normalise.py       a launch as Triton would carry it out, for torch's higher-ord
 self_contained.py  kernels that Inductor can write down again
 capture.py         `capture_launches`: record, trace or drop; `wrap_kernels`, `launch_directly`
 recording.py       a body run once, for the traces of one compilation to replay
-on_cpu.py          what to say where an op of kernels gets CPU tensors
+checks.py          CPU tensors, and writes that a schema does not declare
 body_as_fake.py    a body on fake tensors: as a fake, and to see what it launches
-writes.py          what a traced body writes into, besides what its schema says
 """

@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from magi_tritonwrap._kernel.kernels import Kernel, as_kernel
-from magi_tritonwrap._torch_compat.launches import described_tensor
+from magi_tritonwrap._torch_compat.kernels import described_tensor
 from magi_tritonwrap._torch_compat.tracing import tracing_is_active, wrap_triton_disabled
 
 from .hook import Run, launch_site, listening, not_listening

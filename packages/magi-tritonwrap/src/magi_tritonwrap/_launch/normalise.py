@@ -30,7 +30,7 @@ from triton.runtime.jit import JITFunction
 
 from magi_tritonwrap._identity.code import code_names
 from magi_tritonwrap._kernel.kernels import CONFIG_FIELDS, Kernel, as_kernel, can_pass, cannot_pass, check_supported
-from magi_tritonwrap._torch_compat.launches import (
+from magi_tritonwrap._torch_compat.kernels import (
     described_tensor,
     is_tensor_descriptor,
     of_whole_tensor,

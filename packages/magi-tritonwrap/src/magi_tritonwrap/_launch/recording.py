@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from magi_tritonwrap._kernel.kernels import as_kernel
-from magi_tritonwrap._torch_compat.launches import is_launch, launched_kernel
+from magi_tritonwrap._torch_compat.kernels import is_launch, launched_kernel
 from magi_tritonwrap._torch_compat.tracing import (
     SYMBOLIC_NUMBERS,
     decides_by_data,
