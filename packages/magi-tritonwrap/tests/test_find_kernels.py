@@ -400,3 +400,17 @@ def writes_into_an_optional(x: Tensor, out: Tensor | None = None, scale: float =
 
 def test_a_default_of_none_launches_nothing() -> None:
     assert not find_kernels(writes_into_an_optional).may_launch
+
+
+def checked(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    assert x.untyped_storage().data_ptr() != y.untyped_storage().data_ptr(), "the two share memory"
+    assert x.shape
+    assert all(size > 0 for size in x.shape)
+    return x * 2
+
+
+def test_an_assert_as_pytest_writes_it_calls_nothing_unknown() -> None:
+    """pytest replaces it by calls of its own, and keeps each part of it in a variable."""
+    assert any(name.startswith("@pytest") for name in checked.__code__.co_names)
+    found = find_kernels(checked)
+    assert (found.unresolved, found.doubtful) == ((), ())

@@ -136,7 +136,9 @@ class _Code:
                 self._names[one.argval] = value if self._names.get(one.argval, value) is value else UNKNOWN
             elif one.opname in ("CALL", "CALL_KW", "CALL_FUNCTION_EX") and not self._is_of_python(one):
                 yield self._call(one, before)
-            if one.opname.startswith(("LOAD_", "BUILD_", "CALL", "BINARY_")):
+            # What pytest keeps of an assert in a variable was computed at the same place.
+            is_kept = str(one.argval).startswith("@py_assert")
+            if one.opname.startswith(("LOAD_", "BUILD_", "CALL", "BINARY_")) and not is_kept:
                 self._chains.setdefault(_start(one), []).append(one)
                 if _subscripts(one) and before is not None and _is_grid(before):
                     self._grids.add(one.offset)
@@ -146,9 +148,9 @@ class _Code:
             yield from _Code(inner, self._function, outer).calls()
 
     def _is_of_python(self, call: dis.Instruction) -> bool:
-        """Whether *call* stands for an `assert`, the end of a `with`, or a comprehension."""
+        """Whether *call* stands for an `assert`, also as pytest writes it, the end of a `with`, or a comprehension."""
         for one in self._chains.get(_start(call), ()):
-            is_artificial = one.opname == "LOAD_ASSERTION_ERROR" or one.argval in (None, AssertionError)
+            is_artificial = one.opname == "LOAD_ASSERTION_ERROR" or one.argval in (None, AssertionError, "@pytest_ar")
             if _end(one) == _end(call) and (is_artificial or isinstance(one.argval, CodeType)):
                 return True
         return False
