@@ -497,29 +497,6 @@ def test_tensors_behind_unknown_names_are_no_launches(body: Callable[..., Any]) 
     assert str(find_kernels(body)) == "no Triton launch"
 
 
-PAIRS = {"double": patterns.double_kernel}
-
-
-def unpacked_items(x: Tensor) -> None:
-    for name, kernel in PAIRS.items():
-        kernel[(1,)](x, x, len(name), BLOCK=4)
-
-
-def unpacked_values(x: Tensor) -> None:
-    for kernel in PAIRS.values():
-        kernel[(1,)](x, x, 4, BLOCK=4)
-
-
-def unpacked_pairs(x: Tensor) -> None:
-    for kernel, size in ((patterns.double_kernel, 4), (patterns.double_kernel, 8)):
-        kernel[(1,)](x, x, size, BLOCK=4)
-
-
-@pytest.mark.parametrize("body", [unpacked_items, unpacked_values, unpacked_pairs])
-def test_kernels_in_pairs(body: Callable[..., Any]) -> None:
-    assert names(body) == ["double_kernel"]
-
-
 def test_reason_is_one_line_a_launch() -> None:
     text = str(find_kernels(from_global))
     assert re.fullmatch(r"unresolved  LAZY_GLOBAL \(.*:\d+\): it is None until something sets it", text)

@@ -40,21 +40,6 @@ def test_generated_function_that_calls_the_users_body(ops: Ops) -> None:
     assert launch_count(op) == 1
 
 
-def test_body_without_source(ops: Ops) -> None:
-    namespace: dict[str, Any] = {"torch": torch, "kernel": patterns.double_kernel, "blocks": patterns.blocks}
-    exec(
-        "def body(x):\n"
-        "    out = torch.empty_like(x)\n"
-        "    kernel[blocks(x.numel())](x, out, x.numel(), BLOCK=128)\n"
-        "    return out\n",
-        namespace,
-    )
-    op = ops.define("executed", namespace["body"])
-
-    assert [kernel.name for kernel in make_see_through(op, namespace["body"]).kernels] == ["double_kernel"]
-    assert launch_count(op) == 1
-
-
 def test_kernel_known_at_run_time_only(ops: Ops) -> None:
     kernels: dict[str, Any] = {}
 
