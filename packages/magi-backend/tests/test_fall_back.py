@@ -25,7 +25,7 @@ from torch._inductor.graph import GraphLowering
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from magi_backend.records import GraphRecord
@@ -123,6 +123,10 @@ def falling_back(*, times: int | None = None) -> Iterator[Collector]:
     assert times in (None, len(warned))
 
 
+def lenient(fn: Any, options: Mapping[str, Any] = {}, *, dynamic: bool | None = None) -> Callable[..., Any]:
+    return torch.compile(fn, backend="magi", dynamic=dynamic, options={"magi.strict": False, **options})
+
+
 def graphs_of(collector: Collector) -> list[GraphRecord]:
     return [graph for compilation in collector.compilations() for graph in compilation.graphs]
 
@@ -142,7 +146,7 @@ def test_what_our_pass_breaks_is_compiled_without_it(planted: Any, plant: Any, a
     plant(planted)
     x = torch.randn(5)
     with falling_back(times=1) as collector:
-        compiled = torch.compile(chain, backend="magi", options={"magi.strict": False})
+        compiled = lenient(chain)
         torch.testing.assert_close(compiled(x), chain(x))
         compiled(x)
     last = graphs_of(collector)[-1]
@@ -154,25 +158,19 @@ def test_what_our_pass_breaks_is_compiled_without_it(planted: Any, plant: Any, a
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("kind", ["forward", "backward"])
-@pytest.mark.parametrize("make", [Failing, Switching])
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [(Failing, "forward"), (Failing, "backward"), (Switching, "forward"), (Switching, "backward"), (FailingJoint, "")],
+)
 def test_a_training_step(make: Any, kind: str, dynamic: bool, plant: Any, asserting: None) -> None:
     plant(make(kind))
     x = torch.randn(5, 3)
     with falling_back() as collector:
-        compiled = torch.compile(chain, backend="magi", dynamic=dynamic, options={"magi.strict": False})
+        compiled = lenient(chain, dynamic=dynamic)
         torch.testing.assert_close(gradient(compiled, x), gradient(chain, x))
-    fallen = {graph.kind for graph in graphs_of(collector) if graph.fell_back}
-    assert fallen == ({"backward"} if kind == "backward" else {"forward", "backward"})
-
-
-def test_a_joint_pass_in_a_training_step(plant: Any) -> None:
-    plant(FailingJoint())
-    x = torch.randn(5, 3)
-    with falling_back() as collector:
-        compiled = torch.compile(chain, backend="magi", options={"magi.strict": False})
-        torch.testing.assert_close(gradient(compiled, x), gradient(chain, x))
-    assert [graph.kind for graph in graphs_of(collector) if graph.fell_back] == ["forward", "backward"]
+    fallen = [graph.kind for graph in graphs_of(collector) if graph.fell_back]
+    assert set(fallen) == ({"backward"} if kind == "backward" else {"forward", "backward"})
+    assert make is not FailingJoint or fallen == ["forward", "backward"]
 
 
 def test_a_repair_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,22 +186,17 @@ def test_a_repair_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GraphLowering, "run", run)
     x = torch.randn(5)
     with pytest.warns(UserWarning, match="a repair is active"):
-        result = torch.compile(chain, backend="magi", options={"magi.strict": False})(x)
+        result = lenient(chain)(x)
     torch.testing.assert_close(result, chain(x))
 
 
-def test_strict_raises(plant: Any) -> None:
+@pytest.mark.parametrize("options", [{"magi.strict": True}, {}], ids=["asked for", "the tests are strict"])
+def test_strict_raises(options: dict[str, Any], plant: Any) -> None:
+    """The tests are, or a pass that fails would only be a warning in some process that a test starts."""
     plant(Failing())
     with pytest.raises(PassFailedError, match="planted"):
-        torch.compile(chain, backend="magi", options={"magi.strict": True})(torch.randn(5))
+        torch.compile(chain, backend="magi", options=options)(torch.randn(5))
     assert calls["failing"] == 1
-
-
-def test_the_tests_are_strict(plant: Any) -> None:
-    """Or a pass that fails would only be a warning in some process that a test starts."""
-    plant(Failing())
-    with pytest.raises(PassFailedError, match="planted"):
-        torch.compile(chain, backend="magi")(torch.randn(5))
 
 
 @pytest.mark.parametrize("is_function", [False, True])
@@ -215,7 +208,7 @@ def test_a_pass_of_the_users_stays_an_error(is_function: bool) -> None:
         {"post_grad_custom_post_pass": hook} if is_function else PassPipeline([OfTheUser()]).inductor_options()
     )
     with pytest.raises(Exception, match="the user's") as raised:
-        torch.compile(chain, backend="magi", options={**options, "magi.strict": False})(torch.randn(5))
+        lenient(chain, options)(torch.randn(5))
     assert calls["user"] == 1
     assert not any(isinstance(note, str) and "magi" in note for note in getattr(raised.value, "__notes__", ()))
 
@@ -231,9 +224,8 @@ def test_a_pass_of_the_users_runs_once_on_what_is_compiled_again(plant: Any) -> 
         graph.output_node().args = ((more,),)
 
     x = torch.randn(5)
-    options: dict[str, Any] = {"pre_grad_custom_pass": add_one, "magi.strict": False}
     with pytest.warns(UserWarning, match=WARNING):
-        result = torch.compile(chain, backend="magi", options=options)(x)
+        result = lenient(chain, {"pre_grad_custom_pass": add_one})(x)
     torch.testing.assert_close(result, chain(x) + 1)
 
 
@@ -249,7 +241,7 @@ def test_where_stock_fails_too_its_error_is_raised(monkeypatch: pytest.MonkeyPat
         torch.compile(chain, backend="inductor")(torch.randn(5))
     torch.compiler.reset()
     with pytest.raises(Exception, match="NotImplementedError: stock cannot") as ours, warnings.catch_warnings():
-        torch.compile(chain, backend="magi", options={"magi.strict": False})(torch.randn(5))
+        lenient(chain)(torch.randn(5))
     assert type(ours.value) is type(stock.value)
     assert "planted" not in "".join(map(str, (ours.value.__cause__, ours.value.__context__)))
 
@@ -263,9 +255,8 @@ def test_a_wrong_setting_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) ->
         return inductor(*args)
 
     monkeypatch.setattr(compose, "_compile_by_inductor", counted)
-    options: dict[str, Any] = {"magi.boundary_ops": ["no::such"], "magi.strict": False}
     with pytest.raises(BoundaryOpError):
-        torch.compile(chain, backend="magi", options=options)(torch.randn(5))
+        lenient(chain, {"magi.boundary_ops": ["no::such"]})(torch.randn(5))
     assert attempts["all"] == 0
 
 
@@ -277,20 +268,17 @@ def test_an_interrupt_is_not_a_failure(error: type[BaseException], monkeypatch: 
 
     monkeypatch.setattr(GraphLowering, "run", run)
     with pytest.raises(error):
-        torch.compile(chain, backend="magi", options={"magi.strict": False})(torch.randn(5))
+        lenient(chain)(torch.randn(5))
     assert calls["lowered"] == 1
 
 
 def test_nothing_is_kept_in_a_cache(plant: Any, fresh_caches: Path) -> None:
-    x = torch.randn(7, 3)
-    with pytest.MonkeyPatch.context() as patch:
-        chosen = vars(compose)["chosen_passes"]
-        patch.setattr(compose, "chosen_passes", lambda *args: (*chosen(*args), Failing("backward")))
-        for _ in range(2):  # the second process would find what the first one has stored
-            with pytest.warns(UserWarning, match=WARNING):
-                gradient(torch.compile(chain, backend="magi", options={"magi.strict": False}), x)
-            torch.compiler.reset()
-        assert calls["failing"] == 2
+    plant(Failing("backward"))
+    for _ in range(2):  # the second process would find what the first one has stored
+        with pytest.warns(UserWarning, match=WARNING):
+            gradient(lenient(chain), torch.randn(7, 3))
+        torch.compiler.reset()
+    assert calls["failing"] == 2
 
 
 def test_pieces_and_single_sizes(plant: Any, ns: str) -> None:
@@ -301,14 +289,9 @@ def test_pieces_and_single_sizes(plant: Any, ns: str) -> None:
     def split(x: Tensor) -> Tensor:
         return chain(op(chain(x)))
 
-    options: dict[str, Any] = {
-        "magi.boundary_ops": [f"{ns}::cut"],
-        "magi.hot_sizes": 1,
-        "magi.hot_after": 2,
-        "magi.strict": False,
-    }
+    options: dict[str, Any] = {"magi.boundary_ops": [f"{ns}::cut"], "magi.hot_sizes": 1, "magi.hot_after": 2}
     with falling_back() as collector:
-        compiled = torch.compile(split, backend="magi", dynamic=True, options=options)
+        compiled = lenient(split, options, dynamic=True)
         for x in [torch.randn(5), *[torch.randn(6)] * 4]:
             torch.testing.assert_close(compiled(x), split(x))
     fallen = [graph.title for graph in graphs_of(collector) if graph.fell_back]
@@ -323,7 +306,7 @@ def test_threads(plant: Any) -> None:
         def own(x: Tensor) -> Tensor:
             return chain(x) + number
 
-        results[number] = torch.compile(own, backend="magi", options={"magi.strict": False})(torch.ones(3 + number))
+        results[number] = lenient(own)(torch.ones(3 + number))
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -339,9 +322,9 @@ def test_threads(plant: Any) -> None:
 
 def test_every_report_shows_it(plant: Any, tmp_path: Path) -> None:
     plant(Failing())
-    options: dict[str, Any] = {"magi.strict": False, "magi.report": str(tmp_path / "run")}
+    compiled = lenient(chain, {"magi.report": str(tmp_path / "run")})
     with pytest.warns(UserWarning, match=WARNING):
-        report = explain(torch.compile(chain, backend="magi", options=options))(torch.randn(5))
+        report = explain(compiled)(torch.randn(5))
     run = read_report(tmp_path / "run")
     assert report.agrees
     for text in (str(report), str(run), report.to_html(), run.to_html()):

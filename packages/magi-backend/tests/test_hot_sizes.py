@@ -44,18 +44,35 @@ def gram(x: Tensor) -> Tensor:
     return x @ x.t()
 
 
+def hot(fn: Callable[..., Any] = gram, **options: Any) -> Callable[..., Any]:
+    """*fn* compiled for any size, and for sizes that come back."""
+    asked = HOT | {f"magi.{name}": value for name, value in options.items()}
+    return torch.compile(fn, backend="magi", dynamic=True, options=asked)
+
+
+def right(compiled: Callable[..., Any], fn: Callable[..., Any], *calls: tuple[Any, ...]) -> None:
+    """Each of *calls* returns what *fn* returns."""
+    for given in calls:
+        ours, theirs = compiled(*given), fn(*given)
+        torch.testing.assert_close(ours, theirs)
+        assert ours.requires_grad == theirs.requires_grad
+
+
+def rows(*counts: int) -> list[tuple[Tensor]]:
+    return [(torch.randn(count, 3),) for count in counts]
+
+
 def numbers(titles: list[str]) -> list[tuple[int, ...]]:
     """``["s77=4, s27=3"]`` as ``[(4, 3)]``."""
     return [tuple(map(int, re.findall(r"=(-?\d+)", title))) for title in titles]
 
 
 def test_a_size_that_comes_back_gets_code_and_others_do_not(made: Callable[[], list[str]]) -> None:
-    compiled = torch.compile(gram, backend="magi", dynamic=True, options={"magi.hot_sizes": 2, "magi.hot_after": 3})
+    compiled = hot(hot_after=3)
 
-    for rows, expected in ((4, []), (5, []), (4, []), (4, [(4, 3)]), (4, []), (5, []), (6, []), (5, [(5, 3)])):
-        x = torch.randn(rows, 3)
-        torch.testing.assert_close(compiled(x), gram(x))
-        assert numbers(made()) == expected, rows
+    for count, expected in ((4, []), (5, []), (4, []), (4, [(4, 3)]), (4, []), (5, []), (6, []), (5, [(5, 3)])):
+        right(compiled, gram, *rows(count))
+        assert numbers(made()) == expected, count
 
 
 def test_nothing_is_made_and_nothing_wraps_the_call_when_it_is_off(
@@ -94,12 +111,10 @@ def test_the_settings_come_from_each_place(
 
 
 def test_the_size_used_longest_ago_is_dropped_and_comes_back_later(made: Callable[[], list[str]]) -> None:
-    compiled = torch.compile(gram, backend="magi", dynamic=True, options=HOT)
+    compiled = hot()
 
-    def call(*rows: int) -> list[int]:
-        for count in rows:
-            x = torch.randn(count, 3)
-            torch.testing.assert_close(compiled(x), gram(x))
+    def call(*counts: int) -> list[int]:
+        right(compiled, gram, *rows(*counts))
         return [size[0] for size in numbers(made())]
 
     assert call(4, 4, 5, 5) == [4, 5]
@@ -111,31 +126,24 @@ def test_the_size_used_longest_ago_is_dropped_and_comes_back_later(made: Callabl
 
 def test_sizes_that_take_turns_are_not_compiled_at_every_turn(made: Callable[[], list[str]]) -> None:
     """Three sizes where two have room: each would push the next one out at every call."""
-    compiled = torch.compile(gram, backend="magi", dynamic=True, options=HOT)
+    compiled = hot()
 
-    for _ in range(100):
-        for rows in (4, 5, 6):
-            compiled(torch.randn(rows, 3))
+    for given in rows(4, 5, 6) * 100:
+        compiled(*given)
 
     assert len(made()) < 20
 
 
 def test_two_values_of_an_int_that_is_not_a_size_share_nothing(made: Callable[[], list[str]]) -> None:
-    compiled = torch.compile(lambda x, n: gram(x) @ gram(x) * n, backend="magi", dynamic=True, options=HOT)
-    x = torch.randn(4, 3)
-
-    for n in (5, 6, 5, 6, 6, 5, 7):
-        torch.testing.assert_close(compiled(x, n), gram(x) @ gram(x) * n)
+    fn = lambda x, n: gram(x) @ gram(x) * n  # noqa: E731
+    right(hot(fn), fn, *((torch.randn(4, 3), n) for n in (5, 6, 5, 6, 6, 5, 7)))
 
     assert sorted(size[-1] for size in numbers(made())) == [5, 6]
 
 
 def test_a_float_argument_stays_an_input(made: Callable[[], list[str]]) -> None:
-    compiled = torch.compile(lambda x, scale: gram(x) * scale, backend="magi", dynamic=True, options=HOT)
-    x = torch.randn(4, 3)
-
-    for scale in (2.5, 3.5, 0.5, -1.0):
-        torch.testing.assert_close(compiled(x, scale), gram(x) * scale)
+    fn = lambda x, scale: gram(x) * scale  # noqa: E731
+    right(hot(fn), fn, *((torch.randn(4, 3), scale) for scale in (2.5, 3.5, 0.5, -1.0)))
 
     assert len(made()) == 1
 
@@ -149,7 +157,7 @@ def test_equal_sizes_that_share_memory_otherwise_are_told_apart() -> None:
         x = torch.arange(16.0).reshape(4, 4)
         return (x, x) if shared else (x, torch.arange(16.0).reshape(4, 4))
 
-    compiled = torch.compile(write, backend="magi", dynamic=True, options=HOT)
+    compiled = hot(write)
 
     for shared in (False, False, True, True, True, False, True, False):
         ours, theirs = inputs(shared=shared), inputs(shared=shared)
@@ -160,22 +168,16 @@ def test_equal_sizes_that_share_memory_otherwise_are_told_apart() -> None:
 @pytest.mark.parametrize(
     "of",
     [
-        lambda rows: torch.randn(rows + 2, 3)[1 : rows + 1],
-        lambda rows: torch.randn(3, rows).t(),
-        lambda rows: torch.randn(rows, 6)[:, ::2],
-        lambda rows: torch.randn(rows, 1).expand(rows, 3),
-        lambda rows: torch.randn(rows, 3, requires_grad=True) * 2,
+        lambda count: torch.randn(count + 2, 3)[1 : count + 1],
+        lambda count: torch.randn(3, count).t(),
+        lambda count: torch.randn(count, 6)[:, ::2],
+        lambda count: torch.randn(count, 1).expand(count, 3),
+        lambda count: torch.randn(count, 3, requires_grad=True) * 2,
     ],
     ids=["view", "transposed", "strided", "expanded", "no leaf"],
 )
 def test_inputs_of_every_form(of: Callable[[int], Tensor], made: Callable[[], list[str]]) -> None:
-    compiled = torch.compile(gram, backend="magi", dynamic=True, options=HOT)
-
-    for rows in (4, 4, 4, 5):
-        x = of(rows)
-        out = compiled(x)
-        torch.testing.assert_close(out, gram(x))
-        assert out.requires_grad == x.requires_grad
+    right(hot(), gram, *((of(count),) for count in (4, 4, 4, 5)))
 
     assert len(made()) == 1
 
@@ -185,10 +187,9 @@ def test_an_input_whose_form_the_graph_changes(made: Callable[[], list[str]]) ->
         x.t_()
         return gram(x)
 
-    compiled = torch.compile(turn, backend="magi", dynamic=True, options=HOT)
+    compiled = hot(turn)
 
-    for rows in (4, 4, 4, 5):
-        ours = torch.randn(rows, 3)
+    for (ours,) in rows(4, 4, 4, 5):
         theirs = ours.clone()
         torch.testing.assert_close(compiled(ours), turn(theirs))
         assert ours.shape == theirs.shape
@@ -203,8 +204,8 @@ def test_forward_and_backward_of_a_call_come_from_one_code(made: Callable[[], li
     def model(x: Tensor) -> Tensor:
         return (x @ weight @ weight).sum()
 
-    compiled = torch.compile(model, backend="magi", dynamic=True, options=HOT | {"magi.hot_sizes": 1})
-    inputs = [torch.randn(rows, 3, requires_grad=True) for rows in (4, 4, 4, 5, 5, 5, 4)]
+    compiled = hot(model, hot_sizes=1)
+    inputs = [torch.randn(count, 3, requires_grad=True) for count in (4, 4, 4, 5, 5, 5, 4)]
     losses = [compiled(x) for x in inputs]
 
     assert [size[0] for size in numbers(made())] == [4, 5]
@@ -227,15 +228,15 @@ def test_a_recomputation_runs_what_the_forward_ran(use_reentrant: bool, made: Ca
             return out
 
     layers = nn.ModuleList(Layer() for _ in range(4))
-    run = torch.compile(lambda layer, x: layer(x), backend="magi", dynamic=True, options=HOT | {"magi.hot_after": 3})
+    run = hot(lambda layer, x: layer(x), hot_after=3)
 
     def loss(x: Any, call: Callable[..., Any]) -> Any:
         for layer in layers:
             x = checkpoint(call, layer, x, use_reentrant=use_reentrant)
         return x.square().sum()
 
-    for rows in (4, 4, 5, 4):
-        x = torch.randn(rows, 3, requires_grad=True)
+    for count in (4, 4, 5, 4):
+        x = torch.randn(count, 3, requires_grad=True)
         parameters = [x, *layers.parameters()]
         gradients = []
         for call in (run, lambda layer, x: layer(x)):
@@ -249,11 +250,11 @@ def test_a_recomputation_runs_what_the_forward_ran(use_reentrant: bool, made: Ca
 
 
 def test_hooks_of_the_user_do_not_prevent_it(made: Callable[[], list[str]]) -> None:
-    compiled = torch.compile(gram, backend="magi", dynamic=True, options=HOT)
+    compiled = hot()
 
     with torch.autograd.graph.save_on_cpu():
-        for rows in (4, 4, 4):
-            x = torch.randn(rows, 3, requires_grad=True)
+        for _ in range(3):
+            x = torch.randn(4, 3, requires_grad=True)
             (ours,) = torch.autograd.grad(compiled(x).sum(), x)
             (theirs,) = torch.autograd.grad(gram(x).sum(), x)
             torch.testing.assert_close(ours, theirs)
@@ -286,9 +287,7 @@ def test_an_object_handle_stays_an_input(ns: str, made: Callable[[], list[str]])
     layers = [Layer(float(factor)) for factor in range(1, 6)]
     compiled = torch.compile(lambda layer, x: layer(x), backend="magi", dynamic=True, fullgraph=True, options=HOT)
     x = torch.randn(4, 3)
-
-    for layer in layers * 2:
-        torch.testing.assert_close(compiled(layer, x), layer(x))
+    right(compiled, lambda layer, x: layer(x), *((layer, x) for layer in layers * 2))
 
     assert numbers(made()) == [(4, 3)]
 
@@ -303,12 +302,8 @@ def test_pieces_between_boundary_operators(ns: str, made: Callable[[], list[str]
         first = exchange(x @ weight)
         return exchange(first[:half]) @ weight * half
 
-    compiled = torch.compile(model, backend="magi", dynamic=True, options=HOT)
     weight = torch.randn(3, 3)
-
-    for rows in (4, 4, 6, 4):
-        x = torch.randn(rows, 3)
-        torch.testing.assert_close(compiled(x, weight), model(x, weight))
+    right(hot(model), model, *((torch.randn(count, 3), weight) for count in (4, 4, 6, 4)))
 
     assert numbers(made()) == [(4, 3)]
 
@@ -322,43 +317,33 @@ def test_the_first_call_of_the_code_for_a_size_is_checked(made: Callable[[], lis
 
 
 def test_fullgraph(made: Callable[[], list[str]]) -> None:
-    compiled = torch.compile(gram, backend="magi", dynamic=True, fullgraph=True, options=HOT)
-
-    for rows in (4, 4, 4):
-        x = torch.randn(rows, 3)
-        torch.testing.assert_close(compiled(x), gram(x))
+    right(torch.compile(gram, backend="magi", dynamic=True, fullgraph=True, options=HOT), gram, *rows(4, 4, 4))
 
     assert len(made()) == 1
 
 
 def test_the_first_call_is_static_and_the_graph_after_it_is_not(made: Callable[[], list[str]]) -> None:
     """As ``torch.compile`` does by itself: only the graph that it makes at the second size has a symbol."""
-    compiled = torch.compile(gram, backend="magi", options=HOT)
-
-    for rows in (4, 5, 6, 6, 6):
-        x = torch.randn(rows, 3)
-        torch.testing.assert_close(compiled(x), gram(x))
+    right(torch.compile(gram, backend="magi", options=HOT), gram, *rows(4, 5, 6, 6, 6))
 
     assert numbers(made()) == [(6,)]
 
 
-@pytest.mark.parametrize("names", [("grad", "grad"), ("no_grad", "no_grad"), ("inference", "inference")])
-def test_grad_modes(names: tuple[str, str], made: Callable[[], list[str]]) -> None:
-    contexts = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}
-    compiled = torch.compile(gram, backend="magi", dynamic=True, options=HOT)
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_grad_modes(mode: Any, made: Callable[[], list[str]]) -> None:
+    compiled = hot()
 
-    for name in (*names, names[0]):
-        with contexts[name]():
-            x = torch.randn(4, 3, requires_grad=name != "inference")
-            out = compiled(x)
-            torch.testing.assert_close(out, gram(x))
-            assert out.requires_grad == (name == "grad")
+    for _ in range(3):
+        with mode():
+            x = torch.randn(4, 3, requires_grad=mode is not torch.inference_mode)
+            right(compiled, gram, (x,))
+            assert compiled(x).requires_grad == (mode is torch.enable_grad)
 
     assert len(made()) == 1
 
 
 def test_autocast_of_the_capture_holds(made: Callable[[], list[str]]) -> None:
-    compiled = torch.compile(gram, backend="magi", dynamic=True, options=HOT)
+    compiled = hot()
 
     for _ in range(4):
         x = torch.randn(4, 3)
@@ -370,7 +355,7 @@ def test_autocast_of_the_capture_holds(made: Callable[[], list[str]]) -> None:
 
 
 def test_a_default_device_and_random_numbers_are_left_alone() -> None:
-    compiled = torch.compile(lambda x: gram(x) + torch.ones(x.shape[0], 1), backend="magi", dynamic=True, options=HOT)
+    compiled = hot(lambda x: gram(x) + torch.ones(x.shape[0], 1))
     x = torch.randn(4, 3)
     with torch.device("cpu"):
         torch.manual_seed(0)
@@ -419,7 +404,7 @@ def test_after_three_failures_a_graph_is_left_alone(monkeypatch: pytest.MonkeyPa
         fails()
 
     monkeypatch.setattr(captured, "put_numbers", fails_and_counts)
-    compiled = torch.compile(gram, backend="magi", dynamic=True, options=HOT)
+    compiled = hot()
 
     for rows in range(4, 10):
         for _ in range(3):
@@ -435,7 +420,7 @@ def outcome(report: Any) -> SizesOutcome:
 
 
 def test_a_symbol_with_many_values_blocks_its_graph(made: Callable[[], list[str]]) -> None:
-    compiled = torch.compile(gram, backend="magi", dynamic=True, options=HOT)
+    compiled = hot()
     for position in range(2, 70):
         compiled(torch.randn(position, 3))
     for _ in range(4):
@@ -491,7 +476,7 @@ def test_the_report_tells_what_has_code() -> None:
 def test_nothing_grows_with_ever_new_sizes() -> None:
     explained = explain(lambda x, n: gram(x) * n, options={"magi.hot_sizes": 2}, dynamic=True)
     report = explained(torch.randn(4, 3), 5)
-    compiled = torch.compile(lambda x, n: gram(x) * n, backend="magi", dynamic=True, options={"magi.hot_sizes": 2})
+    compiled = hot(lambda x, n: gram(x) * n)
 
     def call(start: int) -> int:
         for n in range(start, start + 1000):
@@ -510,7 +495,7 @@ def test_a_dropped_function_takes_its_code_with_it() -> None:
 
     of_other_tests = frozenset(linecache.cache)
     model = nn.Linear(3, 3)
-    compiled = torch.compile(model, backend="magi", dynamic=True, options=HOT)
+    compiled = hot(model)
     for _ in range(3):
         compiled(torch.randn(4, 3))
     held = weakref.ref(model.weight)
@@ -527,7 +512,7 @@ def test_a_dropped_function_takes_its_code_with_it() -> None:
 
 @pytest.mark.skipif(torch.__version__.startswith(("2.10.", "2.11.")), reason="torch.compile fails in several threads")
 def test_two_threads(made: Callable[[], list[str]]) -> None:
-    compiled = torch.compile(gram, backend="magi", dynamic=True, options={"magi.hot_sizes": 4, "magi.hot_after": 3})
+    compiled = hot(hot_sizes=4, hot_after=3)
     compiled(torch.randn(2, 3))
     wrong: list[object] = []
 

@@ -118,15 +118,18 @@ def with_bodies(program: ExportedProgram) -> ExportedProgram:
         calls = list(_calls(module))
         if not calls:
             return program
-        if any(_torch_compat.nodes.body_for(call.definition.torch_op, call.device) for call in calls):
-            _call_once(program)
-        for call in calls:
-            call.node.target = _body(call)
+        if any(_torch_compat.nodes.body_for(definition.torch_op, device) for _, definition, device in calls):
+            # The first call of a body for each type of device is checked, and the check needs values, which a trace
+            # does not have: run a copy of the program on its example inputs.
+            args, kwargs = copy.deepcopy(program.example_inputs)
+            copy.deepcopy(program.module())(*args, **kwargs)
+        for node, definition, device in calls:
+            node.target = _body(definition, device)
         for part in module.modules():
             if isinstance(part, GraphModule):
                 part.recompile()
         program = exported_again(program, module)
-    names = ", ".join(sorted({call.definition.name for call in calls}))
+    names = ", ".join(sorted({definition.name for _, definition, _ in calls}))
     msg = (
         f"aot_compile: the bodies of {names} call registered operators more than {DEPTH} levels deep, and all of them "
         "are traced into the package. Where an operator calls itself, call a function that is not an operator instead."
@@ -134,35 +137,19 @@ def with_bodies(program: ExportedProgram) -> ExportedProgram:
     raise PackageError(msg)
 
 
-@dataclass(frozen=True)
-class _Call:
-    """A call of a registered operator in a program, and the type of device that it runs on."""
+def _calls(module: GraphModule) -> Iterator[tuple[Node, OpDef, str]]:
+    """The calls whose bodies are to be traced: the node, the operator, and the type of device that it runs on.
 
-    node: Node
-    definition: OpDef
-    device: str
-
-
-def _calls(module: GraphModule) -> Iterator[_Call]:
-    """The calls whose bodies are to be traced; a body may call operators itself."""
+    A body may call operators itself.
+    """
     for part in module.modules():
         for node in part.graph.nodes if isinstance(part, GraphModule) else ():
             definition = registered(node.target)
             if definition is not None:
                 _refuse_handles(definition)
-                call = _Call(node, definition, _device(node))
-                if not _is_seen_through(call):
-                    yield call
-
-
-def _call_once(program: ExportedProgram) -> None:
-    """Run a copy of *program* on its example inputs.
-
-    The first call of a body for each type of device is checked, and the check needs values, which a trace does not
-    have.
-    """
-    args, kwargs = copy.deepcopy(program.example_inputs)
-    copy.deepcopy(program.module())(*args, **kwargs)
+                device = _device(node)
+                if device == "cpu" or not _is_seen_through(definition):
+                    yield node, definition, device
 
 
 def _device(node: Node) -> str:
@@ -185,18 +172,15 @@ def _refuse_handles(definition: OpDef) -> None:
         raise PackageError(msg)
 
 
-def _is_seen_through(call: _Call) -> bool:
-    if call.device == "cpu":
-        return False
+def _is_seen_through(definition: OpDef) -> bool:
     try:
-        return magi_tritonwrap.see_through_report(call.definition.torch_op).see_through
+        return magi_tritonwrap.see_through_report(definition.torch_op).see_through
     except UnknownOpError:
         return False
 
 
-def _body(call: _Call) -> Callable[..., Any]:
-    """A function to trace, which runs the body that *call* would run."""
-    definition, device = call.definition, call.device
+def _body(definition: OpDef, device: str) -> Callable[..., Any]:
+    """A function to trace, which runs the body that a call on a type of *device* would run."""
 
     def body(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -287,7 +271,10 @@ def aot_compile(
         msg = f"aot_compile: path={place!r} does not end in .pt2, as the names of packages do."
         raise OptionError(msg)
     request = read_request(options=options)
-    _refuse_what_needs_the_process(request)
+    for name in NOT_AHEAD:
+        if request.config.origin(name) == "options":
+            msg = f"aot_compile: magi.{name} has no meaning ahead of time, only in torch.compile. Leave it out."
+            raise OptionError(msg)
     with torch.no_grad(), _torch_compat.compiling.copying_programs():
         try:
             program = with_bodies(exported(exported_program_or_module, example_inputs, dynamic_shapes))
@@ -299,19 +286,9 @@ def aot_compile(
             raise ours from error
 
 
-def _refuse_what_needs_the_process(request: Request) -> None:
-    for name in NOT_AHEAD:
-        if request.config.origin(name) == "options":
-            msg = f"aot_compile: magi.{name} has no meaning ahead of time, only in torch.compile. Leave it out."
-            raise OptionError(msg)
-
-
 def _packaged(program: ExportedProgram, path: str, request: Request) -> str:
     defects = active_defects(_torch_compat.compiling.torch_release())
-    names, schemas = (
-        tuple(defect.name for defect in defects),
-        _torch_compat.nodes.operator_schemas(program.graph_module),
-    )
+    names, schemas = tuple(each.name for each in defects), _torch_compat.nodes.operator_schemas(program.graph_module)
     passes = (*chosen_passes(request.config, names, (), schemas), NoPythonLeft())
     with magi_tritonwrap.unsupported_launches(request.config.on_unsupported), repaired(defects, lambda _: None):
         return _torch_compat.compiling.package(program, path, inductor_options(passes, dict(request.inductor)))

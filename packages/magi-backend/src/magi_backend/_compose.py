@@ -149,6 +149,7 @@ def _compile_by_inductor(
     passes: tuple[MagiInductorPass, ...],
 ) -> Callable[..., Any]:
     config = job.request.config
+    inductor, aot_autograd = _torch_compat.compiling.configs()
     base = dict(job.request.inductor)
     if job.log.fresh:
         base.setdefault("force_disable_caches", True)
@@ -158,7 +159,7 @@ def _compile_by_inductor(
         base.setdefault("fallback_random", True)  # random numbers as in eager mode, otherwise dropout would differ
     # A CUDA graph is replayed as a whole, so its kernels cannot be measured. To say so again would be another key for
     # the caches of torch 2.11.
-    if config.profile and base.get("triton.cudagraphs", _torch_compat.compiling.cuda_graphs_are_on()):
+    if config.profile and base.get("triton.cudagraphs", inductor.triton.cudagraphs):
         base["triton.cudagraphs"] = False
 
     def compile_graph(graph: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
@@ -177,7 +178,7 @@ def _compile_by_inductor(
 
         def again(fell_back: FallBack) -> Any:
             graphs.fell_back = fell_back
-            with magi_passes.PassPipeline(passes).left_out(), _torch_compat.compiling.without_caches():
+            with magi_passes.PassPipeline(passes).left_out(), inductor.patch(force_disable_caches=True):
                 return compiled(untouched)
 
         return able_as_stock(lambda: compiled(graph), again, graphs, passes)
@@ -185,6 +186,6 @@ def _compile_by_inductor(
     with (
         graphs.listening(),
         magi_tritonwrap.unsupported_launches(config.on_unsupported),
-        _torch_compat.compiling.partitioner(partitioner_settings(config.memory_budget)),
+        aot_autograd.patch(partitioner_settings(config.memory_budget)),
     ):
         return _torch_compat.compiling.compile_fx(gm, example_inputs, compile_graph, inductor_options(passes, base))

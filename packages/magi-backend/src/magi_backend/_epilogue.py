@@ -106,4 +106,5 @@ class EpilogueFusion(MagiInductorPass):
     def __call__(self, graph: Graph) -> None:
         """Turn the fusion on for this graph."""
         del graph
-        _torch_compat.compiling.fuse_epilogues()
+        for key in self.inductor_config_keys_potentially_mutated_by_this_pass:
+            setattr(_torch_compat.compiling.configs()[0], key, True)

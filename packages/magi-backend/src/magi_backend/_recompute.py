@@ -64,33 +64,31 @@ class SelectiveRecompute(MagiInductorPass):
         del context
         if not _torch_compat.nodes.has_backward(graph):
             return Reason(False, "there is no backward")
-        sensitive, products = outputs(graph, self._is_sensitive), self._products(graph)
+        sensitive, products = self._saved(graph)
         if not sensitive and not products:
             return Reason(False, "no compute-sensitive operator" + (", no product" if self.products else ""))
         return Reason(True, f"{len(sensitive)} compute-sensitive outputs and {len(products)} products are saved")
 
     def __call__(self, graph: Graph) -> None:
         """Mark these tensors."""
-        for node in (*outputs(graph, self._is_sensitive), *self._products(graph)):
+        for node in (node for saved in self._saved(graph) for node in saved):
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
-    def _is_sensitive(self, node: Node) -> bool:
-        names = (_torch_compat.nodes.operator_name(target) for target in (node.target, _source(node)))
-        return any(name in self.sensitive for name in names) and not _torch_compat.nodes.in_backward(node)
+    def _saved(self, graph: Graph) -> tuple[list[Node], list[Node]]:
+        """The compute-sensitive outputs of *graph*, and the products outside of the user's own checkpoints.
 
-    def _products(self, graph: Graph) -> list[Node]:
-        """The products outside of the user's own checkpoints, which decide for themselves."""
-        if not self.products:
-            return []
-        return outputs(graph, _is_free_product)
+        A checkpoint decides for itself.
+        """
 
+        def is_sensitive(node: Node) -> bool:
+            names = {_torch_compat.nodes.operator_name(target) for target in (node.target, _source(node))}
+            return not names.isdisjoint(self.sensitive) and not _torch_compat.nodes.in_backward(node)
 
-def _is_free_product(node: Node) -> bool:
-    return (
-        _torch_compat.nodes.is_product(node.target)
-        and not _torch_compat.nodes.in_backward(node)
-        and "recompute" not in node.meta
-    )
+        def is_free_product(node: Node) -> bool:
+            is_free = "recompute" not in node.meta and not _torch_compat.nodes.in_backward(node)
+            return is_free and _torch_compat.nodes.is_product(node.target)
+
+        return outputs(graph, is_sensitive), outputs(graph, is_free_product) if self.products else []
 
 
 def partitioner_settings(memory_budget: float | None) -> dict[str, Any]:

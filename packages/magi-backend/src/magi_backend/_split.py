@@ -72,7 +72,10 @@ def split_at(gm: GraphModule, named: frozenset[str]) -> Split | None:
     boundaries = [node for node in gm.graph.nodes if _is_boundary(node, named)]
     if not boundaries:
         return None
-    _drop_results_of_writes(gm)
+    for node in list(gm.graph.nodes):
+        # ``y = x.add_(1); f(y)`` becomes ``x.add_(1); f(x)``: the tensor has one name before and after the write.
+        if (written := _written(node)) is not None:
+            node.replace_all_uses_with(written)
     places = _places(gm, frozenset(boundaries))
     _copy_to_users(gm, places)
     module = split_module(gm, None, places.__getitem__, keep_original_order=True)  # type: ignore[arg-type]
@@ -153,17 +156,6 @@ def _places(gm: GraphModule, boundaries: frozenset[Node]) -> dict[Node, int]:
     return places
 
 
-def _drop_results_of_writes(gm: GraphModule) -> None:
-    """Change ``y = x.add_(1).
-
-    F(y)`` to ``x.add_(1); f(x)``, so that the tensor has one name before and after the write.
-    """
-    for node in list(gm.graph.nodes):
-        written = _written(node)
-        if written is not None:
-            node.replace_all_uses_with(written)
-
-
 def _written(node: Node) -> Node | None:
     """The input that *node* writes to and returns, as ``x.add_(1)`` and ``x += 1`` do; None for any other node."""
     value = node.meta.get("example_value")
@@ -181,8 +173,11 @@ def _copy_to_users(gm: GraphModule, places: dict[Node, int]) -> None:
     only the tensor is passed, and each piece makes the views that it uses.
     """
     movable: set[Node] = set()
+    """Numbers that are computed only from inputs of the graph, and views."""
     for node in gm.graph.nodes:
-        if node in places and (_is_number(node, movable) or _is_view(node)):
+        is_number = isinstance(node.meta.get("example_value"), torch.SymFloat | torch.SymBool | float)
+        is_of_inputs = is_number and all(n.op == "placeholder" or n in movable for n in node.all_input_nodes)
+        if node in places and (is_of_inputs or _is_view(node)):
             movable.add(node)
     copies: dict[tuple[Node, int], Node] = {}
 
@@ -205,12 +200,6 @@ def _copy_to_users(gm: GraphModule, places: dict[Node, int]) -> None:
         if node in movable and not node.users:
             gm.graph.erase_node(node)
             del places[node]
-
-
-def _is_number(node: Node, movable: set[Node]) -> bool:
-    """Whether *node* is a float or a bool that is computed only from inputs of the graph."""
-    is_number = isinstance(node.meta.get("example_value"), torch.SymFloat | torch.SymBool | float)
-    return is_number and all(n.op == "placeholder" or n in movable for n in node.all_input_nodes)
 
 
 def _is_view(node: Node) -> bool:

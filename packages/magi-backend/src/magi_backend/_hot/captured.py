@@ -39,10 +39,7 @@ def ranks() -> int:
 
 
 def why_not_now(*, same_on_all_ranks: bool) -> str:
-    """Why this call must not compile.
-
-    Empty if it may. *same_on_all_ranks* says whether every rank compiles in this call.
-    """
+    """Why this call must not compile, or empty; *same_on_all_ranks* says whether every rank compiles in it."""
     if is_stream_captured():
         return "a CUDA stream is being captured"
     if state.is_compiling():

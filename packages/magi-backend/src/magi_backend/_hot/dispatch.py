@@ -126,10 +126,7 @@ def _shape_symbols(node: Node) -> Iterator[Any]:
 
 
 def solved(expression: Any, value: int) -> dict[Any, int]:
-    """The value of the one symbol of *expression* for which it is *value*.
-
-    Empty unless there is exactly one such int.
-    """
+    """The one int for the symbol of *expression* for which it is *value*; empty unless there is exactly one."""
     (symbol,) = expression.free_symbols
     found = [root for root in sympy.solve(sympy.Eq(expression, value), symbol) if root.is_integer]
     return {symbol: int(found[0])} if len(found) == 1 else {}

@@ -162,11 +162,12 @@ def is_failure(error: BaseException) -> bool:
     return not isinstance(error, TorchDynamoException) or isinstance(error, BackendCompilerFailed)
 
 
-def without_caches() -> contextlib.AbstractContextManager[object]:
-    """A context in which Inductor neither reads nor writes its caches, and AOTAutograd does not store the graph."""
-    from torch._inductor import config
+def configs() -> tuple[Any, Any]:
+    """The configuration of Inductor, and that of AOTAutograd; from torch 2.12 on, threads have separate ones."""
+    from torch._functorch import config as functorch
+    from torch._inductor import config as inductor
 
-    return config.patch({"force_disable_caches": True})  # type: ignore[no-any-return]
+    return inductor, functorch
 
 
 def restarts() -> type[Exception]:
@@ -174,13 +175,6 @@ def restarts() -> type[Exception]:
     from torch._dynamo.exc import RestartAnalysis
 
     return RestartAnalysis
-
-
-def partitioner(settings: dict[str, Any]) -> contextlib.AbstractContextManager[Any]:
-    """A context in which AOTAutograd has *settings*, which are part of its cache key."""
-    from torch._functorch import config
-
-    return config.patch(settings) if settings else contextlib.nullcontext()
 
 
 def cache_counts() -> dict[str, int]:
@@ -227,13 +221,6 @@ def inductor_type(key: str) -> type | None:
     return kind
 
 
-def cuda_graphs_are_on() -> bool:
-    """Whether Inductor uses CUDA graphs where no option says so."""
-    from torch._inductor import config
-
-    return bool(config.triton.cudagraphs)
-
-
 def mode_options(mode: str) -> dict[str, Any]:
     """The Inductor configuration of *mode* of ``torch.compile``."""
     import torch._inductor
@@ -246,16 +233,7 @@ _EPILOGUES = "epilogue_fusion_user_defined_triton_kernel"
 
 def epilogue_keys() -> tuple[str, ...]:
     """The key with which Inductor fuses pointwise operators into user kernels; empty before torch 2.12."""
-    from torch._inductor import config
-
-    return (_EPILOGUES,) if hasattr(config, _EPILOGUES) else ()
-
-
-def fuse_epilogues() -> None:
-    """Turn on the keys of `epilogue_keys`."""
-    from torch._inductor import config
-
-    setattr(config, _EPILOGUES, True)
+    return (_EPILOGUES,) if hasattr(configs()[0], _EPILOGUES) else ()
 
 
 _seen_by: ContextVar[Callable[[Any, bool, dict[str, Any]], None] | None] = ContextVar("magi_loaded", default=None)

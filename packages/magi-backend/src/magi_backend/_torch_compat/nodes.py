@@ -232,10 +232,7 @@ def is_overload(target: object) -> bool:
 
 
 def declared_kinds(overload: Any, place: int | str) -> tuple[str, ...]:
-    """The types that *overload* declares at *place*, a position or a name, such as ``("int",)``.
-
-    Empty if there are none.
-    """
+    """The types that *overload* declares at *place*, a position or a name, such as ``("int",)``; empty for none."""
     arguments = overload._schema.arguments
     if isinstance(place, str):
         return tuple(str(argument.type) for argument in arguments if argument.name == place)
@@ -243,10 +240,7 @@ def declared_kinds(overload: Any, place: int | str) -> tuple[str, ...]:
 
 
 def tensor_overloads(name: str) -> list[Any]:
-    """ATen's overloads of *name* that take a tensor first, or make a tensor of a size.
-
-    Not those for TorchScript's numbers.
-    """
+    """ATen's overloads of *name* that return a tensor, which those for TorchScript's numbers do not."""
     overloads = overloads_of(getattr(torch.ops.aten, name, None)) if name.isidentifier() else []
     return [each for each in overloads if any("Tensor" in str(result.type) for result in each._schema.returns)]
 

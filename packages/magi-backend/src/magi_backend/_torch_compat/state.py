@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from .compiling import configs
+
 
 @dataclass(frozen=True)
 class CompileState:
@@ -51,7 +53,7 @@ class CompileState:
             deterministic=torch.are_deterministic_algorithms_enabled(),
             warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
             dtype=torch.get_default_dtype(),
-            configs=tuple(module.get_config_copy() for module in _config_modules()),
+            configs=tuple(module.get_config_copy() for module in configs()),
         )
 
     @contextlib.contextmanager
@@ -77,7 +79,7 @@ class CompileState:
                     device, enabled, dtype = autocast
                     stack.enter_context(torch.autocast(device, dtype, enabled, self.autocast_cache))
             self._set_process()
-            for module, wanted in zip(_config_modules(), self.configs, strict=True):
+            for module, wanted in zip(configs(), self.configs, strict=True):
                 now = module.get_config_copy()
                 changed = {key: value for key, value in wanted.items() if now.get(key) != value}
                 if changed:
@@ -87,13 +89,6 @@ class CompileState:
     def _set_process(self) -> None:
         torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warn_only)
         torch.set_default_dtype(self.dtype)
-
-
-def _config_modules() -> tuple[Any, ...]:
-    from torch._functorch import config as functorch
-    from torch._inductor import config as inductor
-
-    return inductor, functorch
 
 
 def is_compiling() -> bool:

@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from magi_backend import _torch_compat
 from magi_backend._torch_compat.nodes import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_MODE
+from magi_backend._torch_compat.values import storage_id
 
 from .compare import leaves_of, with_leaves
 from .run import Outcome, alone, copy_inputs, differences, replayed_random_numbers, run, run_eager, state_of
@@ -215,41 +216,32 @@ class _Recorder(Interpreter):
         """
         written = index in self._written
         pairs = zip(leaves_of(self._copies[index]), leaves_of(self._values[index]), strict=True)
-        leaves = iter([_entered(twin, value, written=written) for (_, twin), (_, value) in pairs])
+        leaves = iter(
+            [
+                (twin.detach() if written else alone(twin)).requires_grad_(value.requires_grad)
+                if isinstance(value, torch.Tensor)
+                else twin
+                for (_, twin), (_, value) in pairs
+            ]
+        )
         values = tuple(with_leaves(self._copies[index], lambda _: next(leaves)))
         for node, value in zip(_given(self._parts[index]), values, strict=True):
-            _fix_sizes(value, node.meta.get("example_value"))
-        sharing = Counter(_torch_compat.values.storage_id(leaf) for _, leaf in leaves_of(values) if _is_tensor(leaf))
+            captured = node.meta.get("example_value")
+            if isinstance(value, torch.Tensor) and isinstance(captured, torch.Tensor):
+                for dim, size in enumerate(captured.shape):
+                    if isinstance(size, int):  # a constant in the capture is one here
+                        _torch_compat.values.fix_size(value, dim)
+        tensors = (leaf for _, leaf in leaves_of(values) if isinstance(leaf, torch.Tensor))
+        sharing = Counter(map(storage_id, tensors))
         copied = (
-            written
-            and _is_tensor(value)
-            and value.requires_grad
-            and sharing[_torch_compat.values.storage_id(value)] == 1
+            written and isinstance(value, torch.Tensor) and value.requires_grad and sharing[storage_id(value)] == 1
             for value in values
         )
         return Entered(values, tuple(copied))
 
 
 def _states(values: tuple[Any, ...]) -> list[object]:
-    return [state_of(leaf) for _, leaf in leaves_of(values) if _is_tensor(leaf)]
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
-
-
-def _entered(twin: Any, value: Any, *, written: bool) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return twin
-    return (twin.detach() if written else alone(twin)).requires_grad_(value.requires_grad)
-
-
-def _fix_sizes(value: Any, captured: Any) -> None:
-    """Make the compiler treat those sizes of *value* as constants that were constants in the capture."""
-    if isinstance(value, torch.Tensor) and isinstance(captured, torch.Tensor):
-        for dim, size in enumerate(captured.shape):
-            if isinstance(size, int):
-                _torch_compat.values.fix_size(value, dim)
+    return [state_of(leaf) for _, leaf in leaves_of(values) if isinstance(leaf, torch.Tensor)]
 
 
 Compile = Callable[[GraphModule], Callable[..., Any]]
@@ -361,16 +353,12 @@ def _pieces(span: tuple[Unit, ...]) -> list[tuple[Unit, ...]]:
 def _outcome(outcome: Outcome, index: int, places: range) -> Outcome:
     """The part of *outcome* that belongs to part *index*, whose inputs are those at *places*."""
     prefixes = tuple(f"[0][{place}]" for place in places)
-
-    def own(path: str) -> bool:
-        return path.startswith(prefixes) if prefixes else False
-
     return replace(
         outcome,
         outputs=outcome.outputs[index],
         inputs=tuple(outcome.inputs[0][place] for place in places),
-        written=frozenset(path for path in outcome.written if own(path)),
-        gradients={path: gradient for path, gradient in outcome.gradients.items() if own(path)},
+        written=frozenset(path for path in outcome.written if path.startswith(prefixes)),
+        gradients={path: gradient for path, gradient in outcome.gradients.items() if path.startswith(prefixes)},
     )
 
 

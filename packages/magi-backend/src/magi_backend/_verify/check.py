@@ -7,6 +7,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from magi_backend import _torch_compat
@@ -62,10 +63,11 @@ logger = logging.getLogger("magi_backend")
 Function = Callable[..., Any]
 
 
+@dataclass(eq=False)
 class CheckedPiece:
     """A compiled piece that compares its first call with eager.
 
-    Args:
+    Attributes:
         compiled: The piece.
         eager: The graph that it was compiled from.
         title: Its name in an error.
@@ -75,26 +77,15 @@ class CheckedPiece:
         seconds: How long compiling the piece took so far; a backward is compiled in the first call.
     """
 
-    def __init__(
-        self,
-        compiled: Function,
-        eager: GraphModule,
-        title: str,
-        *,
-        names: Mapping[str, str],
-        blame: Callable[[tuple[Any, ...], bool], str],
-        report: Callable[[str, tuple[Difference, ...]], None],
-        seconds: float,
-    ) -> None:
-        self._compiled = compiled
-        self._eager = eager
-        self._title = title
-        self._names = names
-        self._blame = blame
-        self._report = report
-        self._seconds = seconds
-        self._lock = threading.Lock()
-        self._checked = False
+    compiled: Function
+    eager: GraphModule
+    title: str
+    names: Mapping[str, str]
+    blame: Callable[[tuple[Any, ...], bool], str]
+    report: Callable[[str, tuple[Difference, ...]], None]
+    seconds: float
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _checked: bool = False
 
     def __call__(self, *args: Any) -> Any:
         """Call the compiled piece; before that, check it, until one check has succeeded."""
@@ -106,31 +97,31 @@ class CheckedPiece:
             except BaseException:
                 self._checked = False  # after a wrong or unfinished check, the next call is checked again
                 raise
-        return self._compiled(*args)
+        return self.compiled(*args)
 
     def _check(self, args: tuple[Any, ...]) -> None:
-        placeholders = [str(node.target) for node in self._eager.graph.find_nodes(op="placeholder")]
-        names = {f"[0][{place}]": self._names.get(name, name) for place, name in enumerate(placeholders)}
+        placeholders = [str(node.target) for node in self.eager.graph.find_nodes(op="placeholder")]
+        names = {f"[0][{place}]": self.names.get(name, name) for place, name in enumerate(placeholders)}
         with replayed_random_numbers() as numbers:
-            expected = run_eager(self._eager, args, numbers.rewind, _listed)
+            expected = run_eager(self.eager, args, numbers.rewind, _listed)
             numbers.rewind()
-            actual = expected.settle(run(lambda *args: _listed(self._compiled(*args)), args))
-        dtypes = _torch_compat.nodes.dtypes_in(self._eager)
+            actual = expected.settle(run(lambda *args: _listed(self.compiled(*args)), args))
+        dtypes = _torch_compat.nodes.dtypes_in(self.eager)
         found = differences(actual, expected.outcome, kind="input", names=names, computed_in=dtypes)
-        self._report(self._title, found)
+        self.report(self.title, found)
         wrong = next((difference for difference in found if not difference.agrees), None)
         if wrong is not None:
             size = f"by {wrong.largest:.3g}" if not wrong.note else f": {wrong.note}"
             msg = (
-                f"magi.check: {self._title}: {wrong.name} of the compiled code differs from eager {size} "
+                f"magi.check: {self.title}: {wrong.name} of the compiled code differs from eager {size} "
                 f"(allowed: {wrong.tolerance.atol:.1g} + {wrong.tolerance.rtol:.1g} x the value)."
             )
-            logger.warning("%s Searching for the operator, which takes %s.", msg, cost(self._seconds + actual.seconds))
+            logger.warning("%s Searching for the operator, which takes %s.", msg, cost(self.seconds + actual.seconds))
             raise MismatchError(f"{msg} {self._culprit(args, gradients=wrong.name.startswith('gradient'))}")
 
     def _culprit(self, args: tuple[Any, ...], *, gradients: bool) -> str:
         try:
-            return self._blame(args, gradients)
+            return self.blame(args, gradients)
         except Exception as error:
             logger.warning("The search failed.", exc_info=True)
             return f"The search for the operator failed with {type(error).__name__}: {error}"

@@ -47,7 +47,14 @@ def node_of(value: Any) -> Node | None:
     if dataclasses.is_dataclass(value) and not isinstance(value, type | torch.nn.Module):
         names = tuple(field.name for field in dataclasses.fields(value) if hasattr(value, field.name))
         fields = tuple((f".{name}", getattr(value, name)) for name in names)
-        return Node((type(value), names), fields, lambda built: _with_fields(value, names, built))
+
+        def build(built: list[Any]) -> Any:
+            twin = copy.copy(value)  # no __init__ or __post_init__ runs, and attributes that are not fields are kept
+            for name, part in zip(names, built, strict=True):
+                object.__setattr__(twin, name, part)
+            return twin
+
+        return Node((type(value), names), fields, build)
     return None
 
 
@@ -61,13 +68,6 @@ def _one_level(value: Any) -> tuple[tuple[tuple[str, Any], ...], pytree.TreeSpec
         children, spec = pytree.tree_flatten(value, is_leaf=is_part)
         return tuple((f"[{index}]", child) for index, child in enumerate(children)), spec
     return tuple((pytree.keystr(path), child) for path, child in keyed), spec
-
-
-def _with_fields(value: Any, names: tuple[str, ...], built: list[Any]) -> Any:
-    twin = copy.copy(value)  # no __init__ or __post_init__ runs, and attributes that are not fields are kept
-    for name, part in zip(names, built, strict=True):
-        object.__setattr__(twin, name, part)
-    return twin
 
 
 def leaves_of(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

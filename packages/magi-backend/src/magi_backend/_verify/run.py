@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
 
 from magi_backend import _torch_compat
+from magi_backend._torch_compat.values import storage_id
 
 from .compare import Difference, comparable, compare, compare_trees, leaves_of, magnitude, with_leaves
 
@@ -44,59 +45,40 @@ class InputCopies:
 
 
 def copy_inputs(tree: Any) -> InputCopies:
-    """Copy every tensor of *tree*; other leaves stay as they are."""
-    leaves = list(leaves_of(tree))
-    tensors = {id(leaf): leaf for _, leaf in leaves if isinstance(leaf, torch.Tensor)}
-    copier = _Copier(Counter(map(_torch_compat.values.storage_id, tensors.values())))
-    copies = [copier.copy(path, leaf) if isinstance(leaf, torch.Tensor) else leaf for path, leaf in leaves]
-    remaining = iter(copies)
-    return InputCopies(with_leaves(tree, lambda _: next(remaining)), copier.wanted)
+    """Copy every tensor of *tree*; other leaves stay as they are.
 
-
-@dataclass
-class _Copier:
-    """Copies tensors one after the other; those that share memory become views of one copy of all of it.
-
-    A tensor does not lead to all of it: one that was detached, or made in inference mode, does not know of which tensor
-    it is a view.
+    Tensors that share memory become views of one copy of all of it. They do not lead to all of it by themselves: one
+    that was detached, or made in inference mode, does not know of which tensor it is a view.
     """
-
-    sharing: Counter[int]
-    """The number of different tensors in each storage."""
-    bases: dict[int, torch.Tensor] = field(default_factory=dict)
-    copies: dict[int, torch.Tensor] = field(default_factory=dict)
-    wanted: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def copy(self, path: str, tensor: torch.Tensor) -> torch.Tensor:
-        """The copy of *tensor*, which is at *path*; one that is at several places has one copy."""
-        if id(tensor) not in self.copies:
-            with torch.inference_mode(tensor.is_inference()):
-                self.copies[id(tensor)] = self._copied(path, tensor)
-        return self.copies[id(tensor)]
-
-    def _copied(self, path: str, tensor: torch.Tensor) -> torch.Tensor:
-        storage = _torch_compat.values.storage_id(tensor)
-        if self.sharing[storage] > 1:
-            if storage not in self.bases:
-                self.bases[storage] = _bytes_of_storage(tensor).clone()
-            memory = _as_dtype(self.bases[storage], tensor.dtype)
-            return memory.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
-        leaf = alone(tensor).requires_grad_(tensor.requires_grad)
-        _torch_compat.values.copy_dynamic_marks(tensor, leaf)
-        if tensor.requires_grad:
-            self.wanted[path] = leaf
-        # Code may write to an input that is not a leaf, although it requires a gradient.
-        return leaf if tensor.is_leaf else leaf.clone()
+    leaves = [(path, leaf) for path, leaf in leaves_of(tree) if isinstance(leaf, torch.Tensor)]
+    sharing = Counter(storage_id(leaf) for leaf in {id(leaf): leaf for _, leaf in leaves}.values())
+    memories: dict[int, torch.Tensor] = {}
+    copies: dict[int, torch.Tensor] = {}
+    wanted: dict[str, torch.Tensor] = {}
+    for path, leaf in leaves:
+        if id(leaf) not in copies:  # one that is at several places has one copy
+            with torch.inference_mode(leaf.is_inference()):
+                if sharing[storage_id(leaf)] > 1:
+                    copies[id(leaf)] = _view_of_copy(leaf, memories)
+                    continue
+                twin = alone(leaf).requires_grad_(leaf.requires_grad)
+                _torch_compat.values.copy_dynamic_marks(leaf, twin)
+                if leaf.requires_grad:
+                    wanted[path] = twin
+                # Code may write to an input that is not a leaf, although it requires a gradient.
+                copies[id(leaf)] = twin if leaf.is_leaf else twin.clone()
+    return InputCopies(with_leaves(tree, lambda leaf: copies.get(id(leaf), leaf)), wanted)
 
 
-def _bytes_of_storage(tensor: torch.Tensor) -> torch.Tensor:
-    """All the memory that *tensor* is in, as uint8."""
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-
-
-def _as_dtype(memory: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Bytes as a tensor of *dtype*, without those at the end that are less than an element."""
-    return memory[: memory.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+def _view_of_copy(tensor: torch.Tensor, memories: dict[int, torch.Tensor]) -> torch.Tensor:
+    """*tensor* as a view of a copy, in *memories*, of all the memory that it is in."""
+    storage = storage_id(tensor)
+    if storage not in memories:
+        whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+        memories[storage] = whole.clone()
+    size = memories[storage].numel() // tensor.dtype.itemsize * tensor.dtype.itemsize  # without a part of an element
+    elements = memories[storage][:size].view(tensor.dtype)
+    return elements.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
 
 def state_of(tensor: torch.Tensor) -> object:
@@ -117,14 +99,14 @@ class _Contents:
     tensor: torch.Tensor
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Contents) and torch.equal(_bits(self.tensor), _bits(other.tensor))
+        return isinstance(other, _Contents) and torch.equal(self._bits(), other._bits())
 
     __hash__ = None  # type: ignore[assignment]
 
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of *tensor*, because NaN is not equal to itself."""
-    return tensor.contiguous().view(-1).view(torch.uint8) if tensor.layout is torch.strided else tensor
+    def _bits(self) -> torch.Tensor:
+        """The bytes, because NaN is not equal to itself."""
+        is_strided = self.tensor.layout is torch.strided
+        return self.tensor.contiguous().view(-1).view(torch.uint8) if is_strided else self.tensor
 
 
 def alone(tensor: torch.Tensor) -> torch.Tensor:
@@ -146,6 +128,12 @@ class Replay:
     cpu: torch.Tensor
     gpus: tuple[torch.Tensor, ...]
 
+    @classmethod
+    def now(cls) -> Replay:
+        """The current states."""
+        gpus = range(torch.cuda.device_count())
+        return cls(torch.random.get_rng_state(), tuple(map(torch.cuda.get_rng_state, gpus)))
+
     def rewind(self) -> None:
         """Restore the generators."""
         torch.random.set_rng_state(self.cpu)
@@ -154,14 +142,8 @@ class Replay:
 
     def were_drawn(self) -> bool:
         """Whether random numbers were generated since."""
-        now = _generator_states()
-        pairs = zip((self.cpu, *self.gpus), (now.cpu, *now.gpus), strict=True)
-        return not all(torch.equal(before, after) for before, after in pairs)
-
-
-def _generator_states() -> Replay:
-    gpus = tuple(torch.cuda.get_rng_state(device) for device in range(torch.cuda.device_count()))
-    return Replay(torch.random.get_rng_state(), gpus)
+        now = Replay.now()
+        return not all(map(torch.equal, (self.cpu, *self.gpus), (now.cpu, *now.gpus)))
 
 
 @contextmanager
@@ -177,7 +159,7 @@ def replayed_random_numbers() -> Iterator[Replay]:
     """
     # Without a list of devices `fork_rng` warns where there is more than one (torch/random.py).
     with torch.random.fork_rng(list(range(torch.cuda.device_count()))):
-        yield _generator_states()
+        yield Replay.now()
 
 
 @dataclass(frozen=True)
@@ -216,7 +198,7 @@ def run(
         gradients = _gradients(outputs, {**wanted, **copies.wanted})
         _torch_compat.values.synchronize()
         seconds = time.perf_counter() - start
-        outputs = with_leaves(outputs, _detached_copy)
+        outputs = with_leaves(outputs, lambda leaf: alone(leaf) if isinstance(leaf, torch.Tensor) else leaf)
     after = _states(copies.values)
     written = frozenset(path for path, state in after.items() if before.get(path) != state)
     inputs = with_leaves(copies.values, lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf)
@@ -241,23 +223,28 @@ def differences(
         computed_in: The dtypes of the tensors in the graph.
     """
     known = names or {}
+    after = f"{kind} after the call"
     size = max((magnitude(g) for g in expected.gradients.values() if g is not None), default=1.0)
-    written = {f"{kind} after the call{path}" for path in actual.written | expected.written}
-    inputs = compare_trees(f"{kind} after the call", actual.inputs, expected.inputs, computed_in)
-    gradients = ((key, actual.gradients.get(key), gradient) for key, gradient in expected.gradients.items())
+    written = {f"{after}{path}" for path in actual.written | expected.written}
+
+    def input_title(name: str) -> str:
+        title = known.get(name.removeprefix(after))
+        return f"{title} after the call" if title else name
+
+    def gradient_title(key: str) -> str:
+        return f"gradient of {known.get(key) or (f'{kind}{key}' if key.startswith('[') else key)}"
+
     return (
         *compare_trees("output", actual.outputs, expected.outputs, computed_in),
         *(
-            replace(difference, name=_written_title(difference.name, kind, known))
-            for difference in inputs
+            replace(difference, name=input_title(difference.name))
+            for difference in compare_trees(after, actual.inputs, expected.inputs, computed_in)
             if difference.name in written or not difference.agrees
         ),
         *(
-            compare(
-                f"gradient of {_title(key, kind, known)}", ours, theirs, scale=min(1.0, size), computed_in=computed_in
-            )
-            for key, ours, theirs in gradients
-            if ours is not None or theirs is not None
+            compare(gradient_title(key), ours, theirs, scale=min(1.0, size), computed_in=computed_in)
+            for key, theirs in expected.gradients.items()
+            if (ours := actual.gradients.get(key)) is not None or theirs is not None
         ),
     )
 
@@ -272,23 +259,9 @@ def other_layouts(actual: Outcome, expected: Outcome) -> tuple[str, ...]:
         and isinstance(theirs, torch.Tensor)
         and ours.shape == theirs.shape
         and ours.layout is theirs.layout is torch.strided
-        and _strides(ours) != _strides(theirs)
+        # Strides of dimensions of size 1 do not matter.
+        and any(size > 1 and a != b for size, a, b in zip(ours.shape, ours.stride(), theirs.stride(), strict=True))
     )
-
-
-def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The strides that matter, without those of dimensions of size 1."""
-    return tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
-
-
-def _written_title(name: str, kind: str, names: Mapping[str, str]) -> str:
-    """*name*, which ends with the path of an input, with the name of that input if it has one."""
-    known = names.get(name.removeprefix(f"{kind} after the call"))
-    return f"{known} after the call" if known else name
-
-
-def _title(key: str, kind: str, names: Mapping[str, str]) -> str:
-    return names.get(key) or (f"{kind}{key}" if key.startswith("[") else key)
 
 
 def _states(tree: Any) -> dict[str, tuple[int, object]]:
@@ -318,10 +291,6 @@ def _gradients(outputs: Any, wanted: Mapping[str, torch.Tensor]) -> dict[str, to
     return dict(zip(wanted, found, strict=True))
 
 
-def _detached_copy(leaf: Any) -> Any:
-    return alone(leaf) if isinstance(leaf, torch.Tensor) else leaf
-
-
 @dataclass(frozen=True)
 class Expected:
     """What eager computes.
@@ -338,9 +307,12 @@ class Expected:
         """*actual*, with the elements of `outcome` where these depend on memory that nobody has written."""
         if self.other is None:
             return actual
-        names = ("outputs", "inputs", "gradients")
-        trees = {name: [getattr(each, name) for each in (actual, self.outcome, self.other)] for name in names}
-        return replace(actual, **{name: _settled(*found) for name, found in trees.items()})
+        return replace(
+            actual,
+            outputs=_settled(actual.outputs, self.outcome.outputs, self.other.outputs),
+            inputs=_settled(actual.inputs, self.outcome.inputs, self.other.inputs),
+            gradients=_settled(actual.gradients, self.outcome.gradients, self.other.gradients),
+        )
 
 
 def run_eager(
