@@ -7,8 +7,10 @@ import gc
 import logging
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 import pytest
@@ -19,8 +21,20 @@ from _compile_once import kept_libraries, put_on_path
 _FOLDER = pytest.StashKey[Path]()
 
 
+class _Undeclared(MetaPathFinder):
+    """Hides the modules in ``MAGI_TESTS_ALONE``, which `nox -s unit` sets to what the package does not declare."""
+
+    names = frozenset(filter(None, os.environ.get("MAGI_TESTS_ALONE", "").split(",")))
+
+    def find_spec(self, fullname: str, *_: object) -> None:
+        if fullname.partition(".")[0] in self.names:
+            msg = f"No module named {fullname!r}: the package whose tests run does not declare it"
+            raise ModuleNotFoundError(msg, name=fullname)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Compile each text once, and strictly. Worker processes inherit the environment of the one that started them."""
+    sys.meta_path.insert(0, _Undeclared())
     os.environ["MAGI_COMPILE_STRICT"] = "1"
     # pytest listens to loggers that do not propagate, and torch writes its trace, a tenth of a compilation, as soon as
     # somebody listens.

@@ -98,6 +98,14 @@ def _closure(*packages: str) -> list[str]:
     return [package for package in PACKAGES if package in seen]
 
 
+def _undeclared(package: str) -> list[str]:
+    """The modules that are installed for other packages and other tests, which *package* must do without."""
+    others = {name for each in PACKAGES for name in (each, *_requirement_names(each))}
+    others |= {re.split(r"[=>\[]", name)[0] for name in _group("models", "frameworks", "timm")}
+    declared = {name for each in _closure(package) for name in (each, *_requirement_names(each))}
+    return sorted(name.replace("-", "_") for name in others - declared)
+
+
 def _editables() -> list[str]:
     """All packages with their extras."""
     places = [f"packages/{package}[{','.join(_extras(package))}]" for package in PACKAGES]
@@ -161,7 +169,7 @@ def lint(session: nox.Session) -> None:
 def _everything(session: nox.Session) -> str:
     """The Python of one environment for several sessions: all packages, and what their tests and types need.
 
-    What a package may import without declaring it is up to `wheels` and to tests/test_workspace.py.
+    `unit` hides what a package does not declare, and `wheels` installs each with nothing else.
     """
     declared = [requirement for package in PACKAGES for requirement in _foreign_requirements(package)]
     packages = [*_pins(), *declared, *_editables()]
@@ -185,12 +193,13 @@ def types(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def unit(session: nox.Session, package: str) -> None:
-    """Run one package's tests; then those of its extras, which change what torch's own operators do."""
+    """Run one package's tests with only what it declares; then those of its extras, which change torch's operators."""
+    alone = {"MAGI_TESTS_ALONE": ",".join(_undeclared(package))}
     folders = [f"packages/{package}/tests/{extra}" for extra in _extras(package)]
     ignored = [f"--ignore={folder}" for folder in folders]
     for places in ([f"packages/{package}", *ignored], folders):
         if places:
-            _run_tests(session, *places, env=ONE_THREAD | SCALAR, python=_everything(session))
+            _run_tests(session, *places, env=ONE_THREAD | SCALAR | alone, python=_everything(session))
 
 
 @nox.session(venv_backend="none")
