@@ -75,6 +75,12 @@ def scaled(x: Tensor, by: float, twice: bool, sizes: list[int]) -> Tensor:
     return patterns.module_level(out) if twice else out
 
 
+def test_a_device_that_launches_nothing(ops: Ops, runs: dict[str, int]) -> None:
+    op = counting(ops, runs, patterns.module_level)
+    (graph,) = aot_graphs(lambda x: op(x) + 1, torch.ones(300), device="meta")
+    assert f"{ops.namespace}.counted.default" in operators(graph)
+
+
 def test_arguments_that_are_no_tensors_count(ops: Ops, runs: dict[str, int]) -> None:
     op = counting(ops, runs, scaled, "(Tensor x, float by, bool twice, SymInt[] sizes) -> Tensor")
     (graph,) = aot_graphs(

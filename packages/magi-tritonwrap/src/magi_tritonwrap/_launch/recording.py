@@ -170,8 +170,7 @@ def _described(leaves: list[Any], at: int) -> Hashable:
     leaf = leaves[at]
     if isinstance(leaf, torch.Tensor):
         sizes = (*leaf.size(), *(leaf.stride() if leaf.layout == torch.strided else ()))
-        casts = torch.is_autocast_enabled(leaf.device.type) and torch.get_autocast_dtype(leaf.device.type)
-        return (_first(leaves, at), leaf.dtype, leaf.device, leaf.layout, casts, *map(expression_of, sizes))
+        return (_first(leaves, at), leaf.dtype, leaf.device, leaf.layout, *map(expression_of, sizes))
     if isinstance(leaf, SYMBOLIC_NUMBERS):
         return (type(leaf), expression_of(leaf))
     return (type(leaf), leaf if isinstance(leaf, Hashable) else id(leaf))
