@@ -504,6 +504,14 @@ def test_each_size_of_a_training_step_is_right() -> None:
     assert "keep_saved_strides_symbolic" in named
 
 
+def test_an_inference_saves_nothing() -> None:
+    layers = nn.Conv2d(3, 8, 3, padding=1).requires_grad_(False)
+    report = explain(torch.compile(layers, backend="magi", dynamic=True))(image(5))
+
+    assert report.agrees
+    assert "keep_saved_strides_symbolic" not in repairs(report)
+
+
 KIN: dict[str, tuple[nn.Module, Callable[[int], Any]]] = {
     "one dimension": (nn.Conv1d(3, 4, 3, padding=1), lambda size: torch.randn(2, 3, size)),
     "three dimensions": (nn.Conv3d(3, 4, 3, padding=1), lambda size: torch.randn(2, 3, 3, size, size + 1)),

@@ -160,6 +160,9 @@ def _set_symbolic_strides(original: Callable[[Any, Any], None], example_inputs: 
     environment: Any = shape_env_from_inputs(example_inputs)
     if environment is None or context is None or not context.output_strides:
         return
+    metadata: Any = context.fw_metadata
+    if metadata is None or metadata.num_symints_saved_for_bw is None:
+        return  # an inference, which saves nothing
     for index, strides in enumerate(compiled_graph.output_strides):
         expressions = tuple(map(environment.deserialize_symexpr, strides or ()))
         if any(isinstance(stride, torch.SymInt) for stride in expressions):
