@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -154,3 +155,63 @@ def test_a_replay_keeps_the_annotations_of_the_node(ops: Ops, runs: dict[str, in
     (graph,) = aot_graphs(lambda x: op(x.relu()), torch.ones(300))
     (launch,) = (node for node in graph.graph.nodes if "triton" in str(node.target))
     assert "op(x.relu())" in launch.meta["stack_trace"]
+
+
+def by_offset(x: Tensor, y: Tensor) -> Tensor:
+    return torch.as_strided(x, (2,), (1,), x.storage_offset()) * 2
+
+
+def by_gradient(x: Tensor, y: Tensor) -> Tensor:
+    return x * 2 if x.requires_grad else x * 3
+
+
+def by_memory(x: Tensor, y: Tensor) -> Tensor:
+    return x * 2 if x.untyped_storage()._cdata == y.untyped_storage()._cdata else x * 3
+
+
+def by_bytes(x: Tensor, y: Tensor) -> Tensor:
+    return x * x.untyped_storage().nbytes()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("body", [by_offset, by_gradient, by_memory, by_bytes])
+def test_a_body_sees_of_its_tensors_what_it_sees_in_eager(
+    ops: Ops, runs: dict[str, int], body: Callable[..., Tensor], dynamic: bool
+) -> None:
+    op = counting(ops, runs, body, "(Tensor x, Tensor y) -> Tensor")
+
+    def program(x: Tensor, learnt: Tensor) -> tuple[Tensor, ...]:
+        return op(x[4:], x[2:]), op(x[2:], x.clone()), op(x.clone(), x), op(learnt, x)
+
+    given = torch.arange(10.0), torch.ones(10, requires_grad=True)
+    compiled = torch.compile(program, backend="aot_eager", dynamic=dynamic, fullgraph=True)
+    with torch.no_grad():
+        for ours, eager in zip(compiled(*given), program(*given), strict=True):
+            assert torch.equal(ours, eager)
+
+
+class Scaled:
+    """Equal to any other, and not to be hashed."""
+
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __call__(self, x: Tensor, sign: float) -> Tensor:
+        return x * self.by * math.copysign(1.0, sign)
+
+
+def test_recordings_are_told_apart(ops: Ops) -> None:
+    """By bodies that are equal, and by numbers that are."""
+    schema = "(Tensor x, float sign) -> Tensor"
+    two, three = (triton_op(f"{ops.namespace}::by_{by}", Scaled(by), mutates_args=(), schema=schema) for by in (2, 3))
+
+    def program(x: Tensor) -> list[Tensor]:
+        return [op(x, sign) for op in (two, three) for sign in (0.0, -0.0)]
+
+    found = torch.compile(program, backend="aot_eager", fullgraph=True)(torch.ones(3))
+    assert [float(each[0]) for each in found] == [2.0, -2.0, 3.0, -3.0]

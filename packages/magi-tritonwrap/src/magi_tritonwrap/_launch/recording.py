@@ -27,8 +27,11 @@ from magi_tritonwrap._torch_compat.tracing import (
     decides_by_data,
     expression_of,
     fake_mode_of,
+    functional_storage,
     kept_for_this_compilation,
+    number_is_lost,
     proxy_tracing_disabled,
+    storage_of,
     unbacked_symbols,
     unwrap_functional,
 )
@@ -45,7 +48,8 @@ class Recording:
 
     Attributes:
         graph: its operators and launches, at the Tensors and symbolic numbers among its arguments. None for a body that
-            makes numbers of data: a trace must see what the body checks of them, so such a body runs again.
+            makes numbers of data, because a trace must see what the body checks of them, or of what no graph can
+            follow: such a body runs again.
         launches: its launches, in order.
     """
 
@@ -118,10 +122,11 @@ def recording_of(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     if fake_mode_of(inner) is None:
         return Recording(None, ())
     kept = kept_for_this_compilation()
-    key = (fn, spec, torch.is_grad_enabled(), *(_described(leaves, at) for at in range(len(leaves))))
+    key = (id(fn), spec, torch.is_grad_enabled(), *(_described(leaves, at) for at in range(len(leaves))))
     if key not in kept:
-        kept[key] = _recorded(fn, leaves, inner, spec)
-    found: Recording | str = kept[key]
+        known_by_id = [fn, *(leaf for leaf in leaves if not _varies(leaf))]  # kept, so that no other object has the id
+        kept[key] = _recorded(fn, leaves, inner, spec), known_by_id
+    found: Recording | str = kept[key][0]
     return found
 
 
@@ -141,19 +146,25 @@ def _recorded(fn: Callable[..., Any], leaves: list[Any], inner: list[Any], spec:
         if fake_mode.shape_env is not None:
             stack.enter_context(fake_mode.shape_env.ignore_fresh_unbacked_symbols())
         stack.enter_context(listening(log))
-        fresh = [_same_layout(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in inner]
+        fresh = _elsewhere(leaves, inner)
         varying = [fresh[_first(leaves, at)] for at, leaf in enumerate(leaves) if _varies(leaf)]
-        try:
-            graph = make_fx(body)(*varying)
-        except TritonWrapError:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever the body raises is the reason, and is reported
-            return told(error)
-    met = [node.meta.get("val") for node in graph.graph.nodes]
+        for run in (make_fx(body), body):
+            try:
+                made = run(*varying)
+                break
+            except TritonWrapError:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever the body raises is the reason, and is reported
+                if run is body or not number_is_lost(error):
+                    return told(error)
+    if not isinstance(made, torch.fx.GraphModule):
+        return Recording(None, log.launches)
+    met = [node.meta.get("val") for node in made.graph.nodes]
     # torch writes a product of three sizes that it has lost track of as `operator.mul(a, b, c)` (2.10 to 2.15).
-    is_lost = any(node.target in (operator.mul, operator.add) and len(node.args) > 2 for node in graph.graph.nodes)
-    is_known = not is_lost and unbacked_symbols(met) <= unbacked_symbols(inner)
-    return Recording(graph if is_known else None, log.launches)
+    is_lost = any(node.target in (operator.mul, operator.add) and len(node.args) > 2 for node in made.graph.nodes)
+    is_plain = not any(isinstance(leaf, torch.Tensor) and (leaf.is_conj() or leaf.is_neg()) for leaf in leaves)
+    is_known = is_plain and not is_lost and unbacked_symbols(met) <= unbacked_symbols(inner)
+    return Recording(made if is_known else None, log.launches)
 
 
 def _varies(leaf: Any) -> bool:
@@ -169,18 +180,50 @@ def _described(leaves: list[Any], at: int) -> Hashable:
     """What a body can see of an argument without reading data."""
     leaf = leaves[at]
     if isinstance(leaf, torch.Tensor):
-        sizes = (*leaf.size(), *(leaf.stride() if leaf.layout == torch.strided else ()))
-        return (_first(leaves, at), leaf.dtype, leaf.device, leaf.layout, *map(expression_of, sizes))
+        sharing = [index for index, other in enumerate(leaves) if _memory_of(other) == _memory_of(leaf)]
+        kind = (leaf.dtype, leaf.device, leaf.layout, leaf.requires_grad, leaf.is_conj(), leaf.is_neg())
+        return (_first(leaves, at), sharing[0], *kind, *map(expression_of, _measures(unwrap_functional(leaf))))
     if isinstance(leaf, SYMBOLIC_NUMBERS):
         return (type(leaf), expression_of(leaf))
-    return (type(leaf), leaf if isinstance(leaf, Hashable) else id(leaf))
+    # 0.0 and -0.0 are equal, and objects of users may be equal and yet differ in what a body reads.
+    return (type(leaf), repr(leaf) if isinstance(leaf, (bool, int, float, complex, str, torch.device)) else id(leaf))
 
 
-def _same_layout(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the same layout that may be written without changing the one that is being traced."""
+def _measures(tensor: torch.Tensor) -> tuple[Any, ...]:
     if tensor.layout != torch.strided:
-        return torch.empty_like(tensor)
-    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        return (*tensor.size(),)
+    return (*tensor.size(), *tensor.stride(), tensor.storage_offset(), tensor.untyped_storage().nbytes())
+
+
+def _memory_of(leaf: object) -> object:
+    """A value that is the same for Tensors that share memory."""
+    if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided:
+        return id(leaf)
+    return functional_storage(leaf) or storage_of(leaf)
+
+
+def _elsewhere(leaves: list[Any], inner: list[Any]) -> list[Any]:
+    """*inner* with Tensors of the same layouts, which may be written without changing those that are being traced.
+
+    Those that share memory share it here as well.
+    """
+    memories: dict[object, torch.Tensor] = {}
+
+    def fresh(leaf: object, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout != torch.strided:
+            return torch.empty_like(tensor)
+        how: Any = {"dtype": tensor.dtype, "device": tensor.device}
+        made = torch.empty_strided(tensor.size(), tensor.stride(), **how)
+        is_whole = tuple(map(expression_of, _measures(made))) == tuple(map(expression_of, _measures(tensor)))
+        is_shared = sum(_memory_of(other) == _memory_of(leaf) for other in leaves) > 1
+        if is_shared or not is_whole:
+            length = tensor.untyped_storage().nbytes() // tensor.element_size()
+            memory = memories.setdefault(_memory_of(leaf), torch.empty((length,), **how))
+            made = memory.view(tensor.dtype).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+        return made.requires_grad_(tensor.requires_grad)
+
+    pairs = zip(leaves, inner, strict=True)
+    return [fresh(leaf, value) if isinstance(value, torch.Tensor) else value for leaf, value in pairs]
 
 
 def told(error: Exception) -> str:

@@ -55,6 +55,16 @@ def functional_storage(value: object) -> object:
     return value.elem.untyped_storage()._cdata if isinstance(value, FunctionalTensor) else None
 
 
+def storage_of(tensor: torch.Tensor) -> int:
+    """The same number for Tensors that share memory; `functional_storage` is that for those of a functional trace."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def number_is_lost(error: Exception) -> bool:
+    """Whether a trace met a symbolic number that it cannot compute from its arguments (torch 2.10 to 2.15)."""
+    return "is not tracked with proxy" in str(error)
+
+
 def writes_traced(tensor: Any) -> int:
     """The number of writes into a Tensor of AOTAutograd's functional trace, or into one that shares its memory."""
     return int(torch._functionalize_mutation_counter(tensor.elem))
