@@ -492,9 +492,19 @@ def closes_over(x: Tensor) -> Tensor:
     return total.clone()
 
 
-@pytest.mark.parametrize("body", [unpacks, cached, none_defaults, closes_over])
+def asserts(x: Tensor, other: Tensor) -> Tensor:
+    assert x.untyped_storage().data_ptr() != other.untyped_storage().data_ptr(), f"{x.shape} is lost"
+    assert all(size > 0 for size in x.shape)
+    assert {size: size + 1 for size in x.shape}
+    with torch.no_grad():
+        return x.add(other)
+
+
+@pytest.mark.parametrize("body", [unpacks, cached, none_defaults, closes_over, asserts])
 def test_tensors_behind_unknown_names_are_no_launches(body: Callable[..., Any]) -> None:
-    assert str(find_kernels(body)) == "no Triton launch"
+    report = find_kernels(body)
+    assert str(report) == "no Triton launch"
+    assert not report.only_a_run_tells, report.doubtful
 
 
 def test_reason_is_one_line_a_launch() -> None:
