@@ -11,7 +11,7 @@ could serve both, but torch binds the arguments of a Function with `setup_contex
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias, cast
@@ -185,6 +185,26 @@ def _kind(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return f"a {type(value).__name__} of {len(value)}"
     return f"a {type(value).__name__}"
+
+
+class NeedsGrad(Mapping[str, bool]):
+    """`ctx.needs_grad`: whether a gradient is wanted, by the dotted path of a Tensor leaf.
+
+    It looks at nothing before it is asked, because it is made at every call with a gradient.
+    """
+
+    def __init__(self, index: Mapping[str, int], flags: tuple[bool, ...]) -> None:
+        self._index = index
+        self._flags = flags
+
+    def __getitem__(self, path: str) -> bool:
+        return self._flags[self._index[path]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._index)
+
+    def __len__(self) -> int:
+        return len(self._index)
 
 
 VmapRule: TypeAlias = Callable[..., tuple[Any, Any]]
@@ -376,7 +396,7 @@ class AutogradFunctions:
         flags = ctx.needs_input_grad
         if self.lowering.layout.tensor_lists:
             flags = _flags(self.lowering.layout, spread, flags)
-        ctx.needs_grad = {path: flags[i] for path, i in self._index.items()}
+        ctx.needs_grad = NeedsGrad(self._index, flags)
         ctx.needs_input_grad, ctx._magi_shapes = self._saved(flags, *flat)  # noqa: SLF001
         outputs = as_tuple(output, len(self.outputs.names))
         if self.outputs.tensor_lists:
