@@ -4,11 +4,15 @@
 The Python blocks of a page run in order in one namespace. `print(x)  # text` prints that text. A comment right above a
 block says what else to do with it:
 
-- `<!-- setup` and code `-->`: code that runs and is not shown
+- `<!-- setup` and code `-->`: code that runs and is not shown. No block that is shown may need it, because a reader
+  copies what is shown: it checks what was done, or provides a file that the reader has
 - `<!-- output -->`: what the Python block before prints; a `text` block right after a Python block is that anyway
 - `<!-- raises -->`: the block raises; the `text` block after it is the last line of the traceback
 - `<!-- gpu -->`: runs where there is a GPU; is only compiled elsewhere
 - `<!-- not run: reason -->`: shown, never run
+
+A `sh` block has one command a line, with no prompt in front of it. The commands of ours are run, and a `text` block
+after them is what the last one prints.
 
 A block that includes a program of examples/ is run by the tests of the examples. The exit status is 1, and a sentence
 on stderr names a line of the page, where the page shows something that is not so.
@@ -29,6 +33,7 @@ import os
 import re
 import shlex
 import subprocess
+import symtable
 import sys
 import tempfile
 import traceback
@@ -146,10 +151,18 @@ def run_page(page: Page, folder: Path, *, gpu: bool) -> None:
             if not is_so:
                 raise PageError(f"{place}: the page shows\n{block.code}and the program says\n{printed}")
             printed = None
-        elif block.language == "console":
-            _run_console(place, block, folder)
+        elif block.language == "sh":
+            printed = _run_commands(place, block, folder)
         else:
             raise PageError(f"{place}: a {block.language or 'plain'} block that nothing checks. Run it or say why not.")
+
+
+def _globals(table: symtable.SymbolTable) -> tuple[set[str], set[str]]:
+    """The names that code gives a value at module level, and the names of the module that it reads."""
+    is_module = table.get_type() == "module"
+    defines = {s.get_name() for s in table.get_symbols() if is_module and (s.is_assigned() or s.is_imported())}
+    needs = {s.get_name() for s in table.get_symbols() if s.is_referenced() and (is_module or s.is_global())}
+    return defines, needs.union(*(_globals(child)[1] for child in table.get_children()))
 
 
 class _Program:
@@ -157,6 +170,7 @@ class _Program:
 
     def __init__(self, page: Page, folder: Path) -> None:
         self.page = page
+        self.hidden, self.shown = set[str](), set[str]()
         self.file = folder / "page.py"
         self.lines = [""] * len(page.path.read_text().splitlines())
         for block in page.blocks:
@@ -170,11 +184,19 @@ class _Program:
         sys.modules["page"] = self.module
 
     def statements(self, block: Block) -> list[ast.stmt]:
-        """The statements of *block*, on the lines where the page has them."""
+        """The statements of *block*, on the lines where the page has them; what is hidden defines no name for them."""
         try:
-            return ast.parse("\n" * (block.line - 1) + block.code, str(self.file)).body
+            tree = ast.parse("\n" * (block.line - 1) + block.code, str(self.file))
         except SyntaxError as error:
             raise PageError(f"{self.page.path}:{error.lineno}: {error!r}") from error
+        defines, needs = _globals(symtable.symtable(block.code, str(self.file), "exec"))
+        if block.language == "setup":
+            self.hidden |= defines
+        else:
+            self.shown |= defines
+            if missing := sorted(needs & self.hidden - self.shown):
+                raise PageError(f"{self.page.path}:{block.line}: only code that is not shown defines {missing[0]}")
+        return tree.body
 
     def run(self, block: Block, statements: list[ast.stmt]) -> str:
         """Run the *statements* of *block*; what they print."""
@@ -203,19 +225,19 @@ def _says(shown: str, printed: str) -> bool:
     return doctest.OutputChecker().check_output(shown, printed, doctest.ELLIPSIS)
 
 
-def _run_console(place: str, block: Block, folder: Path) -> None:
-    """Run each `$ command`, and compare the lines below it, if there are any, with what it prints."""
+def _run_commands(place: str, block: Block, folder: Path) -> str:
+    """Run each line of *block*; what the last one prints."""
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-    for entry in ("\n" + block.code).split("\n$ ")[1:]:
-        command, _, shown = entry.partition("\n")
+    printed = ""
+    for command in block.code.splitlines():
         words = shlex.split(command, comments=True)
         if words[0] not in _OUR_COMMANDS:
             raise PageError(f"{place}: {words[0]} is not a command of ours. Say in a comment why the block is not run.")
         done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             raise PageError(f"{place}: {command} ended with {done.returncode}\n{done.stdout}{done.stderr}")
-        if shown.strip() and not _says(shown, done.stdout):
-            raise PageError(f"{place}: {command} prints\n{done.stdout}and not\n{shown}")
+        printed = done.stdout
+    return printed
 
 
 def run_many() -> int:

@@ -80,9 +80,10 @@ def test_page_on_a_gpu(page: Path) -> None:
 
 PAGE = """
 <!-- setup
-x = 2
+hidden = 2
 -->
 ```python
+x = 2
 print(x)  # {promise}
 print(x + 1)
 ```
@@ -98,19 +99,21 @@ print(x + 1)
     [
         (PAGE.format(promise="2", between="", shown="2\n3"), None),
         (PAGE.format(promise="2", between="", shown="...\n3"), None),
-        (PAGE.format(promise="3", between="", shown="2\n3"), ":6: prints"),
-        (PAGE.format(promise="2", between="", shown="2\n4"), ":11: the page shows"),
+        (PAGE.format(promise="3", between="", shown="2\n3"), ":7: prints"),
+        (PAGE.format(promise="2", between="", shown="2\n4"), ":12: the page shows"),
         (PAGE.format(promise="2", between="<!-- not run: no reason at all -->", shown=""), None),
         (PAGE.format(promise="2", between="<!-- not run: -->", shown=""), "needs a reason"),
         ("```python\n1 / 0\n```\n", ":2: .*ZeroDivisionError"),
+        ("<!-- setup\nimport torch\n-->\n```python\ntorch.ones(1)\n```\n", ":5: only code that is not shown"),
+        ("<!-- setup\nimport torch\n-->\n```python\nimport torch\n\ntorch.ones(1)\n```\n", None),
         ("<!-- raises -->\n```python\n1 / 0\n```\n```text\nZeroDivisionError: division by zero\n```\n", None),
         ("<!-- raises -->\n```python\n1 / 1\n```\n", "raises nothing"),
         ("<!-- gpu -->\n```python\n1 / 0\n```\n", None),
         ("<!-- gpu -->\n```python\n1 /\n```\n", "SyntaxError"),
         ("<!-- output -->\n```python\nx\n```\n", "output of nothing"),
         ("```python\nprint('x=1')\n```\n<!-- output -->\n```python\nx = 1\n```\n", None),
-        ("```console\n$ rm x\n```\n", "is not a command of ours"),
-        ("```console\n$ magi-opschema nonsense\n```\n", "ended with 2"),
+        ("```sh\nrm x\n```\n", "is not a command of ours"),
+        ("```sh\nmagi-opschema nonsense\n```\n", "ended with 2"),
         ("```\nanything\n```\n", "plain block that nothing checks"),
         ("    indented\n", "put it between fences"),
         ("<!-- gpu -->\nprose\n", "belongs to no block"),
