@@ -20,13 +20,13 @@ R = TypeVar("R")
 
 def magi_register_custom_op(
     name: str | None = None,
-    *,
     mutates_args: Sequence[str] = (),
     infer_output_meta_fn: Callable[..., Any] | Sequence[str] | None = None,
     setup_context_fn: Callable[..., Any] | None = None,
     backward_fn: Callable[..., Any] | None = None,
     is_compute_sensitive: bool = False,
     is_subgraph_boundary: bool = False,
+    *,
     tags: Sequence[Any] = (),
     override: bool = False,
     register_pytree: bool = True,

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from ._ops.rules import register_vmap as register_vmap
     from .errors import OpSchemaError as OpSchemaError
 
+    get_runner, register_runner = get_object, register_object
+
 _NAMES = {
     "errors": ("OpSchemaError",),
     "_handles.declared": ("see_through_object",),
@@ -46,10 +48,13 @@ _HOMES = dict(sorted((name, home) for home, names in _NAMES.items() for name in 
 
 __all__ = list(_HOMES)
 
+_OF_MAGI_COMPILER = {"get_runner": "get_object", "register_runner": "register_object"}
+
 
 def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        value: object = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    ours = _OF_MAGI_COMPILER.get(name, name)
+    if ours in _HOMES:
+        value: object = getattr(importlib.import_module(f"{__name__}.{_HOMES[ours]}"), ours)
         globals()[name] = value
         return value
     if name in {"aten", "errors"}:

@@ -13,6 +13,8 @@ from ._rewrites.temporal import TemporalConvPass
 from .errors import MagiPassesError, PassFailedError, UnscopedConfigError
 
 
+ND_TilingWorkaroundPass = NDTilingWorkaroundPass  # as MagiCompiler calls it
+
 __all__ = [
     "ChannelMomentsPass",
     "ConvChooser",

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plain Triton launches inside a PyTorch op, visible to Inductor without `wrap_triton` in user code."""
 
+from torch.library import wrap_triton as wrap_triton  # for code that comes from MagiCompiler
+
 from ._find import find_kernels
 from ._kernel.kernels import register_launcher
 from ._kernel.report import InnerOp, KernelReport, OpReport

@@ -24,6 +24,8 @@ class RegisteredOp(Protocol[P, R_co]):
 
     Attributes:
         torch_op: the OpOverload that graphs hold, and that torch's own functions accept.
+        torch_registered_op: the same, by its name in MagiCompiler.
+        magi_exposed_op: this function, by its name in MagiCompiler.
     """
 
     __name__: str
@@ -31,6 +33,8 @@ class RegisteredOp(Protocol[P, R_co]):
     __module__: str
     __source__: str
     torch_op: torch._ops.OpOverload
+    torch_registered_op: torch._ops.OpOverload
+    magi_exposed_op: Any
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
@@ -61,13 +65,13 @@ class RegisteredOp(Protocol[P, R_co]):
 
 def magi_register_custom_op(
     name: str | None = None,
-    *,
     mutates_args: Iterable[str] = (),
     infer_output_meta_fn: Callable[..., Any] | Sequence[str] | None = None,
     setup_context_fn: Callable[..., None] | None = None,
     backward_fn: Callable[..., Any] | None = None,
     is_compute_sensitive: bool = False,
     is_subgraph_boundary: bool = False,
+    *,
     tags: Sequence[torch.Tag] = (),
     override: bool = False,
     register_pytree: bool = True,

@@ -210,6 +210,7 @@ def _expose(
     annotations["return"] = lowering.signature.return_annotation
     exposed.__annotations__ = {name: evaluate(annotation, scope) for name, annotation in annotations.items()}
     exposed.torch_op = torch_op
+    exposed.torch_registered_op, exposed.magi_exposed_op = torch_op, exposed  # as MagiCompiler calls them
     setattr(exposed, TORCH_OP_ATTRIBUTE, torch_op)
     for method in (
         rules.register_fake,
