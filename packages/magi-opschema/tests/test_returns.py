@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from _named import same
 from magi_opschema import magi_register_custom_op
 from torch import Tensor
 
@@ -73,16 +74,6 @@ def make_op(ns: str, row: str) -> Callable[..., Any]:
 
     body.__annotations__["return"] = annotation
     return magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=returned)(body)
-
-
-def same(left: Any, right: Any) -> bool:
-    if isinstance(left, Tensor):
-        return isinstance(right, Tensor) and torch.equal(left, right)
-    if isinstance(left, (list, tuple)):
-        return type(left) is type(right) and len(left) == len(right) and all(map(same, left, right))
-    if isinstance(left, (Found, Nested)):
-        return type(left) is type(right) and all(same(vars(left)[name], vars(right)[name]) for name in vars(left))
-    return type(left) is type(right) and bool(left == right)
 
 
 def compiled(backend: str, *, dynamic: bool) -> Callable[[Callable[..., Any]], Any]:

@@ -28,6 +28,7 @@ from typing import (
 import pytest
 import torch
 from _bad_inputs import with_annotation
+from _named import same
 from magi_opschema import errors, lower_signature, magi_register_custom_op, op_def, opcheck
 from magi_opschema._text import show_type
 from torch import Tensor
@@ -295,23 +296,6 @@ MORE_ROWS: list[tuple[Any, Any, list[str], str]] = [
 IDS = [f"{index}-{annotation}" for index, (annotation, *_) in enumerate(ROWS + MORE_ROWS)]
 
 
-def same(left: Any, right: Any) -> bool:
-    """Equal, of the same classes all the way down, Tensors by value."""
-    if isinstance(left, Tensor) or isinstance(right, Tensor):
-        return isinstance(left, Tensor) and isinstance(right, Tensor) and torch.equal(left, right)
-    if type(left) is not type(right):
-        return False
-    if isinstance(left, enum.Enum):
-        return left is right
-    if hasattr(left, "__dataclass_fields__"):
-        return all(same(getattr(left, name), getattr(right, name)) for name in left.__dataclass_fields__)
-    if isinstance(left, (list, tuple)):
-        return len(left) == len(right) and all(map(same, left, right))
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
-    return bool(left == right)
-
-
 def make_op(ns: str, annotation: Any, seen: list[Any]) -> Callable[..., Any]:
     def body(x: Tensor, value: Any) -> Tensor:
         seen.append(value)
@@ -403,27 +387,6 @@ def test_enum_by_value_and_by_member(ns: str) -> None:
     op(W, "rms")
     op(W, Mode.RMS)
     assert seen == [Mode.RMS, Mode.RMS]
-
-
-@pytest.mark.parametrize("size", [65, 200])
-def test_more_leaves_than_torch_has_arguments(ns: str, size: int) -> None:
-    kinds: list[tuple[Any, Any]] = [
-        (int, 3), (float, 0.5), (bool, True), (str, "text"), (int | None, None), (float | None, 1.5), (str | None, ""),
-        (torch.dtype, torch.int8), (torch.dtype | None, None), (complex, 1 + 2j), (int | float, 2.0),
-        (list[int], [1, 2]),
-        (list[float] | None, None), (Literal["a", "b"], "b"), (Mode, Mode.RMS), (bool | None, False), (list[str], []),
-    ]  # fmt: skip
-    chosen = [kinds[i % len(kinds)] for i in range(size)]
-    cls = make_dataclass("Many", [(f"f{i}", kind) for i, (kind, _) in enumerate(chosen)], frozen=True)
-    value = cls(*[value for _, value in chosen])
-    seen: list[Any] = []
-    op = make_op(ns, cls, seen)
-    assert len(op_def(op).torch_op._schema.arguments) <= 64
-    x = torch.arange(3.0)
-    op(x, value)
-    assert same(seen[-1], value), seen[-1]
-    torch.compile(op, fullgraph=True, backend="aot_eager")(x, value)
-    assert same(seen[-1], value), seen[-1]
 
 
 def test_depth_eight_with_two_hundred_leaves(ns: str) -> None:
