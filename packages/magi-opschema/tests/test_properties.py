@@ -260,7 +260,10 @@ def lower_case(case: list[Given]) -> SignatureLowering:
 
 
 def make_op(case: list[Given], seen: list[tuple[Any, ...]]) -> Callable[..., Any]:
-    lower_case(case)
+    lowering = lower_case(case)
+    # torch leaves out a value that equals the default of its argument: -0.0 that of 0.0, and True that of 1.
+    for value, argument in zip(flat_arguments(case, Bridge(lowering)), lowering.arguments, strict=True):
+        assume(not (argument.has_default and value == argument.default) or same(value, argument.default))
     name = f"opschema_properties::op{next(_numbers)}"
     return magi_register_custom_op(name, infer_output_meta_fn=["x"])(make_body(case, seen))
 

@@ -286,8 +286,7 @@ def test_a_frozen_dataclass_without_tensors_stays_behind_its_handle(ns: str, x: 
         ("deletes", r"the body writes 'runner.bias'"),
         (
             "counts",
-            r"the body reads 'runner.calls', and its Linear was rebuilt only from "
-            r"\(weight, bias, tile, mode\). Declare",
+            r"the body reads 'runner.calls', and its Linear was rebuilt only from \(weight, bias, tile, mode\)\. D",
         ),
     ],
 )
