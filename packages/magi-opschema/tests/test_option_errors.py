@@ -409,13 +409,9 @@ def test_a_switch_that_is_neither_on_nor_off(ns: str, monkeypatch: pytest.Monkey
     with pytest.raises(EnvironmentVariableError, match=re.escape(sentence)):
         magi_register_custom_op(f"{ns}::op")(plain)
     assert not torch._C._jit_get_schemas_for_operator(f"{ns}::op")
-
-
-@pytest.mark.parametrize("value", ["", "0"])
-def test_a_switch_that_is_off(ns: str, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    monkeypatch.setenv("MAGI_OPSCHEMA_CHECK", value)
-    op = magi_register_custom_op(f"{ns}::op")(plain)
-    assert torch.equal(op(torch.ones(2)), torch.full((2,), 2.0))
+    for off in ("", "0"):
+        monkeypatch.setenv("MAGI_OPSCHEMA_CHECK", off)
+        magi_register_custom_op(f"{ns}::off{off}")(plain)
 
 
 @pytest.mark.parametrize("kind", ["a file", "below a file", "no place"])

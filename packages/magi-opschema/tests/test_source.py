@@ -32,7 +32,6 @@ class Config:
 def make_op(name: str, **options: Any) -> Callable[..., Tensor]:
     @magi_register_custom_op(name, infer_output_meta_fn=["x"], **options)
     def scale(x: Tensor, cfg: Config = Config()) -> Tensor:
-        """Scale x."""
         raise ZeroDivisionError(cfg.factor)
 
     return scale
@@ -57,14 +56,11 @@ def test_a_traceback_shows_the_lines_of_generated_code(ns: str) -> None:
     assert sorted(parts, key=text.index) == list(parts)
 
 
-def test_inspect_shows_the_users_side_and_the_source_the_generated_one(ns: str) -> None:
+def test_inspect_shows_the_generated_source(ns: str) -> None:
     scale = make_op(f"{ns}::scale")
     definition = op_def(scale)
     assert inspect.getsource(scale) == scale.__source__  # type: ignore[attr-defined]
     assert inspect.getsource(definition.lowered_fn) == definition.lowered_fn.__source__  # type: ignore[attr-defined]
-    assert inspect.signature(scale) == inspect.signature(definition.fn)
-    assert scale.__doc__ == "Scale x."
-    assert (scale.__name__, scale.__qualname__, scale.__module__) == ("scale", definition.fn.__qualname__, __name__)
     assert scale._magi_torch_registered_op is definition.torch_op  # type: ignore[attr-defined]
 
 

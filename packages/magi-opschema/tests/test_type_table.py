@@ -372,13 +372,14 @@ def test_golden_of_each_row(ns: str, request: pytest.FixtureRequest) -> None:
 
 def test_generator_argument_works_in_eager(ns: str) -> None:
     @magi_register_custom_op(f"{ns}::noise")
-    def noise(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def noise(x: Tensor, generator: torch.Generator | None = torch.Generator().manual_seed(1)) -> Tensor:  # noqa: B008
         return x + torch.randn(x.shape, generator=generator)
 
     assert op_def(noise).path == "direct"
     x = torch.zeros(3)
-    first = noise(x, torch.Generator().manual_seed(1))
-    assert torch.equal(first, noise(x, torch.Generator().manual_seed(1)))
+    expected = torch.randn(3, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(noise(x), expected)
+    assert torch.equal(noise(x, torch.Generator().manual_seed(1)), expected)
 
 
 def test_enum_by_value_and_by_member(ns: str) -> None:
