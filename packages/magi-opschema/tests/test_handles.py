@@ -15,6 +15,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkabl
 
 import pytest
 import torch
+from _signatures import count_graphs
 from magi_opschema import (
     ObjectHandle,
     errors,
@@ -63,16 +64,6 @@ def make_op(ns: str, name: str = "run") -> Op:
         return runner.run(x)
 
     return run
-
-
-def count_graphs(fn: Callable[..., Any], *, dynamic: bool | None = None) -> tuple[Callable[..., Any], list[Any]]:
-    graphs: list[Any] = []
-
-    def backend(graph: Any, _: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    return torch.compile(fn, backend=backend, fullgraph=True, dynamic=dynamic), graphs
 
 
 def stale_handle() -> int:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, NewType, assert_type
 
 import pytest
 import torch
+from _signatures import Calls, count_graphs
 from magi_opschema import (
     RegisteredOp,
     magi_register_custom_op,
@@ -116,13 +117,7 @@ class TestOverload:
     """What torch's own functions take is `op.torch_op`."""
 
     def test_a_graph_holds_it(self, op: Any) -> None:
-        graphs: list[torch.fx.GraphModule] = []
-
-        def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-            graphs.append(graph)
-            return graph.forward
-
-        compiled: Any = torch.compile(op, fullgraph=True, backend=backend)
+        compiled, graphs = count_graphs(op)
         compiled(X)
         exported = torch.export.export(Calls(op), (X,)).graph_module
         for graph in (*graphs, exported):
@@ -133,7 +128,7 @@ class TestOverload:
         assert set(torch.library.opcheck(op.torch_op, (X, *flat_arguments(op))).values()) == {"SUCCESS"}
 
     @pytest.mark.parametrize("form", ["policy", "list"])
-    def test_selective_checkpoint(self, op: Any, form: str) -> None:
+    def test_selective_checkpoint(self, op: Any, form: str, recorder: Any) -> None:
         seen: list[Any] = []
 
         def policy(ctx: Any, target: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -142,29 +137,13 @@ class TestOverload:
 
         chosen = policy if form == "policy" else [op.torch_op]
         contexts = functools.partial(create_selective_checkpoint_contexts, chosen)
-        runs: list[Any] = []
-
-        class Count(TorchDispatchMode):
-            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                runs.append(func)
-                return func(*args, **(kwargs or {}))
-
         x = X.clone().requires_grad_()
-        with Count():  # type: ignore[no-untyped-call]
+        with recorder:
             saved = checkpoint(lambda x: first(op(x)).sin(), x, use_reentrant=False, context_fn=contexts)
             saved.sum().backward()
         torch.testing.assert_close(x.grad, 2 * (X * 2).cos())
-        assert runs.count(op.torch_op) == 1  # it was saved, and not run again
+        assert recorder.seen.count(op.torch_op) == 1  # it was saved, and not run again
         assert form == "list" or op.torch_op in seen
-
-
-class Calls(torch.nn.Module):
-    def __init__(self, op: Any) -> None:
-        super().__init__()
-        self.op = op
-
-    def forward(self, x: Tensor) -> Any:
-        return self.op(x)
 
 
 def flat_arguments(op: Any) -> tuple[Any, ...]:

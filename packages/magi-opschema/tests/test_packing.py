@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from _named import same
+from _signatures import same
 from magi_opschema import ObjectHandle, errors, magi_register_custom_op, op_def, opcheck, register_vmap
 from torch import Tensor
 

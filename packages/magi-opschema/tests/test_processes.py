@@ -96,19 +96,6 @@ def test_import_loads_no_torch_and_registering_loads_no_compiler(tmp_path: Path)
     assert run(textwrap.dedent(before) + OP + textwrap.dedent(after), tmp_path, op="").strip() == "[]"
 
 
-@pytest.mark.slow  # tests/test_caches.py has the fast ones
-def test_second_process_hits_the_compile_caches(tmp_path: Path) -> None:
-    script = """
-    from torch._dynamo.utils import counters
-    x = torch.ones(8, requires_grad=True)
-    torch.compile(lambda x, w: apply(x, Config(w)).relu(), fullgraph=True)(x, torch.ones(8)).sum().backward()
-    print(counters["aot_autograd"]["autograd_cache_hit"], counters["aot_autograd"]["autograd_cache_miss"])
-    """
-    cache = str(tmp_path / "cache")
-    assert run(script, tmp_path, TORCHINDUCTOR_CACHE_DIR=cache).split() == ["0", "1"]
-    assert run(script, tmp_path, TORCHINDUCTOR_CACHE_DIR=cache).split() == ["1", "0"]
-
-
 def test_an_exported_program_is_loaded_in_another_process(tmp_path: Path) -> None:
     path = tmp_path / "model.pt2"
     export = f"""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import enum
 import inspect
-import io
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple, NewType, TypedDict
 
 import pytest
 import torch
-from _named import same
+from _signatures import Calls, same, saved_and_loaded
 from hypothesis import HealthCheck, assume, given, reject, settings
 from hypothesis import strategies as st
 from magi_opschema import SignatureLowering, errors, lower_signature, magi_register_custom_op, opcheck
@@ -340,14 +339,7 @@ def check_exported(case: list[Given]) -> None:
     values = passed(case)
     assume(all(map(survives_in_a_graph, flat_arguments(case, Bridge(lower_case(case))))))
 
-    class Model(torch.nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return op(x, **values)  # type: ignore[no-any-return]
-
-    buffer = io.BytesIO()
-    torch.export.save(torch.export.export(Model(), (X,)), buffer)
-    buffer.seek(0)
-    loaded = torch.export.load(buffer).module()
+    loaded = saved_and_loaded(torch.export.export(Calls(lambda x: op(x, **values)), (X,)))
     assert torch.equal(loaded(X), X * 2)
     assert same(seen[-1], values_of(case))
 

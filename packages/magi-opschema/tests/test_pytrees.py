@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import copy
 import enum
-import io
 import pickle
 import socket
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
@@ -19,7 +18,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import pytest
 import torch
 import torch.utils._pytree as pytree
-from _bad_inputs import with_annotation
+from _signatures import Calls, saved_and_loaded, with_annotation
 from magi_opschema import lower_signature, magi_register_custom_op
 from magi_opschema.errors import OptionError, RecordTreeError
 from torch import Tensor
@@ -326,22 +325,11 @@ class TestSaved:
             pytree.treespec_dumps(flattened(other(X))[1])
 
 
-class Calls(torch.nn.Module):
-    def __init__(self, fn: Callable[..., Any]) -> None:
-        super().__init__()
-        self.fn = fn
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.fn(*args, **kwargs)
-
-
-def saved_and_loaded(program: torch.export.ExportedProgram) -> Any:
-    file = io.BytesIO()
-    torch.export.save(program, file)
-    file.seek(0)
-    # The example inputs are in the file; torch loads their classes without a word if they are declared safe.
+@pytest.fixture(autouse=True)
+def safe_globals() -> Iterator[None]:
+    """The example inputs are in a saved program; torch loads their classes without a word if they are declared safe."""
     with torch.serialization.safe_globals([Cfg, Inner, Box, Slotted, Mode]):
-        return torch.export.load(file).module()
+        yield
 
 
 EXPORTED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = {

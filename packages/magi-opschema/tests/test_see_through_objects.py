@@ -192,12 +192,6 @@ def test_a_gradient_may_be_an_object(ns: str, x: Tensor) -> None:
     torch.testing.assert_close(weight.grad, x.mT @ torch.ones(2, 4))
 
 
-def test_a_weight_that_requires_a_gradient_needs_a_backward(ns: str, x: Tensor) -> None:
-    run = make(ns, ObjectHandle[Linear])
-    with pytest.raises(errors.MissingBackwardError, match="has no backward_fn"):
-        run(x, Linear(EYE.clone().requires_grad_())).sum().backward()
-
-
 def test_objects_in_objects_and_in_records(ns: str, x: Tensor) -> None:
     @see_through_object
     class Pair:

@@ -11,11 +11,11 @@ import re
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, make_dataclass
-from typing import Annotated, Any, Literal, NamedTuple, NewType, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, NewType
 
 import pytest
 import torch
-from _bad_inputs import Box, Inner, Mode, X, located, shown, with_annotation
+from _signatures import Box, Inner, Mode, Sizes, X, located, shown, with_annotation
 from magi_opschema import magi_register_custom_op, op_def
 from magi_opschema.errors import ArgumentError, ArgumentValueError, OpSchemaError, ReturnValueError
 from torch import Tensor
@@ -35,11 +35,6 @@ class Level(enum.Enum):
 class Cfg:
     inner: Inner = Inner()  # noqa: RUF009  (it is frozen)
     level: Level = Level.LOW
-
-
-class Sizes(TypedDict):
-    height: int
-    width: int
 
 
 class Point(NamedTuple):
@@ -233,7 +228,7 @@ def test_a_leaf_of_another_class_in_compiled_code(ns: str, form: str) -> None:
     op = magi_register_custom_op(f"{ns}::op")(with_annotation(annotation))
     assert op_def(op).path == form
     value, path = (Box("big"), "value.value") if form == "flattened" else ("big", "value")
-    with pytest.raises(Exception, match=rf"{ns}::op: '{path}' is 'big' \(str\), expected a float\. \(_bad_inputs"):
+    with pytest.raises(Exception, match=rf"{ns}::op: '{path}' is 'big' \(str\), expected a float\. \(_signatures"):
         torch.compile(op, fullgraph=True, backend="eager")(X, value)
 
 
@@ -258,7 +253,7 @@ def test_a_look_alike_in_compiled_code(ns: str, value: Any, is_argument: bool) -
     op: Any = magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=["x"])(with_annotation(Box[int]))
     plain = value is None or isinstance(value, (int, str))
     shown = f"{value!r} ({type(value).__name__})" if plain else f"of class {type(value).__name__}"
-    sentence = rf"{ns}::op: 'value' is {re.escape(shown)}, expected a Box, .*\(_bad_inputs.py:\d+\)"
+    sentence = rf"{ns}::op: 'value' is {re.escape(shown)}, expected a Box, .*\(_signatures.py:\d+\)"
     compiled: Any = torch.compile(op if is_argument else lambda x, _: op(x, value), fullgraph=True, backend="eager")
     with pytest.raises(Exception, match=sentence):
         compiled(X, value)
@@ -293,7 +288,8 @@ def test_an_error_of_the_body_is_left_alone(ns: str) -> None:
     op = magi_register_custom_op(f"{ns}::op")(body)
     for i, text in enumerate(texts):
         for x in (X, X.clone().requires_grad_()):
-            for call, value in ((op, Box(i)), (op.torch_op, i), (getattr(torch.ops, ns).op, i)):
+            calls: list[tuple[Any, Any]] = [(op, Box(i)), (op.torch_op, i), (getattr(torch.ops, ns).op, i)]
+            for call, value in calls:
                 with pytest.raises((RuntimeError, TypeError), match=re.escape(text)) as caught:
                     call(x, value)
                 assert not isinstance(caught.value, OpSchemaError)
