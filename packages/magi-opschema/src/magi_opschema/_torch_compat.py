@@ -323,6 +323,18 @@ class TranslatingOverload(OpOverload):
             raise
 
 
+def _translating(call: Callable[..., Any]) -> Callable[..., Any]:
+    def translate(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the op; an error is translated, or raised as it is."""
+        try:
+            return call(self, *args, **kwargs)
+        except Exception as error:
+            self._magi_translate(error, args, kwargs)
+            raise
+
+    return translate
+
+
 class TranslatingCall(TranslatingOverload):
     """A TranslatingOverload for releases whose own call does more than call the dispatcher, such as torch 2.15.
 
@@ -330,27 +342,14 @@ class TranslatingCall(TranslatingOverload):
     call.
     """
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the op; an error is translated, or raised as it is."""
-        try:
-            return OpOverload.__call__(self, *args, **kwargs)
-        except Exception as error:
-            self._magi_translate(error, args, kwargs)
-            raise
+    __call__ = _translating(OpOverload.__call__)
 
 
 class TranslatingPacket(OpOverloadPacket):
     """The OpOverloadPacket of such an op, `torch.ops.namespace.op`: it does not go through the OpOverload."""
 
     _magi_translate: Callable[..., None]
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the op; an error is translated, or raised as it is."""
-        try:
-            return OpOverloadPacket.__call__(self, *args, **kwargs)
-        except Exception as error:
-            self._magi_translate(error, args, kwargs)
-            raise
+    __call__ = _translating(OpOverloadPacket.__call__)
 
 
 def functionalize_by(op: OpOverload, rule: Callable[..., Any]) -> None:

@@ -217,21 +217,6 @@ def compile_flatten(
     return to.function("flatten", _with_defaults(parameters, to), "Take the arguments apart.", title)
 
 
-def compile_flatten_output(lowering: SignatureLowering, node: Node, to: Writer) -> Callable[[Any], tuple[Any, ...]]:
-    """A function from the user's return value to a tuple of the flat outputs."""
-    to.line(f"return {tuple_text(flatten(node, 'output', to))}")
-    return to.function("flatten_output", ["output"], "Take a return value apart.", f"output {lowering.name}")
-
-
-def compile_rebuild_output(lowering: SignatureLowering, node: Node) -> Callable[..., Any]:
-    """A function from the flat outputs to the user's return value."""
-    to = Writer(lowering, is_description=True)
-    value = rebuild(node, to)
-    to.line(f"return {value}")
-    names = [leaf.name for leaf in leaves(node)]
-    return to.function("rebuild_output", names, "Rebuild a return value.", f"returned {lowering.name}")
-
-
 def flatten_parameters(parameters: tuple[Parameter, ...], to: Writer) -> dict[str, str]:
     """Write the lines that take the parameters apart; return an expression for each leaf, by its name."""
     exprs: dict[str, str] = {}
