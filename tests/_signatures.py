@@ -48,6 +48,34 @@ class Moded:
     mode: Mode = Mode.RMS
 
 
+try:
+    from torch._library.opaque_object import register_opaque_type as register_opaque_type
+    from torch._opaque_base import OpaqueBase
+
+    class Stateful(OpaqueBase):
+        """An object that torch takes as it is, an input of a graph."""
+
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+    class Constant(Stateful):
+        """One that is a constant of a graph."""
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Constant) and self.number == other.number
+
+        def __hash__(self) -> int:
+            return hash(self.number)
+
+        def __fx_repr__(self) -> tuple[str, dict[str, type]]:
+            return f"Constant({self.number})", {"Constant": Constant}
+
+    register_opaque_type(Stateful, typ="reference")
+    register_opaque_type(Constant, typ="value")
+except (ImportError, TypeError):  # torch 2.10
+    Stateful = Constant = register_opaque_type = None  # type: ignore[assignment,misc]
+
+
 def shown(value: object) -> str:
     """A test id: the same in every process, so without addresses."""
     return re.sub(r" at 0x[0-9a-f]+| id='\d+'", "", str(value))[:60]

@@ -126,6 +126,8 @@ LEAVES: list[tuple[object, st.SearchStrategy[Any]]] = [
     (list[bool], lists(st.booleans())),
     (list[str], lists(texts)),
     (list[int] | None, lists(ints) | st.none()),
+    (int | torch.SymInt, ints),
+    (torch.Size, lists(st.integers(0, 2**31)).map(torch.Size)),
     (tuple[int, ...], lists(ints).map(tuple)),
     (tuple[str, ...] | None, lists(texts).map(tuple) | st.none()),
     (list[complex], lists(complexes)),

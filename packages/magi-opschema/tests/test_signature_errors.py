@@ -160,11 +160,13 @@ ANNOTATIONS: list[tuple[object, str]] = [
     (np.ndarray, f"'value' has type ndarray, {NO_FORM}. Pass a Tensor: torch.from_numpy() shares its memory."),
     (np.float32, f"'value' has type float32, {NO_FORM}. Pass a Tensor"),
     (torch.nn.Linear, f"'value' has type Linear, {NO_FORM}. Pass its tensors, or a frozen dataclass of them."),
-    (torch.Size, f"'value' has type Size, {NO_FORM}. Use tuple[int, ...]."),
-    (torch.SymInt, f"'value' has type SymInt, {NO_FORM}. Use int: every int of a schema may be symbolic."),
+    (torch.Stream, f"'value' has type Stream, {NO_FORM}. Annotate it ObjectHandle[torch.Stream]."),
+    (torch.Event, f"'value' has type Event, {NO_FORM}. Annotate it ObjectHandle[torch.Event]."),
+    (list[torch.Size], f"'value' has type list[Size], {NO_LIST}. Use one list for each part, or a Tensor."),
     (None, f"'value' has type None, {NO_FORM}."),
     (SimpleNamespace, (f"'value' has type SimpleNamespace, {NO_FORM}. "
-                      "Use a frozen dataclass with the parts of SimpleNamespace that the op needs.")),
+                      "Use a frozen dataclass with the parts of SimpleNamespace that the op needs, "
+                      "or ObjectHandle[SimpleNamespace] for the object itself.")),
     (int | str, ("'value' has type int | str, which is a union of 2 types, and a schema argument has one. "
                 "Use a frozen dataclass with one optional field for each.")),
     (Tensor | float | None, "'value' has type Tensor | float | None, which is a union of 2 types"),

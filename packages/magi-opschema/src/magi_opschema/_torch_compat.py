@@ -25,6 +25,7 @@ from torch._library.custom_ops import CustomOpDef as CustomOpDef
 from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch.fx.experimental.sym_node import DynamicInt
+from torch.torch_version import TorchVersion
 from torch.utils import _pytree
 
 
@@ -454,6 +455,21 @@ def reserved_part(namespace: str, op: str) -> str:
         return op
     attribute = vars(getattr(torch.ops, namespace)).get(op)
     return "" if attribute is None or isinstance(attribute, OpOverloadPacket) else op
+
+
+ARE_GENERATORS_TRACED = TorchVersion(torch.__version__) >= "2.14"
+"""False for releases of which Dynamo has no node for a torch.Generator ("Missing `as_proxy()` implementation")."""
+
+
+def opaque_name(cls: type) -> str:
+    """The schema type of a class, or of its base, that was registered with `register_opaque_type`; empty for any other.
+
+    The module came with torch 2.11. From 2.13 on torch registers classes of its own, such as ProcessGroup.
+    """
+    module: Any = getattr(torch._library, "opaque_object", None)
+    if not hasattr(module, "get_opaque_type_name") or not module.is_opaque_type(cls):
+        return ""
+    return str(module.get_opaque_type_name(cls))
 
 
 pytree_lock = _pytree._NODE_REGISTRY_LOCK

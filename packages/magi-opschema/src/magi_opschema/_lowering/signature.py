@@ -364,7 +364,7 @@ def _kind(argument: Argument) -> str:
         return f"optional_{base}" if leaf.is_optional else base
     if base in _texts():
         return base
-    if leaf.is_list and not leaf.is_tensor:
+    if leaf.is_list and not leaf.is_tensor and not leaf.is_opaque:
         return f"{base.removesuffix('[]')}_list"
     return ""
 
