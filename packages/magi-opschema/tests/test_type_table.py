@@ -471,11 +471,12 @@ needs_opaque = pytest.mark.skipif(Stateful is None, reason="torch registers no o
 
 
 @pytest.fixture
-def group() -> Iterator[Any]:
+def mesh() -> Iterator[Any]:
     import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
 
     dist.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
-    yield dist.group.WORLD
+    yield init_device_mesh("cpu", (1,))
     dist.destroy_process_group()
 
 
@@ -495,17 +496,19 @@ def opaque_forms(cls: Any, value: Any) -> list[tuple[Any, Any, str]]:
 
 
 @needs_opaque
-@pytest.mark.parametrize("kind", ["reference", "value", "ProcessGroup"])
+@pytest.mark.parametrize("kind", ["reference", "value", "ProcessGroup", "DeviceMesh"])
 def test_a_class_that_is_registered_with_torch(ns: str, kind: str, request: pytest.FixtureRequest) -> None:
     """It stays whole, alone and in records, lists and tuples; the dispatcher does not look at it, so we do."""
     made: dict[str, Callable[[], Any]] = {
         "reference": lambda: Stateful(3),
         "value": lambda: Constant(3),
-        "ProcessGroup": lambda: request.getfixturevalue("group"),
+        "ProcessGroup": lambda: request.getfixturevalue("mesh").get_group(),
+        "DeviceMesh": lambda: request.getfixturevalue("mesh"),
     }
     value = made[kind]()
     if not opaque_name(type(value)):
-        sentence = "A schema takes one from torch 2.13 on; before, annotate it ObjectHandle[ProcessGroup]."
+        assert TorchVersion(torch.__version__) < "2.13"
+        sentence = f"A schema takes one from torch 2.13 on; before, annotate it ObjectHandle[{kind}]."
         with pytest.raises(errors.SignatureError, match=re.escape(sentence)):
             make_op(ns, type(value), [])
         return

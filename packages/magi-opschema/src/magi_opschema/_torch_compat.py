@@ -464,9 +464,13 @@ ARE_GENERATORS_TRACED = TorchVersion(torch.__version__) >= "2.14"
 def opaque_name(cls: type) -> str:
     """The schema type of a class, or of its base, that was registered with `register_opaque_type`; empty for any other.
 
-    The module came with torch 2.11. From 2.13 on torch registers classes of its own, such as ProcessGroup.
+    The module came with torch 2.11. From 2.13 on torch registers ProcessGroup and DeviceMesh, when DTensor is imported.
     """
     module: Any = getattr(torch._library, "opaque_object", None)
+    if cls.__module__.startswith("torch.distributed."):
+        from torch.distributed import device_mesh
+
+        getattr(device_mesh, "_register_distributed_opaque_types", lambda: None)()
     if not hasattr(module, "get_opaque_type_name") or not module.is_opaque_type(cls):
         return ""
     return str(module.get_opaque_type_name(cls))

@@ -544,8 +544,8 @@ def _advice(annotation: object, cls: object, arguments: tuple[Any, ...]) -> str:
             return "Pass a Tensor: torch.from_numpy() shares its memory."
         if issubclass(cls, torch.Tensor):
             return "Annotate it Tensor; a subclass may be passed."
-        if cls.__name__ == "ProcessGroup":
-            return "A schema takes one from torch 2.13 on; before, annotate it ObjectHandle[ProcessGroup]."
+        if cls.__name__ in {"ProcessGroup", "DeviceMesh"}:
+            return f"A schema takes one from torch 2.13 on; before, annotate it ObjectHandle[{cls.__name__}]."
         parts = f"Use a frozen dataclass with the parts of {cls.__name__} that the op needs"
         return f"{parts}, or ObjectHandle[{cls.__name__}] for the object itself."
     return _ADVICE.get(cls) or "See the type table in the documentation of magi-opschema."
