@@ -262,7 +262,7 @@ def lower_case(case: list[Given]) -> SignatureLowering:
 
 def make_op(case: list[Given], seen: list[tuple[Any, ...]]) -> Callable[..., Any]:
     lowering = lower_case(case)
-    # torch leaves out a value that equals the default of its argument: -0.0 that of 0.0, and True that of 1.
+    # torch leaves out the last values that equal their defaults, as -0.0 equals 0.0.
     for value, argument in zip(flat_arguments(case, Bridge(lowering)), lowering.arguments, strict=True):
         assume(not (argument.has_default and value == argument.default) or same(value, argument.default))
     name = f"opschema_properties::op{next(_numbers)}"
