@@ -154,11 +154,4 @@ def test_every_session_has_a_complete_result_without_failures() -> None:
 
 def test_the_page_on_compatibility_shows_what_was_counted(compatibility: Any) -> None:
     page = (DOCS / "compatibility.md").read_text()
-    # magi-opschema's test_robustness.py checks the report itself.
-    fuzz = load(ROOT / "packages" / "magi-opschema" / "tests" / "fuzz.json")
-
     assert compatibility.table(load(DOCS / "compatibility.json")) in page
-    assert (
-        f"{fuzz['cases']} cases, {fuzz['right']} right, {fuzz['refused']} refused at decoration because two names make "
-        f"one flat name, {len(fuzz['failures'])} failures"
-    ) in " ".join(page.split())

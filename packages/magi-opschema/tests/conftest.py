@@ -45,9 +45,11 @@ class Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[Any] = []
+        self.schemas: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.seen.append(func)
+        self.schemas.append(str(func._schema))
         return func(*args, **(kwargs or {}))
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
@@ -25,17 +26,27 @@ FAKES = {
 }
 
 
-@pytest.mark.parametrize("what", sorted(FAKES))
-def test_fake_that_says_something_else_is_found_at_every_call_until_one_passes(ns: str, what: str) -> None:
+FORMS: dict[str, Callable[..., Any]] = {
+    "eager": lambda op: op,
+    "aot_eager": lambda op: torch.compile(op, fullgraph=True, backend="aot_eager"),
+    "inductor": lambda op: torch.compile(op, fullgraph=True),
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "form"), [*((what, "eager") for what in FAKES), ("shape", "aot_eager"), ("shape", "inductor")]
+)
+def test_fake_that_says_something_else_is_found_at_every_call_until_one_passes(ns: str, what: str, form: str) -> None:
     @magi_register_custom_op(f"{ns}::copy", infer_output_meta_fn=FAKES[what])
     def copy(x: Tensor, cfg: Config = Config()) -> Tensor:
         return x.clone()
 
+    call = FORMS[form](copy)
     for _ in range(2):
         with pytest.raises(
             errors.FakeMismatchError, match=rf"{ns}::copy: 'output' has {what} .* the fake says .*test_checks"
         ):
-            copy(torch.randn(2, 3))
+            call(torch.randn(2, 3))
 
 
 def test_a_check_that_passed_is_not_repeated(ns: str) -> None:
@@ -85,15 +96,16 @@ def test_size_that_depends_on_data(ns: str) -> None:
     assert nonzero(torch.tensor([0.0, 1.0, 2.0])).tolist() == [1, 2]
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", ["the input", "a view", "twice"])
-def test_aliasing(ns: str, kind: str) -> None:
+def test_aliasing(ns: str, kind: str, form: str) -> None:
     @magi_register_custom_op(f"{ns}::alias", infer_output_meta_fn=["x", "x"])
     def alias(x: Tensor) -> tuple[Tensor, Tensor]:
         copy = x.clone()
         return {"the input": (copy, x), "a view": (copy, x[:]), "twice": (copy, copy)}[kind]
 
     with pytest.raises(errors.AliasingError, match=rf"{ns}::alias: 'output\.1' shares its memory with"):
-        alias(torch.ones(3))
+        FORMS[form](alias)(torch.ones(3))
 
 
 def test_first_call_on_a_tensor_inside_a_graph(ns: str) -> None:

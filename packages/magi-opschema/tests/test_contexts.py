@@ -41,42 +41,6 @@ def make_op(ns: str, calls: list[Any] | None = None) -> Op:
     return apply
 
 
-class Wrapped(torch.Tensor):
-    """A wrapper subclass that counts the ops it is asked for."""
-
-    held: Tensor
-    seen: list[Any] = []  # noqa: RUF012
-
-    @staticmethod
-    def __new__(cls, inner: Tensor) -> Wrapped:
-        wrapped = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
-        wrapped.held = inner
-        return wrapped
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        cls.seen.append(func)
-        unwrapped = [arg.held if isinstance(arg, Wrapped) else arg for arg in args]
-        return Wrapped(func(*unwrapped, **(kwargs or {})))
-
-
-@pytest.mark.parametrize("grad", [False, True])
-def test_dispatch_mode_sees_the_op(ns: str, recorder: Any, grad: bool) -> None:
-    apply = make_op(ns)
-    with recorder:
-        apply(torch.ones(2, requires_grad=grad), Config(torch.ones(2)))
-    assert op_def(apply).torch_op in recorder.seen
-
-
-def test_tensor_subclass_sees_the_op(ns: str) -> None:
-    apply = make_op(ns)
-    Wrapped.seen.clear()
-    result = apply(Wrapped(torch.ones(2)), Config(torch.full((2,), 3.0)))
-    assert isinstance(result, Wrapped)
-    assert result.held.tolist() == [6.0, 6.0]
-    assert op_def(apply).torch_op in Wrapped.seen
-
-
 def test_fake_tensors_never_reach_the_body(ns: str) -> None:
     calls: list[Any] = []
     apply = make_op(ns, calls)
@@ -93,15 +57,17 @@ def test_make_fx_records_one_node(ns: str, tracing_mode: Any) -> None:
     assert [node.target for node in graph.graph.nodes if node.op == "call_function"] == [op_def(apply).torch_op]
 
 
-def test_autocast(ns: str) -> None:
+@pytest.mark.parametrize("backend", [None, "aot_eager", "inductor"])
+def test_autocast(ns: str, backend: str | None) -> None:
     calls: list[Any] = []
     apply = make_op(ns, calls)
     register_autocast(apply, "cpu", torch.bfloat16)
+    call = apply if backend is None else torch.compile(apply, fullgraph=True, backend=backend)
     cfg = Config(torch.ones(2))
     with torch.autocast("cpu", torch.bfloat16):
-        assert apply(torch.ones(2), cfg).dtype == torch.bfloat16
-        assert apply(torch.ones(2, requires_grad=True), cfg).dtype == torch.bfloat16
-    assert apply(torch.ones(2), cfg).dtype == torch.float32
+        assert call(torch.ones(2), cfg).dtype == torch.bfloat16
+        assert call(torch.ones(2, requires_grad=True), cfg).dtype == torch.bfloat16
+    assert call(torch.ones(2), cfg).dtype == torch.float32
     assert [dtype for dtype, _ in calls] == [torch.bfloat16, torch.bfloat16, torch.float32]
 
 

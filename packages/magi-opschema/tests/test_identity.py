@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, NewType, assert_type
 
 import pytest
 import torch
+from _signatures import Calls, count_graphs
 from magi_opschema import (
     RegisteredOp,
     magi_register_custom_op,
@@ -37,21 +38,6 @@ X = torch.arange(3.0)
 class Cfg:
     scale: float = 2.0
     shift: Tensor | None = None
-
-
-def plain_direct(x: Tensor, scale: float = 2.0, *, times: int = 1) -> Tensor:
-    """Scale, as torch would take it."""
-    return x * scale * times
-
-
-def plain_lowered(x: Tensor, mode: Literal["a", "b"] = "a", by: Annotated[Metres, "m"] = Metres(2.0)) -> Tensor:
-    """Scale, with annotations of our own."""
-    return x * by
-
-
-def plain_flattened(x: Tensor, cfg: Cfg = Cfg(), *, times: int = 1) -> tuple[Tensor]:
-    """Scale, with a record."""
-    return (x * cfg.scale * times,)
 
 
 def derive(ctx: Any, grad: Tensor) -> Any:
@@ -79,13 +65,7 @@ def flattened(x: Tensor, cfg: Cfg = Cfg(), *, times: int = 1) -> tuple[Tensor]:
     return (x * cfg.scale * times,)
 
 
-OPS: list[Any] = [direct, lowered, flattened]
-PLAIN: dict[Any, Callable[..., Any]] = {
-    direct: plain_direct,
-    lowered: plain_lowered,
-    flattened: plain_flattened,
-}
-every_path = pytest.mark.parametrize("op", OPS, ids=lambda op: op.__name__)
+every_path = pytest.mark.parametrize("op", [direct, lowered, flattened], ids=lambda op: op.__name__)
 
 
 def first(output: Any) -> Tensor:
@@ -97,18 +77,15 @@ def first(output: Any) -> Tensor:
 class TestFunction:
     """What Python sees."""
 
-    def test_name_doc_and_module(self, op: Any) -> None:
+    def test_what_inspect_says(self, op: Any) -> None:
+        plain = op_def(op).fn
         assert inspect.isfunction(op)
-        assert op.__name__ == op.__qualname__ == PLAIN[op].__name__.removeprefix("plain_")
-        assert op.__module__ == __name__
-        assert inspect.getdoc(op) == inspect.getdoc(PLAIN[op])
-        assert op_def(op).path == op.__name__
-        assert op_def(op).exposed_op is op
-
-    def test_signature_and_hints(self, op: Any) -> None:
-        assert inspect.signature(op) == inspect.signature(PLAIN[op])
-        assert typing.get_type_hints(op) == typing.get_type_hints(PLAIN[op])
-        assert typing.get_type_hints(op, include_extras=True) == typing.get_type_hints(PLAIN[op], include_extras=True)
+        assert op is op_def(op).exposed_op is not plain
+        assert (op.__name__, op.__qualname__, op.__module__) == (op_def(op).path, op_def(op).path, __name__)
+        assert inspect.getdoc(op) == inspect.getdoc(plain)
+        assert inspect.signature(op) == inspect.signature(plain)
+        assert typing.get_type_hints(op) == typing.get_type_hints(plain)
+        assert typing.get_type_hints(op, include_extras=True) == typing.get_type_hints(plain, include_extras=True)
         assert all(not isinstance(hint, str) for hint in op.__annotations__.values())
 
     def test_pickle_and_copies(self, op: Any) -> None:
@@ -117,19 +94,10 @@ class TestFunction:
         assert pickle.loads(pickle.dumps([op, (op,)])) == [op, (op,)]
 
     def test_it_is_called_as_the_function_is(self, op: Any) -> None:
-        expected = PLAIN[op](X)
-        torch.testing.assert_close(op(X), expected)
-        torch.testing.assert_close(op(x=X), expected)
-        compiled_op: Any = torch.compile(op, fullgraph=True, backend="aot_eager")
-        torch.testing.assert_close(compiled_op(X), expected)
-        if "times" in inspect.signature(op).parameters:
-            torch.testing.assert_close(op(X, times=3), PLAIN[op](X, times=3))
-
-            def thrice(x: Tensor) -> Any:
-                return op(x, times=3)
-
-            compiled: Any = torch.compile(thrice, fullgraph=True, backend="aot_eager")
-            torch.testing.assert_close(compiled(X), PLAIN[op](X, times=3))
+        calls: list[dict[str, Any]] = [{}] if op is lowered else [{}, {"times": 3}]
+        for run in (op, torch.compile(op, fullgraph=True, backend="aot_eager")):
+            for options in calls:
+                torch.testing.assert_close(run(x=X, **options), op_def(op).fn(X, **options))
 
 
 def test_hints_of_classes_that_are_local(ns: str) -> None:
@@ -149,13 +117,7 @@ class TestOverload:
     """What torch's own functions take is `op.torch_op`."""
 
     def test_a_graph_holds_it(self, op: Any) -> None:
-        graphs: list[torch.fx.GraphModule] = []
-
-        def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-            graphs.append(graph)
-            return graph.forward
-
-        compiled: Any = torch.compile(op, fullgraph=True, backend=backend)
+        compiled, graphs = count_graphs(op)
         compiled(X)
         exported = torch.export.export(Calls(op), (X,)).graph_module
         for graph in (*graphs, exported):
@@ -166,7 +128,7 @@ class TestOverload:
         assert set(torch.library.opcheck(op.torch_op, (X, *flat_arguments(op))).values()) == {"SUCCESS"}
 
     @pytest.mark.parametrize("form", ["policy", "list"])
-    def test_selective_checkpoint(self, op: Any, form: str) -> None:
+    def test_selective_checkpoint(self, op: Any, form: str, recorder: Any) -> None:
         seen: list[Any] = []
 
         def policy(ctx: Any, target: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -175,42 +137,27 @@ class TestOverload:
 
         chosen = policy if form == "policy" else [op.torch_op]
         contexts = functools.partial(create_selective_checkpoint_contexts, chosen)
-        runs: list[Any] = []
-
-        class Count(TorchDispatchMode):
-            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                runs.append(func)
-                return func(*args, **(kwargs or {}))
-
         x = X.clone().requires_grad_()
-        with Count():  # type: ignore[no-untyped-call]
+        with recorder:
             saved = checkpoint(lambda x: first(op(x)).sin(), x, use_reentrant=False, context_fn=contexts)
             saved.sum().backward()
         torch.testing.assert_close(x.grad, 2 * (X * 2).cos())
-        assert runs.count(op.torch_op) == 1  # it was saved, and not run again
+        assert recorder.seen.count(op.torch_op) == 1  # it was saved, and not run again
         assert form == "list" or op.torch_op in seen
-
-
-class Calls(torch.nn.Module):
-    def __init__(self, op: Any) -> None:
-        super().__init__()
-        self.op = op
-
-    def forward(self, x: Tensor) -> Any:
-        return self.op(x)
 
 
 def flat_arguments(op: Any) -> tuple[Any, ...]:
     return {"direct": (2.0,), "lowered": ("a", 2.0), "flattened": (2.0, None, 1)}[op.__name__]
 
 
-def make_op(name: str, path: str, **options: Any) -> RegisteredOp[..., Any]:
-    annotation = {"direct": float, "lowered": Annotated[float, "m"], "flattened": Cfg}[path]
+ANNOTATIONS: dict[str, Any] = {"direct": float, "lowered": Annotated[float, "m"], "flattened": Cfg}
 
+
+def make_op(name: str, path: str, **options: Any) -> RegisteredOp[..., Any]:
     def op(x: Tensor, value: Any) -> Tensor:
         return x * (value.scale if isinstance(value, Cfg) else value)
 
-    op.__annotations__["value"] = annotation
+    op.__annotations__["value"] = ANNOTATIONS[path]
     decorated = magi_register_custom_op(name, **options)(op)
     assert op_def(decorated).path == path
     return decorated
@@ -305,7 +252,7 @@ class TestLater:
         def op(x: Tensor, value: Any) -> Tensor:
             return x[:1].clone()
 
-        op.__annotations__["value"] = {"direct": float, "lowered": Annotated[float, "m"], "flattened": Cfg}[path]
+        op.__annotations__["value"] = ANNOTATIONS[path]
         halved: Any = magi_register_custom_op(f"{ns}::op")(op)
 
         @halved.register_fake

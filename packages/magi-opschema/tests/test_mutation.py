@@ -41,11 +41,15 @@ def callers(fill: Op) -> dict[str, Op]:
     def through_torch_op(x: Tensor, target: Target) -> None:
         torch_op(x, target.out, target.factor, target.more)
 
-    compiled = torch.compile(lambda x, out, more: fill(x, Target(out, 2, more)), fullgraph=True, backend="aot_eager")
+    def compiled(backend: str) -> Op:
+        call = torch.compile(lambda x, out, more: fill(x, Target(out, 2, more)), fullgraph=True, backend=backend)
+        return lambda x, target: call(x, target.out, target.more)
+
     return {
         "eager": fill,
         "torch_op": through_torch_op,
-        "compiled": lambda x, target: compiled(x, target.out, target.more),
+        "compiled": compiled("aot_eager"),
+        "inductor": compiled("inductor"),
     }
 
 
@@ -56,10 +60,14 @@ def test_schema_marks_what_is_written(ns: str, names: tuple[str, ...]) -> None:
     assert schema == "fill(Tensor x, Tensor(a0!) target__out, SymInt target__factor, Tensor(a1!)? target__more) -> ()"
 
 
-@pytest.mark.parametrize("caller", ["eager", "torch_op", "compiled"])
+@pytest.mark.parametrize("caller", ["eager", "torch_op", "compiled", "inductor"])
 @pytest.mark.parametrize("with_more", [False, True])
 def test_written_and_version_bumped(ns: str, caller: str, with_more: bool) -> None:
     call = callers(make_fill(ns))[caller]
+    with torch.inference_mode():
+        plain = Target(torch.zeros(3), 2)
+        call(torch.ones(3), plain)
+        assert plain.out.tolist() == [2.0, 2.0, 2.0]
     target = Target(torch.zeros(3), 2, torch.zeros(3) if with_more else None)
     version = target.out._version
     call(torch.ones(3), target)
@@ -98,14 +106,6 @@ def test_other_inputs_may_require_a_gradient_and_get_none(ns: str) -> None:
     target = Target(torch.zeros(3))
     fill(torch.ones(3, requires_grad=True), target)
     assert not target.out.requires_grad
-
-
-def test_inference_mode(ns: str) -> None:
-    fill = make_fill(ns)
-    with torch.inference_mode():
-        target = Target(torch.zeros(3), 4)
-        fill(torch.ones(3), target)
-    assert target.out.tolist() == [4.0, 4.0, 4.0]
 
 
 def test_order_with_other_writes_is_kept_when_compiled(ns: str) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from magi_opschema import errors, magi_register_custom_op, op_def, opcheck, register_vmap
+from _signatures import same
+from magi_opschema import ObjectHandle, errors, magi_register_custom_op, op_def, opcheck, register_vmap
 from torch import Tensor
 
 
@@ -21,6 +22,14 @@ def record(**kinds: tuple[int, Any]) -> Any:
 
 def tensors(count: int, start: float = 0.0, **options: Any) -> list[Tensor]:
     return [torch.full((2,), start + i, **options) for i in range(count)]
+
+
+@dataclass(frozen=True)
+class Doubling:
+    factor: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "factor", self.factor * 2)
 
 
 CASES: dict[str, tuple[Any, list[Any]]] = {
@@ -42,17 +51,8 @@ CASES: dict[str, tuple[Any, list[Any]]] = {
         [*tensors(40), *[tensor if i % 2 else None for i, tensor in enumerate(tensors(40))], *map(float, range(40))],
     ),
     "200 Tensors": (record(t=(200, Tensor)), tensors(200)),
+    "70 objects": (record(r=(70, ObjectHandle[Doubling])), [Doubling(float(i)) for i in range(70)]),
 }
-
-
-def same(left: Any, right: Any) -> bool:
-    if isinstance(left, Tensor) and isinstance(right, Tensor):
-        return torch.equal(left, right)
-    return type(left) is type(right) and bool(left == right)
-
-
-def fields_of(value: Any) -> list[Any]:
-    return [getattr(value, name) for name in value.__dataclass_fields__]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -71,7 +71,7 @@ def test_the_body_gets_what_was_passed(ns: str, case: str) -> None:
     x = torch.ones(3)
     for call in (op, torch.compile(op, fullgraph=True, backend="aot_eager")):
         assert call(x, cls(*values)).tolist() == [2.0] * 3
-        assert all(map(same, fields_of(seen.pop()), values))
+        assert same(seen.pop(), cls(*values))
     assert set(opcheck(op, (x, cls(*values))).values()) == {"SUCCESS"}
 
 
@@ -125,16 +125,6 @@ def test_gradient_of_a_tensor_that_was_not_passed(ns: str) -> None:
 
     y = bad(wide(torch.ones(2, requires_grad=True), torch.ones(2)))
     with pytest.raises(errors.GradientError, match=r"for 'cfg.u1' returned .* this call passed None"):
-        y.sum().backward()
-
-
-def test_missing_backward(ns: str) -> None:
-    @magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=["cfg.t0"])
-    def op(cfg: Wide) -> Tensor:
-        return cfg.t0 * 2  # type: ignore[no-any-return]
-
-    y = op(wide(torch.ones(2, requires_grad=True), torch.ones(2)))
-    with pytest.raises(errors.MissingBackwardError):
         y.sum().backward()
 
 
@@ -207,14 +197,6 @@ def test_vmap_of_writing(ns: str) -> None:
 
     torch.vmap(one, in_dims=(1, 0))(outs, torch.tensor([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]))
     assert outs[7].tolist() == [[7.0, 7.0], [14.0, 14.0], [21.0, 21.0]]
-
-
-@dataclass(frozen=True)
-class Doubling:
-    factor: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "factor", self.factor * 2)
 
 
 def test_a_packed_record_that_changes_when_it_is_rebuilt(ns: str) -> None:

@@ -96,19 +96,6 @@ def test_import_loads_no_torch_and_registering_loads_no_compiler(tmp_path: Path)
     assert run(textwrap.dedent(before) + OP + textwrap.dedent(after), tmp_path, op="").strip() == "[]"
 
 
-@pytest.mark.slow  # tests/test_caches.py has the fast ones
-def test_second_process_hits_the_compile_caches(tmp_path: Path) -> None:
-    script = """
-    from torch._dynamo.utils import counters
-    x = torch.ones(8, requires_grad=True)
-    torch.compile(lambda x, w: apply(x, Config(w)).relu(), fullgraph=True)(x, torch.ones(8)).sum().backward()
-    print(counters["aot_autograd"]["autograd_cache_hit"], counters["aot_autograd"]["autograd_cache_miss"])
-    """
-    cache = str(tmp_path / "cache")
-    assert run(script, tmp_path, TORCHINDUCTOR_CACHE_DIR=cache).split() == ["0", "1"]
-    assert run(script, tmp_path, TORCHINDUCTOR_CACHE_DIR=cache).split() == ["1", "0"]
-
-
 def test_an_exported_program_is_loaded_in_another_process(tmp_path: Path) -> None:
     path = tmp_path / "model.pt2"
     export = f"""
@@ -126,29 +113,6 @@ def test_an_exported_program_is_loaded_in_another_process(tmp_path: Path) -> Non
     """
     run(export, tmp_path)
     assert run(load, tmp_path).strip() == "[[5.0, 10.0], [5.0, 10.0], [5.0, 10.0]]"
-
-
-@pytest.mark.parametrize("method", [pytest.param("fork", marks=pytest.mark.slow), "spawn"])
-def test_worker_process(tmp_path: Path, method: str) -> None:
-    script = f"""
-    import multiprocessing
-    torch.set_num_threads(1)
-
-    def work(queue):
-        x = torch.ones(2, requires_grad=True)
-        y = apply(x, Config(torch.full((2,), 3.0)))
-        y.sum().backward()
-        queue.put((y.tolist(), x.grad.tolist()))
-
-    if __name__ == "__main__":
-        context = multiprocessing.get_context("{method}")
-        queue = context.Queue()
-        worker = context.Process(target=work, args=(queue,))
-        worker.start()
-        print(queue.get(timeout=120))
-        worker.join()
-    """
-    assert run(script, tmp_path).strip() == "([6.0, 6.0], [6.0, 6.0])"
 
 
 def test_dtensors_on_two_ranks(tmp_path: Path) -> None:
@@ -211,28 +175,36 @@ def test_a_forked_child_knows_what_was_registered_before(tmp_path: Path) -> None
     assert run(script, tmp_path, HANDLES).splitlines() == ["[3.0, 3.0]", "[3.0, 3.0]", "True", "True"]
 
 
-def test_a_spawned_worker_knows_no_handle(tmp_path: Path) -> None:
-    script = """
+@pytest.mark.parametrize("method", [pytest.param("fork", marks=pytest.mark.slow), "spawn"])
+def test_worker_process(tmp_path: Path, method: str) -> None:
+    """It has the ops with their gradients; one that was spawned knows no handle."""
+    script = f"""
     import multiprocessing
+    torch.set_num_threads(1)
 
     def work(queue, handle, runner):
-        queue.put(run(x, runner).tolist())
+        x = torch.ones(2, requires_grad=True)
+        y = apply(x, Config(torch.full((2,), 3.0)))
+        y.sum().backward()
+        queue.put((y.tolist(), x.grad.tolist(), run(x, runner).tolist()))
         try:
             run(x, handle)
+            queue.put("known")
         except errors.HandleError as error:
             queue.put("not in a spawned worker" in str(error))
 
     if __name__ == "__main__":
         runner = Runner(3.0)
         handle = register_object(runner)
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("{method}")
         queue = context.Queue()
         worker = context.Process(target=work, args=(queue, handle, runner))
         worker.start()
         print(queue.get(timeout=120), queue.get(timeout=120))
         worker.join()
     """
-    assert run(script, tmp_path, HANDLES).splitlines() == ["[3.0, 3.0] True"]
+    expected = f"([6.0, 6.0], [6.0, 6.0], [3.0, 3.0]) {'known' if method == 'fork' else True}"
+    assert run(script, tmp_path, OP + HANDLES).strip() == expected
 
 
 def test_a_pickled_module_is_registered_again(tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ A few rows fail in torch itself. They are strict expectations, so that the relea
 from __future__ import annotations
 
 import gc
-import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from _signatures import Calls, same, saved_and_loaded
 from magi_opschema import magi_register_custom_op
 from torch import Tensor
 
@@ -75,16 +75,6 @@ def make_op(ns: str, row: str) -> Callable[..., Any]:
     return magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=returned)(body)
 
 
-def same(left: Any, right: Any) -> bool:
-    if isinstance(left, Tensor):
-        return isinstance(right, Tensor) and torch.equal(left, right)
-    if isinstance(left, (list, tuple)):
-        return type(left) is type(right) and len(left) == len(right) and all(map(same, left, right))
-    if isinstance(left, (Found, Nested)):
-        return type(left) is type(right) and all(same(vars(left)[name], vars(right)[name]) for name in vars(left))
-    return type(left) is type(right) and bool(left == right)
-
-
 def compiled(backend: str, *, dynamic: bool) -> Callable[[Callable[..., Any]], Any]:
     def run(op: Callable[..., Any]) -> Any:
         call = torch.compile(lambda x: op(x, x.shape[0]), fullgraph=True, backend=backend, dynamic=dynamic)
@@ -102,15 +92,9 @@ def flat(value: Any) -> list[Any]:
 
 
 def exported(op: Callable[..., Any]) -> Any:
-    class Model(torch.nn.Module):
-        def forward(self, x: Tensor) -> Any:
-            return flat(op(x, x.shape[0]))
-
     rows = torch.export.Dim("rows", min=2)
-    buffer = io.BytesIO()
-    torch.export.save(torch.export.export(Model(), (X[:2],), dynamic_shapes={"x": {0: rows}}), buffer)
-    buffer.seek(0)
-    return torch.export.load(buffer).module()(X)
+    model = Calls(lambda x: flat(op(x, x.shape[0])))
+    return saved_and_loaded(torch.export.export(model, (X[:2],), dynamic_shapes=(({0: rows},),)))(X)
 
 
 WAYS: dict[str, Callable[[Callable[..., Any]], Any]] = {
@@ -184,14 +168,11 @@ def make_writing_op(ns: str, row: str, written: str) -> Callable[..., Any]:
 
 
 def run_writing(op: Callable[..., Any], out: Any, way: str) -> Any:
-    class Model(torch.nn.Module):
-        def forward(self, x: Tensor, out: Any) -> Any:
-            return flat(op(x, 3, out=out))
-
     if way == "eager":
         return op(X, 3, out=out)
     if way == "decomposed":
-        return torch.export.export(Model(), (X, out)).run_decompositions().module()(X, out)
+        model = Calls(lambda x, out: flat(op(x, 3, out=out)))
+        return torch.export.export(model, (X, out)).run_decompositions().module()(X, out)
     backend = way.removesuffix(", dynamic")
     call = torch.compile(lambda x, out: op(x, 3, out=out), fullgraph=True, backend=backend, dynamic=backend != way)
     return call(X, out)

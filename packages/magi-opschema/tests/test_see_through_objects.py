@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects that an op takes apart: what is declared, what the body and the fake get, and every error of that."""
+"""Objects that an op takes apart: what body and fake get, every error of that, and one graph in compiled code."""
 
 from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import pytest
 import torch
@@ -25,6 +26,10 @@ from magi_opschema import (
     see_through_object,
 )
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch._guards import TracingContext
+from torch.fx.experimental.proxy_tensor import make_fx
 
 
 class Point(NamedTuple):
@@ -36,6 +41,7 @@ class Point(NamedTuple):
 class Tile:
     block: int = 16
     factor: float = 1.0
+    sizes: tuple[int, ...] = (1, 2)
 
 
 @see_through_object
@@ -44,12 +50,15 @@ class Linear:
     weight: Tensor
     bias: Tensor | None
     tile: Tile
+    mode: Literal["plain", "twice"]
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, tile: Tile = Tile()) -> None:
-        self.weight, self.bias, self.tile, self.calls = weight, bias, tile, 0
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, tile: Tile = Tile(), mode: Any = "plain") -> None:
+        self.weight, self.bias, self.tile, self.mode, self.calls = weight, bias, tile, mode, 0
 
     def run(self, x: Tensor) -> Tensor:
-        out = x @ self.weight * self.tile.factor
+        constants = [self.tile.block, *self.tile.sizes, self.tile.factor]
+        assert [type(value) for value in constants] == [int] * (len(constants) - 1) + [float]
+        out = x @ self.weight * self.tile.factor * (2 if self.mode == "twice" else 1)
         return out if self.bias is None else out + self.bias
 
 
@@ -68,8 +77,10 @@ class Slotted:
 class Frozen:
     weight: Tensor
     factor: float = 1.0
+    block: int = 16
 
     def run(self, x: Tensor) -> Tensor:
+        assert type(self.block) is int
         return x @ self.weight * self.factor
 
 
@@ -103,21 +114,19 @@ def x() -> Tensor:
     return torch.arange(8.0).view(2, 4)
 
 
+OF_LINEAR = (
+    "Tensor runner__weight, Tensor? runner__bias, SymInt runner__tile__block, float runner__tile__factor, "
+    "SymInt[] runner__tile__sizes, str runner__mode"
+)
+
+
 @pytest.mark.parametrize(
     ("annotation", "runner", "schema"),
     [
-        (
-            Linear,
-            Linear(EYE * 2, EYE[0]),
-            "Tensor runner__weight, Tensor? runner__bias, SymInt runner__tile__block, float runner__tile__factor",
-        ),
+        (Linear, Linear(EYE * 2, EYE[0]), OF_LINEAR),
         (Slotted, Slotted(EYE, 3.0), "Tensor runner__weight, float runner__factor"),
-        (Frozen, Frozen(EYE, 3.0), "Tensor runner__weight, float runner__factor"),
-        (
-            Derived,
-            Derived(EYE),
-            "Tensor runner__weight, Tensor? runner__bias, SymInt runner__tile__block, float runner__tile__factor",
-        ),
+        (Frozen, Frozen(EYE, 3.0), "Tensor runner__weight, float runner__factor, SymInt runner__block"),
+        (Derived, Derived(EYE), OF_LINEAR),
         (Module, Module(4, 4), "Tensor runner__weight"),
     ],
 )
@@ -181,12 +190,6 @@ def test_a_gradient_may_be_an_object(ns: str, x: Tensor) -> None:
     weight = EYE.clone().requires_grad_()
     run(x, Linear(weight)).sum().backward()
     torch.testing.assert_close(weight.grad, x.mT @ torch.ones(2, 4))
-
-
-def test_a_weight_that_requires_a_gradient_needs_a_backward(ns: str, x: Tensor) -> None:
-    run = make(ns, ObjectHandle[Linear])
-    with pytest.raises(errors.MissingBackwardError, match="has no backward_fn"):
-        run(x, Linear(EYE.clone().requires_grad_())).sum().backward()
 
 
 def test_objects_in_objects_and_in_records(ns: str, x: Tensor) -> None:
@@ -277,7 +280,7 @@ def test_a_frozen_dataclass_without_tensors_stays_behind_its_handle(ns: str, x: 
         ("deletes", r"the body writes 'runner.bias'"),
         (
             "counts",
-            r"the body reads 'runner.calls', and its Linear was rebuilt only from \(weight, bias, tile\). Declare",
+            r"the body reads 'runner.calls', and its Linear was rebuilt only from \(weight, bias, tile, mode\)\. D",
         ),
     ],
 )
@@ -514,7 +517,7 @@ def test_a_name_that_is_taken_leaves_nothing_behind(ns: str) -> None:
 def test_nothing_is_left_on_the_object(ns: str, x: Tensor) -> None:
     run, runner = make(ns, ObjectHandle[Linear]), Linear(EYE.clone())
     torch.compile(run, backend="eager", fullgraph=True)(x, runner)
-    assert set(vars(runner)) == {"weight", "bias", "tile", "calls"}
+    assert set(vars(runner)) == {"weight", "bias", "tile", "mode", "calls"}
     assert not vars(runner.weight)
     for copied in (copy.copy(runner), copy.deepcopy(runner), pickle.loads(pickle.dumps(runner))):
         torch.testing.assert_close(run(x, copied), x)
@@ -523,3 +526,238 @@ def test_nothing_is_left_on_the_object(ns: str, x: Tensor) -> None:
 def test_opcheck(ns: str, x: Tensor) -> None:
     run = make(ns, ObjectHandle[Linear])
     assert set(opcheck(run, (x, Linear(EYE, EYE[0]))).values()) == {"SUCCESS"}
+
+
+def scaled(scale: float, tile: Tile = Tile(), mode: Any = "plain") -> Linear:
+    return Linear(EYE * scale, None, tile, mode)
+
+
+class Layer(nn.Module):
+    def __init__(self, run: Op, scale: float, place: str = "object") -> None:
+        super().__init__()
+        self.run = run
+        self.register_buffer("weight", EYE * scale)
+        self.runner: Any = Frozen(EYE * scale) if place == "frozen" else scaled(scale)
+        if place == "buffer":
+            setattr(self.runner, "weight", self.weight)  # noqa: B010
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x, self.runner) + 1
+
+
+class Compiled:
+    """Counts the graphs of a function, and keeps which of their inputs AOTAutograd takes to stay where they are."""
+
+    def __init__(self, fn: Callable[..., Any], *, dynamic: bool | None = None) -> None:
+        self.graphs: list[Any] = []
+        self.static: list[list[int]] = []
+        self._traced: Any = None
+        compiler = aot_autograd(fw_compiler=self._forward)
+
+        def backend(graph: Any, inputs: Any) -> Any:
+            self._traced = graph  # torch may start again with a float as a constant, before anything is compiled
+            return compiler(graph, inputs)
+
+        self.call = torch.compile(fn, backend=backend, fullgraph=True, dynamic=dynamic)
+
+    def _forward(self, graph: Any, _: Any) -> Any:
+        self.graphs.append(self._traced)
+        metadata: Any = TracingContext.get().fw_metadata
+        self.static.append(list(metadata.static_input_indices))
+        return graph
+
+    def static_names(self, at: int = 0) -> list[str]:
+        names = [node.name for node in self.graphs[at].graph.nodes if node.op == "placeholder"]
+        return [names[i] for i in self.static[at]]
+
+
+@pytest.mark.parametrize("is_argument", [False, True])
+@pytest.mark.parametrize("place", ["object", "buffer", "frozen"])
+@pytest.mark.parametrize("dynamic", [None, False, True])
+def test_32_objects_share_one_graph(ns: str, x: Tensor, place: str, dynamic: bool | None, is_argument: bool) -> None:
+    run = make(ns, _HANDLE[Frozen if place == "frozen" else Linear])
+    compiled = Compiled(
+        (lambda runner, x: run(x, runner) + 1) if is_argument else (lambda layer, x: layer(x)), dynamic=dynamic
+    )
+    for i in range(32):
+        layer = Layer(run, float(i), place)
+        torch.testing.assert_close(compiled.call(layer.runner if is_argument else layer, x), x * i + 1)
+    assert len(compiled.graphs) == 1
+    assert all("weight" in name for name in compiled.static_names())
+    assert len(compiled.static_names()) == 1
+
+
+def test_32_layers_in_one_model(ns: str, x: Tensor) -> None:
+    run = make(ns, _HANDLE[Linear])
+    stack = nn.Sequential(*(Layer(run, 1.0 + i / 100) for i in range(32)))
+    compiled = Compiled(stack)
+    torch.testing.assert_close(compiled.call(x), stack(x))
+    assert len(compiled.graphs) == 1
+    assert len(compiled.static_names()) == 32
+
+
+def python_guards(compiled: Any) -> list[str]:
+    """The guards of the first graph of *compiled* that run Python at every call, without those about all graphs."""
+    entries = _debug_get_cache_entry_list(compiled._torchdynamo_orig_callable.__code__)
+    lines = str(entries[0].guard_manager).splitlines()
+    return [line for line in lines if "LAMBDA_GUARD" in line and "init_ambient_guards" not in line]
+
+
+@pytest.mark.parametrize("annotation", [Linear, Frozen])
+def test_no_guard_of_an_object_runs_python(ns: str, x: Tensor, annotation: Any) -> None:
+    run = make(ns, _HANDLE[annotation])
+    runners = [scaled(float(i), Tile()) if annotation is Linear else Frozen(EYE * i) for i in range(4)]
+
+    def program(x: Tensor, runners: list[Any]) -> Tensor:
+        for runner in runners:
+            x = run(x, runner)
+        return x
+
+    compiled = torch.compile(program, backend="eager", fullgraph=True)
+    compiled(x, runners)
+    assert python_guards(compiled) == []
+
+
+def test_the_class_is_guarded(ns: str, x: Tensor) -> None:
+    class Other(Linear):
+        pass
+
+    compiled = torch.compile(make(ns, _HANDLE[Linear]), backend="eager", fullgraph=True)
+    compiled(x, scaled(1.0))
+    with pytest.raises(Exception, match="expected a Linear, not a subclass"):
+        compiled(x, Other(EYE))
+    torch.testing.assert_close(compiled(x, scaled(2.0)), x * 2)
+
+
+def test_a_tensor_that_was_read_before_stays_in_place_too(ns: str, x: Tensor) -> None:
+    run = make(ns, _HANDLE[Linear])
+    compiled = Compiled(lambda runner, x: run(x * runner.weight.sum(), runner))
+    compiled.call(scaled(1.0), x)
+    assert compiled.static_names() == ["l_runner_weight"]
+
+
+@pytest.mark.parametrize("dynamic", [None, False, True])
+@pytest.mark.parametrize(
+    "runners",
+    [
+        [scaled(3.0, Tile(8)), scaled(3.0, Tile(16)), scaled(3.0, Tile(24)), scaled(3.0, Tile(8))],
+        [scaled(3.0, Tile(factor=factor)) for factor in (0.5, 0.25, 0.75, 0.5)],
+        [scaled(3.0, Tile(sizes=sizes)) for sizes in ((3, 4), (5, 6), (7,), (3, 4))],
+        [scaled(3.0), scaled(3.0, mode="twice"), scaled(3.0, Tile(8), "twice"), scaled(3.0)],
+    ],
+)
+def test_constants_are_constants_and_equal_ones_share_a_graph(
+    ns: str, x: Tensor, dynamic: bool | None, runners: list[Linear]
+) -> None:
+    run = make(ns, _HANDLE[Linear])
+    compiled = Compiled(lambda runner, x: run(x, runner), dynamic=dynamic)
+    for runner in runners * 3:
+        torch.testing.assert_close(compiled.call(runner, x), runner.run(x))
+    assert len(compiled.graphs) == 3
+    nodes = [node for node in compiled.graphs[-1].graph.nodes if node.target is op_def(run).torch_op]
+    assert not any(isinstance(argument, torch.fx.Node) for argument in nodes[0].args[3:])
+
+
+def test_a_replaced_weight_is_seen_without_another_graph(ns: str, x: Tensor) -> None:
+    runner = scaled(2.0)
+    compiled = torch.compile(make(ns, _HANDLE[Linear]), fullgraph=True)
+    torch.testing.assert_close(compiled(x, runner), x * 2)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        runner.weight = EYE * 3
+        torch.testing.assert_close(compiled(x, runner), x * 3)
+        runner.weight.mul_(2)
+        torch.testing.assert_close(compiled(x, runner), x * 6)
+
+
+def test_a_tensor_that_appears_or_disappears_needs_another_graph(ns: str, x: Tensor) -> None:
+    compiled, runner = Compiled(make(ns, _HANDLE[Linear])), scaled(2.0)
+    for bias in (None, EYE[0], None, EYE[1]):
+        runner.bias = bias
+        torch.testing.assert_close(compiled.call(x, runner), runner.run(x))
+    assert len(compiled.graphs) == 2
+    assert compiled.static_names(1) == ["l_runner_weight", "l_runner_bias"]
+
+
+def test_tensors_that_two_objects_or_the_call_share(ns: str, x: Tensor) -> None:
+    run = make(ns, _HANDLE[Linear])
+    first, second = scaled(2.0), scaled(3.0)
+    second.weight = first.weight
+    compiled = Compiled(lambda a, b, x: run(run(x, a), b))
+    for a, b in ((first, second), (first, first), (first, scaled(3.0)), (second, first)):
+        torch.testing.assert_close(compiled.call(a, b, x), run(run(x, a), b))
+        torch.testing.assert_close(compiled.call(a, b, a.weight), run(run(a.weight, a), b))
+
+
+def test_an_object_made_in_compiled_code(ns: str, x: Tensor) -> None:
+    run = make(ns, _HANDLE[Frozen])
+    compiled = Compiled(lambda x, weight: run(x, Frozen(weight * 2, block=4)))
+    torch.testing.assert_close(compiled.call(x, EYE), x * 2)
+    assert compiled.static_names() == []
+
+
+def test_a_handle_stays_opaque_and_one_graph_serves_all(ns: str, x: Tensor) -> None:
+    run = make(ns, _HANDLE[Linear])
+    compiled = Compiled(lambda runner, x: run(x, runner))
+    runners = [scaled(float(i)) for i in range(12)]
+    for i, handle in enumerate([register_object(runner, weak=True) for runner in runners]):
+        torch.testing.assert_close(compiled.call(handle, x), x * i)
+    assert len(compiled.graphs) == 1
+    by_handle = op_def(run).by_handle
+    assert by_handle is not None
+    assert [n.target for n in compiled.graphs[0].graph.nodes if n.op == "call_function"] == [by_handle.torch_op]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export(ns: str, x: Tensor, strict: bool) -> None:
+    run = make(ns, _HANDLE[Linear])
+    for place in ("object", "buffer"):
+        layer = Layer(run, 2.0, place)
+        program = torch.export.export(layer, (x,), strict=strict)
+        torch.testing.assert_close(program.module()(x), x * 2 + 1)
+        (node,) = [node for node in program.graph.nodes if node.target is op_def(run).torch_op]
+        assert node.args[2:] == (None, 16, 1.0, [1, 2], "plain")
+        if place == "buffer":
+            assert program.graph_signature.buffers == ("weight",)
+
+
+def test_make_fx(ns: str, x: Tensor) -> None:
+    run = make(ns, _HANDLE[Frozen])
+    graph = make_fx(lambda x, weight: run(x, Frozen(weight)))(x, EYE)
+    torch.testing.assert_close(graph(x, EYE * 3), x * 3)
+
+
+def test_vmap_over_the_input_and_over_the_weight(ns: str, x: Tensor) -> None:
+    run = make(ns, _HANDLE[Frozen])
+    torch.testing.assert_close(torch.vmap(run, in_dims=(0, None))(x.expand(3, 2, 4), Frozen(EYE)), x.expand(3, 2, 4))
+    weights = torch.stack([EYE, EYE * 2])
+    torch.testing.assert_close(torch.vmap(lambda w: run(x, Frozen(w)))(weights), torch.stack([x, x * 2]))
+
+
+def test_threads_share_one_graph(ns: str, x: Tensor) -> None:
+    compiled = Compiled(make(ns, _HANDLE[Linear]))
+    compiled.call(x, scaled(1.0))
+    wrong: list[int] = []
+
+    def work(i: int) -> None:
+        wrong.extend(i for _ in range(30) if not torch.equal(compiled.call(x, scaled(float(i))), x * i))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert len(compiled.graphs) == 1
+
+
+class Tagged(Tensor):
+    pass
+
+
+def test_a_tensor_subclass(ns: str, x: Tensor) -> None:
+    run, runner = make(ns, _HANDLE[Linear]), scaled(2.0)
+    runner.weight = runner.weight.as_subclass(Tagged)
+    for fn in (run, torch.compile(run, backend="eager", fullgraph=True)):
+        found = fn(x, runner)
+        assert type(found) is Tagged
+        torch.testing.assert_close(found.as_subclass(Tensor), x * 2)

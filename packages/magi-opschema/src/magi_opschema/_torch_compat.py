@@ -25,6 +25,7 @@ from torch._library.custom_ops import CustomOpDef as CustomOpDef
 from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch.fx.experimental.sym_node import DynamicInt
+from torch.torch_version import TorchVersion
 from torch.utils import _pytree
 
 
@@ -323,6 +324,18 @@ class TranslatingOverload(OpOverload):
             raise
 
 
+def _translating(call: Callable[..., Any]) -> Callable[..., Any]:
+    def translate(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the op; an error is translated, or raised as it is."""
+        try:
+            return call(self, *args, **kwargs)
+        except Exception as error:
+            self._magi_translate(error, args, kwargs)
+            raise
+
+    return translate
+
+
 class TranslatingCall(TranslatingOverload):
     """A TranslatingOverload for releases whose own call does more than call the dispatcher, such as torch 2.15.
 
@@ -330,27 +343,14 @@ class TranslatingCall(TranslatingOverload):
     call.
     """
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the op; an error is translated, or raised as it is."""
-        try:
-            return OpOverload.__call__(self, *args, **kwargs)
-        except Exception as error:
-            self._magi_translate(error, args, kwargs)
-            raise
+    __call__ = _translating(OpOverload.__call__)
 
 
 class TranslatingPacket(OpOverloadPacket):
     """The OpOverloadPacket of such an op, `torch.ops.namespace.op`: it does not go through the OpOverload."""
 
     _magi_translate: Callable[..., None]
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the op; an error is translated, or raised as it is."""
-        try:
-            return OpOverloadPacket.__call__(self, *args, **kwargs)
-        except Exception as error:
-            self._magi_translate(error, args, kwargs)
-            raise
+    __call__ = _translating(OpOverloadPacket.__call__)
 
 
 def functionalize_by(op: OpOverload, rule: Callable[..., Any]) -> None:
@@ -455,6 +455,25 @@ def reserved_part(namespace: str, op: str) -> str:
         return op
     attribute = vars(getattr(torch.ops, namespace)).get(op)
     return "" if attribute is None or isinstance(attribute, OpOverloadPacket) else op
+
+
+ARE_GENERATORS_TRACED = TorchVersion(torch.__version__) >= "2.14"
+"""False for releases of which Dynamo has no node for a torch.Generator ("Missing `as_proxy()` implementation")."""
+
+
+def opaque_name(cls: type) -> str:
+    """The schema type of a class, or of its base, that was registered with `register_opaque_type`; empty for any other.
+
+    The module came with torch 2.11. From 2.13 on torch registers ProcessGroup and DeviceMesh, when DTensor is imported.
+    """
+    module: Any = getattr(torch._library, "opaque_object", None)
+    if cls.__module__.startswith("torch.distributed."):
+        from torch.distributed import device_mesh
+
+        getattr(device_mesh, "_register_distributed_opaque_types", lambda: None)()
+    if not hasattr(module, "get_opaque_type_name") or not module.is_opaque_type(cls):
+        return ""
+    return str(module.get_opaque_type_name(cls))
 
 
 pytree_lock = _pytree._NODE_REGISTRY_LOCK

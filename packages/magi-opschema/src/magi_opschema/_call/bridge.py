@@ -11,12 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from magi_opschema._codegen.functions import (
-    compile_flatten,
-    compile_flatten_output,
-    compile_inputs,
-    compile_rebuild_output,
-)
+from magi_opschema._codegen.functions import compile_flatten, compile_inputs, tuple_text
+from magi_opschema._codegen.nodes import flatten, rebuild
 from magi_opschema._codegen.source import Writer
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.schema import Flat
@@ -103,13 +99,17 @@ class Bridge:
         if self.lowering.returns is None:
             return lambda _: ()
         to = Writer(self.lowering, returned=ReturnValueError)
-        return compile_flatten_output(self.lowering, self.lowering.returns, to)
+        to.line(f"return {tuple_text(flatten(self.lowering.returns, 'output', to))}")
+        return to.function("flatten_output", ["output"], "Take a return value apart.", f"output {self.lowering.name}")
 
     @functools.cached_property
     def rebuild_output(self) -> Callable[..., Any]:
         """A function from the flat outputs to the user's return value."""
-        assert self.lowering.returns is not None
-        return compile_rebuild_output(self.lowering, self.lowering.returns)
+        lowering, to = self.lowering, Writer(self.lowering, is_description=True)
+        assert lowering.returns is not None
+        to.line(f"return {rebuild(lowering.returns, to)}")
+        names = [leaf.name for leaf in lowering.return_leaves]
+        return to.function("rebuild_output", names, "Rebuild a return value.", f"returned {lowering.name}")
 
     def per_parameter(self, per_leaf: Flat) -> Flat:
         """*per_leaf*, with an entry for each slot, in the structure of the signature: for a record, a dict by field."""

@@ -15,9 +15,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from magi_opschema._model.tree import Leaf, Node, Optional, Record, Sequence, nodes
+from magi_opschema._model.tree import Codec, Leaf, Node, Optional, Record, Sequence, nodes
+from magi_opschema._torch_compat import ARE_GENERATORS_TRACED
+from magi_opschema.errors import ArgumentError
 
 from .functions import argument_texts, default_name, flatten_parameters, passed, tuple_text
 from .nodes import class_name, read, rebuild
@@ -26,6 +29,13 @@ from .source import Writer
 
 if TYPE_CHECKING:
     from magi_opschema._model.lowering import Parameter, SignatureLowering
+
+
+_GENERATOR_IN_A_GRAPH = (
+    "is a torch.Generator, which Dynamo cannot trace up to torch 2.13. "
+    "Annotate it ObjectHandle[torch.Generator], and pass what register_object() returned."
+)
+_UNTRACED_GENERATOR = Codec(refusal=lambda *_: (ArgumentError, _GENERATOR_IN_A_GRAPH))
 
 
 def handle_conditions(node: Node, value: str, to: Writer) -> Iterator[str]:
@@ -83,6 +93,11 @@ def compile_exposed(lowering: SignatureLowering, bound: Mapping[str, object], ti
     arguments = ", ".join(map(passed, lowering.arguments, argument_texts(lowering.arguments, exprs, to)))
     output = to.temporary("output")
     with to.block(f"if {names['is_dynamo_compiling']}():"):
+        for leaf in [] if ARE_GENERATORS_TRACED else lowering.leaves:
+            if leaf.schema_type.startswith("Generator"):
+                with to.block(f"if {exprs[leaf.name]} is not None:"):
+                    reject = to.reject(replace(leaf, codec=_UNTRACED_GENERATOR))
+                    to.line(f"{to.bind(f'reject_{leaf.name}', reject)}({exprs[leaf.name]})")
         to.line(f"{output} = {names['torch_op']}({arguments})")
     with to.block("else:"):
         _write_eager_lanes(lowering, exprs, arguments, names, to)

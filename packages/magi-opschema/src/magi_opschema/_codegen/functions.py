@@ -112,7 +112,7 @@ def compile_refusals(lowering: SignatureLowering) -> Callable[..., None]:
     for leaf, flags in _leaves_with_flags(lowering):
         if not leaf.codec.described and "{reject}" in leaf.codec.decode:
             text = to.expression(leaf, leaf.codec.decode, leaf.name)
-            conditions = [*flags, *([] if leaf.schema_type.startswith("str") else [_is_no_symbol(leaf, to)])]
+            conditions = [*flags, *([_is_no_symbol(leaf, to)] if _may_be_symbol(leaf) else [])]
             with to.block(f"if {' and '.join(conditions)}:") if conditions else nullcontext():
                 to.line(text)
     to.line("return None")
@@ -130,7 +130,7 @@ def _refusals(lowering: SignatureLowering, to: Writer, *, are_real: bool) -> Ite
             yield leaf, " and ".join([*flags, f"{leaf.name} is None"])
         if leaf.codec.keeps_value and leaf.codec.refuse:
             condition = f"({to.expression(leaf, leaf.codec.refuse, leaf.name)})"
-            if not are_real and not leaf.schema_type.startswith("str"):
+            if not are_real and _may_be_symbol(leaf):
                 condition = f"{_is_no_symbol(leaf, to)} and {condition}"
             yield leaf, " and ".join([*flags, condition])
 
@@ -150,6 +150,10 @@ def _leaves_with_flags(lowering: SignatureLowering) -> Iterator[tuple[Leaf, tupl
 
     for parameter in lowering.parameters:
         yield from below(parameter.node, ())
+
+
+def _may_be_symbol(leaf: Leaf) -> bool:
+    return not leaf.schema_type.startswith("str") and not leaf.is_opaque
 
 
 def _is_no_symbol(leaf: Leaf, to: Writer) -> str:
@@ -215,21 +219,6 @@ def compile_flatten(
     texts = argument_texts(arguments, exprs, to) if arguments else list(exprs.values())
     to.line(f"return {tuple_text(texts)}")
     return to.function("flatten", _with_defaults(parameters, to), "Take the arguments apart.", title)
-
-
-def compile_flatten_output(lowering: SignatureLowering, node: Node, to: Writer) -> Callable[[Any], tuple[Any, ...]]:
-    """A function from the user's return value to a tuple of the flat outputs."""
-    to.line(f"return {tuple_text(flatten(node, 'output', to))}")
-    return to.function("flatten_output", ["output"], "Take a return value apart.", f"output {lowering.name}")
-
-
-def compile_rebuild_output(lowering: SignatureLowering, node: Node) -> Callable[..., Any]:
-    """A function from the flat outputs to the user's return value."""
-    to = Writer(lowering, is_description=True)
-    value = rebuild(node, to)
-    to.line(f"return {value}")
-    names = [leaf.name for leaf in leaves(node)]
-    return to.function("rebuild_output", names, "Rebuild a return value.", f"returned {lowering.name}")
 
 
 def flatten_parameters(parameters: tuple[Parameter, ...], to: Writer) -> dict[str, str]:

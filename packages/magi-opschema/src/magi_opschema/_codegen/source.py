@@ -46,7 +46,7 @@ def rejection(
     *returned* is the error class if the value is the body's output, and *of* stands before the path in the error.
     """
     path, expected = ("output", "None") if node is None else (dotted(node.path), _expected(node))
-    is_value = isinstance(node, Leaf) and bool(node.codec.expected)
+    is_value = isinstance(node, Leaf) and bool(node.codec.expected) and not node.is_opaque
     error = returned or (ArgumentValueError if is_value else ArgumentError)
     refusal = node.codec.refusal if isinstance(node, Leaf) else None
     title, location = trees.title, trees.location

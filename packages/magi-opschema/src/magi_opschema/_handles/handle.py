@@ -453,8 +453,8 @@ def _give_ticket(context: Any) -> None:
     if ticket_of(obj) is None:
         name = type(obj).__name__
         text = f"a {name} has no place for its handle, and torch.compile can read it nowhere else. "
-        fix = f"Pass the handle that register_object() returns, or add '{ATTRIBUTE}' to the __slots__ of {name}."
-        raise HandleError(text + fix)
+        slots = f", or add '{ATTRIBUTE}' to the __slots__ of {name}" if hasattr(type(obj), "__slots__") else ""
+        raise HandleError(f"{text}Pass the handle that register_object() returns{slots}.")
 
 
 def _finder(classes: tuple[type, ...]) -> Callable[[int, Callable[[object], None]], Any]:
@@ -477,6 +477,9 @@ def _refusal(value: object, name: str, expected: str) -> tuple[type[OpSchemaErro
     if isinstance(value, torch.SymInt):
         text = f"stands for any {name} while the op is traced, and its body was run. A body that uses an object cannot"
         return HandleError, f"{text} be seen through: register it with magi_opschema, which keeps the op opaque."
+    if type(value).__name__ == "FakeScriptObject":  # what Dynamo has for an object of a class that torch registered
+        text = f"is of a class that torch passes to ops as it is, and Dynamo hides its attributes. Annotate it {name}"
+        return ArgumentError, f"{text}, or pass the handle that register_object() returned."
     if not isinstance(value, int):
         return ArgumentError, f"is a {type(value).__name__}, expected {expected}."
     if (found := REGISTRY.find(value)) is not None:

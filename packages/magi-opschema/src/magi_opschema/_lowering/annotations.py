@@ -14,7 +14,13 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from magi_opschema._text import is_class
+
+
+_SYMBOLIC: dict[object, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+"""What a symbolic number is in an annotation: every number of a schema may be symbolic."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,10 @@ def _compiled(annotation: str) -> types.CodeType:
 
 
 def unwrap(annotation: object) -> tuple[object, bool]:
-    """*annotation* without NewType, Annotated, Final, Required, ReadOnly and aliases; and whether it had one."""
+    """*annotation* without NewType, Annotated, Final, Required, ReadOnly and aliases; and whether it had one.
+
+    A symbolic number is a number: `int | torch.SymInt` is `int`.
+    """
     wrapped = False
     while True:
         origin = typing.get_origin(annotation)
@@ -115,6 +124,11 @@ def unwrap(annotation: object) -> tuple[object, bool]:
         elif type(origin).__name__ == "TypeAliasType":  # `type Pair[T] = tuple[T, T]`, as Pair[int]
             bound = dict(zip(origin.__type_params__, typing.get_args(annotation), strict=False))  # type: ignore[union-attr]
             annotation = substitute(origin.__value__, bound)  # type: ignore[union-attr]
+        elif is_class(annotation) and annotation in _SYMBOLIC:
+            annotation = _SYMBOLIC[annotation]
+        elif origin in {typing.Union, types.UnionType} and not _SYMBOLIC.keys().isdisjoint(typing.get_args(annotation)):
+            members = tuple(_SYMBOLIC.get(each, each) for each in typing.get_args(annotation))
+            annotation = typing.Union[members]  # noqa: UP007  (there may be any number)
         else:
             return annotation, wrapped
         wrapped = True

@@ -23,6 +23,9 @@ _BOOLS = {"True": True, "False": False}
 AS_TUPLE = Codec(decode="{tuple}({value})", constants={"tuple": tuple})
 """`tuple[T, ...]`: the dispatcher accepts a tuple for a list, and passes a list to the body."""
 
+SIZE = Codec("torch.Size", decode="{size}({value})", constants={"size": torch.Size})
+"""`torch.Size`: the dispatcher accepts it for a list of ints."""
+
 AS_LIST = Codec(
     refuse="not {isinstance}({value}, {list})",
     constants={"isinstance": isinstance, "list": list},
@@ -119,6 +122,12 @@ def _reader(cls: Callable[[Any], Any], failure: type[Exception]) -> Callable[[An
     return read
 
 
+def opaque(cls: type) -> Codec:
+    """The codec of a class that torch passes on as it is; the dispatcher takes any object for one."""
+    constants = {"isinstance": isinstance, "cls": cls}
+    return Codec("opaque", "not {isinstance}({value}, {cls})", constants=constants, expected=f"a {cls.__name__}")
+
+
 def torch_constant_text(kind: type) -> Codec:
     """The codec of a list element of *kind*, a dtype, device, layout or memory_format, written as text.
 
@@ -168,7 +177,7 @@ def listed(codec: Codec, *, as_tuple: bool) -> Codec:
     """*codec* for every element of a list, or of a `tuple[T, ...]`."""
     if codec == IDENTITY:
         return AS_TUPLE if as_tuple else codec
-    # Every codec that converts values says what it expects.
+    # Every codec that converts or refuses values says what it expects.
     assert codec.refuse
     assert codec.expected
     refused, encode, decode = (text.replace("{value}", "item") for text in (codec.refuse, codec.encode, codec.decode))

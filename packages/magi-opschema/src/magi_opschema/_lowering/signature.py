@@ -33,7 +33,6 @@ from magi_opschema._model.lowering import LoweringPath, Parameter, SignatureLowe
 from magi_opschema._model.schema import MAX_ARGUMENTS, NO_DEFAULT, Argument, Packing, default_text, takes
 from magi_opschema._model.tree import (
     SEQUENCE,
-    Codec,
     Leaf,
     ListOrTuple,
     MaskedList,
@@ -299,12 +298,13 @@ _NUMBERS = (int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
 @functools.cache
 def _texts() -> dict[str, Packing]:
     """How values of these schema types are written as text, the empty text for None."""
-    kinds = {"ScalarType": torch.dtype, "Device": torch.device, "Layout": torch.layout}
-    kinds["MemoryFormat"] = torch.memory_format
-    written: dict[str, tuple[Codec, tuple[type, ...]]] = {
-        name: (codecs.torch_constant_text(kind), (kind,)) for name, kind in kinds.items()
+    kinds: dict[str, tuple[type, ...]] = {
+        "ScalarType": (torch.dtype,),
+        "Device": (torch.device, str),
+        "Layout": (torch.layout,),
+        "MemoryFormat": (torch.memory_format,),
     }
-    written["Device"] = (written["Device"][0], (torch.device, str))
+    written = {name: (codecs.torch_constant_text(kind[0]), kind) for name, kind in kinds.items()}
     written |= dict.fromkeys(("complex", "Scalar"), (codecs.number_text(), _NUMBERS))
     item, read = "'' if {value} is None else {encoded}", "{decoded} if {list}[{i}] else None"
     return {name: Packing(item, read=read, kinds=kind, codec=codec) for name, (codec, kind) in written.items()}
@@ -364,7 +364,7 @@ def _kind(argument: Argument) -> str:
         return f"optional_{base}" if leaf.is_optional else base
     if base in _texts():
         return base
-    if leaf.is_list and not leaf.is_tensor:
+    if leaf.is_list and not leaf.is_tensor and not leaf.is_opaque:
         return f"{base.removesuffix('[]')}_list"
     return ""
 

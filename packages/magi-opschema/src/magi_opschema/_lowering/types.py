@@ -21,6 +21,7 @@ import torch
 from magi_opschema._handles.declared import AnnotatedField, declared_fields, is_declared
 from magi_opschema._handles.handle import ObjectHandle, handle, unfit
 from magi_opschema._lowering import codecs
+from magi_opschema._model.schema import schema_type_of
 from magi_opschema._model.tree import (
     IDENTITY,
     Codec,
@@ -39,6 +40,7 @@ from magi_opschema._model.tree import (
     nodes,
 )
 from magi_opschema._text import show_type
+from magi_opschema._torch_compat import opaque_name
 from magi_opschema.errors import Problem
 
 from .annotations import Scope, evaluate, substitute, type_arguments, unwrap
@@ -110,8 +112,14 @@ RecordKind = typing.Literal["dataclass", "namedtuple", "typeddict", "object"]
 
 
 def is_record(cls: type) -> bool:
-    """Whether *cls* is a dataclass, a named tuple or a TypedDict, or declares the fields of its objects."""
-    return is_declared(cls) or dataclasses.is_dataclass(cls) or typing.is_typeddict(cls) or _is_namedtuple(cls)
+    """Whether *cls* is a dataclass, a named tuple or a TypedDict, or declares the fields of its objects.
+
+    A class that is registered with torch as opaque stays whole.
+    """
+    if is_declared(cls):
+        return True
+    is_one = dataclasses.is_dataclass(cls) or typing.is_typeddict(cls) or _is_namedtuple(cls)
+    return is_one and not opaque_name(cls)
 
 
 def _is_namedtuple(cls: type) -> bool:
@@ -247,6 +255,7 @@ def _owner(cls: type, name: str) -> type:
 
 _SCHEMA_TYPES: dict[object, str] = {
     torch.Tensor: "Tensor",
+    torch.nn.Parameter: "Tensor",
     bool: "bool",
     int: "SymInt",
     float: "float",
@@ -280,8 +289,8 @@ _ADVICE: dict[object, str] = {
     collections.abc.Iterable: "Use Sequence[T].",
     collections.deque: "Use Sequence[T].",
     torch.nn.Module: "Pass its tensors, or a frozen dataclass of them.",
-    torch.Size: "Use tuple[int, ...].",
-    torch.SymInt: "Use int: every int of a schema may be symbolic.",
+    torch.Stream: "Annotate it ObjectHandle[torch.Stream].",
+    torch.Event: "Annotate it ObjectHandle[torch.Event].",
     collections.abc.Callable: "Register one op for each function, or choose between them by a Literal or an Enum.",
 }
 
@@ -322,16 +331,31 @@ def _lower_unwrapped(annotation: object, place: Place) -> Node:
     if origin is tuple and (arguments or isinstance(annotation, types.GenericAlias)):
         return _lower_tuple(annotation, arguments, place)
     cls = origin or annotation
-    if annotation is torch.nn.Parameter:
-        return place.leaf("Tensor")
     if annotation in _SCHEMA_TYPES:
         return place.leaf(_SCHEMA_TYPES[annotation])
     if isinstance(cls, type):
-        if issubclass(cls, enum.Enum):
-            return place.leaf(*codecs.enumeration(cls))
-        if is_record(cls):
-            return _lower_record(annotation, cls, place)
-    raise place.refuse(annotation, "which has no flat schema form", _advice(annotation, cls, arguments))
+        return _lower_class(annotation, cls, place)
+    raise _no_form(annotation, place)
+
+
+def _lower_class(annotation: object, cls: type, place: Place) -> Node:
+    if cls is torch.Size:
+        return place.leaf("SymInt[]", codecs.SIZE)
+    if issubclass(cls, enum.Enum):
+        return place.leaf(*codecs.enumeration(cls))
+    if is_record(cls):
+        return _lower_record(annotation, cls, place)
+    if name := opaque_name(cls):
+        if not all(part.isidentifier() and part.isascii() for part in name.split(".")):
+            why = f"which torch registered as '{name}', a name that no schema can hold"
+            raise place.refuse(annotation, why, "Define the class at the top of a module.")
+        return place.leaf(schema_type_of(cls, name), codecs.opaque(cls))
+    raise _no_form(annotation, place)
+
+
+def _no_form(annotation: object, place: Place) -> Refused:
+    cls, arguments = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
+    return place.refuse(annotation, "which has no flat schema form", _advice(annotation, cls, arguments))
 
 
 def _is_hashable(annotation: object) -> bool:
@@ -424,7 +448,7 @@ def _lower_list(annotation: object, element: object, place: Place, *, as_tuple: 
         if resolved in _WRITTEN_AS_TEXT:
             codec = codecs.torch_constant_text(resolved)
             return place.leaf("str[]", codecs.listed(codec, as_tuple=as_tuple))
-        if inner.schema_type in _LIST_ELEMENTS:
+        if inner.schema_type in _LIST_ELEMENTS or inner.is_opaque:
             return place.leaf(f"{inner.schema_type}[]", codecs.listed(inner.codec, as_tuple=as_tuple))
     why = "and torch has no list of such elements that can be exported"
     raise place.refuse(annotation, why, _list_advice(resolved))
@@ -520,7 +544,10 @@ def _advice(annotation: object, cls: object, arguments: tuple[Any, ...]) -> str:
             return "Pass a Tensor: torch.from_numpy() shares its memory."
         if issubclass(cls, torch.Tensor):
             return "Annotate it Tensor; a subclass may be passed."
-        return f"Use a frozen dataclass with the parts of {cls.__name__} that the op needs."
+        if cls.__name__ in {"ProcessGroup", "DeviceMesh"}:
+            return f"A schema takes one from torch 2.13 on; before, annotate it ObjectHandle[{cls.__name__}]."
+        parts = f"Use a frozen dataclass with the parts of {cls.__name__} that the op needs"
+        return f"{parts}, or ObjectHandle[{cls.__name__}] for the object itself."
     return _ADVICE.get(cls) or "See the type table in the documentation of magi-opschema."
 
 

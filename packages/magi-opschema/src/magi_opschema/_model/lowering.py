@@ -15,7 +15,7 @@ from typing import Literal
 from magi_opschema._text import full_repr, show_type, show_value
 
 from .schema import NO_DEFAULT, Argument, FlatLayout, schema_text, slots_of
-from .tree import Field, Leaf, ListOrTuple, MaskedList, Node, Optional, Record, Sequence, leaves, nodes
+from .tree import Leaf, ListOrTuple, MaskedList, Node, Optional, Record, Sequence, children, leaves, nodes
 
 
 LoweringPath = Literal["direct", "lowered", "flattened"]
@@ -187,30 +187,28 @@ def _show_parameter(name: str, node: Node) -> list[str]:
 
 
 def _show_below(node: Node, margin: str) -> list[str]:
-    children = _children(node)
-    width = max((len(child.name) for child in children), default=0)
-    flat_width = max((len(child.node.name) for child in children if isinstance(child.node, Leaf)), default=0)
+    shown = _shown_below(node)
+    width = max((len(child.path[-1]) for child in shown), default=0)
+    flat_width = max((len(child.name) for child in shown if isinstance(child, Leaf)), default=0)
     lines = []
-    for child in children:
-        is_last = child is children[-1]
-        branch = f"{margin}{'└' if is_last else '├'} {child.name:<{width}}"
-        if isinstance(child.node, Leaf):
-            lines.append(f"{branch} → {child.node.name:<{flat_width}}  {child.node.schema_type}{_note(child.node)}")
+    for child in shown:
+        is_last = child is shown[-1]
+        branch = f"{margin}{'└' if is_last else '├'} {child.path[-1]:<{width}}"
+        if isinstance(child, Leaf):
+            lines.append(f"{branch} → {child.name:<{flat_width}}  {child.schema_type}{_note(child)}")
         else:
-            lines.append(f"{branch} ─ {_label(child.node)}")
-            lines += _show_below(child.node, f"{margin}{' ' if is_last else '│'} ")
+            lines.append(f"{branch} ─ {_label(child)}")
+            lines += _show_below(child, f"{margin}{' ' if is_last else '│'} ")
     return lines
 
 
-def _children(node: Node) -> list[Field]:
+def _shown_below(node: Node) -> list[Node]:
     match node:
-        case Record():
-            return list(node.fields)
-        case Sequence():
-            return [Field(str(i), item) for i, item in enumerate(node.items)]
+        case Record() | Sequence():
+            return list(children(node))
         case Optional():
-            return [Field("is_some", node.is_some), *_children(node.inner)]
-    return [Field(leaf.path[-1], leaf) for leaf in leaves(node)]
+            return [node.is_some, *_shown_below(node.inner)]
+    return list(leaves(node))
 
 
 def _label(node: Node) -> str:

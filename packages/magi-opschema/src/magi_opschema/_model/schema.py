@@ -48,6 +48,12 @@ _LAYOUTS = {torch.strided: "strided"}
 _MEMORY_FORMATS = {torch.contiguous_format: "contiguous_format"}
 
 
+def schema_type_of(cls: type, name: str) -> str:
+    """*name*, which torch gave to the schema type of an opaque class, known to this module from now on."""
+    _VALUES[name] = (cls,)
+    return name
+
+
 def python_type(schema_type: str) -> Any:
     """The annotation that torch.library.infer_schema reads as *schema_type*: `list[float]` for `float[]`."""
     if schema_type.endswith("?"):

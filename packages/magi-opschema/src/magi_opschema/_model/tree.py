@@ -94,6 +94,11 @@ class Leaf:
         return self.schema_type.startswith("Tensor")
 
     @property
+    def is_opaque(self) -> bool:
+        """True for a class that was registered with torch, whose schema type is its dotted name, and for a list."""
+        return "." in self.schema_type
+
+    @property
     def is_list(self) -> bool:
         """True for list types, optional or not."""
         return self.schema_type.rstrip("?").endswith("[]")

@@ -382,20 +382,15 @@ def register_vmap(op: object, rule: F | None = None) -> Any:
     if rule is None:
         return lambda decorated: register_vmap(op, decorated)
     for definition in forms_of(op):
-        _give_vmap_rule(definition, rule)
+        called_with = ("info", "in_dims", *definition.lowering.signature.parameters)
+        check_callable(definition.lowering, "rule", rule, called_with, error=RuleError)
+        definition.registration.vmap_rule = functools.partial(_flat_vmap, Bridge(definition.lowering), rule)
     return rule
 
 
-def _give_vmap_rule(definition: OpDef, rule: Callable[..., Any]) -> None:
-    called_with = ("info", "in_dims", *definition.lowering.signature.parameters)
-    check_callable(definition.lowering, "rule", rule, called_with, error=RuleError)
-    bridge = Bridge(definition.lowering)
-
-    def flat_rule(info: Any, in_dims: Any, *flat: Any) -> tuple[Any, Any]:
-        output, out_dims = rule(info, bridge.per_parameter(in_dims), *bridge.rebuild(*flat))
-        return bridge.flatten_output(output), tuple(bridge.per_output(out_dims, "the vmap rule's out_dims"))
-
-    definition.registration.vmap_rule = flat_rule
+def _flat_vmap(bridge: Bridge, rule: Callable[..., Any], info: Any, in_dims: Any, *flat: Any) -> tuple[Any, Any]:
+    output, out_dims = rule(info, bridge.per_parameter(in_dims), *bridge.rebuild(*flat))
+    return bridge.flatten_output(output), tuple(bridge.per_output(out_dims, "the vmap rule's out_dims"))
 
 
 def register_autocast(op: object, device_type: str, dtype: torch.dtype) -> None:
