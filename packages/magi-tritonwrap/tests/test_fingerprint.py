@@ -41,7 +41,7 @@ leaves = (
     | st.text(max_size=4)
     | st.binary(max_size=4)
     | st.sampled_from([torch.float32, torch.bfloat16, torch.device("cpu"), torch.relu, len, int, patterns.Doubler])
-    | st.sampled_from([patterns.double_kernel, patterns.two_configs_kernel, patterns.helper, patterns.partial])
+    | st.sampled_from([patterns.double_kernel, patterns.two_configs_kernel, patterns.helper, patterns.launch_partial])
 )
 values = st.recursive(
     leaves,

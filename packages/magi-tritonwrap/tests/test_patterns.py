@@ -68,6 +68,6 @@ def test_names_lead_to_the_kernels(name: str) -> None:
 
 
 def test_a_kernel_that_is_made_at_run_time_is_flagged() -> None:
-    for body in (patterns.factory_inside, patterns.kernel_with_a_closure):
+    for body in (patterns.PATTERNS["factory_inside"].body, patterns.PATTERNS["kernel_with_a_closure"].body):
         (kernel,) = (one for one in find_kernels(body).kernels if one.kernel is None)
         assert re.search(r"made at run time by .*make_\w+_kernel, which names triton\.jit$", str(kernel))
