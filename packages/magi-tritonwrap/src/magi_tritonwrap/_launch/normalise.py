@@ -29,7 +29,7 @@ from triton.runtime.autotuner import Config, Heuristics
 from triton.runtime.jit import JITFunction
 
 from magi_tritonwrap._identity.code import code_names
-from magi_tritonwrap._kernel.kernels import CONFIG_FIELDS, Kernel, as_kernel, can_pass, cannot_pass, check_supported
+from magi_tritonwrap._kernel.kernels import CONFIG_FIELDS, Kernel, as_kernel, check_supported
 from magi_tritonwrap._torch_compat.kernels import (
     described_tensor,
     is_tensor_descriptor,
@@ -188,8 +188,10 @@ def _bind(kernel: Kernel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> t
             if name in arguments:
                 raise unsupported(kernel, f"got the argument '{name}' twice")
             arguments[name] = value
-        elif not can_pass(kernel, name):
-            raise unsupported(kernel, cannot_pass([name]))
+        elif name not in ("grid", "warmup"):
+            known = ", ".join(f"{option}=" for option in CONFIG_FIELDS)
+            why = "which is neither a parameter of it nor an option that a graph can carry"
+            raise unsupported(kernel, f"is launched with {name}=, {why} ({known}); leave it out")
     return {name: _plain(value) for name, value in arguments.items()}, options
 
 
