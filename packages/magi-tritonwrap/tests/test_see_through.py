@@ -18,7 +18,7 @@ from magi_tritonwrap import (
     triton_op,
     wrap_kernels,
 )
-from magi_tritonwrap.errors import LostSettingWarning, UnknownOpError
+from magi_tritonwrap.errors import UnknownOpError
 from magi_tritonwrap.testing import aot_graphs, launches_of
 from torch import Tensor
 from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation
@@ -107,24 +107,6 @@ def test_symbolic_size_is_not_specialised(ops: Ops) -> None:
     (launch,) = launches_of(graph)
     assert isinstance(launch.arguments["n"], torch.fx.Node)
     assert isinstance(launch.grids[0][0], torch.fx.Node)
-
-
-def test_launch_options_reach_the_graph(ops: Ops) -> None:
-    def body(x: Tensor) -> Tensor:
-        out = torch.empty_like(x)
-        patterns.double_default_kernel[patterns.by_block(x)](x, out, x.numel(), num_warps=8, num_ctas=2, maxnreg=64)
-        return out
-
-    op = ops.define("options", body)
-    make_see_through(op, body)
-
-    with pytest.warns(LostSettingWarning, match=r"launched with (num_ctas|maxnreg)=, which .* Inductor ignores"):
-        (graph,) = aot_graphs(op, torch.ones(300))
-    (launch,) = launches_of(graph)
-    (config,) = launch.kernel.configs
-    assert (config.num_warps, config.num_ctas, config.maxnreg) == (8, 2, 64)
-    assert launch.arguments["BLOCK"] == 128
-    assert launch.grids == [(3, 1, 1)]
 
 
 def test_pruned_configs_and_their_settings(ops: Ops) -> None:

@@ -37,6 +37,7 @@ from ._torch_compat.operators import (
 )
 from ._torch_compat.tracing import decomposition_is_disabled, has_unrecognized_type
 from .errors import (
+    LostOptionError,
     NotAnOpError,
     OpaqueFallbackWarning,
     TritonWrapError,
@@ -289,14 +290,17 @@ def _decompose(mode: Any, op: OpOverload, types: Sequence[type], args: tuple[Any
     if record.bodies.has_other_body(args, kwargs):
         return mode.__torch_dispatch__(op, types, args, kwargs)
     recording: Recording | str
+    fix = ""
     try:
         recording = recording_of(record.fn, args, kwargs)
     except TritonWrapError as error:
-        if "opaque" not in (record.on_unsupported, _ON_UNSUPPORTED.get()):
+        is_lost = isinstance(error, LostOptionError)
+        if not is_lost and "opaque" not in (record.on_unsupported, _ON_UNSUPPORTED.get()):
             raise
         recording = str(error)
+        fix = "Leave the option out to have them in the graph." if is_lost else ""
     if isinstance(recording, str):
-        record.fall_back(recording)
+        record.fall_back(recording, fix=fix)
         if outer is not None:
             outer.whole_inside[record.name] = f"its body cannot be traced. {recording}"
         return mode.__torch_dispatch__(op, types, args, kwargs)

@@ -38,8 +38,8 @@ from magi_tritonwrap._torch_compat.tracing import (
 from magi_tritonwrap.errors import TritonWrapError
 
 from .capture import CapturedLaunch, LaunchLog
-from .hook import Run, in_library_folder, listening
-from .normalise import refuse_no_write, unsupported
+from .hook import in_library_folder, listening
+from .normalise import refuse_no_write
 
 
 @dataclass(frozen=True)
@@ -98,17 +98,6 @@ class _Replay(torch.fx.Interpreter):
             return super().call_function(target, args, kwargs)
 
 
-class _Log(LaunchLog):
-    """Records launches, and refuses to compile a kernel ahead of its launch."""
-
-    def on_launch(self, kernel: Any, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if kwargs.get("warmup"):
-            why = "is compiled by .warmup() in the op's body, and a graph has no compiled kernel to look at. "
-            fix = "Launch the kernel itself, and choose its grid from torch.cuda.get_device_properties()"
-            raise unsupported(as_kernel(kernel), why + fix)
-        return super().on_launch(kernel, run, args, kwargs)
-
-
 def recording_of(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording | str:
     """What *fn* does with these functional tensors, or why it cannot be traced.
 
@@ -133,7 +122,7 @@ def recording_of(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 def _recorded(fn: Callable[..., Any], leaves: list[Any], inner: list[Any], spec: TreeSpec) -> Recording | str:
     fake_mode = fake_mode_of(inner)
     assert fake_mode is not None
-    log = _Log(drop=False)
+    log = LaunchLog(drop=False)
 
     def body(*varying: Any) -> Any:
         given = iter(varying)

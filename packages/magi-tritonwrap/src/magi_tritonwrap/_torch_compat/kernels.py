@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import importlib
 import inspect
 import sys
@@ -126,6 +128,16 @@ def new_kernel(like: JITFunction[Any], function: FunctionType, source: str) -> A
     else:
         kernel.src = source
     return kernel
+
+
+def another_kernel(kernel: JITFunction[Any]) -> Any:
+    """A kernel that differs from *kernel* in nothing but that it is another object, and so is its function."""
+    function: Any = kernel.fn
+    like: Any = FunctionType(function.__code__, function.__globals__, None, function.__defaults__, function.__closure__)
+    like.__kwdefaults__ = function.__kwdefaults__
+    found: Any = copy.copy(kernel)
+    found.fn = functools.update_wrapper(like, function)
+    return found
 
 
 def _names(parameters: Iterable[int | str], kernel: Any) -> list[str]:
