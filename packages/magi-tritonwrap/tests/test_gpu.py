@@ -136,24 +136,22 @@ def scaled_and_shifted(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyp
 def test_launch_options_are_those_of_eager(ops: Ops) -> None:
     """A product and a sum that are rounded apart differ from one fused operation in the last bit."""
 
-    def launching(**options: Any) -> Any:
+    def launching(name: str, **options: Any) -> Any:
         def body(x: Tensor) -> Tensor:
             out = torch.empty_like(x)
             scaled_and_shifted[(24,)](x, out, x.numel(), BLOCK=128, **options)
             return out
 
-        return triton_op(f"{ops.namespace}::op_{len(seen)}", body, mutates_args=())
+        return triton_op(f"{ops.namespace}::{name}", body, mutates_args=())
 
-    seen: list[Any] = []
-    for fuses in (True, False):
-        seen.append(launching(enable_fp_fusion=fuses))
+    seen = [launching(f"fuses_{fuses}", enable_fp_fusion=fuses) for fuses in (True, False)]
+    seen.append(launching("waits", launch_pdl=True))
     x = some_tensor()
     torch.compiler.reset()
-    fused, apart = torch.compile(lambda value: [op(value) for op in seen], fullgraph=True)(x)
+    compiled = torch.compile(lambda value: [op(value) for op in seen], fullgraph=True)
+    (fused, apart, waited), (code, *_) = run_and_get_code(compiled, x)
     assert torch.equal(fused, seen[0](x))
     assert torch.equal(apart, seen[1](x))
     assert not torch.equal(fused, apart)
-    seen.append(launching(launch_pdl=True))
-    result, (code, *_) = run_and_get_code(torch.compile(lambda value: seen[2](value), fullgraph=True), x)  # noqa: PLW0108
-    assert torch.equal(result, seen[2](x))
+    assert torch.equal(waited, seen[2](x))
     assert "'launch_pdl': True" in code
