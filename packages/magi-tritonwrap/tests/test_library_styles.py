@@ -15,7 +15,7 @@ import pytest
 import torch
 import triton
 import tritonwrap_patterns as patterns
-from graph_questions import launch_count
+from graph_questions import launch_count, launch_of
 from magi_tritonwrap import (
     OpaqueFallbackWarning,
     UnsupportedKernelError,
@@ -100,15 +100,6 @@ config = triton.Config({"BLOCK": 128})
 tuner = Tuner(patterns.double_kernel, patterns.double_kernel.arg_names, [config], [], None, None)
 
 
-def through(launcher: Any, **options: Any) -> Callable[[Tensor], Tensor]:
-    def body(x: Tensor) -> Tensor:
-        out = torch.empty_like(x)
-        launcher[patterns.blocks(x.numel())](x, out, x.numel(), **options)
-        return out
-
-    return body
-
-
 def by_run(x: Tensor) -> Tensor:
     out = torch.empty_like(x)
     entry.run(x, out, x.numel(), BLOCK=128, grid=patterns.blocks(x.numel()), warmup=False)
@@ -123,13 +114,13 @@ def by_launcher_kept(x: Tensor) -> Tensor:
 
 
 LAUNCHERS: dict[str, Callable[[Tensor], Tensor]] = {
-    "fn": through(entry, BLOCK=128),
-    "jit_function": through(SecondEntry(patterns.double_kernel), BLOCK=128),
-    "launcher in a launcher": through(Entry(SecondEntry(patterns.double_kernel)), BLOCK=128),
-    "autotuner of a library": through(tuner),
-    "autotuner of a library in a launcher": through(Entry(tuner)),
-    "heuristics in a launcher": through(Entry(triton.heuristics({"BLOCK": lambda args: 128})(patterns.double_kernel))),
-    "registered": through(Foreign(patterns.double_kernel), BLOCK=128),
+    "fn": patterns.through(entry, BLOCK=128),
+    "jit_function": patterns.through(SecondEntry(patterns.double_kernel), BLOCK=128),
+    "launcher in a launcher": patterns.through(Entry(SecondEntry(patterns.double_kernel)), BLOCK=128),
+    "autotuner of a library": patterns.through(tuner),
+    "autotuner of a library in a launcher": patterns.through(Entry(tuner)),
+    "heuristics in a launcher": patterns.through(Entry(patterns.heuristics_kernel)),
+    "registered": patterns.through(Foreign(patterns.double_kernel), BLOCK=128),
     "run": by_run,
     "launcher kept": by_launcher_kept,
 }
@@ -141,10 +132,8 @@ def test_launcher(name: str, ops: Ops) -> None:
     (kernel,) = find_kernels(body).kernels
     assert kernel.name == "double_kernel"
     assert not isinstance(kernel.kernel, Entry | SecondEntry | Foreign)
-    op = ops.define("launcher", body)
-    make_see_through(op, body)
-    (graph,) = aot_graphs(op, torch.ones(300))
-    (launch,) = launches_of(graph)
+    op = ops.seen("launcher", body)
+    launch = launch_of(op)
     assert launch.cloned == ["out"]
     key = CacheKeyEntry("launcher", body, find_kernels(body))
     assert key.src
@@ -208,8 +197,7 @@ def test_an_inner_op_that_cannot_be_traced_is_kept_and_named(ops: Ops) -> None:
 
     inner = custom_op(ops, "reads", reads)
     body = calls(inner)
-    op = ops.define("outer", body)
-    make_see_through(op, body)
+    op = ops.seen("outer", body)
     with pytest.warns(OpaqueFallbackWarning, match="reads stays opaque to the compiler"):
         (graph,) = aot_graphs(op, torch.ones(300))
     assert inner._opoverload in {node.target for node in graph.graph.nodes}
@@ -238,8 +226,7 @@ def test_ops_inside_that_are_named_as_opaque(ops: Ops) -> None:
     assert reasons["at_run_time"].startswith("which kernels it launches is known only at run time: x.kernel[...] (")
     assert reasons["ruled"] == "its library has a rule of its own for it in compiled graphs"
     assert "opaque, it has no Python body" in str(find_kernels(body))
-    op = ops.define("around", body)
-    make_see_through(op, body)
+    op = ops.seen("around", body)
     (graph,) = aot_graphs(op, torch.ones(300))
     assert len(launches_of(graph)) == 1
     assert without_body in {node.target for node in graph.graph.nodes}
@@ -282,8 +269,7 @@ def test_what_is_filled_later(body: Callable[..., Any], reason: str, ops: Ops, m
     text, _, why = reason.partition(": ")
     assert str(left) == f"{text} ({__file__}:{body.__code__.co_firstlineno}): {why}"
     assert report.only_a_run_tells
-    op = ops.define("lazy", body)
-    make_see_through(op, body)
+    op = ops.seen("lazy", body)
     monkeypatch.setitem(LAZY_TABLE, "double", double)
     monkeypatch.setitem(OTHER_ENTRIES, "double", double)
     monkeypatch.setitem(globals(), "LAZY_LIST", [double])
@@ -370,7 +356,6 @@ def test_bound_method_and_callable_object_as_bodies(ops: Ops) -> None:
 def test_module_with_lazy_attributes(ops: Ops) -> None:
     lazy = types.ModuleType("lazy_module_for_test")
     lazy.__getattr__ = lambda name: patterns.double_kernel  # type: ignore[method-assign]
-    body = lambda x: through(lazy.kernel, BLOCK=128)(x)  # noqa: E731
-    op = ops.define("lazy_attribute", body)
-    make_see_through(op, body)
+    body = lambda x: patterns.through(lazy.kernel, BLOCK=128)(x)  # noqa: E731
+    op = ops.seen("lazy_attribute", body)
     assert launch_count(op) == 1

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 import tritonwrap_patterns as patterns
-from graph_questions import op_stays
+from graph_questions import launch_of, op_stays
 from magi_tritonwrap import OpaqueFallbackWarning, capture_launches, make_see_through, see_through_report
 from magi_tritonwrap._torch_compat.options import options_by_inductor, options_for_this_gpu, options_of_backends
 from magi_tritonwrap.errors import LostOptionError
@@ -36,22 +36,11 @@ RELEASE = tuple(map(int, torch.__version__.split(".")[:2]))
 TAKES_ALL_OF_AMD = RELEASE >= (2, 13)
 
 
-def launching(kernel: Any = patterns.double_kernel, **options: Any) -> Callable[[Tensor], Tensor]:
-    def body(x: Tensor) -> Tensor:
-        out = torch.empty_like(x)
-        kernel[patterns.by_block(x)](x, out, x.numel(), **options)
-        return out
-
-    return body
-
-
 def options_of_launch(ops: Ops, kernel: Any = patterns.double_kernel, **options: Any) -> dict[str, Any]:
     """The options of a launch in a graph, as the config holds them."""
-    body = launching(kernel, BLOCK=128, **options)
-    op = ops.define("launched", body)
-    make_see_through(op, body)
-    (graph,) = aot_graphs(op, torch.ones(300))
-    (launch,) = launches_of(graph)
+    body = patterns.through(kernel, BLOCK=128, **options)
+    op = ops.seen("launched", body)
+    launch = launch_of(op)
     (config,) = launch.kernel.configs
     made, plain = options_by_inductor(launch.kernel.fn, [config], config), options_for_this_gpu({})
     assert all(value in (made[name], plain[name]) for name, value in options.items())
@@ -95,12 +84,11 @@ def test_an_option_that_changes_nothing_is_left_out(target: GPUTarget, ops: Ops)
 def test_warps_and_stages_are_those_of_eager(ops: Ops) -> None:
     """Triton's backend for AMD has two stages where `triton.Config` has three."""
     with stub_driver(AMD), capture_launches() as log, FakeTensorMode():
-        launching(BLOCK=128, waves_per_eu=2)(torch.ones(300))
+        patterns.through(patterns.double_kernel, BLOCK=128, waves_per_eu=2)(torch.ones(300))
     assert len(log.launches) == 1
     with stub_driver(AMD):
-        body = launching(BLOCK=128, waves_per_eu=2)
-        op = ops.define("stages", body)
-        make_see_through(op, body)
+        body = patterns.through(patterns.double_kernel, BLOCK=128, waves_per_eu=2)
+        op = ops.seen("stages", body)
         (graph,) = aot_graphs(op, torch.ones(300))
     (config,) = launches_of(graph)[0].kernel.configs
     assert (config.num_warps, config.num_stages) == (4, 2)
@@ -110,7 +98,7 @@ def test_warps_and_stages_are_those_of_eager(ops: Ops) -> None:
 def test_an_option_that_inductor_leaves_out_keeps_the_op_opaque(
     target: GPUTarget, name: str, value: Any, ops: Ops
 ) -> None:
-    body = launching(BLOCK=128, **{name: value})
+    body = patterns.through(patterns.double_kernel, BLOCK=128, **{name: value})
     op = ops.define("lost", body)
     with stub_driver(target):
         made = options_for_this_gpu({})[name]
@@ -139,9 +127,8 @@ def test_every_option_of_triton_is_compiled_with_or_keeps_its_op_opaque(target: 
             if make_other is None or (target is AMD and name == "num_ctas"):  # Triton refuses it for this GPU
                 continue
             options = {name: make_other(usual[name])}
-            body = launching(BLOCK=128, **options)
-            op = ops.define(f"op_{name}", body)
-            make_see_through(op, body)
+            body = patterns.through(patterns.double_kernel, BLOCK=128, **options)
+            op = ops.seen(f"op_{name}", body)
             (graph,) = aot_graphs(op, torch.ones(300))
             wanted = options_for_this_gpu(options)
             for launch in launches_of(graph):
@@ -162,9 +149,8 @@ def dependent_kernel(x, out, n, BLOCK: tl.constexpr, launch_pdl: tl.constexpr = 
 @pytest.mark.usefixtures("stub")
 def test_an_option_that_is_a_parameter_too(ops: Ops) -> None:
     assert options_of_launch(ops, dependent_kernel, launch_pdl=True) == {"launch_pdl": True}
-    body = launching(dependent_kernel, BLOCK=128)
-    op = ops.define("without", body)
-    make_see_through(op, body)
+    body = patterns.through(dependent_kernel, BLOCK=128)
+    op = ops.seen("without", body)
     (graph,) = aot_graphs(op, torch.ones(300))
     assert launches_of(graph)[0].arguments["launch_pdl"] is False
 
@@ -176,19 +162,17 @@ def test_options_of_an_autotuned_launch(ops: Ops) -> None:
         return triton.autotune(configs=configs, key=[])(patterns.double_kernel)
 
     bodies = {
-        "at_launch": launching(tuned({}, {}), enable_fp_fusion=False),
-        "in_configs": launching(tuned({"enable_fp_fusion": False}, {"enable_fp_fusion": False})),
-        "differing": launching(tuned({"enable_fp_fusion": False}, {"enable_fp_fusion": True})),
+        "at_launch": patterns.through(tuned({}, {}), enable_fp_fusion=False),
+        "in_configs": patterns.through(tuned({"enable_fp_fusion": False}, {"enable_fp_fusion": False})),
+        "differing": patterns.through(tuned({"enable_fp_fusion": False}, {"enable_fp_fusion": True})),
     }
     for name, body in bodies.items():
-        op = ops.define(name, body)
-        make_see_through(op, body)
+        op = ops.seen(name, body)
         if name == "differing":
             with pytest.warns(OpaqueFallbackWarning, match="enable_fp_fusion=True, and Inductor compiles it with"):
                 assert op_stays(op)
             continue
-        (graph,) = aot_graphs(op, torch.ones(300))
-        (launch,) = launches_of(graph)
+        launch = launch_of(op)
         assert [config.kwargs for config in launch.kernel.configs] == [
             {"BLOCK": 128, "enable_fp_fusion": False},
             {"BLOCK": 256, "enable_fp_fusion": False},
@@ -206,9 +190,8 @@ UNKNOWN = {
 @pytest.mark.usefixtures("stub")
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_an_unknown_option_is_an_error(name: str, ops: Ops) -> None:
-    body = launching(patterns.double_default_kernel, **{name: 2})
-    op = ops.define("unknown", body)
-    make_see_through(op, body)
+    body = patterns.through(patterns.double_default_kernel, **{name: 2})
+    op = ops.seen("unknown", body)
     with pytest.raises(BackendCompilerFailed, match=f"UnsupportedLaunchError: .*{UNKNOWN[name]}"):
         aot_graphs(op, torch.ones(300))
 
@@ -226,7 +209,6 @@ def test_a_kernel_that_is_compiled_beside_its_launch(ops: Ops) -> None:
     with capture_launches(drop=True) as log:
         warmed_up(torch.ones(300))
     assert len(log.launches) == 1
-    op = ops.define("warmed", warmed_up)
-    make_see_through(op, warmed_up)
+    op = ops.seen("warmed", warmed_up)
     (graph,) = aot_graphs(op, torch.ones(300))
     assert [launch.kernel for launch in launches_of(graph)] == [patterns.double_kernel]

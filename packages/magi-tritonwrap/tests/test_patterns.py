@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 import tritonwrap_patterns as patterns
-from magi_tritonwrap import capture_launches, find_kernels, make_see_through, see_through_report
+from magi_tritonwrap import capture_launches, find_kernels, see_through_report
 from magi_tritonwrap._cache_key import fingerprint
 from magi_tritonwrap.testing import aot_graphs, launches_of
 from triton.runtime.jit import JITFunction
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize("name", patterns.PATTERNS)
 def test_op_becomes_its_launches(ops: Ops, name: str, dynamic: bool) -> None:
     pattern = patterns.PATTERNS[name]
-    op = ops.define(name, pattern.body)
-    make_see_through(op, pattern.body)
+    op = ops.seen(name, pattern.body)
 
     (graph,) = aot_graphs(lambda x: op(x.relu()) + 1, torch.ones(300), dynamic=dynamic)
 

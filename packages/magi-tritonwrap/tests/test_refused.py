@@ -77,19 +77,10 @@ KERNELS = {
 }
 
 
-def launching(launched: Any, **options: Any) -> Callable[[Tensor], Tensor]:
-    def body(x: Tensor) -> Tensor:
-        out = torch.empty_like(x)
-        launched[(1,)](x, out, x.numel(), **options)
-        return out
-
-    return body
-
-
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_kernel_that_functions_name_is_refused_at_decoration(ops: Ops, name: str) -> None:
     launched, sentence = KERNELS[name]
-    body = launching(launched)
+    body = patterns.through(launched)
     op = ops.define("op", body)
     where = rf"Triton kernel 'kernel' .*test_refused\.py:{kernel.starting_line_number}\)"
     for attempt in (lambda: make_see_through(op, body), lambda: triton_op(f"{ops.namespace}::other", body, **ANY)):
@@ -109,7 +100,7 @@ def test_a_kernel_that_functions_name_is_refused_at_decoration(ops: Ops, name: s
 
 
 def test_settings_that_inductor_was_told_to_overlook(ops: Ops) -> None:
-    body = launching(KERNELS["pre_hook"][0])
+    body = patterns.through(KERNELS["pre_hook"][0])
     with torch._inductor.config.patch(unsafe_ignore_unsupported_triton_autotune_args=True):
         assert make_see_through(ops.define("op", body), body).see_through
 
@@ -174,8 +165,7 @@ def test_a_launch_that_torch_would_drop(ops: Ops) -> None:
         table_kernel[(1,)](torch.zeros(1, dtype=torch.int64, device=x.device), x.numel(), BLOCK=128)
         return x.clone()
 
-    op = ops.define("table", body)
-    make_see_through(op, body)
+    op = ops.seen("table", body)
     with pytest.raises(
         BackendCompilerFailed, match=r"table_kernel' writes none of its tensors as far as torch can"
     ) as c:
@@ -188,8 +178,7 @@ def test_a_body_that_cannot_be_traced_stays_opaque_and_says_so(ops: Ops) -> None
         patterns.launch_double(x, x)
         assert x.data_ptr() % 16 == 0
 
-    op = ops.define("untraceable", body, "(Tensor(a!) x) -> ()", fake=lambda x: None)
-    make_see_through(op, body)
+    op = ops.seen("untraceable", body, "(Tensor(a!) x) -> ()", fake=lambda x: None)
 
     def program(x: Tensor) -> Tensor:
         y = x.relu()
@@ -236,22 +225,19 @@ def _moved_into_the_second(x: Tensor, works: list[Tensor]) -> Tensor:
 
 def test_a_launch_that_writes_what_the_schema_does_not_say(ops: Ops) -> None:
     schema, fake = "(Tensor x, Tensor work) -> Tensor", lambda x, *_: torch.empty_like(x)
-    op = ops.define("moved", _moved, schema, fake=fake)
-    make_see_through(op, _moved)
+    op = ops.seen("moved", _moved, schema, fake=fake)
     text = r"moved: the body launches a kernel that writes into 'work', which the schema .* mutates_args=\('work',\)"
     x, work = torch.ones(300), torch.ones(300)
     for program in (op, lambda x, work: op(x, work.add_(1)), lambda x, work: op(x, work.view(300))):
         with pytest.raises(Exception, match=text):
             aot_graphs(program, x, work)
 
-    named = ops.define("named", _moved, schema.replace("Tensor work", "Tensor(a!) work"), fake=fake)
-    make_see_through(named, _moved)
+    named = ops.seen("named", _moved, schema.replace("Tensor work", "Tensor(a!) work"), fake=fake)
     for program in (named, lambda x, work: named(x, work.add_(1)), lambda x, work: named(work.view(300), work)):
         (graph,) = aot_graphs(program, x, work)
         assert len(launches_of(graph)) == 1
 
-    listed = ops.define("listed", _moved_into_the_second, "(Tensor x, Tensor[] works) -> Tensor", fake=fake)
-    make_see_through(listed, _moved_into_the_second)
+    listed = ops.seen("listed", _moved_into_the_second, "(Tensor x, Tensor[] works) -> Tensor", fake=fake)
     with pytest.raises(Exception, match="writes into 'works', which the schema"):
         aot_graphs(lambda x, a, b: listed(x, [a, b]), *(torch.ones(300) for _ in range(3)))
 

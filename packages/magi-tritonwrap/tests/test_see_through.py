@@ -28,16 +28,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from conftest import Ops
-from graph_questions import launch_count
+from graph_questions import launch_count, launch_of
 
 
 pytestmark = pytest.mark.usefixtures("stub")
 
 
 def seen_op(ops: Ops) -> Callable[[Tensor], Tensor]:
-    inner = ops.define("inner", patterns.helper)
-    make_see_through(inner, patterns.helper)
-    return inner
+    return ops.seen("inner", patterns.helper)
 
 
 def torch_triton_op(ops: Ops) -> Callable[[Tensor], Tensor]:
@@ -72,8 +70,7 @@ def test_mutating_op(ops: Ops) -> None:
     def double_in_place(x: Tensor) -> None:
         patterns.double_kernel[patterns.blocks(x.numel())](x, x, x.numel(), BLOCK=128)
 
-    op = ops.define("in_place", double_in_place, "(Tensor(a!) x) -> ()", fake=lambda x: None)
-    make_see_through(op, double_in_place)
+    op = ops.seen("in_place", double_in_place, "(Tensor(a!) x) -> ()", fake=lambda x: None)
 
     def program(x: Tensor) -> Tensor:
         y = x.relu()
@@ -88,8 +85,7 @@ def test_mutating_op(ops: Ops) -> None:
 
 
 def test_autograd_around_the_op(ops: Ops) -> None:
-    op = ops.define("with_gradient", patterns.helper)
-    make_see_through(op, patterns.helper)
+    op = ops.seen("with_gradient", patterns.helper)
     torch.library.register_autograd(f"{ops.namespace}::with_gradient", lambda ctx, grad: op(grad), lib=ops.library)
 
     graphs = aot_graphs(lambda x: op(x).sum(), torch.ones(300, requires_grad=True), device="cpu")
@@ -99,22 +95,17 @@ def test_autograd_around_the_op(ops: Ops) -> None:
 
 
 def test_symbolic_size_is_not_specialised(ops: Ops) -> None:
-    op = ops.define("symbolic", patterns.module_level)
-    make_see_through(op, patterns.module_level)
+    op = ops.seen("symbolic", patterns.module_level)
 
-    (graph,) = aot_graphs(op, torch.ones(300), dynamic=True)
-
-    (launch,) = launches_of(graph)
+    launch = launch_of(op, torch.ones(300), dynamic=True)
     assert isinstance(launch.arguments["n"], torch.fx.Node)
     assert isinstance(launch.grids[0][0], torch.fx.Node)
 
 
 def test_pruned_configs_and_their_settings(ops: Ops) -> None:
-    op = ops.define("pruned", patterns.PATTERNS["autotune_pruned"].body)
-    make_see_through(op, patterns.PATTERNS["autotune_pruned"].body)
+    op = ops.seen("pruned", patterns.PATTERNS["autotune_pruned"].body)
 
-    (graph,) = aot_graphs(op, torch.ones(300))
-    (launch,) = launches_of(graph)
+    launch = launch_of(op)
     assert [config.kwargs["BLOCK"] for config in launch.kernel.configs] == [128, 256]
     assert launch.grids == [(3, 1, 1), (2, 1, 1)]
 
@@ -133,16 +124,9 @@ def accumulate_kernel(x, out, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):  # ty
 
 
 def test_autotuner_that_is_rebuilt_keeps_what_it_resets(ops: Ops) -> None:
-    def body(x: Tensor) -> Tensor:
-        out = torch.zeros_like(x)
-        accumulate_kernel[patterns.by_block(x)](x, out, x.numel())
-        return out
+    op = ops.seen("accumulate", patterns.through(accumulate_kernel))
 
-    op = ops.define("accumulate", body)
-    make_see_through(op, body)
-
-    (graph,) = aot_graphs(op, torch.ones(300))
-    (launch,) = launches_of(graph)
+    launch = launch_of(op)
     assert launch.kernel.reset_to_zero == ["out"]
     assert launch.kernel.restore_value == ["x"]
     assert [config.kwargs["EVEN"] for config in launch.kernel.configs] == [True, True]
@@ -150,8 +134,7 @@ def test_autotuner_that_is_rebuilt_keeps_what_it_resets(ops: Ops) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_export_keeps_the_op(ops: Ops) -> None:
-    op = ops.define("exported", patterns.module_level)
-    make_see_through(op, patterns.module_level)
+    op = ops.seen("exported", patterns.module_level)
 
     class Program(torch.nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -185,8 +168,7 @@ def test_nothing_of_the_user_is_changed(ops: Ops) -> None:
     for name in ("closure", "autotune_pruned", "autotune_above_heuristics", "heuristics_above_autotune", "helper"):
         body = patterns.PATTERNS[name].body
         cells = [cell.cell_contents for cell in body.__closure__ or ()]
-        op = ops.define(name, body)
-        make_see_through(op, body)
+        op = ops.seen(name, body)
         assert launch_count(op) == 1
         assert [cell.cell_contents for cell in body.__closure__ or ()] == cells
 
@@ -201,8 +183,7 @@ def test_nothing_of_the_user_is_changed(ops: Ops) -> None:
 def test_reports(ops: Ops) -> None:
     with pytest.raises(UnknownOpError, match=r"was never given to make_see_through"):
         see_through_report("nowhere::nothing")
-    op = ops.define("reported", patterns.helper_of_helper)
-    make_see_through(op, patterns.helper_of_helper)
+    op = ops.seen("reported", patterns.helper_of_helper)
     text = str(see_through_report(op))
     assert text.startswith(f"{ops.namespace}::reported: sees through 1 Triton kernel\n")
     assert "double_kernel (" in text

@@ -113,6 +113,17 @@ def by_block(x: Tensor) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
     return lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)
 
 
+def through(launcher: Any, **options: Any) -> Callable[[Tensor], Tensor]:
+    """A body with one launch, by a grid that depends on the block."""
+
+    def body(x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        launcher[by_block(x)](x, out, x.numel(), **options)
+        return out
+
+    return body
+
+
 def launch_with(kernel: Any, x: Tensor, out: Tensor) -> None:
     kernel[blocks(x.numel())](x, out, x.numel(), BLOCK=128)
 
@@ -395,17 +406,25 @@ def heuristics_above_autotune_kernel(x, out, n, BLOCK: tl.constexpr, SCALE: tl.c
     tl.store(out + offsets, tl.load(x + offsets, mask) * SCALE, mask)
 
 
-def _with_tuned_grid(name: str, kernel: Any, *, interpretable: bool = True) -> None:
-    launching(name, lambda x, out: kernel[by_block(x)](x, out, x.numel()), interpretable=interpretable)
+PATTERNS["autotune_two_configs"] = Pattern(
+    "autotune_two_configs", through(two_configs_kernel), twice, interpretable=False
+)
+PATTERNS["autotune_above_heuristics"] = Pattern(
+    "autotune_above_heuristics", through(autotuned_heuristics_kernel), twice, interpretable=False
+)
+PATTERNS["heuristics_above_autotune"] = Pattern(
+    "heuristics_above_autotune", through(heuristics_above_autotune_kernel), twice, interpretable=False
+)
 
 
-_with_tuned_grid("autotune_one_config", one_config_kernel)
-_with_tuned_grid("autotune_two_configs", two_configs_kernel, interpretable=False)
-_with_tuned_grid("autotune_pruned", pruned_kernel, interpretable=False)
-_with_tuned_grid("autotune_above_heuristics", autotuned_heuristics_kernel, interpretable=False)
-_with_tuned_grid("heuristics_alone", heuristics_kernel)
-_with_tuned_grid("heuristics_above_autotune", heuristics_above_autotune_kernel, interpretable=False)
-_with_tuned_grid("default_constexpr_in_grid", double_default_kernel)
+TUNED = {
+    "autotune_one_config": (one_config_kernel, True),
+    "autotune_pruned": (pruned_kernel, False),
+    "heuristics_alone": (heuristics_kernel, True),
+    "default_constexpr_in_grid": (double_default_kernel, True),
+}
+for _name, (_kernel, _is_interpretable) in TUNED.items():
+    PATTERNS[_name] = Pattern(_name, through(_kernel), twice, interpretable=_is_interpretable)
 
 
 launching(
