@@ -152,7 +152,7 @@ def test_launches_of_one_function_with_other_configs_are_of_other_kernels() -> N
 
 def test_configs_whose_values_look_alike_are_told_apart() -> None:
     def make(amount: int) -> Any:
-        amount = tl.constexpr(amount)  # type: ignore[assignment]
+        amount = tl.constexpr(amount)
 
         @triton.jit
         def shift(value):

@@ -291,11 +291,12 @@ def _decompose(mode: Any, op: OpOverload, types: Sequence[type], args: tuple[Any
         return mode.__torch_dispatch__(op, types, args, kwargs)
     recording: Recording | str
     fix = ""
+    may_stay_opaque = "opaque" in (record.on_unsupported, _ON_UNSUPPORTED.get())
     try:
-        recording = recording_of(record.fn, args, kwargs)
+        recording = recording_of(record.fn, args, kwargs, may_stay_opaque)
     except TritonWrapError as error:
         is_lost = isinstance(error, LostOptionError)
-        if not is_lost and "opaque" not in (record.on_unsupported, _ON_UNSUPPORTED.get()):
+        if not is_lost and not may_stay_opaque:
             raise
         recording = str(error)
         fix = "Leave the option out to have them in the graph." if is_lost else ""

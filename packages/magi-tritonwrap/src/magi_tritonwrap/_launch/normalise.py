@@ -56,6 +56,10 @@ from .self_contained import functions_of, key_of, self_contained
 
 _MAY_WRITE = {"scatter", "atomic_add", "atomic_and", "atomic_max", "atomic_min", "atomic_or", "atomic_xor"}
 """Names of operations that write through a tensor descriptor; most kernels with one have it write through pointers."""
+WRITES_NOTHING = (
+    "writes none of its tensors as far as torch can tell from its Triton IR, and a compiled graph would leave "
+    "the launch out; register its op as an opaque custom op"
+)
 
 
 def check_arguments(kernel: Kernel, arguments: Mapping[str, Any], configs: list[Config]) -> None:
@@ -180,11 +184,7 @@ def refuse_no_write(kernel: Kernel, values: Iterable[Any], site: tuple[str, int]
     yield
     after = functional_values(tensors)
     if before and all(now is then for now, then in zip(after, before, strict=True)):
-        why = (
-            "writes none of its tensors as far as torch can tell from its Triton IR, and a compiled graph would leave "
-            "the launch out; register its op as an opaque custom op"
-        )
-        raise unsupported(kernel, why, site)
+        raise unsupported(kernel, WRITES_NOTHING, site)
 
 
 def _bind(kernel: Kernel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
