@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 import types
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -296,9 +297,15 @@ class Chosen(enum.Enum):
     name = property(_ran)  # noqa: PIE796 - not a member
 
 
-AT_ACCESS = {"__init__": _keep, "__getattr__": _ran, "__class__": property(_ran), "computed": property(_ran)}
+AT_ACCESS = {
+    "__init__": _keep,
+    "__class__": property(_ran),
+    "computed": property(_ran),
+    "cached": cached_property(_ran),
+}
+AT_ACCESS |= dict.fromkeys(("__getattr__", "__eq__", "__hash__", "__bool__", "__call__", "__getitem__"), _ran)
 WITH_META = type("Meta", (type,), {"__getattr__": _ran})("OfMeta", (), {"__init__": _keep})
-WHEN_ITERATED = type("WhenIterated", (dict,), {"items": _ran, "keys": _ran})
+WHEN_ITERATED = type("WhenIterated", (dict,), {"items": _ran, "keys": _ran, "__getitem__": _ran})
 WHEN_SHOWN = type("WhenShown", (str,), {"__slots__": (), "__repr__": _ran})
 AT_EVERY_ACCESS = type("AtEveryAccess", (dict,), {"__getattribute__": _ran})
 RUNS: dict[str, Any] = {
@@ -316,6 +323,8 @@ RUNS: dict[str, Any] = {
 @pytest.mark.parametrize("make", RUNS.values(), ids=RUNS)
 def test_a_walk_runs_nothing_of_the_values_that_it_meets(make: Any) -> None:
     RAN.clear()
+    held = make(1)
+    assert not find_kernels(lambda x: (held.kernel[(1,)](x), held[(1,)](x), held(x), {held: 1})).kernels
     found = [fingerprint([make(value)], "value") for value in (1, 1, 2)]
     assert RAN == []
     assert found[0] == found[1]
