@@ -190,6 +190,14 @@ def test_launch_options_are_those_that_inductor_reads(backend: str) -> None:
     assert re.findall(r"(scaled_kernel_\d)\.run", code) == [f"scaled_kernel_{at}" for at in (0, 1, 2, 3, 4, 0)]
 
 
+def test_a_program_in_cpp_launches_no_cooperative_grid() -> None:
+    op = launching("cooperative", scaled_kernel, BLOCK=128, launch_cooperative_grid=True)
+    with pytest.raises(
+        AssertionError, match=r"launch_cooperative_grid=, and code for C\+\+ launches no kernel in that"
+    ):
+        generated(lambda x: op(x) + 1, torch.empty(300), options={"cpp_wrapper": True})
+
+
 def test_launches_of_one_function_with_other_configs_have_other_kernels() -> None:
     """Stock Inductor launches the first kernel twice, the second time on the grid for larger blocks."""
     small, large = launching("small", SMALL), launching("large", LARGE)

@@ -115,25 +115,27 @@ def write_options() -> None:
 
 def _writing(define: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(define)
-    def with_options(wrapper: Any, kernel: Any, configs: Sequence[Config], *args: Any, **kwargs: Any) -> Any:
+    def with_options(program: Any, kernel: Any, configs: Sequence[Config], *args: Any, **kwargs: Any) -> Any:
         from torch._inductor.virtualized import V
 
         is_for_gpu = V.graph.get_current_device_or_throw().type == "cuda"
         meta = _meta(configs[0]) if configs and is_for_gpu else {}
         if not meta:
-            return define(wrapper, kernel, configs, *args, **kwargs)
+            return define(program, kernel, configs, *args, **kwargs)
         if meta.get("launch_cooperative_grid") and V.graph.cpp_wrapper:
             why = "is launched with launch_cooperative_grid=, and code for C++ launches no kernel in that way"
             raise UnsupportedLaunchError(
                 f"Triton kernel '{kernel.__name__}' {why}; register its op as an opaque custom op"
             )
-        define_kernel, opening = wrapper.define_kernel, f"triton_meta={{{str(meta)[1:-1]}, "
+        define_kernel = program.define_kernel
 
         def define_with_options(name: str, body: str, *rest: Any, **more: Any) -> Any:
-            return define_kernel(name, body.replace("triton_meta={", opening, 1), *rest, **more)
+            before, opening, after = body.partition("triton_meta={")
+            assert opening, f"Inductor defines a kernel in another way: {body[:80]}"
+            return define_kernel(name, f"{before}{opening}{str(meta)[1:-1]}, {after}", *rest, **more)
 
-        with mock.patch.object(wrapper, "define_kernel", define_with_options):
-            found = define(wrapper, kernel, [_without_meta(each, kernel) for each in configs], *args, **kwargs)
+        with mock.patch.object(program, "define_kernel", define_with_options):
+            found = define(program, kernel, [_without_meta(each, kernel) for each in configs], *args, **kwargs)
         found[1].update(meta)
         return found
 
