@@ -373,14 +373,13 @@ def reduces(x: Tensor) -> None:
 
 
 def talks(x: Tensor) -> None:
-    ALL_REDUCE(x, "sum", "0")
+    torch.ops._c10d_functional.all_to_all_single(x, [1], [1], "0")  # torch makes the attribute when it is asked for
 
 
 def by_path(x: Tensor, folder: Any) -> None:
     (folder / "log").write_text(str(x.shape))
 
 
-ALL_REDUCE = torch.ops._c10d_functional.all_reduce
 EFFECTS = {
     prints: "writes to the terminal",
     saves: "reads or writes a file",
