@@ -152,3 +152,55 @@ def test_a_descriptor_is_made_again_at_the_launch(backend: str, dynamic: bool) -
     part = rf"reinterpret_tensor\(buf\d, \({rows}, 32\), \({stride}, 1\), 0\)"
     assert re.search(rf"TensorDescriptor\.from_tensor\({part}, \[16, 32\]\)", code)
     assert re.search(r"doubled_tile_\d\.run\(", code)
+
+
+@triton.jit
+def scaled_kernel(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, at < n) * 3 + 1, at < n)
+
+
+SMALL, LARGE = (triton.autotune([triton.Config({"BLOCK": size})], key=[])(scaled_kernel) for size in (128, 256))
+
+
+def launching(name: str, kernel: Any, **options: Any) -> Any:
+    def body(x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, out, x.numel(), **options)
+        return out
+
+    return triton_op(f"test_gpu_code::{name}", body, mutates_args=())
+
+
+@pytest.mark.parametrize("backend", ["inductor", "magi"])
+def test_launch_options_are_those_that_inductor_reads(backend: str) -> None:
+    """Each launch with other options has a kernel of its own; equal ones share it."""
+    options: list[tuple[dict[str, Any], str]] = [
+        ({"launch_pdl": True}, "'launch_pdl': True"),
+        ({"enable_fp_fusion": False, "num_warps": 8}, "'enable_fp_fusion': False"),
+        ({"enable_reflect_ftz": False}, "'disable_ftz': True"),
+        ({"launch_cooperative_grid": True}, "'launch_cooperative_grid': True"),
+        ({}, ""),
+    ]
+    seen = [launching(f"{backend}_{at}", scaled_kernel, BLOCK=128, **each) for at, (each, _) in enumerate(options)]
+    code = generated(lambda x: [op(x) for op in (*seen, seen[0])], torch.empty(300), backend=backend)
+    metas = re.findall(r"configs=(.*),\n.*\n\s+triton_meta=\{(.*?)'signature'", code)
+    assert [meta.strip(", ") for _, meta in metas] == [written for _, written in options]
+    assert [configs.count("enable") + configs.count("launch") for configs, _ in metas] == [0] * 5
+    assert re.findall(r"(scaled_kernel_\d)\.run", code) == [f"scaled_kernel_{at}" for at in (0, 1, 2, 3, 4, 0)]
+
+
+def test_a_program_in_cpp_launches_no_cooperative_grid() -> None:
+    op = launching("cooperative", scaled_kernel, BLOCK=128, launch_cooperative_grid=True)
+    with pytest.raises(
+        AssertionError, match=r"launch_cooperative_grid=, and code for C\+\+ launches no kernel in that"
+    ):
+        generated(lambda x: op(x) + 1, torch.empty(300), options={"cpp_wrapper": True})
+
+
+def test_launches_of_one_function_with_other_configs_have_other_kernels() -> None:
+    """Stock Inductor launches the first kernel twice, the second time on the grid for larger blocks."""
+    small, large = launching("small", SMALL), launching("large", LARGE)
+    code = generated(lambda x: (small(x), large(x)), torch.empty(300))
+    assert re.findall(r"'BLOCK': (\d+), 'num_warps'", code) == ["128", "256"]
+    assert re.findall(r"scaled_kernel_(\d)\.run\(\w+, \w+, 300, (\d)", code) == [("0", "3"), ("1", "2")]

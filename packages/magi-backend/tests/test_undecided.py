@@ -315,26 +315,26 @@ def test_no_fake_can_be_had(ns: str) -> None:
     assert issubclass(NoFakeError, RuntimeError)
 
 
-def with_pdl(x: Tensor) -> Tensor:
+def misspelt(x: Tensor) -> Tensor:
     out = torch.empty_like(x)
-    row_kernel[(1,)](x, out, 50, BLOCK=64, launch_pdl=True)
+    row_kernel[(1,)](x, out, 50, BLOCK=64, launch_pdq=True)
     return out
 
 
 def test_launches_that_no_graph_can_carry(ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    refused = magi_register_custom_op(f"{ns}::refused")(with_pdl)
-    with pytest.raises(BackendCompilerFailed, match="UnsupportedLaunchError: .*is launched with launch_pdl=") as caught:
+    refused = magi_register_custom_op(f"{ns}::refused")(misspelt)
+    with pytest.raises(BackendCompilerFailed, match="UnsupportedLaunchError: .*is launched with launch_pdq=") as caught:
         graph_of(refused)
     assert isinstance(caught.value.inner_exception, UnsupportedLaunchError)
-    op = magi_register_custom_op(f"{ns}::per_op", on_unsupported="opaque")(with_pdl)
+    op = magi_register_custom_op(f"{ns}::per_op", on_unsupported="opaque")(misspelt)
     monkeypatch.setenv("MAGI_COMPILE_ON_UNSUPPORTED", "opaque")
-    by_setting = magi_register_custom_op(f"{ns}::by_setting")(with_pdl)
+    by_setting = magi_register_custom_op(f"{ns}::by_setting")(misspelt)
     for opaque in (op, by_setting):
-        with pytest.warns(OpaqueFallbackWarning, match="launch_pdl="):
+        with pytest.warns(OpaqueFallbackWarning, match="launch_pdq="):
             graph, _ = graph_of(opaque)
         assert launches_of(graph) == []
         (reason,) = see_through_report(opaque).fallbacks
-        assert reason.startswith("Triton kernel 'row_kernel' is launched with launch_pdl=")
+        assert reason.startswith("Triton kernel 'row_kernel' is launched with launch_pdq=")
 
 
 @triton.autotune(configs=[triton.Config({"BLOCK": 64}, pre_hook=lambda args: None)], key=[])

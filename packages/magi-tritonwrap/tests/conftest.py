@@ -42,6 +42,14 @@ class Ops:
         op: OpOverload = getattr(getattr(torch.ops, self.namespace), name).default
         return op
 
+    def seen(self, name: str, body: Callable[..., Any], *args: Any, **kwargs: Any) -> OpOverload:
+        """An op as `define` makes it, which the compiler sees through."""
+        from magi_tritonwrap import make_see_through
+
+        op = self.define(name, body, *args, **kwargs)
+        make_see_through(op, body)
+        return op
+
 
 @pytest.fixture
 def ops() -> Iterator[Ops]:

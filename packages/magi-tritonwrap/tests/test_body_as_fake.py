@@ -13,7 +13,6 @@ from magi_tritonwrap import (
     NoFakeError,
     OpaqueFallbackWarning,
     fake_from_body,
-    find_kernels,
     probe_launches,
     see_through_report,
     triton_op,
@@ -187,75 +186,3 @@ def test_probe_that_stops(body: Callable[[Tensor], Tensor], reason: str) -> None
     probe = probe_launches(body, (torch.ones(3),), {})
     assert probe.launches == ()
     assert reason in probe.stopped_by
-
-
-def prints(x: Tensor) -> None:
-    print(x.shape)  # noqa: T201 - what is tested
-
-
-def saves(x: Tensor) -> None:
-    torch.save(x, "file")
-
-
-def reduces(x: Tensor) -> None:
-    torch.distributed.all_reduce(x)
-
-
-def by_path(x: Tensor, folder: Any) -> None:
-    (folder / "log").write_text(str(x.shape))
-
-
-@pytest.mark.parametrize(
-    ("body", "what"),
-    [
-        (prints, "writes to the terminal"),
-        (saves, "reads or writes a file"),
-        (reduces, "communicates with other ranks"),
-        (talks, "communicates with other ranks"),
-        (by_path, "may read or write a stream"),
-    ],
-)
-def test_effects_are_noted(body: Callable[..., Any], what: str) -> None:
-    (effect,) = find_kernels(body).effects
-    assert effect.endswith(f"(...) {what} ({__file__}:{body.__code__.co_firstlineno + 1})")
-
-
-class Parent:
-    def work(self, x: Tensor) -> Tensor:
-        return patterns.module_level(x)
-
-
-class Child(Parent):
-    def work(self, x: Tensor) -> Tensor:
-        return super().work(x)
-
-
-class Launching(torch.nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return patterns.module_level(x)
-
-
-child = Child()
-layers = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Sequential(Launching()))
-
-
-def through_layers(x: Tensor) -> Tensor:
-    result: Tensor = layers(x)
-    return result
-
-
-@pytest.mark.parametrize("body", [child.work, lambda x: Child().work(x), through_layers])
-def test_parents_and_modules_of_torch_are_followed(body: Callable[..., Any]) -> None:
-    assert [kernel.name for kernel in find_kernels(body).kernels] == ["double_kernel"]
-
-
-@pytest.mark.parametrize(
-    "body", [lambda x, o: o.work(x), lambda x, o: o(x + 1), lambda x, o: [o][0].work(x)], ids=["method", "call", "item"]
-)
-def test_calls_that_only_a_run_can_tell(body: Callable[..., Any]) -> None:
-    report = find_kernels(body)
-    assert report.only_a_run_tells
-    assert len(report.doubtful) == 1
-    assert not find_kernels(lambda x: x.work()).kernels
-    assert not find_kernels(patterns.module_level).only_a_run_tells
-    assert not find_kernels(patterns.twice).only_a_run_tells

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 import tritonwrap_patterns as patterns
 from magi_tritonwrap import capture_launches, see_through_report, triton_op, wrap_kernels
 from magi_tritonwrap.testing import launches_of
@@ -122,3 +124,34 @@ def test_compile_cache_across_resets(ops: Ops, monkeypatch: pytest.MonkeyPatch, 
         torch.testing.assert_close(torch.compile(lambda value: op(value) + 3, fullgraph=True)(x), x * 2 + 3)
         assert counters["aot_autograd"][expected] == 1
     assert see_through_report(op).cache == "keyed"
+
+
+@triton.jit
+def scaled_and_shifted(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, at < n) * 0.1 + 1.0, at < n)
+
+
+@pytest.mark.skipif(torch.version.hip is not None, reason="one of another backend")
+def test_launch_options_are_those_of_eager(ops: Ops) -> None:
+    """A product and a sum that are rounded apart differ from one fused operation in the last bit."""
+
+    def launching(name: str, **options: Any) -> Any:
+        def body(x: Tensor) -> Tensor:
+            out = torch.empty_like(x)
+            scaled_and_shifted[(24,)](x, out, x.numel(), BLOCK=128, **options)
+            return out
+
+        return triton_op(f"{ops.namespace}::{name}", body, mutates_args=())
+
+    seen = [launching(f"fuses_{fuses}", enable_fp_fusion=fuses) for fuses in (True, False)]
+    seen.append(launching("waits", launch_pdl=True))
+    x = some_tensor()
+    torch.compiler.reset()
+    compiled = torch.compile(lambda value: [op(value) for op in seen], fullgraph=True)
+    (fused, apart, waited), (code, *_) = run_and_get_code(compiled, x)
+    assert torch.equal(fused, seen[0](x))
+    assert torch.equal(apart, seen[1](x))
+    assert not torch.equal(fused, apart)
+    assert torch.equal(waited, seen[2](x))
+    assert "'launch_pdl': True" in code

@@ -140,9 +140,28 @@ def test_several_configs_are_resolved_one_by_one() -> None:
     assert launch.arguments == {"x": None, "n": 5}
 
 
-def test_the_authors_autotuner_is_passed_on_where_nothing_changed() -> None:
-    tuned = triton.autotune(configs=[triton.Config({"A": 8, "B": 1, "C": 2})], key=["n"])(kernel)
-    assert resolve(tuned, (None, 5), {"grid": (1,)}).kernel is tuned
+def test_launches_of_one_function_with_other_configs_are_of_other_kernels() -> None:
+    """Inductor writes one kernel for those with equal arguments, whose blocks would be those of the first."""
+    tuned, larger = (triton.autotune([triton.Config({"A": size})], key=["n"])(kernel) for size in (8, 16))
+    first, again, other = (resolve(each, (None, 5), {"grid": (1,)}).kernel for each in (tuned, tuned, larger))
+    assert first is again
+    assert first.keys == ["n"]
+    assert first.fn.fn is not other.fn.fn
+    assert first.fn.src == other.fn.src
+
+
+def test_configs_whose_values_look_alike_are_told_apart() -> None:
+    def make(amount: int) -> Any:
+        amount = tl.constexpr(amount)
+
+        @triton.jit
+        def shift(value):
+            return value + amount
+
+        return shift
+
+    one, other = (triton.autotune([triton.Config({"A": make(amount)})], key=[])(kernel) for amount in (1, 2))
+    assert resolve(one, (None, 5), {"grid": (1,)}).kernel is not resolve(other, (None, 5), {"grid": (1,)}).kernel
 
 
 def test_a_performance_model_prunes_as_in_eager() -> None:

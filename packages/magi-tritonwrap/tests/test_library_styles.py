@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,misc,arg-type,attr-defined,no-any-return"
-"""Kernels reached the ways that libraries reach them: decorators of their own, launchers, inner ops, lazy tables."""
+# ruff: noqa: PLW0108 - a body is a function, whose code is read
+"""Kernels reached the ways that libraries reach them: launchers of their own, inner ops, lazy tables and modules."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
+import linecache
 import re
+import sys
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 import triton
 import tritonwrap_patterns as patterns
+from graph_questions import launch_count, launch_of
 from magi_tritonwrap import (
     OpaqueFallbackWarning,
     UnsupportedKernelError,
@@ -31,6 +33,7 @@ from triton.runtime.autotuner import Autotuner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from conftest import Ops
 
@@ -38,20 +41,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("stub")
 
 
-def names(body: Callable[..., Any]) -> list[str]:
-    return [kernel.name for kernel in find_kernels(body).kernels]
-
-
-def launch_count(op: Any) -> int:
-    (graph,) = aot_graphs(op, torch.ones(300))
-    assert op not in {node.target for node in graph.graph.nodes}
-    return len(launches_of(graph))
-
-
 def double(x: Tensor) -> Tensor:
-    out = torch.empty_like(x)
-    patterns.double_kernel[patterns.blocks(x.numel())](x, out, x.numel(), BLOCK=128)
-    return out
+    return patterns.module_level(x)
 
 
 def calls(fn: Callable[..., Any]) -> Callable[[Tensor], Tensor]:
@@ -60,116 +51,6 @@ def calls(fn: Callable[..., Any]) -> Callable[[Tensor], Tensor]:
         return result
 
     return body
-
-
-# Decorators that libraries write: over a static method, without functools.wraps, as a class.
-
-
-def guard(fn):
-    @functools.wraps(fn)
-    def wrapper(*args, **kwargs):
-        return fn(*args, **kwargs)
-
-    return wrapper
-
-
-def unmarked(fn):
-    def wrapper(*args, **kwargs):
-        return fn(*args, **kwargs)
-
-    return wrapper
-
-
-def of_class(method):
-    def wrapper(cls, *args):
-        return method.__func__(cls, *args)
-
-    return wrapper
-
-
-def bound(method):
-    def wrapper(cls, *args):
-        return method.__get__(None, cls)(*args)
-
-    return wrapper
-
-
-class Decorated:
-    @guard
-    @staticmethod
-    def over_static(x: Tensor) -> Tensor:
-        return double(x)
-
-    @unmarked
-    @staticmethod
-    def unmarked_over_static(x: Tensor) -> Tensor:
-        return double(x)
-
-    @of_class
-    @classmethod
-    def over_class(cls, x: Tensor) -> Tensor:
-        return cls.over_static(x)
-
-    @bound
-    @classmethod
-    def bound_to_class(cls, x: Tensor) -> Tensor:
-        return cls.over_static(x)
-
-
-def static_in_a_closure() -> Callable[..., Any]:
-    method = Decorated.__dict__["over_static"].__wrapped__
-    assert isinstance(method, staticmethod)
-    return calls(method)
-
-
-class CallCounter:
-    def __init__(self, fn):
-        self.fn = fn
-
-    def __call__(self, *args):
-        return self.fn(*args)
-
-
-counted = CallCounter(double)
-twice_unmarked = unmarked(unmarked(double))
-
-
-@functools.singledispatch
-def dispatched(x: Any) -> Tensor:
-    raise TypeError(type(x))
-
-
-dispatched.register(torch.Tensor, double)
-
-
-def without_mark() -> Callable[..., Any]:
-    wrapper = torch.no_grad()(double)
-    del wrapper.__wrapped__
-    return wrapper
-
-
-of_torch = without_mark()
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        pytest.param(calls(Decorated.over_static), id="wraps over a static method"),
-        pytest.param(calls(Decorated.unmarked_over_static), id="no wraps over a static method"),
-        pytest.param(lambda x: Decorated.over_class(Decorated, x), id="class method, by its function"),
-        pytest.param(lambda x: Decorated.bound_to_class(Decorated, x), id="class method, bound"),
-        pytest.param(static_in_a_closure(), id="static method in a closure"),
-        pytest.param(calls(counted), id="decorator that is a class"),
-        pytest.param(calls(twice_unmarked), id="two decorators without wraps"),
-        pytest.param(calls(of_torch), id="torch's decorator without wraps"),
-        pytest.param(calls(dispatched), id="singledispatch"),
-    ],
-)
-def test_decorated_function(body: Callable[..., Any], ops: Ops) -> None:
-    assert names(body) == ["double_kernel"]
-    op = ops.define("decorated", body)
-    make_see_through(op, body)
-    assert launch_count(op) == 1
 
 
 # Launchers around kernels.
@@ -214,30 +95,9 @@ class Foreign:
 
 
 register_launcher(Foreign, "kernel")
-
 entry = Entry(patterns.double_kernel)
-second_entry = SecondEntry(patterns.double_kernel)
-nested_entry = Entry(SecondEntry(patterns.double_kernel))
-tuner = Tuner(
-    patterns.double_kernel,
-    patterns.double_kernel.arg_names,
-    [triton.Config({"BLOCK": 128})],
-    [],
-    None,
-    None,
-)
-tuned_entry = Entry(tuner)
-heuristic_entry = Entry(triton.heuristics({"BLOCK": lambda args: 128})(patterns.double_kernel))
-foreign = Foreign(patterns.double_kernel)
-
-
-def through(launcher: Any, **options: Any) -> Callable[[Tensor], Tensor]:
-    def body(x: Tensor) -> Tensor:
-        out = torch.empty_like(x)
-        launcher[patterns.blocks(x.numel())](x, out, x.numel(), **options)
-        return out
-
-    return body
+config = triton.Config({"BLOCK": 128})
+tuner = Tuner(patterns.double_kernel, patterns.double_kernel.arg_names, [config], [], None, None)
 
 
 def by_run(x: Tensor) -> Tensor:
@@ -253,28 +113,27 @@ def by_launcher_kept(x: Tensor) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        pytest.param(through(entry, BLOCK=128), id="fn"),
-        pytest.param(through(second_entry, BLOCK=128), id="jit_function"),
-        pytest.param(through(nested_entry, BLOCK=128), id="launcher in a launcher"),
-        pytest.param(through(tuner), id="autotuner of a library"),
-        pytest.param(through(tuned_entry), id="autotuner of a library in a launcher"),
-        pytest.param(through(heuristic_entry), id="heuristics in a launcher"),
-        pytest.param(through(foreign, BLOCK=128), id="registered"),
-        pytest.param(by_run, id="run"),
-        pytest.param(by_launcher_kept, id="launcher kept"),
-    ],
-)
-def test_launcher(body: Callable[..., Any], ops: Ops) -> None:
+LAUNCHERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "fn": patterns.through(entry, BLOCK=128),
+    "jit_function": patterns.through(SecondEntry(patterns.double_kernel), BLOCK=128),
+    "launcher in a launcher": patterns.through(Entry(SecondEntry(patterns.double_kernel)), BLOCK=128),
+    "autotuner of a library": patterns.through(tuner),
+    "autotuner of a library in a launcher": patterns.through(Entry(tuner)),
+    "heuristics in a launcher": patterns.through(Entry(patterns.heuristics_kernel)),
+    "registered": patterns.through(Foreign(patterns.double_kernel), BLOCK=128),
+    "run": by_run,
+    "launcher kept": by_launcher_kept,
+}
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_launcher(name: str, ops: Ops) -> None:
+    body = LAUNCHERS[name]
     (kernel,) = find_kernels(body).kernels
     assert kernel.name == "double_kernel"
     assert not isinstance(kernel.kernel, Entry | SecondEntry | Foreign)
-    op = ops.define("launcher", body)
-    make_see_through(op, body)
-    (graph,) = aot_graphs(op, torch.ones(300))
-    (launch,) = launches_of(graph)
+    op = ops.seen("launcher", body)
+    launch = launch_of(op)
     assert launch.cloned == ["out"]
     key = CacheKeyEntry("launcher", body, find_kernels(body))
     assert key.src
@@ -285,7 +144,7 @@ def test_launchers_are_as_before_outside_a_scope() -> None:
     before = [vars(cls)["run"] for cls in (Entry, SecondEntry, Tuner, Foreign)]
     with capture_launches(drop=True):
         assert Entry.run is not before[0]
-        assert through(entry, BLOCK=128)(torch.ones(4)).shape == (4,)
+        assert LAUNCHERS["fn"](torch.ones(4)).shape == (4,)
     assert [vars(cls)["run"] for cls in (Entry, SecondEntry, Tuner, Foreign)] == before
     assert entry.cache == {}
 
@@ -308,16 +167,11 @@ def custom_op(ops: Ops, name: str, body: Callable[..., Any]) -> Any:
 
 def by_torch_ops(inner: Any) -> Callable[[Tensor], Tensor]:
     namespace, name = inner._qualname.split("::")
-    packet = getattr(getattr(torch.ops, namespace), name)
-    return calls(packet)
+    return calls(getattr(getattr(torch.ops, namespace), name))
 
 
 def in_a_helper(inner: Any) -> Callable[[Tensor], Tensor]:
-    def helper(x: Tensor) -> Tensor:
-        result: Tensor = inner(x)
-        return result
-
-    return calls(helper)
+    return calls(calls(inner))
 
 
 @pytest.mark.parametrize("call", [calls, by_torch_ops, in_a_helper])
@@ -343,8 +197,7 @@ def test_an_inner_op_that_cannot_be_traced_is_kept_and_named(ops: Ops) -> None:
 
     inner = custom_op(ops, "reads", reads)
     body = calls(inner)
-    op = ops.define("outer", body)
-    make_see_through(op, body)
+    op = ops.seen("outer", body)
     with pytest.warns(OpaqueFallbackWarning, match="reads stays opaque to the compiler"):
         (graph,) = aot_graphs(op, torch.ones(300))
     assert inner._opoverload in {node.target for node in graph.graph.nodes}
@@ -373,6 +226,10 @@ def test_ops_inside_that_are_named_as_opaque(ops: Ops) -> None:
     assert reasons["at_run_time"].startswith("which kernels it launches is known only at run time: x.kernel[...] (")
     assert reasons["ruled"] == "its library has a rule of its own for it in compiled graphs"
     assert "opaque, it has no Python body" in str(find_kernels(body))
+    op = ops.seen("around", body)
+    (graph,) = aot_graphs(op, torch.ones(300))
+    assert len(launches_of(graph)) == 1
+    assert without_body in {node.target for node in graph.graph.nodes}
 
 
 def test_inner_ops_that_launch_nothing_are_not_named(ops: Ops) -> None:
@@ -394,174 +251,111 @@ OTHER_ENTRIES: dict[str, Any] = {"other": len}
 LAZY_LIST: list[Any] = []
 LAZY_GLOBAL: Any = None
 lazy_holder = types.SimpleNamespace(kernel=None)
+LAZY = [
+    (lambda x: LAZY_TABLE["double"](x), "LAZY_TABLE[...]: what it calls is known at run time"),
+    (lambda x: LAZY_TABLE.get("double")(x), "LAZY_TABLE.get(...): what it calls is known at run time"),
+    (lambda x: OTHER_ENTRIES["double"](x), "OTHER_ENTRIES[...]: what it calls is known at run time"),
+    (lambda x: LAZY_LIST[0](x), "LAZY_LIST[...]: what it calls is known at run time"),
+    (lambda x: LAZY_GLOBAL(x), "LAZY_GLOBAL: it is None until something sets it"),
+    (lambda x: lazy_holder.kernel(x), "lazy_holder.kernel: it is None until something sets it"),
+]
 
 
-def from_table(x: Tensor) -> Tensor:
-    return LAZY_TABLE["double"](x)
-
-
-def from_get(x: Tensor) -> Tensor:
-    return LAZY_TABLE.get("double")(x)
-
-
-def from_table_with_others(x: Tensor) -> Tensor:
-    return OTHER_ENTRIES["double"](x)
-
-
-def from_list(x: Tensor) -> Tensor:
-    return LAZY_LIST[0](x)
-
-
-def from_global(x: Tensor) -> Tensor:
-    return LAZY_GLOBAL(x)
-
-
-def from_attribute(x: Tensor) -> Tensor:
-    return lazy_holder.kernel(x)
-
-
-@pytest.mark.parametrize(
-    ("body", "reason"),
-    [
-        (from_table, "LAZY_TABLE[...]: what it calls is known at run time"),
-        (from_get, "LAZY_TABLE.get(...): what it calls is known at run time"),
-        (from_table_with_others, "OTHER_ENTRIES[...]: what it calls is known at run time"),
-        (from_list, "LAZY_LIST[...]: what it calls is known at run time"),
-        (from_global, "LAZY_GLOBAL: it is None until something sets it"),
-        (from_attribute, "lazy_holder.kernel: it is None until something sets it"),
-    ],
-)
+@pytest.mark.parametrize(("body", "reason"), LAZY, ids=[str(at) for at in range(len(LAZY))])
 def test_what_is_filled_later(body: Callable[..., Any], reason: str, ops: Ops, monkeypatch: pytest.MonkeyPatch) -> None:
     report = find_kernels(body)
     assert report.kernels == ()
-    left = [*report.unresolved, *report.doubtful]
-    assert [f"{launch.text}: {launch.reason}" for launch in left] == [reason]
-    assert left[0].line == body.__code__.co_firstlineno + 1
+    (left,) = (*report.unresolved, *report.doubtful)
+    text, _, why = reason.partition(": ")
+    assert str(left) == f"{text} ({__file__}:{body.__code__.co_firstlineno}): {why}"
     assert report.only_a_run_tells
-    op = ops.define("lazy", body)
-    make_see_through(op, body)
+    op = ops.seen("lazy", body)
     monkeypatch.setitem(LAZY_TABLE, "double", double)
     monkeypatch.setitem(OTHER_ENTRIES, "double", double)
     monkeypatch.setitem(globals(), "LAZY_LIST", [double])
     monkeypatch.setitem(globals(), "LAZY_GLOBAL", double)
     monkeypatch.setattr(lazy_holder, "kernel", double)
     assert launch_count(op) == 1
-    assert names(body) == ["double_kernel"]
+    assert [kernel.name for kernel in find_kernels(body).kernels] == ["double_kernel"]
+    after = see_through_report(op)
+    assert [(kernel.name, kernel.how) for kernel in after.kernels] == [("double_kernel", "captured at compilation")]
+    assert after.unresolved == ()
 
 
-# What looks like a hole and is none.
-
-SETTINGS: dict[str, Any] = {}
-CACHE: dict[object, Tensor] = {}
+# Functions, packages and modules that are made or loaded late.
 
 
-def unpacks(x: Tensor, pairs: Any = (), scope: Any = None) -> Tensor:
-    for left, (middle, right) in pairs:
-        left.add_(middle).view(right)
-    kept = {name: value.contiguous() for name, value in pairs}
-    with scope as (third, _), contextlib.nullcontext(x) as fourth:
-        fourth.to(third)
-    match pairs:
-        case [first, *rest]:
-            first.select(rest)
-        case {"x": value, **others}:
-            value.sum(others)
-    return x + len(kept)
+def test_generated_function_that_calls_the_users_body(ops: Ops) -> None:
+    text = "def lowered(x):\n    return _m_fn(x)\n"
+    name = "<generated lowered>"
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    namespace: dict[str, Any] = {"_m_fn": patterns.helper}
+    exec(compile(text, name, "exec"), namespace)
+    lowered = namespace["lowered"]
+    op = ops.define("lowered", lowered)
+    assert [kernel.name for kernel in make_see_through(op, lowered).kernels] == ["double_kernel"]
+    assert launch_count(op) == 1
 
 
-def cached(x: Tensor) -> Tensor:
-    if x.shape in CACHE:
-        return CACHE[x.shape].clone()
-    return x.to(SETTINGS.get("dtype", x.dtype))
+PACKAGE = {
+    "__init__.py": "",
+    "kernels.py": """import triton, triton.language as tl
+@triton.jit
+def third_kernel(x, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, at < n) * 2, at < n)
+""",
+    "ops.py": """import torch, triton
+from .kernels import third_kernel
+def double(x):
+    out = torch.empty_like(x)
+    third_kernel[(triton.cdiv(x.numel(), 128),)](x, out, x.numel(), BLOCK=128)
+    return out
+""",
+}
 
 
-def none_defaults(x: Tensor, out: Any = None, bias: Any = None) -> Tensor:
-    out.copy_(x)
-    bias.stride(0)
-    return bias.T.contiguous()
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_an_installed_package(is_loaded: bool, ops: Ops, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "site-packages" / "third_party_kernels"
+    folder.mkdir(parents=True)
+    for name, text in PACKAGE.items():
+        (folder / name).write_text(text)
+    monkeypatch.syspath_prepend(folder.parent)
+    for name in ("", ".kernels", ".ops"):
+        monkeypatch.delitem(sys.modules, f"third_party_kernels{name}", raising=False)
+    if is_loaded:
+        import third_party_kernels.ops  # type: ignore[import-not-found]  # noqa: F401
+
+    def body(x: Tensor) -> Tensor:
+        from third_party_kernels.ops import double
+
+        result: Tensor = double(x)
+        return result
+
+    op = ops.define("third", body)
+    before = make_see_through(op, body)
+    found = [(kernel.name, kernel.file, kernel.line, kernel.launches) for kernel in before.kernels]
+    assert found == ([("third_kernel", f"{folder}/kernels.py", 2, ())] if is_loaded else [])
+    assert [launch.reason for launch in before.unresolved] == (
+        [] if is_loaded else ["the module 'third_party_kernels.ops' is imported by the body and not loaded yet"]
+    )
+    assert is_loaded == ("third_party_kernels" in sys.modules)
+    assert launch_count(op) == 1
+    (kernel,) = see_through_report(op).kernels
+    assert (kernel.name, kernel.launches) == ("third_kernel", ((f"{folder}/ops.py", 5),))
 
 
-def closes_over(x: Tensor) -> Tensor:
-    total: Any = None
-
-    def add(y: Tensor) -> None:
-        nonlocal total
-        total = y if total is None else total.add(y)
-
-    add(x)
-    return total.clone()
+def test_bound_method_and_callable_object_as_bodies(ops: Ops) -> None:
+    for name, body in (("method", patterns.doubler.forward), ("object", patterns.doubler)):
+        op = ops.define(name, body)
+        assert [kernel.name for kernel in make_see_through(op, body).kernels] == ["double_kernel"]
+        assert launch_count(op) == 1
 
 
-def asserts(x: Tensor, other: Tensor) -> Tensor:
-    assert x.untyped_storage().data_ptr() != other.untyped_storage().data_ptr(), f"{x.shape} is lost"
-    assert all(size > 0 for size in x.shape)
-    assert {size: size + 1 for size in x.shape}
-    with torch.no_grad():
-        return x.add(other)
-
-
-@pytest.mark.parametrize("body", [unpacks, cached, none_defaults, closes_over, asserts])
-def test_tensors_behind_unknown_names_are_no_launches(body: Callable[..., Any]) -> None:
-    report = find_kernels(body)
-    assert str(report) == "no Triton launch"
-    assert not report.only_a_run_tells, report.doubtful
-
-
-def test_reason_is_one_line_a_launch() -> None:
-    text = str(find_kernels(from_global))
-    assert re.fullmatch(r"unresolved  LAZY_GLOBAL \(.*:\d+\): it is None until something sets it", text)
-
-
-def logged(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return method(*args, **kwargs)
-
-    return wrapper
-
-
-class Base:
-    def inherited(self, x: Tensor) -> Tensor:
-        return double(x)
-
-
-class Layer(Base, torch.nn.Module):
-    def step(self, x: Tensor) -> Tensor:
-        return double(x)
-
-    @staticmethod
-    def static_step(x: Tensor) -> Tensor:
-        return double(x)
-
-    @logged
-    def logged_step(self, x: Tensor) -> Tensor:
-        return self.step(x)
-
-    @property
-    def chosen(self) -> Callable[[Tensor], Tensor]:
-        return self.static_step
-
-    def of_own(self, x: Tensor) -> Tensor:
-        return self.step(x)
-
-    def of_base(self, x: Tensor) -> Tensor:
-        return self.inherited(x)
-
-    def of_static(self, x: Tensor) -> Tensor:
-        return self.static_step(x)
-
-    def of_property(self, x: Tensor) -> Tensor:
-        return self.chosen(x)
-
-
-@pytest.mark.parametrize("name", ["of_own", "of_base", "of_static", "of_property", "logged_step"])
-def test_methods_of_self_in_a_method_that_is_not_bound(name: str) -> None:
-    body = getattr(Layer, name)
-    assert names(body) == ["double_kernel"]
-    assert find_kernels(body).may_launch
-
-
-def test_a_method_whose_class_has_another_one_by_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    body = Layer.of_own
-    monkeypatch.setattr(Layer, "of_own", Layer.of_base)
-    assert names(body) == []
+def test_module_with_lazy_attributes(ops: Ops) -> None:
+    lazy = types.ModuleType("lazy_module_for_test")
+    lazy.__getattr__ = lambda name: patterns.double_kernel  # type: ignore[method-assign]
+    body = lambda x: patterns.through(lazy.kernel, BLOCK=128)(x)  # noqa: E731
+    op = ops.seen("lazy_attribute", body)
+    assert launch_count(op) == 1

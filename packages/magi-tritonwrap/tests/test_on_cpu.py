@@ -28,7 +28,7 @@ def through_inner_helper(x: Tensor) -> Tensor:
     return patterns.helper_of_helper(x)
 
 
-@pytest.mark.parametrize("body", [patterns.module_level, patterns.table, through_inner_helper])
+@pytest.mark.parametrize("body", [patterns.module_level, patterns.PATTERNS["table"].body, through_inner_helper])
 def test_cpu_tensors_without_a_body_for_them(body: object, ops: Ops) -> None:
     def wrapper(x: Tensor) -> Tensor:
         return body(x)  # type: ignore[operator,no-any-return]
@@ -53,7 +53,7 @@ def branch_on_the_type(x: Tensor) -> Tensor:
 def return_before_the_launch(x: Tensor) -> Tensor:
     if not x.is_cuda:
         return x + x
-    return patterns.table(x)
+    return patterns.PATTERNS["table"].body(x)
 
 
 def branch_in_a_helper(x: Tensor) -> Tensor:

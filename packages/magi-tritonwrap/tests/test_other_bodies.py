@@ -78,27 +78,39 @@ def test_body_for_one_device_type_replaced_later(ops: Ops) -> None:
     assert op_stays(op)
 
 
-def test_repeating_make_see_through_changes_nothing(ops: Ops) -> None:
-    op = ops.define("again", patterns.module_level)
+def test_a_second_body_replaces_the_first(ops: Ops) -> None:
+    op = ops.define("replaced", patterns.module_level)
     first = make_see_through(op, patterns.module_level)
     assert make_see_through(op, patterns.module_level) == first
     assert launch_count(op) == 1
-
-
-def test_a_second_body_replaces_the_first(ops: Ops) -> None:
-    op = ops.define("replaced", patterns.module_level)
-    make_see_through(op, patterns.module_level)
     make_see_through(op, patterns.several_kernels)
     assert launch_count(op) == 2
 
 
-def test_op_defined_again_under_the_same_name_is_not_seen_through(ops: Ops) -> None:
-    op = ops.define("redefined", patterns.module_level)
+def with_a_fake_in_python(ops: Ops) -> OpOverload:
+    return ops.define("redefined", patterns.module_level)
+
+
+def with_a_meta_kernel(ops: Ops) -> OpOverload:
+    """Its OpOverload is all that tells it apart."""
+    ops.library.define("redefined(Tensor x) -> Tensor")
+    ops.library.impl("redefined", patterns.module_level, "CompositeExplicitAutograd")
+    ops.library.impl("redefined", torch.empty_like, "Meta")
+    op: OpOverload = getattr(torch.ops, ops.namespace).redefined.default
+    return op
+
+
+@pytest.mark.parametrize("define", [with_a_fake_in_python, with_a_meta_kernel])
+def test_op_defined_again_under_the_same_name_is_not_seen_through(
+    ops: Ops, define: Callable[[Ops], OpOverload]
+) -> None:
+    op = define(ops)
     make_see_through(op, patterns.module_level)
+    assert launch_count(op) == 1
     ops.library._destroy()
     ops.library = torch.library.Library(ops.namespace, "FRAGMENT")
 
-    again = ops.define("redefined", patterns.module_level)
+    again = define(ops)
 
     assert again is not op
     with pytest.warns(OpaqueFallbackWarning, match="redefined stays opaque .* registered again .* make_see_through"):
@@ -110,9 +122,7 @@ def test_op_defined_again_under_the_same_name_is_not_seen_through(ops: Ops) -> N
 def by_library(ops: Ops) -> OpOverload:
     ops.library._destroy()
     ops.library = torch.library.Library(ops.namespace, "FRAGMENT")
-    op = ops.define("rerun", patterns.module_level)
-    make_see_through(op, patterns.module_level)
-    return op
+    return ops.seen("rerun", patterns.module_level)
 
 
 def by_custom_op(ops: Ops) -> OpOverload:
@@ -147,25 +157,6 @@ def test_a_cell_that_is_run_again(ops: Ops, registered: Callable[[Ops], OpOverlo
         assert launch_count(getattr(torch.ops, ops.namespace).rerun.default) == 1
     finally:
         gc.enable()
-
-
-def test_an_op_without_a_fake_in_python_that_is_registered_again(ops: Ops) -> None:
-    """Its OpOverload is all that tells it apart."""
-
-    def define() -> OpOverload:
-        ops.library.define("with_meta(Tensor x) -> Tensor")
-        ops.library.impl("with_meta", patterns.module_level, "CompositeExplicitAutograd")
-        ops.library.impl("with_meta", torch.empty_like, "Meta")
-        op: OpOverload = getattr(torch.ops, ops.namespace).with_meta.default
-        return op
-
-    op = define()
-    make_see_through(op, patterns.module_level)
-    assert launch_count(op) == 1
-    ops.library._destroy()
-    ops.library = torch.library.Library(ops.namespace, "FRAGMENT")
-    with pytest.warns(OpaqueFallbackWarning, match="registered again"):
-        assert op_stays(define())
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])

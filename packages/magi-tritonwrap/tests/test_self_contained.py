@@ -20,10 +20,9 @@ import triton
 import triton.language as T
 import triton.language as tl
 import tritonwrap_patterns as patterns
-from magi_tritonwrap import make_see_through
+from graph_questions import launch_of
 from magi_tritonwrap._cache_key import fingerprint
 from magi_tritonwrap._launch.self_contained import self_contained
-from magi_tritonwrap.testing import aot_graphs, launches_of
 from torch._higher_order_ops.triton_kernel_wrap import generate_ttir
 from torch._inductor.codegen.wrapper import user_defined_triton_kernel_transitive_closure_source_code
 from triton.language import cdiv, constexpr
@@ -293,15 +292,8 @@ def test_kernels_with_other_settings_stay_apart(settings: dict[str, Any]) -> Non
 
 
 def test_op_with_a_constexpr_function(ops: Ops) -> None:
-    def body(x: torch.Tensor) -> torch.Tensor:
-        out = torch.empty_like(x)
-        applied_kernel[patterns.blocks(x.numel())](x, out, x.numel(), ACTIVATION=relu, BLOCK=128)
-        return out
-
-    op = ops.define("applied", body)
-    make_see_through(op, body)
-    (graph,) = aot_graphs(op, torch.ones(300))
-    (launch,) = launches_of(graph)
+    op = ops.seen("applied", patterns.through(applied_kernel, ACTIVATION=relu, BLOCK=128))
+    launch = launch_of(op)
     assert launch.cloned == ["out"]
     assert set(launch.arguments) == {"x", "out", "n", "BLOCK"}
     assert launch.constants == {}

@@ -51,8 +51,7 @@ def pattern(
     reference: Callable[[Tensor], Tensor], **options: Any
 ) -> Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]]:
     def add(body: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        name = body.__name__.strip("_")
-        PATTERNS[name] = Pattern(name, body, reference, **options)
+        PATTERNS[body.__name__] = Pattern(body.__name__, body, reference, **options)
         return body
 
     return add
@@ -64,6 +63,22 @@ def twice(x: Tensor) -> Tensor:
 
 def twice_plus_one(x: Tensor) -> Tensor:
     return x * 2 + 1
+
+
+def launching(
+    name: str,
+    launch: Callable[[Tensor, Tensor], object],
+    reference: Callable[[Tensor], Tensor] = twice,
+    **options: Any,
+) -> None:
+    """Add a body with one launch into a new Tensor."""
+
+    def body(x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        launch(x, out)
+        return out
+
+    PATTERNS[name] = Pattern(name, body, reference, **options)
 
 
 @triton.jit
@@ -87,13 +102,30 @@ def increment_kernel(x, out, n, BLOCK: tl.constexpr = 128):
 
 @triton.jit
 def double_default_kernel(x, out, n, BLOCK: tl.constexpr = 128):
-    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = offsets < n
-    tl.store(out + offsets, tl.load(x + offsets, mask) * 2, mask)
+    double_kernel(x, out, n, BLOCK)
 
 
 def blocks(n: Any, block: int = 128) -> tuple[Any, ...]:
     return (triton.cdiv(n, block),)
+
+
+def by_block(x: Tensor) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
+    return lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)
+
+
+def through(launcher: Any, **options: Any) -> Callable[[Tensor], Tensor]:
+    """A body with one launch, by a grid that depends on the block."""
+
+    def body(x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        launcher[by_block(x)](x, out, x.numel(), **options)
+        return out
+
+    return body
+
+
+def launch_with(kernel: Any, x: Tensor, out: Tensor) -> None:
+    kernel[blocks(x.numel())](x, out, x.numel(), BLOCK=128)
 
 
 def launch_double(x: Tensor, out: Tensor) -> None:
@@ -125,39 +157,17 @@ def _closure() -> Callable[[Tensor], Tensor]:
 closure_body = pattern(twice)(_closure())
 
 
-def make_double_kernel() -> Any:
-    @triton.jit
-    def made_kernel(x, out, n, BLOCK: tl.constexpr):
-        offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        mask = offsets < n
-        tl.store(out + offsets, tl.load(x + offsets, mask) * 2, mask)
-
-    return made_kernel
-
-
-made_outside = make_double_kernel()
-cached_factory = functools.lru_cache(make_double_kernel)
-
-
 @pattern(twice)
-def factory_outside(x: Tensor) -> Tensor:
+def helper(x: Tensor) -> Tensor:
     out = torch.empty_like(x)
-    made_outside[blocks(x.numel())](x, out, x.numel(), BLOCK=128)
+    launch_double(x, out)
     return out
 
 
 @pattern(twice)
-def factory_inside(x: Tensor) -> Tensor:
+def helper_of_helper(x: Tensor) -> Tensor:
     out = torch.empty_like(x)
-    make_double_kernel()[blocks(x.numel())](x, out, x.numel(), BLOCK=128)
-    return out
-
-
-@pattern(twice)
-def lru_cache_factory(x: Tensor) -> Tensor:
-    out = torch.empty_like(x)
-    kernel = cached_factory()
-    kernel[blocks(x.numel())](x, out, x.numel(), BLOCK=128)
+    launch_through_two_helpers(x, out)
     return out
 
 
@@ -199,36 +209,43 @@ def wrapped_outside(x: Tensor) -> Tensor:
     return out
 
 
-@pattern(twice)
-def helper(x: Tensor) -> Tensor:
-    out = torch.empty_like(x)
-    launch_double(x, out)
-    return out
+def make_double_kernel() -> Any:
+    @triton.jit
+    def made_kernel(x, out, n, BLOCK: tl.constexpr):
+        double_kernel(x, out, n, BLOCK)
+
+    return made_kernel
 
 
-@pattern(twice)
-def helper_of_helper(x: Tensor) -> Tensor:
-    out = torch.empty_like(x)
-    launch_through_two_helpers(x, out)
-    return out
+def make_scaling_kernel(activation: Any, factor: int) -> Any:
+    factor = tl.constexpr(factor)
+
+    @triton.jit
+    def scaling_kernel(x, out, n, BLOCK: tl.constexpr):
+        offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        mask = offsets < n
+        tl.store(out + offsets, activation(tl.load(x + offsets, mask)) * factor, mask)
+
+    return scaling_kernel
+
+
+made_outside = make_double_kernel()
+cached_factory = functools.lru_cache(make_double_kernel)
+launching("factory_outside", lambda x, out: launch_with(made_outside, x, out))
+launching("factory_inside", lambda x, out: launch_with(make_double_kernel(), x, out))
+launching("lru_cache_factory", lambda x, out: launch_with(cached_factory(), x, out))
+launching(
+    "kernel_with_a_closure",
+    lambda x, out: launch_with(make_scaling_kernel(double_value, 3), x, out),
+    lambda x: x * 6,
+    interpretable=False,
+)
 
 
 namespace = SimpleNamespace(kernel=double_kernel)
 TABLE = {"double": double_kernel, "increment": increment_kernel}
-
-
-@pattern(twice)
-def attribute(x: Tensor) -> Tensor:
-    out = torch.empty_like(x)
-    namespace.kernel[blocks(x.numel())](x, out, x.numel(), BLOCK=128)
-    return out
-
-
-@pattern(twice)
-def table(x: Tensor) -> Tensor:
-    out = torch.empty_like(x)
-    TABLE["double"][blocks(x.numel())](x, out, x.numel(), BLOCK=128)
-    return out
+launching("attribute", lambda x, out: launch_with(namespace.kernel, x, out))
+launching("table", lambda x, out: launch_with(TABLE["double"], x, out))
 
 
 class Doubler(torch.nn.Module):
@@ -278,25 +295,28 @@ def class_method(x: Tensor) -> Tensor:
     return Doubler.of_class(x)
 
 
-def launch_with(kernel: Any, x: Tensor, out: Tensor) -> None:
-    kernel[blocks(x.numel())](x, out, x.numel(), BLOCK=128)
-
-
-launch_partial = functools.partial(launch_with, double_kernel)
-
-
-@pattern(twice)
-def partial(x: Tensor) -> Tensor:
-    out = torch.empty_like(x)
-    launch_partial(x, out)
-    return out
+class DoubleFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return module_level(x)
 
 
 @pattern(twice)
-def partial_of_launch(x: Tensor) -> Tensor:
-    out = torch.empty_like(x)
-    functools.partial(double_kernel[blocks(x.numel())], x, out)(x.numel(), BLOCK=128)
-    return out
+def autograd_function(x: Tensor) -> Tensor:
+    result: Tensor = DoubleFunction.apply(x)
+    return result
+
+
+@dataclass
+class Holder:
+    kernels: list[Any] = field(default_factory=lambda: [double_kernel])
+
+    @property
+    def first(self) -> Any:
+        return self.kernels[0]
+
+    def pick(self, index: int) -> Any:
+        return self.kernels[index]
 
 
 class ThinWrapper:
@@ -310,21 +330,17 @@ class ThinWrapper:
         return launch
 
 
-thin_wrapper = ThinWrapper(double_kernel)
-
-
-@pattern(twice)
-def thin_wrapper_object(x: Tensor) -> Tensor:
-    out = torch.empty_like(x)
-    thin_wrapper[blocks(x.numel())](x, out, x.numel(), BLOCK=128)
-    return out
-
-
-@pattern(twice)
-def thin_wrapper_fn(x: Tensor) -> Tensor:
-    out = torch.empty_like(x)
-    thin_wrapper.fn[blocks(x.numel())](x, out, x.numel(), BLOCK=128)
-    return out
+holder, thin_wrapper = Holder(), ThinWrapper(double_kernel)
+launch_partial = functools.partial(launch_with, double_kernel)
+launching("property_of_object", lambda x, out: launch_with(holder.first, x, out))
+launching("method_returns_kernel", lambda x, out: launch_with(holder.pick(0), x, out))
+launching("thin_wrapper_object", lambda x, out: launch_with(thin_wrapper, x, out))
+launching("thin_wrapper_fn", lambda x, out: launch_with(thin_wrapper.fn, x, out))
+launching("partial", lambda x, out: launch_partial(x, out))  # noqa: PLW0108 - the walk reads the name
+launching(
+    "partial_of_launch",
+    lambda x, out: functools.partial(double_kernel[blocks(x.numel())], x, out)(x.numel(), BLOCK=128),
+)
 
 
 @pattern(twice)
@@ -336,12 +352,7 @@ def import_inside(x: Tensor) -> Tensor:
     return out
 
 
-@pattern(twice)
-def chosen_at_run_time(x: Tensor) -> Tensor:
-    out = torch.empty_like(x)
-    kernel = double_kernel if x.dim() == 1 else increment_kernel
-    kernel[blocks(x.numel())](x, out, x.numel(), BLOCK=128)
-    return out
+launching("chosen_at_run_time", lambda x, out: launch_with(double_kernel if x.dim() == 1 else increment_kernel, x, out))
 
 
 @triton.jit
@@ -358,52 +369,20 @@ def kernel_calls_launched_kernel(x: Tensor) -> Tensor:
     return out
 
 
-@pattern(twice)
-def run_method(x: Tensor) -> Tensor:
-    out = torch.empty_like(x)
-    double_kernel.run(x, out, x.numel(), BLOCK=128, grid=blocks(x.numel()), warmup=False)
-    return out
-
-
-@pattern(twice)
-def launch_options(x: Tensor) -> Tensor:
-    out = torch.empty_like(x)
-    double_kernel[blocks(x.numel())](x, out, x.numel(), BLOCK=128, num_warps=8, num_stages=1)
-    return out
-
-
-@triton.autotune(configs=[triton.Config({"BLOCK": 128}, num_warps=4)], key=["n"])
-@triton.jit
-def one_config_kernel(x, out, n, BLOCK: tl.constexpr):
-    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = offsets < n
-    tl.store(out + offsets, tl.load(x + offsets, mask) * 2, mask)
-
-
-@triton.autotune(
-    configs=[triton.Config({"BLOCK": 128}, num_warps=4), triton.Config({"BLOCK": 256}, num_warps=8)], key=["n"]
-)
-@triton.jit
-def two_configs_kernel(x, out, n, BLOCK: tl.constexpr):
-    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = offsets < n
-    tl.store(out + offsets, tl.load(x + offsets, mask) * 2, mask)
-
-
 def keep_small_blocks(configs: list[triton.Config], named_args: dict[str, Any], **kwargs: Any) -> list[triton.Config]:
     return [config for config in configs if config.kwargs["BLOCK"] <= 256]
 
 
-@triton.autotune(
+one_config_kernel = triton.autotune(configs=[triton.Config({"BLOCK": 128}, num_warps=4)], key=["n"])(double_kernel)
+two_configs_kernel = triton.autotune(
+    configs=[triton.Config({"BLOCK": 128}, num_warps=4), triton.Config({"BLOCK": 256}, num_warps=8)], key=["n"]
+)(double_kernel)
+pruned_kernel = triton.autotune(
     configs=[triton.Config({"BLOCK": block}) for block in (128, 256, 512)],
     key=["n"],
     prune_configs_by={"early_config_prune": keep_small_blocks},
-)
-@triton.jit
-def pruned_kernel(x, out, n, BLOCK: tl.constexpr):
-    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = offsets < n
-    tl.store(out + offsets, tl.load(x + offsets, mask) * 2, mask)
+)(double_kernel)
+heuristics_kernel = triton.heuristics({"BLOCK": lambda args: 256 if args["n"] > 256 else 128})(double_kernel)
 
 
 @triton.autotune(configs=[triton.Config({"BLOCK": 128}), triton.Config({"BLOCK": 256})], key=["n"])
@@ -418,14 +397,6 @@ def autotuned_heuristics_kernel(x, out, n, BLOCK: tl.constexpr, EVEN: tl.constex
         tl.store(out + offsets, tl.load(x + offsets, mask) * 2, mask)
 
 
-@triton.heuristics({"BLOCK": lambda args: 256 if args["n"] > 256 else 128})
-@triton.jit
-def heuristics_kernel(x, out, n, BLOCK: tl.constexpr):
-    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = offsets < n
-    tl.store(out + offsets, tl.load(x + offsets, mask) * 2, mask)
-
-
 @triton.heuristics({"SCALE": lambda args: 2})
 @triton.autotune(configs=[triton.Config({"BLOCK": 128}), triton.Config({"BLOCK": 256})], key=["n"])
 @triton.jit
@@ -435,55 +406,50 @@ def heuristics_above_autotune_kernel(x, out, n, BLOCK: tl.constexpr, SCALE: tl.c
     tl.store(out + offsets, tl.load(x + offsets, mask) * SCALE, mask)
 
 
-def by_block(x: Tensor) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
-    return lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)
+PATTERNS["autotune_two_configs"] = Pattern(
+    "autotune_two_configs", through(two_configs_kernel), twice, interpretable=False
+)
+PATTERNS["autotune_above_heuristics"] = Pattern(
+    "autotune_above_heuristics", through(autotuned_heuristics_kernel), twice, interpretable=False
+)
+PATTERNS["heuristics_above_autotune"] = Pattern(
+    "heuristics_above_autotune", through(heuristics_above_autotune_kernel), twice, interpretable=False
+)
 
 
-def _with_tuned_grid(name: str, kernel: Any, *, interpretable: bool = True) -> None:
-    def body(x: Tensor) -> Tensor:
-        out = torch.empty_like(x)
-        kernel[by_block(x)](x, out, x.numel())
-        return out
-
-    body.__name__ = name
-    pattern(twice, interpretable=interpretable)(body)
-
-
-_with_tuned_grid("autotune_one_config", one_config_kernel)
-_with_tuned_grid("autotune_two_configs", two_configs_kernel, interpretable=False)
-_with_tuned_grid("autotune_pruned", pruned_kernel, interpretable=False)
-_with_tuned_grid("autotune_above_heuristics", autotuned_heuristics_kernel, interpretable=False)
-_with_tuned_grid("heuristics_alone", heuristics_kernel)
-_with_tuned_grid("heuristics_above_autotune", heuristics_above_autotune_kernel, interpretable=False)
-_with_tuned_grid("default_constexpr_in_grid", double_default_kernel)
+TUNED = {
+    "autotune_one_config": (one_config_kernel, True),
+    "autotune_pruned": (pruned_kernel, False),
+    "heuristics_alone": (heuristics_kernel, True),
+    "default_constexpr_in_grid": (double_default_kernel, True),
+}
+for _name, (_kernel, _is_interpretable) in TUNED.items():
+    PATTERNS[_name] = Pattern(_name, through(_kernel), twice, interpretable=_is_interpretable)
 
 
-@pattern(twice, interpretable=False)
-def autotune_with_options(x: Tensor) -> Tensor:
-    out = torch.empty_like(x)
-    two_configs_kernel[by_block(x)](x, out, n=x.numel())
-    return out
-
-
-@pattern(twice, interpretable=False)
-def grid_list(x: Tensor) -> Tensor:
-    out = torch.empty_like(x)
-    double_kernel[[triton.cdiv(x.numel(), 128)]](x, out, x.numel(), BLOCK=128)
-    return out
-
-
-@pattern(twice)
-def grid_three_sizes(x: Tensor) -> Tensor:
-    out = torch.empty_like(x)
-    double_kernel[(triton.cdiv(x.numel(), 128), 1, 1)](x, out, x.numel(), BLOCK=128)
-    return out
-
-
-@pattern(twice)
-def every_argument_named(x: Tensor) -> Tensor:
-    out = torch.empty_like(x)
-    double_kernel[blocks(x.numel())](BLOCK=128, n=x.numel(), out=out, x=x)
-    return out
+launching(
+    "autotune_with_options",
+    lambda x, out: two_configs_kernel[by_block(x)](x, out, n=x.numel()),
+    interpretable=False,
+)
+launching(
+    "run_method",
+    lambda x, out: double_kernel.run(x, out, x.numel(), BLOCK=128, grid=blocks(x.numel()), warmup=False),
+)
+launching(
+    "launch_options",
+    lambda x, out: double_kernel[blocks(x.numel())](x, out, x.numel(), BLOCK=128, num_warps=8, num_stages=1),
+)
+launching(
+    "grid_list",
+    lambda x, out: double_kernel[[triton.cdiv(x.numel(), 128)]](x, out, x.numel(), BLOCK=128),
+    interpretable=False,
+)
+launching(
+    "grid_three_sizes",
+    lambda x, out: double_kernel[(triton.cdiv(x.numel(), 128), 1, 1)](x, out, x.numel(), BLOCK=128),
+)
+launching("every_argument_named", lambda x, out: double_kernel[blocks(x.numel())](BLOCK=128, n=x.numel(), out=out, x=x))
 
 
 @pattern(twice)
@@ -502,52 +468,11 @@ def loop_over_kernels(x: Tensor) -> Tensor:
     return out
 
 
-@pattern(lambda x: x * 2, launches=1)
+@pattern(twice)
 def pytorch_around_the_launch(x: Tensor) -> Tensor:
     out = torch.empty_like(x)
     double_kernel[blocks(x.numel())](x.relu() - (-x).relu(), out, x.numel(), BLOCK=128)
     return out
-
-
-@dataclass
-class Holder:
-    kernels: list[Any] = field(default_factory=lambda: [double_kernel])
-
-    @property
-    def first(self) -> Any:
-        return self.kernels[0]
-
-    def pick(self, index: int) -> Any:
-        return self.kernels[index]
-
-
-holder = Holder()
-
-
-@pattern(twice)
-def property_of_object(x: Tensor) -> Tensor:
-    out = torch.empty_like(x)
-    holder.first[blocks(x.numel())](x, out, x.numel(), BLOCK=128)
-    return out
-
-
-@pattern(twice)
-def method_returns_kernel(x: Tensor) -> Tensor:
-    out = torch.empty_like(x)
-    holder.pick(0)[blocks(x.numel())](x, out, x.numel(), BLOCK=128)
-    return out
-
-
-class DoubleFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return module_level(x)
-
-
-@pattern(twice)
-def autograd_function(x: Tensor) -> Tensor:
-    result: Tensor = DoubleFunction.apply(x)
-    return result
 
 
 fixed_launch = double_kernel[(3,)]
@@ -563,25 +488,6 @@ def launcher_made_at_import(x: Tensor) -> Tensor:
     return out
 
 
-def make_scaling_kernel(activation: Any, factor: int) -> Any:
-    factor = tl.constexpr(factor)
-
-    @triton.jit
-    def scaling_kernel(x, out, n, BLOCK: tl.constexpr):
-        offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        mask = offsets < n
-        tl.store(out + offsets, activation(tl.load(x + offsets, mask)) * factor, mask)
-
-    return scaling_kernel
-
-
-@pattern(lambda x: x * 6, interpretable=False)
-def kernel_with_a_closure(x: Tensor) -> Tensor:
-    out = torch.empty_like(x)
-    make_scaling_kernel(double_value, 3)[blocks(x.numel())](x, out, x.numel(), BLOCK=128)
-    return out
-
-
 @triton.jit
 def applied_kernel(x, out, n, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -589,8 +495,7 @@ def applied_kernel(x, out, n, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + offsets, ACTIVATION(tl.load(x + offsets, mask)), mask)
 
 
-@pattern(twice)
-def function_as_constexpr(x: Tensor) -> Tensor:
-    out = torch.empty_like(x)
-    applied_kernel[blocks(x.numel())](x, out, x.numel(), ACTIVATION=double_value, BLOCK=128)
-    return out
+launching(
+    "function_as_constexpr",
+    lambda x, out: applied_kernel[blocks(x.numel())](x, out, x.numel(), ACTIVATION=double_value, BLOCK=128),
+)

@@ -233,6 +233,8 @@ def _attribute(value: Any, name: str) -> Any:
     """What is stored in *value* as *name*; `UNKNOWN` for what code of its class would compute."""
     if value is MISSING or value is UNKNOWN or value is DEFINED:
         return value if value is MISSING else UNKNOWN
+    if is_a(value, (type(torch.ops), type(torch.ops.aten))):
+        return getattr(value, name, UNKNOWN)  # made by torch when it is asked for
     if is_a(value, ModuleType) and name not in vars(value):
         absent = UNKNOWN if is_library_module(value.__name__) else MISSING
         return sys.modules.get(f"{value.__name__}.{name}", absent)

@@ -37,6 +37,7 @@ from ._torch_compat.operators import (
 )
 from ._torch_compat.tracing import decomposition_is_disabled, has_unrecognized_type
 from .errors import (
+    LostOptionError,
     NotAnOpError,
     OpaqueFallbackWarning,
     TritonWrapError,
@@ -46,7 +47,7 @@ from .errors import (
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
 
 OnUnsupported = Literal["error", "opaque"]
@@ -83,26 +84,17 @@ class _SeeThroughOp:
                 place = (launch.kernel.file, launch.kernel.line, launch.file, launch.line)
                 self.captured.setdefault(place, launch)
 
-    def fall_back(self, reason: str) -> None:
+    def fall_back(self, reason: str, why: str = "", fix: str = "") -> None:
         """Remember that the op stays opaque in one graph, and warn the first time that this reason comes up."""
-        fix = "If its outputs depend on data, give it a fake: infer_output_meta_fn, or register_fake."
-        self._stay_opaque(reason, f"its body cannot be traced. {reason.rstrip('.')}", fix)
-
-    def meet_another(self) -> None:
-        """Remember that an operator of the same name, which nobody gave to `make_see_through`, stays opaque."""
-        reason = "it was registered again after make_see_through"
-        self._stay_opaque(reason, reason, "Call make_see_through again, with its new body.")
-
-    def _stay_opaque(self, reason: str, why: str, fix: str) -> None:
         with self.lock:
             if reason in self.fallbacks:
                 return
             self.fallbacks.append(reason)
-        msg = (
-            f"{self.name} stays opaque to the compiler: {why}. "
-            f"Its results are right, but Inductor does not see its kernels. {fix}"
-        )
-        warnings.warn(OpaqueFallbackWarning(msg), stacklevel=3)
+        why = why or f"its body cannot be traced. {reason.rstrip('.')}"
+        fix = fix or "If its outputs depend on data, give it a fake: infer_output_meta_fn, or register_fake."
+        msg = f"{self.name} stays opaque to the compiler: {why}. "
+        msg += f"Its results are right, but Inductor does not see its kernels. {fix}"
+        warnings.warn(OpaqueFallbackWarning(msg), stacklevel=2)
 
     def report(self) -> OpReport:
         """The report at this moment; a later compilation may add to it."""
@@ -183,11 +175,18 @@ def make_see_through(
         True
     """
     overload = _as_overload(op)
-    _check_body(overload, fn, calling_frame().f_locals)
-    return define_see_through(overload, fn, kernels, on_unsupported)
+    title = f"make_see_through({qualified_name(overload)})"
+    if not callable(fn):
+        raise NotAnOpError(f"{title}: fn is {fn!r}; pass the op's Python body.")
+    why = why_not_a_body(overload, fn, calling_frame().f_locals)
+    if why:
+        name = getattr(fn, "__qualname__", type(fn).__name__)
+        fix = "Pass a body that takes what the schema says; op_def(op).lowered_fn is that of an op of magi-opschema."
+        raise NotAnOpError(f"{title}: '{name}' cannot be its body, because {why}. {fix}")
+    return _define_see_through(overload, fn, kernels, on_unsupported)
 
 
-def define_see_through(
+def _define_see_through(
     overload: OpOverload,
     fn: Callable[..., Any],
     kernels: KernelReport | Iterable[Any] | None,
@@ -195,7 +194,7 @@ def define_see_through(
 ) -> OpReport:
     """`make_see_through` for a function that is known to be the body of the operator."""
     found = kernels if isinstance(kernels, KernelReport) else find_kernels(fn, extra=kernels or ())
-    refused = why_refused(found, on_unsupported)
+    refused = _why_refused(found, on_unsupported)
     made = [as_kernel(kernel.kernel) for kernel in found.kernels if kernel.kernel is not None]
     interpreted = bool(triton.knobs.runtime.interpret) or any(kernel.is_interpreted for kernel in made)
     name = qualified_name(overload)
@@ -227,7 +226,7 @@ def _see_through_inside(name: str) -> None:
     set_decomposition_rule(op, _decompose)
 
 
-def why_refused(found: KernelReport, on_unsupported: OnUnsupported) -> str:
+def _why_refused(found: KernelReport, on_unsupported: OnUnsupported) -> str:
     """Why no graph can carry a kernel that functions name; empty if one can.
 
     Those that only a table, a class or an object holds may never be launched; traces look at them.
@@ -285,13 +284,24 @@ def _decompose(mode: Any, op: OpOverload, types: Sequence[type], args: tuple[Any
     if has_unrecognized_type(types):
         return NotImplemented
     if not record.bodies.are_of(op):
-        record.meet_another()
+        reason = "it was registered again after make_see_through"
+        record.fall_back(reason, reason, "Call make_see_through again, with its new body.")
         return mode.__torch_dispatch__(op, types, args, kwargs)
     if record.bodies.has_other_body(args, kwargs):
         return mode.__torch_dispatch__(op, types, args, kwargs)
-    recording = _recording(record, args, kwargs)
+    recording: Recording | str
+    fix = ""
+    may_stay_opaque = "opaque" in (record.on_unsupported, _ON_UNSUPPORTED.get())
+    try:
+        recording = recording_of(record.fn, args, kwargs, may_stay_opaque)
+    except TritonWrapError as error:
+        is_lost = isinstance(error, LostOptionError)
+        if not is_lost and not may_stay_opaque:
+            raise
+        recording = str(error)
+        fix = "Leave the option out to have them in the graph." if is_lost else ""
     if isinstance(recording, str):
-        record.fall_back(recording)
+        record.fall_back(recording, fix=fix)
         if outer is not None:
             outer.whole_inside[record.name] = f"its body cannot be traced. {recording}"
         return mode.__torch_dispatch__(op, types, args, kwargs)
@@ -310,27 +320,6 @@ def _decompose(mode: Any, op: OpOverload, types: Sequence[type], args: tuple[Any
         check_driver(record.name, args, kwargs)
     record.note(launches)
     return result
-
-
-def _recording(record: _SeeThroughOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording | str:
-    """What the body of an op does, or why the op stays opaque in this graph."""
-    try:
-        return recording_of(record.fn, args, kwargs)
-    except TritonWrapError as error:
-        if "opaque" not in (record.on_unsupported, _ON_UNSUPPORTED.get()):
-            raise
-        return str(error)
-
-
-def _check_body(op: OpOverload, fn: Any, names: Mapping[str, Any]) -> None:
-    title = f"make_see_through({qualified_name(op)})"
-    if not callable(fn):
-        raise NotAnOpError(f"{title}: fn is {fn!r}; pass the op's Python body.")
-    why = why_not_a_body(op, fn, names)
-    if why:
-        name = getattr(fn, "__qualname__", type(fn).__name__)
-        fix = "Pass a body that takes what the schema says; op_def(op).lowered_fn is that of an op of magi-opschema."
-        raise NotAnOpError(f"{title}: '{name}' cannot be its body, because {why}. {fix}")
 
 
 def _as_overload(op: Any) -> OpOverload:
@@ -411,25 +400,17 @@ def triton_op(
         >>> double(torch.ones(2))
         tensor([2., 2.])
     """
-    if fn is None:
-        return lambda body: _define(name, body, mutates_args, schema, on_unsupported)
-    return _define(name, fn, mutates_args, schema, on_unsupported)
 
+    def define(body: Callable[..., Any]) -> CustomOpDef:
+        found = find_kernels(body)
+        _why_refused(found, on_unsupported)
+        eager = launch_directly(body) if found.may_wrap else body
+        eager = translate_cpu_errors(eager, name) if found.kernels else eager
+        mutated = mutates_args if isinstance(mutates_args, str) else tuple(mutates_args)
+        text = schema if schema is not None else torch.library.infer_schema(body, mutates_args=mutated)
+        op: CustomOpDef = torch.library.custom_op(name, eager, mutates_args=mutated, schema=text)
+        op.register_fake(fake_from_body(body))
+        _define_see_through(overload_of(op), body, found, on_unsupported)
+        return op
 
-def _define(
-    name: str,
-    fn: Callable[..., Any],
-    mutates_args: str | Iterable[str],
-    schema: str | None,
-    on_unsupported: OnUnsupported,
-) -> CustomOpDef:
-    found = find_kernels(fn)
-    why_refused(found, on_unsupported)
-    eager = launch_directly(fn) if found.may_wrap else fn
-    eager = translate_cpu_errors(eager, name) if found.kernels else eager
-    mutated = mutates_args if isinstance(mutates_args, str) else tuple(mutates_args)
-    text = schema if schema is not None else torch.library.infer_schema(fn, mutates_args=mutated)
-    op: CustomOpDef = torch.library.custom_op(name, eager, mutates_args=mutated, schema=text)
-    op.register_fake(fake_from_body(fn))
-    define_see_through(overload_of(op), fn, found, on_unsupported)
-    return op
+    return define if fn is None else define(fn)

@@ -19,6 +19,10 @@ class UnsupportedLaunchError(TritonWrapError, ValueError):
     """A launch passes something that a compiled graph cannot carry, for example an unknown launch option."""
 
 
+class LostOptionError(UnsupportedLaunchError):
+    """A launch has an option that Inductor compiles its kernel without. An op with such a launch stays opaque."""
+
+
 class NoFakeError(TritonWrapError, RuntimeError):
     """A body cannot be used as its op's fake: its outputs depend on data, or it asks for addresses."""
 
@@ -44,7 +48,3 @@ class UnknownOpError(TritonWrapError, KeyError):
 
 class OpaqueFallbackWarning(UserWarning):
     """An operator stays opaque to the compiler for this graph; its report says the same."""
-
-
-class LostSettingWarning(UserWarning):
-    """A launch setting that eager launches use and Inductor ignores; results are the same, but speed may differ."""

@@ -39,7 +39,7 @@ class StubDriver:
     """
 
     def __init__(self, target: GPUTarget | None = None) -> None:
-        self._target = target if target is not None else GPUTarget("cuda", 90, 32)
+        self._target = target or GPUTarget("cuda", 90, 32)
 
     def get_current_target(self) -> GPUTarget:
         """The GPU that kernels are compiled for."""
@@ -138,18 +138,15 @@ class GraphLaunch:
 
 def launches_of(graph: torch.fx.GraphModule) -> list[GraphLaunch]:
     """The launches in a graph, in order, functional or mutating."""
-    launches = []
-    for node in graph.graph.nodes:
-        if not is_launch(node.target):
-            continue
-        launches.append(
-            GraphLaunch(
-                launched_kernel(node.kwargs["kernel_idx"]),
-                list(node.kwargs["grid"]),
-                list(node.kwargs.get("tensors_to_clone", ())),
-                dict(node.kwargs["kwargs"]),
-                launch_constants(node.kwargs["constant_args_idx"]),
-                launch_blocks(node.kwargs["tma_descriptor_metadata"]),
-            )
+    return [
+        GraphLaunch(
+            launched_kernel(node.kwargs["kernel_idx"]),
+            list(node.kwargs["grid"]),
+            list(node.kwargs.get("tensors_to_clone", ())),
+            dict(node.kwargs["kwargs"]),
+            launch_constants(node.kwargs["constant_args_idx"]),
+            launch_blocks(node.kwargs["tma_descriptor_metadata"]),
         )
-    return launches
+        for node in graph.graph.nodes
+        if is_launch(node.target)
+    ]

@@ -8,7 +8,7 @@ the result keeps compiled kernels in a table of its own, and the kernel in an at
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -111,21 +111,6 @@ CONFIG_FIELDS = tuple(
 """Launch options that a triton.Config can carry: num_warps, num_stages, num_ctas, maxnreg, ..."""
 
 
-def can_pass(kernel: Kernel, name: str) -> bool:
-    """Whether a launch may pass the keyword *name* and still be compiled."""
-    return name in kernel.jit.arg_names or name in CONFIG_FIELDS or name in ("grid", "warmup")
-
-
-def cannot_pass(names: Sequence[str]) -> str:
-    """A sentence that says why a launch with the keywords *names* cannot be compiled."""
-    options = ", ".join(f"{name}=" for name in names)
-    known = ", ".join(f"{name}=" for name in CONFIG_FIELDS)
-    return (
-        f"is launched with {options}, which is neither a parameter of it nor an option that a graph can carry "
-        f"({known}); leave it out"
-    )
-
-
 @dataclass(frozen=True)
 class Kernel:
     """A kernel and its decorators, the outermost first.
@@ -192,84 +177,42 @@ def check_supported(kernel: Kernel) -> None:
     Raises:
         UnsupportedKernelError: the error names the kernel, its file and line, and the fix.
     """
-    if kernel.is_interpreted:
-        return
-    _check_single_autotuner(kernel)
+    why, fix = next(_faults(kernel), ("", ""))
+    if why and not kernel.is_interpreted:
+        raise UnsupportedKernelError(f"Triton kernel '{kernel.name}' {why}. {fix} ({kernel.file}:{kernel.line})")
+
+
+def _faults(kernel: Kernel) -> Iterator[tuple[str, str]]:
+    """What torch cannot compile of a kernel's decorators, each with the fix."""
+    if len(kernel.autotuners) > 1:
+        why = f"has {len(kernel.autotuners)} @triton.autotune decorators, and torch supports one"
+        yield why, "Merge their configs into one @triton.autotune."
     for position, layer in enumerate(kernel.layers):
         if isinstance(layer, Autotuner):
-            _check_autotuner(kernel, layer)
-            _check_heuristics_above(kernel, layer, kernel.layers[:position])
-    is_gluon = getattr(kernel.jit, "is_gluon", None)
-    if is_gluon is not None and is_gluon():
-        raise _unsupported(
-            kernel, "is a Gluon kernel, which Inductor cannot emit again", "Register its op as an opaque custom op."
-        )
+            yield from () if unsupported_autotune_arguments_are_ignored() else _faults_of_autotuner(layer)
+            tuned = {name for config in layer.configs for name in config.kwargs}
+            clashes = sorted(tuned & {name for outer in kernel.layers[:position] for name in outer.values})
+            if clashes:
+                above = "in @triton.heuristics above an @triton.autotune whose configs set the same"
+                order = "The accepted order is @triton.autotune, then @triton.heuristics, then @triton.jit; "
+                yield f"computes {', '.join(clashes)} {above}", f"{order}and a name is either tuned or computed."
+    if getattr(kernel.jit, "is_gluon", bool)():
+        yield "is a Gluon kernel, which Inductor cannot emit again", "Register its op as an opaque custom op."
 
 
-def _check_single_autotuner(kernel: Kernel) -> None:
-    if len(kernel.autotuners) > 1:
-        raise _unsupported(
-            kernel,
-            f"has {len(kernel.autotuners)} @triton.autotune decorators, and torch supports one",
-            "Merge their configs into one @triton.autotune.",
-        )
-
-
-def _check_autotuner(kernel: Kernel, autotuner: Any) -> None:
-    if unsupported_autotune_arguments_are_ignored():
-        return
-    hooks = [
-        name for name in ("pre_hook", "post_hook") if getattr(autotuner, f"user_defined_{name}", False) is not False
-    ]
+def _faults_of_autotuner(autotuner: Any) -> Iterator[tuple[str, str]]:
+    hook = "arbitrary Python that a compiled graph cannot run at a launch"
+    hooks = [name for name in ("pre_hook", "post_hook") if getattr(autotuner, f"user_defined_{name}", False)]
     if hooks:
-        raise _unsupported(
-            kernel,
-            f"is autotuned with {' and '.join(hooks)}=, arbitrary Python that a compiled graph cannot run at a launch",
-            "Do what the hook does in the op's body, or use reset_to_zero= and restore_value=.",
-        )
+        fix = "Do what the hook does in the op's body, or use reset_to_zero= and restore_value=."
+        yield f"is autotuned with {' and '.join(hooks)}=, {hook}", fix
     if any(config.pre_hook is not None for config in autotuner.configs):
-        raise _unsupported(
-            kernel,
-            "has a triton.Config with pre_hook=, arbitrary Python that a compiled graph cannot run at a launch",
-            "Do what the hook does in the op's body.",
-        )
-    settings = [name for name, value in _benchmark_settings(autotuner).items() if value]
-    if settings:
-        raise _unsupported(
-            kernel,
-            f"sets {', '.join(settings)} in @triton.autotune, and Inductor benchmarks in its own way",
+        yield f"has a triton.Config with pre_hook=, {hook}", "Do what the hook does in the op's body."
+    # The settings of autotune's own benchmark, each with the values that are Triton's defaults.
+    defaults = (("warmup", "num_warmups", 25), ("rep", "num_reps", 100), ("use_cuda_graph", "use_cuda_graph", False))
+    differ = [f"{name}=" for name, held, plain in defaults if getattr(autotuner, held, None) not in (plain, None)]
+    if differ:
+        yield (
+            f"sets {', '.join(differ)} in @triton.autotune, and Inductor benchmarks in its own way",
             "Leave them out; or set torch._inductor.config.unsafe_ignore_unsupported_triton_autotune_args = True.",
         )
-
-
-def _benchmark_settings(autotuner: Any) -> dict[str, bool]:
-    """The settings of autotune's own benchmark that differ from Triton's defaults."""
-    parameters = inspect.signature(Autotuner.__init__).parameters
-
-    def differs(parameter: str, attribute: str, defaults: tuple[object, ...]) -> bool:
-        if parameter not in parameters:
-            return False
-        value = getattr(autotuner, attribute, getattr(autotuner, parameter, parameters[parameter].default))
-        return value != parameters[parameter].default and value not in defaults
-
-    return {
-        "warmup=": differs("warmup", "num_warmups", (25, None)),
-        "rep=": differs("rep", "num_reps", (100, None)),
-        "use_cuda_graph=": differs("use_cuda_graph", "use_cuda_graph", (False,)),
-    }
-
-
-def _check_heuristics_above(kernel: Kernel, autotuner: Any, above: tuple[Any, ...]) -> None:
-    tuned = {name for config in autotuner.configs for name in config.kwargs}
-    clashes = sorted(tuned & {name for layer in above for name in layer.values})
-    if clashes:
-        raise _unsupported(
-            kernel,
-            f"computes {', '.join(clashes)} in @triton.heuristics above an @triton.autotune whose configs set the same",
-            "The accepted order is @triton.autotune, then @triton.heuristics, then @triton.jit; "
-            "and a name is either tuned or computed.",
-        )
-
-
-def _unsupported(kernel: Kernel, why: str, fix: str) -> UnsupportedKernelError:
-    return UnsupportedKernelError(f"Triton kernel '{kernel.name}' {why}. {fix} ({kernel.file}:{kernel.line})")

@@ -19,7 +19,7 @@ from magi_tritonwrap._torch_compat.kernels import described_tensor
 from magi_tritonwrap._torch_compat.tracing import tracing_is_active, wrap_triton_disabled
 
 from .hook import Run, launch_site, listening, not_listening
-from .normalise import emit, resolve
+from .normalise import emit, resolve, unsupported
 
 
 if TYPE_CHECKING:
@@ -92,6 +92,21 @@ class CapturedLaunch:
         return self.kernel.name
 
 
+class _NotCompiled:
+    """What `kernel.warmup(...)` returns in a trace, which leaves it out: nothing can be asked of it."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        why = "is compiled by .warmup() in the op's body, and a graph has no compiled kernel to look at. "
+        fix = "Launch the kernel itself, and choose its grid from torch.cuda.get_device_properties()"
+        self.__dict__["error"] = unsupported(kernel, why + fix)
+
+    def __getattr__(self, name: str) -> Any:
+        raise self.__dict__["error"]
+
+    def __getitem__(self, grid: object) -> Any:
+        raise self.__dict__["error"]
+
+
 @dataclass
 class LaunchLog:
     """The launches of one scope, in order."""
@@ -101,14 +116,15 @@ class LaunchLog:
 
     def on_launch(self, kernel: Any, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a launch; then drop it, trace it or run it. Returns what the launch returns, None if it is dropped."""
-        if kwargs.get("warmup") and not self.drop:
-            with not_listening():
-                return run(kernel, *args, **kwargs)
         described = as_kernel(kernel)
-        self.launches.append(CapturedLaunch(described, *launch_site()))
+        traces = tracing_is_active(map(described_tensor, (*args, *kwargs.values())))
+        if kwargs.get("warmup") and (self.drop or traces):
+            return _NotCompiled(described)
+        if not kwargs.get("warmup"):
+            self.launches.append(CapturedLaunch(described, *launch_site()))
         if self.drop:
             return None
-        if tracing_is_active(map(described_tensor, (*args, *kwargs.values()))) and not described.is_interpreted:
+        if traces and not described.is_interpreted:
             emit(resolve(kernel, args, kwargs))
             return None
         with not_listening():

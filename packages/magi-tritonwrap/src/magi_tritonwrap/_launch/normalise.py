@@ -15,9 +15,9 @@ What a node cannot hold, and a write that torch does not find in the kernel's Tr
 from __future__ import annotations
 
 import copy
+import difflib
 import functools
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +29,9 @@ from triton.runtime.autotuner import Config, Heuristics
 from triton.runtime.jit import JITFunction
 
 from magi_tritonwrap._identity.code import code_names
-from magi_tritonwrap._kernel.kernels import CONFIG_FIELDS, Kernel, as_kernel, can_pass, cannot_pass, check_supported
+from magi_tritonwrap._kernel.kernels import CONFIG_FIELDS, Kernel, as_kernel, check_supported
 from magi_tritonwrap._torch_compat.kernels import (
+    another_kernel,
     described_tensor,
     is_tensor_descriptor,
     of_whole_tensor,
@@ -40,15 +41,25 @@ from magi_tritonwrap._torch_compat.kernels import (
     tensor_descriptors_are_taken,
     writes_unknown_to_torch,
 )
+from magi_tritonwrap._torch_compat.options import (
+    options_by_inductor,
+    options_for_this_gpu,
+    options_of_backends,
+    write_options,
+)
 from magi_tritonwrap._torch_compat.tracing import functional_values
-from magi_tritonwrap.errors import LostSettingWarning, UnsupportedLaunchError
+from magi_tritonwrap.errors import LostOptionError, UnsupportedLaunchError
 
 from .hook import launch_site, not_listening
-from .self_contained import functions_of, self_contained
+from .self_contained import functions_of, key_of, self_contained
 
 
 _MAY_WRITE = {"scatter", "atomic_add", "atomic_and", "atomic_max", "atomic_min", "atomic_or", "atomic_xor"}
 """Names of operations that write through a tensor descriptor; most kernels with one have it write through pointers."""
+WRITES_NOTHING = (
+    "writes none of its tensors as far as torch can tell from its Triton IR, and a compiled graph would leave "
+    "the launch out; register its op as an opaque custom op"
+)
 
 
 def check_arguments(kernel: Kernel, arguments: Mapping[str, Any], configs: list[Config]) -> None:
@@ -102,11 +113,16 @@ def _holds_tensor(value: object) -> bool:
     return is_tensor_descriptor(value)
 
 
-def unsupported(kernel: Kernel, why: str, site: tuple[str, int] | None = None) -> UnsupportedLaunchError:
+def unsupported(
+    kernel: Kernel,
+    why: str,
+    site: tuple[str, int] | None = None,
+    error: type[UnsupportedLaunchError] = UnsupportedLaunchError,
+) -> UnsupportedLaunchError:
     """The error for a launch of *kernel*, which it says *why* a graph cannot carry; *site* is its line, if not this."""
     file, line = site or launch_site()
     launch = f"launched at {file}:{line}, defined at {kernel.file}:{kernel.line}"
-    return UnsupportedLaunchError(f"Triton kernel '{kernel.name}' {why}. ({launch})")
+    return error(f"Triton kernel '{kernel.name}' {why}. ({launch})")
 
 
 @dataclass(frozen=True)
@@ -140,10 +156,11 @@ def resolve(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Re
     _apply_heuristics(described, configs, arguments, kwargs, positional=len(args))
     _fill_defaults(described, arguments, configs)
     check_arguments(described, arguments, configs)
+    _check_options(described, configs)
     baked = {name: value for name, value in arguments.items() if isinstance(value, JITFunction)}
     jit = self_contained(described.jit, baked)
     passed = {name: _recordable(value) for name, value in arguments.items() if name not in baked}
-    launched = _autotuned(described, jit, autotuner, configs) if configs else jit
+    launched = _autotuned(jit, autotuner, configs) if configs else jit
     check_writes(described, jit, launched, passed)
     return ResolvedLaunch(launched, grid, passed)
 
@@ -167,11 +184,7 @@ def refuse_no_write(kernel: Kernel, values: Iterable[Any], site: tuple[str, int]
     yield
     after = functional_values(tensors)
     if before and all(now is then for now, then in zip(after, before, strict=True)):
-        why = (
-            "writes none of its tensors as far as torch can tell from its Triton IR, and a compiled graph would leave "
-            "the launch out; register its op as an opaque custom op"
-        )
-        raise unsupported(kernel, why, site)
+        raise unsupported(kernel, WRITES_NOTHING, site)
 
 
 def _bind(kernel: Kernel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -181,16 +194,26 @@ def _bind(kernel: Kernel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> t
         raise unsupported(kernel, f"was launched with {len(args)} positional arguments and takes {len(names)}")
     arguments = dict(zip(names, args, strict=False))
     options: dict[str, Any] = {}
+    known = {*CONFIG_FIELDS, *(options_for_this_gpu({}) or frozenset().union(*options_of_backends().values()))}
     for name, value in kwargs.items():
-        if name in CONFIG_FIELDS:
-            options[name] = value
+        if name in known:
+            options[name] = _constant(_plain(value))
         elif name in names:
             if name in arguments:
                 raise unsupported(kernel, f"got the argument '{name}' twice")
             arguments[name] = value
-        elif not can_pass(kernel, name):
-            raise unsupported(kernel, cannot_pass([name]))
+        elif name not in ("grid", "warmup"):
+            raise unsupported(kernel, f"is launched with {name}=, {_why_unknown(name, [*names, *known])}")
     return {name: _plain(value) for name, value in arguments.items()}, options
+
+
+def _why_unknown(option: str, known: list[str]) -> str:
+    others = [backend for backend, names in options_of_backends().items() if option in names]
+    if others:
+        return f"an option of Triton for other GPUs ({' and '.join(others)}) than the one here; leave it out"
+    near = difflib.get_close_matches(option, known, 1)
+    fix = f"did you mean {near[0]}=?" if near else "leave it out"
+    return f"which is neither a parameter of it nor a launch option of Triton; {fix}"
 
 
 def _configs(
@@ -206,7 +229,9 @@ def _configs(
     """
     names = kernel.jit.arg_names
     if autotuner is None:
-        return [Config({name: value for name, value in options.items() if name in names}, **options)]
+        plain = options_for_this_gpu({})
+        usual = {name: plain[name] for name in ("num_warps", "num_stages") if name in plain}
+        return [_with_options(Config({}, **usual), options, names)]
     pruned = [copy.copy(config) for config in _pruned(autotuner, args, kwargs)]
     for config in pruned:
         given = config.all_kwargs()
@@ -214,7 +239,45 @@ def _configs(
         if clashes:
             raise unsupported(kernel, f"was launched with {', '.join(clashes)}, set by its @triton.autotune configs")
         config.kwargs = {name: value for name, value in given.items() if name in names or name in config.kwargs}
+        _with_options(config, options, names)
     return pruned
+
+
+def _with_options(config: Config, options: Mapping[str, Any], names: Sequence[str]) -> Config:
+    """*config* with the options of a launch of a kernel whose parameters have these *names*."""
+    for name, value in options.items():
+        if name in CONFIG_FIELDS:
+            setattr(config, name, value)
+        if name in names or name not in CONFIG_FIELDS:
+            config.kwargs[name] = value
+    return config
+
+
+def _check_options(kernel: Kernel, configs: list[Config]) -> None:
+    """Leave those options in *configs* that change what Triton compiles.
+
+    Raises:
+        LostOptionError: Inductor compiles the kernel without one of them.
+    """
+    plain = options_for_this_gpu({})
+    given = [{name: value for name, value in config.all_kwargs().items() if name in plain} for config in configs]
+    wanted = [options_for_this_gpu(options) for options in given]
+    for config, wish in zip(configs, wanted, strict=True):
+        needless = {name for name in plain if wish[name] == plain[name]} - {*kernel.jit.arg_names}
+        config.kwargs = {name: value for name, value in config.kwargs.items() if name not in needless}
+    named = dict.fromkeys(name for options in given for name in options if name not in ("num_warps", "num_stages"))
+    if all(wish[name] == plain[name] for wish in wanted for name in named):
+        return
+    bare = [Config({})]
+    usual = options_by_inductor(kernel.jit, bare, bare[0])
+    for config, wish in zip(configs, wanted, strict=True):
+        made = options_by_inductor(kernel.jit, configs, config)
+        for name in named:
+            is_plain = wish[name] == plain[name] and made[name] == usual[name]
+            if wish[name] != made[name] and not is_plain:
+                why = f"is launched with {name}={wish[name]!r}, and Inductor compiles it with {name}={made[name]!r}"
+                raise unsupported(kernel, why, error=LostOptionError)
+    write_options()
 
 
 def _pruned(autotuner: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Config]:
@@ -242,6 +305,8 @@ def _apply_heuristics(
             for name, heuristic in layer.values.items():
                 seen[name] = _plain(heuristic(dict(seen)))
                 config.kwargs[name] = _constant(seen[name])
+                if name in CONFIG_FIELDS:
+                    setattr(config, name, config.kwargs[name])
     for layer in layers:
         for name in layer.values:
             arguments.pop(name, None)
@@ -261,31 +326,27 @@ def _fill_defaults(kernel: Kernel, arguments: dict[str, Any], configs: list[Conf
             arguments[name] = default
 
 
-def _autotuned(kernel: Kernel, jit: Any, autotuner: Any, configs: list[Config]) -> Any:
-    """An Autotuner over *jit* with *configs*: the author's own if nothing had to change."""
-    _warn_of_lost_settings(kernel, configs)
-    if autotuner is None:
-        return triton.autotune(configs=configs, key=[])(jit)
-    prunes = autotuner.early_config_prune is not None or autotuner.perf_model is not None
-    as_tuned = [vars(config) for config in autotuner.configs] == [vars(config) for config in configs]
-    if autotuner.fn is jit and as_tuned and not prunes:
-        return autotuner
-    return triton.autotune(
-        configs=configs,
-        key=list(autotuner.keys),
-        reset_to_zero=list(autotuner.reset_to_zero),
-        restore_value=list(autotuner.restore_value),
-    )(jit)
+_TUNED: dict[Hashable, tuple[Any, object]] = {}
+"""Autotuners by what they are made of, each with the objects whose ids are in the key. Equal ones have one
+number in torch's table of kernels, and so in graphs."""
 
 
-def _warn_of_lost_settings(kernel: Kernel, configs: list[Config]) -> None:
-    for name, default in (("num_ctas", 1), ("maxnreg", None), ("ir_override", None)):
-        if any(getattr(config, name, default) not in (default, None) for config in configs):
-            msg = (
-                f"Triton kernel '{kernel.name}' is launched with {name}=, which eager launches use and Inductor "
-                f"ignores: it compiles with num_warps= and num_stages= only. ({kernel.file}:{kernel.line})"
-            )
-            warnings.warn(LostSettingWarning(msg), stacklevel=2)
+def _autotuned(jit: Any, autotuner: Any, configs: list[Config]) -> Any:
+    """An Autotuner over another kernel like *jit*, with *configs*.
+
+    Inductor writes one kernel for launches of one function with equal arguments, whatever their configs are.
+    """
+    settings: dict[str, Any] = {"key": []}
+    if autotuner is not None:
+        settings = {"key": list(autotuner.keys)}
+        settings |= {name: list(getattr(autotuner, name)) for name in ("reset_to_zero", "restore_value")}
+    held = [(name, value) for each in configs for name, value in {**vars(each), **each.kwargs, "kwargs": None}.items()]
+    key = (id(jit), len(configs), str(settings), *((name, key_of(value)) for name, value in held))
+    if key not in _TUNED:
+        if len(_TUNED) > 512:
+            _TUNED.clear()
+        _TUNED[key] = triton.autotune(configs=configs, **settings)(another_kernel(jit)), (jit, held)
+    return _TUNED[key][0]
 
 
 def _check_grid(kernel: Kernel, grid: Any) -> tuple[Any, ...] | Callable[[dict[str, Any]], tuple[Any, ...]]:

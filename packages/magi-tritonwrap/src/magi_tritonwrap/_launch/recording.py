@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from magi_tritonwrap._kernel.kernels import as_kernel
-from magi_tritonwrap._torch_compat.kernels import is_launch, launched_kernel
+from magi_tritonwrap._torch_compat.kernels import is_launch, launched_kernel, writes_nothing
 from magi_tritonwrap._torch_compat.tracing import (
     SYMBOLIC_NUMBERS,
     decides_by_data,
@@ -38,8 +38,8 @@ from magi_tritonwrap._torch_compat.tracing import (
 from magi_tritonwrap.errors import TritonWrapError
 
 from .capture import CapturedLaunch, LaunchLog
-from .hook import Run, in_library_folder, listening
-from .normalise import refuse_no_write, unsupported
+from .hook import in_library_folder, listening
+from .normalise import WRITES_NOTHING, refuse_no_write, unsupported
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,13 @@ class Recording:
                 return fn(*args, **kwargs), log.launches
         varying = [leaf for leaf in tree_leaves((args, kwargs)) if _varies(leaf)]
         return _Replay(self.graph, self.launches).run(*varying), self.launches
+
+    def refuse_no_write(self) -> None:
+        """Raise UnsupportedLaunchError for a launch that torch would leave out, before a trace meets it."""
+        nodes = [] if self.graph is None else [node for node in self.graph.graph.nodes if is_launch(node.target)]
+        for node, launch in zip(nodes, self.launches, strict=False):
+            if writes_nothing(node):
+                raise unsupported(launch.kernel, WRITES_NOTHING, (launch.file, launch.line))
 
 
 # As operators, these return numbers that the trace does not know.
@@ -98,21 +105,13 @@ class _Replay(torch.fx.Interpreter):
             return super().call_function(target, args, kwargs)
 
 
-class _Log(LaunchLog):
-    """Records launches, and refuses to compile a kernel ahead of its launch."""
-
-    def on_launch(self, kernel: Any, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if kwargs.get("warmup"):
-            why = "is compiled by .warmup() in the op's body, and a graph has no compiled kernel to look at. "
-            fix = "Launch the kernel itself, and choose its grid from torch.cuda.get_device_properties()"
-            raise unsupported(as_kernel(kernel), why + fix)
-        return super().on_launch(kernel, run, args, kwargs)
-
-
-def recording_of(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording | str:
+def recording_of(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], looks_for_writes: bool
+) -> Recording | str:
     """What *fn* does with these functional tensors, or why it cannot be traced.
 
-    Within one compilation, *fn* runs once for arguments of the same sizes, types and values.
+    Within one compilation, *fn* runs once for arguments of the same sizes, types and values. The trace refuses a launch
+    that writes nothing; with *looks_for_writes*, which takes longer, it is refused here.
 
     Raises:
         TritonWrapError: a launch is one that no graph can carry, which is an error rather than a reason.
@@ -122,10 +121,19 @@ def recording_of(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     if fake_mode_of(inner) is None:
         return Recording(None, ())
     kept = kept_for_this_compilation()
-    key = (id(fn), spec, torch.is_grad_enabled(), *(_described(leaves, at) for at in range(len(leaves))))
+    key = (
+        id(fn),
+        looks_for_writes,
+        spec,
+        torch.is_grad_enabled(),
+        *(_described(leaves, at) for at in range(len(leaves))),
+    )
     if key not in kept:
         known_by_id = [fn, *(leaf for leaf in leaves if not _varies(leaf))]  # kept, so that no other object has the id
-        kept[key] = _recorded(fn, leaves, inner, spec), known_by_id
+        made = _recorded(fn, leaves, inner, spec)
+        if looks_for_writes and isinstance(made, Recording):
+            made.refuse_no_write()
+        kept[key] = made, known_by_id
     found: Recording | str = kept[key][0]
     return found
 
@@ -133,7 +141,7 @@ def recording_of(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 def _recorded(fn: Callable[..., Any], leaves: list[Any], inner: list[Any], spec: TreeSpec) -> Recording | str:
     fake_mode = fake_mode_of(inner)
     assert fake_mode is not None
-    log = _Log(drop=False)
+    log = LaunchLog(drop=False)
 
     def body(*varying: Any) -> Any:
         given = iter(varying)

@@ -50,7 +50,7 @@ def self_contained(kernel: JITFunction[Any], baked: Mapping[str, JITFunction[Any
         baked: functions passed for constexpr parameters; the result has no such parameters and calls them directly.
     """
     functions = dict(baked or {})
-    key = (_key(kernel, ()), tuple((name, _key(function, ())) for name, function in functions.items()))
+    key = (key_of(kernel), tuple((name, key_of(function)) for name, function in functions.items()))
     with _LOCK:
         if key not in _made:
             found = _Rewriting(kernel, functions)
@@ -75,13 +75,13 @@ def _free_values(kernel: JITFunction[Any]) -> dict[str, Any]:
     return {**values, **inspect.getclosurevars(function).nonlocals}
 
 
-def _key(value: Any, path: tuple[int, ...]) -> Hashable:
+def key_of(value: Any, path: tuple[int, ...] = ()) -> Hashable:
     """A key that is equal for kernels with the same code, settings and surroundings.
 
     Other objects are compared by identity.
     """
     if isinstance(value, tl.constexpr):
-        return ("constexpr", _key(value.value, path))
+        return ("constexpr", key_of(value.value, path))
     if isinstance(value, _ATOMS):
         return (type(value), repr(value))
     if not isinstance(value, JITFunction) or id(value) in path:
@@ -92,7 +92,7 @@ def _key(value: Any, path: tuple[int, ...]) -> Hashable:
         value.src,
         str(settings_of(value)),
         repr(value.fn.__defaults__),
-        tuple((name, _key(item, (*path, id(value)))) for name, item in free),
+        tuple((name, key_of(item, (*path, id(value)))) for name, item in free),
     )
 
 
@@ -142,7 +142,7 @@ class _Rewriting:
         plain = name.replace(".", "_")
         for candidate in (plain, *(f"{plain}_{number}" for number in range(1, 1000))):
             taken = self.names.setdefault(candidate, value)
-            if taken is value or _key(taken, ()) == _key(value, ()):
+            if taken is value or key_of(taken) == key_of(value):
                 return candidate
         raise AssertionError(name)
 

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import importlib
 import inspect
 import sys
@@ -20,6 +22,7 @@ from torch._higher_order_ops.triton_kernel_wrap import (
     TracingTritonHOPifier,
     create_tma_stable_metadata,
     generate_ttir,
+    get_mutated_tensors,
     kernel_side_table,
     maybe_unpack_tma_stable_metadata,
     triton_kernel_wrapper_functional,
@@ -126,6 +129,16 @@ def new_kernel(like: JITFunction[Any], function: FunctionType, source: str) -> A
     else:
         kernel.src = source
     return kernel
+
+
+def another_kernel(kernel: JITFunction[Any]) -> Any:
+    """A kernel that differs from *kernel* in nothing but that it is another object, and so is its function."""
+    function: Any = kernel.fn
+    like: Any = FunctionType(function.__code__, function.__globals__, None, function.__defaults__, function.__closure__)
+    like.__kwdefaults__ = function.__kwdefaults__
+    found: Any = copy.copy(kernel)
+    found.fn = functools.update_wrapper(like, function)
+    return found
 
 
 def _names(parameters: Iterable[int | str], kernel: Any) -> list[str]:
@@ -275,6 +288,14 @@ def is_launch(target: object) -> bool:
 def launched_kernel(index: int) -> Any:
     """The kernel with the number *index*, which the node of a launch holds in its place."""
     return kernel_side_table.get_kernel(index)
+
+
+def writes_nothing(launch: torch.fx.Node) -> bool:
+    """Whether torch finds no write in the kernel of a launch, the node of a graph that make_fx recorded."""
+    held: dict[str, Any] = dict(launch.kwargs)
+    given = {name: one.meta["val"] if isinstance(one, torch.fx.Node) else one for name, one in held["kwargs"].items()}
+    numbers = held["kernel_idx"], held["constant_args_idx"]
+    return not get_mutated_tensors(*numbers, given, held["tma_descriptor_metadata"])
 
 
 def launch_constants(index: int) -> dict[str, Any]:

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+"""What no graph can carry: an error that says which kernel, where, why, and the fix; or an op that stays opaque."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import magi_tritonwrap
+import pytest
+import torch
+import triton
+import triton.language as tl
+import tritonwrap_patterns as patterns
+from graph_questions import op_stays
+from magi_tritonwrap import (
+    OpaqueFallbackWarning,
+    TritonWrapError,
+    UnsupportedKernelError,
+    UnsupportedLaunchError,
+    make_see_through,
+    see_through_report,
+    triton_op,
+    unsupported_launches,
+)
+from magi_tritonwrap.errors import NotAnOpError
+from magi_tritonwrap.testing import aot_graphs, launches_of
+from torch import Tensor
+from torch._dynamo.exc import BackendCompilerFailed
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from conftest import Ops
+
+
+pytestmark = pytest.mark.usefixtures("stub")
+ANY: dict[str, Any] = {"mutates_args": (), "schema": "(Tensor x) -> Tensor"}
+
+
+@triton.jit
+def kernel(x, out, n, BLOCK: tl.constexpr):
+    tl.store(out + tl.arange(0, BLOCK), tl.load(x + tl.arange(0, BLOCK)))
+
+
+def tuned(**settings: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return triton.autotune(configs=[triton.Config({"BLOCK": 128})], key=["n"], **settings)(kernel)
+
+
+def no_hook(*args: Any, **kwargs: Any) -> None:
+    pass
+
+
+config_with_hook = triton.autotune(configs=[triton.Config({"BLOCK": 128}, pre_hook=no_hook)], key=[])(kernel)
+
+CLASH = (
+    r"computes BLOCK in @triton\.heuristics above an @triton\.autotune whose configs set the same\. "
+    r"The accepted order is @triton\.autotune, then @triton\.heuristics, then @triton\.jit"
+)
+# Kernels that a function names, and what is said of them at decoration.
+KERNELS = {
+    "pre_hook": (tuned(pre_hook=no_hook), r"is autotuned with pre_hook=, .*\. Do what the hook does in the op's body"),
+    "post_hook": (tuned(post_hook=no_hook), r"is autotuned with post_hook=, arbitrary Python"),
+    "both hooks": (tuned(pre_hook=no_hook, post_hook=no_hook), r"is autotuned with pre_hook and post_hook="),
+    "pre_hook of a config": (config_with_hook, r"has a triton\.Config with pre_hook=, arbitrary Python"),
+    "warmup": (tuned(warmup=7), r"sets warmup= in @triton\.autotune, and Inductor benchmarks in its own way"),
+    "rep": (tuned(rep=7), r"sets rep= in @triton\.autotune.*unsafe_ignore_unsupported_triton_autotune_args"),
+    "two autotuners": (
+        triton.autotune(configs=[triton.Config({}, num_warps=8)], key=[])(tuned()),
+        r"has 2 @triton\.autotune decorators, and torch supports one\. Merge",
+    ),
+    "heuristics that clash": (triton.heuristics({"BLOCK": lambda args: 128})(tuned()), CLASH),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_kernel_that_functions_name_is_refused_at_decoration(ops: Ops, name: str) -> None:
+    launched, sentence = KERNELS[name]
+    body = patterns.through(launched)
+    op = ops.define("op", body)
+    where = rf"Triton kernel 'kernel' .*test_refused\.py:{kernel.starting_line_number}\)"
+    for attempt in (lambda: make_see_through(op, body), lambda: triton_op(f"{ops.namespace}::other", body, **ANY)):
+        with pytest.raises(UnsupportedKernelError, match=sentence) as caught:
+            attempt()
+        caught.match(where)
+    assert not hasattr(getattr(torch.ops, ops.namespace), "other"), "no op is left behind"
+
+    with pytest.warns(OpaqueFallbackWarning, match=rf"op stays opaque to the compiler.*{sentence}"):
+        report = make_see_through(op, body, on_unsupported="opaque")
+    assert not report.see_through
+    assert str(report).startswith(f"{ops.namespace}::op: opaque, Triton kernel ")
+    assert op_stays(op)
+    with pytest.warns(OpaqueFallbackWarning):
+        other = triton_op(f"{ops.namespace}::other", body, on_unsupported="opaque", **ANY)
+    assert not see_through_report(other).see_through
+
+
+def test_settings_that_inductor_was_told_to_overlook(ops: Ops) -> None:
+    body = patterns.through(KERNELS["pre_hook"][0])
+    with torch._inductor.config.patch(unsafe_ignore_unsupported_triton_autotune_args=True):
+        assert make_see_through(ops.define("op", body), body).see_through
+
+
+def misspelt_parameter(x: Tensor) -> Tensor:
+    kernel[(1,)](x, x, n=4, BLOK=4)
+    return x
+
+
+def warmed_up(x: Tensor) -> Tensor:
+    compiled = kernel.warmup(x, x, 4, BLOCK=4, grid=(1,))
+    compiled[(1, 1, 1)](x, x, 4)
+    return x
+
+
+HOOKS: dict[str, Any] = {"hooked": config_with_hook}
+
+
+def in_a_table(x: Tensor) -> Tensor:
+    HOOKS["hooked"][(1,)](x, x, 4)
+    return x
+
+
+@triton.jit
+def table_kernel(pointers, n, BLOCK: tl.constexpr):
+    out = tl.load(pointers).to(tl.pointer_type(tl.float32))
+    tl.store(out + tl.arange(0, BLOCK), n)
+
+
+def through_a_table_of_pointers(x: Tensor) -> Tensor:
+    table_kernel[(1,)](torch.zeros(1, dtype=torch.int64, device=x.device), x.numel(), BLOCK=128)
+    return x.clone()
+
+
+# Launches, of which only the trace tells.
+LAUNCHES: list[tuple[Callable[[Tensor], Tensor], str]] = [
+    (misspelt_parameter, "is launched with BLOK=, which is neither a parameter of it nor .*; did you mean BLOCK="),
+    (warmed_up, r"is compiled by \.warmup\(\) in the op's body, .*Launch the kernel itself"),
+    (in_a_table, r"has a triton\.Config with pre_hook="),
+    (through_a_table_of_pointers, "table_kernel' writes none of its tensors as far as torch can tell"),
+]
+
+
+@pytest.mark.parametrize("how", ["op", "setting", "neither"])
+@pytest.mark.parametrize(("body", "reason"), LAUNCHES, ids=[str(at) for at in range(len(LAUNCHES))])
+def test_what_only_the_trace_tells(body: Callable[[Tensor], Tensor], reason: str, how: str, ops: Ops) -> None:
+    op = ops.define("late", body)
+    make_see_through(op, body, on_unsupported="opaque" if how == "op" else "error")
+    if how == "neither":
+        with pytest.raises(BackendCompilerFailed, match=reason) as caught:
+            aot_graphs(op, torch.ones(300))
+        error = UnsupportedKernelError if body is in_a_table else UnsupportedLaunchError
+        assert isinstance(caught.value.inner_exception, error)
+        caught.match(r"defined at .*test_refused\.py" if body is not in_a_table else rf"{__file__}:")
+        if body in (misspelt_parameter, warmed_up, through_a_table_of_pointers):
+            caught.match(rf"launched at .*test_refused\.py:{body.__code__.co_firstlineno + 1}")
+        return
+    with (
+        unsupported_launches("opaque" if how == "setting" else "error"),
+        pytest.warns(OpaqueFallbackWarning, match=f"late stays opaque.*{reason}"),
+    ):
+        assert op_stays(op, torch.ones(300))
+    assert len(see_through_report(op).fallbacks) == 1
+
+
+def test_a_body_that_cannot_be_traced_stays_opaque_and_says_so(ops: Ops) -> None:
+    def body(x: Tensor) -> None:
+        patterns.launch_double(x, x)
+        assert x.data_ptr() % 16 == 0
+
+    op = ops.seen("untraceable", body, "(Tensor(a!) x) -> ()", fake=lambda x: None)
+
+    def program(x: Tensor) -> Tensor:
+        y = x.relu()
+        op(y)
+        return y
+
+    with pytest.warns(OpaqueFallbackWarning, match=r"untraceable stays opaque .* cannot be traced.*data"):
+        (graph,) = aot_graphs(program, torch.ones(300))
+    assert launches_of(graph) == [], "the attempt leaves no trace of its launches"
+    (fallback,) = see_through_report(op).fallbacks
+    assert f"{__file__}:{body.__code__.co_firstlineno + 2}" in fallback
+    assert "fall-back" in str(see_through_report(op))
+
+
+def test_errors_of_make_see_through(ops: Ops) -> None:
+    with pytest.raises(NotAnOpError, match=r"is not a registered operator.*Pass an OpOverload"):
+        make_see_through("mylib::norm", patterns.helper)  # type: ignore[arg-type]
+    with pytest.raises(NotAnOpError, match="It is a Triton kernel; pass the operator whose body launches it"):
+        make_see_through(patterns.double_kernel, patterns.helper)
+    op = ops.define("op", patterns.helper)
+    with pytest.raises(NotAnOpError, match=r"is a set of overloads; pass one"):
+        make_see_through(getattr(torch.ops, ops.namespace).op, patterns.helper)
+    with pytest.raises(NotAnOpError, match=r"fn is None; pass the op's Python body"):
+        make_see_through(op, None)  # type: ignore[arg-type]
+
+
+@triton.jit
+def move_kernel(x, work, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at, at < n)
+    tl.store(work + at, value, at < n)
+    tl.store(out + at, value, at < n)
+
+
+def _moved(x: Tensor, work: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    move_kernel[(3,)](x, work, out, x.numel(), BLOCK=128)
+    return out
+
+
+def _moved_into_the_second(x: Tensor, works: list[Tensor]) -> Tensor:
+    return _moved(x, works[1])
+
+
+def test_a_launch_that_writes_what_the_schema_does_not_say(ops: Ops) -> None:
+    schema, fake = "(Tensor x, Tensor work) -> Tensor", lambda x, *_: torch.empty_like(x)
+    op = ops.seen("moved", _moved, schema, fake=fake)
+    text = r"moved: the body launches a kernel that writes into 'work', which the schema .* mutates_args=\('work',\)"
+    x, work = torch.ones(300), torch.ones(300)
+    for program in (op, lambda x, work: op(x, work.add_(1)), lambda x, work: op(x, work.view(300))):
+        with pytest.raises(Exception, match=text):
+            aot_graphs(program, x, work)
+
+    named = ops.seen("named", _moved, schema.replace("Tensor work", "Tensor(a!) work"), fake=fake)
+    for program in (named, lambda x, work: named(x, work.add_(1)), lambda x, work: named(work.view(300), work)):
+        (graph,) = aot_graphs(program, x, work)
+        assert len(launches_of(graph)) == 1
+
+    listed = ops.seen("listed", _moved_into_the_second, "(Tensor x, Tensor[] works) -> Tensor", fake=fake)
+    with pytest.raises(Exception, match="writes into 'works', which the schema"):
+        aot_graphs(lambda x, a, b: listed(x, [a, b]), *(torch.ones(300) for _ in range(3)))
+
+
+def test_every_error_has_one_root_and_a_builtin_base() -> None:
+    named = {name: value for name, value in vars(magi_tritonwrap.errors).items() if name.endswith("Error")}
+    assert len(named) == 9
+    for error in set(named.values()) - {TritonWrapError}:
+        assert issubclass(error, TritonWrapError)
+        assert issubclass(error, (TypeError, ValueError, KeyError, RuntimeError))
