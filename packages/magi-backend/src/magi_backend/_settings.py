@@ -282,9 +282,7 @@ def _flat(values: Mapping[str, object]) -> dict[str, object]:
 def _checked(values: Mapping[str, object], origin: str) -> dict[str, object]:
     """*values*, by dotted name, as the settings hold them; those from the environment are text.
 
-    Raises:
-        ConfigError: It says of every bad value what it is, where it came from (*origin*), and what its setting takes.
-        OptionError: The same for options.
+    The error says of every bad value what it is, where it came from (*origin*), and what its setting takes.
     """
     found, bad, cause = {}, [], None
     prefix = "magi." if origin == "options" else ""
@@ -342,18 +340,11 @@ _PREFIX = "magi."
 
 @dataclass(frozen=True)
 class Request:
-    """The request of a user for one compilation.
-
-    Attributes:
-        config: Our settings.
-        inductor: Inductor's configuration keys: those of the mode, then those that the user gave.
-        explicit: The keys among them that the user gave by name.
-        label: A name for the report and the progress line; empty if there is none.
-    """
+    """The request of a user for one compilation; *label* is a name for the report and the progress line, or empty."""
 
     config: CompileConfig
     inductor: Mapping[str, Any]
-    explicit: frozenset[str] = frozenset()
+    """Inductor's configuration keys: those of the mode, then those that the user gave."""
     label: str = ""
 
 
@@ -364,18 +355,7 @@ def read_request(
     config_patch: ConfigPatch | None = None,
     label: str = "",
 ) -> Request:
-    """Check the arguments of ``torch.compile``, and split them into our settings and Inductor's configuration.
-
-    Args:
-        mode: As in ``torch.compile(mode=...)``.
-        options: ``magi.*`` settings and keys of ``torch._inductor.config``.
-        config_patch: As for ``magi_compile``. The options take precedence over it, and it over the environment.
-        label: A name for the report.
-
-    Raises:
-        OptionError: An unknown key, a value of the wrong type, or a mode given twice with different values.
-        ConfigError: A malformed environment variable or ``config_patch``.
-    """
+    """The arguments of ``torch.compile`` and ``magi_compile``, checked, and split into our settings and Inductor's."""
     ours: dict[str, object] = {}
     inductor: dict[str, Any] = {}
     given: object = {} if options is None else options
@@ -403,7 +383,7 @@ def read_request(
     config = CompileConfig.resolve(config_patch=config_patch)
     config = config.replace(ours, origin="options") if ours else config
     patches = {} if config.mode == "default" else _torch_compat.compiling.mode_options(config.mode)
-    return Request(config, patches | inductor, frozenset(inductor), label)
+    return Request(config, patches | inductor, label)
 
 
 def _check_inductor_options(values: Mapping[str, object]) -> None:
