@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from magi_backend._settings import MagiOptions
     from magi_backend._verify.compare import Difference
     from magi_backend.records import Compilation
 
@@ -248,7 +249,7 @@ OTHER_RANDOM = (
 
 def explain(
     fn: Callable[..., Any],
-    options: Mapping[str, Any] | None = None,
+    options: MagiOptions | Mapping[str, Any] | None = None,
     *,
     mode: str | None = None,
     dynamic: bool | None = None,
@@ -370,7 +371,9 @@ class _Explained:
         return Report(_name(self._eager), versions, tuple(self._calls), collector.compilations())
 
 
-def _check_options(options: Mapping[str, Any] | None, *, mode: str | None, dynamic: object, fullgraph: object) -> None:
+def _check_options(
+    options: MagiOptions | Mapping[str, Any] | None, *, mode: str | None, dynamic: object, fullgraph: object
+) -> None:
     """Raise for options that ``torch.compile`` would refuse at the first call, or would misread."""
     if mode is not None and options:
         way_out = f'options={{"magi.mode": {mode!r}}} does both.'
