@@ -309,9 +309,11 @@ def test_the_example_runs(tmp_path: Path) -> None:
     assert "centred, compiled by magi" in done.stdout
 
 
-def test_the_page_on_settings_is_drawn_from_the_code() -> None:
-    page = PAGE.read_text()
+def test_the_page_on_settings_is_drawn_from_the_code_and_has_every_variable() -> None:
+    page, sources = PAGE.read_text(), (PAGE.parent.parent / "packages").glob("*/src/**/*.py")
+    variables = {name for file in sources for name in re.findall(r'"(MAGI_[A-Z_]*[A-Z])"', file.read_text())}
 
     assert page == drawn(page), "run python tests/_settings_page.py"
-    for name in field_names():
-        assert all(described(name).values())
+    assert {"MAGI_OPSCHEMA_CHECK", "MAGI_PASSES_DISABLE"} <= variables
+    assert [name for name in {*variables, *map(variable, field_names())} if f"`{name}`" not in page] == []
+    assert all(all(described(name).values()) for name in field_names())

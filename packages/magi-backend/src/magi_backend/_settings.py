@@ -111,8 +111,7 @@ class CompileConfig(BaseModel):
         hot_sizes: How many sizes that came back may have code of their own at a time, for each graph; 0 turns this off.
             The least recently used one is dropped first.
         hot_after: The number of the call with the same sizes, counted from 1, at which that code is made.
-        report: A folder in which each compilation is recorded while it happens, for
-            ``python -m magi_backend report FOLDER``.
+        report: A folder in which each compilation is recorded while it happens, for ``magi report FOLDER``.
         profile: Measure the kernels of each graph in a few of its first calls, for the report; without CUDA graphs.
         strict: Raise where compiling a graph fails, although it might succeed without our passes, options and repairs.
             By default it is compiled once more without them, with a warning.
