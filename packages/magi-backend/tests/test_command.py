@@ -22,6 +22,7 @@ from magi_backend.__main__ import magi
 from magi_backend._doctor import Finding, examine
 from magi_backend._settings import field_names
 from magi_backend._torch_compat import compiling
+from torch.torch_version import TorchVersion
 
 
 Patch = pytest.MonkeyPatch
@@ -36,13 +37,21 @@ def quick() -> list[Finding]:
     return list(examine(compiles=False))
 
 
+def python(patch: Patch, *version: int) -> None:
+    patch.setattr(_doctor, "sys", types.SimpleNamespace(version_info=version, executable=sys.executable))
+
+
 @pytest.fixture(autouse=True)
 def _healthy(monkeypatch: Patch, tmp_path: Path) -> None:
     """A machine without cards, on which everything works."""
+    python(monkeypatch, 3, 12, 1)
     monkeypatch.setattr(_doctor, "DRIVER", tmp_path / "none")
+    monkeypatch.setattr(_doctor, "ROOM", 0)
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.13.0+cpu"))
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None)
-    monkeypatch.setattr(_doctor, "ROOM", 0)
+    monkeypatch.setattr(triton, "__version__", "3.7.1")
+    monkeypatch.setattr(metadata, "requires", lambda _: [])
 
 
 def test_where_everything_works_each_line_says_so() -> None:
@@ -58,7 +67,7 @@ def without(name: str) -> Callable[[Patch, Path], None]:
 
 
 def version(module: Any, text: str) -> Callable[[Patch, Path], None]:
-    return lambda patch, _: patch.setattr(module, "__version__", text)
+    return lambda patch, _: patch.setattr(module, "__version__", TorchVersion(text))
 
 
 def installed(**versions: str) -> Callable[[Patch, Path], None]:
@@ -71,13 +80,9 @@ def installed(**versions: str) -> Callable[[Patch, Path], None]:
 
 
 def old_torch(patch: Patch, _: Path) -> None:
-    patch.setattr(torch, "__version__", "2.11.0+cu126")
-    patch.setattr(sys, "version_info", (3, 11, 7, "final", 0))
+    patch.setattr(torch, "__version__", TorchVersion("2.11.0+cu126"))
+    python(patch, 3, 11, 7)
     patch.setattr(triton, "__version__", "3.6.0")
-
-
-def new_python(patch: Patch, _: Path) -> None:
-    patch.setattr(sys, "version_info", (3, 14, 0, "final", 0))
 
 
 def full_disk(patch: Patch, _: Path) -> None:
@@ -145,11 +150,20 @@ BROKEN: list[tuple[Callable[[Patch, Path], None], str, str]] = [
         "note epilogues: pointwise operators after your Triton kernels are kernels of their own with torch 2.11.0",
         "torch 2.12 fuses them",
     ),
-    (new_python, "note Python: 3.14.0, with which the packages are not tested", "Python 3.11 to 3.13"),
+    (
+        lambda patch, _: python(patch, 3, 14, 0),
+        "note Python: 3.14.0, with which the packages are not tested",
+        "Python 3.11 to 3.13",
+    ),
     (
         without("triton"),
         "fails Triton: ModuleNotFoundError: import of triton halted; None in sys.modules",
         "pip install triton==3.7.1",
+    ),
+    (
+        lambda patch, _: patch.setattr(metadata, "requires", lambda _: ["triton==3.9.0; python_version>'3'"]),
+        "fails Triton: 3.7.1, and this torch is built for 3.9.0",
+        "pip install triton==3.9.0",
     ),
     (version(triton, "3.5.0"), "fails Triton: 3.5.0, and this torch is built for 3.7.1", "pip install triton==3.7.1"),
     (
