@@ -90,7 +90,8 @@ class GraphLog:
         result, error, start, defects = None, "", time.perf_counter(), self._repaired
         try:
             with (
-                self._seeing(meter.attach if self._profiles else _unseen),
+                # What is compiled here has a record of its own.
+                self._seeing(meter.attach if self._profiles else lambda *_: None),
                 repaired(defects, lambda name: repairs.update([name])),
             ):
                 result = compile_graph()
@@ -167,10 +168,6 @@ class GraphLog:
             for record in fresh
             if record.pass_name != ActiveRepairs.__name__  # it only represents the repairs
         )
-
-
-def _unseen(*_: object) -> None:
-    """A context whose compilations are not recorded here, because they have a record of their own."""
 
 
 def graph_symbols(graph: GraphModule, meta: str = "val") -> tuple[str, ...]:

@@ -129,12 +129,6 @@ class CompilationLog:
         self._finished = False
         self._spending = threading.local()
 
-    def _keep(self) -> None:
-        """Write the record to its file, if it has one."""
-        if self._file is not None:
-            with self.spending():
-                self._file.write(self.snapshot(), finished=self._finished)
-
     @contextlib.contextmanager
     def spending(self) -> Iterator[None]:
         """A context whose time counts as that of the record; nested ones count once."""
@@ -188,10 +182,12 @@ class CompilationLog:
         return self._compilation.label
 
     def _change(self, change: Callable[[Compilation], dict[str, Any]]) -> None:
-        """Replace the fields that *change* has for the record, and write it."""
+        """Replace the fields that *change* has for the record, and write it to its file if it has one."""
         with self._lock:
             self._compilation = replace(self._compilation, **change(self._compilation))
-        self._keep()
+        if self._file is not None:
+            with self.spending():
+                self._file.write(self.snapshot(), finished=self._finished)
 
     def update(self, **changes: Any) -> None:
         """Replace fields of the record."""

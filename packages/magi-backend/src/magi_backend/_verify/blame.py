@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
-from torch.utils import _pytree as pytree
 
 from magi_backend import _torch_compat
 from magi_backend._torch_compat.nodes import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_MODE
@@ -85,8 +84,9 @@ def part_of(gm: GraphModule, chosen: Iterable[Unit]) -> Part:
     before = tuple(_modes_on(gm, nodes[0]))
     given = tuple(node for node in read if node not in before and node.op != "get_attr")
     constants = tuple(node for node in read if node.op == "get_attr")
-    leaving = (node for node in nodes if not node.users or any(user not in inside for user in node.users))
-    return Part(nodes, before, given, constants, tuple(node for node in leaving if _holds_tensors(node)))
+    read_later = (node for node in nodes if not node.users or any(user not in inside for user in node.users))
+    leaving = tuple(node for node in read_later if any(tensors_of(node.meta.get("example_value"))))
+    return Part(nodes, before, given, constants, leaving)
 
 
 def _modes_on(gm: GraphModule, first: Node) -> Iterator[Node]:
@@ -105,11 +105,6 @@ def _modes_on(gm: GraphModule, first: Node) -> Iterator[Node]:
     if grad_mode is not None:
         yield grad_mode
     yield from regions
-
-
-def _holds_tensors(node: Node) -> bool:
-    leaves = pytree.tree_leaves(node.meta.get("example_value"))
-    return any(isinstance(leaf, torch.Tensor) for leaf in leaves)
 
 
 def side_by_side(gm: GraphModule, parts: Sequence[Part], entered: Sequence[Entered]) -> GraphModule:
