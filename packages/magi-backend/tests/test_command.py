@@ -254,6 +254,14 @@ def test_what_is_broken_is_named_with_the_way_out(
     assert all(one.way_out for one in findings if one.state == "fails")
 
 
+def test_the_doctor_knows_the_releases_that_were_tested() -> None:
+    table = json.loads((Path(__file__).parents[3] / "docs" / "compatibility.json").read_text()).values()
+    tested = {_doctor._numbers(row["torch"])[:2]: row["triton"] for row in table}
+
+    assert tested == _doctor.TRITONS
+    assert (min(tested), max(tested)) == (_doctor.OLDEST, _doctor.NEWEST)
+
+
 def test_a_check_that_fails_itself_does_not_end_the_others(monkeypatch: Patch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: 1 / 0)
     monkeypatch.setattr(torch.version, "cuda", "12.8")
