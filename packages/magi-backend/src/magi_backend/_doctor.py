@@ -119,7 +119,8 @@ def _torch() -> Iterator[Finding]:
 
 def _triton() -> Iterator[Finding]:
     named = [found[1] for text in metadata.requires("torch") or () if (found := re.match(r"triton==([\d.]+)", text))]
-    wanted = named[0] if named else TRITONS.get(_release()[:2], "")
+    major, minor, *_ = _release()
+    wanted = named[0] if named else TRITONS.get((major, minor), "")
     way_out = f"pip install triton=={wanted}" if wanted else "pip install triton"
     try:
         version = str(importlib.import_module("triton").__version__)
