@@ -28,6 +28,7 @@ from magi_backend import read_report
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import _planted  # the models of the end-to-end tests
+import _wrong
 
 
 REPEATS = 3
@@ -45,7 +46,7 @@ REPORTED = ("Qwen2", "VAE decoder")
 def compile_and_run(case: str) -> None:
     """A forward and a backward by the wrong compiler, unchecked."""
     model, inputs = _planted.planted(case, "middle")
-    options: dict[str, Any] = {"post_grad_custom_pre_pass": _planted.WrongLowering(_planted.WRONG["forward"])}
+    options: dict[str, Any] = {"post_grad_custom_pre_pass": _wrong.Becomes(_planted.WRONG["forward"])}
     torch.compile(model, backend="magi", dynamic=False, options=options)(*inputs).sum().backward()
 
 

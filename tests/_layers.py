@@ -87,6 +87,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_backend",
         "_entry_point",
         "_magi_compile",
+        "_doctor",
         "__main__",
     ),
 }

@@ -48,7 +48,8 @@ from markdown_it import MarkdownIt
 _COMMENT = re.compile(r"\s*<!--\s*(?P<word>setup|output|raises|gpu|not run)\b:?[ \t]*(?P<rest>.*?)-->\s*", re.DOTALL)
 # What pymdownx.snippets replaces by lines of a file.
 _INCLUDED = re.compile(r'--8<-- "(?P<path>[^":]+)(:\d*)*"\n')
-_OUR_COMMANDS = {"magi-opschema"}
+# The modules of our commands, which need not be installed as scripts.
+_OUR_COMMANDS = {"magi": "magi_backend", "magi-opschema": "magi_opschema._cli"}
 # A page shows what a first compilation says; which graphs another program has left in the cache must not matter.
 COMPILES_ANEW = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
 # The headers of vector instructions take most of the time of g++ for a small kernel.
@@ -227,13 +228,13 @@ def _says(shown: str, printed: str) -> bool:
 
 def _run_commands(place: str, block: Block, folder: Path) -> str:
     """Run each line of *block*; what the last one prints."""
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
     printed = ""
     for command in block.code.splitlines():
         words = shlex.split(command, comments=True)
         if words[0] not in _OUR_COMMANDS:
             raise PageError(f"{place}: {words[0]} is not a command of ours. Say in a comment why the block is not run.")
-        done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        words[:1] = [sys.executable, "-m", _OUR_COMMANDS[words[0]]]
+        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode:
             raise PageError(f"{place}: {command} ended with {done.returncode}\n{done.stdout}{done.stderr}")
         printed = done.stdout

@@ -9,14 +9,14 @@ prints the table of docs/debugging.md: what `magi.check` names for each place.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from _class_table import CLASSES
+from _wrong import Becomes
 from magi_backend import MismatchError
 from torch import Tensor, nn
-from torch._inductor.custom_graph_pass import CustomGraphPass
 
 
 MODELS = {
@@ -31,20 +31,6 @@ PLACES = ("first", "middle", "last")
 DIRECTIONS = ("forward", "backward")
 WRONG = {"forward": torch.ops.aten.sinh.default, "backward": torch.ops.aten.cosh.default}
 """What is got wrong: ``sinh`` is called nowhere else, and ``cosh`` is its derivative."""
-
-
-@dataclass(frozen=True)
-class WrongLowering(CustomGraphPass):
-    """A wrong compiler: *target* becomes the absolute value."""
-
-    target: Any
-
-    def __call__(self, graph: torch.fx.Graph) -> None:
-        for node in graph.find_nodes(op="call_function", target=self.target):
-            node.target = torch.ops.aten.abs.default
-
-    def uuid(self) -> None:
-        return None
 
 
 def planted(case: str, place: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -81,7 +67,7 @@ def _layers(model: nn.Module, inputs: tuple[Tensor, ...]) -> list[nn.Module]:
 
 def blamed(model: nn.Module, inputs: tuple[Tensor, ...], direction: str) -> str:
     """What `magi.check` says of *model* when the planted operator is wrong in *direction*."""
-    options: dict[str, Any] = {"magi.check": True, "post_grad_custom_pre_pass": WrongLowering(WRONG[direction])}
+    options: dict[str, Any] = {"magi.check": True, "post_grad_custom_pre_pass": Becomes(WRONG[direction])}
     try:
         torch.compile(model, backend="magi", dynamic=False, options=options)(*inputs)
     except MismatchError as error:

@@ -5,38 +5,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from _wrong import Becomes, aten
 from magi_backend import MismatchError
 from magi_backend._verify import blame
 from magi_backend._verify.check import readable
 from torch import Tensor, nn
-from torch._inductor.custom_graph_pass import CustomGraphPass
 
 
-aten = torch.ops.aten
+SINH, COSH = Becomes(aten.sinh.default), Becomes(aten.cosh.default)
+SINH_BEFORE_EXP = Becomes(aten.sinh.default, before=aten.exp.default)
 
 
-@dataclass(frozen=True)
-class Wrong(CustomGraphPass):
-    """A wrong compiler: ``sinh`` becomes the absolute value; with *before*, only where that is called on it."""
-
-    target: Any = aten.sinh.default
-    before: Any = None
-
-    def __call__(self, graph: torch.fx.Graph) -> None:
-        for node in graph.find_nodes(op="call_function", target=self.target):
-            if self.before is None or any(user.target is self.before for user in node.users):
-                node.target = aten.abs.default
-
-    def uuid(self) -> None:
-        return None
-
-
-def blamed(fn: Callable[..., Any], *args: Any, wrong: Wrong = Wrong(), dynamic: bool = False) -> str:
+def blamed(fn: Callable[..., Any], *args: Any, wrong: Becomes = SINH, dynamic: bool = False) -> str:
     options: dict[str, Any] = {"magi.check": True, "post_grad_custom_pre_pass": wrong}
     with pytest.raises(MismatchError) as caught:
         torch.compile(fn, backend="magi", dynamic=dynamic, options=options)(*args)
@@ -130,7 +114,7 @@ def in_place(x: Tensor, weight: Tensor) -> Tensor:
 def test_the_operator_with_a_wrong_gradient_is_named(fn: Callable[[Tensor, Tensor], Tensor]) -> None:
     torch.manual_seed(0)
     weight = torch.randn(4, 12, requires_grad=True)
-    message = blamed(fn, torch.randn(4, 4), weight, wrong=Wrong(aten.cosh.default))
+    message = blamed(fn, torch.randn(4, 4), weight, wrong=COSH)
 
     assert "gradient of weight of the compiled code differs" in message
     assert "The first operator that differs on the way back from the outputs is sinh" in message
@@ -144,7 +128,7 @@ def test_the_range_is_named_where_operators_are_wrong_together_only() -> None:
         w = z.exp()
         return (w / 3).relu() - 1
 
-    message = blamed(fn, torch.randn(4, 4), wrong=Wrong(before=aten.exp.default))
+    message = blamed(fn, torch.randn(4, 4), wrong=SINH_BEFORE_EXP)
 
     assert "It is among 2 operators that differ when they are compiled together" in message
     assert "from sinh (node z)" in message
@@ -170,7 +154,7 @@ def test_a_range_is_named_where_the_search_has_used_up_what_it_may_compile(monke
 
 
 def test_a_difference_that_needs_the_whole_piece_is_reported() -> None:
-    message = blamed(lambda x: torch.sinh(x).exp(), torch.randn(4), wrong=Wrong(before=aten.exp.default))
+    message = blamed(lambda x: torch.sinh(x).exp(), torch.randn(4), wrong=SINH_BEFORE_EXP)
 
     assert "No shorter part of it differs when it is compiled separately, so only the whole piece goes wrong" in message
 
@@ -185,9 +169,7 @@ def test_parameters_have_the_names_of_their_module() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.sinh(self.blocks[0](x))
 
-    assert "gradient of blocks.0.weight of the compiled" in blamed(
-        Scaled(), torch.randn(4, 4), wrong=Wrong(aten.cosh.default)
-    )
+    assert "gradient of blocks.0.weight of the compiled" in blamed(Scaled(), torch.randn(4, 4), wrong=COSH)
 
 
 def test_a_written_input_has_its_name() -> None:

@@ -8,32 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+from _wrong import COS_BECOMES_SIN, Becomes, aten
 from magi_backend import MismatchError, explain
 from magi_backend._verify.check import CheckedPiece
-from magi_backend._verify.compare import compare
+from magi_backend._verify.compare import Difference, compare, compare_trees
 from torch import Tensor
-from torch._inductor.custom_graph_pass import CustomGraphPass
 
 
-class CosBecomesSin(CustomGraphPass):
-    """A wrong compiler: every cosine becomes a sine."""
-
-    def __call__(self, graph: torch.fx.Graph) -> None:
-        for node in graph.nodes:
-            if node.target is torch.ops.aten.cos.default:
-                node.target = torch.ops.aten.sin.default
-
-    def uuid(self) -> None:
-        return None
-
-
-class CosBecomesSinAfterOthers(CosBecomesSin):
-    """The same, in memory that others have used."""
+class CosBecomesSinAfterOthers(Becomes):
+    """In memory that others have used."""
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         super().__call__(graph)
-        for node in graph.find_nodes(op="call_function", target=torch.ops.aten.empty.memory_format):
-            node.target, node.args = torch.ops.aten.full.default, (node.args[0], 7.0)
+        for node in graph.find_nodes(op="call_function", target=aten.empty.memory_format):
+            node.target, node.args = aten.full.default, (node.args[0], 7.0)
             node.kwargs = {name: value for name, value in node.kwargs.items() if name != "memory_format"}
 
 
@@ -60,9 +48,11 @@ def test_right_code_passes_and_is_on_record() -> None:
     assert report.agrees
 
 
+PLANTED: dict[str, Any] = {"magi.check": True, "post_grad_custom_pre_pass": COS_BECOMES_SIN}
+
+
 def test_a_wrong_output_names_the_first_operator() -> None:
-    options: dict[str, Any] = {"magi.check": True, "post_grad_custom_pre_pass": CosBecomesSin()}
-    compiled = torch.compile(wrong_on_the_way, backend="magi", options=options)
+    compiled = torch.compile(wrong_on_the_way, backend="magi", options=PLANTED)
 
     with pytest.raises(MismatchError) as caught:
         compiled(torch.randn(5, 5))
@@ -73,25 +63,32 @@ def test_a_wrong_output_names_the_first_operator() -> None:
     assert "z = torch.cos(y) * 2" in message
 
 
-def test_only_the_first_call_is_checked() -> None:
-    reported: list[str] = []
-    piece = CheckedPiece(
-        torch.neg,
-        torch.fx.symbolic_trace(lambda x: -x),
-        "piece",
+Reports = list[tuple[str, tuple[Difference, ...]]]
+
+
+def piece(compiled: Callable[..., Any], eager: torch.nn.Module | Callable[..., Any], reports: Reports) -> CheckedPiece:
+    return CheckedPiece(
+        compiled,
+        torch.fx.symbolic_trace(eager),
+        "piece 0",
         names={},
         blame=lambda args, gradients: "",
-        report=lambda title, differences: reported.append(title),
+        report=lambda title, found: reports.append((title, found)),
         seconds=0.0,
     )
 
-    piece(torch.ones(3))
-    piece(torch.ones(3))
 
-    assert reported == ["piece"]
+def test_only_the_first_call_is_checked() -> None:
+    reports: Reports = []
+    checked_once = piece(torch.neg, lambda x: -x, reports)
+
+    checked_once(torch.ones(3))
+    checked_once(torch.ones(3))
+
+    assert [title for title, _ in reports] == ["piece 0"]
 
 
-def test_a_function_that_writes_is_checked_on_copies() -> None:
+def test_a_function_that_writes_is_checked_and_explained_on_copies() -> None:
     def fn(x: Tensor) -> Tensor:
         x.mul_(2)
         return x + 1
@@ -99,6 +96,8 @@ def test_a_function_that_writes_is_checked_on_copies() -> None:
     compiled = torch.compile(fn, backend="magi", options={"magi.check": True})
     x = torch.ones(3)
 
+    assert explain(fn)(x).agrees
+    torch.testing.assert_close(x, torch.ones(3))
     torch.testing.assert_close(compiled(x), torch.full((3,), 3.0))
     torch.testing.assert_close(x, torch.full((3,), 2.0))
 
@@ -120,9 +119,8 @@ def test_inference_mode(options: dict[str, Any]) -> None:
             "argument after the call[0][0]",
             "argument after the call[0][1]",
         ]
-        wrong: dict[str, Any] = {"magi.check": True, "post_grad_custom_pre_pass": CosBecomesSin()}
         with pytest.raises(MismatchError, match="The first operator that differs is cos "):
-            torch.compile(wrong_on_the_way, backend="magi", options=wrong)(x)
+            torch.compile(wrong_on_the_way, backend="magi", options=PLANTED)(x)
 
 
 def test_a_wrong_gradient_names_the_first_operator_on_the_way_back() -> None:
@@ -130,8 +128,7 @@ def test_a_wrong_gradient_names_the_first_operator_on_the_way_back() -> None:
         z = torch.sin(x * 2)
         return (z * y).exp().sum()
 
-    options: dict[str, Any] = {"magi.check": True, "post_grad_custom_pre_pass": CosBecomesSin()}
-    compiled = torch.compile(fn, backend="magi", options=options)
+    compiled = torch.compile(fn, backend="magi", options=PLANTED)
 
     with pytest.raises(MismatchError) as caught:
         compiled(torch.randn(5, requires_grad=True), torch.randn(5))
@@ -147,11 +144,7 @@ def test_the_piece_of_a_split_graph_is_named(ns: str) -> None:
         return x.clone()
 
     same.register_fake(torch.empty_like)
-    options: dict[str, Any] = {
-        "magi.check": True,
-        "magi.boundary_ops": [f"{ns}::same"],
-        "post_grad_custom_pre_pass": CosBecomesSin(),
-    }
+    options = {**PLANTED, "magi.boundary_ops": [f"{ns}::same"]}
     compiled = torch.compile(lambda x: same(x + 1).cos(), backend="magi", options=options)
 
     with pytest.raises(MismatchError, match=r"magi.check: piece 1: output\[0\] of the compiled code differs"):
@@ -187,17 +180,59 @@ def test_a_wrong_operator_among_bfloat16_is_named() -> None:
     def fn(x: Tensor, y: Tensor) -> Tensor:
         return torch.cos((x.bfloat16() @ y.bfloat16()).float())
 
-    options: dict[str, Any] = {"magi.check": True, "post_grad_custom_pre_pass": CosBecomesSin()}
-    compiled = torch.compile(fn, backend="magi", options=options)
+    compiled = torch.compile(fn, backend="magi", options=PLANTED)
     with pytest.raises(MismatchError, match="The first operator that differs is cos "):
         compiled(torch.randn(32, 64), torch.randn(64, 16))
 
 
-def test_an_element_near_zero_has_the_error_of_the_others() -> None:
-    large = torch.tensor([30.0, -40.0, 0.125], dtype=torch.bfloat16)
-    assert compare("output", large + torch.tensor([0.0, 0.0, 0.5], dtype=torch.bfloat16), large).agrees
-    assert not compare("output", large + torch.tensor([0.0, 0.0, 4.0], dtype=torch.bfloat16), large).agrees
-    assert not compare("output", large.float() + torch.tensor([0.0, 0.0, 0.5]), large.float()).agrees
+def vector(*values: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.tensor(values, dtype=dtype)
+
+
+NAN, INF = float("nan"), float("inf")
+LARGE, PAIRS = vector(30, -40, 0.125, dtype=torch.bfloat16), vector(0x12, 0x13, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "agrees"),
+    [
+        (vector(1.0), vector(1.00001), True),
+        (vector(1.0), vector(1.1), False),
+        (vector(NAN), vector(1.0), False),
+        (vector(NAN), vector(NAN), True),
+        (vector(INF), vector(INF), True),
+        (vector(INF), vector(-INF), False),
+        (vector(1, dtype=torch.int64), vector(2, dtype=torch.int64), False),
+        (vector(True, dtype=torch.bool), vector(False, dtype=torch.bool), False),
+        (torch.zeros(2), torch.zeros(3), False),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.float64), False),
+        (torch.zeros(0), torch.zeros(0), True),
+        (None, torch.zeros(2), False),
+        (None, None, True),
+        (3, 3, True),
+        # An element near zero has the error of the others.
+        (LARGE + vector(0, 0, 0.5, dtype=torch.bfloat16), LARGE, True),
+        (LARGE + vector(0, 0, 4.0, dtype=torch.bfloat16), LARGE, False),
+        (LARGE.float() + vector(0, 0, 0.5), LARGE.float(), False),
+        # Pairs of float4 are compared by their bytes.
+        (PAIRS.view(torch.float4_e2m1fn_x2), PAIRS.clone().view(torch.float4_e2m1fn_x2), True),
+        (PAIRS[:1].view(torch.float4_e2m1fn_x2), PAIRS[1:].view(torch.float4_e2m1fn_x2), False),
+        ((torch.zeros(1),), [torch.zeros(1)], False),
+    ],
+)
+def test_compare(actual: object, expected: object, agrees: bool) -> None:
+    (difference,) = compare_trees("output", actual, expected)
+
+    assert difference.agrees is agrees
+    assert agrees or difference.largest > 0
+    assert ("structure" in difference.note) is isinstance(actual, tuple)
+
+
+def test_zeros_do_not_pass_for_small_gradients() -> None:
+    gradient = torch.full((3,), 1e-6)
+
+    assert compare("gradient", torch.zeros(3), gradient).agrees
+    assert not compare("gradient", torch.zeros(3), gradient, scale=1e-6).agrees
 
 
 @pytest.fixture
@@ -238,28 +273,14 @@ ALLOCATED += [torch.float8_e4m3fn, torch.float8_e8m0fnu]
 def test_memory_that_nobody_has_written_is_not_compared(how: str, dtype: torch.dtype) -> None:
     filled = [torch.full((5, 5), value).to(dtype) for value in (1, 0)]
 
-    class Piece(torch.nn.Module):
-        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            return ALLOCATIONS[how](x), y + 1
+    def eager(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return ALLOCATIONS[how](x), y + 1
 
-    gm = torch.fx.symbolic_trace(Piece())
-    reports: list[Any] = []
-
-    def check(compiled: Callable[..., Any]) -> CheckedPiece:
-        return CheckedPiece(
-            compiled,
-            gm,
-            "piece 0",
-            names={},
-            blame=lambda args, gradients: "",
-            report=lambda title, found: reports.append(found),
-            seconds=0.0,
-        )
-
-    check(lambda x, y: (filled[1], y + 1))(filled[0], torch.ones(3))
-    assert [difference.agrees for difference in reports[-1]] == [True, True]
+    reports: Reports = []
+    piece(lambda x, y: (filled[1], y + 1), eager, reports)(filled[0], torch.ones(3))
+    assert [difference.agrees for difference in reports[-1][1]] == [True, True]
     with pytest.raises(MismatchError, match=r"output\[1\]"):
-        check(lambda x, y: (filled[1], y + 2))(filled[0], torch.ones(3))
+        piece(lambda x, y: (filled[1], y + 2), eager, reports)(filled[0], torch.ones(3))
 
 
 def test_a_boundary_that_fills_what_a_piece_allocates(attention: Any) -> None:
@@ -280,8 +301,9 @@ def test_the_search_passes_over_memory_that_nobody_has_written(attention: Any) -
         attention(half, out)
         return out + half
 
+    wrong = CosBecomesSinAfterOthers(aten.cos.default, aten.sin.default)
     with pytest.raises(MismatchError, match=r"piece 0: output.* The first operator that differs is cos "):
-        checked(fn, attention, post_grad_custom_pre_pass=CosBecomesSinAfterOthers())(torch.randn(4, 5))
+        checked(fn, attention, post_grad_custom_pre_pass=wrong)(torch.randn(4, 5))
 
 
 @pytest.mark.parametrize(
@@ -294,12 +316,6 @@ def test_dtypes_that_torch_does_not_compare(dtype: torch.dtype) -> None:
     assert compare("output", numbers[:2], numbers[:2]).agrees
     assert compare("output", numbers[:2], numbers[1:]).agrees == (dtype.itemsize == 1)
     assert not compare("output", numbers[:1], numbers[2:]).agrees
-
-
-def test_pairs_of_float4_are_compared_by_their_bytes() -> None:
-    pairs = torch.tensor([0x12, 0x13], dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
-    assert compare("output", pairs, pairs.clone()).agrees
-    assert not compare("output", pairs[:1], pairs[1:]).agrees
 
 
 def test_a_piece_that_returns_float8(attention: Any) -> None:

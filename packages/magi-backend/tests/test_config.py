@@ -6,43 +6,29 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
-from magi_backend import CompileConfig
-from magi_backend._settings import read_request
+from _settings_page import PAGE, drawn
+from magi_backend import CompileConfig, MagiOptions, _settings, aot_compile, explain, magi_compile
+from magi_backend._settings import described, field_names, read_request, variable
 from magi_backend.errors import ConfigError, OptionError
 from magi_passes import MagiInductorPass, PassPipeline
 from magi_passes.errors import UndeclaredConfigMutationError
+from pydantic import TypeAdapter
+from torch import nn
 
 
 SetEnv = Callable[[str, str], None]
 
 
-def test_defaults() -> None:
-    assert dict(CompileConfig().items()) == {
-        "mode": "default",
-        "check": False,
-        "tune": False,
-        "progress": True,
-        "boundary_ops": (),
-        "memory_budget": None,
-        "compile_sizes": (),
-        "hot_sizes": 0,
-        "hot_after": 3,
-        "report": None,
-        "profile": False,
-        "strict": True,  # by the environment of all tests
-        "on_unsupported": "error",
-        "pass_config.enable_nd_tiling_workaround": True,
-        "pass_config.enable_conv_layout": True,
-        "pass_config.enable_temporal_conv": True,
-        "pass_config.max_tiles": 3,
-    }
+def add_one(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
 
 
 @pytest.mark.parametrize(
@@ -77,12 +63,11 @@ def test_options_win_over_patch_over_environment_over_default(set_env: SetEnv) -
     config = CompileConfig.resolve(config_patch={"tune": False, "progress": True}, options={"progress": False})
 
     assert (config.check, config.tune, config.progress, config.memory_budget) == (True, False, False, None)
-    assert [config.origin(name) for name in ("check", "tune", "progress", "memory_budget")] == [
-        "environment MAGI_COMPILE_CHECK",
-        "config_patch",
-        "options",
-        "default",
-    ]
+    rows = {line.split()[0]: line.split()[1:] for line in str(config).splitlines()}
+    assert rows["check"] == ["True", "environment", "MAGI_COMPILE_CHECK"]
+    assert rows["tune"] == ["False", "config_patch"]
+    assert rows["progress"] == ["False", "options"]
+    assert rows["memory_budget"] == ["None", "default"]
 
 
 def test_a_patch_may_be_a_function_of_the_settings(set_env: SetEnv) -> None:
@@ -97,17 +82,6 @@ def test_a_patch_may_be_a_function_of_the_settings(set_env: SetEnv) -> None:
     assert replaced.origin("memory_budget") == "environment MAGI_COMPILE_MEMORY_BUDGET"
 
 
-def test_print_shows_each_value_and_its_origin(set_env: SetEnv) -> None:
-    set_env("PASS_CONFIG__MAX_TILES", "2")
-
-    text = str(CompileConfig.resolve(options={"check": True}))
-
-    rows = {line.split()[0]: line.split()[1:] for line in text.splitlines()}
-    assert rows["check"] == ["True", "options"]
-    assert rows["pass_config.max_tiles"] == ["2", "environment", "MAGI_COMPILE_PASS_CONFIG__MAX_TILES"]
-    assert rows["tune"] == ["False", "default"]
-
-
 def test_arguments_of_the_program_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["train.py", "--check", "true", "--tune=1"])
 
@@ -119,23 +93,87 @@ def test_settings_are_frozen() -> None:
         CompileConfig().check = True
 
 
+DOORS: dict[str, tuple[str, Callable[[str], object]]] = {
+    "options": ("'magi.{}'", lambda name: read_request(options={f"magi.{name}": 1})),
+    "options without the prefix": ("'magi.{}'", lambda name: read_request(options={name: 1})),
+    "explain": ("'magi.{}'", lambda name: explain(add_one, {f"magi.{name}": 1})),
+    "aot_compile": ("'magi.{}'", lambda name: aot_compile(nn.ReLU(), "p.pt2", (), options={f"magi.{name}": 1})),
+    "resolve": ("'magi.{}'", lambda name: CompileConfig.resolve(options={name: 1})),
+    "config_patch": ("'{}'", lambda name: magi_compile(add_one, config_patch={name: 1})),
+    "config_patch with the prefix": ("'{}'", lambda name: magi_compile(add_one, config_patch={f"magi.{name}": 1})),
+    "a function": ("'{}'", lambda name: magi_compile(add_one, config_patch=lambda _: {name: 1})),
+    "replace": ("'{}'", lambda name: CompileConfig().replace({name: 1})),
+    "a field": ("'{}'", lambda name: CompileConfig(**{name: 1})),
+    "origin": ("'{}'", lambda name: CompileConfig().origin(name)),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_misspelt_name_is_an_error_with_the_nearest_one(door: str) -> None:
+    spelling, go_through = DOORS[door]
+    for name in field_names():
+        for misspelt in (name[:-1], name.upper(), name.replace("_", "-"), name.rpartition(".")[2][1:]):
+            if misspelt != name:
+                with pytest.raises(ConfigError, match=rf"Did you mean {re.escape(spelling.format(name))}( or .*)?\?"):
+                    go_through(misspelt)
+
+
+@pytest.fixture
+def unread(set_env: SetEnv, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """The warning about the variable of that name, which comes once; empty without one."""
+
+    def warned(name: str) -> str:
+        _settings._warn_once.cache_clear()
+        monkeypatch.setenv(name, "1")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            configs = [CompileConfig() for _ in range(3)]
+        monkeypatch.delenv(name)
+        assert configs == [CompileConfig()] * 3
+        assert len(caught) <= 1
+        return "".join(str(one.message) for one in caught)
+
+    return warned
+
+
+def test_a_misspelt_variable_is_one_warning_with_the_nearest_one(unread: Callable[[str], str]) -> None:
+    for name in map(variable, field_names()):
+        typing_errors = [name[:-1], name.replace("COMPILE_", "", 1), name.replace("COMPILE", "COMPLIE", 1)]
+        typing_errors += ["MAGI_COMPILE_" + name.rpartition("__")[2]] * ("__" in name)
+        for misspelt in typing_errors:
+            assert f"The magi backend reads no setting from {misspelt} (did you mean {name}?)" in unread(misspelt)
+
+
+FOREIGN = ["MAGI_MODEL", "MAGI_HOME", "MAGI_CACHE", "MAGICK_DEBUG", "MAGI_ATTENTION_MODE", "MAGI"]
+OF_OTHER_PACKAGES = ["MAGI_OPSCHEMA_CHECK", "MAGI_PASSES_DISABLE", "MAGI_SLOT_add"]
+
+
+@pytest.mark.parametrize("name", [*FOREIGN, *OF_OTHER_PACKAGES])
+def test_a_variable_of_another_program_or_package_is_not_ours(name: str, unread: Callable[[str], str]) -> None:
+    assert unread(name) == ""
+
+
+def test_a_variable_that_is_near_to_none_does_not_stop_a_compilation(set_env: SetEnv) -> None:
+    _settings._warn_once.cache_clear()
+    set_env("TOPOLOGY_KEY", "1")
+
+    with pytest.warns(UserWarning, match=r"reads no setting from MAGI_COMPILE_TOPOLOGY_KEY\. The variables are: MAGI"):
+        torch.testing.assert_close(torch.compile(add_one, backend="magi")(torch.ones(2)), torch.full((2,), 2.0))
+
+
 @pytest.mark.parametrize(
     ("variable", "text", "sentence"),
     [
         ("CHECK", "maybe", "MAGI_COMPILE_CHECK = 'maybe': the setting check takes True or False."),
         ("MODE", "fast", "MAGI_COMPILE_MODE = 'fast': the setting mode takes one of 'default', 'reduce-overhead'"),
+        ("MODE", "max-autotun", "'max-autotune-no-cudagraphs'. Did you mean 'max-autotune'?"),
+        ("ON_UNSUPPORTED", "Opaque", "takes one of 'error', 'opaque'. Did you mean 'opaque'?"),
         ("MEMORY_BUDGET", "2", "MAGI_COMPILE_MEMORY_BUDGET = '2': the setting memory_budget takes float from 0 to 1"),
         (
             "PASS_CONFIG__MAX_TILES",
             "many",
             "MAX_TILES = 'many': the setting pass_config.max_tiles takes int from 2 to 3",
         ),
-        (
-            "CHEK",
-            "1",
-            "MAGI_COMPILE_CHEK does not name a setting of the magi backend. Did you mean MAGI_COMPILE_CHECK?",
-        ),
-        ("PASS_CONFIG", "{", "MAGI_COMPILE_PASS_CONFIG does not name a setting of the magi backend"),
     ],
 )
 def test_a_bad_variable_is_named(set_env: SetEnv, variable: str, text: str, sentence: str) -> None:
@@ -147,8 +185,15 @@ def test_a_bad_variable_is_named(set_env: SetEnv, variable: str, text: str, sent
     assert sentence in str(caught.value)
 
 
-def add_one(x: torch.Tensor) -> torch.Tensor:
-    return x + 1
+def test_the_options_for_editors_are_the_settings() -> None:
+    hints = {name.removeprefix("magi."): kind for name, kind in get_type_hints(MagiOptions).items()}
+
+    assert list(hints) == list(field_names())
+    for name, (field, strict, _) in _settings._fields().items():
+        if hints[name] != field.annotation:
+            # What is held as a tuple may be given as any sequence.
+            assert name in {"boundary_ops", "compile_sizes"}
+            assert strict.validate_python(TypeAdapter(hints[name]).validate_python([])) == ()
 
 
 def test_settings_and_inductor_keys_are_told_apart() -> None:
@@ -166,7 +211,6 @@ def test_a_mode_sets_inductor_keys_and_the_user_overrides_them() -> None:
     assert dict(by_argument.inductor) == torch._inductor.list_mode_options("max-autotune")
     assert by_option.inductor == by_argument.inductor
     assert overruled.inductor["max_autotune"] is False
-    assert overruled.explicit == {"max_autotune"}
 
 
 def test_torch_compile_raises_the_error_itself() -> None:
@@ -197,11 +241,6 @@ def test_an_error_inside_inductor_comes_out_as_itself() -> None:
 
     with pytest.raises(UndeclaredConfigMutationError, match=r"^\S+Meddling changed"):
         torch.compile(add_one, backend="magi", options=options)(torch.ones(5))
-
-
-def test_the_backend_is_found_by_name() -> None:
-    assert "magi" in torch.compiler.list_backends()
-    torch.testing.assert_close(torch.compile(add_one, backend="magi")(torch.ones(2)), torch.full((2,), 2.0))
 
 
 def test_an_inductor_option_reaches_inductor() -> None:
@@ -236,10 +275,11 @@ def test_the_example_runs(tmp_path: Path) -> None:
     assert "centred, compiled by magi" in done.stdout
 
 
-def test_the_table_of_settings_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MAGI_COMPILE_STRICT", raising=False)  # the tests are strict, users are not
-    rows = dict(re.findall(r"^\| `([\w.]+)` \| `(.*?)` \|", README, re.MULTILINE))
-    actual = {name: repr(value).replace("'", '"') for name, value in CompileConfig().items()}
+def test_the_page_on_settings_is_drawn_from_the_code_and_has_every_variable() -> None:
+    page, sources = PAGE.read_text(), (PAGE.parent.parent / "packages").glob("*/src/**/*.py")
+    variables = {name for file in sources for name in re.findall(r'"(MAGI_[A-Z_]*[A-Z])"', file.read_text())}
 
-    assert rows
-    assert rows.items() <= actual.items()
+    assert page == drawn(page), "run python tests/_settings_page.py"
+    assert {"MAGI_OPSCHEMA_CHECK", "MAGI_PASSES_DISABLE"} <= variables
+    assert [name for name in {*variables, *map(variable, field_names())} if f"`{name}`" not in page] == []
+    assert all(all(described(name).values()) for name in field_names())

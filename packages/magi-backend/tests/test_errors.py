@@ -37,24 +37,14 @@ def resolved(options: Any) -> Callable[[], object]:
 
 MAGI_COMPILE = [
     (compiled(dynamic_arg_dims=["x"]), TargetTypeError, "scale: dynamic_arg_dims=['x'] is a list; it takes a dict of"),
-    (compiled(dynamic_arg_dims="x"), TargetTypeError, "dynamic_arg_dims='x' is a str"),
-    (compiled(dynamic_arg_dims=0), TargetTypeError, "dynamic_arg_dims=0 is a int"),
     (compiled(dynamic_arg_dims={0: 0}), TargetError, "dynamic_arg_dims names 0, which is not the name of a"),
     (compiled(dynamic_arg_dims={"x": 0.0}), TargetError, "dynamic_arg_dims['x'] is 0.0; it takes a dimension such as"),
-    (compiled(dynamic_arg_dims={"x": "0"}), TargetError, "dynamic_arg_dims['x'] is '0'"),
     (compiled(dynamic_arg_dims={"x": [True]}), TargetError, "dynamic_arg_dims['x'] is [True]"),
-    (compiled(dynamic_arg_dims={"x": None}), TargetError, "dynamic_arg_dims['x'] is None"),
     (compiled(model_tag=3), TargetTypeError, "model_tag=3 is a int; it takes a name, a str"),
     (compiled(enable_if=True), TargetTypeError, "enable_if=True is a bool; it takes a function without arguments"),
     (compiled(config_patch=3), ConfigError, "config_patch gave a int. It is a dict of dotted names"),
     (compiled(config_patch={3: True}), ConfigError, "3 (a int) is not the name of a setting. Names are such as 'mode'"),
-    (
-        compiled(config_patch={"chek": True}),
-        ConfigError,
-        "'chek' is not a setting of the magi backend. Did you mean 'che",
-    ),
     (compiled(config_patch={"check": 1}), ConfigError, "check = 1 (a int, from config_patch): the setting takes True"),
-    (compiled(config_patch={"max_autotune": True}), ConfigError, "'max_autotune' is not a setting of the magi backend"),
     (compiled(config_patch={"chek": 1}, enable_if=lambda: False), ConfigError, "'chek' is not a setting"),
     (compiled(config_patch=lambda _: {"tune": None}), ConfigError, "tune = None (a NoneType, from config_patch)"),
     (lambda: magi_compile(nn.Linear(2, 2), dynamic_arg_dims={"x": 0}), TargetError, "Its parameters are input"),
@@ -69,7 +59,6 @@ MAGI_COMPILE = [
         "magi_compile cannot compile an object of type int. It takes a subclass or an instance of torch.nn.Module",
     ),
     (lambda: magi_compile(dict), TargetTypeError, "magi_compile cannot compile the class dict."),
-    (lambda: magi_compile(len), TargetTypeError, "cannot compile an object of type builtin_function_or_method."),
     (lambda: magi_compile(scale, dynamic_arg_dims={"xx": 0}), TargetError, "Did you mean 'x'? Its parameters are x, n"),
     (compiled(dynamic_arg_dims={"x": []}), TargetError, "dynamic_arg_dims['x'] is []"),
     (
@@ -81,41 +70,23 @@ MAGI_COMPILE = [
 
 SETTINGS = [
     (lambda: CompileConfig(check="yes"), "check = 'yes': the setting check takes True or False."),
-    (lambda: CompileConfig(check=1), "check = 1: the setting check takes True or False."),
-    (lambda: CompileConfig(mode=3), "mode = 3: the setting mode takes one of 'default'"),
     (lambda: CompileConfig(memory_budget="0.5"), "memory_budget = '0.5': the setting memory_budget takes float from 0"),
-    (lambda: CompileConfig(memory_budget=True), "memory_budget = True"),
     (lambda: CompileConfig(memory_budget=float("nan")), "memory_budget = nan"),
     (lambda: CompileConfig(boundary_ops=[3]), "boundary_ops takes operator names such as 'ns::op'"),
     (lambda: CompileConfig(pass_config=3), "pass_config = 3: the settings pass_config take a PassConfig or a dict"),
     (lambda: CompileConfig(pass_config={"max_tiles": "2"}), "pass_config.max_tiles = '2': the setting pass_config.max"),
     (lambda: CompileConfig(pass_config={"tiles": 2}), "'pass_config.tiles' is not a setting"),
-    (lambda: CompileConfig(chek=True), "'chek' is not a setting of the magi backend. Did you mean 'check'?"),
     (lambda: PassConfig(max_tiles=9), "pass_config.max_tiles = 9: the setting pass_config.max_tiles takes int from 2"),
-    (lambda: PassConfig(max_tiles="3"), "pass_config.max_tiles = '3'"),  # type: ignore[arg-type]
-    (lambda: PassConfig(enable_conv_layout="no"), "enable_conv_layout takes True or False"),  # type: ignore[arg-type]
     (lambda: PassConfig(tiles=2), "'pass_config.tiles' is not a setting of the magi"),  # type: ignore[call-arg]
     (resolved(3), "options = 3 is a int. It is a dict"),
     (resolved({3: 1}), "3 (a int) is not the name of a setting. Names are such as 'magi"),
     (resolved({"check": 1}), "magi.check = 1 (a int, from options)"),
-    (
-        resolved({"memory_budget": -0.1}),
-        "magi.memory_budget = -0.1 (a float, from options): the setting takes float from 0",
-    ),
-    (resolved({"boundary_ops": 3}), "the setting takes operator names such as 'ns::op'"),
-    (
-        resolved({"pass_config.max_tiles": 4}),
-        "magi.pass_config.max_tiles = 4 (a int, from options): the setting takes int f",
-    ),
     (resolved({"pass_config": {}}), "'magi.pass_config' is not a setting of the magi backend"),
     (lambda: CompileConfig().replace([]), "argument = [] is a list. It is a dict"),  # type: ignore[arg-type]
-    (lambda: CompileConfig().origin("nope"), "'nope' is not a setting"),
 ]
 
 OPTIONS = [
     (explained(options=3), "options=3 is a int. It is a dict such as {'magi.check': True}."),
-    (explained(options="magi.check"), "options='magi.check' is a str."),
-    (explained(options=["magi.check"]), "options=['magi.check'] is a list."),
     (
         explained(options={"magi.chek": True}),
         "'magi.chek' is not a setting of the magi backend. Did you mean 'magi.check'? The settings are: magi.mode",
@@ -124,9 +95,7 @@ OPTIONS = [
         explained(options={"max_autotun": True}),
         "Unknown option 'max_autotun' for the magi backend. Did you mean 'max_aut",
     ),
-    (explained(options={"check": True}), "Did you mean 'magi.check'"),
     (explained(options={"frobnicate": 1}), "Its own options are magi.mode, magi.check, magi.tune"),
-    (explained(options={"triton.max_block": 3}), "Unknown option 'triton.max_block'"),
     (explained(options={3: True}), "The option 3 is a int; options have names"),
     (
         explained(options={"max_autotune": "yes"}),
@@ -136,17 +105,10 @@ OPTIONS = [
         lambda: read_request(mode="max-autotune", options={"magi.mode": "default"}),
         """mode='max-autotune' and options={"magi.mode": 'default'} contradict each other.""",
     ),
-    (
-        explained(options={"magi.check": "yes"}),
-        "magi.check = 'yes' (a str, from options): the setting takes True or False.",
-    ),
     (explained(mode="fast"), "mode='fast' is not a mode of the magi backend. Choose one of: default, reduce-overhead"),
-    (explained(mode=3), "mode=3 is not a mode of the magi backend."),
     (explained(mode="default", options={"magi.check": True}), "explain: mode='default' together with options."),
     (explained(repeats=-1), "explain: repeats=-1 is not a number of calls; it takes 0, 1, 2"),
-    (explained(repeats=1.5), "explain: repeats=1.5 is not a number of calls"),
     (explained(repeats=True), "explain: repeats=True is not a number of calls"),
-    (explained(repeats="2"), "explain: repeats='2' is not a number of calls"),
     (
         lambda: explain(torch.compile(scale, backend="magi"), dynamic=True),
         "scale is compiled already, so dynamic would have no effect",
@@ -185,12 +147,9 @@ def test_a_wrong_argument(act: Callable[[], object], kind: type[Exception], sent
     ("options", "kind", "sentence"),
     [
         ({"is_subgraph_boundary": "no"}, magi_opschema.OpSchemaError, "is_subgraph_boundary='no' (str) is not True or"),
-        ({"is_subgraph_boundary": None}, magi_opschema.OpSchemaError, "is_subgraph_boundary=None (NoneType) is not"),
         ({"is_compute_sensitive": 1}, magi_opschema.OpSchemaError, "is_compute_sensitive=1 (int) is not True or False"),
-        ({"override": "yes"}, magi_opschema.OpSchemaError, "override='yes' (str) is not True or False"),
         ({"extra_triton_kernels": 3}, magi_tritonwrap.TritonWrapError, "an extra kernel is 3 (a int). Give a list of"),
         ({"extra_triton_kernels": [scale]}, magi_tritonwrap.TritonWrapError, "an extra kernel is <function scale"),
-        ({"extra_triton_kernels": "kernel"}, magi_tritonwrap.TritonWrapError, "an extra kernel is 'k' (a str)"),
     ],
 )
 def test_magi_register_custom_op(ns: str, options: dict[str, Any], kind: type[Exception], sentence: str) -> None:

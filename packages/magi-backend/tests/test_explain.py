@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from _wrong import COS_BECOMES_SIN
 from magi_backend import Report, _torch_compat, explain, magi_compile
 from magi_backend._records.log import external_calls, generated_kernels
-from magi_backend._verify.compare import compare, compare_trees
 from magi_backend.errors import TargetError
 from torch import Tensor, nn
-from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.utils import fresh_cache
 
 
@@ -65,67 +62,17 @@ def test_graphs_kernels_and_settings_are_listed(report: Report) -> None:
     assert ("progress", "False", "options") in compilation.settings
 
 
-def test_text(report: Report) -> None:
-    text = report.to_text(width=100)
+def test_text_and_json(report: Report) -> None:
+    text, data = report.to_text(width=100), json.loads(report.to_json())
 
     assert str(report) == report.to_text()
     assert max(map(len, text.splitlines())) <= 100
-    for word in (
-        "Counting, compiled by magi",
-        "forward",
-        "backward",
-        "NDTilingWorkaroundPass",
-        "agree, within",
-        "progress",
-    ):
-        assert word in text
+    words = ("forward", "backward", "NDTilingWorkaroundPass", "agree, within", "progress")
+    assert [word for word in ("Counting, compiled by magi", *words) if word not in text] == []
     assert "\x1b" not in text
-
-
-def test_json(report: Report) -> None:
-    data = json.loads(report.to_json())
-
     assert data["target"] == "Counting"
     assert data["calls"][0]["differences"][0]["agrees"] is True
     assert data["compilations"][0]["graphs"][0]["kind"] == "forward"
-
-
-class Tags(HTMLParser):
-    """Checks that tags are balanced and that nothing is loaded from elsewhere."""
-
-    VOID = frozenset({"meta", "br"})
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.links: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.links += [value or "" for name, value in attrs if name in {"src", "href"}]
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
-def test_html_is_one_page_of_balanced_tags(report: Report) -> None:
-    page = report.to_html()
-    tags = Tags()
-    tags.feed(page)
-
-    assert tags.open == []
-    assert tags.links == []
-    assert "Counting, compiled by magi" in page
-
-
-def test_html_escapes_what_it_shows() -> None:
-    def fn(x: Tensor) -> Tensor:
-        return x + 1
-
-    fn.__qualname__ = "<b>&fn"
-
-    assert "&lt;b&gt;&amp;fn" in explain(fn)(torch.ones(2)).to_html()
 
 
 def test_explaining_changes_neither_arguments_nor_buffers_nor_grads() -> None:
@@ -140,18 +87,6 @@ def test_explaining_changes_neither_arguments_nor_buffers_nor_grads() -> None:
     assert x.grad is None
     assert torch.equal(x, before)
     assert torch.equal(torch.random.get_rng_state(), state)
-
-
-def test_a_function_that_writes_to_its_argument() -> None:
-    def fn(x: Tensor) -> Tensor:
-        x.mul_(2)
-        return x + 1
-
-    x = torch.ones(3)
-    report = explain(fn)(x)
-
-    assert report.agrees
-    assert torch.equal(x, torch.ones(3))
 
 
 def test_a_second_call_joins_the_report() -> None:
@@ -171,6 +106,7 @@ def test_a_graph_break_is_reported() -> None:
         torch._dynamo.graph_break()
         return y.sin()
 
+    fn.__qualname__ = "<b>&fn"
     report = explain(fn)(torch.ones(3))
 
     (where,) = report.calls[0].graph_breaks
@@ -178,46 +114,7 @@ def test_a_graph_break_is_reported() -> None:
     assert where.startswith(f"{__file__}:{line}, in fn: ")
     assert "Graph break at " in report.to_text()
     assert f"test_explain.py:{line}, in fn" in report.to_html()
-
-
-@pytest.mark.parametrize(
-    ("actual", "expected", "agrees"),
-    [
-        (torch.tensor([1.0]), torch.tensor([1.00001]), True),
-        (torch.tensor([1.0]), torch.tensor([1.1]), False),
-        (torch.tensor([float("nan")]), torch.tensor([1.0]), False),
-        (torch.tensor([float("nan")]), torch.tensor([float("nan")]), True),
-        (torch.tensor([float("inf")]), torch.tensor([float("inf")]), True),
-        (torch.tensor([float("inf")]), torch.tensor([-float("inf")]), False),
-        (torch.tensor([1]), torch.tensor([2]), False),
-        (torch.tensor([True]), torch.tensor([False]), False),
-        (torch.zeros(2), torch.zeros(3), False),
-        (torch.zeros(2), torch.zeros(2, dtype=torch.float64), False),
-        (torch.zeros(0), torch.zeros(0), True),
-        (None, torch.zeros(2), False),
-        (None, None, True),
-        (3, 3, True),
-    ],
-)
-def test_compare(actual: object, expected: object, agrees: bool) -> None:
-    difference = compare("output", actual, expected)
-
-    assert difference.agrees is agrees
-    assert agrees or difference.largest > 0
-
-
-def test_zeros_do_not_pass_for_small_gradients() -> None:
-    gradient = torch.full((3,), 1e-6)
-
-    assert compare("gradient", torch.zeros(3), gradient).agrees
-    assert not compare("gradient", torch.zeros(3), gradient, scale=1e-6).agrees
-
-
-def test_trees_of_different_shape_differ() -> None:
-    (difference,) = compare_trees("output", (torch.zeros(1),), [torch.zeros(1)])
-
-    assert not difference.agrees
-    assert "structure" in difference.note
+    assert "&lt;b&gt;&amp;fn" in report.to_html()
 
 
 def test_names_are_read_from_generated_source() -> None:
@@ -261,16 +158,6 @@ def test_what_a_pass_did_is_logged_and_traced_once(
         ("magi_backend", "forward", False),
         ("magi_backend", "backward", False),
     ]
-
-
-@dataclass(frozen=True)
-class CosBecomesSin(CustomGraphPass):
-    def __call__(self, graph: torch.fx.Graph) -> None:
-        for node in graph.find_nodes(op="call_function", target=torch.ops.aten.cos.default):
-            node.target = torch.ops.aten.sin.default
-
-    def uuid(self) -> None:
-        return None
 
 
 def dropouts(x: Tensor) -> Tensor:
@@ -322,7 +209,7 @@ def test_results_with_random_numbers_are_not_compared() -> None:
 
 def test_a_defect_in_a_function_with_random_numbers_is_reported() -> None:
     compiled = torch.compile(
-        lambda x: F.dropout(x, 0.5) + x.cos(), backend="magi", options={"post_grad_custom_pre_pass": CosBecomesSin()}
+        lambda x: F.dropout(x, 0.5) + x.cos(), backend="magi", options={"post_grad_custom_pre_pass": COS_BECOMES_SIN}
     )
 
     assert not explain(compiled)(torch.randn(64, 8)).agrees
@@ -338,7 +225,7 @@ class Two(nn.Module):
 
 
 def test_every_wrong_gradient_is_listed_by_name_and_the_way_on_is_shown() -> None:
-    report = explain(Two(), {"post_grad_custom_pre_pass": CosBecomesSin()})(torch.randn(3, 4))
+    report = explain(Two(), {"post_grad_custom_pre_pass": COS_BECOMES_SIN})(torch.randn(3, 4))
 
     (call,) = report.calls
     wrong = {f"gradient of {name}" for name in ("first.weight", "first.bias", "second.weight", "second.bias")}

@@ -17,7 +17,7 @@ def run(program: str) -> str:
 
 
 def test_importing_loads_no_torch() -> None:
-    heavy = ("torch", "triton", "pydantic", "rich", "magi_opschema", "magi_passes", "magi_tritonwrap")
+    heavy = ("torch", "triton", "pydantic", "rich", "click", "magi_opschema", "magi_passes", "magi_tritonwrap")
 
     assert run(f"import sys, magi_backend; magi_backend.magi; print([n for n in {heavy} if n in sys.modules])") == "[]"
 

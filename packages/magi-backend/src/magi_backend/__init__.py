@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ._report.run import RunReport as RunReport
     from ._report.run import read_report as read_report
     from ._settings import CompileConfig as CompileConfig
+    from ._settings import MagiOptions as MagiOptions
     from ._settings import PassConfig as PassConfig
     from .errors import BackendError as BackendError
     from .errors import MismatchError as MismatchError
@@ -29,6 +30,7 @@ _HOMES = {
     "BackendError": "errors",
     "Comparison": "_report.run",
     "CompileConfig": "_settings",
+    "MagiOptions": "_settings",
     "MismatchError": "errors",
     "PassConfig": "_settings",
     "Report": "_report.explain",

@@ -90,7 +90,8 @@ class GraphLog:
         result, error, start, defects = None, "", time.perf_counter(), self._repaired
         try:
             with (
-                self._seeing(meter.attach if self._profiles else _unseen),
+                # What is compiled here has a record of its own.
+                self._seeing(meter.attach if self._profiles else lambda *_: None),
                 repaired(defects, lambda name: repairs.update([name])),
             ):
                 result = compile_graph()
@@ -100,30 +101,29 @@ class GraphLog:
         finally:
             seconds, after = time.perf_counter() - start, _torch_compat.frames.phase_seconds()
             self._outcomes, changes, self._changes = self._new_outcomes(), self._changes, []
-            place = self._log.add_graph(
-                GraphRecord(
-                    kind=kind,
-                    nodes=nodes,
-                    symbols=symbols,
-                    passes=self._outcomes,
-                    repairs=tuple(
-                        RepairOutcome(each.name, each.severity, each.effect, each.repair, repairs[each.name])
-                        for each in defects
-                        if repairs[each.name]
-                    ),
-                    seconds=seconds,
-                    piece=self.title,
-                    error=error,
-                    fell_back=self.fell_back,
-                    given=given,
-                    # Those of the joint graph count for the forward, which is compiled first.
-                    changed=tuple(changes),
-                    lowered=self._log.kept(graph),
-                    phases=tuple((phase, after[phase] - before[phase]) for phase in after),
-                    **self._code(result),
-                )
+            record = GraphRecord(
+                kind=kind,
+                nodes=nodes,
+                symbols=symbols,
+                passes=self._outcomes,
+                repairs=tuple(
+                    RepairOutcome(each.name, each.severity, each.effect, each.repair, repairs[each.name])
+                    for each in defects
+                    if repairs[each.name]
+                ),
+                seconds=seconds,
+                piece=self.title,
+                error=error,
+                fell_back=self.fell_back,
+                given=given,
+                # Those of the joint graph count for the forward, which is compiled first.
+                changed=tuple(changes),
+                lowered=self._log.kept(graph),
+                phases=tuple((phase, after[phase] - before[phase]) for phase in after),
+                **self._code(result),
             )
-            meter.report = partial(self._log.add_runs, place)
+            self._log.add_graph(record)
+            meter.report = partial(self._log.add_runs, record)
         return result
 
     def _seeing(self, see: Callable[..., None]) -> contextlib.AbstractContextManager[None]:
@@ -140,21 +140,11 @@ class GraphLog:
 
     def _note_cached(self, compiled: Any, is_backward: bool, names: dict[str, Any]) -> None:
         """Write the record of a graph from AOTAutograd's cache, of which only the code is known."""
-        place = self._log.add_graph(
-            GraphRecord(
-                kind="backward" if is_backward else "forward",
-                nodes=0,
-                symbols=(),
-                passes=(),
-                repairs=(),
-                seconds=0.0,
-                piece=self.title,
-                cached=True,
-                **self._code(compiled),
-            )
-        )
+        kind, code = "backward" if is_backward else "forward", self._code(compiled)
+        record = GraphRecord(kind, 0, (), (), (), seconds=0.0, piece=self.title, cached=True, **code)
+        self._log.add_graph(record)
         if self._profiles:
-            Meter(partial(self._log.add_runs, place)).attach(compiled, is_backward, names)
+            Meter(partial(self._log.add_runs, record)).attach(compiled, is_backward, names)
 
     def _code(self, compiled: Any) -> dict[str, Any]:
         source, code = str(getattr(compiled, "source_code", None) or ""), ""
@@ -178,10 +168,6 @@ class GraphLog:
             for record in fresh
             if record.pass_name != ActiveRepairs.__name__  # it only represents the repairs
         )
-
-
-def _unseen(*_: object) -> None:
-    """A context whose compilations are not recorded here, because they have a record of their own."""
 
 
 def graph_symbols(graph: GraphModule, meta: str = "val") -> tuple[str, ...]:

@@ -19,11 +19,9 @@ _showing = threading.Lock()
 
 @contextlib.contextmanager
 def phase(request: Request, label: str, first: str) -> Iterator[Callable[[str], None]]:
-    """Show *label*, the phase and the time that passed, until the context ends.
+    """A context that shows *label*, the phase and the time that passed, with a function that names the next phase.
 
-    Yields:
-        A function that names the next phase. It may be called after the context has ended, for a graph that is
-        compiled later, and then does nothing.
+    That may be called after the context has ended, for a graph that is compiled later, and then does nothing.
     """
     with contextlib.ExitStack() as stack:
         # A process shows one line: compilations on a second thread, or inside another one, show nothing.

@@ -10,12 +10,15 @@ command line is never read.
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, cast, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, TypeAdapter, ValidationError
 
@@ -53,6 +56,17 @@ _OpNames = Annotated[
 ]
 
 
+def _setting(default: Any, scope: str = "a compilation", torch: str = "2.10 and newer", **bounds: Any) -> Any:
+    """A field, and for the page on settings what one value of it holds for, and the releases of torch that heed it."""
+    return Field(default=default, json_schema_extra={"scope": scope, "torch": torch}, **bounds)
+
+
+_WITH_SYMBOLS = "a captured graph with symbolic sizes"
+
+
+_PREFIX = "magi."
+
+
 class PassConfig(BaseModel):
     """Which of the graph passes may run. A pass that is switched off here is never used, not even by tuning.
 
@@ -68,10 +82,10 @@ class PassConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    enable_nd_tiling_workaround: bool = True
-    enable_conv_layout: bool = True
-    enable_temporal_conv: bool = True
-    max_tiles: int = Field(default=3, ge=2, le=3)
+    enable_nd_tiling_workaround: bool = _setting(True, torch="2.10; later releases need no workaround")
+    enable_conv_layout: bool = _setting(True)
+    enable_temporal_conv: bool = _setting(True)
+    max_tiles: int = _setting(3, ge=2, le=3)
 
     if not TYPE_CHECKING:  # type checkers know the fields
 
@@ -97,8 +111,7 @@ class CompileConfig(BaseModel):
         hot_sizes: How many sizes that came back may have code of their own at a time, for each graph; 0 turns this off.
             The least recently used one is dropped first.
         hot_after: The number of the call with the same sizes, counted from 1, at which that code is made.
-        report: A folder in which each compilation is recorded while it happens, for
-            ``python -m magi_backend report FOLDER``.
+        report: A folder in which each compilation is recorded while it happens, for ``magi report FOLDER``.
         profile: Measure the kernels of each graph in a few of its first calls, for the report; without CUDA graphs.
         strict: Raise where compiling a graph fails, although it might succeed without our passes, options and repairs.
             By default it is compiled once more without them, with a warning.
@@ -107,9 +120,11 @@ class CompileConfig(BaseModel):
             decided at decoration, where only the environment counts.
         pass_config: Which graph passes may run.
 
+    A variable in the environment that starts with ``MAGI_COMPILE_`` and names no field, or is near to one that does, is
+    not read, and a warning says so once.
+
     Raises:
-        ConfigError: A value, for example from the environment, that its field does not accept; or a variable that
-            starts with ``MAGI_COMPILE_`` and names no field.
+        ConfigError: A value, for example from the environment, that its field does not accept; or an unknown name.
 
     Example:
         >>> CompileConfig(check=True).check
@@ -118,19 +133,19 @@ class CompileConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    mode: Mode = "default"
-    check: bool = False
-    tune: bool = False
-    progress: bool = True
-    boundary_ops: _OpNames = ()
-    memory_budget: float | None = Field(default=None, ge=0.0, le=1.0)
-    compile_sizes: _SizeSets = ()
-    hot_sizes: int = Field(default=0, ge=0)
-    hot_after: int = Field(default=3, ge=1)
-    report: str | None = None
-    profile: bool = False
-    strict: bool = False
-    on_unsupported: Literal["error", "opaque"] = "error"
+    mode: Mode = _setting("default")
+    check: bool = _setting(False, "each compiled piece, at its first call")
+    tune: bool = _setting(False, "each graph with convolutions")
+    progress: bool = _setting(True, "a process, which shows one line")
+    boundary_ops: _OpNames = _setting(())
+    memory_budget: float | None = _setting(None, "each training graph", ge=0.0, le=1.0)
+    compile_sizes: _SizeSets = _setting((), _WITH_SYMBOLS)
+    hot_sizes: int = _setting(0, _WITH_SYMBOLS, ge=0)
+    hot_after: int = _setting(3, _WITH_SYMBOLS, ge=1)
+    report: str | None = _setting(None, "a process; several may share a folder")
+    profile: bool = _setting(False, "each compiled graph")
+    strict: bool = _setting(False, "each compiled graph")
+    on_unsupported: Literal["error", "opaque"] = _setting("error", "a compilation, or a process at decoration")
     pass_config: PassConfig = Field(default_factory=PassConfig)
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
@@ -202,6 +217,31 @@ class CompileConfig(BaseModel):
         return "\n".join(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}" for name, value, origin in rows)
 
 
+MagiOptions = TypedDict(
+    "MagiOptions",
+    {
+        "magi.mode": Mode,
+        "magi.check": bool,
+        "magi.tune": bool,
+        "magi.progress": bool,
+        "magi.boundary_ops": Sequence[str],
+        "magi.memory_budget": float | None,
+        "magi.compile_sizes": Sequence[Mapping[str, int | Sequence[int]]],
+        "magi.hot_sizes": int,
+        "magi.hot_after": int,
+        "magi.report": str | None,
+        "magi.profile": bool,
+        "magi.strict": bool,
+        "magi.on_unsupported": Literal["error", "opaque"],
+        "magi.pass_config.enable_nd_tiling_workaround": bool,
+        "magi.pass_config.enable_conv_layout": bool,
+        "magi.pass_config.enable_temporal_conv": bool,
+        "magi.pass_config.max_tiles": int,
+    },
+    total=False,
+)
+"""The options of this backend by name, for editors and type checkers; ``options=`` takes Inductor's keys besides."""
+
 ConfigPatch = Mapping[str, object] | Callable[[CompileConfig], "CompileConfig | Mapping[str, object]"]
 
 _VALUES = (
@@ -244,18 +284,67 @@ def variable(name: str) -> str:
     return "MAGI_COMPILE_" + name.replace(".", "__").upper()
 
 
+def described(name: str) -> dict[str, str]:
+    """What a user may want to know of the setting *name*, for the page on settings and the command line.
+
+    Raises:
+        ConfigError: There is no such setting.
+    """
+    if name not in _fields():
+        raise ConfigError(_unknown_name(name))
+    field, (group, _, inner) = _fields()[name][0], name.rpartition(".")
+    documented = inspect.getdoc(PassConfig if group else CompileConfig) or ""
+    found = re.search(rf"^    {inner}: (.*(?:\n        .*)*)", documented, re.MULTILINE)
+    extra = cast("dict[str, str]", field.json_schema_extra)
+    return {
+        "does": " ".join(found[1].split()) if found else "",
+        "option": _PREFIX + name,
+        "variable": variable(name),
+        "takes": _accepted(field),
+        "default": repr(field.default),
+        "holds for": extra["scope"],
+        "torch": extra["torch"],
+    }
+
+
 def _environment() -> dict[str, str]:
-    """The texts in the environment, by the dotted name of a setting."""
-    names, found = {variable(name): name for name in _fields()}, {}
-    for key, text in os.environ.items():
-        if key.upper() in names:
-            found[names[key.upper()]] = text
-        elif key.upper().startswith("MAGI_COMPILE_"):
-            close = get_close_matches(key.upper(), names, n=1)
-            hint = f" Did you mean {close[0]}?" if close else ""
-            msg = f"The environment variable {key.upper()} does not name a setting of the magi backend.{hint}"
-            raise ConfigError(f"{msg} The variables are: {', '.join(names)}")
-    return found
+    """The texts in the environment, by the dotted name of a setting; one warning names variables that are not read."""
+    names = {variable(name): name for name in _fields()}
+    if unread := unread_variables():
+        found = "; ".join(key + (f" (did you mean {near}?)" if near else "") for key, near in unread.items())
+        _warn_once(f"The magi backend reads no setting from {found}. The variables are: {', '.join(names)}")
+    return {names[key.upper()]: text for key, text in os.environ.items() if key.upper() in names}
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    warnings.warn(text, stacklevel=4)
+
+
+def unread_variables() -> dict[str, str]:
+    """The environment variables that look like one of ours and are none, each with the nearest one, or empty text."""
+    known, unread = [variable(name) for name in _fields()], dict[str, str]()
+    for key in map(str.upper, os.environ):
+        if key.startswith("MAGI_COMPILE_") and key not in known:
+            whole = key.removeprefix("MAGI_").lower()  # MAGI_COMPILE_SIZES lacks one of two COMPILE_
+            name = whole if whole in _fields() else nearest(key.removeprefix("MAGI_COMPILE_"))
+            unread[key] = variable(name) if name else ""
+        elif key.startswith("MAGI") and key not in known:
+            # Other programs have such variables too, so a name must be very near, and MAGI_MODEL is not near enough.
+            asked = f"MAGI_COMPILE_{key.removeprefix('MAGI_')}"
+            close = get_close_matches(key, known, 1, 0.93) or get_close_matches(asked, known, 1, 0.93)
+            if close and (asked == close[0] or not asked.startswith(close[0])):
+                unread[key] = close[0]
+    return unread
+
+
+def nearest(name: str) -> str:
+    """The setting that *name*, in any of the three spellings, is nearest to; empty if it is near to none."""
+    spelt = name.lower().replace("-", "_").replace("__", ".").removeprefix(_PREFIX)
+    inner = {known.rpartition(".")[2]: known for known in _fields()}
+    if close := get_close_matches(spelt.rpartition(".")[2], inner, n=1, cutoff=0.75):
+        return inner[close[0]]
+    return next(iter(get_close_matches(spelt, _fields(), n=1)), "")
 
 
 def _nested(values: Mapping[str, object]) -> dict[str, Any]:
@@ -282,9 +371,7 @@ def _flat(values: Mapping[str, object]) -> dict[str, object]:
 def _checked(values: Mapping[str, object], origin: str) -> dict[str, object]:
     """*values*, by dotted name, as the settings hold them; those from the environment are text.
 
-    Raises:
-        ConfigError: It says of every bad value what it is, where it came from (*origin*), and what its setting takes.
-        OptionError: The same for options.
+    The error says of every bad value what it is, where it came from (*origin*), and what its setting takes.
     """
     found, bad, cause = {}, [], None
     prefix = "magi." if origin == "options" else ""
@@ -300,12 +387,13 @@ def _checked(values: Mapping[str, object], origin: str) -> dict[str, object]:
             found[name] = (from_text if origin == "environment" else strict).validate_python(value)
         except ValidationError as error:
             cause = error
+            takes = f"takes {_accepted(field)}.{_did_you_mean(value, _choices(field.annotation))}"
             if origin in {"", "environment"}:
                 where = f"The environment variable {variable(name)}" if origin else name
-                bad.append(f"{where} = {value!r}: the setting {name} takes {_accepted(field)}.")
+                bad.append(f"{where} = {value!r}: the setting {name} {takes}")
             else:
                 given = f"{prefix}{name} = {value!r} (a {type(value).__name__}, from {origin})"
-                bad.append(f"{given}: the setting takes {_accepted(field)}.")
+                bad.append(f"{given}: the setting {takes}")
     if bad:
         raise (OptionError if origin == "options" else ConfigError)(" ".join(bad)) from cause
     return found
@@ -315,9 +403,18 @@ def _unknown_name(name: object, prefix: str = "") -> str:
     valid = [prefix + known for known in _fields()]
     if not isinstance(name, str):
         return f"{name!r} (a {type(name).__name__}) is not the name of a setting. Names are such as {valid[0]!r}."
-    close = get_close_matches(prefix + name, valid, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    close = nearest(name)
+    hint = f" Did you mean {prefix + close!r}?" if close else ""
     return f"{prefix + name!r} is not a setting of the magi backend.{hint} The settings are: {', '.join(valid)}"
+
+
+def _choices(kind: object) -> tuple[str, ...]:
+    return get_args(kind) if get_origin(kind) is Literal else ()
+
+
+def _did_you_mean(given: object, choices: Sequence[str]) -> str:
+    close = get_close_matches(given.lower(), choices, n=1) if isinstance(given, str) else []
+    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def _accepted(field: FieldInfo) -> str:
@@ -325,8 +422,8 @@ def _accepted(field: FieldInfo) -> str:
     kind = field.annotation
     if field.description or kind is bool:
         return field.description or "True or False"
-    if str(kind).startswith("typing.Literal"):
-        return "one of " + ", ".join(repr(choice) for choice in get_args(kind))
+    if choices := _choices(kind):
+        return "one of " + ", ".join(map(repr, choices))
     bounds = "".join(
         f" {word} {getattr(part, attribute):g}"
         for attribute, word in (("ge", "from"), ("le", "to"))
@@ -337,23 +434,13 @@ def _accepted(field: FieldInfo) -> str:
     return " or ".join("None" if each is type(None) else f"{each.__name__}{bounds}" for each in kinds)
 
 
-_PREFIX = "magi."
-
-
 @dataclass(frozen=True)
 class Request:
-    """The request of a user for one compilation.
-
-    Attributes:
-        config: Our settings.
-        inductor: Inductor's configuration keys: those of the mode, then those that the user gave.
-        explicit: The keys among them that the user gave by name.
-        label: A name for the report and the progress line; empty if there is none.
-    """
+    """The request of a user for one compilation; *label* is a name for the report and the progress line, or empty."""
 
     config: CompileConfig
     inductor: Mapping[str, Any]
-    explicit: frozenset[str] = frozenset()
+    """Inductor's configuration keys: those of the mode, then those that the user gave."""
     label: str = ""
 
 
@@ -364,18 +451,7 @@ def read_request(
     config_patch: ConfigPatch | None = None,
     label: str = "",
 ) -> Request:
-    """Check the arguments of ``torch.compile``, and split them into our settings and Inductor's configuration.
-
-    Args:
-        mode: As in ``torch.compile(mode=...)``.
-        options: ``magi.*`` settings and keys of ``torch._inductor.config``.
-        config_patch: As for ``magi_compile``. The options take precedence over it, and it over the environment.
-        label: A name for the report.
-
-    Raises:
-        OptionError: An unknown key, a value of the wrong type, or a mode given twice with different values.
-        ConfigError: A malformed environment variable or ``config_patch``.
-    """
+    """The arguments of ``torch.compile`` and ``magi_compile``, checked, and split into our settings and Inductor's."""
     ours: dict[str, object] = {}
     inductor: dict[str, Any] = {}
     given: object = {} if options is None else options
@@ -394,7 +470,8 @@ def read_request(
     if mode is not None:
         modes, other = get_args(Mode), ours.get("mode", mode)
         if mode not in modes:
-            msg = f"mode={mode!r} is not a mode of the magi backend. Choose one of: {', '.join(modes)}"
+            hint = _did_you_mean(mode, modes)
+            msg = f"mode={mode!r} is not a mode of the magi backend.{hint} Choose one of: {', '.join(modes)}"
             raise OptionError(msg)
         if mode != other:
             msg = f'mode={mode!r} and options={{"magi.mode": {other!r}}} contradict each other. Give one of them.'
@@ -403,7 +480,7 @@ def read_request(
     config = CompileConfig.resolve(config_patch=config_patch)
     config = config.replace(ours, origin="options") if ours else config
     patches = {} if config.mode == "default" else _torch_compat.compiling.mode_options(config.mode)
-    return Request(config, patches | inductor, frozenset(inductor), label)
+    return Request(config, patches | inductor, label)
 
 
 def _check_inductor_options(values: Mapping[str, object]) -> None:
@@ -411,8 +488,9 @@ def _check_inductor_options(values: Mapping[str, object]) -> None:
     for key, value in values.items():
         if key not in known:
             ours = [_PREFIX + field for field in field_names()]
-            close = get_close_matches(key, [*ours, *known], n=3, cutoff=0.5)
-            hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+            near = [_PREFIX + nearest(key)] if nearest(key) else []
+            near += get_close_matches(key, known, n=3 - len(near), cutoff=0.5)
+            hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
             msg = (
                 f"Unknown option {key!r} for the magi backend.{hint} Its own options are {', '.join(ours)}; "
                 "every key of torch._inductor.config is accepted too (torch._inductor.list_options() lists them)."

@@ -42,35 +42,25 @@ class BrokenAt:
 
 @dataclass(frozen=True)
 class GivenUp:
-    """A function that Dynamo did not capture, or not again, so that it runs in Python.
-
-    Attributes:
-        function: Its name.
-        place: Its file and first line.
-        reason: The first line of Dynamo's error.
-        times: How often.
-    """
+    """A function that Dynamo did not capture, or not again, so that it runs in Python."""
 
     function: str
     place: str
+    """Its file and first line."""
     reason: str
+    """The first line of Dynamo's error."""
     times: int
 
 
 @dataclass(frozen=True)
 class ProcessRecord:
-    """What one process compiled, besides the graphs of this backend.
-
-    Attributes:
-        process: Which.
-        others: The number of graphs that other backends compiled.
-        breaks: The graph breaks of all functions, also of those for other backends.
-        given_up: The functions that Dynamo left to Python.
-    """
+    """What one process compiled, besides the graphs of this backend, and where Dynamo left functions to Python."""
 
     process: Process
     others: int = 0
+    """The number of graphs that other backends compiled."""
     breaks: tuple[BrokenAt, ...] = ()
+    """The graph breaks of all functions, also of those for other backends."""
     given_up: tuple[GivenUp, ...] = ()
 
 

@@ -66,21 +66,13 @@ logger = logging.getLogger("magi_backend")
 CAP = 256 * 2**20
 """Bytes that a folder may hold. Later records are not written, and the log says so once."""
 
-_REFERENCE = "text:"
-_IS_REFERENCE = re.compile(r"text:[0-9a-f]{24}")
+_REFERENCE = re.compile(r"text:([0-9a-f]{24})")
 """What a record holds instead of a text that is in a file."""
 
 
 @dataclass(frozen=True)
 class Process:
-    """Who compiled.
-
-    Attributes:
-        pid: The number of the process.
-        rank: Its rank, as set by `torchrun`; empty if it has none.
-        program: What was run.
-        torch: The version of torch.
-    """
+    """Who compiled; *rank* is as `torchrun` set it, or empty."""
 
     pid: int
     rank: str
@@ -90,18 +82,13 @@ class Process:
 
 @dataclass(frozen=True)
 class Entry:
-    """One compilation of a run.
-
-    Attributes:
-        process: Who compiled.
-        started: Seconds since the epoch.
-        finished: Whether the backend returned; false if the process ended before.
-        compilation: Its record, which holds shapes and dtypes of tensors, never their values.
-    """
+    """One compilation of a run, which holds shapes and dtypes of tensors, never their values."""
 
     process: Process
     started: float
+    """Seconds since the epoch."""
     finished: bool
+    """Whether the backend returned; false if the process ended before."""
     compilation: Compilation
 
 
@@ -118,7 +105,6 @@ class Folder:
         self.path = path
         self._lock = threading.Lock()
         self._size, self._counted = 0, -1
-        self._kept: set[str] = set()
 
     def make(self) -> Folder:
         """Make the folder if it does not exist, for its owner only, because it shows the code of a program.
@@ -167,17 +153,16 @@ class Folder:
             return ""
         name = hashlib.sha256(text.encode()).hexdigest()[:24]
         path = self.path / "texts" / f"{name}.txt"
-        if name not in self._kept:
-            self._kept.add(name)
-            if not path.exists():
-                self.write(path, text)
-        return f"{_REFERENCE}{name}"
+        if not path.exists():
+            self.write(path, text)
+        return f"text:{name}"
 
     def text(self, reference: str) -> str:
         """The text of *reference*, a reference of a record; any other text as it is."""
-        if not _IS_REFERENCE.fullmatch(reference):
+        found = _REFERENCE.fullmatch(reference)
+        if found is None:
             return reference
-        path = self.path / "texts" / f"{reference.removeprefix(_REFERENCE)}.txt"
+        path = self.path / "texts" / f"{found[1]}.txt"
         return path.read_text() if path.exists() else ""
 
 
@@ -224,16 +209,11 @@ def _warn_once(text: str) -> None:
 
 
 def entries(place: Path) -> Iterator[Entry]:
-    """The compilations in the folder *place*, in the order in which they started."""
+    """The compilations in the folder *place* with their texts, in the order in which they started."""
+    folder = Folder(place)
+
+    def with_texts(fields: dict[str, Any]) -> dict[str, Any]:
+        return {name: folder.text(value) if isinstance(value, str) else value for name, value in fields.items()}
+
     for path in sorted(place.glob("*.json")):
-        yield from_plain(Entry, json.loads(path.read_text()))
-
-
-def with_texts(value: Any, text_of: Callable[[str], str]) -> Any:
-    """The record *value* with each reference to a text replaced by *text_of* it."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in dataclasses.fields(value)]
-        return dataclasses.replace(value, **{name: with_texts(getattr(value, name), text_of) for name in names})
-    if isinstance(value, tuple):
-        return tuple(with_texts(item, text_of) for item in value)
-    return text_of(value) if isinstance(value, str) else value
+        yield from_plain(Entry, json.loads(path.read_text(), object_hook=with_texts))

@@ -129,12 +129,6 @@ class CompilationLog:
         self._finished = False
         self._spending = threading.local()
 
-    def _keep(self) -> None:
-        """Write the record to its file, if it has one."""
-        if self._file is not None:
-            with self.spending():
-                self._file.write(self.snapshot(), finished=self._finished)
-
     @contextlib.contextmanager
     def spending(self) -> Iterator[None]:
         """A context whose time counts as that of the record; nested ones count once."""
@@ -187,40 +181,36 @@ class CompilationLog:
         """The name of what is compiled."""
         return self._compilation.label
 
-    def add_graph(self, graph: GraphRecord) -> int:
-        """Append the record of one forward or backward graph. Returns its position among the graphs."""
+    def _change(self, change: Callable[[Compilation], dict[str, Any]]) -> None:
+        """Replace the fields that *change* has for the record, and write it to its file if it has one."""
         with self._lock:
-            place = len(self._compilation.graphs)
-            self._compilation = replace(self._compilation, graphs=(*self._compilation.graphs, graph))
+            self._compilation = replace(self._compilation, **change(self._compilation))
+        if self._file is not None:
+            with self.spending():
+                self._file.write(self.snapshot(), finished=self._finished)
+
+    def update(self, **changes: Any) -> None:
+        """Replace fields of the record."""
+        self._change(lambda _: changes)
+
+    def add_graph(self, graph: GraphRecord) -> None:
+        """Append the record of one forward or backward graph."""
         for repair in graph.repairs:
             logger.info("%s %s: repair %s: %s", self.label, graph.kind, repair.name, repair.repair)
         # magi-passes logs and traces what the passes did.
         _torch_compat.compiling.trace_artifact(
             "magi_backend", lambda: {name: value for name, value in asdict(graph).items() if name != "passes"}
         )
-        self._keep()
-        return place
+        self._change(lambda now: {"graphs": (*now.graphs, graph)})
 
-    def add_runs(self, place: int, runs: tuple[KernelRun, ...]) -> None:
-        """Add what was measured of the kernels of the graph at *place*."""
-        with self._lock:
-            graphs = list(self._compilation.graphs)
-            graphs[place] = replace(graphs[place], runs=runs)
-            self._compilation = replace(self._compilation, graphs=tuple(graphs))
-        self._keep()
+    def add_runs(self, graph: GraphRecord, runs: tuple[KernelRun, ...]) -> None:
+        """Add what was measured of the kernels of *graph*."""
+        self._change(lambda now: {"graphs": tuple(replace(g, runs=runs) if g is graph else g for g in now.graphs)})
 
     def add_check(self, check: CheckOutcome) -> None:
         """Append the result of a comparison with eager."""
-        with self._lock:
-            self._compilation = replace(self._compilation, checks=(*self._compilation.checks, check))
         logger.info("%s: %s", self.label, check)
-        self._keep()
-
-    def update(self, **changes: Any) -> None:
-        """Replace fields of the record."""
-        with self._lock:
-            self._compilation = replace(self._compilation, **changes)
-        self._keep()
+        self._change(lambda now: {"checks": (*now.checks, check)})
 
     def detached(self) -> CompilationLog:
         """A log of the same compilation that nobody reads, for other compilations that it needs."""

@@ -18,7 +18,7 @@ from magi_backend._records.collect import Collector, collecting
 from magi_backend._records.folder import to_plain
 from magi_backend._records.hidden import graph_break
 from magi_backend._settings import read_request
-from magi_backend._verify.compare import leaves_of
+from magi_backend._verify.compare import tensors_of
 from magi_backend._verify.run import Outcome, differences, other_layouts, replayed_random_numbers, run
 from magi_backend.errors import OptionError, TargetError, TargetTypeError
 from magi_backend.records import describe_input
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from magi_backend._settings import MagiOptions
     from magi_backend._verify.compare import Difference
     from magi_backend.records import Compilation
 
@@ -248,7 +249,7 @@ OTHER_RANDOM = (
 
 def explain(
     fn: Callable[..., Any],
-    options: Mapping[str, Any] | None = None,
+    options: MagiOptions | Mapping[str, Any] | None = None,
     *,
     mode: str | None = None,
     dynamic: bool | None = None,
@@ -298,17 +299,9 @@ def explain(
         msg = f"explain: repeats={repeats!r} is not a number of calls; it takes 0, 1, 2, …"
         raise OptionError(msg)
     eager = _torch_compat.values.uncompiled(fn)
+    keywords: Any = {"options": dict(options or {}) or None, "mode": mode, "dynamic": dynamic, "fullgraph": fullgraph}
     if eager is None:
-        compiled = torch.compile(
-            fn,
-            backend="magi",
-            options=dict(options) if options else None,
-            mode=mode,
-            dynamic=dynamic,
-            fullgraph=fullgraph,
-        )
-        return _Explained(fn, None, _compiled_again(fn, compiled), repeats)
-    keywords = {"options": options, "mode": mode, "dynamic": dynamic, "fullgraph": fullgraph}
+        return _Explained(fn, None, _compiled_again(fn, torch.compile(fn, backend="magi", **keywords)), repeats)
     ignored = [name for name, value in keywords.items() if value]
     if ignored:
         msg = (
@@ -320,21 +313,10 @@ def explain(
 
 
 class _Explained:
-    """What ``explain`` returns, which runs a function eager and compiled.
-
-    Args:
-        eager: The function as it was written.
-        given: The compiled function that is explained as it is; None for a function that is compiled here.
-        again: The function compiled for the report, from a new code object.
-        repeats: How often each call runs again.
-    """
+    """What ``explain`` returns: runs *eager*, and compiled *given*, or without that *again*, from a new code object."""
 
     def __init__(
-        self,
-        eager: Callable[..., Any],
-        given: Callable[..., Any] | None,
-        again: Callable[..., Any],
-        repeats: int,
+        self, eager: Callable[..., Any], given: Callable[..., Any] | None, again: Callable[..., Any], repeats: int
     ) -> None:
         self._eager, self._given, self._again, self._repeats = eager, given, again, repeats
         self._collector = Collector(fresh=True)
@@ -373,9 +355,7 @@ class _Explained:
             eager += [replay(self._eager) for _ in range(self._repeats - 2)]
         self._calls.append(
             CallRecord(
-                inputs=tuple(
-                    describe_input(leaf) for _, leaf in leaves_of((args, kwargs)) if isinstance(leaf, torch.Tensor)
-                ),
+                inputs=tuple(describe_input(tensor) for _, tensor in tensors_of((args, kwargs))),
                 first_seconds=first.seconds,
                 later_seconds=later,
                 eager_seconds=tuple(outcome.seconds for outcome in eager),
@@ -391,13 +371,13 @@ class _Explained:
         return Report(_name(self._eager), versions, tuple(self._calls), collector.compilations())
 
 
-def _check_options(options: Mapping[str, Any] | None, *, mode: str | None, dynamic: object, fullgraph: object) -> None:
+def _check_options(
+    options: MagiOptions | Mapping[str, Any] | None, *, mode: str | None, dynamic: object, fullgraph: object
+) -> None:
     """Raise for options that ``torch.compile`` would refuse at the first call, or would misread."""
     if mode is not None and options:
-        msg = (
-            f"explain: mode={mode!r} together with options. Give one of them; "
-            f'options={{"magi.mode": {mode!r}}} does both.'
-        )
+        way_out = f'options={{"magi.mode": {mode!r}}} does both.'
+        msg = f"explain: mode={mode!r} together with options. Give one of them; {way_out}"
         raise OptionError(msg)
     read_request(mode=mode, options=options)
     for name, value, kinds in (("dynamic", dynamic, "True, False or None"), ("fullgraph", fullgraph, "True or False")):

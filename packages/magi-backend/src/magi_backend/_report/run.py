@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from magi_backend._records.collect import processes
-from magi_backend._records.folder import Folder, entries, to_plain, with_texts
+from magi_backend._records.folder import entries, to_plain
 from magi_backend.errors import ReportError
 
 from .html import Html, compilation_as_html, details, diff_block, page, section, table
@@ -448,9 +448,7 @@ def read_report(folder: str | Path) -> RunReport:
             'backend="magi" compiles is kept.'
         )
         raise ReportError(msg)
-    text_of = Folder(place).text
     numbered = (
-        replace(entry, compilation=replace(with_texts(entry.compilation, text_of), index=index))
-        for index, entry in enumerate(found)
+        replace(entry, compilation=replace(entry.compilation, index=index)) for index, entry in enumerate(found)
     )
     return RunReport(tuple(numbered), tuple(processes(place)))

@@ -228,6 +228,22 @@ def mode_options(mode: str) -> dict[str, Any]:
     return dict(torch._inductor.list_mode_options(mode))
 
 
+def cpp_compiler() -> str:
+    """The command of the C++ compiler that Inductor calls (2.10 to 2.15); an error if there is none."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    return get_cpp_compiler()
+
+
+def inductor_cache() -> str:
+    """The folder of Inductor's caches (2.10 to 2.15), which is not made here."""
+    import os
+
+    from torch._inductor.runtime import cache_dir_utils
+
+    return os.environ.get("TORCHINDUCTOR_CACHE_DIR") or cache_dir_utils.default_cache_dir()
+
+
 _EPILOGUES = "epilogue_fusion_user_defined_triton_kernel"
 
 

@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
-from torch.utils import _pytree as pytree
 
 from magi_backend import _torch_compat
 from magi_backend._torch_compat.nodes import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_MODE
 from magi_backend._torch_compat.values import storage_id
 
-from .compare import leaves_of, with_leaves
-from .run import Outcome, alone, copy_inputs, differences, replayed_random_numbers, run, run_eager, state_of
+from .compare import leaves_of, tensors_of, with_leaves
+from .run import Outcome, alone, copy_inputs, differences, replayed_random_numbers, run, run_eager, states_of
 
 
 if TYPE_CHECKING:
@@ -39,19 +38,16 @@ Unit = tuple[Node, ...]
 
 @dataclass(frozen=True)
 class Part:
-    """Consecutive calls of a graph.
-
-    Attributes:
-        nodes: The calls, in order.
-        before: Calls before the part that switch on a mode, such as autocast, that is still on where the part starts.
-        entering: The values that it reads but does not compute.
-        leaving: Those of its values that are read after it.
-    """
+    """Consecutive calls of a graph."""
 
     nodes: tuple[Node, ...]
     before: tuple[Node, ...]
-    entering: tuple[Node, ...]
+    """Calls before it that switch on a mode, such as autocast, that is still on where it starts."""
+    given: tuple[Node, ...]
+    """The values that it reads but does not compute; constants of the graph are copied with it, as *constants*."""
+    constants: tuple[Node, ...]
     leaving: tuple[Node, ...]
+    """Those of its values that are read after it."""
 
 
 def units(gm: GraphModule) -> tuple[Unit, ...]:
@@ -86,9 +82,11 @@ def part_of(gm: GraphModule, chosen: Iterable[Unit]) -> Part:
     inside = set(nodes)
     read = dict.fromkeys(used for node in nodes for used in node.all_input_nodes if used not in inside)
     before = tuple(_modes_on(gm, nodes[0]))
-    entering = tuple(node for node in read if node not in before)
-    leaving = tuple(node for node in nodes if not node.users or any(user not in inside for user in node.users))
-    return Part(nodes, before, entering, tuple(node for node in leaving if _holds_tensors(node)))
+    given = tuple(node for node in read if node not in before and node.op != "get_attr")
+    constants = tuple(node for node in read if node.op == "get_attr")
+    read_later = (node for node in nodes if not node.users or any(user not in inside for user in node.users))
+    leaving = tuple(node for node in read_later if any(tensors_of(node.meta.get("example_value"))))
+    return Part(nodes, before, given, constants, leaving)
 
 
 def _modes_on(gm: GraphModule, first: Node) -> Iterator[Node]:
@@ -109,11 +107,6 @@ def _modes_on(gm: GraphModule, first: Node) -> Iterator[Node]:
     yield from regions
 
 
-def _holds_tensors(node: Node) -> bool:
-    leaves = pytree.tree_leaves(node.meta.get("example_value"))
-    return any(isinstance(leaf, torch.Tensor) for leaf in leaves)
-
-
 def side_by_side(gm: GraphModule, parts: Sequence[Part], entered: Sequence[Entered]) -> GraphModule:
     """One graph with a copy of each of *parts*.
 
@@ -121,27 +114,21 @@ def side_by_side(gm: GraphModule, parts: Sequence[Part], entered: Sequence[Enter
     """
     graph = Graph()
     given = [
-        {node: graph.placeholder(f"part{index}_{node.name}") for node in _given(part)}
-        for index, part in enumerate(parts)
+        {node: graph.placeholder(f"part{index}_{node.name}") for node in part.given} for index, part in enumerate(parts)
     ]
     outputs = []
     for part, known, each in zip(parts, given, entered, strict=True):
         # A compiled graph that writes to an input cannot always differentiate it, although it could inside a larger
         # graph.
-        copied = [node for node, place in zip(_given(part), each.copied, strict=True) if place]
+        copied = [node for node, place in zip(part.given, each.copied, strict=True) if place]
         known |= {node: graph.call_method("clone", (known[node],)) for node in copied}
         outputs.append((*_copied(part, known, graph), *(known[node] for node in copied)))
     graph.output(tuple(outputs))
     return GraphModule(gm, graph)
 
 
-def _given(part: Part) -> tuple[Node, ...]:
-    """The values that enter *part* as inputs; constants of the graph are copied with the part."""
-    return tuple(node for node in part.entering if node.op != "get_attr")
-
-
 def _copied(part: Part, known: dict[Node, Node], graph: Graph) -> tuple[Any, ...]:
-    for node in (*(node for node in part.entering if node.op == "get_attr"), *part.before, *part.nodes):
+    for node in (*part.constants, *part.before, *part.nodes):
         known[node] = graph.node_copy(node, known.__getitem__)
     outputs = tuple(_tensors_in(known[node], node.meta.get("example_value"), graph) for node in part.leaving)
     for node in reversed((*part.before, *part.nodes)):
@@ -167,21 +154,17 @@ def _item(values: Any, index: int) -> Any:
 
 @dataclass(frozen=True)
 class Entered:
-    """The values that entered a part.
-
-    Attributes:
-        values: The values as they were when the part started, detached from any autograd graph.
-        copied: For each, whether the part works on a copy of it, which is then one of its outputs.
-    """
+    """The values that entered a part, as they were when it started, detached from any autograd graph."""
 
     values: tuple[Any, ...]
     copied: tuple[bool, ...]
+    """Whether the part works on a copy of the value, which is then one of its outputs."""
 
 
 def entering_values(gm: GraphModule, args: tuple[Any, ...], parts: Sequence[Part]) -> tuple[Entered, ...]:
     """The values that enter each of *parts* when *gm* runs eager on a copy of *args*."""
     recorder = _Recorder(gm, parts)
-    recorder.run(*copy_inputs(args).values)
+    recorder.run(*copy_inputs(args)[0])
     return tuple(recorder.entered(index) for index in range(len(parts)))
 
 
@@ -193,18 +176,18 @@ class _Recorder(Interpreter):
         self._parts = parts
         self._values: dict[int, tuple[Any, ...]] = {}
         self._copies: dict[int, tuple[Any, ...]] = {}
-        self._states: dict[int, list[object]] = {}
+        self._states: dict[int, object] = {}
         self._written: set[int] = set()
 
     def run_node(self, node: Node) -> Any:
         for index, part in enumerate(self._parts):
             if node is part.nodes[0]:
-                self._values[index] = tuple(self.env[each] for each in _given(part))
-                self._copies[index] = copy_inputs(self._values[index]).values
-                self._states[index] = _states(self._values[index])
+                self._values[index] = tuple(self.env[each] for each in part.given)
+                self._copies[index], _ = copy_inputs(self._values[index])
+                self._states[index] = states_of(self._values[index])
         value = super().run_node(node)
         for index, part in enumerate(self._parts):
-            if node is part.nodes[-1] and _states(self._values[index]) != self._states[index]:
+            if node is part.nodes[-1] and states_of(self._values[index]) != self._states[index]:
                 self._written.add(index)
         return value
 
@@ -225,23 +208,18 @@ class _Recorder(Interpreter):
             ]
         )
         values = tuple(with_leaves(self._copies[index], lambda _: next(leaves)))
-        for node, value in zip(_given(self._parts[index]), values, strict=True):
+        for node, value in zip(self._parts[index].given, values, strict=True):
             captured = node.meta.get("example_value")
             if isinstance(value, torch.Tensor) and isinstance(captured, torch.Tensor):
                 for dim, size in enumerate(captured.shape):
                     if isinstance(size, int):  # a constant in the capture is one here
                         _torch_compat.values.fix_size(value, dim)
-        tensors = (leaf for _, leaf in leaves_of(values) if isinstance(leaf, torch.Tensor))
-        sharing = Counter(map(storage_id, tensors))
+        sharing = Counter(storage_id(tensor) for _, tensor in tensors_of(values))
         copied = (
             written and isinstance(value, torch.Tensor) and value.requires_grad and sharing[storage_id(value)] == 1
             for value in values
         )
         return Entered(values, tuple(copied))
-
-
-def _states(values: tuple[Any, ...]) -> list[object]:
-    return [state_of(leaf) for _, leaf in leaves_of(values) if isinstance(leaf, torch.Tensor)]
 
 
 Compile = Callable[[GraphModule], Callable[..., Any]]

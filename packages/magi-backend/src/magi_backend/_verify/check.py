@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from .run import differences, replayed_random_numbers, run, run_eager
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from torch.fx import GraphModule
 
@@ -60,30 +59,21 @@ def readable(source: str) -> str:
 
 logger = logging.getLogger("magi_backend")
 
-Function = Callable[..., Any]
-
 
 @dataclass(eq=False)
 class CheckedPiece:
-    """A compiled piece that compares its first call with eager.
+    """A compiled piece that compares its first call with *eager*, the graph that it was compiled from."""
 
-    Attributes:
-        compiled: The piece.
-        eager: The graph that it was compiled from.
-        title: Its name in an error.
-        names: The names of inputs, by placeholder, of those that have a name.
-        blame: Finds the first operator that differs, given the inputs and whether a gradient differs.
-        report: Called with the result of the comparison.
-        seconds: How long compiling the piece took so far; a backward is compiled in the first call.
-    """
-
-    compiled: Function
+    compiled: Callable[..., Any]
     eager: GraphModule
     title: str
     names: Mapping[str, str]
+    """The names of inputs, by placeholder, of those that have a name."""
     blame: Callable[[tuple[Any, ...], bool], str]
+    """Finds the first operator that differs, given the inputs and whether a gradient differs."""
     report: Callable[[str, tuple[Difference, ...]], None]
     seconds: float
+    """How long compiling the piece took so far; a backward is compiled in the first call."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _checked: bool = False
 

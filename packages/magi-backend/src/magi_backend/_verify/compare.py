@@ -24,16 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Node:
-    """A value that holds others.
-
-    Attributes:
-        kind: A value that is equal for two values of one class with parts of the same names and the same constants.
-        parts: The values inside, each with the text of the step to it: ``.weight``, ``[0]``, ``['mask']``.
-        build: The inverse, from other parts to a value of the same kind.
-    """
+    """A value that holds others, and the function that builds one of the same kind from other parts."""
 
     kind: object
+    """Equal for two values of one class with parts of the same names and the same constants."""
     parts: tuple[tuple[str, Any], ...]
+    """The values inside, each with the text of the step to it: ``.weight``, ``[0]``, ``['mask']``."""
     build: Callable[[list[Any]], Any]
 
 
@@ -78,6 +74,11 @@ def leaves_of(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         return
     for step, part in node.parts:
         yield from leaves_of(part, path + step)
+
+
+def tensors_of(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors among the leaves of *value*, each with its path."""
+    return ((path, leaf) for path, leaf in leaves_of(value) if isinstance(leaf, torch.Tensor))
 
 
 def with_leaves(value: Any, replacement: Callable[[Any], Any]) -> Any:
@@ -160,22 +161,16 @@ def compare(
 ) -> Difference:
     """The difference between *actual*, from the compiled run, and *expected*, from the eager run.
 
-    Args:
-        name: Of the tensor.
-        actual: From the compiled run.
-        expected: From the eager run.
-        scale: The magnitude of the values if it is far from 1. Gradients of a mean, for example, are all small, so an
-            absolute tolerance made for outputs would accept zeros for them.
-        computed_in: The dtypes of other tensors that it was computed from.
+    *scale* is the magnitude of the values if it is far from 1. Gradients of a mean, for example, are all small, so an
+    absolute tolerance made for outputs would accept zeros for them. For *computed_in* see `tolerance_of`.
     """
     if not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
-        agrees = _is_same(actual, expected)
-        return Difference(
-            name, 0.0 if agrees else float("inf"), EXACT, agrees, "" if agrees else f"{actual!r} is not {expected!r}"
-        )
+        if _is_same(actual, expected):
+            return Difference(name, 0.0, EXACT, agrees=True)
+        return Difference(name, math.inf, EXACT, agrees=False, note=f"{actual!r} is not {expected!r}")
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         note = f"{actual.dtype} {tuple(actual.shape)} is not {expected.dtype} {tuple(expected.shape)}"
-        return Difference(name, float("inf"), EXACT, agrees=False, note=note)
+        return Difference(name, math.inf, EXACT, agrees=False, note=note)
     usual = tolerance_of(expected.dtype, computed_in)
     a, b = comparable(actual.detach()), comparable(expected.detach())
     size = _typical(b) if usual.rtol >= TOLERANCES[torch.float16].rtol else 1.0
@@ -202,7 +197,7 @@ def compare_trees(
         return (compare(name, actual, expected, computed_in=computed_in),)
     if ours is None or theirs is None or ours.kind != theirs.kind:
         note = f"structure {_shown(ours, actual)} is not {_shown(theirs, expected)}"
-        return (Difference(name, float("inf"), EXACT, agrees=False, note=note),)
+        return (Difference(name, math.inf, EXACT, agrees=False, note=note),)
     return tuple(
         difference
         for (step, part), (_, other) in zip(ours.parts, theirs.parts, strict=True)
@@ -243,4 +238,4 @@ def _largest(a: torch.Tensor, b: torch.Tensor) -> float:
     difference = (a.to(wide) - b.to(wide)).abs()
     same = (a == b) | (a.isnan() & b.isnan())  # two infinities of one sign do not differ
     largest = float(difference.masked_fill(same, 0.0).max())
-    return float("inf") if math.isnan(largest) else largest  # nan: one of them is not finite
+    return math.inf if math.isnan(largest) else largest  # nan: one of them is not finite

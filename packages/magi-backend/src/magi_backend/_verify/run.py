@@ -27,30 +27,17 @@ from torch.fx import GraphModule, Interpreter, Node
 from magi_backend import _torch_compat
 from magi_backend._torch_compat.values import storage_id
 
-from .compare import Difference, comparable, compare, compare_trees, leaves_of, magnitude, with_leaves
+from .compare import Difference, comparable, compare, compare_trees, leaves_of, magnitude, tensors_of, with_leaves
 
 
-@dataclass(frozen=True)
-class InputCopies:
-    """Copies of a tree of inputs.
+def copy_inputs(tree: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+    """*tree* with copies of its tensors, and by path those of them to differentiate by, which require a gradient.
 
-    Attributes:
-        values: The tree, with copies in place of its tensors: same strides, same memory shared among them, same
-            requirement of gradients and marks of dynamic dimensions. Its lists, dicts and dataclasses are copies too.
-        wanted: The tensor to differentiate by, for each tensor that requires a gradient, by its path.
+    A copy has the strides and the marks of dynamic dimensions of the original. Tensors that share memory become views
+    of one copy of all of it. They do not lead to all of it by themselves: one that was detached, or made in inference
+    mode, does not know of which tensor it is a view.
     """
-
-    values: Any
-    wanted: dict[str, torch.Tensor]
-
-
-def copy_inputs(tree: Any) -> InputCopies:
-    """Copy every tensor of *tree*; other leaves stay as they are.
-
-    Tensors that share memory become views of one copy of all of it. They do not lead to all of it by themselves: one
-    that was detached, or made in inference mode, does not know of which tensor it is a view.
-    """
-    leaves = [(path, leaf) for path, leaf in leaves_of(tree) if isinstance(leaf, torch.Tensor)]
+    leaves = list(tensors_of(tree))
     sharing = Counter(storage_id(leaf) for leaf in {id(leaf): leaf for _, leaf in leaves}.values())
     memories: dict[int, torch.Tensor] = {}
     copies: dict[int, torch.Tensor] = {}
@@ -67,11 +54,11 @@ def copy_inputs(tree: Any) -> InputCopies:
                     wanted[path] = twin
                 # Code may write to an input that is not a leaf, although it requires a gradient.
                 copies[id(leaf)] = twin if leaf.is_leaf else twin.clone()
-    return InputCopies(with_leaves(tree, lambda leaf: copies.get(id(leaf), leaf)), wanted)
+    return with_leaves(tree, lambda leaf: copies.get(id(leaf), leaf)), wanted
 
 
 def _view_of_copy(tensor: torch.Tensor, memories: dict[int, torch.Tensor]) -> torch.Tensor:
-    """*tensor* as a view of a copy, in *memories*, of all the memory that it is in."""
+    """*tensor* as a view of a copy of all the memory that it is in; *memories* has the copies by storage."""
     storage = storage_id(tensor)
     if storage not in memories:
         whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
@@ -164,21 +151,15 @@ def replayed_random_numbers() -> Iterator[Replay]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a function computed from copies of its inputs.
-
-    Attributes:
-        outputs: Its result.
-        inputs: ``(args, kwargs)`` after the call, which may have written to them.
-        written: The paths of the tensors in *inputs* that were written to, or added.
-        gradients: For fixed cotangents, the gradient of each parameter by its name, and of each input that requires one
-            by its path; None where the outputs do not depend on it.
-        seconds: How long the call and its gradients took.
-    """
+    """What a function computed from copies of its inputs, and how long that took with its gradients."""
 
     outputs: Any
     inputs: Any
+    """``(args, kwargs)`` after the call."""
     written: frozenset[str]
+    """The paths of the tensors in *inputs* that were written to, or added."""
     gradients: Mapping[str, torch.Tensor | None]
+    """By the name of a parameter or the path of an input; None where the outputs do not depend on it."""
     seconds: float
 
 
@@ -189,19 +170,18 @@ def run(
     modules: Sequence[nn.Module] = (),
 ) -> Outcome:
     """Run *fn* on copies of its arguments and differentiate its outputs; buffers of *modules* are restored."""
-    copies = copy_inputs((args, dict(kwargs or {})))
-    before = _states(copies.values)
-    wanted = {name: p for module in modules for name, p in module.named_parameters() if p.requires_grad}
+    inputs, wanted = copy_inputs((args, dict(kwargs or {})))
+    before = states_of(inputs)
+    parameters = {name: p for module in modules for name, p in module.named_parameters() if p.requires_grad}
     with _buffers_put_back(modules):
         start = time.perf_counter()
-        outputs = fn(*copies.values[0], **copies.values[1])
-        gradients = _gradients(outputs, {**wanted, **copies.wanted})
+        outputs = fn(*inputs[0], **inputs[1])
+        gradients = _gradients(outputs, parameters | wanted)
         _torch_compat.values.synchronize()
         seconds = time.perf_counter() - start
         outputs = with_leaves(outputs, lambda leaf: alone(leaf) if isinstance(leaf, torch.Tensor) else leaf)
-    after = _states(copies.values)
-    written = frozenset(path for path, state in after.items() if before.get(path) != state)
-    inputs = with_leaves(copies.values, lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf)
+    written = frozenset(path for path, state in states_of(inputs).items() if before.get(path) != state)
+    inputs = with_leaves(inputs, lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf)
     return Outcome(outputs, inputs, written, gradients, seconds)
 
 
@@ -213,14 +193,9 @@ def differences(
     names: Mapping[str, str] | None = None,
     computed_in: Collection[torch.dtype] = (),
 ) -> tuple[Difference, ...]:
-    """The difference of every output, written input and gradient of *actual* from that of *expected*.
+    """The difference of every output, written input and gradient of the compiled run from that of the eager one.
 
-    Args:
-        actual: The compiled run.
-        expected: The eager run.
-        kind: The word for an input in the names of the differences.
-        names: Names of inputs, by path, of those that have a name.
-        computed_in: The dtypes of the tensors in the graph.
+    An input is called *kind* and its path, or what *names* has for the path. *computed_in* are the graph's dtypes.
     """
     known = names or {}
     after = f"{kind} after the call"
@@ -264,9 +239,9 @@ def other_layouts(actual: Outcome, expected: Outcome) -> tuple[str, ...]:
     )
 
 
-def _states(tree: Any) -> dict[str, tuple[int, object]]:
+def states_of(tree: Any) -> dict[str, tuple[int, object]]:
     """The tensor at each path, and what changes when it is written to."""
-    return {path: (id(leaf), state_of(leaf)) for path, leaf in leaves_of(tree) if isinstance(leaf, torch.Tensor)}
+    return {path: (id(leaf), state_of(leaf)) for path, leaf in tensors_of(tree)}
 
 
 @contextmanager
@@ -282,7 +257,7 @@ def _buffers_put_back(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def _gradients(outputs: Any, wanted: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor | None]:
-    roots = [leaf for _, leaf in leaves_of(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    roots = [leaf for _, leaf in tensors_of(outputs) if leaf.requires_grad]
     if not roots or not wanted:
         return dict.fromkeys(wanted)
     generator = torch.Generator().manual_seed(0)
@@ -293,12 +268,7 @@ def _gradients(outputs: Any, wanted: Mapping[str, torch.Tensor]) -> dict[str, to
 
 @dataclass(frozen=True)
 class Expected:
-    """What eager computes.
-
-    Attributes:
-        outcome: The run that a compiled one is compared with.
-        other: The run with other contents in memory that nobody has written; None if the graph allocates none.
-    """
+    """What eager computes, and again with *other* contents in memory that nobody has written, if there is any."""
 
     outcome: Outcome
     other: Outcome | None
@@ -321,13 +291,9 @@ def run_eager(
     rewind: Callable[[], object],
     result: Callable[[Any], Any] = lambda outputs: outputs,
 ) -> Expected:
-    """Run *gm* on copies of *args*, and a second time if its result may depend on what was in memory.
+    """Run *gm* on copies of *args*, and after *rewind* a second time if its result may depend on what was in memory.
 
-    Args:
-        gm: The graph.
-        args: Its inputs.
-        rewind: Called before the second run, which gets the random numbers of the first.
-        result: What becomes of the outputs before they are copied.
+    *result* converts the outputs before they are copied.
     """
     if not any(_torch_compat.nodes.is_empty(node) for node in gm.graph.nodes):
         return Expected(run(lambda *args: result(gm(*args)), args), None)
