@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from _class_table import CLASSES
+from _real_classes import CLASSES
 from magi_backend import MismatchError
 from torch import Tensor, nn
 from torch._inductor.custom_graph_pass import CustomGraphPass

@@ -22,7 +22,6 @@ import torch
 from _arms import arm_named, pipeline_options
 from _card_case import KNOWN, NAMES, ROUNDED, WHOLE
 from _case import Case, Plan, measure_case
-from _class_table import CLASSES
 from _clock import Clock
 from _difference import Difference, WrongResultError, difference, judged
 from _fragment_calls import CALLS, arguments, build, class_of
@@ -31,6 +30,7 @@ from _library_case import OpaqueOp
 from _library_op import ROWS, LibraryOp, program_of, rows
 from _library_scan import LIBRARIES, folder_of
 from _ratios import ratios
+from _real_classes import CLASSES
 from _real_models import MODELS, compiled_part, decode, denoise, without_the_break
 from _rows import joined
 from _told import measure_as_told, row

@@ -11,8 +11,7 @@ import warnings
 import pytest
 import torch
 from _card_graphs import Graphs, for_the_card
-from _class_table import CLASSES
-from _real_classes import RealClass, train
+from _real_classes import CLASSES, RealClass, train
 
 
 def graphs_of(kind: RealClass, backend: str) -> Graphs:
