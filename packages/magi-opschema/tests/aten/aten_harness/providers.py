@@ -2,29 +2,26 @@
 """Inputs for a variant, from the best provider that has any.
 
 Recipes come first, then torch's own test database: its samples passed to ATen, and the calls that ATen saw when they
-ran. For overloads that neither reaches, inputs are guessed from the schema. Guessed arguments can crash a kernel of
-torch, so the guessing runs in a process of its own, which sends back only what ATen accepted.
+ran. Overloads that neither reaches, forms with a number for a tensor above all, get what their schema requires.
 """
 
 from __future__ import annotations
 
 import functools as ft
 import itertools as it
-import random
 import warnings
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
 from magi_opschema.aten._generate.schema import OPTIONS
-from magi_opschema.aten._torch_compat import OpOverload, arguments, find_overload
+from magi_opschema.aten._torch_compat import arguments, find_overload
 from magi_opschema.aten.errors import MissingExtraError
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .recipes import RECIPES, recipe_samples
+from .recipes import RECIPES, Make, recipe_samples
 from .subject import Sample, Subject
-from .workers import isolated
 
 
 if TYPE_CHECKING:
@@ -39,9 +36,6 @@ _REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedErro
 _SAMPLES_PER_OP_INFO = 40
 _LARGEST = 20_000
 """The number of elements above which a sample is too slow to be useful."""
-
-_FUZZED_DTYPES = (torch.float32, torch.int64, torch.complex64)
-_FUZZED_SECONDS = 4.0
 
 
 def samples_for(subjects: list[Subject]) -> dict[Subject, list[Sample]]:
@@ -62,7 +56,7 @@ def samples_for(subjects: list[Subject]) -> dict[Subject, list[Sample]]:
         if not found[subject]:
             found[subject] = _captured(subject)
         if not found[subject]:
-            found[subject] = _fuzzed_samples(subject.leading)
+            found[subject] = _plain_samples(subject)
     return {subject: [*samples, *_with_options(subject, samples)] for subject, samples in found.items()}
 
 
@@ -228,80 +222,14 @@ def _tensors(value: Any) -> list[Tensor]:
     return []
 
 
-def _fuzzed_samples(overload: OpOverload) -> list[Sample]:
-    """Calls of *overload* that ATen accepts; none if no guess fits, or if guessing crashes or hangs."""
-    dtypes = _FUZZED_DTYPES
-    calls = isolated(lambda: [_guesses(overload, dtype) for dtype in dtypes], seconds=_FUZZED_SECONDS)
-    if calls is None:  # a dtype that crashes must not affect the others
-        alone = [isolated(ft.partial(_guesses, overload, dtype), seconds=_FUZZED_SECONDS) for dtype in dtypes]
-        calls = [found or [] for found in alone]
-    pairs = zip(dtypes, calls, strict=True)
-    return [Sample(tuple(args), kwargs, "schema", dtype) for dtype, found in pairs for args, kwargs in found]
+def _plain_samples(subject: Subject) -> list[Sample]:
+    """Calls of *subject* with what it requires alone, tensors and numbers, in the dtypes that ATen takes."""
+    required = [a for a in arguments(subject.leading) if not (a.is_out or a.has_default_value())]
 
+    def call(dtype: torch.dtype) -> Sample:
+        make = Make(dtype)
+        given = {a.name: make.unit(3, 4) + 1 if str(a.type) == "Tensor" else 2 for a in required}
+        args = tuple(given[a.name] for a in required if not a.kwarg_only)
+        return Sample(args, {a.name: given[a.name] for a in required if a.kwarg_only}, "schema", dtype)
 
-def _guesses(overload: OpOverload, dtype: torch.dtype) -> list[tuple[list[Any], dict[str, Any]]]:
-    """Two calls that ATen accepts, or fewer."""
-    rng = random.Random(str(overload))  # the same guesses in every run
-    torch.manual_seed(0)
-    found: list[tuple[list[Any], dict[str, Any]]] = []
-    inputs = [a for a in arguments(overload) if not a.is_out]
-    for _ in range(60):
-        shape = rng.choice([(3, 4), (4, 4), (2, 3, 4), (2, 3, 4, 4), (5,), (1, 2, 4, 4, 4)])
-        args, kwargs = [], {}
-        for argument in inputs:
-            if not argument.kwarg_only:
-                args.append(_guess(argument, shape, dtype, rng))
-            elif not argument.has_default_value():
-                kwargs[argument.name] = _guess(argument, shape, dtype, rng)
-        try:
-            outs = {a.name: torch.empty(0, dtype=dtype) for a in arguments(overload) if a.is_out}
-            overload(*args, **kwargs, **outs)
-        except _REFUSALS:
-            continue
-        found.append((args, kwargs))
-        if len(found) == 2:
-            break
-    return found
-
-
-def _guess(argument: Any, shape: tuple[int, ...], dtype: torch.dtype, rng: random.Random) -> Any:
-    name, type_ = argument.name, str(argument.type)
-    if argument.has_default_value() and rng.random() < 0.7:
-        return argument.default_value
-    if type_.startswith("Optional["):
-        if rng.random() < 0.5:
-            return None
-        type_ = type_.removeprefix("Optional[")[:-1]
-    if type_ == "Tensor":
-        return _tensor(name, shape, dtype, rng)
-    if type_ == "List[Tensor]":
-        return [_tensor(name, shape, dtype, rng) for _ in range(2)]
-    if type_.startswith("List["):
-        length = argument.N or rng.choice([1, 2, len(shape)])
-        element = type_.removeprefix("List[")[:-1]
-        return [_number(name, element, rng) for _ in range(length)]
-    return _number(name, type_, rng)
-
-
-def _tensor(name: str, shape: tuple[int, ...], dtype: torch.dtype, rng: random.Random) -> Tensor:
-    if "mask" in name or name == "condition":
-        return torch.rand(shape) > 0.5
-    if any(word in name for word in ("index", "indices", "target", "repeats")):
-        return torch.randint(2, shape)
-    if rng.random() < 0.2:
-        shape = shape[1:] or (1,)
-    if not (dtype.is_floating_point or dtype.is_complex):
-        return torch.randint(0, 3, shape).to(dtype)
-    return torch.randn(shape, dtype=dtype)
-
-
-def _number(name: str, type_: str, rng: random.Random) -> Any:
-    if type_ == "bool":
-        return rng.random() < 0.5
-    if type_ == "str":
-        return rng.choice(["mean", "sum", "none", "fro", "reflect", "linear", "L", "U"])
-    if type_ in {"float", "number"}:
-        return rng.choice([0.5, 1.0, 2.0]) if type_ == "float" else rng.choice([1, 2, 0.5])
-    if type_ == "int":
-        return rng.choice([0, 1, -1]) if "dim" in name else rng.choice([1, 2, 0, 3])
-    return None
+    return [sample for dtype in DTYPES for sample in _accepted(subject, lambda d=dtype: call(d))]

@@ -122,11 +122,6 @@ def run_tasks(
             child.process.kill()
 
 
-def isolated(work: Callable[[], Result], *, seconds: float) -> Result | None:
-    """The result of *work* in a child; None if the child crashes, or takes longer than *seconds*."""
-    return next(run_tasks([None], lambda *_: work(), jobs=1, seconds=seconds, retries=1))[1]
-
-
 def _serve(pipe: mpc.Connection, work: Callable[[], Any]) -> None:
     torch.set_num_threads(1)
     # C++ code warns on descriptor 2 about unusual inputs; Python's own stderr stays.
