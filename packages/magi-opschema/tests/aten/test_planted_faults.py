@@ -165,7 +165,8 @@ def test_a_wrong_backward_is_caught(factor: int, slot: Callable[..., None]) -> N
     slot("square", 3, square, **options)
     report = check([("square", 3)])["square", 3]
 
-    assert any(row.check == "backward" for row in report.rows)
+    forms = ("default", "default__use3", "default__slot3", "out", "out__use3")
+    assert {"backward", *(f"opcheck square__{form}" for form in forms)} <= {row.check for row in report.rows}
     assert {row.check for row in report.failures} == ({"backward"} if factor == 3 else set())
 
 
