@@ -318,7 +318,7 @@ def libraries(session: nox.Session) -> None:
     _install_editable(session, "test", "models")
     # Their own requirements name other releases of torch and Triton.
     session.install("--no-deps", *_group("libraries"))
-    tests = ("libraries", "benchmarks", "library_caches")
+    tests = ("libraries", "benchmarks")
     session.run("pytest", *(session.posargs or [f"tests/test_{name}.py" for name in tests]), env=ONE_THREAD)
     if not session.posargs:
         session.run("python", "docs/_libraries.py", env=ONE_THREAD)

@@ -6,8 +6,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,8 @@ from _fragment_calls import CALLS, arguments, build, class_of
 from _fragments import DIFFUSERS, FRAGMENTS
 from _library_case import OpaqueOp
 from _library_op import ROWS, LibraryOp, program_of, rows
-from _library_scan import LIBRARIES, folder_of
+from _library_scan import needs
+from _python import python
 from _ratios import ratios
 from _real_classes import CLASSES
 from _real_models import MODELS, compiled_part, decode, denoise, without_the_break
@@ -42,24 +41,11 @@ HERE = Path(__file__).parent
 Row = dict[str, Any]
 
 
-def printed_by(program: Path, *arguments: str, seconds: int = 580) -> str:
-    command = [sys.executable, str(program), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def measured_by(name: str, *arguments: str, out: Path, seconds: int = 580) -> tuple[list[Row], str]:
     """The rows that benchmarks/*name*.py writes into *out*, with what it prints."""
     program = HERE.parent / "benchmarks" / f"{name}.py"
-    printed = printed_by(program, "--tiny", *arguments, "--out", str(out), seconds=seconds)
+    printed = python(program, "--tiny", *arguments, "--out", out, seconds=seconds)
     return [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()], printed
-
-
-def needs_libraries() -> None:
-    missing = [name for name in ("liger-kernel", "fla-core") if folder_of(LIBRARIES[name].package) is None]
-    if missing:
-        pytest.skip(f"{', '.join(missing)} is not installed; nox -s libraries installs it")
 
 
 # Each program: its arguments, the rows that it writes, and a ratio that it prints.
@@ -102,7 +88,7 @@ MEASURED: dict[str, tuple[str, list[tuple[str, str]], str]] = {
 def test_the_program_compiles_compares_and_times(name: str, tmp_path: Path) -> None:
     how, written, ratio = MEASURED[name]
     if name == "libraries":
-        needs_libraries()
+        needs("liger-kernel", "fla-core")
     found, printed = measured_by(name, *how.split(), out=tmp_path)
 
     assert sorted((one["case"], one["arm"]) for one in found) == sorted(written)
@@ -127,8 +113,8 @@ def test_the_program_compiles_compares_and_times(name: str, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_code_is_generated_for_every_program_of_a_library() -> None:
-    needs_libraries()
-    found = [json.loads(line) for line in printed_by(HERE / "_library_codegen.py").splitlines()]
+    needs("liger-kernel", "fla-core")
+    found = [json.loads(line) for line in python(HERE / "_library_codegen.py").splitlines()]
 
     assert {one["program"] for one in found} == set(libraries.PROGRAMS)
     failed = [one for one in found if "error" in one]

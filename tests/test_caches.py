@@ -184,16 +184,24 @@ def heed_modes_of_files() -> None:
 
 
 @pytest.mark.slow
-def test_a_read_only_cache_is_read(tmp_path: Path) -> None:
-    """As one that is part of a container. What is not in it cannot be compiled, and torch says which folder it is."""
+@pytest.mark.parametrize(
+    ("action", "mode", "sentence"),
+    [
+        ("now", 0o555, "PermissionError: [Errno 13] Permission denied: '{cold}"),
+        ("full", 0o755, "OSError: [Errno 27] File too large"),
+    ],
+    ids=["read-only", "full disk"],
+)
+def test_a_cache_that_cannot_be_written_is_read(tmp_path: Path, action: str, mode: int, sentence: str) -> None:
+    """As one that is part of a container. What is not in it cannot be compiled, for the system's reason."""
     assert run(tmp_path, "warm", "now", program=SMALL)["misses"] > 0
     (tmp_path / "cold").mkdir()
     folders = [tmp_path / "cold", tmp_path / "warm", *filter(Path.is_dir, (tmp_path / "warm").rglob("*"))]
     try:
         for folder in folders:
-            folder.chmod(0o555)
+            folder.chmod(mode)
         warm, cold = (
-            start(tmp_path, name, "now", program=SMALL, inside=heed_modes_of_files) for name in ("warm", "cold")
+            start(tmp_path, name, action, program=SMALL, inside=heed_modes_of_files) for name in ("warm", "cold")
         )
     finally:
         for folder in folders:
@@ -201,19 +209,7 @@ def test_a_read_only_cache_is_read(tmp_path: Path) -> None:
 
     assert WARM.items() <= last_line(warm).items()
     assert cold.returncode == 1
-    assert f"PermissionError: [Errno 13] Permission denied: '{tmp_path / 'cold'}" in cold.stderr
-
-
-@pytest.mark.slow
-def test_a_full_disk_lets_a_warm_cache_be_read(tmp_path: Path) -> None:
-    """No file can take a byte. What is not in the cache fails with the system's reason."""
-    assert run(tmp_path, "warm", "now", program=SMALL)["misses"] > 0
-
-    warm, cold = (start(tmp_path, name, "full", program=SMALL) for name in ("warm", "cold"))
-
-    assert WARM.items() <= last_line(warm).items()
-    assert cold.returncode == 1
-    assert "OSError: [Errno 27] File too large" in cold.stderr
+    assert sentence.format(cold=tmp_path / "cold") in cold.stderr
 
 
 NOTEBOOK = """

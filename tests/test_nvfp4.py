@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ import pytest
 import torch
 from _nvfp4 import EXAMPLES, ROUTINGS, VALUES, by_hand, make_moe, nvfp4, routing
 from _pages import read_page
+from _python import python
 from magi_opschema import opcheck
 from torch import Tensor, nn
 
@@ -156,18 +154,9 @@ def test_32_layers_share_one_graph_and_one_model_has_no_break() -> None:
     assert len(graphs) == 2
 
 
-def run(*arguments: str, cwd: Path, **environment: str) -> str:
-    """What Python prints in a folder where it finds nothing else but what is installed."""
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | environment
-    command = [sys.executable, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, timeout=500, env=env)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.mark.slow
 def test_the_program(tmp_path: Path) -> None:
-    shown = run("-m", "nvfp4", cwd=EXAMPLES, TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
+    shown = python("-m", "nvfp4", cwd=EXAMPLES, TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
     assert "28 linears quantised, one graph" in shown
 
 
@@ -182,7 +171,7 @@ def test_the_program_of_the_page_runs_beside_a_copy(tmp_path: Path, root: Path) 
     page = read_page(root / "docs" / "nvfp4.md")
     programs = [block for block in page.blocks if block.language == "python" and "from fp4" in block.code]
     assert len(programs) == 1
-    assert run("-c", programs[0].code, cwd=tmp_path) == "['0', '2'] (('3', 'the filter'),)\n"
+    assert python("-c", programs[0].code, cwd=tmp_path, PYTHONPATH="") == "['0', '2'] (('3', 'the filter'),)\n"
 
 
 def test_copies_do_not_meet(tmp_path: Path) -> None:
@@ -200,4 +189,4 @@ for package in (fp4, other):
     expected = layer.runner.weight.decoded().sum(1) + layer.bias
     torch.testing.assert_close(layer(torch.ones(32)), expected)
 """
-    assert run("-c", program, cwd=tmp_path) == "fp4.linear_gemm other.linear_gemm\n"
+    assert python("-c", program, cwd=tmp_path, PYTHONPATH="") == "fp4.linear_gemm other.linear_gemm\n"
