@@ -21,109 +21,61 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
+# Forms of steps by the kind of {a}, and by that of what is new: a matrix, half of one, a vector.
 _VIEWS = {
-    "M": [
-        ("M", "{a}.t()"),
-        ("M", "{a}[0:, :]"),
-        ("M", "{a}[:, 0:]"),
-        ("M", "{a}.view_as({a})"),
-        ("M", "{a}.detach()"),
-        ("H", "{a}[:2]"),
-        ("H", "{a}[1:3]"),
-        ("H", "{a}[-2:]"),
-        ("H", "{a}.t()[1:3]"),
-        ("H", "{a}[::2][:2]"),
-        ("H", "{a}.split(2)[0]"),
-        ("V", "{a}[1]"),
-        ("V", "{a}[:, 2]"),
-        ("V", "{a}.diagonal()"),
-    ],
-    "H": [
-        ("H", "{a}[0:]"),
-        ("H", "{a}.flatten().view(2, -1)"),
-        ("V", "{a}[0]"),
-        ("V", "{a}[1]"),
-        ("V", "{a}.unbind(0)[1]"),
-    ],
-    "V": [("V", "{a}[0:]"), ("V", "{a}.unsqueeze(0).squeeze(0)")],
+    "M": {
+        "M": "{a}.t() | {a}[0:, :] | {a}[:, 0:] | {a}.view_as({a}) | {a}.detach()",
+        "H": "{a}[:2] | {a}[1:3] | {a}[-2:] | {a}.t()[1:3] | {a}[::2][:2] | {a}.split(2)[0]",
+        "V": "{a}[1] | {a}[:, 2] | {a}.diagonal()",
+    },
+    "H": {"H": "{a}[0:] | {a}.flatten().view(2, -1)", "V": "{a}[0] | {a}[1] | {a}.unbind(0)[1]"},
+    "V": {"V": "{a}[0:] | {a}.unsqueeze(0).squeeze(0)"},
 }
 _FRESH = {
-    "M": [
-        ("M", "torch.slice_scatter({a}, {H}, 0, 1, 3)"),
-        ("M", "torch.slice_scatter({a}, {H}, 0, 0, 2)"),
-        ("M", "torch.slice_scatter({a}, {M})"),
-        ("M", "torch.select_scatter({a}, {V}, 0, 1)"),
-        ("M", "torch.select_scatter({a}, {V}, 1, 2)"),
-        ("M", "torch.diagonal_scatter({a}, {V})"),
-        ("M", "torch.index_put({a}, ({i},), {H})"),
-        ("M", "torch.index_put({a}, ({i},), {H}, accumulate=True)"),
-        ("M", "{a}.index_copy(0, {i}, {H})"),
-        ("M", "{a}.index_add(0, {i}, {H})"),
-        ("M", "{a}.index_fill(0, {i}, 7.0)"),
-        ("M", "{a} + {M}"),
-        ("M", "torch.where({M} > 0, {a}, {M})"),
-        ("M", "{a}.flip(0)"),
-        ("M", "torch.cat([{H}, {a}[2:]])"),
-        ("H", "torch.stack([{V}, {V}])"),
-        ("H", "{a}[{i}]"),
-    ],
-    "H": [("H", "{a} * 2"), ("H", "{a} + {H}"), ("V", "{a}.sum(0)")],
-    "V": [("V", "{a} * 2"), ("V", "{a} + {V}"), ("M", "{a}.expand({n}, {n}).contiguous()")],
+    "M": {
+        "M": """
+            torch.slice_scatter({a}, {H}, 0, 1, 3) | torch.slice_scatter({a}, {H}, 0, 0, 2)
+            | torch.slice_scatter({a}, {M}) | torch.select_scatter({a}, {V}, 0, 1)
+            | torch.select_scatter({a}, {V}, 1, 2) | torch.diagonal_scatter({a}, {V})
+            | torch.index_put({a}, ({i},), {H}) | torch.index_put({a}, ({i},), {H}, accumulate=True)
+            | {a}.index_copy(0, {i}, {H}) | {a}.index_add(0, {i}, {H}) | {a}.index_fill(0, {i}, 7.0) | {a} + {M}
+            | torch.where({M} > 0, {a}, {M}) | {a}.flip(0) | torch.cat([{H}, {a}[2:]])
+        """,
+        "H": "torch.stack([{V}, {V}]) | {a}[{i}]",
+    },
+    "H": {"H": "{a} * 2 | {a} + {H}", "V": "{a}.sum(0)"},
+    "V": {"V": "{a} * 2 | {a} + {V}", "M": "{a}.expand({n}, {n}).contiguous()"},
 }
-_COPIES = [
-    "{a}.clone()",
-    "{a}.clone()",
-    "{a}.contiguous()",
-    "{a} + 0",
-    "{a} * 1",
-    "{a} + torch.zeros_like({a})",
-    "torch.cat([{a}])",
-    "{a}.to(torch.float64).to(torch.float32)",
-    "{a}.to(torch.float32, copy=True)",
-    "torch.nn.functional.pad({a}, (0, 0))",
-    "torch.empty_like({a}).copy_({a})",
-]
+_COPIES = """
+    {a}.clone() | {a}.clone() | {a}.contiguous() | {a} + 0 | {a} * 1 | {a} + torch.zeros_like({a}) | torch.cat([{a}])
+    | {a}.to(torch.float64).to(torch.float32) | {a}.to(torch.float32, copy=True)
+    | torch.nn.functional.pad({a}, (0, 0)) | torch.empty_like({a}).copy_({a})
+"""
 _MUTATIONS = {
-    "M": [
-        "{a}.index_fill_(0, {i}, 9.0)",
-        "{a}.index_copy_(0, {i}, {H})",
-        "{a}.index_add_(0, {i}, {H})",
-        "{a}.index_put_(({i},), {H})",
-        "{a}[{i}] = {H}",
-        "{a}[0:, :] = {M}[0:, :]",
-        "{a}[1:3] = {H}",
-        "{a}[1:] = {a}[:-1].clone()",
-        "{a}[:-1] = {a}[1:].clone()",
-        "{a}[:2] = {a}[2:4]",
-        "{a}[:, :2] = {a}[:, 2:4]",
-        "{a}[:, 1] = {V}",
-        "{a}.copy_({a}.t().clone())",
-        "{a}.diagonal().copy_({V})",
-        "{a}.diagonal().mul_(2)",
-        "{a}.masked_fill_({M} > 1, 3.0)",
-        "{a}.t_()",
-    ],
-    "H": ["{a}[0] = {V}", "{a}[0].add_({V})"],
-    "V": ["{a}[0] = 5.0", "{a}[1:].add_(1)", "{a}.cumsum_(0)"],
+    "M": """
+        {a}.index_fill_(0, {i}, 9.0) | {a}.index_copy_(0, {i}, {H}) | {a}.index_add_(0, {i}, {H})
+        | {a}.index_put_(({i},), {H}) | {a}[{i}] = {H} | {a}[0:, :] = {M}[0:, :] | {a}[1:3] = {H}
+        | {a}[1:] = {a}[:-1].clone() | {a}[:-1] = {a}[1:].clone() | {a}[:2] = {a}[2:4] | {a}[:, :2] = {a}[:, 2:4]
+        | {a}[:, 1] = {V} | {a}.copy_({a}.t().clone()) | {a}.diagonal().copy_({V}) | {a}.diagonal().mul_(2)
+        | {a}.masked_fill_({M} > 1, 3.0) | {a}.t_()
+    """,
+    "H": "{a}[0] = {V} | {a}[0].add_({V})",
+    "V": "{a}[0] = 5.0 | {a}[1:].add_(1) | {a}.cumsum_(0)",
 }
-_ANY_MUTATIONS = [
-    "{a}.zero_()",
-    "{a}.fill_(2)",
-    "{a}.add_(1)",
-    "{a}.clamp_(0, 3)",
-    "{a}.mul_({b})",
-    "{a}.copy_({b})",
-    "{a}.copy_({b})",
-    "{a}.copy_({a}.clone())",
-    "{a}[:] = {b}",
-    "ops.rotate({b}, {a})",
-    "ops.rotate({a}, {b})",
-    "ops.rotate({a}.clone(), {a})",
-    "ops.both({a}, {b})",
-    "ours_rotate({b}, {a})",
-    "ours_both({a}, {b})",
-]
-_ANY_RESULTS = ["ops.push({a}, {b})", "ours_push({a}, {b})", "ops.push({a}.clone(), {a})"]
+_ANY_MUTATIONS = """
+    {a}.zero_() | {a}.fill_(2) | {a}.add_(1) | {a}.clamp_(0, 3) | {a}.mul_({b}) | {a}.copy_({b}) | {a}.copy_({b})
+    | {a}.copy_({a}.clone()) | {a}[:] = {b} | ops.rotate({b}, {a}) | ops.rotate({a}, {b})
+    | ops.rotate({a}.clone(), {a}) | ops.both({a}, {b}) | ours_rotate({b}, {a}) | ours_both({a}, {b})
+"""
+_ANY_RESULTS = "ops.push({a}, {b}) | ours_push({a}, {b}) | ops.push({a}.clone(), {a})"
+
+
+def _forms(text: str) -> list[str]:
+    return [form.strip() for form in text.split(" | ")]
+
+
+def _kinds_and_forms(texts: dict[str, str]) -> list[tuple[str, str]]:
+    return [(kind, form) for kind, text in texts.items() for form in _forms(text)]
 
 
 @dataclass(frozen=True)
@@ -164,17 +116,16 @@ def programs(draw: st.DrawFn, most: int = 8) -> Program:
         kind, own = kinds[name], f"v{step}"
         choice = draw(st.sampled_from(["view", "copy", "fresh", "mutation", "mutation", "any", "any", "result"]))
         if choice == "view":
-            kinds[own], form = draw(st.sampled_from(_VIEWS[kind]))
+            kinds[own], form = draw(st.sampled_from(_kinds_and_forms(_VIEWS[kind])))
         elif choice == "copy":
-            kinds[own], form = kind, draw(st.sampled_from(_COPIES))
+            kinds[own], form = kind, draw(st.sampled_from(_forms(_COPIES)))
         elif choice == "fresh":
-            kinds[own], form = draw(st.sampled_from(_FRESH[kind]))
+            kinds[own], form = draw(st.sampled_from(_kinds_and_forms(_FRESH[kind])))
         elif choice == "result":
-            kinds[own], form = kind, draw(st.sampled_from(_ANY_RESULTS))
+            kinds[own], form = kind, draw(st.sampled_from(_forms(_ANY_RESULTS)))
         else:
-            lines.append(
-                filled(draw(st.sampled_from(_MUTATIONS[kind] if choice == "mutation" else _ANY_MUTATIONS)), name)
-            )
+            mutations = _MUTATIONS[kind] if choice == "mutation" else _ANY_MUTATIONS
+            lines.append(filled(draw(st.sampled_from(_forms(mutations))), name))
             continue
         new = kinds.pop(own)
         lines.append(f"{own} = {filled(form, name)}")

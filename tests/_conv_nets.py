@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -83,14 +83,11 @@ class ConvNet(nn.Module):
     def _add(self, name: str, how: dict[str, Any]) -> None:
         part: nn.Module = nn.Identity()
         channels = self.channels
-        if name in ("conv", "cached_conv"):
+        if name in ("conv", "cached_conv", "transposed"):
+            made = getattr(nn, f"Conv{'Transpose' if name == 'transposed' else ''}{self.space}d")
             out, groups = how["out"], math.gcd(how["groups"], math.gcd(channels, how["out"]))
             rest = {key: value for key, value in how.items() if key not in ("out", "groups", "frames")}
-            part, self.channels = getattr(nn, f"Conv{self.space}d")(channels, out, groups=groups, **rest), out
-        elif name == "transposed":
-            out, groups = how["out"], math.gcd(how["groups"], math.gcd(channels, how["out"]))
-            rest = {key: value for key, value in how.items() if key not in ("out", "groups")}
-            part, self.channels = getattr(nn, f"ConvTranspose{self.space}d")(channels, out, groups=groups, **rest), out
+            part, self.channels = made(channels, out, groups=groups, **rest), out
         elif name == "norm":
             kinds: dict[str, Callable[[], nn.Module]] = {
                 "group": lambda: nn.GroupNorm(math.gcd(how["groups"], channels), channels),
@@ -104,14 +101,8 @@ class ConvNet(nn.Module):
             part = getattr(nn, f"Conv{self.space}d")(channels, channels, how["kernel"], padding=how["kernel"] // 2)
         elif name == "excite":
             part = nn.Sequential(nn.Linear(channels, 2), nn.SiLU(), nn.Linear(2, channels))
-        elif name == "gate":
-            self.channels = channels // 2
-        elif name == "shuffle":
-            self.channels = channels // 4
-        elif name == "unshuffle":
-            self.channels = channels * 4
-        elif name == "doubled":
-            self.channels = channels * 2
+        after = {"gate": channels // 2, "shuffle": channels // 4, "unshuffle": channels * 4, "doubled": channels * 2}
+        self.channels = after.get(name, self.channels)
         self.parts.append(part)
         self.layers.append((name, how))
 
@@ -296,15 +287,9 @@ def nets(draw: st.DrawFn, plans: list[str]) -> Net:
     dtype = draw(st.sampled_from([torch.float32, torch.bfloat16]))
     # A kink turns a rounding of bfloat16 into another gradient.
     names = _SMOOTH if training and dtype is torch.bfloat16 else _ACTIVATIONS
-    net = Net(
-        tuple((batch, channels, *rest) for batch, *rest in calls),
-        (),
-        dtype,
-        training,
-        dynamic,
-        draw(st.sampled_from(plans)),
-        draw(st.sampled_from([False, False, True])),
-    )
+    shapes = tuple((batch, channels, *rest) for batch, *rest in calls)
+    plan, channels_last = draw(st.sampled_from(plans)), draw(st.sampled_from([False, False, True]))
+    net = Net(shapes, (), dtype, training, dynamic, plan, channels_last)
     for layer in draw(st.lists(_layer(space, names), min_size=3, max_size=6)):
         if training and dtype is torch.bfloat16 and layer[1].get("kind") == "max":
             continue
@@ -316,7 +301,7 @@ def nets(draw: st.DrawFn, plans: list[str]) -> Net:
 
 def with_layer(net: Net, layer: Layer) -> Net | None:
     """*net* with another layer; nothing if that does not run on each input, or makes much of it."""
-    longer = Net(**{**vars(net), "layers": (*net.layers, layer)})
+    longer = replace(net, layers=(*net.layers, layer))
     try:
         model = ConvNet(longer).to("meta").train(net.training)
         for shape in net.shapes:
