@@ -8,17 +8,14 @@ program is a Python function whose text is shown if it fails.
 from __future__ import annotations
 
 import linecache
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
 from magi_backend import magi_register_custom_op
 from torch import Tensor
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 
 # Forms of steps by the kind of {a}, and by that of what is new: a matrix, half of one, a vector.

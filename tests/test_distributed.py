@@ -7,14 +7,10 @@ import os
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
-
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 PROGRAM = """

@@ -15,16 +15,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
 from _alias_programs import Outcome, Program, arguments, function_of, outcome, programs, registered
 from hypothesis import HealthCheck, Phase, given, seed, settings
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 
 pytestmark = pytest.mark.kernels

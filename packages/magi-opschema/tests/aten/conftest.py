@@ -4,7 +4,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +14,6 @@ from magi_opschema.aten._dispatch.cells import cell_of
 from magi_opschema.aten._dispatch.kernels import out_names, schema_parameters
 from magi_opschema.aten._dispatch.slots import _cell_and_overload
 from magi_opschema.aten._generate.schema import parameter_name
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,8 +7,9 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from aten_harness import known as _divergences
@@ -18,10 +19,6 @@ from aten_harness.known import EXCLUDED
 from aten_harness.run import Report
 from magi_opschema.aten._dispatch.load import default_folder, default_surface
 from magi_opschema.aten._generate.schema import METADATA_FILE as FILE_NAME
-
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 pytestmark = pytest.mark.slow

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -14,14 +15,8 @@ from aten_harness.known import EXCLUDED, LIBRARY_DIVERGENCES
 from aten_harness.run import check
 from aten_harness.subject import dotted
 from magi_opschema import aten
-from magi_opschema.aten._dispatch.cells import cells
+from magi_opschema.aten._dispatch.cells import Cell, cells
 from magi_opschema.aten._generate.schema import python_name
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from magi_opschema.aten._dispatch.cells import Cell
 
 
 pytestmark = pytest.mark.slow

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -16,10 +17,6 @@ from aten_harness.run import Report, check
 from magi_opschema import aten
 from magi_opschema.aten._dispatch.cells import cell_of
 from torch import Tensor
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 UNARY = ["abs", "exp", "sin", "tanh", "sigmoid", "erf", "log1p", "relu", "neg", "square"]

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +14,7 @@ from magi_opschema import aten
 from torch import Tensor
 
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Slot = Callable[..., None]
+Slot = Callable[..., None]
 
 
 def test_a_factorys_kernel_takes_its_options_from_out(slot: Slot) -> None:

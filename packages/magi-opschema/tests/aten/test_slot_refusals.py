@@ -7,7 +7,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -20,10 +21,7 @@ from magi_opschema.aten.errors import KernelSignatureError, SlotError, UnknownOp
 from torch import Tensor
 
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Slot = Callable[..., None]
+Slot = Callable[..., None]
 
 
 USED = """

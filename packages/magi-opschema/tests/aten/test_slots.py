@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,10 +14,7 @@ from magi_opschema import aten
 from torch import Tensor
 
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Slot = Callable[..., None]
+Slot = Callable[..., None]
 
 
 def test_slot_8_is_always_there() -> None:

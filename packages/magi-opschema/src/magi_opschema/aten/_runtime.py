@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,10 +13,6 @@ from torch import Tensor
 from ._dispatch.out import out_options as out_options
 from ._dispatch.out import write_out as write_out
 from ._dispatch.slots import op as op
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class _Unset:

@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from .subject import Sample, Subject
+from .subject import Sample, Subject
 
 
 def flat(result: Any) -> list[Any]:

@@ -11,7 +11,8 @@ import functools as ft
 import itertools as it
 import warnings
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from magi_opschema.aten._generate.schema import OPTIONS
@@ -22,10 +23,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .recipes import RECIPES, Make, recipe_samples
 from .subject import Sample, Subject
-
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)

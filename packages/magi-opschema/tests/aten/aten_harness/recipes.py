@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,10 +12,7 @@ from torch import Tensor
 from .subject import Sample
 
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Call = tuple[Any, ...]
+Call = tuple[Any, ...]
 
 
 class Make:

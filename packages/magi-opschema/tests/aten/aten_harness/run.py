@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools as ft
 import os
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import torch
 from magi_opschema.aten import slots
@@ -22,13 +22,7 @@ from .checks import FORMS, LIBRARY_CHECK, Call, Checker, Row, compile_whole
 from .forms import layouts
 from .providers import captured_samples, op_infos, samples_for
 from .subject import Sample, Subject, device_of, missing, on_device
-from .workers import Note, run_tasks
-
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from .workers import Death
+from .workers import Death, Note, run_tasks
 
 
 Task = tuple[str, int]

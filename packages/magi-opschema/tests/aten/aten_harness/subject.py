@@ -7,25 +7,20 @@ Inputs are made on the CPU, where ATen decides which of them it accepts, and mov
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from magi_opschema.aten._dispatch.cells import Cell, Pair, cell_of
-from magi_opschema.aten._dispatch.kernels import out_names, python_names, select
+from magi_opschema.aten._dispatch.kernels import Kernel, out_names, python_names, select
 from magi_opschema.aten._dispatch.load import default_surface
 from magi_opschema.aten._dispatch.out import write_out
 from magi_opschema.aten._dispatch.slots import use_slot
 from magi_opschema.aten._generate.schema import ATEN_SLOT, split_base
 from magi_opschema.aten._torch_compat import OpOverload, arguments
 from torch import Tensor
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from magi_opschema.aten._dispatch.kernels import Kernel
 
 
 UNDEFINED_CONTENTS = frozenset(
