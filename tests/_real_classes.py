@@ -67,7 +67,7 @@ class RealClass:
         if not whole:
             shorten(model, self.keep)
         draw(model)
-        return _FirstTensor(model.eval().requires_grad_(False), self.output).to(self.dtype)
+        return FirstTensor(model.eval().requires_grad_(False), self.output).to(self.dtype)
 
     def inputs(self, size: Size, device: str = "cpu") -> dict[str, Tensor]:
         """The inputs at *size*, the same numbers each time."""
@@ -88,7 +88,7 @@ class RealClass:
         return {name: each.to(device) for name, each in made.items()}
 
 
-class _FirstTensor(nn.Module):
+class FirstTensor(nn.Module):
     """A model that returns one Tensor of what its class returns."""
 
     def __init__(self, model: nn.Module, output: str) -> None:
