@@ -75,4 +75,4 @@ import torch
 from _nvfp4 import *
 torch.manual_seed(0)
 """
-    return python("-c", head + textwrap.dedent(script), TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
+    return python("-c", head + textwrap.dedent(script), env={"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"})

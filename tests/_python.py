@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -14,11 +15,11 @@ def python(
     cwd: Path | None = None,
     seconds: int = 580,
     executable: object = sys.executable,
-    **variables: str,
+    env: Mapping[str, str] | None = None,
 ) -> str:
-    """What Python prints with these *arguments*, and *variables* beside those of this environment; it must end well."""
+    """What Python prints with these *arguments*, and *env* beside the environment of this process; it must end well."""
     command = [str(executable), *map(str, arguments)]
-    env = {**os.environ, **variables}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, timeout=seconds, env=env)
+    own = {**os.environ, **(env or {})}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, timeout=seconds, env=own)
     assert done.returncode == 0, f"ended with {done.returncode} after {done.stdout!r}\n{done.stderr}"
     return done.stdout

@@ -51,7 +51,7 @@ def test_example(name: str, tmp_path: Path) -> None:
     said, written, environment = PROMISES[name]
     options = ["--out", tmp_path] if written else []
 
-    printed = python(EXAMPLES / f"{name}.py", *options, seconds=LONG, **COMPILES, **environment)
+    printed = python(EXAMPLES / f"{name}.py", *options, seconds=LONG, env=COMPILES | environment)
 
     for promise in said:
         assert promise in printed

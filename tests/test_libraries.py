@@ -76,7 +76,7 @@ def test_a_second_process_compiles_nothing(mode: str, launches: dict[str, int], 
     needs("liger-kernel")
     command = (HERE / "_warm_library.py", mode, PAGE, tmp_path)
     first, second = (
-        json.loads(python(*command, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor")).splitlines()[-1])
+        json.loads(python(*command, env={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}).splitlines()[-1])
         for _ in range(2)
     )
 

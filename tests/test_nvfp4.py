@@ -156,7 +156,7 @@ def test_32_layers_share_one_graph_and_one_model_has_no_break() -> None:
 
 @pytest.mark.slow
 def test_the_program(tmp_path: Path) -> None:
-    shown = python("-m", "nvfp4", cwd=EXAMPLES, TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
+    shown = python("-m", "nvfp4", cwd=EXAMPLES, env={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)})
     assert "28 linears quantised, one graph" in shown
 
 
@@ -171,7 +171,7 @@ def test_the_program_of_the_page_runs_beside_a_copy(tmp_path: Path) -> None:
     page = read_page(EXAMPLES.parent / "docs" / "nvfp4.md")
     programs = [block for block in page.blocks if block.language == "python" and "from fp4" in block.code]
     assert len(programs) == 1
-    assert python("-c", programs[0].code, cwd=tmp_path, PYTHONPATH="") == "['0', '2'] (('3', 'the filter'),)\n"
+    assert python("-c", programs[0].code, cwd=tmp_path, env={"PYTHONPATH": ""}) == "['0', '2'] (('3', 'the filter'),)\n"
 
 
 def test_copies_do_not_meet(tmp_path: Path) -> None:
@@ -189,4 +189,4 @@ for package in (fp4, other):
     expected = layer.runner.weight.decoded().sum(1) + layer.bias
     torch.testing.assert_close(layer(torch.ones(32)), expected)
 """
-    assert python("-c", program, cwd=tmp_path, PYTHONPATH="") == "fp4.linear_gemm other.linear_gemm\n"
+    assert python("-c", program, cwd=tmp_path, env={"PYTHONPATH": ""}) == "fp4.linear_gemm other.linear_gemm\n"

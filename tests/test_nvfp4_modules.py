@@ -161,7 +161,7 @@ print("whole")
 
 @pytest.mark.slow
 def test_fsdp_leaves_it_whole() -> None:
-    assert python("-c", SHARDED, EXAMPLES, OMP_NUM_THREADS="1").strip() == "whole"
+    assert python("-c", SHARDED, EXAMPLES, env={"OMP_NUM_THREADS": "1"}).strip() == "whole"
 
 
 def test_a_llama_is_quantised_in_place_and_compiled() -> None:
