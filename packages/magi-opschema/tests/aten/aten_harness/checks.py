@@ -22,8 +22,7 @@ from magi_opschema.aten._torch_compat import OpOverload, arguments
 from torch import Tensor
 
 from . import known as _known
-from .forms import flat, out_modes, outs_of
-from .subject import Sample, Subject, seed
+from .subject import Sample, Subject, flat, out_modes, outs_of, seed
 from .workers import Note
 
 

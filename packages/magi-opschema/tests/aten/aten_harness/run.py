@@ -19,9 +19,8 @@ from magi_opschema.aten._generate.schema import ATEN_SLOT, base_name
 
 from . import known as _known
 from .checks import FORMS, LIBRARY_CHECK, Call, Checker, Row, compile_whole
-from .forms import layouts
 from .providers import captured_samples, op_infos, samples_for
-from .subject import Sample, Subject, device_of, missing, on_device
+from .subject import Sample, Subject, device_of, layouts, missing, on_device
 from .workers import Death, Note, run_tasks
 
 
