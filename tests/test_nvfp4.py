@@ -14,11 +14,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from _nvfp4 import EXAMPLES, ROUTINGS, VALUES, by_hand, make_moe, nvfp4, routing
 from _pages import read_page
 from _python import python
 from magi_opschema import opcheck
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 
 def reference(x: Tensor) -> tuple[list[int], list[float], float]:
@@ -308,39 +311,25 @@ def test_a_mixture_of_experts_is_compiled_in_grad_mode() -> None:
     torch.testing.assert_close(module.router.weight.grad, moe.router.weight.grad, atol=1e-3, rtol=1e-3)
 
 
-SHARDED = """
-import os, sys
-sys.path.insert(0, sys.argv[1])
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
-import nvfp4
-
-dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
-torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(32, 32), nvfp4.NVFP4Linear.from_float(nn.Linear(32, 16)))
-x = torch.randn(4, 32)
-expected = model(x)
-before = {name: tensor.clone() for name, tensor in model[1].named_buffers()}
-for layer in model:
-    fully_shard(layer)
-fully_shard(model)
-assert isinstance(model[0].weight, DTensor)
-for name, tensor in model[1].named_buffers():
-    assert type(tensor) is torch.Tensor and torch.equal(tensor, before[name]), name
-torch.testing.assert_close(model(x), expected)
-model(x).sum().backward()
-assert model[0].weight.grad.full_tensor().abs().sum() > 0
-dist.destroy_process_group()
-print("whole")
-"""
-
-
 @pytest.mark.slow
 def test_fsdp_leaves_it_whole() -> None:
-    assert python("-c", SHARDED, EXAMPLES, env={"OMP_NUM_THREADS": "1"}).strip() == "whole"
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 32), linear())
+    x, before = torch.randn(4, 32), {name: tensor.clone() for name, tensor in model[1].named_buffers()}
+    expected = model(x)
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        for layer in (*model, model):
+            fully_shard(layer)
+        assert isinstance(model[0].weight, DTensor)
+        for name, tensor in model[1].named_buffers():
+            assert type(tensor) is Tensor
+            assert torch.equal(tensor, before[name])
+        torch.testing.assert_close(model(x), expected)
+        model(x).sum().backward()
+        assert model[0].weight.grad.full_tensor().abs().sum() > 0
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_llama_is_quantised_in_place_and_compiled() -> None:
