@@ -23,7 +23,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from _class_table import CLASSES
+from _real_classes import CLASSES
 
 
 WHOLE = ("resnet50", "efficientnet_b3", "regnety_032", "mobilenetv3_large_100")

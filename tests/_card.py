@@ -68,15 +68,12 @@ class Programs:
 
 
 @contextlib.contextmanager
-def card(
-    change: Callable[[str], str] = lambda code: code, most_steps: int = 2**12, machine_code: bool = False
-) -> Iterator[Programs]:
+def card(change: Callable[[str], str] = lambda code: code, most_steps: int = 2**12) -> Iterator[Programs]:
     """Within, what `torch.compile` makes of functions of CPU tensors is written for a card, and run as above.
 
     Args:
         change: applied to each program before it is loaded.
         most_steps: how many blocks of a launch are interpreted; one that has more is only compiled.
-        machine_code: whether every kernel is compiled as well.
     """
     programs = Programs()
     compiled: set[int] = set()
@@ -99,12 +96,11 @@ def card(
 
         def run(grid: tuple[int, ...], **values: Any) -> None:
             meta = kernel._create_compile_meta(chosen)
-            is_long = steps_of(grid, meta, values) > most_steps
-            if (is_long or machine_code) and id(kernel) not in compiled:
-                with stub_driver():
-                    kernel._precompile_config(chosen)
-                compiled.add(id(kernel))
-            if is_long:
+            if steps_of(grid, meta, values) > most_steps:
+                if id(kernel) not in compiled:
+                    with stub_driver():
+                        kernel._precompile_config(chosen)
+                    compiled.add(id(kernel))
                 programs.only_compiled.add(name)
                 return
             with interpreting():
@@ -280,7 +276,6 @@ def compared(
     backend: str = "magi",
     dynamic: bool | None = None,
     training: bool = False,
-    options: dict[str, Any] | None = None,
     **how: Any,
 ) -> tuple[list[str], Programs]:
     """How *model*, compiled for a card, differs from itself in eager mode; with the programs.
@@ -295,13 +290,12 @@ def compared(
         backend: the backend to compile with.
         dynamic: as in `torch.compile`.
         training: whether outputs are differentiated by parameters and arguments.
-        options: as in `torch.compile`.
         how: as for `card`.
     """
     eager, exact = copy.deepcopy(model), copy.deepcopy(model).double()
     found = []
     with card(**how) as programs, torch.set_grad_enabled(training):
-        compiled = torch.compile(model, backend=backend, dynamic=dynamic, options=options, fullgraph=True)
+        compiled = torch.compile(model, backend=backend, dynamic=dynamic, fullgraph=True)
         for number, arguments in enumerate(calls):
             doubles = tuple(each.double() if each.is_floating_point() else each for each in arguments)
             expected, truth = _step(eager, eager, arguments, training), _step(exact, exact, doubles, training)

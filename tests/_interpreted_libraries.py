@@ -76,7 +76,7 @@ def _no_generated_kernels(pointwise: ModuleType) -> None:
     pointwise.pointwise_dynamic = lambda *_args, **_options: lambda _function: mock.Mock()  # type: ignore[attr-defined]
 
 
-class _PlainKernels(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _PlainKernels(importlib.abc.MetaPathFinder):
     """Lets flag_gems do without kernels of the compiler, which its launchers and generators look for."""
 
     changes: Mapping[str, Callable[[ModuleType], None]] = {
@@ -84,20 +84,15 @@ class _PlainKernels(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         "flag_gems.utils.pointwise_dynamic": _no_generated_kernels,
     }
 
-    def __init__(self) -> None:
-        self.loaders: dict[str, Any] = {}
-
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if fullname not in self.changes:
             return None
-        found = PathFinder.find_spec(fullname, path, target)
-        assert found is not None
-        self.loaders[fullname], found.loader = found.loader, self
-        return found
+        found: Any = PathFinder.find_spec(fullname, path, target)
+        execute = found.loader.exec_module
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return None
+        def execute_and_change(module: ModuleType) -> None:
+            execute(module)
+            self.changes[fullname](module)
 
-    def exec_module(self, module: ModuleType) -> None:
-        self.loaders[module.__name__].exec_module(module)
-        self.changes[module.__name__](module)
+        found.loader.exec_module = execute_and_change
+        return found  # type: ignore[no-any-return]

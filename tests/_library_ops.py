@@ -13,7 +13,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -45,18 +45,13 @@ class LibraryOp:
 
     place: str
     inputs: tuple[Tensor, ...] = (ROWS,)
-    call: Callable[..., Any] | None = field(default=None)
+    call: Callable[..., Any] | None = None
 
     @property
     def function(self) -> Any:
         """The library's function."""
         module, _, name = self.place.partition(":")
         return getattr(importlib.import_module(module), name)
-
-    @property
-    def library(self) -> str:
-        """The library's top-level package."""
-        return self.place.partition(".")[0]
 
 
 def _first(*rest: Any) -> Callable[..., Any]:
@@ -67,56 +62,23 @@ LIGER, FLA, GEMS = "liger_kernel.ops", "fla", "flag_gems.ops"
 
 
 # What a user writes around a function: which of its results is wanted, which settings it gets.
-def _group_norm(f: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Any:
-    return f(x, 64, 4, weight, bias, 1e-6)[0]
-
-
 def _third(f: Any, a: Tensor, b: Tensor) -> Any:
     return f(a, b)[2]
-
-
-def _kl_div(f: Any, p: Tensor, q: Tensor) -> Any:
-    return f(p, q, False, "none", 1e-9)
-
-
-def _tvd(f: Any, p: Tensor, q: Tensor) -> Any:
-    return f(p, q, None, "none", -100, False)[0]
-
-
-def _rope(f: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
-    return f(q.clone(), k.clone(), cos, sin)[0]
-
-
-def _cross_entropy(f: Any, x: Tensor, labels: Tensor) -> Any:
-    return f(x.clone(), labels, None, -100, 0.0, 0.0, "mean", None, False)[0]
 
 
 def _in_chunks(f: Any, x: Tensor) -> Any:
     return f(x.contiguous(), 16)
 
 
-def _in_chunks_of_sequences(f: Any, x: Tensor, lengths: Tensor) -> Any:
-    return f(x.contiguous(), 16, cu_seqlens=lengths)
-
-
-def _last(f: Any, x: Tensor) -> Any:
-    return f(x, 1)
-
-
-def _over_last(f: Any, x: Tensor) -> Any:
-    return f(x, [1])
-
-
-def _log_softmax_backward(f: Any, grad: Tensor, output: Tensor) -> Any:
-    return f(grad, output, 1, torch.float32)
-
-
-RESIDUAL = _first(1e-6, 0.0, "llama")
 FOUR_HEADS = torch.randn(1, 4, 8, 16)
 OPS = (
     LibraryOp(f"{LIGER}.rms_norm:rms_norm_forward", (ROWS, SCALE), _first(1e-6, 0.0, "llama", None)),
     LibraryOp(f"{LIGER}.layer_norm:layer_norm_forward", (ROWS, SCALE, SCALE), _first(1e-6)),
-    LibraryOp(f"{LIGER}.group_norm:group_norm_forward", (HEADS, torch.ones(64), torch.ones(64)), _group_norm),
+    LibraryOp(
+        f"{LIGER}.group_norm:group_norm_forward",
+        (HEADS, torch.ones(64), torch.ones(64)),
+        lambda f, x, weight, bias: f(x, 64, 4, weight, bias, 1e-6)[0],
+    ),
     LibraryOp(
         f"{LIGER}.fused_add_rms_norm:fused_add_rms_norm_forward", (ROWS, MORE, SCALE), _first(1e-6, 0.0, "llama")
     ),
@@ -127,10 +89,24 @@ OPS = (
     LibraryOp(f"{LIGER}.softmax:_softmax_forward", (ROWS,), _first()),
     LibraryOp(f"{LIGER}.sparsemax:_sparsemax_forward", (ROWS,), _first(-1)),
     LibraryOp(f"{LIGER}.dyt:liger_dyt_fwd", (ROWS, torch.ones(1), SCALE, SCALE)),
-    LibraryOp(f"{LIGER}.kl_div:kldiv_forward_triton", (ROWS, MORE.softmax(-1)), _kl_div),
-    LibraryOp(f"{LIGER}.tvd:tv_distance_forward_triton", (ROWS.softmax(-1), MORE.softmax(-1)), _tvd),
-    LibraryOp(f"{LIGER}.rope:rope_forward", (FOUR_HEADS, FOUR_HEADS[:, :2], COS, COS), _rope),
-    LibraryOp(f"{LIGER}.cross_entropy:cross_entropy_forward", (ROWS, LABELS), _cross_entropy),
+    LibraryOp(
+        f"{LIGER}.kl_div:kldiv_forward_triton", (ROWS, MORE.softmax(-1)), lambda f, p, q: f(p, q, False, "none", 1e-9)
+    ),
+    LibraryOp(
+        f"{LIGER}.tvd:tv_distance_forward_triton",
+        (ROWS.softmax(-1), MORE.softmax(-1)),
+        lambda f, p, q: f(p, q, None, "none", -100, False)[0],
+    ),
+    LibraryOp(
+        f"{LIGER}.rope:rope_forward",
+        (FOUR_HEADS, FOUR_HEADS[:, :2], COS, COS),
+        lambda f, q, k, cos, sin: f(q.clone(), k.clone(), cos, sin)[0],
+    ),
+    LibraryOp(
+        f"{LIGER}.cross_entropy:cross_entropy_forward",
+        (ROWS, LABELS),
+        lambda f, x, labels: f(x.clone(), labels, None, -100, 0.0, 0.0, "mean", None, False)[0],
+    ),
     LibraryOp(f"{FLA}.modules.activations.ops:sigmoid_fwd"),
     LibraryOp(f"{FLA}.modules.activations.ops:swish_fwd"),
     LibraryOp(f"{FLA}.modules.activations.ops:logsigmoid_fwd"),
@@ -140,13 +116,19 @@ OPS = (
     LibraryOp(f"{FLA}.ops.utils.softmax:softmax_fwd"),
     LibraryOp(f"{FLA}.ops.utils.pooling:mean_pooling_fwd", (HEADS,), _in_chunks),
     LibraryOp(f"{FLA}.ops.utils.cumsum:chunk_local_cumsum", (HEADS[..., 0],), _in_chunks),
-    LibraryOp(f"{FLA}.ops.utils.cumsum:chunk_local_cumsum", (HEADS[..., 0], LENGTHS), _in_chunks_of_sequences),
-    LibraryOp(f"{GEMS}.log_softmax:log_softmax", (WHOLE_BLOCKS,), _last),
-    LibraryOp(f"{GEMS}.mv:mv", (ROWS, SCALE)),
-    LibraryOp(f"{GEMS}.sum:sum_dim", (WHOLE_BLOCKS,), _over_last),
-    LibraryOp(f"{GEMS}.cumsum:cumsum", (ROWS,), _last),
     LibraryOp(
-        f"{GEMS}.log_softmax:log_softmax_backward", (WHOLE_BLOCKS, WHOLE_BLOCKS.log_softmax(1)), _log_softmax_backward
+        f"{FLA}.ops.utils.cumsum:chunk_local_cumsum",
+        (HEADS[..., 0], LENGTHS),
+        lambda f, x, lengths: f(x.contiguous(), 16, cu_seqlens=lengths),
+    ),
+    LibraryOp(f"{GEMS}.log_softmax:log_softmax", (WHOLE_BLOCKS,), lambda f, x: f(x, 1)),
+    LibraryOp(f"{GEMS}.mv:mv", (ROWS, SCALE)),
+    LibraryOp(f"{GEMS}.sum:sum_dim", (WHOLE_BLOCKS,), lambda f, x: f(x, [1])),
+    LibraryOp(f"{GEMS}.cumsum:cumsum", (ROWS,), lambda f, x: f(x, 1)),
+    LibraryOp(
+        f"{GEMS}.log_softmax:log_softmax_backward",
+        (WHOLE_BLOCKS, WHOLE_BLOCKS.log_softmax(1)),
+        lambda f, grad, output: f(grad, output, 1, torch.float32),
     ),
 )
 

@@ -8,6 +8,7 @@ properties.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import json
@@ -24,14 +25,11 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
-from _gpu_properties import H200
+from _pretended_gpu import H200
 from magi_tritonwrap import find_kernels
 from magi_tritonwrap.testing import stub_driver
-
-
-def _absent(*_args: Any) -> None:
-    """Stands for a function of another distribution."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +46,6 @@ class Library:
     environment: dict[str, str] = field(default_factory=dict)
     elsewhere: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def stand_ins(self) -> dict[str, ModuleType]:
-        """What stands for the modules of other distributions."""
-        made = {name: ModuleType(name) for name in self.elsewhere}
-        for name, taken in self.elsewhere.items():
-            vars(made[name]).update(dict.fromkeys(taken, _absent))
-        return made
-
 
 LIBRARIES = {
     "liger-kernel": Library("liger_kernel"),
@@ -69,37 +60,32 @@ def kernels_of(name: str) -> dict[str, set[str]]:
     return {function: set(kernels) for function, *kernels in map(str.split, lines)}
 
 
-def folder_of(package: str) -> Path | None:
-    """Where a package is installed; None where it is not. Nothing is imported."""
-    spec = importlib.util.find_spec(package)
-    places = [] if spec is None else list(spec.submodule_search_locations or ())
-    return Path(places[0]).parent if places else None
+def needs(*names: str) -> None:
+    """Skip the test that calls it where one of the libraries *names* is not installed."""
+    missing = [name for name in names if importlib.util.find_spec(LIBRARIES[name].package) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} is not installed; nox -s libraries installs it")
 
 
 def scan(name: str) -> dict[str, Any]:
     """What `find_kernels` finds of what the library *name* launches: for each function, the kernels that it misses."""
     library, expected = LIBRARIES[name], kernels_of(name)
-    sys.modules.update(library.stand_ins())
+    for elsewhere, taken in library.elsewhere.items():
+        stand_in = sys.modules[elsewhere] = ModuleType(elsewhere)
+        vars(stand_in).update(dict.fromkeys(taken, lambda *_args: None))
     with pretended_gpu(), mock.patch.dict(os.environ, library.environment):
         for module in sorted({function.partition(":")[0] for function in expected}):
             importlib.import_module(module)
     missing, seconds = {}, []
     for function, kernels in expected.items():
-        body = _object(function)
+        module, _, path = function.partition(":")
+        body: Any = functools.reduce(getattr, path.split("."), sys.modules[module])
         began = time.process_time()
         found = find_kernels(body).kernels
         seconds.append(time.process_time() - began)
         missing[function] = sorted(kernels - {kernel.name.rpartition(".")[2] for kernel in found})
     version = metadata.version(name)
     return {"version": version, "missing": missing, "slowest": max(seconds), "seconds": sum(seconds)}
-
-
-def _object(function: str) -> Any:
-    module, _, name = function.partition(":")
-    found: Any = sys.modules[module]
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
 
 
 @contextmanager

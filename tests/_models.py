@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+from _real_classes import FirstTensor
 from magi_backend import magi_register_custom_op
 from torch import Tensor, nn
 from torch.nn import functional
@@ -66,21 +67,8 @@ class Norm(nn.Module):
         return norm(x, self.weight, self.bias, self.settings)
 
 
-class Field(nn.Module):
-    """A model of transformers that returns one tensor of its output."""
-
-    def __init__(self, model: nn.Module, name: str) -> None:
-        super().__init__()
-        self.model = model
-        self.name = name
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        result: Tensor = getattr(self.model(*inputs), self.name)
-        return result
-
-
 def replaced(model: Any, kind: Literal["rms", "layer"], original: type[nn.Module]) -> Any:
-    """*model* with every module of type *original* as the operator; how many there were is in ``model.replaced``."""
+    """*model* with every module of type *original*, of which there must be one, as the operator."""
     count = 0
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
@@ -107,7 +95,7 @@ def llama(layers: int = 2) -> nn.Module:
         max_position_embeddings=256,
         use_cache=False,
     )
-    return Field(replaced(LlamaForCausalLM(config), "rms", LlamaRMSNorm), "logits")
+    return FirstTensor(replaced(LlamaForCausalLM(config), "rms", LlamaRMSNorm), "logits")
 
 
 def vit(layers: int = 2) -> nn.Module:
@@ -125,7 +113,7 @@ def vit(layers: int = 2) -> nn.Module:
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
-    return Field(replaced(ViTModel(config, add_pooling_layer=False), "layer", nn.LayerNorm), "last_hidden_state")
+    return FirstTensor(replaced(ViTModel(config, add_pooling_layer=False), "layer", nn.LayerNorm), "last_hidden_state")
 
 
 def vae() -> nn.Module:

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import torch
+from _python import python
 from torch import Tensor
 
 
@@ -77,13 +75,4 @@ import torch
 from _nvfp4 import *
 torch.manual_seed(0)
 """
-    result = subprocess.run(
-        [sys.executable, "-c", head + textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    return python("-c", head + textwrap.dedent(script), env={"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"})

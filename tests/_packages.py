@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from _python import python
 from torch import Tensor
 
 
@@ -31,7 +30,4 @@ print("equal")
 def check_elsewhere(package: str, values: Sequence[tuple[Tensor, Tensor]], folder: Path) -> str:
     """Fail unless *package* gives the second of each pair for the first, in such a process; what it prints."""
     torch.save(list(values), folder / "values.pt")
-    command = [sys.executable, "-X", "faulthandler", "-W", "ignore", "-c", LOADING, package, str(folder / "values.pt")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"ended with {done.returncode} after {done.stdout!r}\n{done.stderr}"
-    return done.stdout
+    return python("-X", "faulthandler", "-W", "ignore", "-c", LOADING, package, folder / "values.pt")

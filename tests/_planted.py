@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from _class_table import CLASSES
+from _real_classes import CLASSES
 from _wrong import Becomes
 from magi_backend import MismatchError
 from torch import Tensor, nn

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real classes of timm, transformers and diffusers as a table: what each is made and called with, and at which sizes.
+"""Real classes of timm, transformers and diffusers: classes.yaml says what each is made and called with.
 
 The structure is that of the library. Repeated blocks are left out, widths are small where a setting makes them so, and
 weights are random, so that nothing is downloaded.
@@ -9,31 +9,20 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from _torchvision import torchvision_or_stand_in
 from torch import Tensor, nn
 
 
 Settings = Mapping[str, Any]
 Size = tuple[int, int]
-Sizes = tuple[Size, Size]
-Shape = tuple[Any, ...]
-Shapes = Callable[[int, int], Mapping[str, Shape]]
-"""From a size to the inputs by name: the shape of normal numbers, or of "ids", "ones" or "step" in front of it."""
-
-IMAGES: Mapping[str, Any] = {"small": ((65, 97), (81, 49)), "large": ((320, 288), (287, 353))}
 VOCABULARY = 97
-
-# What a word says of a row.
-Words = Mapping[str, Any]
-BF16: Words = {"dtype": torch.bfloat16}
-TRAINS: Words = {"trains": True}
-QUICK: Words = {"quick": True}
 
 
 @dataclass(frozen=True)
@@ -44,7 +33,8 @@ class RealClass:
         library: timm, transformers or diffusers.
         model: The class; for timm the name of a published model.
         settings: What it is made with beside what the library takes by itself.
-        shapes: What it is called with at a size.
+        shapes: The inputs by name: the shape of normal numbers, or of "ids", "ones" or "step" in front of it; `h` and
+            `w` are the two numbers of a size.
         small: Two sizes at which a CPU runs it.
         large: Two sizes for a GPU.
         output: Which part of the output counts, where that is not a Tensor or begins with another.
@@ -58,9 +48,9 @@ class RealClass:
     library: str
     model: str
     settings: Settings
-    shapes: Shapes
-    small: Sizes
-    large: Sizes
+    shapes: Mapping[str, Sequence[Any]]
+    small: tuple[Size, Size]
+    large: tuple[Size, Size]
     output: str = ""
     part: str = ""
     dtype: torch.dtype = torch.float32
@@ -77,30 +67,28 @@ class RealClass:
         if not whole:
             shorten(model, self.keep)
         draw(model)
-        return _FirstTensor(model.eval().requires_grad_(False), self.output).to(self.dtype)
+        return FirstTensor(model.eval().requires_grad_(False), self.output).to(self.dtype)
 
     def inputs(self, size: Size, device: str = "cpu") -> dict[str, Tensor]:
         """The inputs at *size*, the same numbers each time."""
         generator = torch.Generator().manual_seed(size[0])
-        return {name: self._input(shape, generator).to(device) for name, shape in self.shapes(*size).items()}
-
-    def _input(self, shape: Shape, generator: torch.Generator) -> Tensor:
-        match shape:
-            case ("ids", *numbers):
-                return torch.randint(3, VOCABULARY, numbers, generator=generator)
-            case ("ones", *numbers):
-                return torch.ones(numbers, dtype=torch.int64)
-            case ("step", *numbers):
-                return torch.full(numbers, 7)
-        return torch.randn(shape, generator=generator).to(self.dtype)
-
-
-def row(library: str, model: str, shapes: Shapes, /, *words: Words, **settings: Any) -> RealClass:
-    """A class with its *settings*; of two words that say the same, the later one holds."""
-    return RealClass(library, model, settings, shapes, **dict(ChainMap(*map(dict, words[::-1]))))
+        known: dict[str, Any] = {"h": size[0], "w": size[1], "ids": "ids", "ones": "ones", "step": "step"}
+        made = {}
+        for name, texts in self.shapes.items():
+            kind, *numbers = shape = [eval(str(text), known) for text in texts]
+            match kind:
+                case "ids":
+                    made[name] = torch.randint(3, VOCABULARY, numbers, generator=generator)
+                case "ones":
+                    made[name] = torch.ones(numbers, dtype=torch.int64)
+                case "step":
+                    made[name] = torch.full(numbers, 7)
+                case _:
+                    made[name] = torch.randn(shape, generator=generator).to(self.dtype)
+        return {name: each.to(device) for name, each in made.items()}
 
 
-class _FirstTensor(nn.Module):
+class FirstTensor(nn.Module):
     """A model that returns one Tensor of what its class returns."""
 
     def __init__(self, model: nn.Module, output: str) -> None:
@@ -189,3 +177,16 @@ _MAKERS: Mapping[str, Callable[[str, Settings], nn.Module]] = {
     "transformers": _of_transformers,
     "diffusers": _of_diffusers,
 }
+
+
+def _table() -> Iterator[RealClass]:
+    for group in yaml.safe_load(Path(__file__).with_name("classes.yaml").read_text()):
+        classes = group.pop("classes")
+        for model, own in classes.items():
+            how = {**group, **own, "settings": {**group.get("settings", {}), **own.get("settings", {})}}
+            how |= {name: tuple(map(tuple, how[name])) for name in ("small", "large")}
+            dtype = torch.bfloat16 if how.pop("bf16", False) else torch.float32
+            yield RealClass(model=model, dtype=dtype, **how)
+
+
+CLASSES = {each.model: each for each in _table()}

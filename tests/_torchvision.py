@@ -14,28 +14,8 @@ from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-
-
-class _Named(type):
-    """A class any attribute of which is its own name, like a member of an enum of strings."""
-
-    def __getattr__(cls, name: str) -> str:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return name
-
-
-class _StandIn(ModuleType):
-    """A module that holds a class of any name."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.__path__ = []
-
-    def __getattr__(self, name: str) -> type:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Named(name, (), {})
+from typing import Any
+from unittest import mock
 
 
 class _Finder(MetaPathFinder, Loader):
@@ -43,8 +23,8 @@ class _Finder(MetaPathFinder, Loader):
         del path, target
         return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] == "torchvision" else None
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _StandIn(spec.name)
+    def create_module(self, spec: ModuleSpec) -> Any:
+        return mock.MagicMock(name=spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         """The module is complete."""

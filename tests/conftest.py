@@ -4,18 +4,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 import torch
-
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -38,9 +30,3 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 def _fresh_dynamo() -> Iterator[None]:
     yield
     torch.compiler.reset()
-
-
-@pytest.fixture
-def root() -> Path:
-    """The root of the checkout, for tests of the repository itself."""
-    return ROOT

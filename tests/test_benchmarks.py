@@ -6,8 +6,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,16 +18,13 @@ import pytest
 import real_decoders
 import torch
 from _arms import arm_named, pipeline_options
-from _card_case import KNOWN, NAMES, ROUNDED, WHOLE
-from _case import Case, Plan, measure_case
-from _class_table import CLASSES
-from _clock import Clock
 from _difference import Difference, WrongResultError, difference, judged
 from _fragment_calls import CALLS, arguments, build, class_of
 from _fragments import DIFFUSERS, FRAGMENTS
 from _library_case import OpaqueOp
 from _library_op import ROWS, LibraryOp, program_of, rows
-from _library_scan import LIBRARIES, folder_of
+from _library_scan import needs
+from _python import python
 from _ratios import ratios
 from _real_models import MODELS, compiled_part, decode, denoise, without_the_break
 from _rows import joined
@@ -42,24 +37,11 @@ HERE = Path(__file__).parent
 Row = dict[str, Any]
 
 
-def printed_by(program: Path, *arguments: str, seconds: int = 580) -> str:
-    command = [sys.executable, str(program), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def measured_by(name: str, *arguments: str, out: Path, seconds: int = 580) -> tuple[list[Row], str]:
     """The rows that benchmarks/*name*.py writes into *out*, with what it prints."""
     program = HERE.parent / "benchmarks" / f"{name}.py"
-    printed = printed_by(program, "--tiny", *arguments, "--out", str(out), seconds=seconds)
+    printed = python(program, "--tiny", *arguments, "--out", out, seconds=seconds)
     return [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()], printed
-
-
-def needs_libraries() -> None:
-    missing = [name for name in ("liger-kernel", "fla-core") if folder_of(LIBRARIES[name].package) is None]
-    if missing:
-        pytest.skip(f"{', '.join(missing)} is not installed; nox -s libraries installs it")
 
 
 # Each program: its arguments, the rows that it writes, and a ratio that it prints.
@@ -102,7 +84,7 @@ MEASURED: dict[str, tuple[str, list[tuple[str, str]], str]] = {
 def test_the_program_compiles_compares_and_times(name: str, tmp_path: Path) -> None:
     how, written, ratio = MEASURED[name]
     if name == "libraries":
-        needs_libraries()
+        needs("liger-kernel", "fla-core")
     found, printed = measured_by(name, *how.split(), out=tmp_path)
 
     assert sorted((one["case"], one["arm"]) for one in found) == sorted(written)
@@ -125,22 +107,6 @@ def test_the_program_compiles_compares_and_times(name: str, tmp_path: Path) -> N
         assert again == found
 
 
-@pytest.mark.slow
-def test_code_is_generated_for_every_program_of_a_library() -> None:
-    needs_libraries()
-    found = [json.loads(line) for line in printed_by(HERE / "_library_codegen.py").splitlines()]
-
-    assert {one["program"] for one in found} == set(libraries.PROGRAMS)
-    failed = [one for one in found if "error" in one]
-    # Its body reads data, and fake tensors have none.
-    assert [(one["program"], one["arm"]) for one in failed] == [("liger_cross_entropy", "opaque")], failed
-    kept_whole = {one["program"] for one in found if one["arm"] == "seen_through" and one["calls_op"]}
-    assert kept_whole == {"liger_cross_entropy"}
-    for one in found:
-        if one not in failed and one["program"] not in kept_whole:
-            assert bool(one["kernels"]) == (one["arm"] == "seen_through") == (not one["calls_op"]), one
-
-
 @pytest.mark.parametrize("program", [decoder_fragments, dynamic_decode, libraries, real_decoders])
 def test_what_processes_load_before_they_are_forked_exists(program: Any) -> None:
     # The server of multiprocessing passes over a module that it cannot import.
@@ -159,39 +125,6 @@ def test_a_case_that_fails_dies_or_hangs_leaves_the_others_their_rows(tmp_path: 
         "dies": "the process ended, code 3",
         "hangs": "nothing for 5 s",
     }
-
-
-class Doubling(Case):
-    """A case whose calls are counted."""
-
-    def __init__(self, arm: str) -> None:
-        self.name, self.arm, self.clock = "doubling", arm_named(arm), Clock("cpu")
-        self.calls, self.second = 0, False
-
-    def call(self) -> object:
-        self.calls += 1
-        return torch.ones(3) * 2
-
-    def call_eagerly(self) -> object:
-        return self.call()
-
-    def forget(self) -> None:
-        """There is nothing."""
-
-    def compared(self, *, second: bool) -> Row:
-        self.second |= second
-        return {"difference": second}
-
-
-def test_a_case_is_measured_as_often_as_it_is_told() -> None:
-    case = Doubling("eager")
-    plan = Plan(cold_calls=2, queued_seconds=0.0, alone=3, second_size=True)
-    (found,) = measure_case(case, plan, iter(["ready", "repeat", "repeat"]))
-    assert (len(found["seconds"]), len(found["alone_seconds"]), found["work"]["flops"]) == (2, 3, 0)
-    assert found["second_size"] == {"difference": True}
-    # Two cold calls, two to warm up and three alone, one to fill the queue, two repeats, one whose work is counted.
-    assert case.calls == 11
-    assert not Doubling("eager").second
 
 
 def test_arms_and_passes_by_name() -> None:
@@ -325,13 +258,6 @@ def test_the_change_of_two_lines_changes_no_result_and_compares_no_tensor_with_a
     assert "Rep" not in compared
 
 
-def test_the_classes_for_the_card_are_new_and_the_classifiers_are_first() -> None:
-    assert len(NAMES) >= 40
-    assert NAMES[: len(WHOLE)] == WHOLE
-    assert set(CLASSES) >= KNOWN | ROUNDED
-    assert all(len(set(CLASSES[name].large)) == 2 for name in NAMES)
-
-
 def doubled(x: Tensor) -> Tensor:
     return x * 2
 
@@ -413,16 +339,3 @@ def test_a_fragment_a_decode_and_an_op_that_fail_gain_nothing() -> None:
     found = ratios("libraries", [*ops, {**row("fla_b", "seen_through"), "reason": "wrong"}])
     assert found["fla_b_small_vs_opaque_speedup"] == 0.0
     assert found["libraries_median_vs_opaque_speedup"] == 1.5
-
-
-def test_the_table_of_libraries_says_why_an_op_could_not_be_run_and_what_stays_opaque() -> None:
-    numbers = {"alone_seconds": [2e-5], "compile_seconds": 1.0, "graphs": 1, "difference": {"relative": 0.0}}
-    lines = libraries.table(
-        [
-            row("fla_rotary", "eager") | {"reason": "OutOfResources: shared memory"},
-            row("liger_jsd_small", "seen_through", 1e-5) | {"stays_opaque": ["its body reads data"], **numbers},
-        ]
-    )
-    assert "| fla_rotary | eager | 2.11.0+cu130 | OutOfResources: shared memory |" in lines[2]
-    assert lines[3].startswith("| liger_jsd_small | seen_through | 2.11.0+cu130 | 10.0 µs | 20.0 µs |")
-    assert lines[3].endswith("| yes |")

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from _class_table import CLASSES
-from _real_classes import RealClass
-from _transformers_classes import text
+from _real_classes import CLASSES, RealClass
 from magi_backend import explain
 from torch import Tensor, nn
 
@@ -22,9 +20,12 @@ OF_LATER_STEPS = {"keep_saved_strides_symbolic"}
 """Repairs of what stock does at a later size of a training step, of which the first is run here."""
 # The Longformer is in no table, and of this one the number of images alone is symbolic: torch cannot resize embeddings
 # of places backward at symbolic sizes.
-VIT: Any = {"settings": {"img_size": 32, "num_classes": 10}, "shapes": lambda h, w: {"x": (h // 16, 3, 32, 32)}}
+VIT: Any = {"settings": {"img_size": 32, "num_classes": 10}, "shapes": {"x": ("h // 16", 3, 32, 32)}}
+LONG = {"attention_window": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
 OWN = {
-    "LongformerModel": text("LongformerModel", attention_window=8, num_attention_heads=2, num_hidden_layers=1),
+    "LongformerModel": replace(
+        CLASSES["RobertaModel"], model="LongformerModel", settings={**CLASSES["RobertaModel"].settings, **LONG}
+    ),
     "vit_tiny_patch16_224": replace(CLASSES["vit_tiny_patch16_224"], **VIT),
 }
 STATIC = {"AutoencoderKL", "DiTTransformer2DModel"}

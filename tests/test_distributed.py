@@ -3,18 +3,12 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
-
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from _python import python
 
 
 PROGRAM = """
@@ -26,7 +20,7 @@ import torch.distributed as dist
 from magi_backend import magi_register_custom_op
 from torch import nn
 
-kind, kind_of_device, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
+kind, kind_of_device, rank, store = sys.argv[1], sys.argv[2], int(sys.argv[3]), f"file://{sys.argv[4]}"
 device = torch.device(kind_of_device, rank if kind_of_device == "cuda" else None)
 
 
@@ -64,9 +58,9 @@ def reference(inputs):
 
 if kind_of_device == "cuda":
     torch.cuda.set_device(device)
-    dist.init_process_group("nccl", rank=rank, world_size=2, device_id=device)
+    dist.init_process_group("nccl", rank=rank, world_size=2, init_method=store, device_id=device)
 else:
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+    dist.init_process_group("gloo", rank=rank, world_size=2, init_method=store)
 torch.manual_seed(0)
 model = Model().to(device)
 inputs = torch.randn(6, 8, generator=torch.Generator().manual_seed(1)).to(device)
@@ -111,13 +105,6 @@ print("agrees")
 """
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
 TWO_GPUS = pytest.mark.skipif(
     torch.cuda.device_count() < 2, reason=f"needs 2 GPUs of one host; here: {torch.cuda.device_count()}"
 )
@@ -131,28 +118,9 @@ TWO_GPUS = pytest.mark.skipif(
 def test_two_ranks_agree_with_one_process(kind: str, device: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    environment = {
-        **os.environ,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),  # both ranks share it
-        "OMP_NUM_THREADS": "1",
-    }
+    shared = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
 
-    for _ in ("cold", "warm"):
-        environment["MASTER_PORT"] = str(free_port())
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, program, kind, device, str(rank)],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(2)
-        ]
-        results = [rank.communicate(timeout=500) for rank in ranks]
-
-        for rank, (out, err) in zip(ranks, results, strict=True):
-            assert rank.returncode == 0, err[-4000:]
-            assert out.splitlines()[-1] == "agrees"
+    for store in (tmp_path / "cold", tmp_path / "warm"):
+        with ThreadPoolExecutor(2) as pool:
+            ranks = [pool.submit(python, program, kind, device, rank, store, env=shared) for rank in range(2)]
+        assert [rank.result().splitlines()[-1] for rank in ranks] == ["agrees", "agrees"]

@@ -17,6 +17,7 @@ import _browser
 import _pages
 import pytest
 from _pages import read_page
+from _python import python
 
 
 ROOT = Path(__file__).parent.parent
@@ -31,11 +32,6 @@ COMPILES_MUCH = {"backend-cookbook.md", "ahead-of-time.md", "nvfp4.md", "diffuse
 
 def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
-
-
-def run(page: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(RUNNER), str(page), *options]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=500)
 
 
 @pytest.fixture(scope="session")  # under xdist the tests of other files may come between
@@ -65,17 +61,13 @@ def test_page(page: Path, runner: subprocess.Popen[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [*READMES, *(page for page in PAGES if page.name in COMPILES_MUCH)], ids=name)
 def test_slow_page(page: Path) -> None:
-    done = run(page)
-
-    assert done.returncode == 0, done.stderr
+    python(RUNNER, page, cwd=ROOT)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("page", programs([*PAGES, *READMES], word="gpu"), ids=name)
 def test_page_on_a_gpu(page: Path) -> None:
-    done = run(page, "--gpu")
-
-    assert done.returncode == 0, done.stderr
+    python(RUNNER, page, "--gpu", cwd=ROOT)
 
 
 PAGE = """

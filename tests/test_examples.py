@@ -11,12 +11,14 @@ import sys
 import sysconfig
 import time
 import venv
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from _pages import COMPILES_ANEW, COMPILES_QUICKLY
+from _python import python
 from PIL import Image
 
 
@@ -43,26 +45,13 @@ def test_every_example_has_promises() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == set(PROMISES)
 
 
-def run(*command: object, **environment: str) -> str:
-    done = subprocess.run(
-        [str(word) for word in command],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LONG,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.mark.timeout(LONG)
 @pytest.mark.parametrize("name", PROMISES)
 def test_example(name: str, tmp_path: Path) -> None:
     said, written, environment = PROMISES[name]
     options = ["--out", tmp_path] if written else []
 
-    printed = run(sys.executable, EXAMPLES / f"{name}.py", *options, **COMPILES, **environment)
+    printed = python(EXAMPLES / f"{name}.py", *options, seconds=LONG, env=COMPILES | environment)
 
     for promise in said:
         assert promise in printed
@@ -111,7 +100,7 @@ def test_the_demo_says_that_it_is_still_busy(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.gpu
 def test_triton_example_on_a_gpu() -> None:
-    printed = run(sys.executable, EXAMPLES / "triton_op.py")
+    printed = python(EXAMPLES / "triton_op.py")
 
     assert "see-through" in printed
     assert "compiled and eager agree" in printed
@@ -124,16 +113,16 @@ def test_the_standalone_package_in_an_environment_of_its_own(tmp_path: Path) -> 
     shutil.copytree(EXAMPLES / "standalone_package", package)
     wheels = tmp_path / "wheels"
     opschema = EXAMPLES.parent / "packages" / "magi-opschema"
-    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", wheels, package, opschema)
+    python("-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", wheels, package, opschema)
     venv.create(tmp_path / "fresh", with_pip=True)
-    python = tmp_path / "fresh" / "bin" / "python"
-    run(python, "-m", "pip", "install", "-q", "--no-index", "--no-deps", *wheels.glob("*.whl"))
+    fresh = partial(python, executable=tmp_path / "fresh" / "bin" / "python")
+    fresh("-m", "pip", "install", "-q", "--no-index", "--no-deps", *wheels.glob("*.whl"))
     (site,) = (tmp_path / "fresh" / "lib").glob("python*/site-packages")
     # A path in a .pth file does not run the .pth files behind it, so editable installs of ours stay out of sight.
     (site / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
     shutil.rmtree(package / "src")
 
-    where = run(python, "-c", "import magi_opschema, rowscale; print(magi_opschema.__file__, rowscale.__file__)")
+    where = fresh("-c", "import magi_opschema, rowscale; print(magi_opschema.__file__, rowscale.__file__)")
     assert where.count(str(site)) == 2
-    printed = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", package / "pyproject.toml", package)
+    printed = fresh("-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", package / "pyproject.toml", package)
     assert "5 passed" in printed

@@ -12,22 +12,232 @@ calls of an operator that mutates a tensor with another that overlaps it: for th
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
-from _alias_programs import Outcome, Program, arguments, function_of, outcome, programs, registered
 from hypothesis import HealthCheck, Phase, given, seed, settings
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+from hypothesis import strategies as st
+from magi_backend import magi_register_custom_op
+from torch import Tensor
 
 
 pytestmark = pytest.mark.kernels
+
+# Forms of steps by the kind of {a}, and by that of what is new: a matrix, half of one, a vector.
+_VIEWS = {
+    "M": {
+        "M": "{a}.t() | {a}[0:, :] | {a}[:, 0:] | {a}.view_as({a}) | {a}.detach()",
+        "H": "{a}[:2] | {a}[1:3] | {a}[-2:] | {a}.t()[1:3] | {a}[::2][:2] | {a}.split(2)[0]",
+        "V": "{a}[1] | {a}[:, 2] | {a}.diagonal()",
+    },
+    "H": {"H": "{a}[0:] | {a}.flatten().view(2, -1)", "V": "{a}[0] | {a}[1] | {a}.unbind(0)[1]"},
+    "V": {"V": "{a}[0:] | {a}.unsqueeze(0).squeeze(0)"},
+}
+_FRESH = {
+    "M": {
+        "M": """
+            torch.slice_scatter({a}, {H}, 0, 1, 3) | torch.slice_scatter({a}, {H}, 0, 0, 2)
+            | torch.slice_scatter({a}, {M}) | torch.select_scatter({a}, {V}, 0, 1)
+            | torch.select_scatter({a}, {V}, 1, 2) | torch.diagonal_scatter({a}, {V})
+            | torch.index_put({a}, ({i},), {H}) | torch.index_put({a}, ({i},), {H}, accumulate=True)
+            | {a}.index_copy(0, {i}, {H}) | {a}.index_add(0, {i}, {H}) | {a}.index_fill(0, {i}, 7.0) | {a} + {M}
+            | torch.where({M} > 0, {a}, {M}) | {a}.flip(0) | torch.cat([{H}, {a}[2:]])
+        """,
+        "H": "torch.stack([{V}, {V}]) | {a}[{i}]",
+    },
+    "H": {"H": "{a} * 2 | {a} + {H}", "V": "{a}.sum(0)"},
+    "V": {"V": "{a} * 2 | {a} + {V}", "M": "{a}.expand({n}, {n}).contiguous()"},
+}
+_COPIES = """
+    {a}.clone() | {a}.clone() | {a}.contiguous() | {a} + 0 | {a} * 1 | {a} + torch.zeros_like({a}) | torch.cat([{a}])
+    | {a}.to(torch.float64).to(torch.float32) | {a}.to(torch.float32, copy=True)
+    | torch.nn.functional.pad({a}, (0, 0)) | torch.empty_like({a}).copy_({a})
+"""
+_MUTATIONS = {
+    "M": """
+        {a}.index_fill_(0, {i}, 9.0) | {a}.index_copy_(0, {i}, {H}) | {a}.index_add_(0, {i}, {H})
+        | {a}.index_put_(({i},), {H}) | {a}[{i}] = {H} | {a}[0:, :] = {M}[0:, :] | {a}[1:3] = {H}
+        | {a}[1:] = {a}[:-1].clone() | {a}[:-1] = {a}[1:].clone() | {a}[:2] = {a}[2:4] | {a}[:, :2] = {a}[:, 2:4]
+        | {a}[:, 1] = {V} | {a}.copy_({a}.t().clone()) | {a}.diagonal().copy_({V}) | {a}.diagonal().mul_(2)
+        | {a}.masked_fill_({M} > 1, 3.0) | {a}.t_()
+    """,
+    "H": "{a}[0] = {V} | {a}[0].add_({V})",
+    "V": "{a}[0] = 5.0 | {a}[1:].add_(1) | {a}.cumsum_(0)",
+}
+_ANY_MUTATIONS = """
+    {a}.zero_() | {a}.fill_(2) | {a}.add_(1) | {a}.clamp_(0, 3) | {a}.mul_({b}) | {a}.copy_({b}) | {a}.copy_({b})
+    | {a}.copy_({a}.clone()) | {a}[:] = {b} | ops.rotate({b}, {a}) | ops.rotate({a}, {b})
+    | ops.rotate({a}.clone(), {a}) | ops.both({a}, {b}) | ours_rotate({b}, {a}) | ours_both({a}, {b})
+"""
+_ANY_RESULTS = "ops.push({a}, {b}) | ours_push({a}, {b}) | ops.push({a}.clone(), {a})"
+
+
+def _forms(text: str) -> list[str]:
+    return [form.strip() for form in text.split(" | ")]
+
+
+def _kinds_and_forms(texts: dict[str, str]) -> list[tuple[str, str]]:
+    return [(kind, form) for kind, text in texts.items() for form in _forms(text)]
+
+
+@dataclass(frozen=True)
+class Program:
+    """The *lines* of a function of *inputs* matrices, and the names that it returns."""
+
+    inputs: int
+    lines: tuple[str, ...]
+    returned: tuple[str, ...]
+
+    def text(self, name: str = "program") -> str:
+        arguments = ", ".join(f"x{index}" for index in range(self.inputs))
+        body = "\n".join(f"    {line}" for line in ("n = x0.shape[0]", *self.lines))
+        return f"def {name}({arguments}, i):\n{body}\n    return ({''.join(f'{each}, ' for each in self.returned)})\n"
+
+
+@st.composite
+def programs(draw: st.DrawFn, most: int = 8) -> Program:
+    """Programs of up to *most* steps."""
+    inputs = draw(st.integers(1, 3))
+    kinds = {f"x{index}": "M" for index in range(inputs)}
+    lines = []
+
+    def of_kind(kind: str) -> str:
+        """A tensor of *kind*, made of a matrix if there is none yet."""
+        names = [name for name, its in kinds.items() if its == kind]
+        made = {"H": ["x0[:2]", f"x{inputs - 1}[1:3]"], "V": ["x0[0]", f"x{inputs - 1}.diagonal()"], "M": []}[kind]
+        return draw(st.sampled_from([*names, *made]))
+
+    def filled(form: str, name: str) -> str:
+        for slot in "MHV":
+            while f"{{{slot}}}" in form:
+                form = form.replace(f"{{{slot}}}", of_kind(slot), 1)
+        return form.replace("{a}", name).replace("{b}", of_kind(kinds[name])).replace("{n}", "n").replace("{i}", "i")
+
+    for step in range(draw(st.integers(2, most))):
+        name = draw(st.sampled_from(list(kinds)))
+        kind, own = kinds[name], f"v{step}"
+        choice = draw(st.sampled_from(["view", "copy", "fresh", "mutation", "mutation", "any", "any", "result"]))
+        if choice == "view":
+            kinds[own], form = draw(st.sampled_from(_kinds_and_forms(_VIEWS[kind])))
+        elif choice == "copy":
+            kinds[own], form = kind, draw(st.sampled_from(_forms(_COPIES)))
+        elif choice == "fresh":
+            kinds[own], form = draw(st.sampled_from(_kinds_and_forms(_FRESH[kind])))
+        elif choice == "result":
+            kinds[own], form = kind, draw(st.sampled_from(_forms(_ANY_RESULTS)))
+        else:
+            mutations = _MUTATIONS[kind] if choice == "mutation" else _ANY_MUTATIONS
+            lines.append(filled(draw(st.sampled_from(_forms(mutations))), name))
+            continue
+        new = kinds.pop(own)
+        lines.append(f"{own} = {filled(form, name)}")
+        kinds[own] = new
+    returned = draw(st.lists(st.sampled_from(list(kinds)), min_size=1, max_size=3))
+    return Program(inputs, tuple(lines), tuple(returned))
+
+
+def _apart(one: Tensor, other: Tensor) -> None:
+    """Refuse tensors that may overlap, for which an operator that mutates one has no meaning that compilers keep."""
+    starts = [tensor.data_ptr() for tensor in (one, other)]
+    ends = [
+        start + 4 + 4 * sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        for start, tensor in zip(starts, (one, other), strict=True)
+    ]
+    if max(starts) < min(ends):
+        raise AssertionError("the arguments overlap")
+
+
+def _rotate(source: Tensor, target: Tensor) -> None:
+    _apart(source, target)
+    for index in range(target.shape[0]):
+        target[index] = source[index - 1] + target[0]
+
+
+def _both(one: Tensor, other: Tensor) -> None:
+    _apart(one, other)
+    one.add_(other)
+    other.mul_(3)
+
+
+def _push(source: Tensor, target: Tensor) -> Tensor:
+    _apart(source, target)
+    target.add_(1)
+    return source * 2 + target
+
+
+def registered(namespace: str) -> dict[str, Any]:
+    """Operators that mutate, by ``torch.library`` and by this package, as the names in a program."""
+    ops = type("ops", (), {})
+    for name, body, written in (
+        ("rotate", _rotate, ("target",)),
+        ("both", _both, ("one", "other")),
+        ("push", _push, ("target",)),
+    ):
+        theirs = torch.library.custom_op(f"{namespace}::{name}", body, mutates_args=written)
+        if name == "push":
+            theirs.register_fake(lambda source, target: torch.empty_like(source))
+        setattr(ops, name, staticmethod(theirs))
+    ours = {
+        f"ours_{body.__name__[1:]}": magi_register_custom_op(f"{namespace}::ours{body.__name__}", **how)(body)
+        for body, how in (
+            (_rotate, {"mutates_args": ("target",)}),
+            (_both, {"mutates_args": ("one", "other")}),
+            (_push, {"mutates_args": ("target",), "infer_output_meta_fn": ["source"]}),
+        )
+    }
+    return {"torch": torch, "ops": ops, **ours}
+
+
+def function_of(text: str, names: dict[str, Any], name: str = "program") -> Callable[..., Any]:
+    """The function *name* in *text*."""
+    file = f"<alias program {hash(text)}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    scope = dict(names)
+    exec(compile(text, file, "exec"), scope)
+    function: Callable[..., Any] = scope[name]
+    return function
+
+
+def arguments(inputs: int, size: int) -> list[Tensor]:
+    """Matrices of small numbers, and the two row numbers that programs index with."""
+    matrices = [(torch.arange(float(size * size)).reshape(size, size) * (index + 2)) % 7 - 2 for index in range(inputs)]
+    return [*matrices, torch.tensor([0, 2])]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a call returned, what became of its arguments, and which of all these tensors share memory."""
+
+    tensors: tuple[Tensor, ...]
+    sharing: tuple[int, ...]
+
+    def differs_from(self, other: Outcome) -> str:
+        """What is not the same; empty if nothing."""
+        for index, (mine, its) in enumerate(zip(self.tensors, other.tensors, strict=True)):
+            if mine.shape != its.shape or not torch.allclose(mine, its, equal_nan=True):
+                return f"tensor {index}: {mine} instead of {its}"
+        if self.sharing != other.sharing:
+            return f"shared memory: {self.sharing} instead of {other.sharing}"
+        return ""
+
+
+def outcome(function: Callable[..., Any], given: Sequence[Tensor]) -> Outcome:
+    """What *function* does with *given*: first the arguments, then the results."""
+    results = function(*given)
+    tensors = [*given, *results]
+    bases = [tensor.untyped_storage().data_ptr() for tensor in tensors]
+    return Outcome(
+        tuple(tensor.detach().clone() for tensor in tensors),
+        tuple(map(bases.index, bases)),
+    )
+
 
 TOGETHER = 8
 PROGRAMS = int(os.environ.get("MAGI_FUZZ_PROGRAMS", "2000"))

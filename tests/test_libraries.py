@@ -1,71 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `find_kernels` finds in three libraries of Triton kernels.
+"""What `find_kernels` finds in three libraries of Triton kernels, ops of theirs, and what a second process compiles.
 
-`nox -s libraries` installs them; without them the searches are skipped. `libraries/` lists the functions that launch,
+`nox -s libraries` installs them; without them what needs them is skipped. `libraries/` lists the functions that launch,
 with their kernels. A program that read the libraries' files, and shared no code with the packages, wrote those lists.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
-import subprocess
-import sys
-from collections.abc import Callable
+from collections import Counter
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-from _library_scan import LIBRARIES, folder_of, kernels_of
+from _library_scan import LIBRARIES, kernels_of, needs
+from _python import python
 
 
 HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "adopt-a-triton-library.md"
 MISSES: dict[str, dict[str, str]] = json.loads((HERE / "libraries" / "misses.json").read_text())
-
-
-def record_keeper() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("libraries_record", HERE.parent / "docs" / "_libraries.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_every_launching_function(library: str) -> None:
-    if folder_of(LIBRARIES[library].package) is None:
-        pytest.skip(f"{library} is not installed; nox -s libraries installs it")
-    command = [sys.executable, str(HERE / "_library_scan.py"), library]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
-    assert done.returncode == 0, done.stderr
-    report: dict[str, Any] = json.loads(done.stdout)
+    needs(library)
+    report: dict[str, Any] = json.loads(python(HERE / "_library_scan.py", library))
 
     missed = {name: kernels for name, kernels in report["missing"].items() if kernels}
     assert missed.keys() == MISSES[library].keys(), missed
 
 
-@pytest.fixture
-def ops_of_libraries() -> Callable[[str], list[dict[str, Any]]]:
-    missing = [name for name, library in LIBRARIES.items() if folder_of(library.package) is None]
-    if missing:
-        pytest.skip(f"{', '.join(missing)} is not installed; nox -s libraries installs it")
-
-    def run(mode: str) -> list[dict[str, Any]]:
-        command = [sys.executable, str(HERE / "_library_ops.py"), mode]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
-        assert done.returncode == 0, done.stderr
-        return [json.loads(line) for line in done.stdout.splitlines()]
-
-    return run
+def thirty_ops(mode: str) -> list[dict[str, Any]]:
+    needs(*LIBRARIES)
+    found = [json.loads(line) for line in python(HERE / "_library_ops.py", mode).splitlines()]
+    assert len(found) == 30
+    return found
 
 
 @pytest.mark.slow
-def test_thirty_ops_compile_and_nearly_all_are_seen_through(ops_of_libraries: Callable[..., Any]) -> None:
-    found = ops_of_libraries("graphs")
-    assert len(found) == 30
+def test_thirty_ops_compile_and_nearly_all_are_seen_through() -> None:
+    found = thirty_ops("graphs")
     assert [one for one in found if "error" in one] == []
     opaque = [one for one in found if one["opaque"]]
     assert len(found) - len(opaque) >= 28
@@ -77,49 +54,44 @@ def test_thirty_ops_compile_and_nearly_all_are_seen_through(ops_of_libraries: Ca
 
 
 @pytest.mark.slow
-def test_numbers_are_the_librarys(ops_of_libraries: Callable[..., Any]) -> None:
-    found = ops_of_libraries("numbers")
-    assert len(found) == 30
-    assert [one for one in found if not one.get("equal")] == []
+def test_numbers_are_the_librarys() -> None:
+    assert [one for one in thirty_ops("numbers") if not one.get("equal")] == []
 
 
-ADOPTED = """
-import sys
-sys.path.insert(0, {tests!r})
-from pathlib import Path
-import torch
-from _library_scan import pretended_gpu
-from _pages import read_page
-with pretended_gpu():
-    import liger_kernel.ops
-(block,) = [block for block in read_page(Path({page!r})).blocks if block.language == "python"]
-(Path({folder!r}) / "adopted_page.py").write_text(block.code)
-sys.path.insert(0, {folder!r})
-import adopted_page
-from collections import Counter
-from magi_tritonwrap.testing import aot_graphs, launches_of
-ids = torch.zeros(1, 8, dtype=torch.long)
-with pretended_gpu(is_available=False), torch.no_grad():
-    (graph,) = aot_graphs(lambda ids: adopted_page.model(input_ids=ids, use_cache=False).logits, ids, device="cpu")
-targets = {{str(node.target) for node in graph.graph.nodes}}
-assert not [target for target in targets if target.startswith("liger.")], targets
-print(sorted(Counter(launch.kernel.fn.__name__ for launch in launches_of(graph)).items()))
-"""
+FORWARD = {"_rms_norm_forward_kernel": 5, "_swiglu_forward_kernel": 2}
+BACKWARD = {"_rms_norm_backward_kernel": 5, "_swiglu_backward_kernel": 2}
 
 
 @pytest.mark.slow
-def test_adopting_a_library(tmp_path: Path) -> None:
-    if folder_of("liger_kernel") is None:
-        pytest.skip("liger-kernel is not installed; nox -s libraries installs it")
-    page = HERE.parent / "docs" / "adopt-a-triton-library.md"
-    program = ADOPTED.format(tests=str(HERE), page=str(page), folder=str(tmp_path))
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=500)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "[('_rms_norm_forward_kernel', 5), ('_swiglu_forward_kernel', 2), ('_triton_rope', 2)]\n"
+@pytest.mark.parametrize(
+    ("mode", "launches", "graphs"),
+    [
+        ("forward", {**FORWARD, "_triton_rope": 2}, 1),
+        ("training", FORWARD | BACKWARD, 2),
+        ("version", {"_swiglu_forward_kernel": 1}, 1),
+    ],
+)
+def test_a_second_process_compiles_nothing(mode: str, launches: dict[str, int], graphs: int, tmp_path: Path) -> None:
+    """A model with Liger's kernels; `forward` is that of the page on adopting a library."""
+    needs("liger-kernel")
+    command = (HERE / "_warm_library.py", mode, PAGE, tmp_path)
+    first, second = (
+        json.loads(python(*command, env={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}).splitlines()[-1])
+        for _ in range(2)
+    )
+
+    # One graph is captured: the page's `eps` is a number of the module, which is a constant from the start.
+    assert first["misses"] == {"autograd": 1, "fxgraph": graphs}
+    assert first["hits"] == {"autograd": 0, "fxgraph": 0}
+    assert second["misses"] == {"autograd": 0, "fxgraph": 0}
+    assert second["hits"] == {"autograd": 1, "fxgraph": graphs}
+    for one in (first, second):
+        assert one["bypasses"] == 0
+        assert Counter(one["launches"]) == launches
 
 
 def test_the_record_is_of_the_names_and_misses_on_file() -> None:
-    keeper = record_keeper()
+    keeper: Any = importlib.import_module("_libraries")  # of docs/
     record = keeper.read_record()
     assert set(record) == set(LIBRARIES) == set(MISSES)
     for library, row in record.items():
@@ -127,5 +99,4 @@ def test_the_record_is_of_the_names_and_misses_on_file() -> None:
         assert row["functions"] == len(functions)
         assert row["found"] == len(functions) - len(MISSES[library])
         assert MISSES[library].keys() <= functions.keys()
-    page = (HERE.parent / "docs" / "compatibility.md").read_text()
-    assert keeper.table(record) in page
+    assert keeper.table(record) in (HERE.parent / "docs" / "compatibility.md").read_text()

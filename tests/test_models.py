@@ -3,17 +3,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import _models
 import pytest
 import torch
 from magi_backend import explain
 from torch import Tensor, nn
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def tokens(batch: int, length: int) -> Tensor:

@@ -158,10 +158,8 @@ def launches(rows: int, columns: int = 512, k: int = 1024, dtype: torch.dtype = 
 @pytest.mark.parametrize("rows", [1, 16, 64, 4096])
 def test_each_class_of_rows_has_its_kernel_and_nothing_is_opaque(rows: int) -> None:
     assert launches(rows) == ["nvfp4_gemm"]
-
-
-def test_many_rows_that_no_accelerator_loads_get_a_copy() -> None:
-    assert launches(4096, dtype=torch.float32) == ["nvfp4_copy", "extern_kernels.mm"]
+    if rows == 4096:  # many rows that no accelerator loads get a copy
+        assert launches(rows, dtype=torch.float32) == ["nvfp4_copy", "extern_kernels.mm"]
 
 
 def test_the_accelerator_loads_rows_that_lie_evenly() -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
+import importlib
 import json
 import re
 import subprocess
@@ -18,6 +18,7 @@ from _ratios import ratios
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+compatibility: Any = importlib.import_module("_compatibility")  # of docs/, for `nox -s compat`
 RUN_OF_TESTS = ROOT / "benchmarks" / "results" / "gpu_e2e.json"
 RESULTS = [path for path in sorted(RUN_OF_TESTS.parent.glob("*.json")) if path != RUN_OF_TESTS]
 
@@ -91,20 +92,7 @@ REPORT = """<?xml version="1.0" encoding="utf-8"?>
 """
 
 
-@pytest.fixture
-def compatibility() -> Any:
-    """The program that counts for `nox -s compat`."""
-    spec = importlib.util.spec_from_file_location("compatibility", DOCS / "_compatibility.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_reports_are_counted_noted_and_shown(
-    compatibility: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reports_are_counted_noted_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report, record, page = tmp_path / "magi-passes.xml", tmp_path / "record.json", tmp_path / "page.md"
     report.write_text(REPORT)
     report.with_stem("end-to-end").write_text(REPORT)
@@ -152,6 +140,6 @@ def test_every_session_has_a_complete_result_without_failures() -> None:
             assert len(suite["commit"]) == 12
 
 
-def test_the_page_on_compatibility_shows_what_was_counted(compatibility: Any) -> None:
+def test_the_page_on_compatibility_shows_what_was_counted() -> None:
     page = (DOCS / "compatibility.md").read_text()
     assert compatibility.table(load(DOCS / "compatibility.json")) in page

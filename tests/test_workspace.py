@@ -184,40 +184,6 @@ def test_names_of_torch_exist_and_the_private_ones_are_used_in_one_place(package
     assert private > 10, "the private names of this package were not found"
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import torch\ntorch._C._no_such_name()",
-        "from torch._inductor import ir\nir.no_such_name",
-        "def f():\n    from torch._inductor.no_such_module import x",
-        "from torch._inductor.ir import NoSuchClass",
-        "import importlib\nm = importlib.import_module('torch._inductor.compile_fx')\nm._gone = 1",
-        "from triton.runtime import jit\njit.NoSuchClass",
-        "from torch._library.custom_ops import CustomOpDef as C\nC.no_such",
-    ],
-)
-def test_a_name_that_disappeared_is_found(source: str) -> None:
-    assert not all(exists(name) for name, _ in names(source, {"torch", "triton"}))
-
-
-@pytest.mark.parametrize(
-    "folder",
-    [
-        file.parent
-        for package in PACKAGES
-        for file in sorted((ROOT / "packages" / package).glob("src/**/_*/__init__.py"))
-    ],
-)
-def test_a_folder_says_what_lives_there_and_holds_nothing_else(folder: Path) -> None:
-    docstring, *rest = ast.parse((folder / "__init__.py").read_text()).body
-
-    assert isinstance(docstring, ast.Expr)
-    assert (docstring.end_lineno or 0) - docstring.lineno < 15
-    for statement in rest:
-        exports = isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__"
-        assert exports or isinstance(statement, (ast.Import, ast.ImportFrom)), ast.unparse(statement)
-
-
 def test_the_page_on_architecture_draws_these_layers_and_names_modules_that_exist() -> None:
     page = PAGE.read_text()
     chapters = re.sub(r"<!--.*?-->", "", page).split("\n## ")[1:]

@@ -4,7 +4,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -15,20 +16,13 @@ from magi_opschema.aten._dispatch.slots import _cell_and_overload
 from magi_opschema.aten._generate.schema import parameter_name
 
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _surface_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One cache folder per test run, so that no test reads what another version of the generator wrote."""
     variable = "MAGI_OPSCHEMA_CACHE_DIR"
-    if variable in os.environ:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(variable, os.environ.get(variable) or str(tmp_path_factory.mktemp("cache")))
         yield
-        return
-    os.environ[variable] = str(tmp_path_factory.mktemp("cache"))
-    yield
-    del os.environ[variable]
 
 
 @pytest.fixture
@@ -45,6 +39,12 @@ def slot() -> Iterator[Callable[..., None]]:
                 cleanup.callback(aten.unregister_slot, name, number)
 
         yield register
+
+
+@pytest.fixture(scope="session")
+def delegate() -> Callable[..., Callable[..., Any]]:
+    """Make kernels that are ATen under another name, or change its calls: `delegate("add", "Tensor", change)`."""
+    return _delegate
 
 
 def _delegate(
@@ -87,15 +87,3 @@ def _own(result: Any, args: tuple[Any, ...]) -> Any:
     places = [t.untyped_storage().data_ptr() for t in tensors]
     shared = bool(tensors) and tensors[0] is result and places[0] in places[1:]
     return result.clone() if shared else result
-
-
-@pytest.fixture(scope="session")
-def delegate() -> Callable[..., Callable[..., Any]]:
-    """Make kernels that are ATen under another name, or change its calls: `delegate("add", "Tensor", change)`."""
-    return _delegate
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
-    yield
-    torch._dynamo.reset()

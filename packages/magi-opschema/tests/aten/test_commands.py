@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from aten_harness import __main__ as harness
 from magi_opschema._cli import main
 
 
@@ -46,15 +45,6 @@ def test_new_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert main(["aten", "new", op, "--slot", slot, "--out", str(tmp_path / folder)]) == 2
         assert sentence in capsys.readouterr().err
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "mine")]
-
-
-def test_jobs_are_at_least_one(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for jobs in ("0", "-1", "many"):
-        monkeypatch.setattr(sys, "argv", ["aten_harness", "--jobs", jobs])
-        with pytest.raises(SystemExit) as end:
-            harness.main()
-        assert end.value.code == 2
-        assert f"invalid positive number value: '{jobs}'" in capsys.readouterr().err
 
 
 def test_coverage_prints_the_page(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,23 +4,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from _slot_kernels import Counted, save_input, square
+from _slot_kernels import Counted
 from magi_opschema import aten
 from magi_opschema.aten import _torch_compat
 from magi_opschema.aten._dispatch import route
-from magi_opschema.aten._dispatch.cells import cell_of
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Slot = Callable[..., None]
+Slot = Callable[..., None]
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
@@ -115,38 +112,6 @@ def test_exported_programs_hold_the_library_operator(slot: Slot) -> None:
         program = torch.export.export(Model(), (x,), strict=strict)
         assert "magi_aten" in str(program.graph)
         torch.testing.assert_close(program.module()(x), x.softmax(-1) + 1)
-
-
-@pytest.mark.parametrize("leading", ["relu.default", "add.Tensor", "cat.default", "sort.default", "softmax.int"])
-def test_opcheck_passes_on_every_library_operator_of_a_base(
-    slot: Slot, delegate: Callable[..., Any], leading: str
-) -> None:
-    base, _, overload = leading.partition(".")
-    x = torch.randn(3, 4)
-    args = {"add": (x, x), "cat": ([x, x],), "softmax": (x, -1)}.get(base, (x,))
-    slot(leading, 1, delegate(base, overload))
-    pair = next(pair for pair in cell_of(base).pairs if pair.leading == overload)
-    result = getattr(torch.ops.aten, base)(*args)
-    outs = [torch.empty_like(t) for t in (result if isinstance(result, tuple) else (result,))]
-    for name, chosen in ((pair.functional, None), (pair.functional, 1), (pair.out, None)):
-        op = route.library_op(cell_of(base), pair, str(name), chosen)
-        names = [a.name for a in op._schema.arguments if a.is_out or (a.alias_info and a.alias_info.is_write)]
-        torch.library.opcheck(op, args, dict(zip(names, outs, strict=False)))
-
-
-def test_opcheck_passes_on_an_operator_with_a_backward(slot: Slot) -> None:
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        (x,) = ctx.saved_tensors
-        return 2 * x * grad
-
-    slot("square", 1, square, backward=backward, setup_context=save_input)
-    x = torch.randn(3, requires_grad=True)
-    aten.square(x)
-    checked = [op for name, op in route.library_ops.items() if name.startswith("square__")]
-    assert len(checked) >= 2
-    for op in checked:
-        if "slot" in op.name() or "out" not in op.name():
-            torch.library.opcheck(op, (x,))
 
 
 def test_fake_tensors_take_atens_meta(slot: Slot) -> None:

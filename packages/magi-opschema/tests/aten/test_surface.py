@@ -6,7 +6,8 @@ import subprocess
 import sys
 import textwrap
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +15,6 @@ from magi_opschema import aten
 from magi_opschema._cli import main
 from magi_opschema.aten._generate.schema import METADATA_FILE as FILE_NAME
 from magi_opschema.aten.errors import SurfaceError, UnknownOpError
-
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_every_public_name_is_an_operator_or_part_of_the_api() -> None:

@@ -3,21 +3,18 @@
 
 from __future__ import annotations
 
+import argparse
 import runpy
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ._generate.installed import SHIPPED, installed_schemas, read_allowlist, select_bases, verify
 from ._generate.scaffold import scaffold
 from ._generate.surface import COVERAGE_FILE, drift, generate, surface_files, write_folder
 from .errors import OutputError, SurfaceError
-
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
 
 
 def add_commands(parser: argparse.ArgumentParser) -> None:

@@ -3,18 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._dispatch.out import out_options, write_out
-from ._dispatch.slots import op
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from ._dispatch.out import out_options as out_options
+from ._dispatch.out import write_out as write_out
+from ._dispatch.slots import op as op
 
 
 class _Unset:
@@ -115,25 +113,3 @@ class Choice:
         forms = ", ".join(f"{self.name}{candidate}" for candidate in self.candidates)
         msg = f"no form of {self.name} takes ({', '.join(given)}); there are {forms}"
         raise TypeError(msg)
-
-
-__all__ = [
-    "ANY",
-    "BOOL",
-    "DTYPE",
-    "FLOAT",
-    "INT",
-    "INT_OR_LIST",
-    "LIST",
-    "NUMBER",
-    "STR",
-    "TENSOR",
-    "UNSET",
-    "Candidate",
-    "Choice",
-    "maybe",
-    "op",
-    "out_options",
-    "refuse",
-    "write_out",
-]

@@ -4,13 +4,10 @@
 from __future__ import annotations
 
 import functools as ft
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 OpOverload = torch._ops.OpOverload

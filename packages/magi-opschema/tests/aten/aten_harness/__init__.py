@@ -4,7 +4,7 @@
 | module | what it holds |
 |---|---|
 | `run`, `workers` | bases and slots in, rows out; the processes |
-| `subject`, `forms` | what is called, and the arguments |
-| `providers`, `recipes` | where inputs come from |
+| `subject` | what is called, and the forms of arguments |
+| `providers` | where inputs come from |
 | `checks`, `known` | what is checked for each call; what is known to differ |
 """

@@ -22,7 +22,7 @@ def main() -> int:
     parser.add_argument("--slot", type=int, default=8, metavar="N", help="0 to 7 for a kernel, 8 for ATen (default)")
     parser.add_argument("--kernels", type=Path, metavar="FILE", help="a Python file that registers kernels; run first")
     parser.add_argument("--device", metavar="DEVICE", help="where the inputs are (default: where the kernel serves)")
-    parser.add_argument("--jobs", type=_positive, metavar="N", help="processes at a time")
+    parser.add_argument("--jobs", type=int, metavar="N", help="processes at a time")
     parser.add_argument("--verbose", action="store_true", help="print every row")
     options = parser.parse_args()
     try:
@@ -40,16 +40,6 @@ def main() -> int:
         lines += [f"  skipped {count}: {reason}" for reason, count in report.skips.items()]
         print("\n".join(lines), flush=True)  # noqa: T201
     return 1 if any(report.failures for _, report in reports) else 0
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
-
-
-_positive.__name__ = "positive number"  # the name that argparse uses
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ slot), both also with `__use2` (a preferred slot); with a backward, it defines `
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from magi_opschema.aten._dispatch.route import kernel_op, library_op
@@ -21,14 +22,8 @@ from magi_opschema.aten._torch_compat import OpOverload, arguments
 from torch import Tensor
 
 from . import known as _known
-from .forms import flat, out_modes, outs_of
-from .subject import Sample, Subject, seed
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .workers import Note
+from .subject import Sample, Subject, flat, out_modes, outs_of, seed
+from .workers import Note
 
 
 KERNEL_TOLERANCE = 2.0

@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools as ft
 import os
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import torch
 from magi_opschema.aten import slots
@@ -19,16 +19,9 @@ from magi_opschema.aten._generate.schema import ATEN_SLOT, base_name
 
 from . import known as _known
 from .checks import FORMS, LIBRARY_CHECK, Call, Checker, Row, compile_whole
-from .forms import layouts
 from .providers import captured_samples, op_infos, samples_for
-from .subject import Sample, Subject, device_of, missing, on_device
-from .workers import Note, run_tasks
-
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from .workers import Death
+from .subject import Sample, Subject, device_of, layouts, missing, on_device
+from .workers import Death, Note, run_tasks
 
 
 Task = tuple[str, int]

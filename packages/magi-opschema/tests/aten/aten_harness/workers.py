@@ -17,14 +17,11 @@ import signal
 import sys
 import time
 from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 
 _fork = mp.get_context("fork")
@@ -120,11 +117,6 @@ def run_tasks(
     finally:
         for child in running.values():
             child.process.kill()
-
-
-def isolated(work: Callable[[], Result], *, seconds: float) -> Result | None:
-    """The result of *work* in a child; None if the child crashes, or takes longer than *seconds*."""
-    return next(run_tasks([None], lambda *_: work(), jobs=1, seconds=seconds, retries=1))[1]
 
 
 def _serve(pipe: mpc.Connection, work: Callable[[], Any]) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import inspect
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,13 +19,8 @@ from magi_opschema.aten._generate.schema import parameter_name
 from magi_opschema.aten._torch_compat import arguments
 from magi_opschema.aten.errors import KernelSignatureError
 
+from .cells import Cell, Pair
 from .out import fits, write_out
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .cells import Cell, Pair
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 from magi_opschema._environment import CACHE_DIR, refuse_unknown_variables
 from magi_opschema._environment import folder as folder_named
@@ -21,10 +22,6 @@ from magi_opschema.aten._generate.schema import METADATA_FILE, METADATA_VERSION,
 from magi_opschema.aten.errors import OutputError, SurfaceError, UnknownOpError
 
 from .cells import check_environment
-
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 
 def load(folder: str | os.PathLike[str]) -> ModuleType:

@@ -4,14 +4,11 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 _OPTIONS = ("dtype", "layout", "device", "pin_memory")

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import functools as ft
 import re
+from collections.abc import Callable, Iterable
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,14 +39,8 @@ from magi_opschema.aten._torch_compat import (
     written_arguments,
 )
 
-from .cells import Namespace
+from .cells import Cell, Namespace, Pair
 from .kernels import Kernel, options_of_out, out_names, python_names, run_with_out, select, tensors_in
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from .cells import Cell, Pair
 
 
 NAMESPACE = "magi_aten"

@@ -5,19 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from magi_opschema.aten.errors import ScaffoldError, SlotError, UnknownOpError
 
 from .emit import out_text, parameter_texts, returns_text
-from .schema import base_name, canonical_name, nearest, python_name
-
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from .installed import InstalledSchemas
-    from .schema import Base, Variant
+from .installed import InstalledSchemas
+from .schema import Base, Variant, base_name, canonical_name, nearest, python_name
 
 
 _KERNEL = '''\

@@ -15,13 +15,9 @@ import ast
 import difflib
 import keyword
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
-
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 ATEN_SLOT = 8
