@@ -37,7 +37,9 @@ class Mine(MagiInductorPass):
 def made_pass(before: str = "", body: str = "pass", name: str = "made", filename: str = "<string>") -> Any:
     """The class `Mine` of a namespace that was run from text, as a prompt, a notebook and `python -c` do."""
     namespace: dict[str, Any] = {"__name__": name} if name else {}
-    exec(compile(PASS.format(before=textwrap.dedent(before), body=body), filename, "exec"), namespace)
+    exec(
+        compile(PASS.format(before=textwrap.dedent(before), body=body), filename, "exec", dont_inherit=True), namespace
+    )
     return namespace["Mine"]
 
 
