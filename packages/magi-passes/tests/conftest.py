@@ -24,12 +24,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 
-sys.path.insert(0, str(Path(__file__).parent))  # identity_passes.py: --import-mode=importlib adds nothing
+sys.path.insert(0, str(Path(__file__).parent))  # made_passes.py: --import-mode=importlib adds nothing
 
 
 @pytest.fixture(autouse=True)
 def _quick_guards(unmeasured_guards: None) -> None:
     """The passes are what takes effect in kernels, so these are compiled."""
+    from made_passes import seen
+
+    seen.clear()
 
 
 @pytest.fixture

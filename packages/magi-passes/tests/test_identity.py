@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from identity_passes import PASS, Holds, globals_of, made_pass
+from made_passes import HOOK, PASS, Holds, globals_of, made_pass
 from magi_passes import (
     ConvChooser,
     MagiInductorPass,
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch.fx import Graph
-
-
-HOOK = "post_grad_custom_post_pass"
 
 
 def test_nothing_but_code_values_and_the_torch_release_count(monkeypatch: pytest.MonkeyPatch) -> None:
