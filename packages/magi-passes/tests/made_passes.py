@@ -11,12 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from magi_passes import MagiInductorPass, Reason, _torch_compat
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.source import ConstantSource
 from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from magi_passes import PassContext
     from torch.fx import Graph
@@ -101,6 +106,30 @@ def train(compiled: Any, size: int = 4) -> None:
 
 def changes_since(before: Any) -> dict[str, tuple[Any, Any]]:
     return _torch_compat.config.config_changes(before, _torch_compat.config.read_overrides())
+
+
+def trace(fn: Callable[..., Any], args: Sequence[torch.Tensor], dynamic: Sequence[int] = ()) -> torch.fx.GraphModule:
+    """The ATen graph of ``fn(*args)``, with the *dynamic* dimensions of the first argument symbolic."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    fakes = []
+    for position, arg in enumerate(args):
+        kinds = [
+            DimDynamic.DYNAMIC if position == 0 and dim in dynamic else DimDynamic.STATIC for dim in range(arg.dim())
+        ]
+        context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
+        fakes.append(mode.from_tensor(arg, source=ConstantSource(f"arg{position}"), symbolic_context=context))
+    with enable_python_dispatcher():
+        return make_fx(fn, tracing_mode="real")(*fakes)
+
+
+def pretend_cuda(gm: torch.fx.GraphModule, dtype: torch.dtype = torch.bfloat16) -> torch.fx.GraphModule:
+    """*gm* with fake values that say they are on a GPU."""
+    for node in gm.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, FakeTensor):
+            element = torch.empty_strided(value.shape, value.stride(), dtype=dtype, device="meta")
+            node.meta["val"] = FakeTensor(value.fake_mode, element, torch.device("cuda:0"))
+    return gm
 
 
 PASS = """

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from made_passes import pretend_cuda, trace
 from magi_passes import (
     ConvChooser,
     ConvLayoutPass,
@@ -55,23 +56,21 @@ TILES = "NDTilingWorkaroundPass"
         (_image, IMAGE, (2, 3), {"layout": False}, None),
     ],
 )
-def test_the_cost_model(
-    fn: Any, tensors: Any, dims: Any, chooser: Any, plan: str | None, trace: Any, pretend_cuda: Any
-) -> None:
+def test_the_cost_model(fn: Any, tensors: Any, dims: Any, chooser: Any, plan: str | None) -> None:
     graph = pretend_cuda(trace(fn, tensors, dims)).graph
     verdict = ConvChooser(**chooser).is_applicable(graph, PassContext(torch_version="2.13.0"))
     assert verdict.text == f"100% of the arithmetic is in convolutions: {plan or 'nothing to gain'}"
     assert verdict.applies is (plan is not None)
 
 
-def test_old_torch_gets_nd_tiling(trace: Any, pretend_cuda: Any) -> None:
+def test_old_torch_gets_nd_tiling() -> None:
     graph = pretend_cuda(trace(_image, IMAGE, (2, 3))).graph
     old = PassContext(torch_version="2.10.0")
     assert "NDTilingWorkaroundPass" in ConvChooser().is_applicable(graph, old).text
     assert "NDTilingWorkaroundPass" not in ConvChooser(nd_tiling=False).is_applicable(graph, old).text
 
 
-def test_a_graph_of_matrix_products_is_left_alone(trace: Any, pretend_cuda: Any) -> None:
+def test_a_graph_of_matrix_products_is_left_alone() -> None:
     def transformer(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         y = torch.conv2d(x, w).flatten(1)
         return y @ y.T @ y @ y.T
@@ -82,16 +81,14 @@ def test_a_graph_of_matrix_products_is_left_alone(trace: Any, pretend_cuda: Any)
     assert verdict.text == "4% of the arithmetic is in convolutions"
 
 
-def test_a_pass_that_the_environment_disables_is_not_chosen(
-    trace: Any, pretend_cuda: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pass_that_the_environment_disables_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAGI_PASSES_DISABLE", "TemporalConvPass,ForceChannelsLastPass")
     graph = pretend_cuda(trace(_video, VIDEO, (3, 4))).graph
     text = ConvChooser().is_applicable(graph, PassContext(torch_version="2.13.0")).text
     assert text.endswith(": ConvPaddingPass + NDTilingWorkaroundPass")
 
 
-def test_the_chosen_passes_run(trace: Any, pretend_cuda: Any, inductor: Any) -> None:
+def test_the_chosen_passes_run(inductor: Any) -> None:
     gm = pretend_cuda(trace(_video, VIDEO, (3, 4)))
     with PassPipeline([]).scope():
         ConvChooser()(gm.graph)
@@ -121,7 +118,7 @@ def test_a_graph_without_convolutions_gets_the_code_of_stock(inductor: Any, tmp_
     assert not list(tmp_path.iterdir())
 
 
-def test_a_graph_with_collectives_is_not_tuned(trace: Any, pretend_cuda: Any, tmp_path: Path) -> None:
+def test_a_graph_with_collectives_is_not_tuned(tmp_path: Path) -> None:
     gm = pretend_cuda(trace(_video, VIDEO, (3, 4)))
     planned = ConvChooser().is_applicable(gm.graph, PassContext())
     with gm.graph.inserting_before(gm.graph.find_nodes(op="output")[0]):
