@@ -32,8 +32,8 @@ aten = torch.ops.aten
 X, W = torch.randint(-3, 4, (1, 4, 8, 8)).double(), torch.randint(-3, 4, (4, 4, 3, 3)).double()
 
 
-def _padded(*explicit: int, **convolution: int) -> Any:
-    return lambda x, w: torch.conv2d(pad(x, explicit), w, **convolution)  # type: ignore[arg-type]
+def _padded(*explicit: int, **convolution: Any) -> Any:
+    return lambda x, w: torch.conv2d(pad(x, explicit), w, **convolution)
 
 
 def _read_twice(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

@@ -108,12 +108,6 @@ def test_many_channels_stay_in_three_dimensions(channels: int, kernel: tuple[int
     assert conv.args[0].target is (LAYOUT if channels >= 192 else aten.cat.default)  # type: ignore[union-attr]
 
 
-def test_taps_are_left_out_of_many_channels_too() -> None:
-    x, w = torch.zeros(1, 192, 3, 6, 6), torch.zeros(4, 192, 3, 3, 3)
-    gm = _rewritten(trace(lambda x, w: torch.conv3d(torch.nn.functional.pad(x, (1, 1, 1, 1, 2, 0)), w), (x, w)))
-    assert len(_convolutions(gm)) == 3
-
-
 def _replicated(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch.conv3d(torch.nn.functional.pad(x.relu(), (1, 1, 1, 1, 2, 0), mode="replicate"), w)
 
@@ -166,19 +160,32 @@ def test_the_layout_operator_is_a_copy() -> None:
         assert torch.ops.magi_passes.channels_last(x).stride(1) == 1
 
 
-def test_taps_that_read_zeros_are_left_out() -> None:
-    """Two frames of padding before three frames: one tap, two taps, three taps."""
+def _causal(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.conv3d(torch.nn.functional.pad(x, (1, 1, 1, 1, 2, 0)), w)
 
-    def causal(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return torch.conv3d(torch.nn.functional.pad(x, (1, 1, 1, 1, 2, 0)), w)
 
-    x, w = _integers(1, 4, 3, 8, 8), _integers(4, 4, 3, 3, 3)
-    gm = _rewritten(trace(causal, (x, w), (3, 4)))
-    channels = [node.args[1].meta["val"].shape[1] for node in _convolutions(gm)]  # type: ignore[union-attr]
-    assert channels == [4, 8, 12]
-    assert [node.args[4] for node in _convolutions(gm)] == [[1, 1]] * 3
-    assert not gm.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)
-    assert torch.equal(gm(x, w), causal(x, w))
+@pytest.mark.parametrize(
+    ("fn", "frames", "channels", "dims", "convolutions"),
+    [
+        # Two frames of padding before three frames: one tap, two taps, three taps.
+        (_causal, 3, 4, (3, 4), [4, 8, 12]),
+        (_causal, 3, 192, (), [192, 384, 576]),
+        # A small share of zeros is not worth more convolutions.
+        (lambda x, w: torch.conv3d(x, w, padding=1), 16, 4, (), [12]),
+        # Two cached frames and a new one, three taps, one frame out.
+        (lambda x, w: torch.conv3d(torch.cat([x[:, :, :2], x[:, :, 2:]], 2), w, padding=(0, 1, 1)), 3, 4, (), [12]),
+    ],
+)
+def test_taps_that_read_zeros_are_left_out(
+    fn: Any, frames: int, channels: int, dims: tuple[int, ...], convolutions: list[int]
+) -> None:
+    x, w = _integers(1, channels, frames, 5, 5), _integers(4, channels, 3, 3, 3)
+    gm = _rewritten(trace(fn, (x, w), dims))
+    assert [node.args[1].meta["val"].shape[1] for node in _convolutions(gm)] == convolutions  # type: ignore[union-attr]
+    assert {tuple(node.args[4]) for node in _convolutions(gm)} == {(1, 1)}  # type: ignore[arg-type]
+    has_padding = bool(gm.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default))
+    assert has_padding is (frames == 16)
+    assert torch.equal(gm(x, w), fn(x, w))
 
 
 def test_small_weights_are_written_together() -> None:
@@ -194,24 +201,6 @@ def test_small_weights_are_written_together() -> None:
     (written,) = gm.graph.find_nodes(op="call_function", target=aten._foreach_mul.Scalar)
     assert len(written.args[0]) == 3
     assert torch.equal(gm(x, *weights), convolutions(x, *weights))
-
-
-def test_a_small_share_of_zeros_is_not_worth_more_convolutions() -> None:
-    x, w = _integers(1, 4, 16, 5, 5), _integers(4, 4, 3, 3, 3)
-    gm = _rewritten(trace(lambda x, w: torch.conv3d(x, w, padding=1), (x, w)))
-    assert len(_convolutions(gm)) == 1
-
-
-def test_chunked_decoding_has_one_convolution_and_no_padding() -> None:
-    """Two cached frames and a new one, three taps, one frame out."""
-
-    def chunk(new: torch.Tensor, cache: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return torch.conv3d(torch.cat([cache, new], 2), w, padding=(0, 1, 1))
-
-    new, cache, w = _integers(1, 4, 1, 6, 6), _integers(1, 4, 2, 6, 6), _integers(8, 4, 3, 3, 3)
-    gm = _rewritten(trace(chunk, (new, cache, w), ()))
-    assert [node.meta["val"].shape for node in _convolutions(gm)] == [(1, 8, 6, 6)]
-    assert torch.equal(gm(new, cache, w), chunk(new, cache, w))
 
 
 @pytest.mark.parametrize(
