@@ -7,20 +7,18 @@ every pass, decides nothing of what it does to a graph.
 
 from __future__ import annotations
 
-import ast
 import functools
+import gc
 import importlib
 import inspect
-import json
 import os
 import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any
 
-import pytest
 import torch
 from torch._inductor import config
 from torch._inductor.decomposition import select_decomp_table
@@ -28,26 +26,19 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from types import FrameType
+
+    import pytest
 
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = {name.replace("-", "_"): ROOT / "packages" / name / "src" for name in ("magi-passes", "magi-backend")}
-OTHERS = {name.replace("-", "_"): ROOT / "packages" / name / "src" for name in ("magi-opschema", "magi-tritonwrap")}
-
-
-class Place(NamedTuple):
-    """A function: its file, its name, and the line where it begins, with its decorators."""
-
-    file: Path
-    name: str
-    line: int
+SOURCES = {folder.name: folder for folder in ROOT.glob("packages/*/src/*") if folder.is_dir()}
 
 
 @functools.cache
 def _shipped() -> dict[str, Any]:
-    """Every pass of the two packages, by its name."""
+    """Every pass of the packages, by its name."""
     from magi_passes import MagiInductorPass
 
     for name in ("magi_passes", "magi_backend._passes"):
@@ -55,21 +46,21 @@ def _shipped() -> dict[str, Any]:
     todo, found = [MagiInductorPass], {}
     while todo:
         todo += (cls := todo.pop()).__subclasses__()
-        if cls.__module__.startswith(tuple(PACKAGES)) and not cls.__abstractmethods__:
+        if cls.__module__.startswith(("magi_passes", "magi_backend")) and not cls.__abstractmethods__:
             found[cls.__name__] = cls
     return found
 
 
-def _executed(run: Callable[[], object]) -> set[Place]:
-    """The functions of the two packages that *run* runs."""
-    found = set()
-    folders = tuple(f"{folder}/" for folder in PACKAGES.values())
+def _executed(run: Callable[[], object]) -> list[CodeType]:
+    """The code of the functions of the two packages that *run* runs."""
+    found = []
+    folders = tuple(f"{SOURCES[name]}/" for name in ("magi_passes", "magi_backend"))
 
     def note(frame: FrameType, event: str, arg: object) -> None:
         code = frame.f_code
         is_ours = code.co_filename.startswith(folders) and "/_framework/" not in code.co_filename
         if event == "call" and is_ours and not code.co_name.startswith("<"):
-            found.add(Place(Path(code.co_filename), code.co_name, code.co_firstlineno))
+            found.append(code)
 
     sys.setprofile(note)
     try:
@@ -91,12 +82,11 @@ class _Decoder(torch.nn.Module):
         return x
 
 
-@functools.cache
-def _places() -> dict[Place, list[str]]:
-    """The functions that run when passes are asked about and run on a graph of convolutions -> those passes."""
+def _run_by_passes() -> dict[CodeType, set[str]]:
+    """The code that runs when passes are asked about and run on a graph of convolutions -> those passes."""
     from magi_passes import PassContext, PassPipeline
 
-    places: dict[Place, list[str]] = {}
+    found: dict[CodeType, set[str]] = {}
     before = config.save_config()
     for name, cls in _shipped().items():
         made = cls(always=True) if "always" in cls.__dataclass_fields__ else cls()
@@ -109,94 +99,66 @@ def _places() -> dict[Place, list[str]]:
             made(graph)
 
         with PassPipeline([]).scope():
-            for place in _executed(run):
-                places.setdefault(place, []).append(name)
+            for code in _executed(run):
+                found.setdefault(code, set()).add(name)
     config.load_config(before)
     # The repairs are found by the modules of their folder, and the pass that stands for them calls none.
     for defect in importlib.import_module("magi_backend._repairs._defect").known_defects():
-        for repair in defect.replaces.values():
-            code = inspect.unwrap(repair).__code__
-            places[Place(Path(code.co_filename), code.co_name, code.co_firstlineno)] = ["ActiveRepairs"]
-    return dict(sorted(places.items()))
-
-
-def _first_line(node: ast.FunctionDef) -> int:
-    return min([node.lineno, *(one.lineno for one in node.decorator_list)])
-
-
-def _edit(place: Place, passes: list[str]) -> dict[str, Any]:
-    """One more statement at the start of the function at *place*, for passes of the same package."""
-    lines = place.file.read_text().splitlines()
-    functions = (node for node in ast.walk(ast.parse("\n".join(lines))) if isinstance(node, ast.FunctionDef))
-    node = next(node for node in functions if node.name == place.name and _first_line(node) == place.line)
-    first = node.body[0]
-    is_text = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
-    at = first.end_lineno if is_text else first.lineno - 1
-    assert at is not None
-    statement = textwrap.indent("edited_for_a_test = 1", " " * first.col_offset)
-    package = next(folder for folder in PACKAGES.values() if place.file.is_relative_to(folder))
-    ours = [name for name in passes if _shipped()[name].__module__.startswith(package.parent.name.replace("-", "_"))]
-    file = str(place.file.relative_to(package))
-    return {"file": file, "text": "\n".join([*lines[:at], statement, *lines[at:], ""]), "passes": _named(ours)}
-
-
-def _named(passes: Iterable[str]) -> list[str]:
-    return [f"{_shipped()[name].__module__}:{name}" for name in passes]
-
-
-def _uuids(folder: Path, edits: list[dict[str, Any]], hash_seed: str = "0") -> list[dict[str, str]]:
-    for name, source in {**PACKAGES, **OTHERS}.items():
-        if not (folder / name).exists():
-            shutil.copytree(source / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-    program = [sys.executable, str(Path(__file__).with_name("_uuid_runs.py")), str(folder)]
-    done = subprocess.run(
-        program, input=json.dumps(edits), capture_output=True, text=True, check=True, env=environment, timeout=590
-    )
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(found) == len(edits), done.stderr
+        found |= {inspect.unwrap(repair).__code__: {"ActiveRepairs"} for repair in defect.replaces.values()}
     return found
 
 
-def _missed(folder: Path, places: list[Place]) -> list[str]:
-    """The functions of which an edit leaves the uuid of a pass of the same package as it was."""
-    edits = [_edit(place, _places()[place]) for place in places]
-    nothing = {"file": "", "text": "", "passes": _named(_shipped())}
-    first, *answers, last = _uuids(folder, [nothing, *edits, nothing])
-    assert first == last
-    return [
-        f"{name}: {place}"
-        for place, answer in zip(places, answers, strict=True)
-        for name, uuid in answer.items()
-        if first[name] == uuid
-    ]
+def _edited(whole: CodeType, part: CodeType) -> CodeType:
+    """*whole* with one more constant in *part*, which is *whole* or nested in it."""
+    consts = tuple(_edited(each, part) if isinstance(each, CodeType) else each for each in whole.co_consts)
+    return whole.replace(co_consts=(*consts, "edited for a test") if whole == part else consts)
 
 
-def test_watching_finds_the_functions_that_rewrite() -> None:
-    found = {place.name for place in _places()}
-    assert {"_rewrite", "_normalised", "_movable", "_move", "read_convolution", "flops"} <= found
-    assert len(found) > 100
+def _with_nested(code: CodeType) -> list[CodeType]:
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return [code, *(each for one in inner for each in _with_nested(one))]
 
 
-def test_an_edit_of_a_sample_of_functions(tmp_path: Path) -> None:
-    places = list(_places())
-    assert _missed(tmp_path, places[7 :: len(places) // 3][:3]) == []
+def test_an_edit_of_every_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = _run_by_passes()
+    names = {code.co_name for code in run}
+    assert {"_rewrite", "_normalised", "_movable", "_move", "read_convolution", "flops"} <= names
+    assert len(run) > 100
+    owners: dict[CodeType, list[FunctionType]] = {}
+    gc.unfreeze()  # conftest.py hides from it what was imported
+    for function in gc.get_objects():
+        if type(function) is FunctionType and function.__module__ and function.__module__.startswith("magi_"):
+            for code in _with_nested(function.__code__):
+                owners.setdefault(code, []).append(function)
+    first = {name: cls().uuid() for name, cls in _shipped().items()}
+    missed = []
+    for code, passes in run.items():
+        with monkeypatch.context() as patch:
+            for owner in owners[code]:
+                patch.setattr(owner, "__code__", _edited(owner.__code__, code))
+            missed += [f"{name}: {code}" for name in sorted(passes) if _shipped()[name]().uuid() == first[name]]
+    assert missed == []
+    assert {name: cls().uuid() for name, cls in _shipped().items()} == first
+    html = importlib.import_module("magi_backend._report.html")
+    elsewhere = next(value for value in vars(html).values() if type(value) is FunctionType)
+    monkeypatch.setattr(elsewhere, "__code__", _edited(elsewhere.__code__, elsewhere.__code__))
+    assert {name: cls().uuid() for name, cls in _shipped().items()} == first
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(4))
-def test_an_edit_of_every_function(tmp_path: Path, part: int) -> None:
-    assert _missed(tmp_path, list(_places())[part::4]) == []
-
-
-def test_no_edit_no_other_uuid(tmp_path: Path) -> None:
-    """Neither another process, nor another hash seed, nor an edit elsewhere, nor a remark."""
-    passes = _named(_shipped())
-    assert len(passes) > 9
-    page, module = "magi_backend/_report/html.py", "magi_passes/_rewrites/code_generation.py"
-    nothing = {"file": "", "text": "", "passes": passes}
-    text = (PACKAGES["magi_backend"] / page).read_text() + "\n\nOTHER = 1\n"
-    elsewhere = {**nothing, "file": page, "text": text}
-    remark = {**nothing, "file": module, "text": "# a remark\n\n" + (PACKAGES["magi_passes"] / module).read_text()}
-    found = [*_uuids(tmp_path, [nothing, elsewhere, remark]), *_uuids(tmp_path, [nothing], hash_seed="12345")]
-    assert found == [found[0]] * 4
+def test_another_process_gets_the_same_uuids(tmp_path: Path) -> None:
+    """With another hash seed, from another folder, and with a remark in each file."""
+    for name, source in SOURCES.items():
+        shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in tmp_path.glob("magi_passes/**/*.py"):
+        file.write_text("# a remark\n\n" + file.read_text())
+    wanted = {name: cls.__module__ for name, cls in _shipped().items()}
+    assert len(wanted) > 9
+    program = f"""
+import importlib, sys
+sys.path.insert(0, {str(tmp_path)!r})
+print(*(getattr(importlib.import_module(module), name)().uuid() for name, module in {wanted}.items()))
+assert importlib.import_module("magi_passes").__file__.startswith({str(tmp_path)!r})
+"""
+    environment = {**os.environ, "PYTHONHASHSEED": "12345"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.split() == [cls().uuid() for cls in _shipped().values()]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from made_passes import pretend_cuda, trace
 from magi_passes import (
     ConvChooser,
     ConvLayoutPass,
@@ -41,57 +42,54 @@ IMAGE = torch.ones(1, 64, 16, 16), torch.ones(128, 64, 3, 3)
 TILES = "NDTilingWorkaroundPass"
 
 
+def _products(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = torch.conv2d(x, w).flatten(1)
+    return y @ y.T @ y @ y.T
+
+
+PRODUCTS = torch.ones(64, 1, 16, 16), torch.ones(1, 1, 3, 3)
+ALL = "ConvPaddingPass + TemporalConvPass + ForceChannelsLastPass + " + TILES
+
+
 @pytest.mark.parametrize(
-    ("fn", "tensors", "dims", "chooser", "plan"),
+    ("fn", "tensors", "dims", "chooser", "context", "plan"),
     [
-        (_video, VIDEO, (3, 4), {}, "ConvPaddingPass + TemporalConvPass + ForceChannelsLastPass + " + TILES),
-        (_video, VIDEO, (), {}, "ConvPaddingPass + TemporalConvPass + ForceChannelsLastPass + " + TILES),
-        (_video, VIDEO, (3, 4), {"nd_tiling": False}, "ConvPaddingPass + TemporalConvPass + ForceChannelsLastPass"),
-        (_video, VIDEO, (3, 4), {"layout": False}, "ConvPaddingPass + TemporalConvPass + " + TILES),
-        (_video, VIDEO, (3, 4), {"temporal": False}, "ConvPaddingPass + ConvLayoutPass + " + TILES),
-        (_video, VIDEO, (3, 4), {"temporal": False, "layout": False}, "ConvPaddingPass + " + TILES),
-        (_image, IMAGE, (2, 3), {}, "ConvLayoutPass + " + TILES),
-        (_image, IMAGE, (), {}, None),
-        (_image, IMAGE, (2, 3), {"layout": False}, None),
+        (_video, VIDEO, (3, 4), {}, {}, ALL),
+        (_video, VIDEO, (), {}, {}, ALL),
+        (_video, VIDEO, (3, 4), {"nd_tiling": False}, {}, ALL.removesuffix(" + " + TILES)),
+        (_video, VIDEO, (3, 4), {"layout": False}, {}, "ConvPaddingPass + TemporalConvPass + " + TILES),
+        (_video, VIDEO, (3, 4), {"temporal": False}, {}, "ConvPaddingPass + ConvLayoutPass + " + TILES),
+        (_video, VIDEO, (3, 4), {"temporal": False, "layout": False}, {}, "ConvPaddingPass + " + TILES),
+        (_video, VIDEO, (3, 4), {}, {"off": "TemporalConvPass,ForceChannelsLastPass"}, "ConvPaddingPass + " + TILES),
+        (_image, IMAGE, (2, 3), {}, {}, "ConvLayoutPass + " + TILES),
+        (_image, IMAGE, (), {}, {}, None),
+        (_image, IMAGE, (2, 3), {"layout": False}, {}, None),
+        (_image, IMAGE, (2, 3), {"layout": False}, {"torch_version": "2.10.0"}, TILES),
+        (_image, IMAGE, (2, 3), {"layout": False, "nd_tiling": False}, {"torch_version": "2.10.0"}, None),
+        (_products, PRODUCTS, (), {}, {}, None),
     ],
 )
 def test_the_cost_model(
-    fn: Any, tensors: Any, dims: Any, chooser: Any, plan: str | None, trace: Any, pretend_cuda: Any
+    monkeypatch: pytest.MonkeyPatch,
+    fn: Any,
+    tensors: Any,
+    dims: Any,
+    chooser: Any,
+    context: dict[str, Any],
+    plan: str | None,
 ) -> None:
+    context = {"torch_version": "2.13.0", **context}
+    monkeypatch.setenv("MAGI_PASSES_DISABLE", context.pop("off", ""))
     graph = pretend_cuda(trace(fn, tensors, dims)).graph
-    verdict = ConvChooser(**chooser).is_applicable(graph, PassContext(torch_version="2.13.0"))
-    assert verdict.text == f"100% of the arithmetic is in convolutions: {plan or 'nothing to gain'}"
+    verdict = ConvChooser(**chooser).is_applicable(graph, PassContext(**context))
+    share = (
+        "4% of the arithmetic is in convolutions" if fn is _products else "100% of the arithmetic is in convolutions"
+    )
+    assert verdict.text == (share if fn is _products else f"{share}: {plan or 'nothing to gain'}")
     assert verdict.applies is (plan is not None)
 
 
-def test_old_torch_gets_nd_tiling(trace: Any, pretend_cuda: Any) -> None:
-    graph = pretend_cuda(trace(_image, IMAGE, (2, 3))).graph
-    old = PassContext(torch_version="2.10.0")
-    assert "NDTilingWorkaroundPass" in ConvChooser().is_applicable(graph, old).text
-    assert "NDTilingWorkaroundPass" not in ConvChooser(nd_tiling=False).is_applicable(graph, old).text
-
-
-def test_a_graph_of_matrix_products_is_left_alone(trace: Any, pretend_cuda: Any) -> None:
-    def transformer(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        y = torch.conv2d(x, w).flatten(1)
-        return y @ y.T @ y @ y.T
-
-    graph = pretend_cuda(trace(transformer, (torch.ones(64, 1, 16, 16), torch.ones(1, 1, 3, 3)))).graph
-    verdict = ConvChooser().is_applicable(graph, PassContext())
-    assert not verdict
-    assert verdict.text == "4% of the arithmetic is in convolutions"
-
-
-def test_a_pass_that_the_environment_disables_is_not_chosen(
-    trace: Any, pretend_cuda: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MAGI_PASSES_DISABLE", "TemporalConvPass,ForceChannelsLastPass")
-    graph = pretend_cuda(trace(_video, VIDEO, (3, 4))).graph
-    text = ConvChooser().is_applicable(graph, PassContext(torch_version="2.13.0")).text
-    assert text.endswith(": ConvPaddingPass + NDTilingWorkaroundPass")
-
-
-def test_the_chosen_passes_run(trace: Any, pretend_cuda: Any, inductor: Any) -> None:
+def test_the_chosen_passes_run(inductor: Any) -> None:
     gm = pretend_cuda(trace(_video, VIDEO, (3, 4)))
     with PassPipeline([]).scope():
         ConvChooser()(gm.graph)
@@ -121,7 +119,7 @@ def test_a_graph_without_convolutions_gets_the_code_of_stock(inductor: Any, tmp_
     assert not list(tmp_path.iterdir())
 
 
-def test_a_graph_with_collectives_is_not_tuned(trace: Any, pretend_cuda: Any, tmp_path: Path) -> None:
+def test_a_graph_with_collectives_is_not_tuned(tmp_path: Path) -> None:
     gm = pretend_cuda(trace(_video, VIDEO, (3, 4)))
     planned = ConvChooser().is_applicable(gm.graph, PassContext())
     with gm.graph.inserting_before(gm.graph.find_nodes(op="output")[0]):
@@ -211,9 +209,9 @@ def test_a_candidate_that_fails_is_left_out(
     torch.fx.GraphModule({}, graph)
     monkeypatch.setattr(_torch_compat.compiling, "compile_graph", compile_graph)
     plans: list[Any] = [(), (ConvLayoutPass(),), (TemporalConvPass(),)]
-    choice = tuning.choose_fastest(graph, PassContext(), plans, str(tmp_path))
-    assert choice.passes == plans[2]
-    assert choice.text.startswith("tuned: TemporalConv (TemporalConv ")
+    plan, text = tuning.choose_fastest(graph, PassContext(), plans, str(tmp_path))
+    assert plan == plans[2]
+    assert text.startswith("tuned: TemporalConv (TemporalConv ")
     assert "stock failed with RuntimeError: no such kernel" in caplog.text
     assert "ConvLayout failed with ValueError: too many warps" in caplog.text
 
@@ -248,9 +246,9 @@ def _measured_once(monkeypatch: pytest.MonkeyPatch, cache_dir: Path) -> tuple[st
         patch.setattr(tuning, "_compiled", lambda *asked: asked)
         patch.setattr(tuning, "seconds_of_a_call", seconds)
         plans: list[Any] = [(TemporalConvPass(),), ()]
-        choice = tuning.choose_fastest(torch.fx.Graph(), PassContext(), plans, str(cache_dir))
-    assert choice.passes == ()
-    return choice.text, len(measured)
+        plan, text = tuning.choose_fastest(torch.fx.Graph(), PassContext(), plans, str(cache_dir))
+    assert plan == ()
+    return text, len(measured)
 
 
 def test_a_choice_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

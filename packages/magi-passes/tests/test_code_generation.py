@@ -3,16 +3,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import sympy
 import torch
+from made_passes import HOOK, Foreign, Spy, pretend_cuda, product, trace
 from magi_passes import (
     ConvLayoutPass,
-    MagiInductorPass,
     NarrowSizesPass,
     NDTilingWorkaroundPass,
     PassContext,
@@ -20,19 +19,20 @@ from magi_passes import (
     _torch_compat,
     collect_records,
 )
-from magi_passes._torch_compat.kernels import MAX_INT32, bounds_of_sizes, guarded_within
+from magi_passes._torch_compat.kernels import MAX_GRID_YZ, MAX_INT32, bounds_of_sizes, guarded_within
 from torch._dynamo.source import ConstantSource
 from torch._inductor.codegen.block_analysis import BlockPatternMatcher
 from torch._inductor.codegen.simd import CantSplit, SIMDScheduling
 from torch._inductor.sizevars import SizeVarAllocator
 from torch._inductor.virtualized import V
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.fx import Graph
 
 
@@ -56,16 +56,14 @@ def _conv(channels: int = 128, out: int = 128, groups: int = 1) -> Any:
         ({}, {"config": {"layout_optimization": False}}, False, "layout_optimization is off"),
     ],
 )
-def test_dynamic_on_cuda(
-    conv: dict[str, int], context: dict[str, Any], applies: bool, reason: str, trace: Any, pretend_cuda: Any
-) -> None:
+def test_dynamic_on_cuda(conv: dict[str, int], context: dict[str, Any], applies: bool, reason: str) -> None:
     fn, tensors = _conv(**conv)
     verdict = ConvLayoutPass().is_applicable(pretend_cuda(trace(fn, tensors, (2, 3))).graph, PassContext(**context))
     assert verdict.applies is applies
     assert reason in verdict.text
 
 
-def test_static_graphs_and_the_cpu_are_inductors_own(trace: Any, pretend_cuda: Any) -> None:
+def test_static_graphs_and_the_cpu_are_inductors_own() -> None:
     fn, tensors = _conv()
     static, on_cpu = pretend_cuda(trace(fn, tensors)), trace(fn, tensors, (2, 3))
     assert ConvLayoutPass().is_applicable(static.graph, PassContext()).text == "static: Inductor decides itself"
@@ -145,11 +143,6 @@ def test_the_parts_of_an_index_that_are_made_of_sizes(index: Any, bounds: set[An
     assert {sympy.expand(bound) for bound in bounds_of_sizes(index)} == {sympy.expand(bound) for bound in bounds}
 
 
-@pytest.fixture
-def shape_env() -> ShapeEnv:
-    return ShapeEnv()
-
-
 def _size(shape_env: ShapeEnv, hint: int) -> sympy.Symbol:
     source = ConstantSource(f"size{hint}")
     symbol: Any = shape_env.create_symbol(hint, source, DimDynamic.DYNAMIC)
@@ -158,31 +151,34 @@ def _size(shape_env: ShapeEnv, hint: int) -> sympy.Symbol:
     return symbol
 
 
-def _is_within(shape_env: ShapeEnv, size: Any) -> bool:
+def _is_within(shape_env: ShapeEnv, size: Any, limit: int = MAX_INT32) -> bool:
     graph: Any = SimpleNamespace(sizevars=SizeVarAllocator(shape_env))
     with V.set_graph_handler(graph):
-        return guarded_within(size, MAX_INT32)
+        return guarded_within(size, limit)
 
 
 @pytest.mark.parametrize(
-    ("sizes", "compilation", "fits"),
+    ("sizes", "limit", "compilation", "fits"),
     [
-        ((1024, 768), "at once", True),
-        ((70_000, 80_000), "at once", False),
-        ((1024, 768), "a backward that may not guard", False),
-        ((1024, 768), "ahead of time", False),
+        ((1024, 768), MAX_INT32, "at once", True),
+        ((70_000, 80_000), MAX_INT32, "at once", False),
+        ((1024, 768), MAX_GRID_YZ, "at once", False),
+        ((1024, 768), MAX_INT32, "a backward that may not guard", False),
+        ((1024, 768), MAX_INT32, "ahead of time", False),
     ],
 )
-def test_what_fits_is_guarded_once(shape_env: ShapeEnv, sizes: tuple[int, int], compilation: str, fits: bool) -> None:
+def test_what_fits_is_guarded_once(sizes: tuple[int, int], limit: int, compilation: str, fits: bool) -> None:
+    shape_env = ShapeEnv()
     area = _size(shape_env, sizes[0]) * _size(shape_env, sizes[1])
     if compilation == "a backward that may not guard":
         shape_env.freeze()
     with V.set_aot_compilation(compilation == "ahead of time"):
-        assert [_is_within(shape_env, area) for _ in range(2)] == [fits, fits]
-    assert [str(guard.expr) for guard in shape_env.guards] == [f"{area} <= {MAX_INT32}"] * fits
+        assert [_is_within(shape_env, area, limit) for _ in range(2)] == [fits, fits]
+    assert [str(guard.expr) for guard in shape_env.guards] == [f"{area} <= {limit}"] * fits
 
 
-def test_sizes_that_depend_on_data_are_not_guessed(shape_env: ShapeEnv) -> None:
+def test_sizes_that_depend_on_data_are_not_guessed() -> None:
+    shape_env = ShapeEnv()
     unbacked = shape_env.create_unbacked_symint()
     assert not _is_within(shape_env, unbacked.node.expr)
 
@@ -195,7 +191,7 @@ def test_sizes_that_depend_on_data_are_not_guessed(shape_env: ShapeEnv) -> None:
         ((0,), True, "called outside of a compilation"),
     ],
 )
-def test_where_it_does_nothing(dims: Any, on_gpu: bool, text: str, trace: Any, pretend_cuda: Any) -> None:
+def test_where_it_does_nothing(dims: Any, on_gpu: bool, text: str) -> None:
     gm = trace(torch.relu, (torch.ones(4, 8),), dims)
     graph = (pretend_cuda(gm) if on_gpu else gm).graph
     reason = NarrowSizesPass().is_applicable(graph, PassContext())
@@ -205,7 +201,7 @@ def test_where_it_does_nothing(dims: Any, on_gpu: bool, text: str, trace: Any, p
 
 Z, Y, X, R = sympy.symbols("z y x r", integer=True, positive=True)
 THREE = {"z": Z, "y": Y, "x": X, "r0_": sympy.S.One}
-INDEX, SIZE = sympy.symbols("index size", integer=True, nonnegative=True)
+INDEX = sympy.Symbol("index", integer=True, nonnegative=True)
 
 
 @pytest.mark.parametrize(
@@ -239,38 +235,28 @@ def test_a_size_that_does_not_divide_is_that_of_the_untiled_side() -> None:
     assert _torch_compat.kernels.exact_tiling(tiling, untiled=X) == {"x": X, "r0_": FloorDiv(Y + 1, 2)}
 
 
-@dataclass(frozen=True)
-class Tiles(MagiInductorPass):
-    """Asks for the untiled side of a mean inside of a compilation, and notes the answer."""
-
-    found: ClassVar[list[Any]] = []
-
-    def __call__(self, graph: Graph) -> None:
-        self.found.append(SIMDScheduling.complete_partial_tiling({"r0_": Y * (X + 1)}, Z, Y * X + Y)["x"])
+def _while_compiling(act: Callable[[], object]) -> None:
+    options = PassPipeline([Spy()]).inductor_options({HOOK: Foreign(act=act)})
+    torch.compile(product, options=options)(torch.ones(3, 3))
 
 
 def test_inductor_completes_tilings_exactly(inductor: Any) -> None:
-    torch.compile(lambda x: x @ x, options=PassPipeline([Tiles()]).inductor_options())(torch.ones(3, 3))
-    assert Tiles.found == [Z]
-    stock = SIMDScheduling.complete_partial_tiling({"r0_": Y * (X + 1)}, Z, Y * X + Y)["x"]
-    assert stock != Z, "outside of a compilation it is torch's own"
+    found: list[Any] = []
+
+    def complete() -> None:
+        found.append(SIMDScheduling.complete_partial_tiling({"r0_": Y * (X + 1)}, Z, Y * X + Y)["x"])
+
+    _while_compiling(complete)
+    complete()
+    assert found[0] == Z
+    assert found[1] != Z, "outside of a compilation it is torch's own"
 
 
 def test_a_kernel_that_does_not_divide_is_not_a_type_error(inductor: Any) -> None:
     """torch 2.11 raises this class without the arguments that it takes."""
-    torch.compile(lambda x: x @ x, options=PassPipeline([Tiles()]).inductor_options())(torch.ones(3, 3))
+    _while_compiling(lambda: None)
     with pytest.raises(CantSplit):
         raise CantSplit  # type: ignore[call-arg]
-
-
-@dataclass(frozen=True)
-class Matches(MagiInductorPass):
-    """Asks the matcher inside of a compilation, where its answers are remembered."""
-
-    def __call__(self, graph: Graph) -> None:
-        no_block = FloorDiv(INDEX, 4) * FloorDiv(INDEX, 2)
-        for index in (no_block, no_block, 3 * INDEX):
-            assert BlockPatternMatcher.match_mod_div_block_expr(index, INDEX, sympy.Integer(16), 2) is None
 
 
 def test_the_matcher_searches_once_and_not_at_all_without_division(
@@ -283,22 +269,13 @@ def test_the_matcher_searches_once_and_not_at_all_without_division(
         asked.append(index)
         return original(index)
 
+    def match(*indices: Any) -> None:
+        for index in indices:
+            assert BlockPatternMatcher.match_mod_div_block_expr(index, INDEX, sympy.Integer(16), 2) is None
+
     monkeypatch.setattr(BlockPatternMatcher, "_preprocess", staticmethod(counting))
-    torch.compile(lambda x: x @ x, options=PassPipeline([Matches()]).inductor_options())(torch.ones(3, 3))
-    assert asked == [FloorDiv(INDEX, 4) * FloorDiv(INDEX, 2)]
+    no_block = FloorDiv(INDEX, 4) * FloorDiv(INDEX, 2)
+    _while_compiling(lambda: match(no_block, no_block, 3 * INDEX))
+    assert asked == [no_block]
     BlockPatternMatcher.match_mod_div_block_expr(3 * INDEX, INDEX, sympy.Integer(16), 2)
     assert asked[1:] == [3 * INDEX], "outside of a compilation the matcher is torch's own"
-
-
-@pytest.mark.parametrize(("size", "fits"), [(100, True), (70_000, False)])
-def test_a_size_within_the_grid_now_is_guarded(size: int, fits: bool) -> None:
-    shape_env = ShapeEnv()
-    context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
-    mode, source = FakeTensorMode(shape_env=shape_env), ConstantSource("x")
-    x: Any = mode.from_tensor(torch.empty(size), symbolic_context=context, source=source)
-    graph: Any = SimpleNamespace(sizevars=SizeVarAllocator(shape_env))
-
-    with V.set_graph_handler(graph):
-        assert _torch_compat.kernels._within_grid(x.shape[0].node.expr) is fits
-
-    assert bool(shape_env.guards) is fits

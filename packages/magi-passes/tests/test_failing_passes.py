@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from made_passes import HOOK, Holds, Manager, Spy, changes_since, product, train
 from magi_passes import (
     ConvChooser,
     MagiInductorPass,
-    PassContext,
     PassFailedError,
     PassPipeline,
     TemporalConvPass,
@@ -22,7 +22,6 @@ from magi_passes import (
 from magi_passes import _choose as tuning
 from magi_passes.errors import BrokenGraphError
 from torch._inductor import config
-from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx.experimental.proxy_tensor import make_fx
 
 
@@ -32,39 +31,7 @@ if TYPE_CHECKING:
     from torch.fx import Graph
 
 
-HOOK = "post_grad_custom_post_pass"
 aten = torch.ops.aten
-
-
-@dataclass(frozen=True)
-class Raises(MagiInductorPass):
-    inductor_config_keys_potentially_mutated_by_this_pass = ("triton.max_tiles",)
-    error: type[BaseException] = KeyboardInterrupt
-    in_the_gate: bool = False
-    backward: bool = False
-
-    def is_applicable(self, graph: Graph, context: PassContext) -> bool:
-        if self.in_the_gate:
-            raise self.error("now")
-        return context.is_backward is self.backward
-
-    def __call__(self, graph: Graph) -> None:
-        config.triton.max_tiles = 3
-        raise self.error("now")
-
-
-class Manager(CustomGraphPass):
-    def __init__(self, *passes: MagiInductorPass) -> None:
-        self.passes = passes
-
-    def __call__(self, graph: Graph) -> None:
-        for one in self.passes:
-            one(graph)
-
-    def uuid(self) -> None:
-        return None
-
-
 OPTIONS: dict[str, Callable[[MagiInductorPass], dict[str, Any]]] = {
     "pipeline": lambda one: PassPipeline([one]).inductor_options(),
     "manager": lambda one: {HOOK: Manager(one)},
@@ -72,13 +39,8 @@ OPTIONS: dict[str, Callable[[MagiInductorPass], dict[str, Any]]] = {
 }
 
 
-def product(x: torch.Tensor) -> torch.Tensor:
-    return x @ x
-
-
 def _train(options: dict[str, Any]) -> None:
-    compiled: Any = torch.compile(product, options=options)
-    torch.autograd.backward(compiled(torch.ones(4, 4, requires_grad=True)).sum())
+    train(torch.compile(product, options=options))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
@@ -88,10 +50,11 @@ def test_an_interrupt_arrives_as_itself(
     inductor: Any, route: str, error: type[BaseException], in_the_gate: bool, backward: bool
 ) -> None:
     before = _torch_compat.config.read_overrides()
-    options = OPTIONS[route](Raises(error, in_the_gate, backward))
+    kinds = ("backward",) if backward else ("forward",)
+    options = OPTIONS[route](Spy(kinds, raises=error, in_the_gate=in_the_gate))
     with collect_records() as records, pytest.raises(error, match="now"):
         _train(options)
-    assert _torch_compat.config.config_changes(before, _torch_compat.config.read_overrides()) == {}
+    assert changes_since(before) == {}
     if not backward or route != "manager":
         assert records[-1].reason == f"raised {error.__name__}: now"
 
@@ -120,7 +83,7 @@ def test_an_interrupt_while_tuning_arrives_as_itself(
     compiled: Any = torch.compile(model, options=PassPipeline([chooser]).inductor_options())
     with collect_records() as records, pytest.raises(error, match="now"), torch.no_grad():
         compiled(torch.randn(1, 4, 6, 6))
-    assert _torch_compat.config.config_changes(before, _torch_compat.config.read_overrides()) == {}
+    assert changes_since(before) == {}
     assert [record.reason for record in records] == [f"raised {error.__name__}: now"]
     assert list(tmp_path.iterdir()) == []
 
@@ -128,8 +91,8 @@ def test_an_interrupt_while_tuning_arrives_as_itself(
 @pytest.mark.parametrize("error", [RuntimeError, KeyError, AssertionError])
 @pytest.mark.parametrize("route", OPTIONS)
 def test_an_error_names_the_pass(inductor: Any, route: str, error: type[Exception]) -> None:
-    with pytest.raises(Exception, match=rf"Raises failed on \d+_forward: {error.__name__}: '?now") as caught:
-        _train(OPTIONS[route](Raises(error)))
+    with pytest.raises(Exception, match=rf"Spy failed on \d+_forward: {error.__name__}: '?now") as caught:
+        _train(OPTIONS[route](Spy(raises=error)))
     assert "PassFailedError" in str(caught.value) or isinstance(caught.value, PassFailedError)
 
 
@@ -137,9 +100,9 @@ def test_an_error_of_a_pass_that_is_called_keeps_its_cause() -> None:
     graph = make_fx(lambda x: x + 1)(torch.ones(3)).graph
     with (
         PassPipeline([]).scope(),
-        pytest.raises(PassFailedError, match="^Raises failed on graph: Zero.*: now$") as caught,
+        pytest.raises(PassFailedError, match="^Spy failed on graph: Zero.*: now$") as caught,
     ):
-        Raises(ZeroDivisionError)(graph)
+        Spy(("graph", ""), raises=ZeroDivisionError)(graph)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
@@ -227,13 +190,7 @@ def test_the_pass_before_is_not_mistaken_for_this_one() -> None:
     gm = make_fx(lambda x: (x @ x).sin())(torch.ones(3, 3))
     _erase_output(gm.graph)
     TemporalConvPass(always=True)(gm.graph)
-
-    @dataclass(frozen=True)
-    class Innocent(MagiInductorPass):
-        def __call__(self, graph: Graph) -> None:
-            pass
-
-    Innocent()(gm.graph)
+    Holds()(gm.graph)
 
 
 @dataclass(frozen=True)

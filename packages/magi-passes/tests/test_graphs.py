@@ -23,37 +23,53 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 
-SQUARE_IMAGE = torch.ones(1, 4, 8, 8)
-VOLUME = torch.ones(1, 4, 4, 8, 8)
-LINE = torch.ones(1, 4, 8)
+IMAGE, WEIGHT = torch.ones(2, 8, 10, 12), torch.ones(8, 8, 3, 3)
+LINE, VOLUME = torch.ones(2, 8, 12), torch.ones(1, 8, 3, 6, 6)
+SQUARE = torch.ones(32, 32)
+TAIL = [1, 1], [1, 1], [1, 1], False, [0, 0], 1
 aten = torch.ops.aten
 
+
+def _backward(mask: list[bool]) -> Any:
+    return lambda x, w: aten.convolution_backward.default(x, x, w, [8], *TAIL, mask)
+
+
+# Each function of an image and a weight is convolutions and nothing else.
 CONVOLUTIONS: dict[str, Any] = {
-    "conv1d": (torch.conv1d, LINE, torch.ones(4, 4, 3)),
-    "conv2d": (torch.conv2d, SQUARE_IMAGE, torch.ones(4, 4, 3, 3)),
-    "conv3d": (torch.conv3d, VOLUME, torch.ones(4, 4, 3, 3, 3)),
-    "grouped": (lambda x, w: torch.conv2d(x, w, groups=2), SQUARE_IMAGE, torch.ones(4, 2, 3, 3)),
-    "depthwise": (lambda x, w: torch.conv2d(x, w, groups=4), SQUARE_IMAGE, torch.ones(4, 1, 3, 3)),
-    "transposed 1d": (torch.conv_transpose1d, LINE, torch.ones(4, 4, 3)),
-    "transposed 2d": (torch.conv_transpose2d, SQUARE_IMAGE, torch.ones(4, 4, 3, 3)),
-    "transposed 3d": (torch.conv_transpose3d, VOLUME, torch.ones(4, 4, 3, 3, 3)),
-    "same padding": (lambda x, w: torch.conv2d(x, w, padding="same"), SQUARE_IMAGE, torch.ones(4, 4, 3, 3)),
-    "private": (
-        lambda x, w: aten._convolution.default(
-            x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, False, False, True, True
-        ),
-        SQUARE_IMAGE,
-        torch.ones(4, 4, 3, 3),
+    "conv1d": (torch.conv1d, LINE, torch.ones(8, 8, 3)),
+    "conv2d": (torch.conv2d, IMAGE, WEIGHT),
+    "conv3d": (torch.conv3d, VOLUME, torch.ones(4, 8, 3, 3, 3)),
+    "grouped": (lambda x, w: torch.conv2d(x, w, groups=2), IMAGE, torch.ones(8, 4, 3, 3)),
+    "depthwise": (lambda x, w: torch.conv2d(x, w, groups=8), IMAGE, torch.ones(8, 1, 3, 3)),
+    "transposed 1d": (torch.conv_transpose1d, LINE, torch.ones(8, 8, 3)),
+    "transposed 2d": (torch.conv_transpose2d, IMAGE, WEIGHT),
+    "transposed 3d": (torch.conv_transpose3d, VOLUME, torch.ones(8, 4, 3, 3, 3)),
+    "same padding": (lambda x, w: torch.conv2d(x, w, padding="same"), IMAGE, WEIGHT),
+    "not decomposed": (
+        lambda x, w: aten._convolution.default(x, w, None, *TAIL, False, False, True, True),
+        IMAGE,
+        WEIGHT,
     ),
+    "backward": (_backward([True, True, True]), IMAGE, WEIGHT),
+    "gradient of the weight only": (_backward([False, True, False]), IMAGE, WEIGHT),
+    "gradient of the image only": (_backward([True, False, False]), IMAGE, WEIGHT),
 }
 
 
 @pytest.mark.parametrize("form", CONVOLUTIONS)
-def test_every_form_of_convolution_counts(form: str) -> None:
+def test_a_graph_of_convolutions_is_all_convolutions(form: str) -> None:
     convolve, x, weight = CONVOLUTIONS[form]
-    graph = make_fx(lambda x, w: convolve(x, w).relu(), tracing_mode="fake")(x, weight).graph
-    assert sum(map(is_convolution, graph.nodes)) == 1
-    assert is_conv_heavy(graph)
+    with FlopCounterMode(display=False) as counter:
+        convolve(x, weight)
+    counted = counter.get_total_flops()
+    alone = make_fx(convolve, tracing_mode="fake")(x, weight).graph
+    assert sum(map(is_convolution, alone.nodes)) == 1
+    assert is_conv_heavy(alone)
+    assert conv_share(alone).flops == 1
+    assert conv_share(alone).bytes > 0.5
+    # torch's own count of the convolution, and a product of two matrices.
+    both = make_fx(lambda x, w, a: (convolve(x, w), a @ a), tracing_mode="fake")(x, weight, SQUARE).graph
+    assert conv_share(both).flops == pytest.approx(counted / (counted + 2 * 32**3))
 
 
 @pytest.mark.parametrize(
@@ -86,8 +102,8 @@ def test_other_ops_do_not_count_as_convolutions(target: Any) -> None:
 
 
 def test_no_convolution_is_never_heavy_and_no_share() -> None:
-    assert conv_share(make_fx(lambda x: x.relu())(SQUARE_IMAGE).graph) == ConvShare(0.0, 0.0)
-    assert not is_conv_heavy(make_fx(lambda x: x.relu())(SQUARE_IMAGE).graph)
+    assert conv_share(make_fx(lambda x: x.relu())(IMAGE).graph) == ConvShare(0.0, 0.0)
+    assert not is_conv_heavy(make_fx(lambda x: x.relu())(IMAGE).graph)
     assert not is_conv_heavy(torch.fx.Graph())
 
 
@@ -98,19 +114,6 @@ def test_the_threshold_is_inductors(nodes: int, heavy: bool) -> None:
     for _ in range(nodes - 1):
         x = graph.call_function(aten.relu.default, (x,))
     assert is_conv_heavy(graph) is heavy
-
-
-def test_bodies_of_higher_order_ops_count() -> None:
-    body = torch.fx.Graph()
-    body.output(body.call_function(aten.convolution.default))
-    root = torch.nn.Module()
-    root.body = torch.fx.GraphModule(torch.nn.Module(), body)
-    graph = torch.fx.Graph()
-    graph.output(graph.get_attr("body"))
-    gm = torch.fx.GraphModule(root, graph)
-    assert is_conv_heavy(gm.graph)
-    assert not is_conv_heavy(gm.graph, nodes_per_conv=4)
-    assert is_conv_heavy(gm.graph, nodes_per_conv=5)
 
 
 def test_a_symbol_anywhere_in_a_placeholder_is_dynamic() -> None:
@@ -129,47 +132,7 @@ def test_a_symbol_anywhere_in_a_placeholder_is_dynamic() -> None:
 
 
 def test_a_static_graph_is_not_dynamic() -> None:
-    assert not is_dynamic(make_fx(lambda x: x + 1, tracing_mode="fake")(SQUARE_IMAGE).graph)
-
-
-IMAGE, WEIGHT = torch.ones(2, 8, 10, 12), torch.ones(8, 8, 3, 3)
-SQUARE = torch.ones(32, 32)
-TAIL = [1, 1], [1, 1], [1, 1], False, [0, 0], 1
-
-
-def _backward(mask: list[bool]) -> Any:
-    return lambda x, w: aten.convolution_backward.default(x, x, w, [8], *TAIL, mask)
-
-
-# Each function of an image and a weight is convolutions and nothing else.
-ALL_CONVOLUTION: dict[str, Any] = {
-    "forward": (torch.conv2d, IMAGE, WEIGHT),
-    "1d": (torch.conv1d, torch.ones(2, 8, 12), torch.ones(8, 8, 3)),
-    "3d": (torch.conv3d, torch.ones(1, 8, 3, 6, 6), torch.ones(4, 8, 3, 3, 3)),
-    "transposed": (torch.conv_transpose2d, IMAGE, WEIGHT),
-    "backward": (_backward([True, True, True]), IMAGE, WEIGHT),
-    "gradient of the weight only": (_backward([False, True, False]), IMAGE, WEIGHT),
-    "gradient of the image only": (_backward([True, False, False]), IMAGE, WEIGHT),
-    "not decomposed": (
-        lambda x, w: aten._convolution.default(x, w, None, *TAIL, False, False, True, True),
-        IMAGE,
-        WEIGHT,
-    ),
-}
-
-
-@pytest.mark.parametrize("form", ALL_CONVOLUTION)
-def test_a_graph_of_convolutions_is_all_convolutions(form: str) -> None:
-    convolve, x, weight = ALL_CONVOLUTION[form]
-    with FlopCounterMode(display=False) as counter:
-        convolve(x, weight)
-    counted = counter.get_total_flops()
-    alone = make_fx(convolve, tracing_mode="fake")(x, weight).graph
-    assert conv_share(alone).flops == 1
-    assert conv_share(alone).bytes > 0.5
-    # torch's own count of the convolution, and a product of two matrices.
-    both = make_fx(lambda x, w, a: (convolve(x, w), a @ a), tracing_mode="fake")(x, weight, SQUARE).graph
-    assert conv_share(both).flops == pytest.approx(counted / (counted + 2 * 32**3))
+    assert not is_dynamic(make_fx(lambda x: x + 1, tracing_mode="fake")(IMAGE).graph)
 
 
 def _attention(q: torch.Tensor) -> torch.Tensor:
@@ -217,17 +180,19 @@ def test_the_convolutions_of_mkldnn_count() -> None:
     )
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_the_bodies_of_higher_order_ops_count(depth: int) -> None:
+@pytest.mark.parametrize(("depth", "fewer_than_all"), [(1, 14), (2, 24)])
+def test_the_bodies_of_higher_order_ops_count(depth: int, fewer_than_all: int) -> None:
     def model(x: torch.Tensor, w: torch.Tensor) -> Any:
         convolve = lambda x, w: torch.conv2d(x, w, padding=1)  # noqa: E731
         leave = lambda x, w: x.clone()  # noqa: E731
         inside = convolve if depth == 1 else lambda x, w: torch.cond(x.max() > 0, convolve, leave, (x, w))
         return torch.cond(x.sum() > 0, inside, leave, (x, w))
 
-    share = conv_share(make_fx(model, tracing_mode="fake")(IMAGE, WEIGHT).graph)
-    assert share.flops == 1
-    assert share.bytes > 0.2
+    graph = make_fx(model, tracing_mode="fake")(IMAGE, WEIGHT).graph
+    assert conv_share(graph).flops == 1
+    assert conv_share(graph).bytes > 0.2
+    assert not is_conv_heavy(graph, nodes_per_conv=fewer_than_all)
+    assert is_conv_heavy(graph, nodes_per_conv=2 * fewer_than_all)
 
 
 def test_sizes_that_depend_on_data_do_not_stop_it() -> None:

@@ -9,7 +9,6 @@ import dataclasses
 import enum
 import functools
 import importlib
-import importlib.util
 import pickle
 import socket
 import subprocess
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from identity_passes import PASS, Holds, globals_of, made_pass
+from made_passes import HOOK, PASS, Holds, globals_of, made_pass
 from magi_passes import (
     ConvChooser,
     MagiInductorPass,
@@ -41,73 +40,12 @@ if TYPE_CHECKING:
     from torch.fx import Graph
 
 
-SOURCE = """
-from dataclasses import dataclass
-from magi_passes import MagiInductorPass
-
-LIMIT = 3
-
-def helper(graph):
-    return len(graph.nodes) > {helper}
-
-class Base(MagiInductorPass):
-    scale = {scale}
-
-    def threshold(self):
-        return {threshold}
-
-@dataclass(frozen=True)
-class Mine(Base):
-    {comment}
-    tiles: int = {tiles}
-
-    def __call__(self, graph):
-        return helper(graph) and {body}
-"""
-
-
-PLAIN = {"helper": 1, "scale": 1, "threshold": 1, "comment": "", "tiles": 2, "body": "None"}
-
-
-def _load(folder: Path, name: str, **changes: object) -> Any:
-    path = folder / f"{name}.py"
-    path.write_text(SOURCE.format(**{**PLAIN, **changes}))
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"helper": 2}, {"scale": 2}, {"threshold": 2}, {"tiles": 3}, {"body": "1"}],
-    ids=["helper", "attribute of the base", "method of the base", "default of a field", "the pass itself"],
-)
-def test_a_change_of_code_changes_the_uuid(tmp_path: Path, change: dict[str, object]) -> None:
-    plain = _load(tmp_path, "plain").Mine().uuid()
-    assert _load(tmp_path, "changed", **change).Mine().uuid() != plain
-
-
-def test_nothing_else_changes_the_uuid(tmp_path: Path) -> None:
-    plain, elsewhere = _load(tmp_path, "plain"), _load(tmp_path, "elsewhere", comment="# a remark in the class body")
-    assert plain.Mine().uuid() == plain.Mine().uuid() == elsewhere.Mine().uuid()
-    assert plain.Mine(tiles=5).uuid() == elsewhere.Mine(tiles=5).uuid() != plain.Mine().uuid()
-
-
-def test_the_torch_release_belongs_to_the_uuid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = _load(tmp_path, "plain")
-    before = module.Mine().uuid()
+def test_nothing_but_code_values_and_the_torch_release_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = made_pass("LIMIT = 3", "return LIMIT")()
+    first = made.uuid()
+    assert first == made.uuid() == made_pass("# a remark\nLIMIT = 3", "return LIMIT  # another")().uuid()
     monkeypatch.setattr(_torch_compat.config, "torch_version", lambda: "2.10.0")
-    assert module.Mine().uuid() != before
-
-
-def test_the_uuid_is_the_same_in_another_process(tmp_path: Path) -> None:
-    _load(tmp_path, "plain")
-    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import plain; print(plain.Mine().uuid())"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == _load(tmp_path, "plain").Mine().uuid()
+    assert made.uuid() != first
 
 
 def test_classes_of_one_name_differ_by_what_their_closures_hold() -> None:
@@ -121,42 +59,6 @@ def test_classes_of_one_name_differ_by_what_their_closures_hold() -> None:
 
     assert make(1).uuid() == make(1).uuid()
     assert len({make(limit).uuid() for limit in (1, 2, 1.0, True, "1", (1,), None)}) == 7
-
-
-def test_code_that_names_itself_has_a_uuid() -> None:
-    def even(n: int) -> bool:
-        return n == 0 or odd(n - 1)
-
-    def odd(n: int) -> bool:
-        return n != 0 and even(n - 1)
-
-    @dataclass(frozen=True)
-    class Recursive(MagiInductorPass):
-        def __call__(self, graph: Graph) -> None:
-            assert isinstance(self, Recursive)
-            assert even(2)
-
-    assert Recursive().uuid() == Recursive().uuid()
-
-
-def test_two_classes_of_one_name_in_one_file_differ() -> None:
-    def first() -> MagiInductorPass:
-        @dataclass(frozen=True)
-        class Same(MagiInductorPass):
-            def __call__(self, graph: Graph) -> None:
-                assert graph is not None
-
-        return Same()
-
-    def second() -> MagiInductorPass:
-        @dataclass(frozen=True)
-        class Same(MagiInductorPass):
-            def __call__(self, graph: Graph) -> None:
-                assert graph.nodes
-
-        return Same()
-
-    assert first().uuid() != second().uuid()
 
 
 class Colour(enum.Enum):
@@ -219,32 +121,12 @@ def _walks(run: Any) -> int:
     return count
 
 
-def test_twenty_passes_walk_no_code_after_the_first_call() -> None:
-    options = PassPipeline([Holds(index) for index in range(20)]).inductor_options()
-    hook = options["post_grad_custom_post_pass"]
-    first = hook.uuid()
-    again: list[str] = []
-    assert _walks(lambda: again.append(hook.uuid())) == 0
-    assert _walks(lambda: PassPipeline(hook.parts).uuid()) == 0
-    assert again == [first]
-
-
-def test_the_code_of_twenty_passes_of_one_class_is_walked_once() -> None:
+def test_code_is_walked_once_for_a_class_and_once_for_the_fields_of_each_pass() -> None:
     mine = made_pass()
-    fields = 20
-    assert _walks(lambda: PassPipeline([mine() for _ in range(fields)])) == 1 + fields
-
-
-def test_a_pass_in_a_hook_of_its_own(inductor: Any) -> None:
-    """torch copies its configuration, and with it the pass, before it asks for the uuid."""
-    config = inductor
-    before = config.post_grad_custom_post_pass
-    try:
-        config.post_grad_custom_post_pass = Holds(3)
-        compiled = torch.compile(lambda x: x @ x)
-        assert compiled(torch.ones(2, 2)).sum() == 8
-    finally:
-        config.post_grad_custom_post_pass = before
+    made: list[Any] = []
+    assert _walks(lambda: made.append(PassPipeline([mine() for _ in range(20)]).inductor_options()[HOOK])) == 1 + 20
+    (hook,) = made
+    assert _walks(lambda: (hook.uuid(), PassPipeline(hook.parts).uuid())) == 0
 
 
 FILENAMES = ["<string>", "<stdin>", "<ipython-input-1-abc>", "/tmp/ipykernel_1/1.py", dataclasses.__file__]
@@ -262,39 +144,27 @@ def test_a_pass_of_python_c_is_told_by_its_code() -> None:
     def uuid(body: str) -> str:
         program = PASS.format(before="", body=body) + "\nprint(Mine().uuid())"
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-        return done.stdout
+        return done.stdout.strip()
 
-    assert uuid("return 1") != uuid("return 2")
-
-
-def test_a_pass_in_a_zip_is_told_by_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
-    for at, helper in enumerate(["1", "1", "2"]):
-        archive = tmp_path / f"{at}.zip"
-        with zipfile.ZipFile(archive, "w") as file:
-            file.writestr("zipped/__init__.py", PASS.format(before="from .helpers import helper", body="helper()"))
-            file.writestr("zipped/helpers.py", f"def helper(): return {helper}")
-        monkeypatch.syspath_prepend(archive)
-        for module in ("zipped", "zipped.helpers"):
-            monkeypatch.delitem(sys.modules, module, raising=False)
-        found.append(importlib.import_module("zipped").Mine().uuid())
-    assert found[0] == found[1] != found[2]
-
-
-def test_a_method_that_another_library_generated_counts() -> None:
-    """attrs and others compile methods from text, under a file name of their own."""
-    before = """
-        class Settings:
-            pass
-        space = {{}}
-        exec(compile("def limit(self): return {limit}", "<generated Settings>", "exec"), space)
-        Settings.limit = space["limit"]
-    """
-    one, same, other = (made_pass(before.format(limit=limit), "Settings().limit()")().uuid() for limit in (1, 1, 2))
-    assert one == same != other
+    assert uuid("return 1") == made_pass(body="return 1", name="__main__")().uuid() != uuid("return 2")
 
 
 REACHED = {
+    "the pass itself": ("", "return {}"),
+    "default of a field": ("", "pass\n    tiles: int = {}"),
+    "attribute of a base": ("class Base(MagiInductorPass):\n    scale = {}\nMagiInductorPass = Base", "pass"),
+    "method of a base": (
+        "class Base(MagiInductorPass):\n    def f(self): return {}\nMagiInductorPass = Base",
+        "pass",
+    ),
+    "what names itself": (
+        "def f(n): return g(n) if n else {}\ndef g(n): return f(n - 1)",
+        "isinstance(self, Mine) and f(2)",
+    ),
+    "method that another library compiled": (
+        "class C: pass\nexec(compile('def f(self): return {}', '<generated>', 'exec'), globals())\nC.f = f",
+        "C().f()",
+    ),
     "helper": ("def f(): return {}", "f()"),
     "helper of a helper": ("def g(): return {}\ndef f(): return g()", "f()"),
     "default": ("def f(x={}): return x", "f()"),
@@ -373,19 +243,25 @@ REACHED = {
 def test_an_edit_of_anything_that_is_reached(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "made", types.ModuleType("made"))
     before, body = REACHED[name]
-    one, same, other = (made_pass(before.format(value), body)().uuid() for value in (11, 11, 12))
+    one, same, other = (made_pass(before.format(value), body.format(value))().uuid() for value in (11, 11, 12))
     assert one == same != other
 
 
-def _package(folder: Path, monkeypatch: pytest.MonkeyPatch, **files: str) -> Any:
-    """The class `Mine` of a package called `split`, loaded again."""
-    folder.mkdir()
-    for name, text in files.items():
-        (folder / f"{name}.py").write_text(text)
-    for module in [module for module in sys.modules if module.partition(".")[0] == "split"]:
+def _load(place: Path, monkeypatch: pytest.MonkeyPatch, name: str, **files: str) -> Any:
+    """The module *name*, loaded again from *place*, a folder or a zip archive with *files* in it."""
+    if place.suffix == ".zip":
+        with zipfile.ZipFile(place, "w") as archive:
+            for file, text in files.items():
+                archive.writestr(f"{name}/{file}.py", text)
+    else:
+        (place / name).mkdir(parents=True, exist_ok=True)
+        for file, text in files.items():
+            (place / name / f"{file}.py").write_text(text)
+    monkeypatch.syspath_prepend(place)
+    for module in [module for module in sys.modules if module.partition(".")[0] == name]:
         monkeypatch.delitem(sys.modules, module)
     importlib.invalidate_caches()
-    return importlib.import_module("split").Mine
+    return importlib.import_module(name)
 
 
 IMPORTS = {
@@ -402,24 +278,20 @@ IMPORTS = {
 }
 
 
-@pytest.mark.parametrize("name", IMPORTS)
-def test_an_edit_in_another_module(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "place"), [("a function", "{}.zip"), *((name, "{}") for name in IMPORTS)])
+def test_an_edit_in_another_module(name: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before, body = IMPORTS[name]
-    lazy = "def __getattr__(name):\n    from . import helpers\n    return getattr(helpers, name)"
-    found = []
-    for at, helper in enumerate(["1", "1", "2"]):
-        folder = tmp_path / str(at)
-        folder.mkdir()
-        monkeypatch.syspath_prepend(folder)
-        mine = _package(
-            folder / "split",
-            monkeypatch,
-            __init__=PASS.format(before=before, body=body),
-            helpers="from .deeper import g\ndef f(): return g()",
-            deeper=f"LIMIT = {helper}\ndef g(): return LIMIT",
-            lazy=lazy,
-        )
-        found.append(mine().uuid())
+    files = {
+        "__init__": PASS.format(before=before, body=body),
+        "helpers": "from .deeper import g\ndef f(): return g()",
+        "lazy": "def __getattr__(name):\n    from . import helpers\n    return getattr(helpers, name)",
+    }
+    found = [
+        _load(tmp_path / place.format(at), monkeypatch, "split", deeper=f"L = {limit}\ndef g(): return L", **files)
+        .Mine()
+        .uuid()
+        for at, limit in enumerate((1, 1, 2))
+    ]
     assert found[0] == found[1] != found[2]
 
 
@@ -496,46 +368,20 @@ def test_a_value_without_a_stable_form_is_an_error_that_names_it(name: str) -> N
         held.close()
 
 
-def _replaced_method(mine: Any) -> None:
-    mine.__call__ = lambda self, graph: 12
+CHANGES = {
+    "replaced method": "Mine.__call__ = lambda self, graph: 12",
+    "replaced helper": "def f(): return 12",
+    "replaced code": "f.__code__ = (lambda: 12).__code__",
+    "item of a table": "TABLE['deep']['a'] = 12",
+    "added global": "later = lambda: 12",
+    "attribute of an object": "SETTINGS.limit = 12",
+    "default": "f.__defaults__ = (12,)",
+    "context variable": "MODE.set(12)",
+}
 
 
-def _replaced_helper(mine: Any) -> None:
-    globals_of(mine)["f"] = lambda: 12
-
-
-def _replaced_code(mine: Any) -> None:
-    globals_of(mine)["f"].__code__ = (lambda: 12).__code__
-
-
-def _item_of_a_table(mine: Any) -> None:
-    globals_of(mine)["TABLE"]["deep"]["a"] = 12
-
-
-def _added_global(mine: Any) -> None:
-    globals_of(mine)["later"] = lambda: 12
-
-
-def _attribute_of_an_object(mine: Any) -> None:
-    globals_of(mine)["SETTINGS"].limit = 12
-
-
-def _default(mine: Any) -> None:
-    globals_of(mine)["f"].__defaults__ = (12,)
-
-
-def _context_variable(mine: Any) -> None:
-    globals_of(mine)["MODE"].set(12)
-
-
-CHANGES = [
-    *(_replaced_method, _replaced_helper, _replaced_code, _item_of_a_table, _added_global),
-    *(_attribute_of_an_object, _default, _context_variable),
-]
-
-
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_a_change_after_the_first_question(change: Any) -> None:
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_after_the_first_question(change: str) -> None:
     """Of the pass that was asked already, of a copy, and of a new one."""
     mine = made_pass(
         """
@@ -549,13 +395,12 @@ def test_a_change_after_the_first_question(change: Any) -> None:
     )
     asked, before = mine(), mine().uuid()
     assert asked.uuid() == before
-    contextvars.copy_context().run(lambda: _check_changed(change, mine, asked, before))
 
+    def check() -> None:
+        exec(CHANGES[change], globals_of(mine))
+        assert before != asked.uuid() == mine().uuid() == copy.copy(asked).uuid()
 
-def _check_changed(change: Any, mine: Any, asked: Any, before: str) -> None:
-    change(mine)
-    assert asked.uuid() != before
-    assert asked.uuid() == mine().uuid() == copy.copy(asked).uuid()
+    contextvars.copy_context().run(check)
 
 
 COPIES: dict[str, Any] = {
@@ -566,23 +411,15 @@ COPIES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("before", [True, False], ids=["asked before", "not asked before"])
 @pytest.mark.parametrize("name", COPIES)
-def test_a_copy_has_the_same_uuid(name: str, before: bool) -> None:
-    made = Holds((1, "a"))
-    if before:
-        made.uuid()
-    again = COPIES[name](made)
-    assert again.uuid() == made.uuid() == Holds((1, "a")).uuid()
-
-
-@pytest.mark.parametrize("name", COPIES)
-def test_a_copy_that_is_changed_has_another_uuid(name: str) -> None:
-    made = Holds(1)
-    before = made.uuid()
-    other = COPIES[name](made)
+def test_a_copy_has_the_uuid_of_its_fields(name: str) -> None:
+    fresh, asked = Holds((1, "a")), Holds((1, "a"))
+    before = asked.uuid()
+    assert before == COPIES[name](fresh).uuid() == COPIES[name](asked).uuid()
+    other = COPIES[name](asked)
     object.__setattr__(other, "value", True)
-    assert other.uuid() == Holds(True).uuid() != before == made.uuid()
+    assert other.uuid() == Holds(True).uuid() != before == asked.uuid()
+    assert before.encode() not in pickle.dumps(asked), "a process with other code may read it"
 
 
 def test_copying_changes_no_uuid_of_the_class() -> None:
@@ -591,12 +428,6 @@ def test_copying_changes_no_uuid_of_the_class() -> None:
     copy.deepcopy(mine())
     assert "__slotnames__" in vars(mine)
     assert mine().uuid() == made_pass()().uuid()
-
-
-def test_a_pickle_carries_no_uuid_to_a_process_with_other_code() -> None:
-    made = Holds(1)
-    asked = pickle.dumps(made) if made.uuid() else b""
-    assert made.uuid().encode() not in asked
 
 
 def test_a_compilation_leaves_the_uuids_of_shipped_passes_as_they_were(inductor: Any) -> None:
@@ -608,17 +439,6 @@ def test_a_compilation_leaves_the_uuids_of_shipped_passes_as_they_were(inductor:
     for make in kinds:
         delattr(make, REMEMBERED)
     assert [make().uuid() for make in kinds] == before
-
-
-def _installed(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, name: str) -> Any:
-    """A module in a folder like those that pip installs into."""
-    place = folder / "site-packages"
-    place.mkdir(exist_ok=True)
-    (place / f"{name}.py").write_text(text)
-    monkeypatch.syspath_prepend(place)
-    monkeypatch.delitem(sys.modules, name, raising=False)
-    importlib.invalidate_caches()
-    return importlib.import_module(name)
 
 
 FOREIGN = """
@@ -637,22 +457,19 @@ def version(x):
 
 def test_an_installed_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its state does not matter; a patched file, a changed flag and a replaced helper do."""
-    foreign = _installed(tmp_path, monkeypatch, FOREIGN, "magi_test_foreign")
-    mine = made_pass("import magi_test_foreign", "magi_test_foreign.version('1')")
+    folder, uses = tmp_path / "site-packages", ("import foreign", "foreign.version('1')")
+    foreign = _load(folder, monkeypatch, "foreign", __init__=FOREIGN)
+    mine = made_pass(*uses)
     first = mine().uuid()
     foreign.version("1")
     assert mine().uuid() == first
-
-    monkeypatch.setattr(foreign, "FLAG", True)
-    assert mine().uuid() != first
-    monkeypatch.undo()
-    assert mine().uuid() == first
-    monkeypatch.setattr(foreign, "helper", lambda: 2)
-    assert mine().uuid() != first
-    monkeypatch.undo()
-
-    _installed(tmp_path, monkeypatch, FOREIGN + "\ndef nobody(): pass\n", "magi_test_foreign")
-    assert made_pass("import magi_test_foreign", "magi_test_foreign.version('1')")().uuid() != first
+    for name, value in (("FLAG", True), ("helper", lambda: 2)):
+        with monkeypatch.context() as patch:
+            patch.setattr(foreign, name, value)
+            assert mine().uuid() != first
+        assert mine().uuid() == first
+    _load(folder, monkeypatch, "foreign", __init__=FOREIGN + "\ndef nobody(): pass\n")
+    assert made_pass(*uses)().uuid() != first
 
 
 def test_a_pass_of_an_installed_distribution_is_read_as_its_author_s(
@@ -660,20 +477,15 @@ def test_a_pass_of_an_installed_distribution_is_read_as_its_author_s(
 ) -> None:
     text = PASS.format(before="TABLE = {'a': object}\ndef f(): return 1", body="TABLE['a']; f()")
     found = [
-        _installed(tmp_path, monkeypatch, changed, "magi_test_installed").Mine().uuid()
-        for changed in (text, text, text + "\n# a remark", text.replace("return 1", "return 2"))
+        _load(tmp_path / "site-packages", monkeypatch, "installed", __init__=changed).Mine().uuid()
+        for changed in (text, text + "\n# a remark", text.replace("return 1", "return 2"))
     ]
-    assert found[0] == found[1] == found[2] != found[3]
+    assert found[0] == found[1] != found[2]
 
 
-def test_a_script_that_is_called_like_a_module_of_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[str] = []
-    for value in (1, 1, 2):
-        folder = tmp_path / f"folder_{len(found)}"
-        folder.mkdir()
-        (folder / "nntplib.py").write_text(f"def f(): return {value}")
-        monkeypatch.syspath_prepend(folder)
-        monkeypatch.delitem(sys.modules, "nntplib", raising=False)
-        importlib.invalidate_caches()
+def test_a_module_that_is_called_like_one_of_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for at, value in enumerate((1, 1, 2)):
+        _load(tmp_path / str(at), monkeypatch, "nntplib", __init__=f"def f(): return {value}")
         found.append(made_pass("from nntplib import f", "f()")().uuid())
     assert found[0] == found[1] != found[2]

@@ -6,18 +6,17 @@ The managers have the shape of those of vLLM and SGLang; the code is ours.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from made_passes import HOOK, RELEASE, Foreign, Manager, Spy, changes_since, other, product, seen
 from magi_passes import MagiInductorPass, PassPipeline, Reason, UnscopedConfigError, _torch_compat, collect_records
 from magi_passes.errors import PassArgumentError, PassArgumentTypeError
 from torch._dynamo.utils import counters
 from torch._inductor import config
-from torch._inductor.custom_graph_pass import CustomGraphPass
-from torch._inductor.utils import run_and_get_code
+from torch._inductor.utils import fresh_cache, run_and_get_code
 from torch.fx.experimental.proxy_tensor import make_fx
 
 
@@ -26,39 +25,6 @@ if TYPE_CHECKING:
 
     from magi_passes import PassContext
     from torch.fx import Graph
-
-
-HOOK = "post_grad_custom_post_pass"
-seen: list[tuple[str, Any, Any]] = []
-
-
-@pytest.fixture(autouse=True)
-def _fresh_list() -> None:
-    seen.clear()
-
-
-def product(x: torch.Tensor) -> torch.Tensor:
-    return x @ x
-
-
-def other(x: torch.Tensor) -> torch.Tensor:
-    return x @ x @ x
-
-
-@dataclass(frozen=True)
-class Tiles(MagiInductorPass):
-    """Writes down what it starts from, then changes it; only for the kinds of graph in its field."""
-
-    inductor_config_keys_potentially_mutated_by_this_pass = ("size_asserts", "triton.max_tiles")
-    kinds: tuple[str, ...] = ("inference", "forward", "backward")
-
-    def is_applicable(self, graph: Graph, context: PassContext) -> Reason:
-        seen.append((context.graph.partition("_")[2], config.size_asserts, config.triton.max_tiles))
-        return Reason(context.graph.partition("_")[2] in self.kinds, "by kind")
-
-    def __call__(self, graph: Graph) -> None:
-        config.size_asserts = False
-        config.triton.max_tiles = 3
 
 
 @dataclass(frozen=True)
@@ -75,84 +41,34 @@ class Products(MagiInductorPass):
             graph.erase_node(node)
 
 
-class ListManager(CustomGraphPass):
-    """As vLLM has it: passes are added, and called one after the other in Inductor's hook."""
-
-    def __init__(self, *passes: CustomGraphPass) -> None:
-        self.passes = list(passes)
-
-    def add(self, one: CustomGraphPass) -> None:
-        self.passes.append(one)
-
-    def __call__(self, graph: Graph) -> None:
-        for one in self.passes:
-            one(graph)
-
-    def uuid(self) -> str:
-        return hashlib.sha256("".join(str(one.uuid()) for one in self.passes).encode()).hexdigest()
-
-
-class ShapeManager(ListManager):
-    """As SGLang has it: passes of its own kind, each asked about the shape first."""
-
-    def __call__(self, graph: Graph) -> None:
-        for one in self.passes:
-            if one.is_applicable_for_shape(None):  # type: ignore[attr-defined]
-                one(graph)
-
-
-class Adapter(CustomGraphPass):
-    """What such a manager takes for a pass."""
-
-    def __init__(self, inner: CustomGraphPass) -> None:
-        self.inner = inner
-
-    def is_applicable_for_shape(self, shape: int | None) -> bool:
-        return True
-
-    def __call__(self, graph: Graph) -> None:
-        self.inner(graph)
-
-    def uuid(self) -> Any:
-        return self.inner.uuid()
-
-
 ROUTES: dict[str, Callable[[MagiInductorPass], Any]] = {
-    "loop": ListManager,
-    "pipeline in a loop": lambda one: ListManager(PassPipeline([one]).as_pass()),
-    "by shape": lambda one: ShapeManager(Adapter(one)),
-    "pipeline by shape": lambda one: ShapeManager(Adapter(PassPipeline([one]).as_pass())),
+    "loop": Manager,
+    "pipeline in a loop": lambda one: Manager(PassPipeline([one]).as_pass()),
     "function": lambda one: lambda graph: [one(graph)],  # a plain function
     "itself": lambda one: one,
     "pipeline itself": lambda one: PassPipeline([one]).as_pass(),
     "hook itself": lambda one: PassPipeline([one]).inductor_options()[HOOK],
-    "manager in a manager": lambda one: ListManager(ListManager(), ListManager(one)),
+    "manager in a manager": lambda one: Manager(Manager(), Manager(one)),
 }
-if _torch_compat.config.release(torch.__version__) >= (2, 13):
-    ROUTES["in a list"] = lambda one: [ListManager(), one]
-
-
-def _changes_since(before: Any) -> dict[str, tuple[Any, Any]]:
-    return _torch_compat.config.config_changes(before, _torch_compat.config.read_overrides())
-
-
-SOME = ("loop", "pipeline by shape", "itself", "hook itself")
+if RELEASE >= (2, 13):
+    ROUTES["in a list"] = lambda one: [Manager(), one]
+SOME = ("loop", "pipeline in a loop", "itself", "hook itself")
 
 
 @pytest.mark.parametrize(
     ("route", "installed"), [*((route, "in the options") for route in ROUTES), *((route, "globally") for route in SOME)]
 )
 def test_a_change_ends_with_the_graph(inductor: Any, route: str, installed: str) -> None:
-    hook = {HOOK: ROUTES[route](Tiles(kinds=("forward",)))}
+    hook = {HOOK: ROUTES[route](Spy(kinds=("forward",)))}
     before = _torch_compat.config.read_overrides()
     with inductor.patch(hook if installed == "globally" else {}):
         globally = _torch_compat.config.read_overrides()
         compiled: Any = torch.compile(product, options=None if installed == "globally" else hook)
         out = compiled(torch.ones(4, 4, requires_grad=True))
-        assert _changes_since(globally) == {}
+        assert changes_since(globally) == {}
         torch.autograd.backward(out.sum())
-        assert _changes_since(globally) == {}
-    assert _changes_since(before) == {}
+        assert changes_since(globally) == {}
+    assert changes_since(before) == {}
     assert seen == [("forward", True, None), ("backward", True, None)]
 
 
@@ -164,8 +80,8 @@ def test_a_change_holds_during_code_generation(inductor: Any, route: str) -> Non
         return text.partition("def call(")[2]
 
     assert "assert_size_stride(" in code_of(other)
-    assert "assert_size_stride(" not in code_of(product, {HOOK: ROUTES[route](Tiles())})
-    with torch._inductor.utils.fresh_cache():
+    assert "assert_size_stride(" not in code_of(product, {HOOK: ROUTES[route](Spy())})
+    with fresh_cache():
         assert "assert_size_stride(" in code_of(other)
 
 
@@ -186,12 +102,12 @@ def test_the_gate_is_called_and_there_is_a_record(inductor: Any, route: str) -> 
 @pytest.mark.parametrize("route", SOME)
 def test_a_warm_cache_hits_and_an_edited_pass_misses(inductor: Any, route: str) -> None:
     hits = []
-    for kinds in (("inference",), ("inference",), ("forward",)):
+    for kinds in (("inference",), ("inference",), ("forward",), ("inference",)):
         torch._dynamo.reset()
         counters.clear()
-        torch.compile(product, options={HOOK: ROUTES[route](Tiles(kinds=kinds))})(torch.ones(4, 4))
+        torch.compile(product, options={HOOK: ROUTES[route](Spy(kinds=kinds))})(torch.ones(4, 4))
         hits.append(counters["aot_autograd"]["autograd_cache_hit"])
-    assert hits == [0, 1, 0]
+    assert hits == [0, 1, 0, 1]
     assert len(seen) == 2
 
 
@@ -199,77 +115,47 @@ def test_a_warm_cache_hits_and_an_edited_pass_misses(inductor: Any, route: str) 
 def test_a_pass_that_the_environment_disables_is_not_served_from_the_cache(
     inductor: Any, monkeypatch: pytest.MonkeyPatch, route: str
 ) -> None:
-    for disabled in ("", "Tiles", "all"):
+    for disabled in ("", "Spy", "all"):
         monkeypatch.setenv("MAGI_PASSES_DISABLE", disabled)
         torch._dynamo.reset()
         with collect_records() as records:
-            torch.compile(product, options={HOOK: ROUTES[route](Tiles())})(torch.ones(4, 4))
+            torch.compile(product, options={HOOK: ROUTES[route](Spy())})(torch.ones(4, 4))
         assert [record.ran for record in records] == [not disabled]
 
 
 @pytest.mark.parametrize("route", SOME)
 def test_a_value_that_the_user_chose_stays(inductor: Any, route: str) -> None:
     after: list[Any] = []
-    last = _Foreign(lambda: after.append((config.size_asserts, config.triton.max_tiles)))
-    options: dict[str, Any] = {HOOK: ListManager(ROUTES[route](Tiles()), last), "triton.max_tiles": 2}
+    last = Foreign(act=lambda: after.append((config.size_asserts, config.triton.max_tiles)))
+    options: dict[str, Any] = {HOOK: Manager(ROUTES[route](Spy()), last), "triton.max_tiles": 2}
     torch.compile(product, options=options)(torch.ones(4, 4))
     assert after == [(False, 2)]
-
-
-class _Foreign(CustomGraphPass):
-    def __init__(self, act: Callable[[], object]) -> None:
-        self.act = act
-
-    def __call__(self, graph: Graph) -> None:
-        self.act()
-
-    def uuid(self) -> None:
-        return None
 
 
 def test_what_the_manager_itself_sets_is_left_to_it(inductor: Any) -> None:
     """Some never put back what they set; that is theirs to mend, and their users rely on it."""
     before = _torch_compat.config.read_overrides()
-    manager = ListManager(Tiles(), _Foreign(lambda: setattr(config, "epilogue_fusion", False)))
+    manager = Manager(Spy(), Foreign(act=lambda: setattr(config, "epilogue_fusion", False)))
     torch.compile(product, options={HOOK: manager})(torch.ones(4, 4))
-    assert _changes_since(before) == {"epilogue_fusion": (True, False)}
+    assert changes_since(before) == {"epilogue_fusion": (True, False)}
     _torch_compat.config.restore_overrides(before)
-
-
-def test_what_a_pass_compiles_starts_from_the_base(inductor: Any) -> None:
-    """A manager inside the compilation that a pass of another manager starts."""
-
-    @dataclass(frozen=True)
-    class Nesting(MagiInductorPass):
-        inductor_config_keys_potentially_mutated_by_this_pass = ("size_asserts",)
-
-        def __call__(self, graph: Graph) -> None:
-            config.size_asserts = False
-            with torch.no_grad():
-                gm = torch.fx.symbolic_trace(lambda x: (x.mm(x),))
-                options = {HOOK: ListManager(Tiles())}
-                torch._inductor.compile(gm, [torch.ones(3, 3)], options=options)(torch.ones(3, 3))
-            assert config.size_asserts is False
-
-    torch.compile(product, options={HOOK: ListManager(Nesting())})(torch.ones(4, 4))
-    assert [start[1:] for start in seen] == [(True, None)]
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        Tiles(),
-        ListManager(Tiles()),
-        PassPipeline([Tiles()]).as_pass(),
-        PassPipeline([Products(), Tiles()]).inductor_options()[HOOK],
+        Spy(),
+        Manager(Spy()),
+        PassPipeline([Spy()]).as_pass(),
+        PassPipeline([Products(), Spy()]).inductor_options()[HOOK],
     ],
     ids=["pass", "manager", "as_pass", "hook"],
 )
 def test_without_a_compilation_a_change_is_an_error_that_teaches(inductor: Any, call: Any) -> None:
     graph = make_fx(lambda x: x @ x)(torch.ones(3, 3)).graph
     sentence = (
-        r"^Tiles may change Inductor's configuration \(size_asserts, triton.max_tiles\), and was called where nothing "
-        r"would put it back: .*PassPipeline\(\[Tiles\(\.\.\.\)\]\)\.inductor_options\(\).*\.scope\(\):`\.$"
+        r"^Spy may change Inductor's configuration \(size_asserts, triton.max_tiles\), and was called where nothing "
+        r"would put it back: .*PassPipeline\(\[Spy\(\.\.\.\)\]\)\.inductor_options\(\).*\.scope\(\):`\.$"
     )
     with pytest.raises(UnscopedConfigError, match=sentence):
         call(graph)
@@ -278,8 +164,8 @@ def test_without_a_compilation_a_change_is_an_error_that_teaches(inductor: Any, 
 
 @pytest.mark.parametrize("hook", ["pre_grad_custom_pass", "joint_custom_post_pass"])
 def test_a_hook_before_the_compilation_of_the_graph_is_too_early(inductor: Any, hook: str) -> None:
-    with pytest.raises(Exception, match="Tiles may change Inductor's configuration"):
-        torch.compile(product, options={hook: ListManager(Tiles())})(torch.ones(4, 4))
+    with pytest.raises(Exception, match="Spy may change Inductor's configuration"):
+        torch.compile(product, options={hook: Manager(Spy())})(torch.ones(4, 4))
 
 
 def test_without_a_compilation_a_rewrite_calls_its_gate() -> None:
@@ -306,20 +192,20 @@ def _early(name: str) -> MagiInductorPass:
         hook = name
 
         def __call__(self, graph: Graph) -> None:
-            seen.append((name, None, None))
+            seen.append(name)
 
     return Early()
 
 
 def test_a_pipeline_as_one_pass_runs_its_passes_in_the_order_of_the_hooks(inductor: Any) -> None:
-    both = PassPipeline([Tiles(), _early("post_grad_custom_pre_pass")]).as_pass()
-    torch.compile(product, options={HOOK: ListManager(both)})(torch.ones(4, 4))
-    assert [name for name, *_ in seen] == ["post_grad_custom_pre_pass", "inference"]
+    both = PassPipeline([Spy(), _early("post_grad_custom_pre_pass")]).as_pass()
+    torch.compile(product, options={HOOK: Manager(both)})(torch.ones(4, 4))
+    assert seen == ["post_grad_custom_pre_pass", ("inference", True, None)]
 
 
 def test_passes_for_different_places_are_not_one_pass() -> None:
-    with pytest.raises(PassArgumentError, match=r"cannot run in one place: Tiles at post_grad.*Early at joint_custom"):
-        PassPipeline([Tiles(), _early("joint_custom_pre_pass")]).as_pass()
+    with pytest.raises(PassArgumentError, match=r"cannot run in one place: Spy at post_grad.*Early at joint_custom"):
+        PassPipeline([Spy(), _early("joint_custom_pre_pass")]).as_pass()
 
 
 def _graph_module() -> torch.fx.GraphModule:
@@ -331,18 +217,18 @@ def _graph_module() -> torch.fx.GraphModule:
     [
         lambda: torch._inductor.compile(_graph_module(), [torch.ones(3, 3)])(torch.ones(3, 3)),
         lambda: torch.compile(product)(torch.ones(3, 3)),
-        lambda: torch.compile(product, options={HOOK: ListManager()})(torch.ones(3, 3)),
-        lambda: Tiles()(_graph_module().graph),
+        lambda: torch.compile(product, options={HOOK: Manager()})(torch.ones(3, 3)),
+        lambda: Spy()(_graph_module().graph),
     ],
     ids=["compile", "torch.compile", "with another hook", "called"],
 )
 def test_a_scope_runs_the_pipeline_and_puts_everything_back(inductor: Any, run: Any) -> None:
     before = _torch_compat.config.read_overrides()
-    with torch.no_grad(), collect_records() as records, PassPipeline([Tiles()]).scope():
+    with torch.no_grad(), collect_records() as records, PassPipeline([Spy()]).scope():
         run()
-    assert [record.pass_name for record in records] == ["Tiles"]
+    assert [record.pass_name for record in records] == ["Spy"]
     assert len(seen) == 1
-    assert _changes_since(before) == {}
+    assert changes_since(before) == {}
 
 
 def test_a_scope_ends_when_its_block_raises(inductor: Any) -> None:
@@ -350,10 +236,10 @@ def test_a_scope_ends_when_its_block_raises(inductor: Any) -> None:
     graph = make_fx(lambda x: x @ x)(torch.ones(3, 3)).graph
     scope = PassPipeline([Products()]).scope()
     with pytest.raises(KeyError), scope:
-        _call_and_raise(Tiles(kinds=("",)), graph)
-    assert _changes_since(before) == {}
+        _call_and_raise(Spy(kinds=("",)), graph)
+    assert changes_since(before) == {}
     with pytest.raises(UnscopedConfigError):
-        Tiles()(graph)
+        Spy()(graph)
 
 
 def _call_and_raise(one: MagiInductorPass, graph: Graph) -> None:
@@ -363,22 +249,23 @@ def _call_and_raise(one: MagiInductorPass, graph: Graph) -> None:
 
 
 def test_a_scope_keeps_hooks_that_are_installed_and_reaches_later_backward_graphs(inductor: Any) -> None:
-    first = PassPipeline([Tiles(kinds=("backward",))])
-    with inductor.patch({HOOK: _Foreign(lambda: seen.append(("theirs", None, None)))}), first.scope():
+    first = PassPipeline([Spy(kinds=("backward",))])
+    with inductor.patch({HOOK: Foreign()}), first.scope():
         out: Any = torch.compile(product)(torch.ones(4, 4, requires_grad=True))
-    assert [name for name, *_ in seen] == ["theirs", "forward"]
+    forward, backward = (("forward", True, None), ("backward", True, None))
+    assert seen == ["theirs", forward]
     with collect_records() as records:
         torch.autograd.backward(out.sum())
-    assert [name for name, *_ in seen] == ["theirs", "forward", "theirs", "backward"]
+    assert seen == ["theirs", forward, "theirs", backward]
     assert records == []  # they belong to the call that compiled the forward graph
 
 
 def test_scopes_nest(inductor: Any) -> None:
-    with PassPipeline([Tiles(kinds=("inference",))]).scope():
+    with PassPipeline([Spy(kinds=("inference",))]).scope():
         with PassPipeline([Products()]).scope(), collect_records() as records:
             torch.compile(product)(torch.ones(4, 4))
         torch._dynamo.reset()
         with collect_records() as outer:
             torch.compile(other)(torch.ones(4, 4))
-    assert [record.pass_name for record in records] == ["Tiles", "Products"]
-    assert [record.pass_name for record in outer] == ["Tiles"]
+    assert [record.pass_name for record in records] == ["Spy", "Products"]
+    assert [record.pass_name for record in outer] == ["Spy"]

@@ -4,35 +4,22 @@
 from __future__ import annotations
 
 import re
-import sys
-import types
+import runpy
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
-import torch
-
-
-if TYPE_CHECKING:
-    import pytest
 
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 
 
 def test_the_example_prints_what_the_readme_shows(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inductor: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     (promised,) = re.findall(r"^# (WiderTiles ran.*)$", example, re.MULTILINE)
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    torch._dynamo.reset()
-    source = tmp_path / "readme_example.py"
-    source.write_text(example)
-    module = types.ModuleType("readme_example")
-    monkeypatch.setitem(sys.modules, "readme_example", module)
-
-    exec(compile(example, str(source), "exec"), module.__dict__)
-
+    (tmp_path / "example.py").write_text(example)
+    runpy.run_path(str(tmp_path / "example.py"), run_name="readme_example")
     graph = re.compile(r"\d+_inference")
     assert graph.sub("N", promised) == graph.sub("N", capsys.readouterr().out.strip())

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from made_passes import pretend_cuda, trace
 from magi_passes import (
     ChannelMomentsPass,
     ConvPaddingPass,
@@ -31,7 +32,28 @@ aten = torch.ops.aten
 X, W = torch.randint(-3, 4, (1, 4, 8, 8)).double(), torch.randint(-3, 4, (4, 4, 3, 3)).double()
 
 
-def _after(trace: Any, fn: Any) -> tuple[torch.fx.GraphModule, list[list[int]], list[list[int]]]:
+def _padded(*explicit: int, **convolution: Any) -> Any:
+    return lambda x, w: torch.conv2d(pad(x, explicit), w, **convolution)
+
+
+def _read_twice(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    x = pad(x, (1, 1, 1, 1))
+    return torch.conv2d(x, w) + torch.conv2d(x, w * 2)
+
+
+@pytest.mark.parametrize(
+    ("fn", "left", "taken"),
+    [
+        (_padded(1, 1, 1, 1), [], [[1, 1]]),
+        (_padded(2, 1, 0, 1), [[1, 0, 0, 1]], [[0, 1]]),
+        (_padded(2, 2, 2, 2), [], [[2, 2]]),
+        (_padded(3, 3, 3, 3), [[1, 1, 1, 1]], [[2, 2]]),
+        (_padded(1, 1), [], [[0, 1]]),
+        (_padded(1, 1, 1, 1, padding=1), [], [[2, 2]]),
+        (_read_twice, [], [[1, 1], [1, 1]]),
+    ],
+)
+def test_the_symmetric_part_moves(fn: Any, left: list[list[int]], taken: list[list[int]]) -> None:
     gm = trace(fn, (X, W), (2, 3))
     ConvPaddingPass()(gm.graph)
     gm.graph.lint()
@@ -39,39 +61,8 @@ def _after(trace: Any, fn: Any) -> tuple[torch.fx.GraphModule, list[list[int]], 
     assert torch.equal(gm(X, W), fn(X, W))
     pads = gm.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)
     convolutions = gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
-    return gm, [list(node.args[1]) for node in pads], [list(node.args[4]) for node in convolutions]
-
-
-@pytest.mark.parametrize(
-    ("explicit", "left", "taken"),
-    [
-        ((1, 1, 1, 1), [], [1, 1]),
-        ((2, 1, 0, 1), [[1, 0, 0, 1]], [0, 1]),
-        ((2, 2, 2, 2), [], [2, 2]),
-        ((3, 3, 3, 3), [[1, 1, 1, 1]], [2, 2]),
-        ((1, 1), [], [0, 1]),
-    ],
-)
-def test_the_symmetric_part_moves(
-    explicit: tuple[int, ...], left: list[list[int]], taken: list[int], trace: Any
-) -> None:
-    _, pads, paddings = _after(trace, lambda x, w: torch.conv2d(pad(x, explicit), w))
-    assert pads == left
-    assert paddings == [taken]
-
-
-def test_it_adds_to_the_padding_that_is_there(trace: Any) -> None:
-    _, pads, paddings = _after(trace, lambda x, w: torch.conv2d(pad(x, (1, 1, 1, 1)), w, padding=1))
-    assert (pads, paddings) == ([], [[2, 2]])
-
-
-def test_several_convolutions_share_it(trace: Any) -> None:
-    def both(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        x = pad(x, (1, 1, 1, 1))
-        return torch.conv2d(x, w) + torch.conv2d(x, w * 2)
-
-    _, pads, paddings = _after(trace, both)
-    assert (pads, paddings) == ([], [[1, 1], [1, 1]])
+    assert [list(node.args[1]) for node in pads] == left
+    assert [list(node.args[4]) for node in convolutions] == taken
 
 
 @pytest.mark.parametrize(
@@ -87,7 +78,7 @@ def test_several_convolutions_share_it(trace: Any) -> None:
     ],
     ids=["other reader", "value", "crop", "one side", "weight", "transposed", "reflect"],
 )
-def test_what_is_not_theirs_stays(fn: Any, trace: Any) -> None:
+def test_what_is_not_theirs_stays(fn: Any) -> None:
     def shared(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return fn(x, w)  # type: ignore[no-any-return]
 
@@ -202,7 +193,7 @@ def test_an_amount_that_depends_on_data_is_left_alone() -> None:
     assert reasons == [NONE]
 
 
-def test_a_symbol_along_time_does_not_keep_the_rest_of_a_padding(trace: Any) -> None:
+def test_a_symbol_along_time_does_not_keep_the_rest_of_a_padding() -> None:
     weight = torch.randn(8, 8, 3, 3, 3)
 
     def fn(x: Tensor, cache: Tensor, weight: Tensor) -> Tensor:
@@ -346,6 +337,6 @@ def test_graphs_on_the_cpu_are_kept_by_default() -> None:
 
 
 @pytest.mark.parametrize(("pixels", "is_rewritten"), [(1024, True), (1023, False)])
-def test_small_norms_of_constant_size_stay(pixels: int, is_rewritten: bool, pretend_cuda: Any) -> None:
+def test_small_norms_of_constant_size_stay(pixels: int, is_rewritten: bool) -> None:
     gm = pretend_cuda(_decomposed(lambda x: group_norm(x, 2), torch.empty(1, 8, 1024, pixels)), torch.float32)
     assert bool(ChannelMomentsPass().is_applicable(gm.graph, PassContext())) is is_rewritten

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from made_passes import pretend_cuda, trace
 from magi_passes import (
     ChannelMomentsPass,
     ConvPaddingPass,
@@ -74,7 +75,6 @@ def test_exact_for_everything_it_accepts(
     dynamic: tuple[int, ...],
     min_skipped: float,
     native_channels: int,
-    trace: Any,
 ) -> None:
     def convolve(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         x = torch.nn.functional.pad(x, explicit) if explicit else x
@@ -100,18 +100,12 @@ LAYOUT = _torch_compat.compiling.channels_last_op()
 
 @pytest.mark.parametrize("channels", [191, 192])
 @pytest.mark.parametrize("kernel", [(3, 3, 3), (3, 1, 1)])
-def test_many_channels_stay_in_three_dimensions(channels: int, kernel: tuple[int, ...], trace: Any) -> None:
+def test_many_channels_stay_in_three_dimensions(channels: int, kernel: tuple[int, ...]) -> None:
     x, w = torch.zeros(1, channels, 9, 6, 6), torch.zeros(4, channels, *kernel)
     gm = _rewritten(trace(torch.conv3d, (x, w), (2, 3, 4)))
     (conv,) = _convolutions(gm)
     assert conv.meta["val"].dim() == (5 if channels >= 192 else 4)
     assert conv.args[0].target is (LAYOUT if channels >= 192 else aten.cat.default)  # type: ignore[union-attr]
-
-
-def test_taps_are_left_out_of_many_channels_too(trace: Any) -> None:
-    x, w = torch.zeros(1, 192, 3, 6, 6), torch.zeros(4, 192, 3, 3, 3)
-    gm = _rewritten(trace(lambda x, w: torch.conv3d(torch.nn.functional.pad(x, (1, 1, 1, 1, 2, 0)), w), (x, w)))
-    assert len(_convolutions(gm)) == 3
 
 
 def _replicated(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -143,7 +137,7 @@ def test_what_is_repeated_is_written_channels_last_before(fn: Any, memory: str) 
     assert torch.equal(gm(x, w), fn(x, w))
 
 
-def test_what_is_looked_up_elsewhere_is_not_a_repeated_video(trace: Any) -> None:
+def test_what_is_looked_up_elsewhere_is_not_a_repeated_video() -> None:
     """A video of entries of a table: what is stored is the video, and not the table."""
 
     def looked_up(image: torch.Tensor, places: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -157,7 +151,7 @@ def test_what_is_looked_up_elsewhere_is_not_a_repeated_video(trace: Any) -> None
     assert torch.equal(gm(image, places, w), looked_up(image, places, w))
 
 
-def test_the_layout_operator_is_a_copy(trace: Any) -> None:
+def test_the_layout_operator_is_a_copy() -> None:
     _rewritten(trace(torch.conv3d, (_integers(1, 2, 3, 5, 5), _integers(4, 2, 3, 3, 3))))
     for shape in ((2, 3, 4, 5), (2, 3, 4, 5, 6)):
         x = _integers(*shape)
@@ -166,22 +160,35 @@ def test_the_layout_operator_is_a_copy(trace: Any) -> None:
         assert torch.ops.magi_passes.channels_last(x).stride(1) == 1
 
 
-def test_taps_that_read_zeros_are_left_out(trace: Any) -> None:
-    """Two frames of padding before three frames: one tap, two taps, three taps."""
-
-    def causal(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return torch.conv3d(torch.nn.functional.pad(x, (1, 1, 1, 1, 2, 0)), w)
-
-    x, w = _integers(1, 4, 3, 8, 8), _integers(4, 4, 3, 3, 3)
-    gm = _rewritten(trace(causal, (x, w), (3, 4)))
-    channels = [node.args[1].meta["val"].shape[1] for node in _convolutions(gm)]  # type: ignore[union-attr]
-    assert channels == [4, 8, 12]
-    assert [node.args[4] for node in _convolutions(gm)] == [[1, 1]] * 3
-    assert not gm.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)
-    assert torch.equal(gm(x, w), causal(x, w))
+def _causal(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.conv3d(torch.nn.functional.pad(x, (1, 1, 1, 1, 2, 0)), w)
 
 
-def test_small_weights_are_written_together(trace: Any) -> None:
+@pytest.mark.parametrize(
+    ("fn", "frames", "channels", "dims", "convolutions"),
+    [
+        # Two frames of padding before three frames: one tap, two taps, three taps.
+        (_causal, 3, 4, (3, 4), [4, 8, 12]),
+        (_causal, 3, 192, (), [192, 384, 576]),
+        # A small share of zeros is not worth more convolutions.
+        (lambda x, w: torch.conv3d(x, w, padding=1), 16, 4, (), [12]),
+        # Two cached frames and a new one, three taps, one frame out.
+        (lambda x, w: torch.conv3d(torch.cat([x[:, :, :2], x[:, :, 2:]], 2), w, padding=(0, 1, 1)), 3, 4, (), [12]),
+    ],
+)
+def test_taps_that_read_zeros_are_left_out(
+    fn: Any, frames: int, channels: int, dims: tuple[int, ...], convolutions: list[int]
+) -> None:
+    x, w = _integers(1, channels, frames, 5, 5), _integers(4, channels, 3, 3, 3)
+    gm = _rewritten(trace(fn, (x, w), dims))
+    assert [node.args[1].meta["val"].shape[1] for node in _convolutions(gm)] == convolutions  # type: ignore[union-attr]
+    assert {tuple(node.args[4]) for node in _convolutions(gm)} == {(1, 1)}  # type: ignore[arg-type]
+    has_padding = bool(gm.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default))
+    assert has_padding is (frames == 16)
+    assert torch.equal(gm(x, w), fn(x, w))
+
+
+def test_small_weights_are_written_together() -> None:
     x, weights = _integers(1, 2, 3, 6, 7), [_integers(2, 2, 3, 3, 3) for _ in range(3)]
 
     def convolutions(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
@@ -196,24 +203,6 @@ def test_small_weights_are_written_together(trace: Any) -> None:
     assert torch.equal(gm(x, *weights), convolutions(x, *weights))
 
 
-def test_a_small_share_of_zeros_is_not_worth_more_convolutions(trace: Any) -> None:
-    x, w = _integers(1, 4, 16, 5, 5), _integers(4, 4, 3, 3, 3)
-    gm = _rewritten(trace(lambda x, w: torch.conv3d(x, w, padding=1), (x, w)))
-    assert len(_convolutions(gm)) == 1
-
-
-def test_chunked_decoding_has_one_convolution_and_no_padding(trace: Any) -> None:
-    """Two cached frames and a new one, three taps, one frame out."""
-
-    def chunk(new: torch.Tensor, cache: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return torch.conv3d(torch.cat([cache, new], 2), w, padding=(0, 1, 1))
-
-    new, cache, w = _integers(1, 4, 1, 6, 6), _integers(1, 4, 2, 6, 6), _integers(8, 4, 3, 3, 3)
-    gm = _rewritten(trace(chunk, (new, cache, w), ()))
-    assert [node.meta["val"].shape for node in _convolutions(gm)] == [(1, 8, 6, 6)]
-    assert torch.equal(gm(new, cache, w), chunk(new, cache, w))
-
-
 @pytest.mark.parametrize(
     "fn",
     [
@@ -223,7 +212,7 @@ def test_chunked_decoding_has_one_convolution_and_no_padding(trace: Any) -> None
     ],
     ids=["transposed", "2D", "1D"],
 )
-def test_the_rest_is_left_alone(fn: Any, trace: Any) -> None:
+def test_the_rest_is_left_alone(fn: Any) -> None:
     gm = trace(fn, (_integers(1, 4, 3, 6, 6), _integers(4, 4, 3, 3, 3)))
     before = str(gm.graph)
     assert not TemporalConvPass(always=True).is_applicable(gm.graph, PassContext())
@@ -243,7 +232,11 @@ def test_the_rest_is_left_alone(fn: Any, trace: Any) -> None:
     ],
 )
 def test_it_pays_in_half_precision_on_cuda(
-    cuda: bool, dtype: torch.dtype, groups: int, taps: int, pays: bool, trace: Any, pretend_cuda: Any
+    cuda: bool,
+    dtype: torch.dtype,
+    groups: int,
+    taps: int,
+    pays: bool,
 ) -> None:
     gm = trace(
         lambda x, w: torch.conv3d(x, w, groups=groups),

@@ -39,7 +39,6 @@ from ._framework.declared import disabled_passes, is_disabled
 from ._framework.graph_pass import CheckedPass, MagiInductorPass, outside_of_current
 from ._framework.pipeline import PassPipeline
 from ._graph.nodes import conv_share, convolution_flops, convolutions_of, has_collectives, hinted, is_dynamic
-from ._graph.strides import keep_strides_of_outputs
 from ._identity.code import digest
 from ._rewrites.code_generation import ConvLayoutPass, NDTilingWorkaroundPass
 from ._rewrites.moments import ChannelMomentsPass
@@ -59,20 +58,14 @@ Plan = tuple[MagiInductorPass, ...]
 
 
 @dataclass(frozen=True)
-class ForceChannelsLastPass(MagiInductorPass):
+class ForceChannelsLastPass(ConvLayoutPass):
     """Channels-last for every 2D convolution, without a cost model, because `TemporalConvPass` needs it."""
 
     hook: ClassVar[str] = "post_grad_custom_pre_pass"
-    inductor_config_keys_potentially_mutated_by_this_pass: ClassVar[tuple[str, ...]] = ("force_layout_optimization",)
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:  # noqa: ARG002
         """It applies unless the user switched the layout off."""
         return Reason(bool(context.config["layout_optimization"]), "channels-last")
-
-    def __call__(self, graph: Graph) -> None:
-        """Make Inductor use the layout without its own decision."""
-        keep_strides_of_outputs(graph)
-        _torch_compat.config.set_config("force_layout_optimization", True)
 
 
 @dataclass(frozen=True)
@@ -115,8 +108,8 @@ class ConvChooser(CheckedPass):
         if share < self.min_share:
             return Reason(False, f"{share:.0%} of the arithmetic is in convolutions")
         if self._is_tuned(graph):
-            choice = self._tuned(graph, context)
-            return Reason(bool(choice.passes), choice.text)
+            plan, text = self._tuned(graph, context)
+            return Reason(bool(plan), text)
         plan = self._planned(graph, context)
         names = " + ".join(type(part).__name__ for part in plan) or "nothing to gain"
         not_tuned = "; not tuned, because the graph has collectives" if self.tune else ""
@@ -125,7 +118,7 @@ class ConvChooser(CheckedPass):
     def __call__(self, graph: Graph) -> None:
         """Run the chosen passes in order, each if it applies to the graph that the earlier ones returned."""
         context = current_context() or PassContext()
-        plan = self._tuned(graph, context).passes if self._is_tuned(graph) else self._planned(graph, context)
+        plan = self._tuned(graph, context)[0] if self._is_tuned(graph) else self._planned(graph, context)
         for part in plan:
             if part.is_applicable(graph, context):
                 part(graph)
@@ -160,7 +153,7 @@ class ConvChooser(CheckedPass):
         }
         return allowed.get(type(part), True) and not is_disabled(part, disabled_passes())
 
-    def _tuned(self, graph: Graph, context: PassContext) -> Choice:
+    def _tuned(self, graph: Graph, context: PassContext) -> tuple[Plan, str]:
         candidates = [tuple(part for part in plan if self._may(part)) for plan in self._candidates(graph, context)]
         return choose_fastest(graph, context, list(dict.fromkeys(candidates)), self.cache_dir)
 
@@ -258,16 +251,10 @@ def warn_left_out(name: str, error: Exception) -> None:
     logger.warning("tuning: %s failed with %s: %s", name, type(error).__name__, error)
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The plan that was fastest, and a sentence with the time of each."""
-
-    passes: Plan
-    text: str
-
-
-def choose_fastest(graph: Graph, context: PassContext, plans: Sequence[Plan], cache_dir: str | None) -> Choice:
-    """The fastest of *plans* on inputs like those of *graph*, read from disk if it was measured before.
+def choose_fastest(
+    graph: Graph, context: PassContext, plans: Sequence[Plan], cache_dir: str | None
+) -> tuple[Plan, str]:
+    """The fastest of *plans* on inputs like those of *graph*, from disk if it was measured before, and each time.
 
     The empty plan is stock Inductor. A plan that fails to compile or to run is left out, with a warning. If all fail,
     the first plan is returned. If the folder cannot be read or written, a warning says so, and the next process
@@ -284,7 +271,7 @@ def choose_fastest(graph: Graph, context: PassContext, plans: Sequence[Plan], ca
         _remember(path, seconds)
     best = min(names, key=lambda name: seconds.get(name, float("inf")))
     times = ", ".join(f"{name} {1e3 * seconds[name]:.3f} ms" for name in names if name in seconds)
-    return Choice(plans[names.index(best)], f"tuned: {best} ({times})")
+    return plans[names.index(best)], f"tuned: {best} ({times})"
 
 
 def plan_name(plan: Plan) -> str:
@@ -304,7 +291,7 @@ def _key(graph: Graph, context: PassContext, plans: Sequence[Plan]) -> str:
     devices = sorted(
         {_torch_compat.config.device_name(x.device) for x in context.example_inputs if isinstance(x, torch.Tensor)}
     )
-    uuids = [part.uuid() for plan in plans for part in (*plan,)]
+    uuids = [part.uuid() for plan in plans for part in plan]
     return digest("\n".join(lines), *devices, context.torch_version, str(context.is_backward), *uuids)
 
 

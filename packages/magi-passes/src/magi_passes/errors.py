@@ -48,6 +48,10 @@ class UnknownPassNameError(MagiPassesError, ValueError):
     """The environment variable MAGI_PASSES_DISABLE names a pass that does not exist."""
 
 
+class UnknownVariableWarning(UserWarning):
+    """An environment variable has a name like those that this package reads, and is not one of them."""
+
+
 class PassArgumentTypeError(MagiPassesError, TypeError):
     """An argument of a pass, a pipeline or a `Reason` has the wrong type."""
 

@@ -14,8 +14,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from magi_passes import _torch_compat
+from magi_passes.errors import UnknownConfigKeyError
 
-from .declared import check_types
+from .declared import check_types, nearest
 
 
 if TYPE_CHECKING:
@@ -67,6 +68,19 @@ class Reason:
         return self.text
 
 
+class _Values(dict[str, Any]):
+    """Inductor's configuration, in which the nearest key is part of the error for one that does not exist."""
+
+    def __missing__(self, key: str) -> Any:
+        release = _torch_compat.config.torch_version()
+        msg = f"Inductor's configuration has no key {key!r} in torch {release}.{nearest(str(key), self)}"
+        raise UnknownConfigKeyError(msg)
+
+
+def _values_now() -> Mapping[str, Any]:
+    return MappingProxyType(_Values(_torch_compat.config.config_values()))
+
+
 @dataclass(frozen=True)
 class PassContext:
     """One compilation of one graph, as seen by `MagiInductorPass.is_applicable`.
@@ -100,7 +114,7 @@ class PassContext:
     hook: str = "post_grad_custom_post_pass"
     example_inputs: Sequence[Any] = ()
     user_keys: frozenset[str] = frozenset()
-    config: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType(_torch_compat.config.config_values()))
+    config: Mapping[str, Any] = field(default_factory=_values_now)
     torch_version: str = field(default_factory=_torch_compat.config.torch_version)
 
     @property
@@ -159,7 +173,7 @@ class Start:
 
 def configuration_now() -> Start:
     """Inductor's configuration in the current context."""
-    return Start(_torch_compat.config.read_overrides(), MappingProxyType(_torch_compat.config.config_values()))
+    return Start(_torch_compat.config.read_overrides(), _values_now())
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,11 @@ import inspect
 import os
 import types
 import typing
+import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ from magi_passes.errors import (
     PassIdentityError,
     UnknownConfigKeyError,
     UnknownPassNameError,
+    UnknownVariableWarning,
 )
 
 
@@ -56,24 +58,39 @@ def note_pass(cls: type) -> None:
     _known.add(cls)
 
 
+def nearest(name: str, known: Iterable[str], n: int = 1) -> str:
+    """The question whether one of the *n* names of *known* that are most like *name* is meant; empty if none is."""
+    close = get_close_matches(name, sorted(known), n)
+    return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
 def disabled_passes() -> frozenset[str]:
     """The class names in the environment variable MAGI_PASSES_DISABLE, separated by commas; ``all`` is every pass.
 
     Raises:
         UnknownPassNameError: A name is not the class of a pass that is loaded.
     """
+    for variable in os.environ:
+        if variable.upper().startswith("MAGI_PAS") and variable != DISABLE_VARIABLE:
+            _warn_of(variable)
     names = frozenset(name.strip() for name in os.environ.get(DISABLE_VARIABLE, "").split(",") if name.strip())
     if names:
         known = {_ALL, *(cls.__name__ for cls in list(_known))}
         for name in sorted(names - known):
-            close = get_close_matches(name, sorted(known), n=1)
-            meant = f" Did you mean {close[0]!r}?" if close else ""
             msg = (
-                f"{DISABLE_VARIABLE} names {name!r}, which is not a pass.{meant} Give the names of classes, separated "
-                f"by commas, or 'all'. Loaded are {', '.join(sorted(known - {_ALL}))}."
+                f"{DISABLE_VARIABLE} names {name!r}, which is not a pass.{nearest(name, known)} Give the names of "
+                f"classes, separated by commas, or 'all'. Loaded are {', '.join(sorted(known - {_ALL}))}."
             )
             raise UnknownPassNameError(msg)
     return names
+
+
+@functools.cache
+def _warn_of(variable: str) -> None:
+    """Warn, once in a process, that nobody reads *variable* of the environment."""
+    meant = nearest(variable.upper(), [DISABLE_VARIABLE])
+    msg = f"The environment variable {variable} is not read by magi-passes.{meant} The variables are: "
+    warnings.warn(msg + DISABLE_VARIABLE, UnknownVariableWarning, stacklevel=2)
 
 
 def is_disabled(graph_pass: object, disabled: frozenset[str]) -> bool:
@@ -91,7 +108,10 @@ def check_declarations(cls: Any) -> None:
         )
         raise PassDefinitionError(msg)
     if cls.hook not in _torch_compat.config.HOOKS:
-        msg = f"{cls.__qualname__}.hook is {cls.hook!r}; Inductor has {', '.join(_torch_compat.config.HOOKS)}."
+        hooks = _torch_compat.config.HOOKS
+        msg = (
+            f"{cls.__qualname__}.hook is {cls.hook!r}; Inductor has {', '.join(hooks)}.{nearest(str(cls.hook), hooks)}"
+        )
         raise PassDefinitionError(msg)
     if keys and cls.hook in _torch_compat.config.EARLY_HOOKS:
         msg = (
@@ -103,6 +123,51 @@ def check_declarations(cls: Any) -> None:
     if body is not None and not isinstance(body, types.FunctionType):
         msg = f"{cls.__qualname__}.__call__ is a {type(body).__name__}; define it with def."
         raise PassDefinitionError(msg)
+    for name in vars(cls):
+        plain = name.removeprefix(f"_{cls.__name__.lstrip('_')}")  # __call_ is a private name to Python
+        for meant, (likeness, is_one) in _AUTHORS.items():
+            is_like = SequenceMatcher(None, plain.lower(), meant).ratio() >= likeness
+            is_longer = plain.startswith(f"{meant}_")  # is_applicable_to is a name of its own
+            if is_like and not is_longer and meant not in vars(cls) and is_one(vars(cls)[name]):
+                msg = (
+                    f"{cls.__qualname__}.{plain} is almost {meant!r}, which {cls.__qualname__} does not define. "
+                    f"Rename it, or give what is not meant as {meant!r} another name. ({cls.__module__})"
+                )
+                raise PassDefinitionError(msg)
+
+
+# What the author of a pass defines -> how alike another name may be, from 0 to 1, and which values count.
+_AUTHORS: dict[str, tuple[float, Callable[[Any], bool]]] = {
+    "is_applicable": (0.88, inspect.isroutine),
+    "__call__": (0.9, inspect.isroutine),
+    "uuid": (0.88, inspect.isroutine),
+    "hook": (0.7, lambda value: isinstance(value, str) and value in _torch_compat.config.HOOKS),
+    "inductor_config_keys_potentially_mutated_by_this_pass": (0.8, lambda value: isinstance(value, (tuple, list, str))),
+}
+
+
+def check_class_keywords(cls: type, keywords: Iterable[str]) -> None:
+    """Raise `PassDefinitionError` for the first of *keywords*, which the definition of *cls* has after its bases."""
+    for name in keywords:
+        msg = (
+            f"class {cls.__qualname__}: {name!r} is not a keyword of the class of a pass. Write it into the body of "
+            f"the class.{nearest(name, _AUTHORS)}"
+        )
+        raise PassDefinitionError(msg)
+
+
+def check_keywords(cls: Any, keywords: Iterable[str]) -> None:
+    """Raise `PassArgumentTypeError` for one of *keywords* that is not a parameter of *cls*, a dataclass."""
+    parameters = inspect.signature(cls.__init__).parameters if keywords else {}
+    if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        for name in keywords:
+            if name not in parameters:
+                known = [each for each in parameters if each != "self"]
+                msg = (
+                    f"{cls.__qualname__} has no field {name!r}.{nearest(name, known)} Its fields are "
+                    f"{', '.join(known) or 'none'}."
+                )
+                raise PassArgumentTypeError(msg)
 
 
 def check_is_frozen(cls: type) -> None:
@@ -129,10 +194,9 @@ def check_keys_exist(cls: Any) -> None:
     known = _torch_compat.config.config_keys()
     for key in cls.inductor_config_keys_potentially_mutated_by_this_pass:
         if key not in known:
-            close = get_close_matches(key, known, n=2)
-            meant = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
             release = _torch_compat.config.torch_version()
-            msg = f"{cls.__qualname__} declares the Inductor key {key!r}, which torch {release} does not have.{meant}"
+            msg = f"{cls.__qualname__} declares the Inductor key {key!r}, which torch {release} does not have."
+            msg += nearest(key, known, n=2)
             raise UnknownConfigKeyError(msg)
 
 

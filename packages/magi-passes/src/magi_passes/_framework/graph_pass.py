@@ -51,10 +51,12 @@ from .compilation import (
 )
 from .declared import (
     DISABLE_VARIABLE,
+    check_class_keywords,
     check_declarations,
     check_fields,
     check_is_frozen,
     check_keys_exist,
+    check_keywords,
     disabled_passes,
     is_disabled,
     note_pass,
@@ -111,11 +113,16 @@ class MagiInductorPass(CustomGraphPass):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: ARG004
         """Make the pass. The first one wraps Inductor's functions, to know when a compilation begins and ends."""
+        check_keywords(cls, kwargs)
         install()
         return super().__new__(cls)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
+        try:
+            super().__init_subclass__(**kwargs)
+        except TypeError:
+            check_class_keywords(cls, kwargs)
+            raise
         check_declarations(cls)
         note_pass(cls)
         if "__call__" in vars(cls):

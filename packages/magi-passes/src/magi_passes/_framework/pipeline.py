@@ -14,7 +14,7 @@ from magi_passes import _torch_compat
 from magi_passes._identity.code import digest
 from magi_passes.errors import PassArgumentError, PassArgumentTypeError, PassDefinitionError
 
-from .declared import check_is_frozen, check_keys_exist
+from .declared import check_is_frozen, check_keys_exist, nearest
 from .graph_pass import MagiInductorPass, PipelineHook, configuration_kept, install, parts_of
 
 
@@ -73,6 +73,7 @@ class PassPipeline:
             A new dict; *base* stays as it is.
 
         Raises:
+            PassArgumentError: *base* has a misspelt option.
             PassArgumentTypeError: *base* is not a mapping with strings for keys, or holds something that cannot be
                 called where a hook should be.
         """
@@ -172,6 +173,11 @@ def _options(base: object) -> dict[str, Any]:
         msg = f"inductor_options: base must be a dict of Inductor's options by name, or None; got {base!r}."
         raise PassArgumentTypeError(msg)
     options = {key.replace("-", "_"): value for key, value in base.items()}
+    known = _torch_compat.config.config_keys()
+    for key in options.keys() - known:
+        if meant := nearest(key, known):  # torch refuses any other, and takes some that are not configuration
+            msg = f"inductor_options: base has {key!r}, which is not an option of Inductor.{meant}"
+            raise PassArgumentError(msg)
     for name in _torch_compat.config.HOOKS:
         for part in parts_of(options.get(name)):
             if isinstance(part, type) or not callable(part):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -31,40 +32,57 @@ def install_narrow_sizes(memo_of_current: Callable[[], MutableMapping[Any, bool]
     passes through `rename_indexing`. If all of it fits into 32 bits, which a guard ensures, the sizes are passed in 32
     bits. The dict holds the answers so far.
     """
+    from torch._inductor.codegen import triton
+
+    with _install_lock:
+        if not hasattr(triton.TritonKernel.rename_indexing, "__wrapped__"):
+            _replace(triton.TritonKernel, "rename_indexing", _note_expression, memo_of_current)
+            _replace(triton, "signature_to_meta", _declare_narrow, memo_of_current)
+
+
+_install_lock = threading.Lock()
+
+
+def _replace(owner: Any, name: str, repaired: Callable[..., Any], memo_of_current: Callable[[], Any]) -> None:
+    """Replace *name* of a class or module by *repaired*, for compilations for which *memo_of_current* gives a dict.
+
+    *repaired* takes torch's own function, the dict, and the arguments of that function.
+    """
+    found = inspect.getattr_static(owner, name)
+    original = found.__func__ if isinstance(found, classmethod) else found
+
+    @functools.wraps(original)
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        memo = memo_of_current()
+        return original(*args, **kwargs) if memo is None else repaired(original, memo, *args, **kwargs)
+
+    setattr(owner, name, classmethod(chosen) if isinstance(found, classmethod) else chosen)
+
+
+def _note_expression(rename: Any, _memo: Any, kernel: Any, index: Any) -> Any:
     import sympy
-    from torch._inductor.codegen import triton as codegen
+
+    if not isinstance(index, (list, tuple)):
+        # Inductor names blocks by strings, such as "R0_BLOCK".
+        vars(kernel).setdefault("_magi_passes_expressions", set()).add(sympy.sympify(index))
+    return rename(kernel, index)
+
+
+def _declare_narrow(declare: Any, memo: Any, signature: Any, *, size_dtype: Any, argdefs: Any, **rest: Any) -> Any:
     from torch._inductor.codegen.common import SizeArg
     from torch._inductor.virtualized import V
 
-    with _install_lock:
-        if hasattr(codegen.TritonKernel, "_magi_passes_expressions"):
-            return
-        rename = codegen.TritonKernel.rename_indexing
-        declare = vars(codegen)["signature_to_meta"]
-
-        def remembered_rename(self: Any, index: Any) -> Any:
-            if memo_of_current() is not None and not isinstance(index, (list, tuple)):
-                # Inductor names blocks by strings, such as "R0_BLOCK".
-                vars(self).setdefault("_magi_passes_expressions", set()).add(sympy.sympify(index))
-            return rename(self, index)
-
-        def declare_narrow(signature: Any, *, size_dtype: Any, argdefs: Any, **rest: Any) -> Any:
-            declared = declare(signature, size_dtype=size_dtype, argdefs=argdefs, **rest)
-            memo = memo_of_current()
-            wide = [
-                name.name
-                for arg, name in zip(signature, argdefs, strict=False)
-                if isinstance(arg, SizeArg) and arg.name.startswith("ks") and declared.get(name.name) == "i64"
-            ]
-            if memo is not None and size_dtype == "tl.int32" and wide and "indices" not in rest:
-                expressions = getattr(V.kernel, "_magi_passes_expressions", None) or set()
-                if all(_fits(bound, memo) for index in expressions for bound in bounds_of_sizes(index)):
-                    declared |= dict.fromkeys(wide, "i32")
-            return declared
-
-        setattr(codegen.TritonKernel, "_magi_passes_expressions", None)  # noqa: B010
-        setattr(codegen.TritonKernel, "rename_indexing", remembered_rename)  # noqa: B010
-        setattr(codegen, "signature_to_meta", declare_narrow)  # noqa: B010
+    declared = declare(signature, size_dtype=size_dtype, argdefs=argdefs, **rest)
+    wide = [
+        name.name
+        for arg, name in zip(signature, argdefs, strict=False)
+        if isinstance(arg, SizeArg) and arg.name.startswith("ks") and declared.get(name.name) == "i64"
+    ]
+    if size_dtype == "tl.int32" and wide and "indices" not in rest:
+        expressions: set[Any] = getattr(V.kernel, "_magi_passes_expressions", set())
+        if all(_fits(bound, memo) for index in expressions for bound in bounds_of_sizes(index)):
+            declared |= dict.fromkeys(wide, "i32")
+    return declared
 
 
 def bounds_of_sizes(index: Any) -> Iterator[Any]:
@@ -131,9 +149,6 @@ def guarded_within(size: Any, limit: int) -> bool:
 MAX_GRID_YZ = 65535
 
 
-_install_lock = threading.Lock()
-
-
 def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> None:
     """Repair six things in how Inductor tiles kernels, for compilations for which *memo_of_current* returns a dict.
 
@@ -165,29 +180,15 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
     from torch._inductor.codegen.simd import CantSplit, SIMDScheduling
     from torch._inductor.codegen.triton import TritonKernel
 
-    def replace(owner: Any, name: str, repaired: Callable[..., Any]) -> None:
-        found = vars(owner)[name]
-        original = found.__func__ if isinstance(found, classmethod) else found
-
-        @functools.wraps(original)
-        def chosen(*args: Any, **kwargs: Any) -> Any:
-            memo = memo_of_current()
-            return original(*args, **kwargs) if memo is None else repaired(original, memo, *args, **kwargs)
-
-        setattr(owner, name, classmethod(chosen) if isinstance(found, classmethod) else chosen)
-
     with _install_lock:
         if not hasattr(BlockPatternMatcher.match_mod_div_block_expr, "__wrapped__"):
-            replace(BlockPatternMatcher, "match_mod_div_block_expr", _remembered_match)
-            replace(SIMDScheduling, "complete_partial_tiling", _complete_exactly)
-            replace(SIMDScheduling, "get_first_compatible_tiling", _choose_launchable)
-            replace(SIMDScheduling, "generate_combo_kernel_code", _write_two_dimensions_together)
-            replace(TritonKernel, "codegen_kernel", _write_tuned_kernel)
+            _replace(BlockPatternMatcher, "match_mod_div_block_expr", _remembered_match, memo_of_current)
+            _replace(SIMDScheduling, "complete_partial_tiling", _complete_exactly, memo_of_current)
+            _replace(SIMDScheduling, "get_first_compatible_tiling", _choose_launchable, memo_of_current)
+            _replace(SIMDScheduling, "generate_combo_kernel_code", _write_two_dimensions_together, memo_of_current)
+            _replace(TritonKernel, "codegen_kernel", _write_tuned_kernel, memo_of_current)
             if "__init__" in vars(CantSplit):
                 CantSplit.__init__.__defaults__ = (None, None)
-
-
-# Each takes torch's own function, the memo of the compilation, and the arguments of that function.
 
 
 def _remembered_match(match: Any, memo: Any, cls: Any, index: Any, index_var: Any, numel: Any, num_dims: int) -> Any:
