@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from magi_backend import BackendError, CompileConfig, explain
+from magi_backend._hot.table import SizeTable
 from magi_backend.errors import CompileSizesError, ConfigError
 from torch import Tensor
 
@@ -41,7 +42,8 @@ def test_the_report_says_that_they_were_requested() -> None:
     assert [(use.calls, use.hits, use.note) for use in sizes.uses] == [(3, 3, "asked for")]
 
 
-def test_they_are_never_dropped(made: Any) -> None:
+def test_they_are_never_dropped(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SizeTable, "_has_paid", lambda self, size: True)
     options: Any = {"magi.compile_sizes": ({"x": (8, 3)},), "magi.hot_sizes": 1, "magi.hot_after": 1}
     compiled = torch.compile(gram, backend="magi", dynamic=True, options=options)
 

@@ -96,7 +96,7 @@ class CompileConfig(BaseModel):
             environment it is JSON.
         hot_sizes: How many sizes that came back may have code of their own at a time, for each graph; 0 turns this off.
             The least recently used one is dropped first.
-        hot_after: The number of the call with the same sizes, counted from 1, at which that code is made.
+        hot_after: The number of the call with the same sizes, counted from 1, from which on that code may be made.
         report: A folder in which each compilation is recorded while it happens, for
             ``python -m magi_backend report FOLDER``.
         profile: Measure the kernels of each graph in a few of its first calls, for the report; without CUDA graphs.
