@@ -170,6 +170,8 @@ def test_nothing_that_is_called_often_makes_room_for_what_is_not(monkeypatch: py
 
     assert world.call(*([4] * 9 + [5]) * 1000) == [4]
     assert world.call(*[4, 5] * 1000) == []
+    advice = world.table.outcome().advice
+    assert advice.endswith("calls: more sizes come back than magi.hot_sizes=1 keeps. Raise it.")
     assert world.call(*([4] + [5] * 9) * 1000) == [5]
 
 
