@@ -63,7 +63,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "magi_backend": (
         "errors",
         "_torch_compat",
-        "_undecided",
         "_settings",
         "_register",
         "_epilogue",

@@ -21,9 +21,9 @@ from torch.nn import functional
 
 
 ROOT = Path(__file__).parents[1]
-OPTIONS: Any = {"magi.hot_sizes": 2, "magi.hot_after": 2}
+OPTIONS: Any = {"magi.hot_sizes": 3, "magi.hot_after": 2}
 COME_GO_AND_RETURN = (0, 1, 0, 1, 0, 2, 2, 0, 1, 2, 0)
-"""Which of three sizes each call has: the first two get code, then the third, and the one that it drops comes back."""
+"""Which of three sizes each call has: the first two get code, then the third, and all come back."""
 
 
 class VideoBlock(nn.Module):

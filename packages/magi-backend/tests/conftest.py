@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -63,3 +65,16 @@ def ns() -> str:
 def set_env(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
     """Set ``MAGI_COMPILE_<name>``."""
     return lambda name, value: monkeypatch.setenv(f"MAGI_COMPILE_{name}", value)
+
+
+@pytest.fixture
+def made(caplog: pytest.LogCaptureFixture) -> Callable[[], list[tuple[int, ...]]]:
+    """The sizes for which code was made since the last time that it was asked, in order."""
+    caplog.set_level(logging.INFO, "magi_backend")
+
+    def sizes() -> list[tuple[int, ...]]:
+        texts = [match[1] for each in caplog.records if (match := re.search(r"the sizes (.*) made", each.getMessage()))]
+        caplog.clear()
+        return [tuple(map(int, re.findall(r"=(-?\d+)", text))) for text in texts]
+
+    return sizes

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import types
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ from torch.utils._sympy.functions import Mod
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from magi_backend._repairs._defect import Defect
 
@@ -101,17 +100,9 @@ def agree(actual: list[Tensor], expected: list[Tensor], atol: float = 1e-6) -> b
     return all(torch.allclose(a, b, rtol=1e-4, atol=atol) for a, b in zip(actual, expected, strict=True))
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """The gradients of one model: eager, by stock Inductor, and by magi, with the report of the latter."""
-
-    expected: list[Tensor]
-    stock: list[Tensor]
-    ours: list[Tensor]
-    report: Report
-
-
-def compiled_both_ways(*, dynamic: bool) -> Compiled:
+@concerned("keep_mutation_order")
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_gradients_through_upsampling(dynamic: bool, fresh_caches: Path) -> None:
     for defect in known_defects():
         defect.patch()
         defect.patch()  # a second time wraps nothing
@@ -123,44 +114,14 @@ def compiled_both_ways(*, dynamic: bool) -> Compiled:
     with collecting(collector):
         # The wrong code of the stock compilation is in the cache now, and must not be found there.
         ours = gradients(model, torch.compile(model, backend="magi", dynamic=dynamic), x)
-    return Compiled(expected, stock, ours, Report("Upsampling", torch.__version__, (), collector.compilations()))
 
-
-@pytest.fixture(scope="module")
-def upsampling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compiled]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("upsampling")))
-        yield compiled_both_ways(dynamic=False)
-
-
-@concerned("keep_mutation_order")
-def test_gradients_through_upsampling(upsampling: Compiled) -> None:
-    assert not agree(upsampling.stock, upsampling.expected), "torch has mended this: give the defect its last release"
-    assert agree(upsampling.ours, upsampling.expected)
-
-
-@pytest.mark.slow
-@concerned("keep_mutation_order")
-def test_gradients_through_upsampling_of_dynamic_sizes(fresh_caches: Path) -> None:
-    dynamic = compiled_both_ways(dynamic=True)
-
-    assert not agree(dynamic.stock, dynamic.expected)
-    assert agree(dynamic.ours, dynamic.expected)
-
-
-def test_repairs_do_nothing_outside_this_backend(upsampling: Compiled) -> None:
-    broken = any(defect.name == "keep_mutation_order" for defect in active_defects(torch_release()))
-
-    assert agree(upsampling.stock, upsampling.expected) is not broken
-
-
-@concerned("keep_mutation_order")
-def test_the_report_names_the_repair(upsampling: Compiled) -> None:
-    (compilation,) = upsampling.report.compilations
+    assert not agree(stock, expected), "torch has mended this: give the defect its last release"
+    assert agree(ours, expected)
+    (compilation,) = collector.compilations()
     backward = next(graph for graph in compilation.graphs if graph.kind == "backward")
-
-    assert [(repair.name, repair.severity) for repair in backward.repairs] == [("keep_mutation_order", "wrong code")]
-    assert "silently zero" in " ".join(upsampling.report.to_text().split())
+    assert [each.name for each in backward.repairs if each.severity == "wrong code"] == ["keep_mutation_order"]
+    report = Report("Upsampling", torch.__version__, (), (compilation,))
+    assert "silently zero" in " ".join(report.to_text().split())
 
 
 @concerned("order_symbolic_strides")
@@ -180,30 +141,6 @@ def test_symbolic_strides_are_put_in_order() -> None:
 
     assert list(ours) == list(stock([8 * 4 * 6, 1, 8 * 6, 8]))
     assert reported == ["order_symbolic_strides"]
-
-
-@pytest.mark.slow
-@concerned("order_symbolic_strides")
-def test_attention_trains_at_dynamic_sizes() -> None:
-    torch.manual_seed(0)
-    model, x = Attention(), torch.randn(1, 8, 4, 6)
-    collector = Collector(fresh=False)
-    with collecting(collector):
-        ours = gradients(model, torch.compile(model, backend="magi", dynamic=True), x)
-
-    assert agree(ours, gradients(model, model, x))
-    report = Report("Attention", torch.__version__, (), collector.compilations())
-    torch.compiler.reset()
-    assert repairs_of_failures(report) == ["order_symbolic_strides"] * fails(model, x)
-
-
-def fails(model: nn.Module, x: Tensor) -> bool:
-    """Whether stock does not compile the gradients of *model* with symbolic sizes."""
-    try:
-        gradients(model, torch.compile(model, dynamic=True), x)
-    except Exception:  # noqa: BLE001 (Inductor's, by the release)
-        return True
-    return False
 
 
 @concerned("keep_mutation_order")
@@ -345,40 +282,6 @@ def test_strides_that_torch_can_order_by_itself_need_no_repair(strides: Callable
     assert reported == []
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        pytest.param(
-            lambda: nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(4, 8), nn.SiLU()),
-            id="block",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            lambda: nn.Sequential(nn.AvgPool2d(2), nn.Conv2d(3, 4, 1), nn.Upsample(scale_factor=2)),
-            id="up",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(2), nn.Softmax(-1)),
-            id="tokens",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_where_stock_is_right_no_repair_of_wrong_code_is_reported(model: Callable[[], nn.Module]) -> None:
-    torch.manual_seed(0)
-    net, x = model(), torch.randn(2, 3, 12, 16)
-    stock = gradients(net, torch.compile(net, dynamic=True), x)
-    collector = Collector(fresh=False)
-    with collecting(collector):
-        ours = gradients(net, torch.compile(net, backend="magi", dynamic=True), x)
-
-    expected = gradients(net, net, x)
-    assert agree(stock, expected)
-    assert agree(ours, expected)
-    assert repairs_of_failures(Report("net", torch.__version__, (), collector.compilations())) == []
-
-
 @pytest.mark.parametrize("defect", known_defects(), ids=lambda defect: defect.name)
 def test_a_defect_has_a_range_and_replaces_what_torch_has(defect: Defect) -> None:
     assert defect.concerns(defect.since)
@@ -491,17 +394,47 @@ def test_stock_asserts_the_strides_of_another_size() -> None:
         gradients(layers, stock, image(SIZES[-1]))
 
 
-def test_each_size_of_a_training_step_is_right() -> None:
-    layers = nn.Conv2d(3, 8, 3, padding=1)
+TRAINED: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
+    "convolution": (lambda: nn.Conv2d(3, 8, 3, padding=1), image),
+    "one dimension": (lambda: nn.Conv1d(3, 4, 3, padding=1), lambda size: torch.randn(2, 3, size)),
+    "three dimensions": (lambda: nn.Conv3d(3, 4, 3, padding=1), lambda size: torch.randn(2, 3, 3, size, size + 1)),
+    "transposed": (lambda: nn.ConvTranspose2d(3, 4, 3, stride=2), image),
+    "channels last": (
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 3)),
+        lambda size: image(size).to(memory_format=torch.channels_last),
+    ),
+    "norm": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.GroupNorm(2, 8), nn.SiLU()), image),
+    "linear": (
+        lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)),
+        lambda size: torch.randn(2, size, 6),
+    ),
+    "up": (
+        lambda: nn.Sequential(nn.AvgPool2d(2), nn.Conv2d(3, 4, 1), nn.Upsample(scale_factor=2)),
+        lambda size: image(2 * size),
+    ),
+    "tokens": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(2), nn.Softmax(-1)), image),
+    "attention": (Attention, lambda size: torch.randn(1, 8, size, size + 1)),
+}
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "convolution" else pytest.param(kind, marks=pytest.mark.slow) for kind in TRAINED]
+)
+def test_each_size_of_a_training_step_is_right(kind: str) -> None:
+    torch.manual_seed(0)
+    build, given = TRAINED[kind]
+    layers = build()
     collector = Collector(fresh=False)
     with collecting(collector):
         ours = torch.compile(layers, backend="magi", dynamic=True)
         for size in SIZES:
-            x = image(size)
+            x = given(size)
             assert agree(gradients(layers, ours, x), gradients(layers, layers, x), atol=1e-5), size
 
-    named = {repair.name for each in collector.compilations() for graph in each.graphs for repair in graph.repairs}
-    assert "keep_saved_strides_symbolic" in named
+    named = set(repairs_of_failures(Report(kind, torch.__version__, (), collector.compilations())))
+    needed = {"order_symbolic_strides", "keep_mutation_order"} if kind in {"attention", "up"} else set()
+    assert named <= {"keep_saved_strides_symbolic"} | needed
+    assert kind != "convolution" or named == {"keep_saved_strides_symbolic"}
 
 
 def test_an_inference_saves_nothing() -> None:
@@ -510,27 +443,3 @@ def test_an_inference_saves_nothing() -> None:
 
     assert report.agrees
     assert "keep_saved_strides_symbolic" not in repairs(report)
-
-
-KIN: dict[str, tuple[nn.Module, Callable[[int], Any]]] = {
-    "one dimension": (nn.Conv1d(3, 4, 3, padding=1), lambda size: torch.randn(2, 3, size)),
-    "three dimensions": (nn.Conv3d(3, 4, 3, padding=1), lambda size: torch.randn(2, 3, 3, size, size + 1)),
-    "transposed": (nn.ConvTranspose2d(3, 4, 3, stride=2), image),
-    "channels last": (
-        nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 3)),
-        lambda size: image(size).to(memory_format=torch.channels_last),
-    ),
-    "norm": (nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.GroupNorm(2, 8), nn.SiLU()), image),
-    "linear": (nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)), lambda size: torch.randn(2, size, 6)),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KIN)
-def test_each_size_of_its_kin_is_right(kind: str) -> None:
-    layers, given = KIN[kind]
-    ours = torch.compile(layers, backend="magi", dynamic=True)
-
-    for size in SIZES:
-        x = given(size)
-        assert agree(gradients(layers, ours, x), gradients(layers, layers, x), atol=1e-5), size

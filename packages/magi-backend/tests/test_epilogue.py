@@ -6,10 +6,6 @@ There is no GPU here: Inductor generates code for fake CUDA tensors, and Triton 
 
 from __future__ import annotations
 
-import math
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -30,7 +26,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = [
@@ -82,25 +78,6 @@ def compiles(code: str, tmp_path: Path, dtype: torch.dtype) -> None:
         generate_ttir(module.double_kernel, {"x": x, "out": x, "n": 256, "BLOCK": 64}, {})
 
 
-def launched_alone(codes: Sequence[str], x: Tensor, tmp_path: Path) -> list[Tensor]:
-    """What the user's kernel in each of *codes* writes for *x*, by Triton's interpreter in a process of its own."""
-    script, given, made = (tmp_path / name for name in ("launch.py", "given.pt", "made.pt"))
-    torch.save(x, given)
-    source = (
-        "import torch, triton, triton.language as tl\n"
-        "from torch._inductor.runtime import triton_helpers\n"
-        "from torch._inductor.runtime.triton_helpers import libdevice, math as tl_math\n\n"
-        f"x, made = torch.load({str(given)!r}), []\n"
-    )
-    for code in codes:
-        lines = code.split("@triton.jit\ndef double_kernel", 1)[1].split("''', device_str='cuda')", 1)[0]
-        source += f"@triton.jit\ndef double_kernel{lines}\n\nmade.append(torch.empty_like(x))\n"
-        source += "double_kernel[(triton.cdiv(x.numel(), 64),)](x, made[-1], x.numel(), BLOCK=64)\n"
-    script.write_text(f"{source}torch.save(made, {str(made)!r})\n")
-    subprocess.run([sys.executable, script], check=True, env={**os.environ, "TRITON_INTERPRET": "1"})
-    return torch.load(made)  # type: ignore[no-any-return]
-
-
 def in_halves(x: Tensor) -> Tensor:
     out = torch.empty_like(x)
     half = x.numel() // 2
@@ -126,21 +103,6 @@ def test_an_epilogue_is_fused_by_magi_and_not_by_default() -> None:
     assert together.count("async_compile.triton(") == 1
     assert reason == "a pointwise operator reads only what 1 of 1 Triton launches wrote"
     assert not torch._inductor.config.epilogue_fusion_user_defined_triton_kernel
-
-
-@pytest.mark.parametrize(
-    "fn",
-    [
-        lambda x: torch.nn.functional.silu(double_op(x)),
-        lambda x: double_op(x).mul(3).add(1).tanh(),
-    ],
-    ids=["a diamond", "a chain"],
-)
-def test_what_is_made_of_the_result_alone_is_fused(fn: Callable[[Tensor], Tensor]) -> None:
-    together, reason = magi(fn)
-
-    assert together.count(".run(") == 1
-    assert reason == "a pointwise operator reads only what 1 of 1 Triton launches wrote"
 
 
 def test_a_constant_is_not_another_tensor() -> None:
@@ -225,9 +187,7 @@ MOVED: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Any]]] = {
     "flipped": ((256,), lambda x: double_op(x).relu().flip(0)),
     "flipped before": ((256,), lambda x: double_op(x).flip(0).relu()),
     "transposed": ((32, 32), lambda x: copied(double_op(x).relu().t())),
-    "silu transposed": ((32, 32), lambda x: copied(F.silu(double_op(x)).t())),
     "cast and transposed": ((32, 32), lambda x: copied(double_op(x).to(torch.bfloat16).t())),
-    "matrices transposed": ((4, 16, 16), lambda x: copied(double_op(x).relu().mT)),
     "permuted": ((8, 8, 32), lambda x: copied(double_op(x).relu().permute(1, 0, 2))),
     "diagonal repeated": ((16, 16), lambda x: copied(double_op(x).relu().diagonal().expand(16, 16))),
     "with itself flipped": ((16, 16), lambda x: with_itself_flipped(double_op(x))),
@@ -249,27 +209,20 @@ def test_what_moves_elements_stays_apart(case: str, dynamic: bool) -> None:
     assert code.count(".run(") == apart.count(".run(") - another_is_fused
 
 
-def test_stock_stores_moved_elements_where_they_were(tmp_path: Path) -> None:
-    x = torch.randn(2048)
-    codes = []
-    for size, fn in (MOVED[case] for case in ("flipped", "transposed", "permuted")):
-        given = x[: math.prod(size)].view(size)
-        wrong, (right, _) = stock(fn, given), magi(fn, given)
-        by_the_user = generated(fn, given, backend="magi", options={epilogue_keys()[0]: True})
+@pytest.mark.parametrize("case", ["flipped", "transposed", "permuted"])
+def test_stock_fuses_what_moves_elements(case: str) -> None:
+    size, fn = MOVED[case]
+    by_the_user = generated(fn, torch.empty(size), backend="magi", options={epilogue_keys()[0]: True})
 
-        assert wrong.count(".run(") == 1, "torch has mended this: give the defect its last release"
-        assert right.count(".run(") == by_the_user.count(".run(") == 2
-        codes += [wrong, right]
-    made = launched_alone(codes, x, tmp_path)
-    assert all(torch.equal(each, (x * 2).relu()) for each in made[::2])
-    assert all(torch.equal(each, x * 2) for each in made[1::2])
+    assert stock(fn, torch.empty(size)).count(".run(") == 1, "torch has mended this: give the defect its last release"
+    assert by_the_user.count(".run(") == 2
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize(
     "fn",
-    [lambda x: double_op(x).relu(), lambda x: F.silu(double_op(x)), lambda x: double_op(x) * 3 + 1],
-    ids=["relu", "silu", "scale"],
+    [lambda x: double_op(x).relu(), lambda x: F.silu(double_op(x)), lambda x: (double_op(x) * 3 + 1).tanh()],
+    ids=["relu", "a diamond", "a chain"],
 )
 @pytest.mark.parametrize("size", [(256,), (32, 32), (4, 8, 16)], ids=str)
 def test_what_moves_nothing_is_fused(fn: Callable[[Tensor], Tensor], size: tuple[int, ...], dynamic: bool) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 import warnings
 from collections import Counter
-from contextvars import copy_context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -296,28 +294,6 @@ def test_pieces_and_single_sizes(plant: Any, ns: str) -> None:
             torch.testing.assert_close(compiled(x), split(x))
     fallen = [graph.title for graph in graphs_of(collector) if graph.fell_back]
     assert len(fallen) == 4, fallen  # two pieces for any size, and two for one
-
-
-def test_threads(plant: Any) -> None:
-    plant(Failing())
-    results: dict[int, Tensor] = {}
-
-    def work(number: int) -> None:
-        def own(x: Tensor) -> Tensor:
-            return chain(x) + number
-
-        results[number] = lenient(own)(torch.ones(3 + number))
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        # A thread of its own context would compile without the settings of this test.
-        threads = [threading.Thread(target=copy_context().run, args=(work, number)) for number in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    for number in range(3):
-        torch.testing.assert_close(results[number], chain(torch.ones(3 + number)) + number)
 
 
 def test_every_report_shows_it(plant: Any, tmp_path: Path) -> None:

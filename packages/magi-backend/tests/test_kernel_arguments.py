@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import triton
 import triton.language as tl
-from _pretended_gpu import generated, module_of, pretended_gpu
+from _pretended_gpu import generated, pretended_gpu
 from magi_backend import magi_register_custom_op
 from magi_backend._records.collect import Collector, collecting
 from magi_backend._repairs._defect import active_defects, repaired
@@ -110,33 +109,23 @@ floats_are_wide = pytest.mark.skipif(
 
 
 @floats_are_wide
-@pytest.mark.parametrize("op", ["by position", "by name", "tuned"])
-def test_floats_are_32_bits_wide(op: str) -> None:
-    assert types(FLOATS[op], 0.5, "inductor")[0]["scale"] == "fp64", "torch has mended this: give the defect its end"
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [
+        *((op, {"scale": "fp32"}) for op in ("by position", "by name", "tuned")),
+        ("annotated", {"scale": "fp64", "shift": "fp32"}),
+    ],
+)
+def test_floats_are_32_bits_wide_unless_annotated(op: str, expected: dict[str, str]) -> None:
+    stock, _ = types(FLOATS[op], 0.5, "inductor")
+    assert {stock[name] for name in expected} == {"fp64"}, "torch has mended this: give the defect its end"
     declared, repairs = types(FLOATS[op], 0.5)
-    assert declared["scale"] == "fp32"
-    assert repairs == ["keep_float_arguments"]
-
-
-@floats_are_wide
-def test_an_annotated_parameter_keeps_its_type() -> None:
-    declared, repairs = types(FLOATS["annotated"], 0.5)
-    assert (declared["scale"], declared["shift"]) == ("fp64", "fp32")
+    assert {name: declared[name] for name in expected} == expected
     assert repairs == ["keep_float_arguments"]
 
 
 def test_a_kernel_without_floats_has_no_repair() -> None:
     assert types(FLOATS["an int"], 0.5)[1] == []
-
-
-@floats_are_wide
-def test_the_arithmetic_is_that_of_a_launch(tmp_path: Path) -> None:
-    source = Path(__file__).read_text().split("@triton.jit\n", 2)[1].split("\n\n\n")[0]
-    kernel = module_of(f"import triton\nimport triton.language as tl\n@triton.jit\n{source}\n", tmp_path).scale_kernel
-    for backend, width in (("inductor", "fp64"), ("magi", "fp32")):
-        declared, _ = types(FLOATS["by position"], 0.5, backend)
-        assert declared["scale"] == width
-        assert (".f64" in compiled(kernel, declared)) is (width == "fp64")
 
 
 @pytest.mark.parametrize("op", ["by name", "by place", "tuned"])
@@ -150,11 +139,8 @@ def test_a_one_is_declared_as_a_number(op: str) -> None:
         assert compiled(by_name, declared)
 
 
-def test_other_ones_are_constants_as_in_triton() -> None:
+def test_other_ones_are_constants_as_in_triton_and_another_number_needs_no_repair() -> None:
     assert types(ONES["specialized"], 1)[0]["tokens"] == "constexpr"
-
-
-def test_another_number_needs_no_repair() -> None:
     declared, repairs = types(ONES["by name"], 2)
     assert declared["tokens"] == "i32"
     assert "keep_unspecialized_ones" not in repairs

@@ -97,17 +97,6 @@ def test_writes_keep_their_order_and_views_see_them() -> None:
     )
 
 
-def test_a_boundary_with_several_outputs() -> None:
-    def fn(x: Tensor) -> Tensor:
-        a, b = two(x.sin())
-        return a * b.cos()
-
-    report = explain(fn)(torch.randn(4))
-
-    assert report.agrees
-    assert pieces(report) == ("piece 0", "magi_backend_split::two", "piece 1")
-
-
 def test_boundaries_next_to_each_other_and_at_both_ends() -> None:
     cfg = Scale()
     report = explain(lambda x: scale(scale(x, cfg), cfg))(torch.randn(4))
@@ -125,18 +114,6 @@ def test_nothing_is_fused_across_a_boundary() -> None:
     assert [len(graph.kernels) for graph in report.compilations[0].graphs] == [1, 1]
 
 
-def test_boundaries_may_be_named() -> None:
-    def fn(x: Tensor) -> Tensor:
-        return plain(x.sin()).cos()
-
-    whole = explain(fn)(torch.randn(4))
-    named = explain(fn, {"magi.boundary_ops": ["magi_backend_split::plain"]})(torch.randn(4))
-
-    assert pieces(whole) == ()
-    assert pieces(named) == ("piece 0", "magi_backend_split::plain", "piece 1")
-    assert named.agrees
-
-
 @torch.library.custom_op("magi_backend_split::foreign", mutates_args=())
 def foreign(x: Tensor) -> Tensor:
     return x * 3
@@ -148,6 +125,9 @@ foreign.register_fake(torch.empty_like)
 @pytest.mark.parametrize(
     ("call", "named", "title"),
     [
+        (plain, (), ""),
+        (plain, ["magi_backend_split::plain"], None),
+        (lambda x: torch.mul(*two(x)), (), "magi_backend_split::two"),
         (lambda x: torch.ops.magi_backend_split.scale(x, 2.0, 3), (), SCALE),
         (torch.ops.magi_backend_split.foreign, ["magi_backend_split::foreign"], None),
         (foreign, ["magi_backend_split::foreign"], None),
@@ -157,8 +137,8 @@ foreign.register_fake(torch.empty_like)
         (lambda x: torch.ops.aten.add(x, 1), ["aten::add.out"], ""),
     ],
 )
-def test_a_boundary_called_as_an_attribute_of_torch_ops(call: Any, named: list[str], title: str | None) -> None:
-    """Dynamo captures a call of a packet, of which torch chooses the overload later."""
+def test_a_boundary_in_the_middle(call: Any, named: list[str], title: str | None) -> None:
+    """Of an attribute of ``torch.ops``, Dynamo captures a call of a packet; torch chooses the overload later."""
     report = explain(lambda x: call(x.sin()).cos(), {"magi.boundary_ops": named})(torch.randn(4))
 
     title = named[0] if title is None else title

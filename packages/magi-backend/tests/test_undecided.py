@@ -91,16 +91,6 @@ def by_module_name(which: str) -> Callable[[Tensor], Tensor]:
     return body
 
 
-def by_weak_reference(which: str) -> Callable[[Tensor], Tensor]:
-    reference = WEAK[which]
-
-    def body(x: Tensor) -> Tensor:
-        result: Tensor = reference().fn(x)
-        return result
-
-    return body
-
-
 def by_fold(which: str) -> Callable[[Tensor], Tensor]:
     def body(x: Tensor) -> Tensor:
         result: Tensor = functools.reduce(lambda value, holder: holder.fn(value), (WEAK[which](),), x)
@@ -109,7 +99,7 @@ def by_fold(which: str) -> Callable[[Tensor], Tensor]:
     return body
 
 
-BODIES = [by_module_name, by_weak_reference, by_fold]
+BODIES = [by_module_name, by_fold]
 
 
 def graph_of(op: Any, *inputs: Tensor, dynamic: bool | None = None) -> tuple[torch.fx.GraphModule, tuple[Any, ...]]:
@@ -348,16 +338,13 @@ def with_a_hook(x: Tensor) -> Tensor:
     return x
 
 
-def test_kernels_that_no_graph_can_carry(ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_no_graph_can_carry(ns: str) -> None:
     with pytest.raises(UnsupportedKernelError):
         magi_register_custom_op(f"{ns}::refused")(with_a_hook)
     with pytest.warns(OpaqueFallbackWarning, match="pre_hook="):
         op = magi_register_custom_op(f"{ns}::per_op", on_unsupported="opaque")(with_a_hook)
     assert op_def(op).notes["see-through"].startswith("no: Triton kernel 'hooked_kernel' has a triton.Config with")
-    monkeypatch.setenv("MAGI_COMPILE_ON_UNSUPPORTED", "opaque")
-    with pytest.warns(OpaqueFallbackWarning, match="pre_hook="):
-        by_setting = magi_register_custom_op(f"{ns}::by_setting")(with_a_hook)
-    graph, _ = graph_of(by_setting)
+    graph, _ = graph_of(op)
     assert launches_of(graph) == []
 
 

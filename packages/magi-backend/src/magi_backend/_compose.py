@@ -87,7 +87,7 @@ def _compile_graph(gm: GraphModule, example_inputs: Sequence[Any], job: _Job) ->
     split = split_at(gm, named)
     if split is None:
         return _compile_checked(gm, example_inputs, job)
-    job.log.update(pieces=tuple(piece.title for piece in split.pieces))
+    job.log.update(pieces=tuple(split.titles.values()))
     return compile_pieces(split, lambda part, inputs, title: _compile_checked(part, inputs, job, title))
 
 

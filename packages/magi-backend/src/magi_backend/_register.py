@@ -3,14 +3,22 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import threading
+import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 import magi_opschema
 import magi_tritonwrap
+import torch
+from magi_opschema.errors import HandleError
+from magi_tritonwrap import NoFakeError, OpaqueFallbackWarning
+from torch.utils._pytree import tree_leaves
 
 from ._settings import CompileConfig
-from ._undecided import UndecidedOp
 
 
 _BY_HANDLE = "no: these calls pass the handle of an object, which hides it; pass the object"
@@ -102,13 +110,10 @@ def magi_register_custom_op(
             )
             magi_opschema.annotate(exposed, "see-through", _see_through_note(report))
 
-        def stay_opaque(reason: str) -> None:
-            magi_opschema.annotate(exposed, "see-through", f"no: {reason}")
-
         infer = infer_output_meta_fn
         is_undecided = kernels.only_a_run_tells and not calls_foreign_ops and (infer is None or callable(infer))
         if is_undecided:
-            infer = UndecidedOp(title, fn, kernels, cast("Any", infer), see_through, stay_opaque, definition).fake()
+            infer = _UndecidedOp(title, fn, kernels, cast("Any", infer), see_through, definition).fake()
         elif infer is None and is_seen:
             infer = magi_tritonwrap.fake_from_body(fn)
             # A fake that the author registers later replaces it.
@@ -168,3 +173,99 @@ def _see_through_note(report: magi_tritonwrap.OpReport) -> str:
     if count:
         opaque.insert(0, f"{count} Triton kernel{'' if count == 1 else 's'}")
     return "; ".join(opaque) or "Triton kernels that are captured at compilation"
+
+
+@dataclass
+class _UndecidedOp:
+    """The fake of an operator of which only a run can tell whether its body launches Triton kernels.
+
+    It runs the body with every launch dropped when it is called. If the body launches a kernel, the operator is seen
+    through from then on. If the body runs to its end, it is its own fake. A body that does I/O or communicates with
+    other ranks is not run, and one that reads data is stopped. Then the operator stays opaque, and its outputs look
+    like its tensor inputs in order.
+
+    Attributes:
+        name: The operator, for messages.
+        fn: Its body.
+        kernels: What is known of the body from the names in its code.
+        infer: The fake that its author gave, if any.
+        on_launch: Called once, when the body has launched something.
+        definition: The operator's definition, once it has one.
+    """
+
+    name: str
+    fn: Callable[..., Any]
+    kernels: magi_tritonwrap.KernelReport
+    infer: Callable[..., Any] | None
+    on_launch: Callable[[], None]
+    definition: Callable[[], magi_opschema.OpDef]
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    launches: bool = False
+    opaque_because: str = ""
+
+    def fake(self) -> Callable[..., Any]:
+        """The fake at the signature of the body."""
+        own = magi_tritonwrap.fake_from_body(self.fn)
+
+        @functools.wraps(self.infer or self.fn)
+        def fake(*args: Any, **kwargs: Any) -> Any:
+            with self.lock:
+                reason = self._decide(args, kwargs)
+            if self.infer is not None:
+                return self.infer(*args, **kwargs)
+            return self._like_inputs(args, kwargs, reason) if reason else own(*args, **kwargs)
+
+        fake.__signature__ = inspect.signature(self.infer or self.fn)  # type: ignore[attr-defined]
+        if self.infer is None:
+            fake.adopt_fake = self._adopt  # type: ignore[attr-defined]
+        return fake
+
+    def _adopt(self, infer: Callable[..., Any]) -> Callable[..., Any]:
+        """The fake after the author gave *infer* later. The body is still run to find its launches."""
+        self.infer = infer
+        return self.fake()
+
+    def _decide(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Why the body cannot be run in this call; empty if it can."""
+        if self.launches or self.opaque_because:
+            return self.opaque_because
+        if self.kernels.effects:
+            return self._stay_opaque(f"it is not run to find out, because {self.kernels.effects[0]}")
+        probe = magi_tritonwrap.probe_launches(self.fn, args, kwargs)
+        if probe.launches:
+            self.launches = True
+            self.on_launch()
+        elif probe.stopped_by:
+            # A fake never gets the object behind a handle, so this is not an error of the body.
+            is_handle = isinstance(probe.error, HandleError)
+            reason = f"its body does not run on fake tensors: {probe.stopped_by}"
+            if is_handle and self.definition().by_handle is not None:
+                return reason  # the operator that gets the objects themselves has this fake too
+            return self._stay_opaque(reason, warn=not is_handle)
+        return ""
+
+    def _stay_opaque(self, reason: str, *, warn: bool = True) -> str:
+        self.opaque_because = reason
+        magi_opschema.annotate(self.definition().exposed_op, "see-through", f"no: {reason}")
+        if warn and self.infer is None:
+            text = f"{self.name}: whether it launches Triton kernels is known only at run time, and {reason}."
+            fix = "It stays opaque, and its outputs are taken to look like its tensor inputs."
+            msg = f"{text} {fix} State them with infer_output_meta_fn."
+            warnings.warn(OpaqueFallbackWarning(msg), stacklevel=2)
+        return reason
+
+    def _like_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> Any:
+        """Return outputs that look like the tensor inputs, in order, for one output or a tuple of them."""
+        bound = inspect.signature(self.fn).bind(*args, **kwargs)
+        inputs = [leaf for leaf in tree_leaves((bound.args, bound.kwargs)) if isinstance(leaf, torch.Tensor)]
+        lowering = self.definition().lowering
+        if lowering.returns is None:
+            return None
+        kinds = [leaf.schema_type for leaf in lowering.return_leaves]
+        is_tuple = len(kinds) > 1
+        if len(inputs) < len(kinds) or set(kinds) != {"Tensor"} or lowering.rebuilds_returns:
+            text = f"{self.name}: its outputs are not known before it runs, because {reason}."
+            msg = f"{text} Give infer_output_meta_fn, a function that returns tensors like the outputs."
+            raise NoFakeError(msg)
+        outputs = tuple(torch.empty_like(inputs[at]) for at in range(len(kinds)))
+        return outputs if is_tuple else outputs[0]

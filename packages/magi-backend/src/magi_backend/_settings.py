@@ -109,8 +109,8 @@ class CompileConfig(BaseModel):
             an input to its shape, or to a number if the input is an int, such as ``{"x": (1, 16, 5, 68, 120)}``. In the
             environment it is JSON.
         hot_sizes: How many sizes that came back may have code of their own at a time, for each graph; 0 turns this off.
-            The least recently used one is dropped first.
-        hot_after: The number of the call with the same sizes, counted from 1, at which that code is made.
+            One that has saved less is dropped for one that would save more.
+        hot_after: The number of the call with the same sizes, counted from 1, from which on that code may be made.
         report: A folder in which each compilation is recorded while it happens, for ``magi report FOLDER``.
         profile: Measure the kernels of each graph in a few of its first calls, for the report; without CUDA graphs.
         strict: Raise where compiling a graph fails, although it might succeed without our passes, options and repairs.

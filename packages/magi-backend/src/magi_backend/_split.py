@@ -33,26 +33,19 @@ _CALLS = frozenset({"call_function", "call_method", "call_module"})
 
 
 @dataclass(frozen=True)
-class Piece:
-    """One part of a split graph.
+class Split:
+    """A graph whose calls are in submodules, one for each piece, in order.
 
     Attributes:
-        attribute: Name of the submodule in the split module.
-        title: For the report: "piece 3", or the name of the boundary operator.
-        compiled: Whether it will be compiled; boundary operators are not.
+        module: The graph that calls the pieces.
+        titles: For each piece the name of its submodule and its title in the report: "piece 3", or the name of the
+            boundary operator.
+        boundaries: The submodules that are boundary operators, which are not compiled.
     """
 
-    attribute: str
-    title: str
-    compiled: bool
-
-
-@dataclass(frozen=True)
-class Split:
-    """A graph whose calls are in submodules, one for each piece, in order."""
-
     module: GraphModule
-    pieces: tuple[Piece, ...]
+    titles: dict[str, str]
+    boundaries: frozenset[str]
 
 
 def boundary_overloads(names: Collection[str]) -> frozenset[str]:
@@ -79,8 +72,10 @@ def split_at(gm: GraphModule, named: frozenset[str]) -> Split | None:
     places = _places(gm, frozenset(boundaries))
     _copy_to_users(gm, places)
     module = split_module(gm, None, places.__getitem__, keep_original_order=True)  # type: ignore[arg-type]
-    titles = {places[node]: _torch_compat.nodes.called_overload(node) for node in boundaries}
-    return Split(module, tuple(_pieces(module, titles)))
+    names = {f"submod_{places[node]}": _torch_compat.nodes.called_overload(node) for node in boundaries}
+    pieces = [str(node.target) for node in module.graph.find_nodes(op="call_module")]
+    titles = {piece: names.get(piece, f"piece {int(piece.removeprefix('submod_')) // 2}") for piece in pieces}
+    return Split(module, titles, frozenset(names))
 
 
 def uncut_boundaries(gm: GraphModule, named: frozenset[str]) -> tuple[str, ...]:
@@ -220,16 +215,6 @@ def _storages(node: Node) -> list[int]:
     return [_torch_compat.values.storage_id(value) for value in values if isinstance(value, torch.Tensor)]
 
 
-def _pieces(module: GraphModule, titles: dict[int, str]) -> list[Piece]:
-    pieces = []
-    for node in module.graph.nodes:
-        if node.op == "call_module":
-            place = int(str(node.target).rpartition("_")[2])
-            title = titles.get(place, f"piece {place // 2}")
-            pieces.append(Piece(str(node.target), title, compiled=place not in titles))
-    return pieces
-
-
 def compile_pieces(
     split: Split, compile_piece: Callable[[GraphModule, list[Any], str], Callable[..., Any]]
 ) -> Callable[..., Any]:
@@ -238,13 +223,13 @@ def compile_pieces(
     Returns:
         The split module, with compiled pieces in place of its submodules.
     """
-    for piece in split.pieces:
-        if piece.compiled:
-            part = split.module.get_submodule(piece.attribute)
+    for attribute, title in split.titles.items():
+        if attribute not in split.boundaries:
+            part = split.module.get_submodule(attribute)
             assert isinstance(part, torch.fx.GraphModule)
             inputs = [node.meta["example_value"] for node in part.graph.find_nodes(op="placeholder")]
-            compiled = compile_piece(part, _torch_compat.compiling.backend_fakes(inputs), piece.title)
-            delattr(split.module, piece.attribute)
+            compiled = compile_piece(part, _torch_compat.compiling.backend_fakes(inputs), title)
+            delattr(split.module, attribute)
             # It is not a submodule, because nn.Module.__call__ costs a microsecond, and no hooks are needed.
-            vars(split.module)[piece.attribute] = compiled
+            vars(split.module)[attribute] = compiled
     return split.module

@@ -165,16 +165,12 @@ def dispatch_source(inputs: GraphInputs, name: str) -> str:
         f"    return general({whole})",
         "if code is None:",
         f"    return other(key, ({whole},))",
-        "try:",
-        "    note_use(key)",
-        "except KeyError:  # another thread has dropped it, but this call still runs it",
-        "    pass",
         "code.hits += 1",
         *kept,
         "return code.run(inputs)",
     ]
     lines = [
-        "def make(find, other, general, under_hooks, saved_tensor_hooks, note_use):",
+        "def make(find, other, general, under_hooks, saved_tensor_hooks):",
         f"    def {name}({parameters}):",
         *(f"        {line}" for line in body),
         "",

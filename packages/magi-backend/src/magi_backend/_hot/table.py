@@ -1,23 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which sizes have code of their own, and what happens in a call that finds none.
 
-Sizes are counted to find those that come back; nothing here grows without bound. ``torch.utils.checkpoint`` runs a
-function again in the backward and expects that it saves the same tensors. In between, code for a size may have been
-made or dropped, so each region remembers which code its calls ran, in order.
+Sizes are counted to find those that come back; nothing here grows without bound. The first `hot_sizes` of them get code
+as soon as they are due. After that, code is made only out of a budget: a share of the time of the calls that ran the
+code for any size, and what code for single sizes has gained, less the time of all compilations. So whatever order the
+sizes come in, and however many are forgotten, the calls and compilations together take at most ``1 + SHARE`` times what
+the code for any size alone would take, or no more than `hot_sizes` codes were made.
+
+``torch.utils.checkpoint`` runs a function again in the backward and expects that it saves the same tensors. In between,
+code for a size may have been made or dropped, so each region remembers which code its calls ran, in order.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import math
 import threading
-import time
 import weakref
-from collections import OrderedDict, defaultdict
-from dataclasses import dataclass, replace
+from collections import OrderedDict
+from dataclasses import dataclass, field, replace
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from magi_backend._torch_compat import state
+from magi_backend._torch_compat import state, values
 from magi_backend.records import SizesOutcome, SizeUse
 
 from .captured import why_not_now
@@ -36,8 +41,14 @@ logger = logging.getLogger("magi_backend")
 MOST_SIZES = 64
 """How many sizes without code of their own are remembered; the least recently used one is forgotten first."""
 
-MOST_VALUES = 64
-"""How many values a symbol may take. One with more, such as a decode position, never comes back often enough."""
+SHARE = 0.1
+"""How much of the time of the code for any size may be lost, to compilations or to code that is slower."""
+
+RUNS, MOST_RUNS = 3, 8
+"""How many runs of new code are timed; more of them if it seems slower than the code for any size."""
+
+CALLS_APART = 16
+"""Of the calls after the first ones, at most one in so many waits for the accelerator, to time it."""
 
 MOST_FAILURES = 3
 """After so many sizes for which no code could be made, no more code is tried for the graph."""
@@ -81,22 +92,40 @@ class Size:
     Attributes:
         calls: Calls that ran the code for any size.
         hits: Calls that ran code of its own.
-        left: Calls until code is made.
         made: How often code was made.
-        failed: Why code could not be made, or empty.
+        failed: Why it gets no code, or empty.
         run: Code of its own, a function of a list of the inputs that are not sizes.
         seconds: How long that took to compile.
         explicit: Whether it is a size of ``magi.compile_sizes``, whose code is never dropped.
+        general: The least seconds of a call with the code for any size; infinite if none was timed.
+        own: The same with code of its own.
+        runs: How many runs of code of its own were timed.
+        banked: How many of its hits are part of what the table has gained.
+        paid: Seconds that code of its own would have saved, since its calls are compared with the hits of others.
+        since: The hits that the sizes with code had at that time.
     """
 
     calls: int = 0
     hits: int = 0
-    left: int = 0
     made: int = 0
     failed: str = ""
     run: Callable[[list[Any]], Any] | None = None
     seconds: float = 0.0
     explicit: bool = False
+    general: float = math.inf
+    own: float = math.inf
+    runs: int = 0
+    banked: int = 0
+    paid: float = 0.0
+    since: dict[Key, int] = field(default_factory=dict)
+
+    @property
+    def gain(self) -> float:
+        """The seconds that a hit saves; before `RUNS` runs only a loss is believed, and all of it without *general*."""
+        if self.own == math.inf:
+            return 0.0
+        gain = -self.own if self.general == math.inf else self.general - self.own
+        return min(gain, 0.0) if self.runs < RUNS else gain
 
 
 class SizeTable:
@@ -107,7 +136,7 @@ class SizeTable:
         general: The code for any size.
         compile_static: Compiles a graph without symbols, given its inputs and a title.
         hot_sizes: How many sizes that came back may have code at a time; 0 for none.
-        hot_after: The call with the same sizes, counted from 1, at which code is made for them.
+        hot_after: The call with the same sizes, counted from 1, at which code may be made for them.
         explicit: Sizes that get code at the first call.
         label: Name of the graph, for messages.
     """
@@ -131,13 +160,16 @@ class SizeTable:
         self._explicit = list(dict.fromkeys(explicit))
         self._label = label
         self._lock = threading.Lock()
-        self.codes: OrderedDict[Key, Size] = OrderedDict()
-        """The sizes with code of their own, by last use."""
+        self.codes: dict[Key, Size] = {}
+        """The sizes with code of their own that calls find."""
+        self._tried: dict[Key, Size] = {}
+        """Those whose code is timed before calls find it."""
         self._others: OrderedDict[Key, Size] = OrderedDict()
         """The others that are remembered, by last use."""
-        self._values: defaultdict[int, set[int]] = defaultdict(set)
-        """The values that each size input has had, by its place."""
-        self._calls = self._forgotten = self._failures = 0
+        self._calls = self._forgotten = self._failures = self._made = self._next_timed = 0
+        self._general_seconds = self._compile_seconds = self._gained = 0.0
+        self._gains = self._timed_seconds = 0.0
+        """What calls of the sizes whose code was timed save, and what they take with the code for any size."""
         self._blocked = self._waiting = ""
         self._choices = Choices()
 
@@ -147,38 +179,88 @@ class SizeTable:
             self._captured.inputs,
             self._label,
             find=self.codes.get,
-            other=self._other,
+            other=lambda key, args: self._run(self._made_now(key), key, args),
             general=self._general,
             under_hooks=self._under_hooks,
-            note_use=self.codes.move_to_end,
         )
-
-    def _other(self, key: Key, args: tuple[Any, ...]) -> Any:
-        """Run a call that found no code for *key*."""
-        return self._run(self._made_now(key), args)
 
     def _under_hooks(self, hooks: Any, key: Key, args: tuple[Any, ...]) -> Any:
         """Run a call whose saved tensors go through *hooks*."""
-        code = self._choices.take(hooks, lambda: self.codes.get(key) or self._made_now(key))
-        if code is not None:
-            with contextlib.suppress(KeyError):  # dropped since
-                self.codes.move_to_end(key)
-        return self._run(code, args)
+        return self._run(self._choices.take(hooks, lambda: self.codes.get(key) or self._made_now(key)), key, args)
 
-    def _run(self, code: Size | None, args: tuple[Any, ...]) -> Any:
-        """What the *code* of one size returns, or that for any size."""
+    def _run(self, code: Size | None, key: Key, args: tuple[Any, ...]) -> Any:
+        """What the *code* of one size returns, or that for any size if it is None."""
         if code is None or code.run is None:
-            return self._general(*args)
+            return self._general(*args) if not self._hot_sizes else self._run_general(key, args)
         code.hits += 1
         inputs = list(args)
         for size in reversed(self._captured.inputs.sizes):
             del inputs[size.place]
-        return code.run(inputs)
+        if self._tried.get(key) is not code:
+            return code.run(inputs)
+        result, seconds, is_exact = _timed(code.run, (inputs,), exact=True)
+        if is_exact:
+            with self._lock:
+                code.own, code.runs = min(code.own, seconds), code.runs + 1
+                self._judge(key, code)
+        return result
+
+    def _run_general(self, key: Key, args: tuple[Any, ...]) -> Any:
+        """Run the code for any size, and note what that costs."""
+        size = self._others.get(key) or self._tried.get(key)
+        result, seconds, is_exact = _timed(self._general, args, exact=size is not None and self._is_due_a_timing(size))
+        with self._lock:
+            if size is not None:
+                if is_exact:
+                    size.general = min(size.general, seconds)
+                    self._judge(key, size)
+                if size.general < math.inf:
+                    seconds = max(seconds, size.general)  # what is not waited for may take longer than it seems
+                size.paid += max(size.gain, 0.0) if size.runs >= RUNS else seconds * self._likely_gain()
+            self._general_seconds += seconds
+        return result
+
+    def _is_due_a_timing(self, size: Size) -> bool:
+        if size.run is not None:
+            return True  # its own code was timed, and waits for this
+        is_wanted = size.calls < self._hot_after or size.calls & (size.calls - 1) == 0
+        if not is_wanted or (self._calls > 2 * CALLS_APART and self._calls < self._next_timed):
+            return False
+        self._next_timed = self._calls + CALLS_APART
+        return True
+
+    def _likely_gain(self) -> float:
+        """Which part of the time of a call code of its own saves, judged by other sizes."""
+        if not self._timed_seconds:
+            return SHARE
+        return max(self._gains / self._timed_seconds, SHARE / 10)
+
+    def _judge(self, key: Key, code: Size) -> None:
+        """Let calls find *code*, which was timed, or drop it if it is slower than the code for any size."""
+        if self._tried.get(key) is not code or code.runs < RUNS or code.general == math.inf:
+            return
+        is_slower = code.own > (1 + SHARE) * code.general
+        if is_slower and code.runs < MOST_RUNS:
+            return
+        del self._tried[key]
+        self._gains += code.gain
+        self._timed_seconds += code.general
+        if is_slower:
+            self._drop(key, code, failed=_SLOWER)
+        else:
+            self.codes[key] = code
 
     def _made_now(self, key: Key) -> Size | None:
         """Count the call, and make code if it is due. Returns the code for *key*; None if there is none."""
         with self._lock:
-            due = self._count(key) and self._hot_sizes > 0
+            code = self._tried.get(key)
+            if code is not None:
+                if code.runs < RUNS or code.general < math.inf:
+                    return code
+                self._calls += 1  # this call shows what the code for any size costs
+                code.calls += 1
+                return None
+            due = self._count(key)
         if not (due or self._explicit):
             return None
         lock = state.compile_lock()
@@ -189,39 +271,43 @@ class SizeTable:
             if self._explicit and not self._must_wait(same_on_all_ranks=True):
                 while self._explicit:
                     self._make(self._explicit.pop(0), explicit=True)
-            if key not in self.codes and due and not self._must_wait(same_on_all_ranks=False):
+            if due and self._code_of(key) is None and not self._must_wait(same_on_all_ranks=False):
                 self._make(key, explicit=False)
         finally:
             lock.release()
-        code = self.codes.get(key)
+        code = self._code_of(key)
         if code is not None:
             with self._lock:
                 self._calls -= 1  # it still runs that code
                 code.calls -= 1
         return code
 
+    def _code_of(self, key: Key) -> Size | None:
+        return self.codes.get(key) or self._tried.get(key)
+
     def _must_wait(self, *, same_on_all_ranks: bool) -> bool:
         self._waiting = why_not_now(same_on_all_ranks=same_on_all_ranks)
         return bool(self._waiting)
+
+    def _hot(self) -> dict[Key, Size]:
+        """The sizes that have code because they came back."""
+        return {key: size for key, size in (self.codes | self._tried).items() if not size.explicit}
 
     def _count(self, key: Key) -> bool:
         """Count a call without code for *key*. Returns whether code must be made in this call."""
         self._calls += 1
         size = self._others.get(key)
         if size is None:
-            size = Size(left=self._hot_after)
-            for known, value in zip(self._captured.inputs.sizes, key, strict=True):
-                if not self._blocked:
-                    self._values[known.place].add(value)
-                    if len(self._values[known.place]) > MOST_VALUES:
-                        self._blocked = f"{known.path} has had more than {MOST_VALUES} values"
-                        self._values.clear()
+            size = Size()
             self._remember(key, size)
         else:
             self._others.move_to_end(key)
         size.calls += 1
-        size.left -= 1
-        return size.left <= 0 and not self._blocked and not size.failed
+        if not self._hot_sizes or size.calls < self._hot_after or self._blocked or size.failed:
+            return False
+        if size.calls == self._hot_after:
+            self._starts_to_pay(size)
+        return self._made < self._hot_sizes or self._has_paid(size)
 
     def _remember(self, key: Key, size: Size) -> None:
         """Put *size*, which has no code, behind the others."""
@@ -230,58 +316,85 @@ class SizeTable:
             self._forgotten += 1
         self._others[key] = size
 
+    def _starts_to_pay(self, size: Size) -> None:
+        size.paid, size.since = 0.0, {key: code.hits for key, code in self._hot().items()}
+
+    def _has_paid(self, size: Size) -> bool:
+        """Whether code for *size* would have saved the time to compile it by now, and more than another's code has."""
+        seconds = self._compile_seconds / (self._made + self._failures)
+        if size.paid < seconds or self._budget() < seconds:
+            return False
+        hot = self._hot()
+        if len(hot) < self._hot_sizes or min(_earned(size, *item) for item in hot.items()) < size.paid:
+            return True
+        self._starts_to_pay(size)
+        return False
+
+    def _budget(self) -> float:
+        """The seconds that compilations may take now."""
+        gained = self._gained + sum((size.hits - size.banked) * size.gain for size in self._hot().values())
+        return SHARE * self._general_seconds + gained - self._compile_seconds
+
     def _make(self, key: Key, *, explicit: bool) -> None:
-        start = time.perf_counter()
+        start = perf_counter()
+        run, failure = None, None
         try:
             run = self._captured.compiled(key, self._compile)
         except Exception as error:  # noqa: BLE001 - whatever it is, there is code for any size
-            self._failed(key, error)
-            return
-        seconds = time.perf_counter() - start
+            failure = error
+        seconds = perf_counter() - start
         with self._lock:
             if not explicit:
-                self._make_room()
+                self._compile_seconds += seconds
             size = self._others.pop(key, None) or Size()
-            size.made += 1
-            size.run, size.seconds, size.explicit = run, seconds, explicit
-            self.codes[key] = size
-        logger.info("%s: code for the sizes %s made in %.2f s", self._label, self._captured.title(key), seconds)
-
-    def _make_room(self) -> None:
-        """Drop the least recently used code if there is no room for one more.
-
-        Its size must come back twice as often as the last time. A call on another thread may still run the code.
-        """
-        hot = [key for key, size in self.codes.items() if not size.explicit]
-        if len(hot) >= self._hot_sizes:
-            size = self.codes.pop(hot[0])
-            self._remember(hot[0], replace(size, left=self._hot_after * 2**size.made, run=None, seconds=0.0))
-
-    def _failed(self, key: Key, error: Exception) -> None:
-        """Remember that *key* runs the code for any size, and is not tried again."""
-        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        with self._lock:
-            self._failures += 1
-            first = self._failures == 1
-            size = self._others.pop(key, None) or Size()
-            size.failed = reason
-            self._remember(key, size)
-            if self._failures >= MOST_FAILURES:
-                self._blocked = f"no code could be made for {MOST_FAILURES} sizes"
-        log = logger.warning if first else logger.info
-        log(
+            if failure is not None:
+                self._failures += 1
+                size.failed = f"{type(failure).__name__}: {failure}".partition("\n")[0]
+                self._remember(key, size)
+                if self._failures >= MOST_FAILURES:
+                    self._blocked = f"no code could be made for {MOST_FAILURES} sizes"
+            else:
+                if not explicit:
+                    self._make_room(size)
+                    self._made += 1
+                size.made += 1
+                size.run, size.seconds, size.explicit = run, seconds, explicit
+                (self.codes if explicit else self._tried)[key] = size
+                self._judge(key, size)  # its code may have been timed before
+        if failure is None:
+            logger.info("%s: code for the sizes %s made in %.2f s", self._label, self._captured.title(key), seconds)
+            return
+        (logger.warning if self._failures == 1 else logger.info)(
             "%s: no code could be made for the sizes %s, which run the code for any size: %s",
             self._label,
             self._captured.title(key),
-            reason,
-            exc_info=error if logger.isEnabledFor(logging.DEBUG) else None,
+            size.failed,
+            exc_info=failure if logger.isEnabledFor(logging.DEBUG) else None,
         )
+
+    def _make_room(self, size: Size) -> None:
+        """Drop the code that has earned least since *size* began to pay, if there is no room for one more.
+
+        A call on another thread may still run the code.
+        """
+        hot = self._hot()
+        if len(hot) >= self._hot_sizes:
+            key = min(hot, key=lambda each: _earned(size, each, hot[each]))
+            self.codes.pop(key, None)
+            self._tried.pop(key, None)
+            self._drop(key, hot[key])
+
+    def _drop(self, key: Key, code: Size, failed: str = "") -> None:
+        self._gained += (code.hits - code.banked) * code.gain
+        dropped = replace(code, run=None, seconds=0.0, failed=failed, banked=code.hits)
+        self._remember(key, dropped)
+        self._starts_to_pay(dropped)
 
     def outcome(self) -> SizesOutcome:
         """What is known of the sizes of the graph now."""
         names = self._captured.inputs.symbols
         with self._lock:
-            sizes = [*self.codes.items(), *self._others.items()]
+            sizes = [*self.codes.items(), *self._tried.items(), *self._others.items()]
         uses = tuple(
             SizeUse(
                 sizes=tuple((symbol, number) for (symbol, _), number in zip(names, key, strict=True)),
@@ -311,16 +424,40 @@ class SizeTable:
             return ""
         most = ", ".join(f"{symbol}={number}" for symbol, number in back[0].sizes)
         text = f"The sizes {most} came back and ran the code for any size in {back[0].calls - back[0].hits} calls"
-        if back[0].note.startswith("dropped"):
-            return f"{text}: more sizes come back than magi.hot_sizes={self._hot_sizes} keeps. Raise it."
-        if back[0].note:
+        note = back[0].note
+        if note == _SLOWER:
+            return f"{text}: {note}."
+        if note and not note.startswith("dropped"):
             return f"{text}: no code could be made for them."
-        if self._waiting:
-            return f"{text}: {self._waiting}."
+        if self._waiting or self._blocked:
+            return f"{text}: {self._waiting or self._blocked}."
+        if note or (self._hot_sizes and len(self._hot()) >= self._hot_sizes):
+            return f"{text}: more sizes come back than magi.hot_sizes={self._hot_sizes} keeps. Raise it."
         if self._hot_sizes:
-            return f"{text}: {self._blocked}." if self._blocked else ""
+            return ""
         asked = f'options={{"magi.hot_sizes": {min(len(back), 8)}}}'
         return f"{text}. With {asked} they get code of their own."
+
+
+def _timed(run: Callable[..., Any], args: tuple[Any, ...], *, exact: bool) -> tuple[Any, float, bool]:
+    """What *run* returns, the seconds that it took, and whether they include the work of the accelerator."""
+    exact = exact and not why_not_now(same_on_all_ranks=True)
+    if exact:
+        values.synchronize()
+    start = perf_counter()
+    result = run(*args)
+    if exact:
+        values.synchronize()
+    return result, perf_counter() - start, exact
+
+
+def _earned(size: Size, key: Key, code: Size) -> float:
+    """What *code*, that of the sizes *key*, has saved since *size* began to pay, or since it began itself."""
+    hits = code.hits - size.since.get(key, 0)
+    return hits * code.gain + (0.0 if key in size.since else code.paid)
+
+
+_SLOWER = "its own code is slower than the code for any size"
 
 
 def _note(size: Size) -> str:

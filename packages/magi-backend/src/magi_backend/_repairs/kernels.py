@@ -289,21 +289,11 @@ def _scratch_of_grid(
     if written is None:
         return None
     lines, name = written
-    enlarged = for_each_program(lines, workspace.size)
+    whole_grid = f"{{static_cast<int64_t>({workspace.size}) * grid_0 * grid_1 * grid_2}}"
+    enlarged = [line.replace(f"_size[] = {{{workspace.size}}};", f"_size[] = {whole_grid};") for line in lines]
     if enlarged != lines:
         report("scratch_for_each_program")
     return enlarged, name
-
-
-def for_each_program(lines: list[str], size: int) -> list[str]:
-    """The *lines* that allocate *size* bytes, with so many for each program of a grid.
-
-    Example:
-        >>> for_each_program(["int64_t scratch_0_size[] = {128};"], 128)
-        ['int64_t scratch_0_size[] = {static_cast<int64_t>(128) * grid_0 * grid_1 * grid_2};']
-    """
-    whole_grid = f"_size[] = {{static_cast<int64_t>({size}) * grid_0 * grid_1 * grid_2}};"
-    return [line.replace(f"_size[] = {{{size}}};", whole_grid) for line in lines]
 
 
 SCRATCH_FOR_EACH_PROGRAM = Defect(
