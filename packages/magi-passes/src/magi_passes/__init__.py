@@ -2,6 +2,7 @@
 """Inductor passes that compose, leak no configuration and keep dynamic shapes fast."""
 
 from ._choose import ConvChooser
+from ._framework.adapt import adapt
 from ._framework.compilation import PassContext, PassRecord, Reason, collect_records, current_context, pass_records
 from ._framework.graph_pass import MagiInductorPass
 from ._framework.pipeline import PassPipeline
@@ -32,6 +33,7 @@ __all__ = [
     "TemporalConvPass",
     "UnscopedConfigError",
     "ZeroPadGuardPass",
+    "adapt",
     "collect_records",
     "conv_share",
     "current_context",
