@@ -71,8 +71,7 @@ def disabled_passes() -> frozenset[str]:
         UnknownPassNameError: A name is not the class of a pass that is loaded.
     """
     for variable in os.environ:
-        if variable.upper().startswith("MAGI_PAS") and variable != DISABLE_VARIABLE:
-            _warn_of(variable)
+        _warn_if_misspelt(variable)
     names = frozenset(name.strip() for name in os.environ.get(DISABLE_VARIABLE, "").split(",") if name.strip())
     if names:
         known = {_ALL, *(cls.__name__ for cls in list(_known))}
@@ -86,11 +85,14 @@ def disabled_passes() -> frozenset[str]:
 
 
 @functools.cache
-def _warn_of(variable: str) -> None:
-    """Warn, once in a process, that nobody reads *variable* of the environment."""
-    meant = nearest(variable.upper(), [DISABLE_VARIABLE])
-    msg = f"The environment variable {variable} is not read by magi-passes.{meant} The variables are: "
-    warnings.warn(msg + DISABLE_VARIABLE, UnknownVariableWarning, stacklevel=2)
+def _warn_if_misspelt(variable: str) -> None:
+    """Warn, once in a process, that nobody reads *variable* of the environment if its name is like that of ours."""
+    name = variable.upper()
+    is_like_ours = name.startswith("MAGI_PASSES_") or get_close_matches(name, [DISABLE_VARIABLE], cutoff=0.85)
+    if is_like_ours and variable != DISABLE_VARIABLE:
+        meant = nearest(name, [DISABLE_VARIABLE])
+        msg = f"The environment variable {variable} is not read by magi-passes.{meant} The variables are: "
+        warnings.warn(msg + DISABLE_VARIABLE, UnknownVariableWarning, stacklevel=3)
 
 
 def is_disabled(graph_pass: object, disabled: frozenset[str]) -> bool:
