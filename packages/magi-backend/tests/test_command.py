@@ -169,17 +169,17 @@ BROKEN: list[tuple[Callable[[Patch, Path], None], str, str]] = [
     (
         installed(magi_passes=""),
         "fails packages: not all of one version: opschema 0.1.0, tritonwrap 0.1.0, passes missing, backend 0.1.0",
-        "pip install -U magi-opschema magi-tritonwrap magi-passes magi-backend",
+        "install all four from one checkout: see the quick start",
     ),
     (
         installed(magi_passes="0.2.0"),
         "fails packages: not all of one version: opschema 0.1.0, tritonwrap 0.1.0, passes 0.2.0, backend 0.1.0",
-        "pip install -U magi-opschema magi-tritonwrap magi-passes magi-backend",
+        "install all four from one checkout: see the quick start",
     ),
     (
         lambda patch, _: patch.setattr(metadata, "entry_points", lambda **_: ()),
         'fails backend: torch does not find backend="magi"',
-        "pip install magi-backend, rather than its folder on the path",
+        "install magi-backend with pip, rather than put its folder on the path",
     ),
     (
         no_compiler,

@@ -85,7 +85,7 @@ def _packages() -> Iterator[Finding]:
     else:
         yield Finding("packages", "works", text)
     if not metadata.entry_points(group="torch_dynamo_backends", name="magi"):
-        way_out = "pip install magi-backend, rather than its folder on the path"
+        way_out = "install magi-backend with pip, rather than put its folder on the path"
         yield Finding("backend", "fails", 'torch does not find backend="magi"', way_out)
 
 
@@ -267,7 +267,7 @@ def _compiled(what: str, device: str) -> Finding:
 
 _CHECKS: dict[str, tuple[Callable[[], Iterator[Finding]], str]] = {
     "Python": (_python, "install Python again"),
-    "packages": (_packages, f"pip install -U {' '.join(OURS)}"),
+    "packages": (_packages, "install all four from one checkout: see the quick start"),
     "torch": (_torch, "pip install torch"),
     "Triton": (_triton, "install the Triton that torch names"),
     "card": (_card, "CUDA_VISIBLE_DEVICES= leaves the card out"),
