@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,9 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _release() -> tuple[int, ...]:
-    return _numbers(importlib.import_module("torch").__version__)
+    import torch  # alone: with a torch that is too old, what the backend has for its release cannot be imported
+
+    return _numbers(torch.__version__)
 
 
 def _python() -> Iterator[Finding]:
@@ -97,7 +99,8 @@ def _installed(name: str) -> str:
 
 
 def _torch() -> Iterator[Finding]:
-    torch: Any = importlib.import_module("torch")
+    import torch
+
     release, version = _release(), str(torch.__version__)
     text = ".".join(map(str, release))
     if release[:2] < OLDEST:
@@ -134,7 +137,8 @@ def _triton() -> Iterator[Finding]:
 
 
 def _card() -> Iterator[Finding]:
-    torch: Any = importlib.import_module("torch")
+    import torch
+
     driver = DRIVER.read_text().partition("\n")[0] if DRIVER.is_file() else ""
     number = re.search(r"\d+\.\d+(\.\d+)?", driver)
     shown = f"driver {number[0]}" if number else ""
@@ -241,7 +245,8 @@ torch.testing.assert_close(compiled(x), (x.sin() + 1).cumsum(0))
 
 
 def _compiles() -> Iterator[Finding]:
-    torch: Any = importlib.import_module("torch")
+    import torch
+
     for device in ("cpu", *(["cuda"] if torch.cuda.is_available() else [])):
         yield _compiled(f"on {device}", device)
 

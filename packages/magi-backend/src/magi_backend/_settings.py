@@ -284,6 +284,12 @@ def variable(name: str) -> str:
     return "MAGI_COMPILE_" + name.replace(".", "__").upper()
 
 
+@functools.cache
+def _variables() -> dict[str, str]:
+    """The setting of each environment variable."""
+    return {variable(name): name for name in _fields()}
+
+
 def described(name: str) -> dict[str, str]:
     """What a user may want to know of the setting *name*, for the page on settings and the command line.
 
@@ -309,7 +315,7 @@ def described(name: str) -> dict[str, str]:
 
 def _environment() -> dict[str, str]:
     """The texts in the environment, by the dotted name of a setting; one warning names variables that are not read."""
-    names = {variable(name): name for name in _fields()}
+    names = _variables()
     if unread := unread_variables():
         found = "; ".join(key + (f" (did you mean {near}?)" if near else "") for key, near in unread.items())
         _warn_once(f"The magi backend reads no setting from {found}. The variables are: {', '.join(names)}")
@@ -323,7 +329,7 @@ def _warn_once(text: str) -> None:
 
 def unread_variables() -> dict[str, str]:
     """The environment variables that look like one of ours and are none, each with the nearest one, or empty text."""
-    known, unread = [variable(name) for name in _fields()], dict[str, str]()
+    known, unread = _variables(), dict[str, str]()
     for key in map(str.upper, os.environ):
         if key.startswith("MAGI_COMPILE_") and key not in known:
             whole = key.removeprefix("MAGI_").lower()  # MAGI_COMPILE_SIZES lacks one of two COMPILE_
@@ -488,7 +494,7 @@ def _check_inductor_options(values: Mapping[str, object]) -> None:
     for key, value in values.items():
         if key not in known:
             ours = [_PREFIX + field for field in field_names()]
-            near = [_PREFIX + nearest(key)] if nearest(key) else []
+            near = [_PREFIX + meant] if (meant := nearest(key)) else []
             near += get_close_matches(key, known, n=3 - len(near), cutoff=0.5)
             hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
             msg = (
