@@ -438,10 +438,23 @@ FOUND = (
     Net(((2, 4, 5, 7), (3, 4, 6, 9)), (_CONV, ("tap", {"kind": "every second"}), _CONV), plan="layout"),
     # The backward graph returns None where the forward graph returns what others are views of.
     Net(((2, 4, 5, 7),), (_CONV, *_TWO_VIEWS, _CONV), training=True, plan="layout"),
+    # What the cache is a view of is saved for the backward graph.
+    Net(
+        ((2, 3, 4, 3),),
+        (("cached_conv", {"frames": 1, "groups": 1, "kernel_size": (3, 2), "bias": True, "out": 6}),),
+        training=True,
+        dynamic=False,
+        plan="layout",
+    ),
+    # The channels are a symbol until the convolution.
+    Net(
+        ((1, 4, 4, 4, 5), (1, 4, 3, 5, 3)),
+        (("gate", {}), ("conv", {"kernel_size": (3, 1, 3), "groups": 8, "out": 4})),
+    ),
 )
 
 
-@pytest.mark.parametrize("net", FOUND, ids=["a video", "an image", "two views"])
+@pytest.mark.parametrize("net", FOUND, ids=["a video", "an image", "two views", "a saved cache", "groups"])
 def test_nets_that_were_wrong(net: Net) -> None:
     outcome = Outcome()
     outcome.add(net)
@@ -463,9 +476,10 @@ def test_nets_agree(
     outcome = found_in(share, -(-PROGRAMS // SHARES), SECONDS)
     with capsys.disabled():
         differ, stock = len(outcome.ours), len(outcome.stock)
-        sys.stderr.write(f"\n{outcome.compared()} programs compared, {differ} differ, {stock} stock fails too\n")
+        counts = f"\n{outcome.compared()} programs compared, {differ} differ, {stock} stock fails too\n"
+        sys.stderr.write("\n\n".join([counts, *outcome.ours]))
     record_property("convolution nets that agree with eager", outcome.agree)
     record_property("convolution nets that stock fails on too", len(outcome.stock))
     assert "\n\n".join(outcome.ours) == ""
     # Nothing was compared where stock fails as well.
-    assert len(outcome.stock) <= outcome.compared() // 4, "\n\n".join(outcome.stock)
+    assert len(outcome.stock) <= 2 + outcome.compared() // 4, "\n\n".join(outcome.stock)

@@ -234,7 +234,8 @@ def _side_by_side(write: Writer, conv: Convolution, images: list[Node]) -> Node:
     if conv.groups == 1:
         return write(aten.cat.default, images, 1)
     rest = [write.size(images[0], dim) for dim in (2, 3)]
-    channels = images[0].meta["val"].shape[1] // conv.groups
+    # The images may have a symbol in this place.
+    channels = conv.weight.meta["val"].shape[1]
     grouped = [write(aten.reshape.default, image, [-1, conv.groups, channels, *rest]) for image in images]
     together = write(aten.cat.default, grouped, 2)
     return write(aten.reshape.default, together, [-1, conv.groups * channels * len(images), *rest])

@@ -131,7 +131,8 @@ def guarded_within(size: Any, limit: int) -> bool:
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
     sizevars = V.graph.sizevars
-    size = sizevars.remove_precomputed_replacements(size)
+    # A number within `Identity` has no hint.
+    size = sizevars.remove_precomputed_replacements(size).expand(identity=True)
     if sizevars.statically_known_leq(size, limit):
         return True
     shape_env = sizevars.shape_env
@@ -150,11 +151,11 @@ MAX_GRID_YZ = 65535
 
 
 def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> None:
-    """Repair six things in how Inductor tiles kernels, for compilations for which *memo_of_current* returns a dict.
+    """Repair seven things in how Inductor tiles kernels, for compilations for which *memo_of_current* returns a dict.
 
-    `match_mod_div_block_expr` (torch/_inductor/codegen/block_analysis.py) is called with the same arguments for every
-    pair of nodes that might fuse, and searches in a time that grows exponentially with the rank. With ND tiling, that
-    is most of the compile time. Its answers are kept in the dict; an index without division or modulus matches nothing.
+    `match_mod_div_block_expr` (torch/_inductor/codegen/block_analysis.py) matches a pattern with sympy, in a time that
+    grows exponentially with the rank: a net of three convolutions took minutes. `matched_blocks` reads the terms of the
+    index. What it found is kept in the dict, since every pair of nodes that might fuse asks again.
 
     A grid of three dimensions cannot be launched if y or z exceeds what CUDA allows, and with a reduction it has
     produced kernels that address a dimension that the grid does not have (torch 2.11 to 2.13). `launchable_tiling` uses
@@ -164,6 +165,10 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
     cancels nothing that is written in two ways: the mean of ``relu`` over images of symbolic height and width divides
     ``s0*h*w + s0*h + s0*w + s0`` by ``h*w + h + w + 1``. Such a quotient cannot be printed (torch 2.11: "exponent must
     be non-negative, got -1"). Here it is cancelled.
+
+    A kernel has two dimensions to reduce over at most, but `get_nd_tilings` looks for as many as a pointwise kernel may
+    have. For three it ends with an AssertionError; before torch 2.12 it drops one. Here the leading ones are merged, as
+    it merges those above its own limit.
 
     A pointwise kernel with three tile dimensions is not tuned: it gets blocks of 16 by 16 by 16, each row of which is
     a quarter of what neighbouring threads could read together. Here it gets the choice that `max_autotune_pointwise`
@@ -182,7 +187,8 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
 
     with _install_lock:
         if not hasattr(BlockPatternMatcher.match_mod_div_block_expr, "__wrapped__"):
-            _replace(BlockPatternMatcher, "match_mod_div_block_expr", _remembered_match, memo_of_current)
+            _replace(BlockPatternMatcher, "match_mod_div_block_expr", _match_blocks, memo_of_current)
+            _replace(SIMDScheduling, "create_tiling", _create_with_two_reductions, memo_of_current)
             _replace(SIMDScheduling, "complete_partial_tiling", _complete_exactly, memo_of_current)
             _replace(SIMDScheduling, "get_first_compatible_tiling", _choose_launchable, memo_of_current)
             _replace(SIMDScheduling, "generate_combo_kernel_code", _write_two_dimensions_together, memo_of_current)
@@ -191,16 +197,86 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
                 CantSplit.__init__.__defaults__ = (None, None)
 
 
-def _remembered_match(match: Any, memo: Any, cls: Any, index: Any, index_var: Any, numel: Any, num_dims: int) -> Any:
-    from torch.utils._sympy.functions import FloorDiv, ModularIndexing
-
-    if index.has(index_var) and not index.has(FloorDiv, ModularIndexing):
-        return None
+def _match_blocks(_match: Any, memo: Any, cls: Any, index: Any, index_var: Any, numel: Any, num_dims: int) -> Any:
     key = (index, index_var, numel, num_dims)
     if key not in memo:
-        memo[key] = match(cls, index, index_var, numel, num_dims)
+        memo[key] = matched_blocks(cls._preprocess(index), index_var, numel, num_dims)
     found = memo[key]
     return found if found is None else tuple(list(part) for part in found)
+
+
+def matched_blocks(
+    index: Any, index_var: Any, numel: Any, num_dims: int
+) -> tuple[list[Any], list[Any], list[Any]] | None:
+    """The block that *index* walks through while *index_var* counts to *numel*: sizes, strides, positions.
+
+    Example: ``8*FloorDiv(i, 4) + 2*ModularIndexing(i, 1, 4)`` over 12 elements walks through 3 rows of 4. Its sizes are
+    ``[3, 4]``, its strides ``[8, 2]``, and the positions are the two terms without their strides. The stride is 0 where
+    it does not move. There are *num_dims* dimensions, with sizes of 1 behind the first if it has fewer. Returns None if
+    *index* is no such sum.
+    """
+    import sympy
+    from torch._inductor.virtualized import V
+    from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+
+    strides: dict[Any, Any] = {}
+    for term in sympy.Add.make_args(index):
+        stride, position = term.as_independent(index_var, as_Add=False)
+        if isinstance(position, FloorDiv | ModularIndexing):
+            of, *sizes = position.args
+            if position in strides or of != index_var or any(size.has(index_var) for size in sizes):
+                return None
+            strides[position] = stride
+        elif term != 0:
+            return None
+
+    dims: list[tuple[Any, Any]] = []  # of sizes and strides, from the innermost to the second
+    inner, leading_stride = sympy.S.One, sympy.S.Zero  # inner: the product of the sizes in dims
+    left = list(strides)
+    while left:
+        innermost = (one for one in left if None not in [_quotient(other.args[1], one.args[1]) for other in left])
+        position = next(innermost, None)
+        skipped = position and _quotient(position.args[1], inner)
+        if skipped is None:
+            return None
+        left.remove(position)
+        if skipped != 1:
+            dims.append((skipped, sympy.S.Zero))
+        inner *= skipped
+        if isinstance(position, ModularIndexing):
+            dims.append((position.args[2], strides[position]))
+            inner *= position.args[2]
+        elif left:
+            return None
+        else:
+            leading_stride = strides[position]
+    if len(dims) >= num_dims or not V.graph.sizevars.statically_known_multiple_of(numel, inner):
+        return None
+
+    unused = [(sympy.S.One, sympy.S.Zero)] * (num_dims - 1 - len(dims))
+    positions, inner = [], sympy.S.One
+    for size, _ in (*dims, *unused):
+        positions.append(ModularIndexing(index_var, inner, size))
+        inner *= size
+    dims = [*dims, *unused, (numel / inner, leading_stride)]
+    positions.append(FloorDiv(index_var, inner))
+    return [size for size, _ in dims[::-1]], [stride for _, stride in dims[::-1]], positions[::-1]
+
+
+def _quotient(whole: Any, part: Any) -> Any:
+    """*whole* divided by *part*; None if that is not known to be an integer."""
+    import sympy
+
+    quotient = sympy.cancel(whole / part)
+    return quotient if quotient.is_integer else None
+
+
+def _create_with_two_reductions(create: Any, _memo: Any, cls: Any, pointwise: Any, reduction: Any) -> Any:
+    from torch._inductor.utils import sympy_product
+
+    if len(reduction) > 2:
+        reduction = (sympy_product(reduction[:-1]), reduction[-1])
+    return create(cls, pointwise, reduction)
 
 
 def _complete_exactly(complete: Any, _memo: Any, cls: Any, tiling: Any, numel: Any, reduction_numel: Any) -> Any:
