@@ -18,7 +18,7 @@ from torch._inductor.graph import GraphLowering
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-KEEP, REINPLACE, REREAD = "keep_copies_of_mutated", "reinplace_unread", "fuse_rereads_in_place"
+KEEP, REINPLACE, REREAD = "keep_copies", "reinplace_unread", "fuse_rereads_in_place"
 
 
 def _reversed_into(source: Tensor, target: Tensor) -> None:
@@ -97,6 +97,30 @@ def two_tensors_exchanged(x: Tensor, s: Tensor) -> Tensor:
     return x
 
 
+def a_view_and_zeros_then_a_mutation(x: Tensor, _: Tensor) -> Tensor:
+    y = x.view(-1) + torch.zeros(x.numel())
+    x.add_(1)
+    return y
+
+
+def a_product_with_ones(x: Tensor, _: Tensor) -> Tensor:
+    return torch.ones_like(x) * x
+
+
+def a_view_of_a_difference_from_zeros(x: Tensor, _: Tensor) -> Tensor:
+    return (x - torch.zeros_like(x)).t()
+
+
+def elements_in_the_order_of_zeros(x: Tensor, _: Tensor) -> Tensor:
+    return torch.as_strided(torch.zeros(*x.shape) + x.t(), (x.numel(),), (1,))
+
+
+def a_view_of_a_changed_product_with_ones(x: Tensor, _: Tensor) -> Tensor:
+    y = torch.ones_like(x) * x
+    y.copy_(y.clone())
+    return y.t()
+
+
 BROKEN: list[tuple[Callable[..., Tensor], str]] = [
     (a_clone_for_an_operator, KEEP),
     (a_clone_for_our_operator, KEEP),
@@ -109,6 +133,11 @@ BROKEN: list[tuple[Callable[..., Tensor], str]] = [
     (a_shift_by_one_row, ""),  # a race on a GPU
     (a_shift_after_a_mutation, REREAD),
     (two_tensors_exchanged, KEEP),
+    (a_view_and_zeros_then_a_mutation, KEEP),
+    (a_product_with_ones, KEEP),
+    (a_view_of_a_difference_from_zeros, KEEP),
+    (elements_in_the_order_of_zeros, KEEP),
+    (a_view_of_a_changed_product_with_ones, KEEP),
 ]
 
 

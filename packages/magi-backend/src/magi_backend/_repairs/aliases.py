@@ -8,8 +8,10 @@ as long as each reader still finds the value that it read in the functional grap
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +20,7 @@ from ._defect import Defect, report
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from torch.fx import Graph, Node
 
@@ -43,6 +45,24 @@ def is_view(node: Node) -> bool:
     """Whether *node* computes nothing: what it returns lies in the memory of its arguments."""
     own = storages(node)
     return bool(own) and any(own & storages(argument) for argument in node.all_input_nodes)
+
+
+def renew_views(graph: Graph) -> None:
+    """Tell again in which memory each view lies.
+
+    A pass that replaces a copy by its source leaves the views of the copy in a memory that is nobody's, so that the
+    next one takes them for values of their own.
+    """
+    from torch._inductor.virtualized import V
+
+    for node in graph.nodes:
+        views = node.target is operator.getitem or any(
+            each.alias_info is not None and not each.alias_info.is_write
+            for each in getattr(getattr(node.target, "_schema", None), "returns", ())
+        )
+        if views and storages(node) and not is_view(node) and "unbacked_bindings" not in node.meta:
+            with V.fake_mode:
+                node.meta["val"] = node.target(*_values(node.args), **_values(node.kwargs))
 
 
 def is_copy_into(node: Node) -> bool:
@@ -202,20 +222,15 @@ def other_arguments(node: Node) -> list[Node]:
     return [leaf for leaf in leaves if storage_of(leaf) is not None]
 
 
-def _removed_copies(graph: Graph, original: Callable[[Graph], None]) -> list[Node]:
-    """The nodes that *original* would replace by their sources, which have another storage."""
+def _removed_copies(graph: Graph, trial: Callable[[Graph, dict[Node, Node]], None]) -> list[Node]:
+    """The nodes that *trial*, a pass, replaces by nodes that have another storage.
+
+    The pass runs on a copy of *graph*, whose nodes it gets by those of *graph*.
+    """
     twin, twins = twin_of(graph)
-    original(twin)
+    trial(twin, twins)
     left = set(twin.nodes)
     return [node for node in graph.nodes if twins[node] not in left and not is_view(node) and storage_of(node)]
-
-
-def _source(copy: Node) -> Node:
-    """What `remove_noop_ops` puts in the place of *copy*."""
-    from torch._inductor.fx_passes.post_grad import noop_registry
-
-    source = noop_registry[copy.target][1]
-    return copy.args[source] if isinstance(source, int) else source(copy.args)  # type: ignore[return-value]
 
 
 def _written_and_read(node: Node) -> Iterator[tuple[Node, list[Node]]]:
@@ -251,17 +266,26 @@ def _needed(graph: Graph, memory: Memory) -> set[Node]:
     return needed
 
 
-def _copies_to_keep(graph: Graph, original: Callable[[Graph], None]) -> set[Node]:
-    if not any(next(_written_and_read(node), None) for node in graph.nodes):
-        return set()
-    copies = _removed_copies(graph, original)
+def returned_together(graph: Graph, memory: Memory) -> Any:
+    """What merged an output with an input or with another output, of which each has its own memory before."""
+    inputs = {storage_of(node) for node in graph.find_nodes(op="placeholder")}
+    returned: dict[int | None, int | None] = {}
+    for storage in filter(None, map(storage_of, graph.output_node().all_input_nodes)):
+        root = memory.root(storage)
+        if returned.setdefault(root, storage) != storage or root in inputs - {storage}:
+            return memory.why.get(storage) or memory.why[returned[root]]
+    return None
+
+
+def _copies_to_keep(graph: Graph, sources: dict[Node, Node]) -> set[Node]:
+    """Those of the copies that *sources* replaces without which the graph computes or returns something else."""
     kept: set[Node] = set()
     while True:
         memory = Memory()
-        for copy in copies:
+        for copy, source in sources.items():
             if copy not in kept:
-                memory.merge(copy, _source(copy), copy)
-        needed = _needed(graph, memory)
+                memory.merge(copy, source, copy)
+        needed = _needed(graph, memory) or {returned_together(graph, memory)} - {None}
         if not needed:
             return kept
         kept |= needed
@@ -269,6 +293,21 @@ def _copies_to_keep(graph: Graph, original: Callable[[Graph], None]) -> set[Node
 
 def _placeholder(*args: Any, **kwargs: Any) -> None:
     """The target of a copy that torch must not remove, and of a reader that it must see, while it decides."""
+
+
+@contextlib.contextmanager
+def _keeping(copies: Collection[Node]) -> Iterator[None]:
+    """Hide *copies* from a pass that would remove them."""
+    if copies:
+        report("keep_copies")
+    targets = {copy: copy.target for copy in copies}
+    for copy in copies:
+        copy.target = _placeholder
+    try:
+        yield
+    finally:
+        for copy, target in targets.items():
+            copy.target = target
 
 
 def _remove_noops(original: Callable[[Graph], None], graph: Graph) -> None:
@@ -279,27 +318,76 @@ def _remove_noops(original: Callable[[Graph], None], graph: Graph) -> None:
     input, reads the changed source. So does an operator that mutates the source and reads the copy, or the other way
     round. Upstream: pytorch #198131 and #198031.
     """
-    targets = {copy: copy.target for copy in _copies_to_keep(graph, original)}
-    if targets:
-        report("keep_copies_of_mutated")
-    for copy in targets:
-        copy.target = _placeholder
-    try:
+    from torch._inductor.fx_passes.post_grad import noop_registry
+
+    def source(copy: Node) -> Any:
+        place = noop_registry[copy.target][1]
+        return copy.args[place] if isinstance(place, int) else place(copy.args)
+
+    kept: set[Node] = set()
+    if any(next(_written_and_read(node), None) for node in graph.nodes):
+        renew_views(graph)
+        removed = _removed_copies(graph, lambda twin, _: original(twin))
+        kept = _copies_to_keep(graph, {copy: source(copy) for copy in removed})
+    with _keeping(kept):
         original(graph)
-    finally:
-        for copy, target in targets.items():
-            copy.target = target
 
 
-KEEP_COPIES_OF_MUTATED = Defect(
-    name="keep_copies_of_mutated",
+_COMMUTATIVE = (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor)
+_IDENTITIES = (*_COMMUTATIVE, torch.ops.aten.sub.Tensor, torch.ops.aten.div.Tensor)
+
+
+def _remove_identities(
+    original: Callable[[Any, Any, Any], None], gm: Any, zeros: Collection[Node], ones: Collection[Node]
+) -> None:
+    """Remove ``x + zeros`` and ``x * ones``, but keep what is returned beside ``x``, or read after ``x`` has changed.
+
+    ``remove_no_ops`` puts ``x`` in the place of the sum. In ``return x, x + zeros`` the caller gets one tensor for two,
+    and after ``y = x.view(-1) + zeros; x.add_(1)`` the sum has changed too. It also gives ``x`` the description of the
+    sum: another memory, so that torch takes views of ``x`` for copies, and its strides, which in ``zeros + x.t()`` are
+    those of the zeros. Related: pytorch #174187.
+    """
+    from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
+
+    graph, constants = gm.graph, {*zeros, *ones}
+    if not any(user.target in _IDENTITIES for node in constants for user in node.users):
+        original(gm, zeros, ones)
+        return
+
+    def trial(twin: Graph, twins: dict[Node, Node]) -> None:
+        original(SimpleNamespace(graph=twin), *({twins[node] for node in nodes} for nodes in (zeros, ones)))
+
+    renew_views(graph)
+    sources: dict[Node, Node] = {}
+    kept: set[Node] = set()
+    for copy in _removed_copies(graph, trial):
+        source: Any = copy.args[1 if copy.target in _COMMUTATIVE and copy.args[0] in constants else 0]
+        mine, its = copy.meta["val"], source.meta["val"]
+        if not statically_known_true(sym_eq(mine.stride(), its.stride())):
+            kept.add(copy)
+        elif mine.dtype is its.dtype:
+            sources[copy] = source
+    kept |= _copies_to_keep(graph, sources)
+    known = [(source, dict(source.meta)) for copy, source in sources.items() if copy not in kept]
+    with _keeping(kept):
+        original(gm, zeros, ones)
+    for source, meta in known:
+        source.meta = meta
+    renew_views(graph)
+
+
+KEEP_COPIES = Defect(
+    name="keep_copies",
     effect="a copy of a tensor that is changed in place afterwards, or by the operator that reads the copy, has the "
-    "changed elements",
+    "changed elements; `x + zeros` and `x * ones` are `x` itself, not a copy",
     severity="wrong code",
     since=(2, 10, 0),
     fixed=None,
-    repair="the copy is kept where its source changes before its last reader",
-    replaces={"torch._inductor.fx_passes.post_grad:remove_noop_ops": _remove_noops},
+    repair="the copy is kept where its source changes before its last reader, or is returned too",
+    replaces={
+        "torch._inductor.fx_passes.post_grad:remove_noop_ops": _remove_noops,
+        "torch._inductor.fx_passes.joint_graph:remove_no_ops": _remove_identities,
+    },
     is_of_joint_graphs=True,
 )
 
@@ -415,7 +503,7 @@ class _Walk:
                 found = found or self._written(step, write)
             if found is not None:
                 return found
-        return self._returned(graph)
+        return returned_together(graph, self.memory)  # type: ignore[no-any-return]
 
     def _lost(self, read: Node) -> _Write | None:
         """The write to undo if *read* is not any more what it was when it was computed."""
@@ -452,16 +540,6 @@ class _Walk:
             self.memory.merge(write.result, write.tensor, write)
         return None
 
-    def _returned(self, graph: Graph) -> _Write | None:
-        """The write to undo if an output shares memory with an input or another output, and has its own before."""
-        inputs = {storage_of(node) for node in graph.find_nodes(op="placeholder")}
-        returned: dict[int | None, int | None] = {}
-        for storage in filter(None, map(storage_of, graph.output_node().all_input_nodes)):
-            root = self.memory.root(storage)
-            if returned.setdefault(root, storage) != storage or root in inputs - {storage}:
-                return self.memory.why.get(storage) or self.memory.why[returned[root]]  # type: ignore[no-any-return]
-        return None
-
 
 def _decided(graph: Graph, original: Callable[[Graph], None]) -> _Write | None:
     """One of the writes that *original* would decide on although it must not."""
@@ -489,6 +567,7 @@ def _reinplace(original: Callable[[Graph], None], graph: Graph) -> None:
 
     readers: list[Node] = []
     if any(map(_may_write, graph.nodes)):
+        renew_views(graph)
         counted = dict(ReinplaceCounters._values)
         while (write := _decided(graph, original)) is not None:
             assert len(readers) <= len(graph.nodes), f"torch writes into {write.tensor}, which is read"

@@ -7,6 +7,7 @@ ours.
 
 from __future__ import annotations
 
+import functools
 import operator
 from typing import TYPE_CHECKING, Any
 
@@ -140,4 +141,44 @@ MATCH_WHOLE_PERMUTATIONS = Defect(
     repair="the pattern, which lacks one of its inputs, matches nothing",
     replaces={"torch._inductor.pattern_matcher:PatternMatcherPass.apply": _apply_patterns},
     is_of_joint_graphs=True,
+)
+
+
+def _replace_by_example(
+    original: Callable[..., Any], match: Any, replacement: Any, args: Any, trace: Any = None, **kwargs: Any
+) -> Any:
+    """Replace a mutating operator by its dense form, also if the sizes are not written alike before and after.
+
+    What the operator replaces is traced twice, with the tensors that eager has and with those of the graph. torch
+    asserts that both graphs have the same number of nodes, to take the descriptions of eager's tensors from one to the
+    other. With symbolic sizes, a size that is one node in one of them may be two in the other.
+    """
+
+    def trace_both(function: Any, values: Any) -> Any:
+        traced = trace(function, values)
+        if isinstance(function, torch.fx.GraphModule) and len(function.graph.nodes) != len(traced.graph.nodes):
+            report("count_operators_only")
+            told = [node for node in function.graph.nodes if _OF_EAGER in node.meta]
+            targets = {node.target for node in told}
+            for node, taking in zip(told, (n for n in traced.graph.nodes if n.target in targets), strict=True):
+                taking.meta[_OF_EAGER] = node.meta[_OF_EAGER]
+            function.graph = traced.graph
+        return traced
+
+    if trace is None:
+        trace = functools.partial(torch._inductor.pattern_matcher.fwd_only, **kwargs)
+    return original(match, replacement, args, trace_both)
+
+
+_OF_EAGER = "eager_input_vals"
+
+COUNT_OPERATORS_ONLY = Defect(
+    name="count_operators_only",
+    effect="an operator that mutates two tensors of the same symbolic sizes does not compile: AssertionError in "
+    "replace_by_example",
+    severity="no code",
+    since=(2, 10, 0),
+    fixed=None,
+    repair="the tensors of eager are found by the operator that takes them",
+    replaces={"torch._inductor.pattern_matcher:Match.replace_by_example": _replace_by_example},
 )
