@@ -27,7 +27,7 @@ from torch._inductor.sizevars import SizeVarAllocator
 from torch._inductor.virtualized import V
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
-from torch.utils._sympy.functions import FloorDiv, Identity, ModularIndexing
+from torch.utils._sympy.functions import FloorDiv, FloorToInt, Identity, ModularIndexing, ToFloat
 
 
 if TYPE_CHECKING:
@@ -186,6 +186,18 @@ def test_what_fits_is_guarded_once(sizes: tuple[int, int], limit: int, compilati
 def test_a_number_that_sympy_must_leave_alone_fits() -> None:
     """It is what is left of the index of a size that broadcasts."""
     assert _is_within(ShapeEnv(), 25 * Identity(sympy.Integer(2)))
+
+
+def test_a_python_number_fits() -> None:
+    assert _is_within(ShapeEnv(), 25)
+
+
+def test_what_is_computed_with_floats_is_not_guarded() -> None:
+    """No guard can be written with it."""
+    shape_env = ShapeEnv()
+    scaled = FloorToInt(ToFloat(_size(shape_env, 10)) * 1.5)
+    assert not _is_within(shape_env, scaled)
+    assert not shape_env.guards
 
 
 def test_sizes_that_depend_on_data_are_not_guessed() -> None:

@@ -125,18 +125,21 @@ def guarded_within(size: Any, limit: int) -> bool:
     """Whether *size* is at most *limit*, for all inputs that the guards admit; a guard is added if needed.
 
     If no guard can be added, only known bounds count: for sizes that depend on data, for packages that are compiled
-    ahead of time, and for a backward that is compiled late.
+    ahead of time, for a backward that is compiled late, and for what is computed with floats, such as the size of an
+    image that is scaled by 1.5.
     """
+    import sympy
     from torch._inductor.virtualized import V
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
     sizevars = V.graph.sizevars
     # A number within `Identity` has no hint.
-    size = sizevars.remove_precomputed_replacements(size).expand(identity=True)
+    size = sizevars.remove_precomputed_replacements(sympy.sympify(size)).expand(identity=True)
     if sizevars.statically_known_leq(size, limit):
         return True
     shape_env = sizevars.shape_env
-    if shape_env.frozen or V.aot_compilation or free_unbacked_symbols(size):
+    has_floats = size.has(sympy.Float) or not all(part.is_integer for part in size.atoms(sympy.Function))
+    if shape_env.frozen or V.aot_compilation or free_unbacked_symbols(size) or has_floats:
         return False
     # torch 2.12 has the first name; the second warns there from 2.13 on.
     hint = getattr(shape_env, "guarding_hint_or_throw", None) or shape_env.size_hint
