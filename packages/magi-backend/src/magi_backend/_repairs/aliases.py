@@ -60,7 +60,9 @@ def renew_views(graph: Graph) -> None:
             each.alias_info is not None and not each.alias_info.is_write
             for each in getattr(getattr(node.target, "_schema", None), "returns", ())
         )
-        if views and storages(node) and not is_view(node) and "unbacked_bindings" not in node.meta:
+        # A folded constant has no description.
+        is_known = "unbacked_bindings" not in node.meta and all("val" in each.meta for each in node.all_input_nodes)
+        if views and storages(node) and not is_view(node) and is_known:
             with V.fake_mode:
                 node.meta["val"] = node.target(*_values(node.args), **_values(node.kwargs))
 
