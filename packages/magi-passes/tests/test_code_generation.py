@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -289,13 +290,34 @@ def test_a_kernel_that_does_not_divide_is_not_a_type_error(inductor: Any) -> Non
         raise CantSplit  # type: ignore[call-arg]
 
 
+def test_the_matcher_searches_once_and_not_at_all_without_division(
+    inductor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    original = BlockPatternMatcher._preprocess
+
+    def counting(index: Any) -> Any:
+        asked.append(index)
+        return original(index)
+
+    def match(*indices: Any) -> None:
+        for index in indices:
+            assert BlockPatternMatcher.match_mod_div_block_expr(index, INDEX, sympy.Integer(16), 2) is None
+
+    monkeypatch.setattr(BlockPatternMatcher, "_preprocess", staticmethod(counting))
+    no_block = FloorDiv(INDEX, 4) * FloorDiv(INDEX, 2)
+    _while_compiling(lambda: match(no_block, no_block, 3 * INDEX))
+    assert asked == [no_block]
+    BlockPatternMatcher.match_mod_div_block_expr(3 * INDEX, INDEX, sympy.Integer(16), 2)
+    assert asked[1:] == [3 * INDEX], "outside of a compilation the matcher is torch's own"
+
+
 def _index_of(sizes: list[Any], strides: list[Any]) -> Any:
     """The index of an element in a block of *sizes* with *strides*."""
-    inner, index = sympy.S.One, sympy.S.Zero
-    for size, stride in list(zip(sizes, strides, strict=True))[:0:-1]:
-        index += stride * ModularIndexing(INDEX, inner, size)
-        inner *= size
-    return index + strides[0] * FloorDiv(INDEX, inner)
+    leading, *others = BlockPatternMatcher.get_slice_numels(sizes)
+    positions = [ModularIndexing(INDEX, within, size) for within, size in zip(others, sizes[1:], strict=True)]
+    # torch's sympy_dot expands what it adds.
+    return sum(map(operator.mul, strides, [FloorDiv(INDEX, leading), *positions]), sympy.S.Zero)
 
 
 HALF = FloorDiv(Y - 1, 2) + 1

@@ -144,6 +144,9 @@ MATCH_WHOLE_PERMUTATIONS = Defect(
 )
 
 
+_OF_EAGER = "eager_input_vals"
+
+
 def _replace_by_example(
     original: Callable[..., Any], match: Any, replacement: Any, args: Any, trace: Any = None, **kwargs: Any
 ) -> Any:
@@ -169,8 +172,6 @@ def _replace_by_example(
         trace = functools.partial(torch._inductor.pattern_matcher.fwd_only, **kwargs)
     return original(match, replacement, args, trace_both)
 
-
-_OF_EAGER = "eager_input_vals"
 
 COUNT_OPERATORS_ONLY = Defect(
     name="count_operators_only",

@@ -162,15 +162,14 @@ def keep_strides_of_outputs(graph: Graph) -> None:
     Of an output that is a view, Inductor keeps the order of the strides alone (`GraphLowering.run_node`): with another
     layout behind it, a view with gaps is returned as a dense copy. A copy that the graph makes gets the gaps as well.
     Views of inputs stay views, and so do outputs that share memory, because AOTAutograd makes them again from what they
-    are views of. What is saved for the backward graph is no such output.
+    are views of. It does not do that for a view of a tensor that is only saved for the backward graph.
     """
     _keep_strides_of_bases(graph)
     output = graph.output_node()
     returned = [output.args[0][place] for place in output.meta.get("user_visible_output_idxs", ())]  # type: ignore[index]
-    visible = dict.fromkeys(node for node in returned if isinstance(node, torch.fx.Node))
-    owners = [_owner_of_memory(node) for node in visible]
-    for node in visible:
-        memory = _owner_of_memory(node)
+    memories = {node: _owner_of_memory(node) for node in returned if isinstance(node, torch.fx.Node)}
+    owners = list(memories.values())
+    for node, memory in memories.items():
         is_view_of_what_is_inside = memory is not node and memory.op == "call_function" and owners.count(memory) == 1
         if is_view_of_what_is_inside and not _is_dense(node):
             output.replace_input_with(node, Writer(graph, output)(aten.clone.default, node))

@@ -201,6 +201,10 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
 
 
 def _match_blocks(_match: Any, memo: Any, cls: Any, index: Any, index_var: Any, numel: Any, num_dims: int) -> Any:
+    from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+
+    if index.has(index_var) and not index.has(FloorDiv, ModularIndexing):
+        return None
     key = (index, index_var, numel, num_dims)
     if key not in memo:
         memo[key] = matched_blocks(cls._preprocess(index), index_var, numel, num_dims)
@@ -215,10 +219,11 @@ def matched_blocks(
 
     Example: ``8*FloorDiv(i, 4) + 2*ModularIndexing(i, 1, 4)`` over 12 elements walks through 3 rows of 4. Its sizes are
     ``[3, 4]``, its strides ``[8, 2]``, and the positions are the two terms without their strides. The stride is 0 where
-    it does not move. There are *num_dims* dimensions, with sizes of 1 behind the first if it has fewer. Returns None if
-    *index* is no such sum.
+    it does not move. There are *num_dims* dimensions, with sizes of 1 behind the first if it has fewer. For any other
+    kind of index, returns None.
     """
     import sympy
+    from torch._inductor.codegen.block_analysis import BlockPatternMatcher
     from torch._inductor.virtualized import V
     from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
@@ -233,7 +238,7 @@ def matched_blocks(
         elif term != 0:
             return None
 
-    dims: list[tuple[Any, Any]] = []  # of sizes and strides, from the innermost to the second
+    dims: list[tuple[Any, Any]] = []  # of sizes and strides, from the second to the innermost
     inner, leading_stride = sympy.S.One, sympy.S.Zero  # inner: the product of the sizes in dims
     left = list(strides)
     while left:
@@ -244,10 +249,10 @@ def matched_blocks(
             return None
         left.remove(position)
         if skipped != 1:
-            dims.append((skipped, sympy.S.Zero))
+            dims.insert(0, (skipped, sympy.S.Zero))
         inner *= skipped
         if isinstance(position, ModularIndexing):
-            dims.append((position.args[2], strides[position]))
+            dims.insert(0, (position.args[2], strides[position]))
             inner *= position.args[2]
         elif left:
             return None
@@ -257,13 +262,10 @@ def matched_blocks(
         return None
 
     unused = [(sympy.S.One, sympy.S.Zero)] * (num_dims - 1 - len(dims))
-    positions, inner = [], sympy.S.One
-    for size, _ in (*dims, *unused):
-        positions.append(ModularIndexing(index_var, inner, size))
-        inner *= size
-    dims = [*dims, *unused, (numel / inner, leading_stride)]
-    positions.append(FloorDiv(index_var, inner))
-    return [size for size, _ in dims[::-1]], [stride for _, stride in dims[::-1]], positions[::-1]
+    sizes, steps = map(list, zip((numel / inner, leading_stride), *unused, *dims, strict=True))
+    leading, *others = BlockPatternMatcher.get_slice_numels(sizes)
+    positions = [ModularIndexing(index_var, within, size) for within, size in zip(others, sizes[1:], strict=True)]
+    return sizes, steps, [FloorDiv(index_var, leading), *positions]
 
 
 def _quotient(whole: Any, part: Any) -> Any:
