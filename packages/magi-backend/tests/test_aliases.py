@@ -121,6 +121,10 @@ def a_view_of_a_changed_product_with_ones(x: Tensor, _: Tensor) -> Tensor:
     return y.t()
 
 
+def a_copy_of_a_view_of_a_copy(x: Tensor, _: Tensor) -> Tensor:
+    return x.clone().t().clone()
+
+
 BROKEN: list[tuple[Callable[..., Tensor], str]] = [
     (a_clone_for_an_operator, KEEP),
     (a_clone_for_our_operator, KEEP),
@@ -138,6 +142,7 @@ BROKEN: list[tuple[Callable[..., Tensor], str]] = [
     (a_view_of_a_difference_from_zeros, KEEP),
     (elements_in_the_order_of_zeros, KEEP),
     (a_view_of_a_changed_product_with_ones, KEEP),
+    (a_copy_of_a_view_of_a_copy, KEEP),
 ]
 
 

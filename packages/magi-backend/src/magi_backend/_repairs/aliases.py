@@ -318,7 +318,8 @@ def _remove_noops(original: Callable[[Graph], None], graph: Graph) -> None:
     ``remove_noop_ops`` replaces a copy (``clone``, ``copy``, a ``slice_scatter`` of everything, ...) by its source. The
     graph writes into its inputs at its end, and what reads the copy after that write, such as the write into another
     input, reads the changed source. So does an operator that mutates the source and reads the copy, or the other way
-    round. Upstream: pytorch #198131 and #198031.
+    round. And in ``x.clone().t().clone()`` the source of the second copy lies in ``x`` once the first is gone, which
+    torch does not see, so that the caller gets ``x.t()``. Upstream: pytorch #198131 and #198031.
     """
     from torch._inductor.fx_passes.post_grad import noop_registry
 
@@ -326,8 +327,10 @@ def _remove_noops(original: Callable[[Graph], None], graph: Graph) -> None:
         place = noop_registry[copy.target][1]
         return copy.args[place] if isinstance(place, int) else place(copy.args)
 
+    copies = [node for node in graph.nodes if node.target in noop_registry and not is_view(node)]
+    of_copies = {storage_of(source(copy)) for copy in copies} & {*map(storage_of, copies)} - {None}
     kept: set[Node] = set()
-    if any(next(_written_and_read(node), None) for node in graph.nodes):
+    if of_copies or any(next(_written_and_read(node), None) for node in graph.nodes):
         renew_views(graph)
         removed = _removed_copies(graph, lambda twin, _: original(twin))
         kept = _copies_to_keep(graph, {copy: source(copy) for copy in removed})
