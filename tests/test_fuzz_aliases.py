@@ -313,9 +313,13 @@ def differences(drawn: Sequence[Program], names: dict[str, Any], dynamic: bool) 
     expected = outcomes(drawn, names, size, "aot_eager", dynamic)
     try:
         actual = outcomes(drawn, names, size, "magi", dynamic)
-    except Exception as error:  # noqa: BLE001 (whatever the compiler raises is a difference)
+    except Exception as error:  # noqa: BLE001 (whatever the compiler raises is a difference, unless stock raises too)
         if len(drawn) > 1:
             return [line for program in drawn for line in differences([program], names, dynamic)]
+        try:
+            outcomes(drawn, names, size, "inductor", dynamic)
+        except Exception:  # noqa: BLE001
+            return []
         return [f"{drawn[0].text()}\n{type(error).__name__}: {error}"]
     found = []
     for program, mine, its in zip(drawn, actual, expected, strict=True):

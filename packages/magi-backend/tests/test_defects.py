@@ -101,6 +101,7 @@ def agree(actual: list[Tensor], expected: list[Tensor], atol: float = 1e-6) -> b
 
 
 @concerned("keep_mutation_order")
+@pytest.mark.skipif(torch_release() < (2, 13), reason="torch waits for the scatter")
 @pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_gradients_through_upsampling(dynamic: bool, fresh_caches: Path) -> None:
     for defect in known_defects():
@@ -122,6 +123,30 @@ def test_gradients_through_upsampling(dynamic: bool, fresh_caches: Path) -> None
     assert [each.name for each in backward.repairs if each.severity == "wrong code"] == ["keep_mutation_order"]
     report = Report("Upsampling", torch.__version__, (), (compilation,))
     assert "silently zero" in " ".join(report.to_text().split())
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_what_was_read_before_a_write_into_a_slice(dynamic: bool) -> None:
+    def read_and_write(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        read = x * 2
+        x[1:3] = y[:2]
+        return read, read * 3
+
+    def results(fn: Callable[..., Any]) -> list[Any]:
+        x, y = torch.arange(16.0).view(4, 4), -torch.arange(16.0).view(4, 4)
+        return [tensor.tolist() for tensor in (*fn(x, y), x)]
+
+    expected = results(read_and_write)
+    stock = results(torch.compile(read_and_write, dynamic=dynamic))
+    collector = Collector(fresh=True)
+    with collecting(collector):
+        ours = results(torch.compile(read_and_write, backend="magi", dynamic=dynamic))
+
+    assert ours == expected
+    assert (stock != expected) is (torch_release() < (2, 12))
+    (compilation,) = collector.compilations()
+    found = {each.name for graph in compilation.graphs for each in graph.repairs}
+    assert ("keep_mutation_order" in found) is (stock != expected)
 
 
 @concerned("order_symbolic_strides")

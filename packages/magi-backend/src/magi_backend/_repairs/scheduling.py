@@ -197,21 +197,25 @@ def _report_misplaced(nodes: Sequence[Any], order: Callable[[], Sequence[Any]]) 
 
 
 def _recompute_body(original: Callable[..., None], node: Any, *args: Any, **kwargs: Any) -> None:
-    """Keep the dependence of a recomputed loop body on the last write to a buffer.
+    """Keep what a node waits for besides the buffers that its recomputed loop body reads.
 
     ``SchedulerNode.recompute_size_and_body``, which the C++ backend calls to fuse loops, reads the dependences of a
-    node again from its body, where a mutated buffer has its first name, and renames them only if the node has fake
-    dependences. So a reader of ``index_put_``'s result no longer waits for it, and the two functions that order the
-    nodes may put it first. To find out whether they would have, they are called with the dependences that torch had
-    kept.
+    node again from its body. There a mutated buffer has its first name, so that a reader of ``index_put_``'s result no
+    longer waits for it (torch 2.13, pytorch #185509). And a write into a buffer does not depend on those that read it
+    before, so that ``v = x * 2; x[1:] = y; return v, v * 3`` computes from the new elements (torch 2.10 and 2.11,
+    pytorch #177631). The two functions that order the nodes may then put one of the two first. To find out whether
+    they would have, they are called with the dependences that torch had kept.
     """
+    from torch._inductor.dependencies import StarDep, WeakDep
+
+    reads = node.read_writes.reads
+    added = type(reads)(dep for dep in reads if isinstance(dep, (StarDep, WeakDep)))
     original(node, *args, **kwargs)
-    if node.mutation_renames:
-        lost = node.read_writes
-        renamed = lost.rename(node.mutation_renames)
-        if renamed != lost:
-            node.set_read_writes(renamed)
-            node.__dict__[_LOST] = (node.read_writes, lost.reads)
+    lost = node.read_writes
+    known = lost.with_read(added).rename(node.mutation_renames)
+    if known != lost:
+        node.set_read_writes(known)
+        node.__dict__[_LOST] = (node.read_writes, lost.reads)
 
 
 def _sort_topologically(original: Callable[..., list[Any]], scheduler: Any, nodes: list[Any]) -> list[Any]:
@@ -226,11 +230,12 @@ def _reorder_for_memory(original: Callable[..., list[Any]], nodes: list[Any], *a
 
 KEEP_MUTATION_ORDER = Defect(
     name="keep_mutation_order",
-    effect="on a CPU, gradients through upsampling and other scatter-adds are silently zero",
+    effect="on a CPU, gradients through upsampling and other scatter-adds are silently zero (torch 2.13), and what is "
+    "computed from a tensor before its slice is overwritten has the new elements (torch 2.10 and 2.11)",
     severity="wrong code",
-    since=(2, 13, 0),
+    since=(2, 10, 0),
     fixed=(2, 14, 0),
-    repair="a kernel that reads a mutated buffer waits for the mutation",
+    repair="a kernel that reads a mutated buffer waits for the mutation, and the mutation for those that read before",
     replaces={
         "torch._inductor.scheduler:SchedulerNode.recompute_size_and_body": _recompute_body,
         "torch._inductor.scheduler:Scheduler.topological_sort_schedule": _sort_topologically,
