@@ -326,8 +326,7 @@ def differences(drawn: Sequence[Program], names: dict[str, Any], dynamic: bool) 
         how = mine.differs_from(its)
         if "strides" in how:
             # Inductor's decompositions may choose others: of `torch.cat([x.t()])` eager makes rows, they make columns.
-            (its,) = outcomes([program], names, size, "aot_eager_decomp_partition", dynamic)
-            how = mine.differs_from(its)
+            how = mine.differs_from(outcomes([program], names, size, "aot_eager_decomp_partition", dynamic)[0])
         if how:
             found.append(f"{program.text()}\nsymbolic sizes: {dynamic}\n{how}")
     return found
