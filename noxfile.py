@@ -384,12 +384,13 @@ def card(session: nox.Session, release: str) -> None:
     place = ("tests/test_card_classes.py", f"--junitxml={report}")
     _run_tests(session, *place, marker="not gpu", env=ONE_THREAD | _inductor_cache(session), success_codes=[0, 1])
     cases = list(ET.parse(report).iter("testcase"))
-    said = [each.get("message", "") for case in cases for each in case if each.tag in {"failure", "error", "skipped"}]
+    notes = [each for case in cases for each in case if each.tag in {"failure", "error", "skipped"}]
+    said = [each.get("message", "") for each in notes]
     # Each of these is how the test begins what it says.
     kinds = [f"{sum(kind in text for text in said)} {kind}" for kind in ("stock fails", "magi fails", "differs")]
     seconds = sum(float(case.get("time", 0)) for case in cases)
     session.log(f"torch {torch}: {len(cases)} classes, {', '.join(kinds)}, {seconds:.0f} s of processor time")
-    if len(said) > sum("stock fails" in text for text in said):
+    if any(each.tag != "skipped" for each in notes):
         session.error("see above")
 
 

@@ -43,6 +43,7 @@ class RealClass:
         trains: Whether a training step is part of what is tested.
         keep: How many of equal blocks in a row stay.
         quick: Whether it belongs to the few that run each time.
+        stock_fails: The releases of torch whose own Inductor does not compile it, "2.11" for example.
     """
 
     library: str
@@ -57,6 +58,7 @@ class RealClass:
     trains: bool = False
     keep: int = 2
     quick: bool = False
+    stock_fails: Sequence[str] = ()
 
     def build(self, *, whole: bool = False) -> nn.Module:
         """The model in evaluation, its weights drawn from the current seed; with all its blocks where *whole*."""

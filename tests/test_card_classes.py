@@ -134,8 +134,11 @@ def test_code_is_generated_where_stock_generates_it_and_the_passes_change_no_res
         message = f"{type(error).__name__}: {error}"[:2000]
         try:
             graphs_of(kind, "inductor")
-        except Exception as of_stock:  # noqa: BLE001 (the class is not for this release of torch)
-            pytest.skip(f"stock fails: {type(of_stock).__name__}: {of_stock}"[:500])
+        except Exception as of_stock:  # noqa: BLE001 (whatever it is, the table has to know it)
+            stock = f"stock fails: {type(of_stock).__name__}: {of_stock}"[:500]
+            if torch.__version__.rpartition(".")[0] in kind.stock_fails:
+                pytest.skip(stock)
+            pytest.fail(f"{stock}\nclasses.yaml does not say so. magi: {message}")
         pytest.fail(f"magi fails, and stock does not: {message}")
     assert graphs.programs >= (2 if kind.trains else 1)
     assert graphs.calls >= 2

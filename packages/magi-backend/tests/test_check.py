@@ -116,8 +116,8 @@ def test_inference_mode(options: dict[str, Any]) -> None:
         assert report.agrees
         assert [d.name for d in report.calls[-1].differences] == [
             "output",
-            "argument after the call[0][0]",
-            "argument after the call[0][1]",
+            "argument[0][0] after the call",
+            "argument[0][1] after the call",
         ]
         with pytest.raises(MismatchError, match="The first operator that differs is cos "):
             torch.compile(wrong_on_the_way, backend="magi", options=PLANTED)(x)

@@ -271,6 +271,27 @@ def test_recompilations_and_graph_breaks_are_told(tmp_path: Path) -> None:
     assert f"Graph break at {__file__}:{line}, in broken" in text.replace("\n ", " ")
 
 
+COUNTED = """
+import torch
+
+compiled = torch.compile(
+    lambda x: x + 1, backend="magi", dynamic=True, options={"magi.hot_sizes": 1, "magi.hot_after": 2}
+)
+for size in (3, 4, 4, 4, 4, 5):
+    compiled(torch.ones(size))
+"""
+
+
+def test_sizes_are_counted_to_the_end_of_the_process(tmp_path: Path) -> None:
+    environment = os.environ | {"MAGI_COMPILE_REPORT": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", COUNTED], env=environment, check=True, capture_output=True)
+
+    (entry,) = entries(tmp_path)
+    assert entry.compilation.sizes is not None
+    calls = {use.sizes[0][1]: (use.calls, use.has_code) for use in entry.compilation.sizes.uses}
+    assert calls == {3: (1, False), 4: (4, True), 5: (1, False)}
+
+
 def test_a_function_that_dynamo_leaves_to_python_is_told(tmp_path: Path) -> None:
     @torch.compile(backend="magi", options={"magi.report": str(tmp_path)}, dynamic=False)
     def fn(x: torch.Tensor) -> torch.Tensor:
@@ -284,12 +305,16 @@ def test_a_function_that_dynamo_leaves_to_python_is_told(tmp_path: Path) -> None
     assert given_up.function.endswith(".fn")
     assert "recompile limit exceeded" in given_up.reason
     assert given_up.times >= 1
+    assert "mend those that are, and run again" in read_report(tmp_path).notes()[-1].advice
 
 
 @pytest.mark.parametrize(
     ("guard", "advised"),
     [
         ("tensor 'x' size mismatch at index 2. expected 3, actual 5", "torch._dynamo.mark_dynamic(x, 2)"),
+        ("tensor 'x' size mismatch at index 0. expected 3, actual 1", "Dimension 0 of x is 0 or 1 in some calls"),
+        ("tensor 'x' size mismatch at index 0. expected 1, actual 3", "always has a graph of its own"),
+        ("tensor 'x' size mismatch at index 0. expected 3, actual 17", "one graph serves all from 2 on"),
         ("tensor 'x' stride mismatch at index 1. expected 3, actual 5", "pass x.contiguous()"),
         ("tensor 'x' rank mismatch. expected 3, actual 2", "the same number of dimensions"),
         ("tensor 'x' requires_grad mismatch. expected requires_grad=1", "in some calls only"),

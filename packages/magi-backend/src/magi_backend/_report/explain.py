@@ -126,7 +126,7 @@ class Report:
 
     @property
     def agrees(self) -> bool:
-        """Whether every output and gradient of every call agrees with eager."""
+        """Whether every output, written argument and gradient of every call agrees with eager."""
         return all(difference.agrees for call in self.calls for difference in call.differences)
 
     def to_text(self, width: int = 120) -> str:

@@ -122,13 +122,16 @@ class RunReport:
             if any(not check.agrees for check in one.checks):
                 yield one.index, f"{name} differs from eager.", ""
             if again := one.recompiled:
-                yield one.index, f"{name} was compiled again: {again.guard}.", advice_on(again)
+                needed = f" It is needed at {again.place}." if again.place else ""
+                yield one.index, f"{name} was compiled again: {again.guard}.{needed}", advice_on(again)
             if slow := capture_line(one):
                 yield one.index, f"{name}: {slow}", ""
         for found in self.breaks:
             yield None, f"Graph break at {found.at}.", " ".join(found.at.hints[:1])
         for given_up in self.given_up:
-            yield None, f"{given_up.function} ({given_up.place}) runs in Python: {given_up.reason}", ""
+            limit = "recompile limit" in given_up.reason
+            hidden = "Guards that fail after this are not seen: mend those that are, and run again." if limit else ""
+            yield None, f"{given_up.function} ({given_up.place}) runs in Python: {given_up.reason}", hidden
 
     def compared_with(self, after: RunReport) -> Comparison:
         """What changed from this run to *after*: graphs, passes, kernels, settings and times."""

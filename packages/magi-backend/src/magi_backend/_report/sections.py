@@ -183,15 +183,20 @@ def capture_line(compilation: Compilation) -> str:
 
 # The advice for a guard refers to the groups of the match by number.
 _ADVICE = {
+    r"tensor '(.+?)' size mismatch at index (\d+)\. expected (?:[01],|\d+, actual [01]\b)": (
+        "Dimension {1} of {0} is 0 or 1 in some calls, and such a size always has a graph of its own. Call with it "
+        "while warming up, or pad it."
+    ),
     r"tensor '(.+?)' size mismatch at index (\d+)": (
-        "Mark the size before the first call, torch._dynamo.mark_dynamic({0}, {1}), and one graph serves all sizes. "
-        'Where few sizes come back, options={{"magi.hot_sizes": 4}} also gives each of them code of its own.'
+        "Mark the size before the first call, torch._dynamo.mark_dynamic({0}, {1}), and one graph serves all from 2 "
+        'on. Where few sizes come back, options={{"magi.hot_sizes": 4}} also gives each of them code of its own.'
     ),
     r"tensor '(.+?)' (?:stride|storage offset) mismatch": (
         "The layout of {0} differs between calls: pass {0}.contiguous(), or always the same layout."
     ),
     r"tensor '(.+?)' (?:rank mismatch|dispatch key set mismatch|dtype mismatch|device mismatch|Tensor device)": (
-        "{0} comes in another form: the same number of dimensions, dtype and device in each call need one graph."
+        "{0} comes in another form: the same number of dimensions, dtype and device in each call need one graph. Cast "
+        "or reshape it before the call, {0}.to(...), or accept a graph for each form."
     ),
     r"tensor '(.+?)' (?:requires_grad mismatch|dtype|.*requires_grad)": (
         "{0} requires gradients in some calls only; each of the two gets a graph."
@@ -251,7 +256,7 @@ def compilation_lines(one: Compilation, *, full: bool = False) -> Iterator[Line]
     if slow := capture_line(one):
         yield Line(slow)
     if again := one.recompiled:
-        where = {"It is a guard of compilation": again.of, "It is needed at": again.place} if full else {}
+        where = {"It is a guard of compilation": again.of if full else "", "It is needed at": again.place}
         more = "".join(f" {what} {value}." for what, value in where.items() if value)
         yield Line(f"compiled again: {again.guard}.{more} {advice_on(again)}", "yellow")
     if stopped := one.stopped:

@@ -203,8 +203,8 @@ def differences(
     written = {f"{after}{path}" for path in actual.written | expected.written}
 
     def input_title(name: str) -> str:
-        title = known.get(name.removeprefix(after))
-        return f"{title} after the call" if title else name
+        path = name.removeprefix(after)
+        return f"{known.get(path) or f'{kind}{path}'} after the call"
 
     def gradient_title(key: str) -> str:
         return f"gradient of {known.get(key) or (f'{kind}{key}' if key.startswith('[') else key)}"

@@ -174,8 +174,10 @@ def _replaced(lowering: SignatureLowering, *, override: bool) -> Registration | 
     other = OPS.get(lowering.title)
     if other is None:
         if compat.is_registered(lowering.title):
-            text = "the op is registered already, by another library. Choose another name."
-            raise DuplicateOpError(lowering.sentence(text))
+            text = "the op is registered already, by another library. Choose another name, or take that one away"
+            raise DuplicateOpError(
+                lowering.sentence(f"{text}: override=True replaces only what magi-opschema registered.")
+            )
         return None
     if not override:
         text = f"the op is registered already, by {other.lowering.name} ({other.lowering.location})."
