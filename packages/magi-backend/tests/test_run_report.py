@@ -447,6 +447,11 @@ def test_passes_and_settings_of_two_runs(tmp_path: Path) -> None:
     assert "pass Tiling on forward: ran (because) -> did not run (no need)" in list(pair.lines())
     assert "repair order on forward: 1 times -> not there" in list(pair.lines())
 
+    # A cache keeps the code alone, so what is not known of the second run is not said to be gone.
+    (pair,) = ran.compared_with(told(cached=True, nodes=0, symbols=(), passes=(), repairs=(), lowered="")).pairs
+    assert pair.changed == ()
+    assert list(pair.lines()) == ["one of the two came from a cache, so what passes and repairs did is not compared"]
+
 
 @pytest.mark.kernels
 def test_a_graph_from_a_cache_is_there_with_its_code(tmp_path: Path, fresh_caches: Path) -> None:

@@ -212,3 +212,22 @@ def test_nodes_in_another_order_are_no_flaw(inductor: Any) -> None:
     with torch.no_grad():
         compiled = torch.compile(lambda x: x.sin(), options=PassPipeline([Unsorted()]).inductor_options())
         torch.testing.assert_close(compiled(x), (-x).sin())
+
+
+@dataclass(frozen=True)
+class WritesWhatWasDecomposed(MagiInductorPass):
+    """Inductor has no lowering for a silu after the graph was decomposed."""
+
+    def __call__(self, graph: Graph) -> None:
+        for node in graph.find_nodes(op="call_function", target=aten.sin.default):
+            node.target = aten.silu.default
+
+
+@pytest.mark.parametrize("route", ["pipeline", "itself"])
+def test_an_error_of_inductor_says_which_passes_ran(inductor: Any, route: str) -> None:
+    options = OPTIONS[route](WritesWhatWasDecomposed())
+    with pytest.raises(Exception, match="silu") as caught:
+        torch.compile(lambda x: x.sin() + 1, options=options)(torch.ones(3))
+
+    (note,) = caught.value.__notes__
+    assert note.startswith("Passes had changed what was compiled: WritesWhatWasDecomposed ran on ")

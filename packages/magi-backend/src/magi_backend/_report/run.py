@@ -302,8 +302,8 @@ class Pair:
     @property
     def changed(self) -> tuple[str, ...]:
         """What differs, one word for each kind; times are left out, because they always differ."""
-        after = _parts(self.after)
-        return tuple(kind for kind, part in _parts(self.before).items() if part != after[kind])
+        before, after = self._compared()
+        return tuple(kind for kind, part in before.items() if part != after[kind])
 
     @property
     def ratio(self) -> float:
@@ -313,10 +313,12 @@ class Pair:
 
     def lines(self) -> Iterator[str]:
         """What changed, one sentence for each change."""
+        if self._half_cached:
+            yield "one of the two came from a cache, so what passes and repairs did is not compared"
         for name, lines in self.graph_diffs():
             added, removed = changed_lines(lines)
             yield f"{name}: {added} lines added, {removed} removed"
-        old, new = _parts(self.before), _parts(self.after)
+        old, new = self._compared()
         for what, kind in (("pass", "passes"), ("repair", "repairs"), ("setting", "settings")):
             before, after = old[kind], new[kind]
             for name in dict.fromkeys((*before, *after)):
@@ -328,10 +330,23 @@ class Pair:
 
     def graph_diffs(self) -> Iterator[tuple[str, list[DiffLine]]]:
         """The captured graph and each lowered graph that differ, by name."""
-        before, after = _parts(self.before)["graphs"], _parts(self.after)["graphs"]
+        before, after = (parts["graphs"] for parts in self._compared())
         for name in dict.fromkeys((*before, *after)):
             if before.get(name, "") != after.get(name, ""):
                 yield name, diff_lines(before.get(name, ""), after.get(name, ""))
+
+    @property
+    def _half_cached(self) -> bool:
+        return any(graph.cached for graph in self.before.graphs) != any(graph.cached for graph in self.after.graphs)
+
+    def _compared(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What is compared; of a graph from a cache the code alone is known."""
+        both = _parts(self.before), _parts(self.after)
+        if self._half_cached:
+            for parts in both:
+                captured = parts["graphs"]["captured graph"]
+                parts |= {"graphs": {"captured graph": captured}, "passes": {}, "repairs": {}}
+        return both
 
 
 def _parts(one: Compilation) -> dict[str, Any]:

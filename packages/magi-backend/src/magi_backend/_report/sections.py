@@ -221,9 +221,10 @@ _ADVICE = {
     ),
     r"BACKEND_MATCH": "The same function was compiled by two backends, or with other options.",
     r"^(\S+\.\S+) == …": (
-        "{0} is a number, and its value is part of the code. Where it changes between calls, pass it as an argument; "
-        "a number on a module stays open with torch._dynamo.config.allow_unspec_int_on_nn_module = True. A float field "
-        "of a record is a constant: make it a Tensor without dimensions."
+        "{0} is a number, and its value is part of the code. Where it changes between calls, pass it as an argument, "
+        "which Dynamo leaves open after the first change. With torch._dynamo.config.allow_unspec_int_on_nn_module = True "
+        "a number on a module is open after its first change too. A float field of a record is a constant: make it a "
+        "Tensor without dimensions."
     ),
     r"^(\S+) == …": (
         "{0} is a number, and its value is part of the code. After the first change Dynamo leaves it open, where the "
@@ -273,12 +274,12 @@ def compilation_tables(one: Compilation, *, full: bool = False) -> Iterator[Tabl
     """The tables about *one*; *full* adds what only a page has room for."""
     yield Table(
         "Graphs",
-        ("graph", "calls", "symbols", "kernels", "library calls", "compiled in"),
+        ("graph", "operators", "symbols", "kernels", "library calls", "compiled in"),
         (
             (
                 graph.title,
-                str(graph.nodes),
-                ", ".join(graph.symbols) or "none",
+                "" if graph.cached else str(graph.nodes),
+                "" if graph.cached else ", ".join(graph.symbols) or "none",
                 str(len(graph.kernels)),
                 ", ".join(f"{name} x{count}" for name, count in Counter(graph.externs).items()) or "none",
                 f"failed: {graph.error}" if graph.error else "from a cache" if graph.cached else shown(graph.seconds),
@@ -391,7 +392,7 @@ def compilation_as_text(one: Compilation) -> Iterator[Line | Table]:
     """What a terminal shows of *one*."""
     cache = one.cache
     used = f"caches: {cache.hits} hits, {cache.misses} misses" if cache.hits or cache.misses else "caches passed by"
-    facts = f"{called(one)}, {one.nodes} calls captured, {shown(one.seconds)}, {used}"
+    facts = f"{called(one)}, {one.nodes} operators captured, {shown(one.seconds)}, {used}"
     yield Line(f"Compilation {one.index}: {facts}", "bold")
     yield Line(f"inputs {summary(one.inputs)}")
     yield from compilation_lines(one)

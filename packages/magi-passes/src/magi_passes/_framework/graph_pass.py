@@ -37,6 +37,7 @@ from magi_passes.errors import (
 
 from .compilation import (
     Call,
+    Collector,
     GraphCompilation,
     PassContext,
     PassRecord,
@@ -401,22 +402,36 @@ def around_compile_fx(compile_fx: Callable[..., Any], args: tuple[Any, ...], kwa
     with _torch_compat.compiling.compilation_lock(), outside_of_current():
         patches = kwargs.get("config_patches") or {}
         hooks = _merged_hooks(patches)
-        call = Call(tuple(hooks.values()), current().collectors)
-        if not call.hooks and (not call.collectors or current().call is not None):
+        outside, own = current(), Collector([])
+        if not hooks and (not outside.collectors or outside.call is not None):
             return compile_fx(*args, **kwargs)
+        call = Call(tuple(hooks.values()), (*outside.collectors, own))
         inner_compile = kwargs.get("inner_compile") or _torch_compat.compiling.inner_compile()
 
         @functools.wraps(inner_compile)
         def in_this_call(*inner_args: Any, **inner_kwargs: Any) -> Any:
-            with within(call=call):
+            with within(call=call), _passes_named(own.records):
                 return inner_compile(*inner_args, **inner_kwargs)
 
-        with within(call=call):
+        with within(call=call), _passes_named(own.records):
             changed = {"inner_compile": in_this_call, "config_patches": {**patches, **hooks}}
             result = compile_fx(*args, **{**kwargs, **changed})
             for hook in () if call.graphs else hooks.values():
                 _record_cache_hit(hook, "cached")
         return result
+
+
+@contextlib.contextmanager
+def _passes_named(records: list[PassRecord]) -> Iterator[None]:
+    """A context from which an error leaves with a note of the passes that had run, perhaps on the graph that failed."""
+    try:
+        yield
+    except Exception as error:
+        if ran := "; ".join(str(record) for record in records if record.ran):
+            note = f"Passes had changed what was compiled: {ran}."
+            if note not in getattr(error, "__notes__", ()):
+                error.add_note(note)
+        raise
 
 
 def around_inner_compile(
