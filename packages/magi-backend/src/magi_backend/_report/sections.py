@@ -222,8 +222,8 @@ _ADVICE = {
     r"BACKEND_MATCH": "The same function was compiled by two backends, or with other options.",
     r"^(\S+\.\S+) == …": (
         "{0} is a number, and its value is part of the code. Where it changes between calls, pass it as an argument, "
-        "which Dynamo leaves open after the first change. With torch._dynamo.config.allow_unspec_int_on_nn_module = True "
-        "a number on a module is open after its first change too. A float field of a record is a constant: make it a "
+        "which Dynamo leaves open after the first change. A number on a module is open after its first change with "
+        "torch._dynamo.config.allow_unspec_int_on_nn_module = True. A float field of a record is a constant: make it a "
         "Tensor without dimensions."
     ),
     r"^(\S+) == …": (
