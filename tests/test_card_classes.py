@@ -87,7 +87,11 @@ def _run(pair: tuple[GraphModule, GraphModule], arguments: list[Any], graphs: Gr
 
 
 def _clone(value: Tensor) -> Tensor:
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).copy_(value)
+    """A copy with the same strides, also where elements share memory, as after `expand`."""
+    if value.numel() == 0:
+        return value.clone()
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    return value.as_strided((reach,), (1,)).clone().as_strided(value.shape, value.stride(), 0)
 
 
 def _difference(ours: Any, theirs: Any) -> str:
