@@ -42,7 +42,17 @@ COMPILES = COMPILES_ANEW | COMPILES_QUICKLY
 
 
 def test_every_example_has_promises() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(PROMISES)
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PROMISES, "serve"}
+
+
+def test_a_server_starts_warm(tmp_path: Path) -> None:
+    environment = COMPILES_QUICKLY | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    cold, warm = (python(EXAMPLES / "serve.py", seconds=LONG, env=environment) for _ in range(2))
+
+    assert "2 compilations, 0 of them after the first request" in cold
+    assert "caches: 0 hits" in cold
+    assert "2 compilations, 0 of them after the first request" in warm
+    assert " hits, 0 misses" in warm
 
 
 @pytest.mark.timeout(LONG)
