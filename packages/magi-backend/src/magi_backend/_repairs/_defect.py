@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import torch
 
-from magi_backend._torch_compat.compiling import torch_release
+from magi_backend._torch_compat.compiling import register_devices, torch_release
 
 
 def _always() -> bool:
@@ -77,6 +77,7 @@ def owner_of(place: str) -> tuple[Any, str]:
     """The class or module that has the function *place*, None if torch does not have it, and the function's name."""
     module, _, path = place.partition(":")
     *classes, attribute = path.split(".")
+    register_devices()
     owner: Any = importlib.import_module(module)
     for name in classes:
         owner = getattr(owner, name, None)

@@ -28,6 +28,17 @@ def torch_release() -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", torch_text())[:3]))
 
 
+def register_devices() -> None:
+    """Have the code of all devices registered before a module of one of them is imported (every torch release).
+
+    Inductor imports those modules when it asks for a device and none is registered. If one was imported by itself, the
+    others never are: on torch 2.10 no graph compiles for a CPU then, and on later ones xpu gets the code of a CPU.
+    """
+    from torch._inductor.codegen import common
+
+    common.get_device_op_overrides("cpu")
+
+
 def let_threads_register(backend: Callable[..., Any]) -> None:
     """Allow several threads to use the name *backend* for the first time at once (every torch release).
 
