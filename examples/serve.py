@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from typing import Any
 
 import torch
 from magi_backend import read_report
@@ -20,7 +21,7 @@ from torch import nn
 model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 4)).eval()
 # Any folder; that of the variable, if the run is to be looked at with `magi report`.
 report = os.environ.get("MAGI_COMPILE_REPORT") or tempfile.mkdtemp()
-options = {"magi.hot_sizes": 1, "magi.hot_after": 2, "magi.report": report}
+options: dict[str, Any] = {"magi.hot_sizes": 1, "magi.hot_after": 2, "magi.report": report}
 compiled = torch.compile(model, backend="magi", dynamic=True, options=options)
 
 # Who compiles waits, so what can be foreseen happens before the first request. A batch of 1 has a graph of its own, one
