@@ -20,6 +20,7 @@ from _card import CPU, moved_to_the_card, put_on
 from _real_classes import CLASSES, RealClass, train
 from torch import Tensor
 from torch._inductor.graph import GraphLowering
+from torch._inductor.utils import clone_preserve_strides
 from torch.fx import GraphModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map_only
@@ -72,7 +73,7 @@ def _run(pair: tuple[GraphModule, GraphModule], arguments: list[Any], graphs: Gr
     captured, compiled = pair
     given = list(arguments)
     arguments.clear()  # as a program does
-    copies = tree_map_only(Tensor, _clone, given)
+    copies = tree_map_only(Tensor, clone_preserve_strides, given)
     with torch.no_grad():
         torch.manual_seed(0)
         expected = torch.fx.Interpreter(captured).run(*copies)
@@ -84,14 +85,6 @@ def _run(pair: tuple[GraphModule, GraphModule], arguments: list[Any], graphs: Gr
         if found := _difference(ours, theirs):
             graphs.differences.append(f"graph {graphs.programs}, {name}: {found}")
     return made
-
-
-def _clone(value: Tensor) -> Tensor:
-    """A copy with the same strides, also where elements share memory, as after `expand`."""
-    if value.numel() == 0:
-        return value.clone()
-    reach = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
-    return value.as_strided((reach,), (1,)).clone().as_strided(value.shape, value.stride(), 0)
 
 
 def _difference(ours: Any, theirs: Any) -> str:

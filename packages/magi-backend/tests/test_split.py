@@ -91,7 +91,7 @@ def test_writes_keep_their_order_and_views_see_them() -> None:
     report = explain(fn, dynamic=True)(torch.randn(5, 8))
 
     assert report.agrees
-    assert any(difference.name.endswith(" after the call") for difference in report.calls[0].differences)
+    assert "argument[0][0] after the call" in {difference.name for difference in report.calls[0].differences}
     assert pieces(report) == (
         *("piece 0", "magi_backend_split::add_to", "piece 1", "magi_backend_split::add_to", "piece 2"),
     )

@@ -204,9 +204,9 @@ def test_duplicate_name_of_another_library(ns: str) -> None:
     library = torch.library.Library(ns, "FRAGMENT")
     library.define("op(Tensor x) -> Tensor")
     sentence = (
-        f"{ns}::op: the op is registered already, by another library. Choose another name, or take that one away: "
+        f"{ns}::op: the op is registered already, by another library. "
+        "Choose another name, or take that one away: override=True replaces only what magi-opschema registered."
     )
-    sentence += "override=True replaces only what magi-opschema registered."
     for override in (False, True):
         with pytest.raises(DuplicateOpError, match=re.escape(sentence)):
             magi_register_custom_op(f"{ns}::op", override=override)(plain)

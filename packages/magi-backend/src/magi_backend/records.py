@@ -282,6 +282,9 @@ class Recompilation:
     guard: str
     place: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.guard}." + (f" It is needed at {self.place}." if self.place else "")
+
 
 @dataclass(frozen=True)
 class Compilation:

@@ -9,6 +9,7 @@ import json
 import os
 import threading
 import time
+import weakref
 from collections import Counter
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -76,7 +77,9 @@ class ProcessFile:
         self._given_up: Counter[tuple[str, str, str]] = Counter()
         self._seen_breaks = 0
         self._written: ProcessRecord | None = None
-        atexit.register(self.write)
+        self.logs: weakref.WeakSet[CompilationLog] = weakref.WeakSet()
+        """Those of the compilations in the folder whose code may still be called."""
+        atexit.register(self._end)
         self.write()
 
     def note(self, end: _torch_compat.frames.FrameEnd) -> None:
@@ -86,6 +89,12 @@ class ProcessFile:
             with self._lock:
                 self._given_up[end.function, end.place, reason] += 1
         self.write()
+
+    def _end(self) -> None:
+        if os.getpid() == self._pid:
+            for log in list(self.logs):
+                log.write_counts()
+            self.write()
 
     def write(self) -> None:
         """Write the record to its file if it has changed; a process that was forked since has a file of its own."""
@@ -227,7 +236,9 @@ def open_log(
             log.update(**_capture(gm), captured=log.kept(gm))
             _frame.logs.append(log)
             if report:
-                _frame.files.add(process_file(report))
+                file = process_file(report)
+                file.logs.add(log)
+                _frame.files.add(file)
             _torch_compat.frames.when_frames_end(_frame_ended)
     start, counts = time.perf_counter(), _torch_compat.compiling.cache_counts()
     try:

@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
-import os
 import re
 import threading
 import time
-import weakref
 from collections import Counter
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -220,24 +217,16 @@ class CompilationLog:
         return CompilationLog(self.snapshot(), fresh=True, eager_random=self.eager_random)
 
     def count_sizes(self, sizes: Callable[[], SizesOutcome]) -> None:
-        """Call *sizes* for the sizes of the calls, each time that the record is read or written, and at the end."""
+        """Call *sizes* for the sizes of the calls, each time that the record is read or written."""
         self._sizes = sizes
-        if self._file is not None:
-            _counting.add(self)
+
+    def write_counts(self) -> None:
+        """Write the record once more if it counts, since calls go on after the last change of it."""
+        if self._sizes is not None:
+            self.update()
 
     def snapshot(self) -> Compilation:
         """The record as it is now."""
         with self._lock:
             compilation = self._compilation
         return compilation if self._sizes is None else replace(compilation, sizes=self._sizes())
-
-
-_counting: weakref.WeakSet[CompilationLog] = weakref.WeakSet()
-"""Those with a file whose code is still called, so that what the file says of the calls grows old."""
-os.register_at_fork(after_in_child=_counting.clear)
-
-
-@atexit.register
-def _write_counts() -> None:
-    for log in list(_counting):
-        log.update()

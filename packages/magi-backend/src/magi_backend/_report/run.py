@@ -122,8 +122,7 @@ class RunReport:
             if any(not check.agrees for check in one.checks):
                 yield one.index, f"{name} differs from eager.", ""
             if again := one.recompiled:
-                needed = f" It is needed at {again.place}." if again.place else ""
-                yield one.index, f"{name} was compiled again: {again.guard}.{needed}", advice_on(again)
+                yield one.index, f"{name} was compiled again: {again}", advice_on(again)
             if slow := capture_line(one):
                 yield one.index, f"{name}: {slow}", ""
         for found in self.breaks:

@@ -257,9 +257,8 @@ def compilation_lines(one: Compilation, *, full: bool = False) -> Iterator[Line]
     if slow := capture_line(one):
         yield Line(slow)
     if again := one.recompiled:
-        where = {"It is a guard of compilation": again.of if full else "", "It is needed at": again.place}
-        more = "".join(f" {what} {value}." for what, value in where.items() if value)
-        yield Line(f"compiled again: {again.guard}.{more} {advice_on(again)}", "yellow")
+        of = f" It is a guard of compilation {again.of}." if full and again.of else ""
+        yield Line(f"compiled again: {again}{of} {advice_on(again)}", "yellow")
     if stopped := one.stopped:
         yield Line(" ".join((f"ends at a graph break: {stopped}", *(stopped.hints if full else ()))), "yellow")
     if one.error:

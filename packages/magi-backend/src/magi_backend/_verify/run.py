@@ -198,13 +198,11 @@ def differences(
     An input is called *kind* and its path, or what *names* has for the path. *computed_in* are the graph's dtypes.
     """
     known = names or {}
-    after = f"{kind} after the call"
     size = max((magnitude(g) for g in expected.gradients.values() if g is not None), default=1.0)
-    written = {f"{after}{path}" for path in actual.written | expected.written}
+    written = {f"{kind}{path}" for path in actual.written | expected.written}
 
     def input_title(name: str) -> str:
-        path = name.removeprefix(after)
-        return f"{known.get(path) or f'{kind}{path}'} after the call"
+        return f"{known.get(name.removeprefix(kind)) or name} after the call"
 
     def gradient_title(key: str) -> str:
         return f"gradient of {known.get(key) or (f'{kind}{key}' if key.startswith('[') else key)}"
@@ -213,7 +211,7 @@ def differences(
         *compare_trees("output", actual.outputs, expected.outputs, computed_in),
         *(
             replace(difference, name=input_title(difference.name))
-            for difference in compare_trees(after, actual.inputs, expected.inputs, computed_in)
+            for difference in compare_trees(kind, actual.inputs, expected.inputs, computed_in)
             if difference.name in written or not difference.agrees
         ),
         *(

@@ -174,10 +174,11 @@ def _replaced(lowering: SignatureLowering, *, override: bool) -> Registration | 
     other = OPS.get(lowering.title)
     if other is None:
         if compat.is_registered(lowering.title):
-            text = "the op is registered already, by another library. Choose another name, or take that one away"
-            raise DuplicateOpError(
-                lowering.sentence(f"{text}: override=True replaces only what magi-opschema registered.")
+            text = "the op is registered already, by another library."
+            fix = (
+                "Choose another name, or take that one away: override=True replaces only what magi-opschema registered."
             )
+            raise DuplicateOpError(lowering.sentence(f"{text} {fix}"))
         return None
     if not override:
         text = f"the op is registered already, by {other.lowering.name} ({other.lowering.location})."
