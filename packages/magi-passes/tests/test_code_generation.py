@@ -351,6 +351,16 @@ def test_blocks_are_those_that_torch_finds(index: Any) -> None:
         assert _torch_compat.kernels.matched_blocks(index, INDEX, numel, 3) == theirs
 
 
+def test_the_leading_size_of_a_block_is_no_quotient() -> None:
+    """torch writes it as one, and a tiling by it fails: "Invalid ranges [0:-1]"."""
+    sizes = [Z, HALF + 1, X + 1]
+    with _sizes_of_a_graph():
+        numel = sympy.prod(sizes).expand()
+        found = _torch_compat.kernels.matched_blocks(_index_of(sizes, [1, 0, Y]), INDEX, numel, 3)
+    assert found is not None
+    assert found[0] == sizes
+
+
 def test_many_dimensions_are_matched_at_once(inductor: Any) -> None:
     """torch searches for minutes."""
     sizes = [*sympy.symbols("a b c d e", integer=True, positive=True), Z, Y, X]

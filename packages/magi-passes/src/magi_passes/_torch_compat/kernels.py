@@ -258,11 +258,14 @@ def matched_blocks(
             return None
         else:
             leading_stride = strides[position]
-    if len(dims) >= num_dims or not V.graph.sizevars.statically_known_multiple_of(numel, inner):
+    leading_size = _cancelled(numel / inner)
+    if len(dims) >= num_dims or leading_size is None:
+        return None
+    if not (leading_size.is_integer or V.graph.sizevars.statically_known_multiple_of(numel, inner)):
         return None
 
     unused = [(sympy.S.One, sympy.S.Zero)] * (num_dims - 1 - len(dims))
-    sizes, steps = map(list, zip((numel / inner, leading_stride), *unused, *dims, strict=True))
+    sizes, steps = map(list, zip((leading_size, leading_stride), *unused, *dims, strict=True))
     leading, *others = BlockPatternMatcher.get_slice_numels(sizes)
     positions = [ModularIndexing(index_var, within, size) for within, size in zip(others, sizes[1:], strict=True)]
     return sizes, steps, [FloorDiv(index_var, leading), *positions]
@@ -324,20 +327,23 @@ def exact_tiling(tiling: Mapping[str, Any], *, untiled: Any) -> Mapping[str, Any
 
     Example: ``{"x": (s0*h + s0)/(h + 1), "r0_": h + 1}`` is ``{"x": s0, "r0_": h + 1}``.
     """
-    import sympy
+    exact = {key: _cancelled(size) for key, size in tiling.items()}
+    kind: Any = type(tiling)
+    # `_choose_launchable` drops the tiling if it does not have all elements of the kernel.
+    return kind({key: untiled if size is None else size for key, size in exact.items()})  # type: ignore[no-any-return]
 
-    def exact(size: Any) -> Any:
-        if not has_reciprocal(size):
-            return size
-        cancelled = sympy.cancel(size)
-        # `_choose_launchable` drops the tiling if it does not have all elements of the kernel.
-        return untiled if has_reciprocal(cancelled) else cancelled
+
+def _cancelled(size: Any) -> Any:
+    """*size*, with the quotients in it cancelled; None if one remains, which torch cannot print."""
+    import sympy
 
     def has_reciprocal(size: Any) -> bool:
         return any(not power.exp.is_nonnegative for power in sympy.sympify(size).atoms(sympy.Pow))
 
-    kind: Any = type(tiling)
-    return kind({key: exact(size) for key, size in tiling.items()})  # type: ignore[no-any-return]
+    if not has_reciprocal(size):
+        return size
+    cancelled = sympy.cancel(size)
+    return None if has_reciprocal(cancelled) else cancelled
 
 
 def launchable_tiling(tiling: Mapping[str, Any], *, is_reduction: bool) -> Mapping[str, Any]:
