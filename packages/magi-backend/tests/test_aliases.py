@@ -11,6 +11,7 @@ import torch
 from magi_backend import explain, magi_register_custom_op
 from magi_backend._repairs import _defect
 from magi_backend._repairs.aliases import Region
+from magi_backend._torch_compat.compiling import torch_release
 from torch import Tensor
 from torch._inductor.graph import GraphLowering
 
@@ -145,6 +146,15 @@ BROKEN: list[tuple[Callable[..., Tensor], str]] = [
     (a_copy_of_a_view_of_a_copy, KEEP),
 ]
 
+MENDED_IN_2_15 = {
+    a_clone_for_an_operator,
+    a_clone_for_our_operator,
+    a_copy_then_a_mutation_of_its_source,
+    two_tensors_exchanged,
+    a_diagonal_of_itself_then_twos,
+    a_shift_after_a_mutation,
+}
+
 
 def tensors() -> list[Tensor]:
     return [torch.arange(16.0).reshape(4, 4), -torch.arange(16.0).reshape(4, 4)]
@@ -168,7 +178,7 @@ def test_no_value_is_lost(fn: Callable[..., Tensor], repair: str, dynamic: bool)
     expected = what_it_does(fn)
 
     assert what_it_does(torch.compile(fn, backend="magi", dynamic=dynamic)) == expected
-    if repair and not dynamic:
+    if repair and not dynamic and not (fn in MENDED_IN_2_15 and torch_release() >= (2, 15)):
         torch.compiler.reset()
         assert what_it_does(torch.compile(fn)) != expected, "torch has mended this: give the defect its last release"
         torch.compiler.reset()

@@ -209,6 +209,7 @@ def test_what_moves_elements_stays_apart(case: str, dynamic: bool) -> None:
     assert code.count(".run(") == apart.count(".run(") - another_is_fused
 
 
+@pytest.mark.skipif(torch_release() >= (2, 14), reason="torch compares the indices itself")
 @pytest.mark.parametrize("case", ["flipped", "transposed", "permuted"])
 def test_stock_fuses_what_moves_elements(case: str) -> None:
     size, fn = MOVED[case]

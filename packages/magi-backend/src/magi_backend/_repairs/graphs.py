@@ -137,7 +137,7 @@ MATCH_WHOLE_PERMUTATIONS = Defect(
     "'Not all inputs to pattern found'",
     severity="no code",
     since=(2, 10, 0),
-    fixed=None,
+    fixed=(2, 14, 1),
     repair="the pattern, which lacks one of its inputs, matches nothing",
     replaces={"torch._inductor.pattern_matcher:PatternMatcherPass.apply": _apply_patterns},
     is_of_joint_graphs=True,

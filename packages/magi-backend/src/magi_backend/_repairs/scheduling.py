@@ -109,7 +109,7 @@ MATCH_EPILOGUE_INDICES = Defect(
     "which stores them unmoved",
     severity="wrong code",
     since=(2, 12, 0),
-    fixed=None,
+    fixed=(2, 14, 1),
     repair="only pointwise work that writes each element where it reads it is fused",
     replaces={"torch._inductor.scheduler:Scheduler.can_fuse": _can_fuse_in_place},
     is_torch_concerned=_are_epilogues_fused_by_user,
@@ -146,7 +146,7 @@ FUSE_REREADS_IN_PLACE = Defect(
     "that were overwritten",
     severity="wrong code",
     since=(2, 10, 0),
-    fixed=None,
+    fixed=(2, 15, 0),
     repair="the read is a kernel of its own, before the write",
     replaces={"torch._inductor.scheduler:Scheduler.fusable_weak_dep": _can_fuse_rereads},
 )

@@ -176,7 +176,7 @@ KEEP_SAVED_STRIDES_SYMBOLIC = Defect(
     "'expected size 2==2, stride 90==126'",
     severity="no code",
     since=(2, 10, 0),
-    fixed=None,
+    fixed=(2, 15, 0),
     repair="strides of saved tensors are expressions of the sizes",
     replaces={"torch._inductor.output_code:set_tracing_context_output_strides": _set_symbolic_strides},
 )

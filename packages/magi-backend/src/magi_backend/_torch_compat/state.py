@@ -92,11 +92,11 @@ class CompileState:
 
 
 def is_compiling() -> bool:
-    """Whether this thread compiles, or any thread traces, for which torch has a single flag."""
+    """Whether this thread compiles or traces; up to torch 2.14 any thread, as the flag of a trace is the process's."""
     from torch._guards import TracingContext
-    from torch.fx import _symbolic_trace
+    from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
-    return TracingContext.try_get() is not None or _symbolic_trace._is_fx_tracing_flag
+    return TracingContext.try_get() is not None or torch.compiler.is_compiling() or is_fx_symbolic_tracing()
 
 
 def is_dispatch_observed() -> bool:

@@ -147,7 +147,7 @@ def _names(parameters: Iterable[int | str], kernel: Any) -> list[str]:
 
 
 class _Recorder(TracingTritonHOPifier):
-    """What `wrap_triton` records a launch with, and tensor descriptors, which torch takes from Dynamo only.
+    """What `wrap_triton` records a launch with, and tensor descriptors, which torch up to 2.14 takes from Dynamo only.
 
     The node of a launch has the Tensor of a descriptor as its argument, and the size of a block beside it
     (`torch/_higher_order_ops/triton_kernel_wrap.py`, torch 2.10 to 2.15). When the launch runs,
@@ -155,11 +155,12 @@ class _Recorder(TracingTritonHOPifier):
     """
 
     def call_HOP(  # noqa: N802 - torch's name
-        self, variable: Any, grids: list[Any], combined_args: dict[str, Any], tx: None
+        self, variable: Any, grids: list[Any], combined_args: dict[str, Any], *others: Any
     ) -> None:
         blocks = _blocks(combined_args)
-        if not blocks:
-            super().call_HOP(variable, grids, combined_args, tx)
+        # torch 2.15 has two more arguments, by which it tells options from parameters, and takes descriptors here too.
+        if not blocks or len(others) > 1:
+            super().call_HOP(variable, grids, combined_args, *others)
             return
         graphable, constants = self.store_non_graphable_args(_with_bases(combined_args))
         triton_kernel_wrapper_mutation(
