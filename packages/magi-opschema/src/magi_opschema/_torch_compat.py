@@ -465,13 +465,17 @@ def opaque_name(cls: type) -> str:
     """The schema type of a class, or of its base, that was registered with `register_opaque_type`; empty for any other.
 
     The module came with torch 2.11. From 2.13 on torch registers ProcessGroup and DeviceMesh, when DTensor is imported.
+    2.15 renamed `is_opaque_type`, and logs a warning at each call of the old name.
     """
     module: Any = getattr(torch._library, "opaque_object", None)
     if cls.__module__.startswith("torch.distributed."):
         from torch.distributed import device_mesh
 
         getattr(device_mesh, "_register_distributed_opaque_types", lambda: None)()
-    if not hasattr(module, "get_opaque_type_name") or not module.is_opaque_type(cls):
+    if not hasattr(module, "get_opaque_type_name"):
+        return ""
+    is_registered = getattr(module, "is_custom_class", None) or module.is_opaque_type
+    if not is_registered(cls):
         return ""
     return str(module.get_opaque_type_name(cls))
 
