@@ -30,7 +30,7 @@ from ._kernel.bodies import as_overload, body_of_op, body_of_whole_op, ops_menti
 from ._kernel.kernels import as_kernel, is_kernel
 from ._kernel.report import FoundKernel, InnerOp, KernelReport, UnresolvedLaunch
 from ._torch_compat.kernels import kernel_in_wrapper, triton_wrappers
-from ._torch_compat.operators import has_decomposition_rule, is_collective, is_namespace_of_torch, qualified_name
+from ._torch_compat.operators import has_decomposition_rule, is_collective, is_namespace_of_torch
 from .errors import UnsupportedKernelError
 
 
@@ -424,7 +424,7 @@ class _Finder(OpWalk):
             if body is not None:
                 return self.form(body, place)
             if not is_namespace_of_torch(op.namespace):
-                self.ops.setdefault(qualified_name(op), (op, place.text))
+                self.ops.setdefault(op.name(), (op, place.text))
             return digest("op")
         # To take these apart takes long.
         return digest("data") if is_a(value, torch.Tensor) or type(value).__module__ == "numpy" else None

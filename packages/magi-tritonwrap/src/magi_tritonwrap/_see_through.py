@@ -31,7 +31,6 @@ from ._torch_compat.operators import (
     body_of_custom_op,
     custom_op_named,
     overload_of,
-    qualified_name,
     set_cache_key_entries,
     set_decomposition_rule,
 )
@@ -75,7 +74,7 @@ class _SeeThroughOp:
     @property
     def name(self) -> str:
         """Qualified name of the operator."""
-        return qualified_name(self.op)
+        return str(self.op.name())
 
     def note(self, launches: Sequence[CapturedLaunch]) -> None:
         """Remember launches that a trace has met, one for each place: factories make new kernel objects."""
@@ -175,7 +174,7 @@ def make_see_through(
         True
     """
     overload = _as_overload(op)
-    title = f"make_see_through({qualified_name(overload)})"
+    title = f"make_see_through({overload.name()})"
     if not callable(fn):
         raise NotAnOpError(f"{title}: fn is {fn!r}; pass the op's Python body.")
     why = why_not_a_body(overload, fn, calling_frame().f_locals)
@@ -197,7 +196,7 @@ def _define_see_through(
     refused = _why_refused(found, on_unsupported)
     made = [as_kernel(kernel.kernel) for kernel in found.kernels if kernel.kernel is not None]
     interpreted = bool(triton.knobs.runtime.interpret) or any(kernel.is_interpreted for kernel in made)
-    name = qualified_name(overload)
+    name = overload.name()
     key = CacheKeyEntry(name, fn, found)
     reason = _INTERPRETED if interpreted else refused
     record = _SeeThroughOp(overload, fn, found, Bodies(overload), key, reason, on_unsupported)
@@ -268,7 +267,7 @@ def see_through_report(op: OpOverload | CustomOpDef | Callable[..., Any] | str) 
     Raises:
         UnknownOpError: no such operator was made see-through.
     """
-    name = op if isinstance(op, str) else qualified_name(_as_overload(op))
+    name = op if isinstance(op, str) else _as_overload(op).name()
     if name not in _OPS:
         msg = f"'{name}' was never given to make_see_through; it is opaque to the compiler."
         raise UnknownOpError(msg)
@@ -278,7 +277,7 @@ def see_through_report(op: OpOverload | CustomOpDef | Callable[..., Any] | str) 
 def _decompose(mode: Any, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What AOTAutograd calls to decompose *op*; *mode* is its functional mode, which is not active at this moment."""
     outer = _OUTER_OP.get()
-    record = _OPS.get(qualified_name(op)) or (_INNER_OPS.get(qualified_name(op)) if outer is not None else None)
+    record = _OPS.get(op.name()) or (_INNER_OPS.get(op.name()) if outer is not None else None)
     if record is None or record.opaque_because or decomposition_is_disabled():
         return mode.__torch_dispatch__(op, types, args, kwargs)
     if has_unrecognized_type(types):

@@ -25,7 +25,6 @@ from magi_tritonwrap._torch_compat.operators import (
     is_namespace_of_torch,
     names_of_ops,
     overload_of,
-    qualified_name,
     registration_of,
     torch_triton_ops,
 )
@@ -97,19 +96,19 @@ def as_overload(value: Any) -> OpOverload | None:
 def body_of_op(value: object) -> Callable[..., Any] | None:
     """The body that a compiled graph sees in place of an operator, wherever it is called; None for anything else."""
     op = as_overload(value)
-    return None if op is None else _seen_body(qualified_name(op))
+    return None if op is None else _seen_body(op.name())
 
 
 def body_of_inner_op(value: object) -> Callable[..., Any] | None:
     """The body that a compiled graph sees in place of an operator inside another op's body."""
     op = as_overload(value)
-    return None if op is None else body_of_op(op) or INNER_BODIES.get(qualified_name(op))
+    return None if op is None else body_of_op(op) or INNER_BODIES.get(op.name())
 
 
 def body_of_whole_op(value: object) -> Callable[..., Any] | None:
     """The body of a `torch.library.custom_op` that is opaque to the compiler; None for anything else."""
     op = as_overload(value)
-    return None if op is None or _seen_body(qualified_name(op)) else body_of_custom_op(qualified_name(op))
+    return None if op is None or _seen_body(op.name()) else body_of_custom_op(op.name())
 
 
 def bodies_mentioned(names: frozenset[str]) -> Iterator[tuple[str, Callable[..., Any]]]:

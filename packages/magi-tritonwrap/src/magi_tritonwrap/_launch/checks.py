@@ -12,7 +12,6 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from magi_tritonwrap._torch_compat.kernels import has_triton_driver, refuses_cpu_tensors
-from magi_tritonwrap._torch_compat.operators import qualified_name
 from magi_tritonwrap._torch_compat.tracing import functional_storage, writes_traced
 from magi_tritonwrap.errors import CpuTensorError, UndeclaredWriteError
 
@@ -89,7 +88,7 @@ class TracedArguments:
         if not written or len(written) == len(self.tensors):
             return
         listed = " and ".join(f"'{name}'" for name in written)
-        text = f"{qualified_name(self.op)}: the body launches a kernel that writes into {listed}, which the schema of "
+        text = f"{self.op.name()}: the body launches a kernel that writes into {listed}, which the schema of "
         why = "the operator does not declare: outside of a compiled graph, nothing would know that the Tensor changed. "
         raise UndeclaredWriteError(f"{text}{why}Name it: mutates_args=({', '.join(map(repr, written))},).")
 

@@ -27,16 +27,6 @@ _NAMESPACES_OF_TORCH = frozenset(
 )
 
 
-def qualified_name(op: OpOverload) -> str:
-    """`namespace::name` or `namespace::name.overload`; torch's tables of kernels and rules are keyed by it."""
-    return str(op._name)
-
-
-def _dispatcher_name(op: OpOverload) -> str:
-    name: str = op.name()
-    return name
-
-
 def set_decomposition_rule(op: OpOverload, rule: Any) -> None:
     """Make *rule* decompose *op* under AOTAutograd's functional mode, in place of any earlier rule.
 
@@ -45,7 +35,7 @@ def set_decomposition_rule(op: OpOverload, rule: Any) -> None:
     """
     from torch._library.simple_registry import singleton
 
-    name = qualified_name(op)
+    name = op.name()
     if name in OPDEFS:
         OPDEFS[name].register_torch_dispatch(DISPATCH_MODE, rule)
         return
@@ -117,7 +107,7 @@ def fakes_of(op: OpOverload) -> tuple[object, ...]:
     """The fakes that are registered for *op*. A library takes its own out when it is destroyed (torch 2.10 to 2.15)."""
     from torch._library.simple_registry import singleton
 
-    return tuple(singleton.find(qualified_name(op)).fake_impl.kernels)
+    return tuple(singleton.find(op.name()).fake_impl.kernels)
 
 
 def set_cache_key_entries(op: OpOverload, entries: list[object]) -> None:
@@ -125,19 +115,19 @@ def set_cache_key_entries(op: OpOverload, entries: list[object]) -> None:
 
     torch asks of an entry what it asks of a JITFunction: `.src`, `.__name__` and `.fn` (torch 2.7 on).
     """
-    torch_triton.triton_ops_to_kernels[qualified_name(op)] = entries
+    torch_triton.triton_ops_to_kernels[op.name()] = entries
 
 
 def has_kernel_for_device(op: OpOverload, device_type: str) -> bool:
     """Whether a body was registered for this device type itself, not through a composite key (private, all)."""
     key = torch._C._dispatch_key_for_device(device_type)
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(_dispatcher_name(op), key))
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key))
 
 
 def has_composite_kernel(op: OpOverload) -> bool:
     """Whether one body was registered for every device type."""
     keys = ("CompositeExplicitAutograd", "CompositeImplicitAutograd", "CompositeExplicitAutogradNonFunctional")
-    return any(torch._C._dispatch_has_kernel_for_dispatch_key(_dispatcher_name(op), key) for key in keys)
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key) for key in keys)
 
 
 def registration_of(op: OpOverload) -> dict[str, object]:
@@ -147,10 +137,10 @@ def registration_of(op: OpOverload) -> dict[str, object]:
     `torch.library.custom_op` keeps its bodies in a table of its own.
     """
     lines: dict[str, list[str]] = {}
-    for line in torch._C._dispatch_dump(_dispatcher_name(op)).splitlines():
+    for line in torch._C._dispatch_dump(op.name()).splitlines():
         key, separator, registration = line.partition(":")
         if separator:
             lines.setdefault(key.removesuffix(" (inactive)").lower(), []).append(registration)
-    definition = OPDEFS.get(qualified_name(op))
+    definition = OPDEFS.get(op.name())
     bodies = {} if definition is None else definition._backend_fns
     return {key: (tuple(found), bodies.get(key)) for key, found in lines.items()}
