@@ -25,7 +25,7 @@ from ._identity.library import root_of
 from ._identity.members import is_a
 from ._identity.value_forms import TORCH_ATOMS, Place, type_name
 from ._identity.walk import Walk
-from ._kernel.bodies import bodies_mentioned, body_of_inner_op
+from ._kernel.bodies import as_overload, bodies_mentioned, body_of_inner_op
 from ._kernel.kernels import kernel_behind
 from ._torch_compat.kernels import interpreted_classes, kernel_classes, kernel_in_wrapper, settings_of
 from ._torch_compat.operators import overload_of, schemas_of
@@ -147,7 +147,8 @@ class OpWalk(Walk):
 
     def special_form(self, value: Any, place: Place) -> str | None:
         if is_a(value, (OpOverload, OpOverloadPacket, CustomOpDef)):
-            body = body_of_inner_op(value)
+            named = as_overload(value)
+            body = None if named is None else body_of_inner_op(named.name())
             op = overload_of(value) if is_a(value, CustomOpDef) else value
             inner = "" if body is None else self.form(body, place.of(f"body of {op}"))
             return digest("op", str(op), *schemas_of(op), inner)

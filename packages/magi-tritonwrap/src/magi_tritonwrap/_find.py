@@ -26,11 +26,11 @@ from ._identity.code import CodeNames, code_names, digest, nested
 from ._identity.library import Standing, is_library_function, is_library_module, root_of, standing_of
 from ._identity.members import MISSING, contents_of, is_a, members_of
 from ._identity.value_forms import Place
-from ._kernel.bodies import as_overload, body_of_op, body_of_whole_op, ops_mentioned
+from ._kernel.bodies import as_overload, body_of_op, ops_mentioned
 from ._kernel.kernels import as_kernel, is_kernel
 from ._kernel.report import FoundKernel, InnerOp, KernelReport, UnresolvedLaunch
 from ._torch_compat.kernels import kernel_in_wrapper, triton_wrappers
-from ._torch_compat.operators import has_decomposition_rule, is_collective, is_namespace_of_torch
+from ._torch_compat.operators import body_of_custom_op, has_decomposition_rule, is_collective, is_namespace_of_torch
 from .errors import UnsupportedKernelError
 
 
@@ -308,8 +308,8 @@ def _found(
     names = [code_names(function.__code__).mentioned for function in functions]
     found = [*listed, *walk.kernels(), *(kernel for function in functions for kernel in _made_by(function))]
     inner_ops = []
-    for name, (op, how) in walk.ops.items():
-        body = body_of_whole_op(op)
+    for name, how in walk.ops.items():
+        body = body_of_custom_op(name)
         report = None if body is None else _found((body,), (), inside | {name})
         if name not in inside and (report is None or report.may_launch):
             inner_ops.append(InnerOp(name, _why_whole(name, report), how))
@@ -355,7 +355,7 @@ class _Finder(OpWalk):
 
     def __init__(self, own: frozenset[str], outer: tuple[int, ...] = ()) -> None:
         super().__init__(own, outer)
-        self.ops: dict[str, tuple[OpOverload, str]] = {}
+        self.ops: dict[str, str] = {}  # how each is reached
         self.wraps = False
         self._unloaded: list[UnresolvedLaunch] = []
         self._kernels: list[tuple[Any, Any, str]] = []
@@ -420,11 +420,12 @@ class _Finder(OpWalk):
             self._kernels.append((value, kernel, place.text))
             return digest("kernel")
         if (op := as_overload(value)) is not None:
-            body = body_of_op(op)
+            name = op.name()
+            body = body_of_op(name)
             if body is not None:
                 return self.form(body, place)
             if not is_namespace_of_torch(op.namespace):
-                self.ops.setdefault(op.name(), (op, place.text))
+                self.ops.setdefault(name, place.text)
             return digest("op")
         # To take these apart takes long.
         return digest("data") if is_a(value, torch.Tensor) or type(value).__module__ == "numpy" else None

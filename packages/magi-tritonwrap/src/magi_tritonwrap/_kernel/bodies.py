@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_leaves
 
 from magi_tritonwrap._identity.members import is_a
 from magi_tritonwrap._torch_compat.operators import (
-    body_of_custom_op,
     body_of_torch_triton_op,
     fakes_of,
     has_composite_kernel,
@@ -93,22 +92,14 @@ def as_overload(value: Any) -> OpOverload | None:
     return value if is_a(value, OpOverload) else None
 
 
-def body_of_op(value: object) -> Callable[..., Any] | None:
-    """The body that a compiled graph sees in place of an operator, wherever it is called; None for anything else."""
-    op = as_overload(value)
-    return None if op is None else _seen_body(op.name())
+def body_of_op(name: str) -> Callable[..., Any] | None:
+    """The body that a compiled graph sees in place of an operator, wherever it is called; None if it is opaque."""
+    return BODIES[name] if name in BODIES else body_of_torch_triton_op(name)
 
 
-def body_of_inner_op(value: object) -> Callable[..., Any] | None:
+def body_of_inner_op(name: str) -> Callable[..., Any] | None:
     """The body that a compiled graph sees in place of an operator inside another op's body."""
-    op = as_overload(value)
-    return None if op is None else body_of_op(op) or INNER_BODIES.get(op.name())
-
-
-def body_of_whole_op(value: object) -> Callable[..., Any] | None:
-    """The body of a `torch.library.custom_op` that is opaque to the compiler; None for anything else."""
-    op = as_overload(value)
-    return None if op is None or _seen_body(op.name()) else body_of_custom_op(op.name())
+    return body_of_op(name) or INNER_BODIES.get(name)
 
 
 def bodies_mentioned(names: frozenset[str]) -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -118,7 +109,7 @@ def bodies_mentioned(names: frozenset[str]) -> Iterator[tuple[str, Callable[...,
     for name in sorted({*BODIES, *INNER_BODIES, *torch_triton_ops()}):
         namespace, _, op = name.partition("::")
         if namespace in names and op.partition(".")[0] in names:
-            body = _seen_body(name) or INNER_BODIES.get(name)
+            body = body_of_inner_op(name)
             if body is not None:
                 yield name, body
 
@@ -130,10 +121,6 @@ def ops_mentioned(names: frozenset[str]) -> Iterator[OpOverload]:
         base, _, overload = op.partition(".")
         if namespace in names and base in names and not is_namespace_of_torch(namespace):
             yield getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
-
-
-def _seen_body(name: str) -> Callable[..., Any] | None:
-    return BODIES[name] if name in BODIES else body_of_torch_triton_op(name)
 
 
 _PASSED: dict[str, tuple[type, ...]] = {

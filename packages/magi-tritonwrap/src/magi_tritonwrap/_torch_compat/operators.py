@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch._library import triton as torch_triton
 from torch._library.custom_ops import OPDEFS, CustomOpDef
+from torch._library.simple_registry import singleton
 from torch._ops import OpOverload
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 
@@ -33,8 +34,6 @@ def set_decomposition_rule(op: OpOverload, rule: Any) -> None:
     `torch.library.register_torch_dispatch` refuses a second rule, and its registration cannot be taken back; the table
     it fills is the same since torch 2.6.
     """
-    from torch._library.simple_registry import singleton
-
     name = op.name()
     if name in OPDEFS:
         OPDEFS[name].register_torch_dispatch(DISPATCH_MODE, rule)
@@ -105,8 +104,6 @@ def is_collective(op: object) -> bool:
 
 def fakes_of(op: OpOverload) -> tuple[object, ...]:
     """The fakes that are registered for *op*. A library takes its own out when it is destroyed (torch 2.10 to 2.15)."""
-    from torch._library.simple_registry import singleton
-
     return tuple(singleton.find(op.name()).fake_impl.kernels)
 
 
