@@ -94,7 +94,7 @@ def made_by_us(outermost: Any, args: tuple[Any, ...], named: dict[str, Any]) -> 
             self.launch = resolve(launched, given, options)
 
     resolving = Resolving()
-    with listening(resolving):
+    with listening(resolving.on_launch):
         outermost[(1,)](*args, **named)
     launch = resolving.launch
     if not isinstance(launch.kernel, Autotuner):

@@ -151,5 +151,5 @@ def capture_launches(*, drop: bool = False) -> Iterator[LaunchLog]:
         UnsupportedLaunchError: from a traced launch, for an argument or option that a graph cannot carry.
     """
     log = LaunchLog(drop)
-    with listening(log):
+    with listening(log.on_launch):
         yield log

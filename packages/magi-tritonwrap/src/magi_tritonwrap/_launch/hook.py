@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import triton
@@ -32,15 +32,8 @@ from magi_tritonwrap._torch_compat.tracing import wrap_triton_disabled
 
 _FOLDERS = tuple(f"{Path(file).parent}/" for file in (torch.__file__, triton.__file__, Path(__file__).parent))
 Run = Callable[..., Any]
-
-
-class Listener(Protocol):
-    """What a scope does with a launch."""
-
-    def on_launch(self, kernel: Any, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> Any:
-        """Handle `kernel.run(*args, **kwargs)`; *run* is the original method, unbound."""
-
-
+Listener = Callable[[Any, Run, tuple[Any, ...], dict[str, Any]], Any]
+"""What a scope does with a launch: it gets the kernel, the original method `run`, unbound, and its arguments."""
 _LISTENER: contextvars.ContextVar[Listener | None] = contextvars.ContextVar("magi_tritonwrap_listener", default=None)
 _LOCK = threading.Lock()
 _MARK = "_magi_tritonwrap_hooked"
@@ -81,7 +74,7 @@ def _open_scope() -> None:
         for cls in _hooked_classes():
             run = cls.__dict__["run"]
             if not hasattr(run, _MARK):
-                cls.run = _standing_back(run) if is_launcher_class(cls) else _hooked(run)
+                cls.run = _hooked(run, is_launcher_class(cls))
 
 
 def _close_scope() -> None:
@@ -101,23 +94,14 @@ def _hooked_classes() -> tuple[type[Any], ...]:
     return (*launch_classes(), *classes_with_own_run())
 
 
-def _standing_back(run: Run) -> Run:
-    @functools.wraps(run)
-    def hooked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        inner = None if _LISTENER.get() is None else kernel_behind(self)
-        return run(self, *args, **kwargs) if inner is None else inner.run(*args, **kwargs)
-
-    setattr(hooked, _MARK, hooked)
-    return hooked
-
-
-def _hooked(run: Run) -> Run:
+def _hooked(run: Run, is_launcher: bool) -> Run:
     @functools.wraps(run)
     def hooked(self: Any, *args: Any, **kwargs: Any) -> Any:
         listener = _LISTENER.get()
-        if listener is None:
-            return run(self, *args, **kwargs)
-        return listener.on_launch(self, run, args, kwargs)
+        if listener is not None and not is_launcher:
+            return listener(self, run, args, kwargs)
+        inner = None if listener is None else kernel_behind(self)
+        return run(self, *args, **kwargs) if inner is None else inner.run(*args, **kwargs)
 
     setattr(hooked, _MARK, hooked)
     return hooked

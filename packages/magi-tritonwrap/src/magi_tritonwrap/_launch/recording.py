@@ -37,8 +37,8 @@ from magi_tritonwrap._torch_compat.tracing import (
 )
 from magi_tritonwrap.errors import TritonWrapError
 
-from .capture import CapturedLaunch, LaunchLog
-from .hook import in_library_folder, listening
+from .capture import CapturedLaunch, capture_launches
+from .hook import in_library_folder
 from .normalise import WRITES_NOTHING, refuse_no_write, unsupported
 
 
@@ -59,7 +59,7 @@ class Recording:
     def replay(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What *fn* returns for these arguments, in the trace that is active, and the launches in it."""
         if self.graph is None:
-            with listening(log := LaunchLog(drop=False)):
+            with capture_launches() as log:
                 return fn(*args, **kwargs), log.launches
         varying = [leaf for leaf in tree_leaves((args, kwargs)) if _varies(leaf)]
         return _Replay(self.graph, self.launches).run(*varying), self.launches
@@ -141,7 +141,6 @@ def recording_of(
 def _recorded(fn: Callable[..., Any], leaves: list[Any], inner: list[Any], spec: TreeSpec) -> Recording | str:
     fake_mode = fake_mode_of(inner)
     assert fake_mode is not None
-    log = LaunchLog(drop=False)
 
     def body(*varying: Any) -> Any:
         given = iter(varying)
@@ -153,7 +152,7 @@ def _recorded(fn: Callable[..., Any], leaves: list[Any], inner: list[Any], spec:
         stack.enter_context(fake_mode)
         if fake_mode.shape_env is not None:
             stack.enter_context(fake_mode.shape_env.ignore_fresh_unbacked_symbols())
-        stack.enter_context(listening(log))
+        log = stack.enter_context(capture_launches())
         fresh = _elsewhere(leaves, inner)
         varying = [fresh[_first(leaves, at)] for at, leaf in enumerate(leaves) if _varies(leaf)]
         for run in (make_fx(body), body):
