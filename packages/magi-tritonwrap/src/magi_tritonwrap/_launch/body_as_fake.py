@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -24,7 +25,6 @@ from magi_tritonwrap._torch_compat.tracing import (
     cannot_be_fake,
     concrete_number,
     fake_tensors,
-    proxy_tracing_disabled,
 )
 from magi_tritonwrap.errors import NoFakeError
 
@@ -63,10 +63,6 @@ def _repeated(number: int, x: torch.Tensor, _repeats: torch.Tensor, dim: int | N
     return x.new_empty(size)
 
 
-def _masked(number: int, x: torch.Tensor, _mask: torch.Tensor) -> torch.Tensor:
-    return x.new_empty(number)
-
-
 def _is_mask(index: Any) -> bool:
     return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
 
@@ -75,7 +71,7 @@ def _is_mask(index: Any) -> bool:
 _SIZED_BY_DATA: dict[Any, Callable[..., torch.Tensor]] = {
     torch.ops.aten.nonzero.default: lambda n, x: x.new_empty((n, x.dim()), dtype=torch.int64),
     torch.ops.aten.index.Tensor: _picked,
-    torch.ops.aten.masked_select.default: _masked,
+    torch.ops.aten.masked_select.default: lambda n, x, _mask: x.new_empty(n),
     torch.ops.aten.repeat_interleave.self_Tensor: _repeated,
     torch.ops.aten.repeat_interleave.Tensor: lambda n, repeats: repeats.new_empty(n, dtype=torch.int64),
 }
@@ -134,7 +130,7 @@ def probe_launches(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     run ends where the body reads data or communicates with other ranks.
     """
     with ExitStack() as stack:
-        stack.enter_context(proxy_tracing_disabled())
+        stack.enter_context(disable_proxy_modes_tracing())
         stack.enter_context(fake_tensors())
         fresh_args, fresh_kwargs = tree_map(_concrete, (args, kwargs))
         log = stack.enter_context(capture_launches(drop=True))

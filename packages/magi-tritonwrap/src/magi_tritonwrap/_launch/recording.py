@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from magi_tritonwrap._kernel.kernels import as_kernel
@@ -30,7 +30,6 @@ from magi_tritonwrap._torch_compat.tracing import (
     functional_storage,
     kept_for_this_compilation,
     number_is_lost,
-    proxy_tracing_disabled,
     storage_of,
     unbacked_symbols,
     unwrap_functional,
@@ -118,7 +117,8 @@ def recording_of(
     """
     leaves, spec = tree_flatten((args, kwargs))
     inner = [unwrap_functional(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    if fake_mode_of(inner) is None:
+    fake_mode = fake_mode_of(inner)
+    if fake_mode is None:
         return Recording(None, ())
     kept = kept_for_this_compilation()
     key = (
@@ -130,7 +130,7 @@ def recording_of(
     )
     if key not in kept:
         known_by_id = [fn, *(leaf for leaf in leaves if not _varies(leaf))]  # kept, so that no other object has the id
-        made = _recorded(fn, leaves, inner, spec)
+        made = _recorded(fn, leaves, inner, spec, fake_mode)
         if looks_for_writes and isinstance(made, Recording):
             made.refuse_no_write()
         kept[key] = made, known_by_id
@@ -138,17 +138,16 @@ def recording_of(
     return found
 
 
-def _recorded(fn: Callable[..., Any], leaves: list[Any], inner: list[Any], spec: TreeSpec) -> Recording | str:
-    fake_mode = fake_mode_of(inner)
-    assert fake_mode is not None
-
+def _recorded(
+    fn: Callable[..., Any], leaves: list[Any], inner: list[Any], spec: TreeSpec, fake_mode: Any
+) -> Recording | str:
     def body(*varying: Any) -> Any:
         given = iter(varying)
         args, kwargs = tree_unflatten([next(given) if _varies(leaf) else leaf for leaf in leaves], spec)
         return fn(*args, **kwargs)
 
     with ExitStack() as stack:
-        stack.enter_context(proxy_tracing_disabled())
+        stack.enter_context(disable_proxy_modes_tracing())
         stack.enter_context(fake_mode)
         if fake_mode.shape_env is not None:
             stack.enter_context(fake_mode.shape_env.ignore_fresh_unbacked_symbols())

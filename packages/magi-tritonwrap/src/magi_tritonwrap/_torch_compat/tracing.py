@@ -22,7 +22,6 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
@@ -171,11 +170,6 @@ def keeping_graphs(graphs: list[torch.fx.GraphModule]) -> Any:
         return lambda *_: outputs
 
     return backend
-
-
-def proxy_tracing_disabled() -> AbstractContextManager[object]:
-    """Run operators without recording them in the graph being traced."""
-    return disable_proxy_modes_tracing()
 
 
 def decomposition_is_disabled() -> bool:
