@@ -24,7 +24,7 @@ from ._kernel.kernels import as_kernel, check_supported, is_kernel
 from ._kernel.report import FoundKernel, KernelReport, OpReport
 from ._launch.body_as_fake import fake_from_body
 from ._launch.capture import CapturedLaunch, launch_directly
-from ._launch.checks import check_driver, see_arguments, translate_cpu_errors
+from ._launch.checks import check_driver, refuse_undeclared_writes, translate_cpu_errors
 from ._launch.recording import Recording, recording_of
 from ._torch_compat.kernels import calling_frame
 from ._torch_compat.operators import (
@@ -307,10 +307,8 @@ def _decompose(mode: Any, op: OpOverload, types: Sequence[type], args: tuple[Any
     key = _KEY.get() or record.key
     tokens = _OUTER_OP.set(record), _KEY.set(key)
     try:
-        before = see_arguments(op, args, kwargs)
-        with mode:
+        with refuse_undeclared_writes(op, args, kwargs), mode:
             result, launches = translate_cpu_errors(recording.replay, record.name)(record.fn, args, kwargs)
-        before.refuse_writes()
     finally:
         _OUTER_OP.reset(tokens[0])
         _KEY.reset(tokens[1])

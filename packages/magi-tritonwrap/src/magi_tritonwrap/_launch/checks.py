@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
@@ -68,37 +68,27 @@ def _sentence(op: str) -> str:
     )
 
 
-@dataclass(frozen=True)
-class TracedArguments:
-    """The Tensors of one call that the schema does not declare as written, and how often each was written."""
+@contextmanager
+def refuse_undeclared_writes(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+    """A context in which the body of *op* is traced, which may write into the Tensors that the schema declares.
 
-    op: OpOverload
-    tensors: tuple[tuple[str, Any, int], ...]
+    If every other Tensor seems written, nothing is raised, because torch reports that for a kernel that it cannot
+    analyse. A Tensor that shares memory with a declared write may be written too.
 
-    def refuse_writes(self) -> None:
-        """Raise if the body has written into one of these Tensors since.
-
-        If every Tensor seems written, nothing is raised, because torch reports that for a kernel that it cannot
-        analyse.
-
-        Raises:
-            UndeclaredWriteError: the body wrote into some of these Tensors, but not all.
-        """
-        written = [name for name, tensor, count in self.tensors if writes_traced(tensor) != count]
-        if not written or len(written) == len(self.tensors):
-            return
+    Raises:
+        UndeclaredWriteError: the body wrote into some of the other Tensors, but not all.
+    """
+    found = list(_named(op, args, kwargs))
+    declared = {functional_storage(tensor) for _, tensor, is_written in found if is_written}
+    others = [(name, tensor) for name, tensor, _ in found if functional_storage(tensor) not in declared]
+    before = [writes_traced(tensor) for _, tensor in others]
+    yield
+    written = [name for (name, tensor), count in zip(others, before, strict=True) if writes_traced(tensor) != count]
+    if written and len(written) < len(others):
         listed = " and ".join(f"'{name}'" for name in written)
-        text = f"{self.op.name()}: the body launches a kernel that writes into {listed}, which the schema of "
+        text = f"{op.name()}: the body launches a kernel that writes into {listed}, which the schema of "
         why = "the operator does not declare: outside of a compiled graph, nothing would know that the Tensor changed. "
         raise UndeclaredWriteError(f"{text}{why}Name it: mutates_args=({', '.join(map(repr, written))},).")
-
-
-def see_arguments(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TracedArguments:
-    """The Tensors of a call, before its body is traced; without those that share memory with a declared write."""
-    found = list(_named(op, args, kwargs))
-    written = {functional_storage(tensor) for _, tensor, is_written in found if is_written}
-    kept = [(name, tensor) for name, tensor, _ in found if functional_storage(tensor) not in written]
-    return TracedArguments(op, tuple((name, tensor, writes_traced(tensor)) for name, tensor in kept))
 
 
 def _named(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any, bool]]:
