@@ -79,14 +79,9 @@ class CacheKeyEntry:
                 self.state = f"not stored: no name in the code of the op leads to {where}, which it launches"
                 leave_out_of_cache()
 
-    @property
-    def fn(self) -> Callable[..., None]:
-        """A function without globals, because torch searches its globals for further sources."""
-        return _nothing
-
-
-def _nothing() -> None:
-    """Do nothing, and refer to nothing."""
+    @staticmethod
+    def fn() -> None:
+        """Refer to nothing: torch searches the globals of this function for further sources."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from ._cache_key import OpWalk
 from ._identity.code import CodeNames, code_names, digest, nested
-from ._identity.library import Standing, is_library_function, is_library_module, root_of, standing_of
+from ._identity.library import Standing, is_library_module, root_of, standing_of
 from ._identity.members import MISSING, contents_of, is_a, members_of
 from ._identity.value_forms import Place
 from ._kernel.bodies import as_overload, body_of_op, ops_mentioned
@@ -304,7 +304,7 @@ def _found(
     """What the code of *roots* leads to; *inside* are the ops whose bodies led here."""
     walk = _Finder(frozenset(map(root_of, roots)))
     walk.result((root, Place("the body")) for root in roots)
-    functions = [one for one in walk.met() if is_a(one, FunctionType) and not is_library_function(one)]
+    functions = [one for one in walk.met() if is_a(one, FunctionType) and standing_of(one) not in _NOT_FOLLOWED]
     names = [code_names(function.__code__).mentioned for function in functions]
     found = [*listed, *walk.kernels(), *(kernel for function in functions for kernel in _made_by(function))]
     inner_ops = []

@@ -72,11 +72,6 @@ def is_library_module(name: str | None) -> bool:
     return standing_of_module(name) in (Standing.LIBRARY, Standing.OURS)
 
 
-def is_library_function(function: FunctionType) -> bool:
-    """Whether the code of *function* is a library's."""
-    return standing_of(function) in (Standing.LIBRARY, Standing.OURS)
-
-
 def root_of(value: Any) -> str:
     """The top-level package of a function, a class, or an object with a module."""
     if is_a(value, MethodType):

@@ -159,7 +159,7 @@ def resolve(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Re
     _check_options(described, configs)
     baked = {name: value for name, value in arguments.items() if isinstance(value, JITFunction)}
     jit = self_contained(described.jit, baked)
-    passed = {name: _recordable(value) for name, value in arguments.items() if name not in baked}
+    passed = {name: of_whole_tensor(value) for name, value in arguments.items() if name not in baked}
     launched = _autotuned(jit, autotuner, configs) if configs else jit
     check_writes(described, jit, launched, passed)
     return ResolvedLaunch(launched, grid, passed)
@@ -361,10 +361,6 @@ def _as_grid(kernel: Kernel, grid: Any) -> tuple[Any, ...]:
     if not 1 <= len(grid) <= 3:
         raise unsupported(kernel, f"was launched on a grid of {len(grid)} sizes; a grid is a tuple of 1 to 3 sizes")
     return tuple(_plain(size) for size in grid)
-
-
-def _recordable(value: Any) -> Any:
-    return of_whole_tensor(value) if is_tensor_descriptor(value) else value
 
 
 def _plain(value: Any) -> Any:

@@ -273,12 +273,14 @@ def tensor_descriptors_taken(taken: bool) -> Iterator[None]:
         yield
 
 
-def of_whole_tensor(descriptor: Any) -> Any:
-    """The same descriptor, over a Tensor of its own sizes and strides: its base, or a view of that."""
-    base, shape, strides = descriptor.base, list(descriptor.shape), list(descriptor.strides)
+def of_whole_tensor(value: Any) -> Any:
+    """A tensor descriptor over a Tensor of its own sizes and strides: its base, or a view; any other value as it is."""
+    if not is_tensor_descriptor(value):
+        return value
+    base, shape, strides = value.base, list(value.shape), list(value.strides)
     if list(base.shape) == shape and list(base.stride()) == strides:
-        return descriptor
-    return dataclasses.replace(descriptor, base=base.as_strided(shape, strides))
+        return value
+    return dataclasses.replace(value, base=base.as_strided(shape, strides))
 
 
 def is_launch(target: object) -> bool:
