@@ -80,25 +80,24 @@ class ChannelMomentsPass(CheckedPass):
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:  # noqa: ARG002
         """It applies if some group norm can be rewritten, and is on CUDA and symbolic or large, or *always* is set."""
-        count = sum(self._pays(node) for node in graph.nodes)
+        count = sum(self._paying(node) is not None for node in graph.nodes)
         return Reason(count > 0, f"{count} group norms")
 
     def __call__(self, graph: Graph) -> None:
         """Rewrite the group norms."""
         with strides_kept(graph):
             for node in list(graph.nodes):
-                if self._pays(node):
-                    moments = _read(node)
-                    if moments is not None:
-                        _rewrite(graph, moments)
+                if (moments := self._paying(node)) is not None:
+                    _rewrite(graph, moments)
 
-    def _pays(self, node: Node) -> bool:
+    def _paying(self, node: Node) -> GroupMoments | None:
+        """The moments that *node* computes, if to rewrite them is expected to be faster or *always* is set."""
         moments = _read(node)
-        if moments is None:
-            return False
+        if moments is None or self.always:
+            return moments
         image = moments.image.meta["val"]
         is_worth_launches = has_free_symbols(image) or image.numel() >= MANY_ELEMENTS
-        return self.always or (image.device.type == "cuda" and is_worth_launches)
+        return moments if image.device.type == "cuda" and is_worth_launches else None
 
 
 def _read(node: Node) -> GroupMoments | None:
@@ -144,32 +143,18 @@ def _rewrite(graph: Graph, moments: GroupMoments) -> None:
     for user in list(moments.node.users):
         replace_by(user, results[user.args[1]])  # type: ignore[index]
     for normalised, *of_groups in _normalised(moments.grouped, results[1], image):
-        affine = _affine_after(normalised)
-        write = Writer(graph, affine.node)
+        # A weight and a bias for each channel may follow, if nothing else reads what comes before them.
+        scaled, weight = _only_user(normalised, aten.mul.Tensor)
+        shifted, bias = _only_user(scaled, aten.add.Tensor)
+        write = Writer(graph, shifted)
         mean, factor = (_for_each_channel(write, x, image) for x in of_groups)
-        scale = factor if affine.weight is None else write(aten.mul.Tensor, factor, affine.weight)
+        scale = factor if weight is None else write(aten.mul.Tensor, factor, weight)
         offset = write(aten.mul.Tensor, mean, scale)
-        shift = write(aten.neg.default, offset) if affine.bias is None else write(aten.sub.Tensor, affine.bias, offset)
-        replace_by(affine.node, write(aten.add.Tensor, write(aten.mul.Tensor, image, scale), shift))
+        shift = write(aten.neg.default, offset) if bias is None else write(aten.sub.Tensor, bias, offset)
+        replace_by(shifted, write(aten.add.Tensor, write(aten.mul.Tensor, image, scale), shift))
     for scaled, scale, shifted, shift in _affine_calls(image):
         scaled.replace_input_with(scale, stored_channels_last(Writer(graph, scaled), scale))
         shifted.replace_input_with(shift, stored_channels_last(Writer(graph, shifted), shift))
-
-
-@dataclass(frozen=True)
-class Affine:
-    """*node* is the normalised image, times *weight* and plus *bias* if there are such numbers for each channel."""
-
-    node: Node
-    weight: Node | None = None
-    bias: Node | None = None
-
-
-def _affine_after(normalised: Node) -> Affine:
-    """The weight and the bias that follow *normalised*, if nothing else reads what comes before them."""
-    scaled, weight = _only_user(normalised, aten.mul.Tensor)
-    shifted, bias = _only_user(scaled, aten.add.Tensor)
-    return Affine(shifted, weight, bias)
 
 
 def _affine_calls(image: Node) -> list[tuple[Node, Node, Node, Node]]:
