@@ -38,7 +38,7 @@ from ._framework.compilation import PassContext, Reason, current_context, logger
 from ._framework.declared import disabled_passes, is_disabled
 from ._framework.graph_pass import CheckedPass, MagiInductorPass, outside_of_current
 from ._framework.pipeline import PassPipeline
-from ._graph.nodes import conv_share, convolution_flops, convolutions_of, has_collectives, hinted, is_dynamic
+from ._graph.nodes import conv_share, convolutions_of, flops, has_collectives, hinted, is_dynamic
 from ._identity.code import digest
 from ._rewrites.code_generation import ConvLayoutPass, NDTilingWorkaroundPass
 from ._rewrites.moments import ChannelMomentsPass
@@ -129,8 +129,8 @@ class ConvChooser(CheckedPass):
 
     def _planned(self, graph: Graph, context: PassContext) -> Plan:
         convolutions = convolutions_of(graph)
-        over_time = sum(convolution_flops(conv) for conv in convolutions if is_temporal(conv))
-        mostly_temporal = over_time > 0.5 * sum(map(convolution_flops, convolutions))
+        over_time = sum(flops(conv.node) for conv in convolutions if is_temporal(conv))
+        mostly_temporal = over_time > 0.5 * sum(flops(conv.node) for conv in convolutions)
         if self.temporal and mostly_temporal and TemporalConvPass().is_applicable(graph, context):
             wanted: Sequence[MagiInductorPass] = (*_rewrites(), TemporalConvPass(), ForceChannelsLastPass())
         elif self.layout and ConvLayoutPass().is_applicable(graph, context):

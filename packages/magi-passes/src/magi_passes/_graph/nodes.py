@@ -299,8 +299,7 @@ def flops(node: Node) -> float:
     Operators that read their weights from an opaque object (``quantized::conv2d``), custom operators and Triton kernels
     count as 0, because their work is not known.
     """
-    operands = _operands(node)
-    name = _name(node)
+    name, operands = _name_and_operands(node)
     if name in _PRODUCTS:
         inner = _shape(node.args[_PRODUCTS[name]])
         return 2.0 * sum(prod(_hinted_shape(value)) for value in _results(node)[:1]) * (inner[-1] if inner else 0)
@@ -342,21 +341,13 @@ def _convolution_flops(node: Node, name: str, operands: dict[str, Any]) -> float
     return once * sum(map(bool, tuple(mask)[:2]))
 
 
-def _name(node: Node) -> str:
+def _name_and_operands(node: Node) -> tuple[str, dict[str, Any]]:
+    """The name of the operator that *node* calls, and its arguments by the names in the schema."""
     target: Any = node.target
+    name, parameters = getattr(target, "__name__", ""), ["query", "key", "value"]
     if isinstance(target, torch._ops.OpOverload):  # noqa: SLF001
-        return str(target._schema.name)  # noqa: SLF001
-    return str(getattr(target, "__name__", ""))
-
-
-def _operands(node: Node) -> dict[str, Any]:
-    """The arguments of *node* by the names in its schema."""
-    target: Any = node.target
-    if isinstance(target, torch._ops.OpOverload):  # noqa: SLF001
-        names = [argument.name for argument in target._schema.arguments]  # noqa: SLF001
-    else:
-        names = ["query", "key", "value"]
-    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+        name, parameters = target._schema.name, [argument.name for argument in target._schema.arguments]  # noqa: SLF001
+    return str(name), {**dict(zip(parameters, node.args, strict=False)), **node.kwargs}
 
 
 def _shape(operand: Any) -> tuple[int, ...]:
@@ -371,12 +362,6 @@ def _shape(operand: Any) -> tuple[int, ...]:
 
 def _hinted_shape(value: torch.Tensor) -> tuple[int, ...]:
     return tuple(map(hinted, value.shape))
-
-
-def convolution_flops(conv: Convolution) -> float:
-    """Twice the number of multiplications of *conv*, including those with padding."""
-    out = conv.node.meta["val"]
-    return 2.0 * prod(map(hinted, out.shape)) * prod(map(hinted, conv.weight.meta["val"].shape[1:]))
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from magi_passes._framework.graph_pass import CheckedPass, MagiInductorPass
 from magi_passes._graph.nodes import (
     Convolution,
     all_nodes,
-    convolution_flops,
     convolutions_of,
+    flops,
     is_conv_heavy,
     is_convolution,
     is_dynamic,
@@ -87,11 +87,11 @@ class ConvLayoutPass(CheckedPass):
                 return Reason(False, "training with grouped or narrowing convolutions")
             only_small = kinds == {"small"}
             return Reason(not only_small, "training with small convolutions only" if only_small else "training")
-        flops: dict[str, float] = defaultdict(float)
+        work: dict[str, float] = defaultdict(float)
         for conv in convolutions:
-            flops[kind_of(conv)] += convolution_flops(conv)
-        expected = sum(RELATIVE_TIME[kind] * count for kind, count in flops.items())
-        relative = expected / (sum(flops.values()) or 1.0)
+            work[kind_of(conv)] += flops(conv.node)
+        expected = sum(RELATIVE_TIME[kind] * count for kind, count in work.items())
+        relative = expected / (sum(work.values()) or 1.0)
         return Reason(relative <= 1, f"channels-last is expected to take {relative:.2f} of the time")
 
     def __call__(self, graph: Graph) -> None:
