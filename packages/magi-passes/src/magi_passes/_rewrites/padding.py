@@ -24,7 +24,7 @@ import torch
 from magi_passes import _torch_compat
 from magi_passes._framework.compilation import Reason
 from magi_passes._framework.graph_pass import MagiInductorPass
-from magi_passes._graph.nodes import Convolution, Writer, aten, read_convolution, replace_by
+from magi_passes._graph.nodes import Convolution, Writer, aten, hinted, read_convolution, replace_by
 from magi_passes._graph.strides import strides_kept
 
 
@@ -73,7 +73,7 @@ def _zero_amounts(graph: Graph) -> Iterator[torch.SymInt]:
             flat: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("pad", ())
             for entry in flat if isinstance(flat, (list, tuple)) else ():
                 amount = _symbolic(entry)
-                if amount is not None and amount.node.has_hint() and _torch_compat.compiling.size_hint(amount) == 0:
+                if amount is not None and hinted(amount) == 0:
                     yield amount
 
 

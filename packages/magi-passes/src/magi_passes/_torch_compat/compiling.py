@@ -153,7 +153,6 @@ def install(
             return around_inner_compile(inner, gm, example_inputs, kwargs)
 
         scoped_compile_fx._magi_passes_original = compile_fx  # type: ignore[attr-defined]
-        scoped_inner._magi_passes_original = inner  # type: ignore[attr-defined]
         module.compile_fx = scoped_compile_fx
         module._compile_fx_inner = scoped_inner
 
