@@ -35,7 +35,7 @@ from filelock import FileLock
 
 from . import _torch_compat
 from ._framework.compilation import PassContext, Reason, current_context, logger
-from ._framework.declared import disabled_passes, is_disabled
+from ._framework.declared import is_disabled
 from ._framework.graph_pass import CheckedPass, MagiInductorPass, outside_of_current
 from ._framework.pipeline import PassPipeline
 from ._graph.nodes import conv_share, convolutions_of, flops, has_collectives, hinted, is_dynamic
@@ -151,7 +151,7 @@ class ConvChooser(CheckedPass):
             ForceChannelsLastPass: self.layout,
             NDTilingWorkaroundPass: self.nd_tiling,
         }
-        return allowed.get(type(part), True) and not is_disabled(part, disabled_passes())
+        return allowed.get(type(part), True) and not is_disabled(part)
 
     def _tuned(self, graph: Graph, context: PassContext) -> tuple[Plan, str]:
         candidates = [tuple(part for part in plan if self._may(part)) for plan in self._candidates(graph, context)]
@@ -222,19 +222,15 @@ def alone_on(devices: Iterable[torch.device]) -> Iterator[None]:
     """
     folder = Path(_torch_compat.config.shared_folder()) / "magi_passes"
     locks = [FileLock(folder / f"{name}.lock") for name in sorted(map(_torch_compat.config.device_identity, devices))]
-    held = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for lock in locks:
-            lock.acquire(timeout=MOST_SECONDS_WAITING)  # its Timeout is an OSError
-            held.append(lock)
-    except OSError as error:
-        logger.warning("tuning: other processes may measure at the same time, so times may be wrong: %s", error)
-    try:
+    with contextlib.ExitStack() as held:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for lock in locks:
+                lock.acquire(timeout=MOST_SECONDS_WAITING)  # its Timeout is an OSError
+                held.callback(lock.release)
+        except OSError as error:
+            logger.warning("tuning: other processes may measure at the same time, so times may be wrong: %s", error)
         yield
-    finally:
-        for lock in held:
-            lock.release()
 
 
 def _real(example: Any) -> Any:

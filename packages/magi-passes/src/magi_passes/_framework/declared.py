@@ -49,13 +49,8 @@ from magi_passes.errors import (
 
 DISABLE_VARIABLE = "MAGI_PASSES_DISABLE"
 _ALL = "all"
-# Weak references to classes, so that a pass of a test or a notebook is forgotten together with its class.
-_known: weakref.WeakSet[type] = weakref.WeakSet()
-
-
-def note_pass(cls: type) -> None:
-    """Remember *cls*, the class of a pass, as one that the environment variable may name."""
-    _known.add(cls)
+classes_of_passes: weakref.WeakSet[type] = weakref.WeakSet()
+"""What the environment variable may name. A pass of a test or a notebook is forgotten together with its class."""
 
 
 def nearest(name: str, known: Iterable[str], n: int = 1) -> str:
@@ -74,7 +69,7 @@ def disabled_passes() -> frozenset[str]:
         _warn_if_misspelt(variable)
     names = frozenset(name.strip() for name in os.environ.get(DISABLE_VARIABLE, "").split(",") if name.strip())
     if names:
-        known = {_ALL, *(cls.__name__ for cls in list(_known))}
+        known = {_ALL, *(cls.__name__ for cls in list(classes_of_passes))}
         for name in sorted(names - known):
             msg = (
                 f"{DISABLE_VARIABLE} names {name!r}, which is not a pass.{nearest(name, known)} Give the names of "
@@ -95,9 +90,9 @@ def _warn_if_misspelt(variable: str) -> None:
         warnings.warn(msg + DISABLE_VARIABLE, UnknownVariableWarning, stacklevel=3)
 
 
-def is_disabled(graph_pass: object, disabled: frozenset[str]) -> bool:
-    """Whether *disabled* has the name of the class of *graph_pass*, or ``all``."""
-    return _ALL in disabled or type(graph_pass).__name__ in disabled
+def is_disabled(graph_pass: object) -> bool:
+    """Whether the environment switches *graph_pass* off."""
+    return not disabled_passes().isdisjoint({_ALL, type(graph_pass).__name__})
 
 
 def check_declarations(cls: Any) -> None:

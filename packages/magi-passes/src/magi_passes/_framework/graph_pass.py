@@ -58,9 +58,9 @@ from .declared import (
     check_is_frozen,
     check_keys_exist,
     check_keywords,
+    classes_of_passes,
     disabled_passes,
     is_disabled,
-    note_pass,
     uuid_of,
 )
 
@@ -125,7 +125,7 @@ class MagiInductorPass(CustomGraphPass):
             check_class_keywords(cls, kwargs)
             raise
         check_declarations(cls)
-        note_pass(cls)
+        classes_of_passes.add(cls)
         if "__call__" in vars(cls):
             setattr(cls, "__call__", _safe_by_itself(vars(cls)["__call__"]))  # noqa: B010 - mypy refuses to assign it
 
@@ -219,7 +219,7 @@ def run_pass(part: MagiInductorPass, graph: Graph, context: PassContext) -> Pass
 
 def _verdict(part: MagiInductorPass, graph: Graph, context: PassContext) -> Reason:
     """Whether *part* is to run on *graph*, and why."""
-    if is_disabled(part, disabled_passes()):
+    if is_disabled(part):
         return Reason(False, f"switched off by {DISABLE_VARIABLE}")
     name, keys = type(part).__qualname__, part.inductor_config_keys_potentially_mutated_by_this_pass
     if keys and current().start is None:
