@@ -169,12 +169,6 @@ class CheckedPass(MagiInductorPass):
     """A pass of this package: its fields are checked when it is made."""
 
     def __post_init__(self) -> None:
-        """Raise for values that the pass cannot use.
-
-        Raises:
-            PassArgumentTypeError: A field has another type than it is annotated with.
-            PassArgumentError: A number is out of range.
-        """
         check_fields(self)
 
 
@@ -543,23 +537,13 @@ def outside_of_current() -> Iterator[None]:
         stack.enter_context(within(context=None))
         if outer is not None:
             if outer.has_passes:
-                stack.enter_context(_configuration_of(outer))
+                stack.callback(_torch_compat.config.restore_overrides, _torch_compat.config.read_overrides())
+                _torch_compat.config.restore_overrides(outer.start.overrides)
+                for name in _torch_compat.config.HOOKS:
+                    _torch_compat.config.set_config(name, _without_passes(name, _torch_compat.config.get_config(name)))
                 stack.enter_context(_torch_compat.compiling.nested_compilation())
             stack.enter_context(within(compilation=None, call=None))
         yield
-
-
-@contextlib.contextmanager
-def _configuration_of(outer: GraphCompilation) -> Iterator[None]:
-    """A context with the configuration that *outer* started from, without its passes."""
-    inside = _torch_compat.config.read_overrides()
-    try:
-        _torch_compat.config.restore_overrides(outer.start.overrides)
-        for name in _torch_compat.config.HOOKS:
-            _torch_compat.config.set_config(name, _without_passes(name, _torch_compat.config.get_config(name)))
-        yield
-    finally:
-        _torch_compat.config.restore_overrides(inside)
 
 
 def _without_passes(name: str, value: object) -> object:
