@@ -54,12 +54,7 @@ class Reason:
     text: str
 
     def __post_init__(self) -> None:
-        """Raise for an *applies* that is not a bool, whose truth the record would not show.
-
-        Raises:
-            PassArgumentTypeError: *applies* is not a bool, or *text* is not a str.
-        """
-        check_types(self)
+        check_types(self)  # the record would not show the truth of an *applies* that is not a bool
 
     def __bool__(self) -> bool:
         return self.applies

@@ -128,13 +128,6 @@ class NDTilingWorkaroundPass(CheckedPass):
     static: bool = False
 
     def __post_init__(self) -> None:
-        """Raise for values that no torch release accepts.
-
-        Raises:
-            PassArgumentTypeError: A field has another type than it is annotated with.
-            PassArgumentError: *max_tiles* is neither 2 nor 3, *nodes_per_conv* is not positive, or *max_torch* is not
-                a release.
-        """
         super().__post_init__()
         if self.max_torch is not None:
             try:
