@@ -59,26 +59,19 @@ def torch_triton_ops() -> tuple[str, ...]:
 
 def body_of_torch_triton_op(name: str) -> Callable[..., Any] | None:
     """The body given to `torch.library.triton_op`, which registers it as the op's fake as well; None otherwise."""
-    definition = OPDEFS.get(name)
-    if definition is None or name not in torch_triton.triton_ops_to_kernels:
-        return None
-    body: Callable[..., Any] | None = definition._abstract_fn
-    return body
+    definition = OPDEFS.get(name) if name in torch_triton.triton_ops_to_kernels else None
+    return None if definition is None else definition._abstract_fn
 
 
 def custom_op_named(name: str) -> OpOverload:
     """The operator of that name that `torch.library.custom_op` made."""
-    op: OpOverload = OPDEFS[name]._opoverload
-    return op
+    return overload_of(OPDEFS[name])
 
 
 def body_of_custom_op(name: str) -> Callable[..., Any] | None:
     """The body given to `torch.library.custom_op`; None for any other operator, and for a `triton_op`."""
-    definition = OPDEFS.get(name)
-    if definition is None or name in torch_triton.triton_ops_to_kernels:
-        return None
-    body: Callable[..., Any] = definition._init_fn
-    return body
+    definition = None if name in torch_triton.triton_ops_to_kernels else OPDEFS.get(name)
+    return None if definition is None else definition._init_fn
 
 
 def has_decomposition_rule(name: str) -> bool:
@@ -93,8 +86,7 @@ def is_namespace_of_torch(namespace: str) -> bool:
 
 def names_of_ops() -> list[str]:
     """The qualified names of all operators (private, all)."""
-    names: list[str] = torch._C._dispatch_get_all_op_names()
-    return names
+    return list(torch._C._dispatch_get_all_op_names())
 
 
 def is_collective(op: object) -> bool:
