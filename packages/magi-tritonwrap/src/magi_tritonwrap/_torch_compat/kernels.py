@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import itertools
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -187,12 +188,8 @@ def _with_bases(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def record_launch(kernel: Any, grid: Any, arguments: dict[str, Any]) -> None:
     """Record `wrap_triton(kernel)[grid](**arguments)` in the graph being traced."""
-    positional: list[Any] = []
     named = dict(arguments)
-    for name in kernel.arg_names:
-        if name not in named:
-            break
-        positional.append(named.pop(name))
+    positional = [named.pop(name) for name in itertools.takewhile(named.__contains__, kernel.arg_names)]
     fakes = [value for value in map(described_tensor, arguments.values()) if isinstance(value, FakeTensor)]
     # torch 2.10 and 2.11 record a launch on fake Tensors only while a mode is active.
     mode = fakes[0].fake_mode if fakes else nullcontext()
