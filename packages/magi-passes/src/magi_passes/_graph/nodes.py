@@ -33,7 +33,9 @@ aten = torch.ops.aten
 
 def hinted(extent: Any) -> int:
     """*extent* as an int: for a symbol, its value for the example inputs; for an unbacked symbol, 1."""
-    return extent if isinstance(extent, int) else _torch_compat.compiling.size_hint(extent)
+    if isinstance(extent, int):
+        return extent
+    return int(extent.node.hint) if extent.node.has_hint() else 1
 
 
 def flaw_of(graph: Graph) -> str | None:

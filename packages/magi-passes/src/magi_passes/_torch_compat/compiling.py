@@ -157,11 +157,6 @@ def install(
         module._compile_fx_inner = scoped_inner
 
 
-def size_hint(size: torch.SymInt) -> int:
-    """The value of *size* for the example inputs; 1 when it depends on data."""
-    return int(size.node.hint) if size.node.has_hint() else 1
-
-
 def is_erased(node: Node) -> bool:
     """Whether *node* was taken out of its graph. All releases."""
     return bool(node._erased)
