@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._config_module import _UNSET_SENTINEL
 
 
 if TYPE_CHECKING:
@@ -29,12 +30,6 @@ def _config() -> Any:
     from torch._inductor import config
 
     return config
-
-
-def _unset() -> object:
-    from torch.utils import _config_module
-
-    return _config_module._UNSET_SENTINEL
 
 
 def config_keys() -> frozenset[str]:
@@ -88,10 +83,10 @@ def _effective(config: Any, key: str, override: Any) -> Any:
     ``getattr`` is not used, because it copies mutable defaults into the override, and may warn.
     """
     entry = config._config[key]
-    if entry.env_value_force is not _unset():
+    if entry.env_value_force is not _UNSET_SENTINEL:
         return entry.env_value_force
     for value in (override, entry.env_value_default):
-        if value is not _unset():
+        if value is not _UNSET_SENTINEL:
             return value
     return entry.default
 
@@ -143,8 +138,8 @@ def restore_overrides(saved: Mapping[str, Any], keys: Iterable[str] | None = Non
         if _same(_override_of(config, key), override):
             continue
         # Assigning marks torch's caches of the configuration as stale, under the name that each release gives them.
-        setattr(config, key, config._config[key].default if override is _unset() else _copied(override))
-        if override is _unset():
+        setattr(config, key, config._config[key].default if override is _UNSET_SENTINEL else _copied(override))
+        if override is _UNSET_SENTINEL:
             entry = config._config[key]
             if isinstance(entry.user_override, ContextVar):
                 entry.user_override.set(override)
