@@ -235,7 +235,7 @@ INDEX = sympy.Symbol("index", integer=True, nonnegative=True)
 def test_three_dimensions_only_where_they_fit_and_nothing_is_reduced(
     monkeypatch: pytest.MonkeyPatch, within: set[Any], reduction: bool, folded: bool
 ) -> None:
-    monkeypatch.setattr(_torch_compat.kernels, "_within_grid", lambda size: size in within)
+    monkeypatch.setattr(_torch_compat.kernels, "guarded_within", lambda size, _limit: size in within)
     tiling = _torch_compat.kernels.launchable_tiling(THREE, is_reduction=reduction)
     assert tiling == ({"y": Z * Y, "x": X, "r0_": sympy.S.One} if folded else THREE)
 

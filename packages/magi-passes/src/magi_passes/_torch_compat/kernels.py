@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, MutableMapping
+    from collections.abc import Callable, Iterator, MutableMapping
 
 
 MAX_INT32 = 2**31 - 1
@@ -322,15 +322,14 @@ def _write_two_dimensions_together(write: Any, _memo: Any, *args: Any, **kwargs:
         return write(*args, **kwargs)
 
 
-def exact_tiling(tiling: Mapping[str, Any], *, untiled: Any) -> Mapping[str, Any]:
+def exact_tiling(tiling: Any, *, untiled: Any) -> Any:
     """*tiling*, with the quotients in its sizes cancelled; *untiled* in place of one that cannot be cancelled.
 
     Example: ``{"x": (s0*h + s0)/(h + 1), "r0_": h + 1}`` is ``{"x": s0, "r0_": h + 1}``.
     """
     exact = {key: _cancelled(size) for key, size in tiling.items()}
-    kind: Any = type(tiling)
     # `_choose_launchable` drops the tiling if it does not have all elements of the kernel.
-    return kind({key: untiled if size is None else size for key, size in exact.items()})  # type: ignore[no-any-return]
+    return type(tiling)({key: untiled if size is None else size for key, size in exact.items()})
 
 
 def _cancelled(size: Any) -> Any:
@@ -346,19 +345,14 @@ def _cancelled(size: Any) -> Any:
     return None if has_reciprocal(cancelled) else cancelled
 
 
-def launchable_tiling(tiling: Mapping[str, Any], *, is_reduction: bool) -> Mapping[str, Any]:
+def launchable_tiling(tiling: Any, *, is_reduction: bool) -> Any:
     """*tiling*, with z merged into y unless both are within the limits of a grid and nothing is reduced.
 
     A guard is added for a size that is small enough now; a larger one compiles again, with two dimensions.
     """
     if "z" not in tiling:
         return tiling
-    if not is_reduction and _within_grid(tiling["z"]) and _within_grid(tiling["y"]):
+    if not is_reduction and all(guarded_within(tiling[key], MAX_GRID_YZ) for key in "zy"):
         return tiling
-    folded = {"y": tiling["z"] * tiling["y"], **{key: size for key, size in tiling.items() if key not in "zy"}}
-    kind: Any = type(tiling)
-    return kind(folded)  # type: ignore[no-any-return]
-
-
-def _within_grid(size: Any) -> bool:
-    return guarded_within(size, MAX_GRID_YZ)
+    rest = {key: size for key, size in tiling.items() if key not in "zy"}
+    return type(tiling)({"y": tiling["z"] * tiling["y"], **rest})
