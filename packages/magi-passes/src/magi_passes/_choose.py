@@ -25,13 +25,15 @@ import copy
 import json
 import os
 import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from filelock import FileLock
+from torch.fx import Graph
 
 from . import _torch_compat
 from ._framework.compilation import PassContext, Reason, current_context, logger
@@ -46,14 +48,7 @@ from ._rewrites.padding import ConvPaddingPass
 from ._rewrites.temporal import TemporalConvPass, is_temporal
 
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from torch.fx import Graph
-
-    Run = Callable[[list[Any]], Any]
-
-
+Run = Callable[[list[Any]], Any]
 Plan = tuple[MagiInductorPass, ...]
 
 

@@ -9,10 +9,10 @@ with a constant that changes between two compilations in one process.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import triton
 from torch._library.custom_ops import CustomOpDef
@@ -26,17 +26,11 @@ from ._identity.members import is_a
 from ._identity.value_forms import TORCH_ATOMS, Place, type_name
 from ._identity.walk import Walk
 from ._kernel.bodies import as_overload, bodies_mentioned, body_of_inner_op
-from ._kernel.kernels import kernel_behind
+from ._kernel.kernels import Kernel, kernel_behind
+from ._kernel.report import KernelReport
 from ._torch_compat.kernels import interpreted_classes, kernel_classes, kernel_in_wrapper, settings_of
 from ._torch_compat.operators import overload_of, schemas_of
 from ._torch_compat.tracing import cache_bypass, leave_out_of_cache
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ._kernel.kernels import Kernel
-    from ._kernel.report import KernelReport
 
 
 class CacheKeyEntry:

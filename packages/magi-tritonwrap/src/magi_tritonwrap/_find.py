@@ -12,10 +12,10 @@ import dis
 import functools
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
@@ -32,10 +32,6 @@ from ._kernel.report import FoundKernel, InnerOp, KernelReport, UnresolvedLaunch
 from ._torch_compat.kernels import kernel_in_wrapper, triton_wrappers
 from ._torch_compat.operators import body_of_custom_op, has_decomposition_rule, is_collective, is_namespace_of_torch
 from .errors import UnsupportedKernelError
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 
 UNKNOWN: Any = object()

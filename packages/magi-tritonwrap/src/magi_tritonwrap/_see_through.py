@@ -6,11 +6,11 @@ from __future__ import annotations
 import contextvars
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import Any, Literal, overload
 
 import torch
 import triton
@@ -43,10 +43,6 @@ from .errors import (
     UnknownOpError,
     UnsupportedKernelError,
 )
-
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 
 OnUnsupported = Literal["error", "opaque"]
@@ -333,9 +329,6 @@ def _as_overload(op: Any) -> OpOverload:
     hint = " It is a Triton kernel; pass the operator whose body launches it." if is_kernel(op) else ""
     msg = f"{op!r} is not a registered operator.{hint} Pass an OpOverload such as torch.ops.mylib.norm.default."
     raise NotAnOpError(msg)
-
-
-Body = TypeVar("Body", bound=Callable[..., Any])
 
 
 @overload

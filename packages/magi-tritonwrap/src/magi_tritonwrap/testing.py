@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import builtins
 import itertools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
@@ -22,10 +23,6 @@ from ._torch_compat.kernels import (
     tensor_descriptors_taken,
 )
 from ._torch_compat.tracing import fake_tensors, keeping_graphs
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 _NUMBERS = itertools.count()

@@ -8,21 +8,18 @@ import functools
 import json
 import logging
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch.fx import Graph, GraphModule
 
 from magi_passes import _torch_compat
 from magi_passes.errors import UnknownConfigKeyError
 
 from .declared import check_types, nearest
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from torch.fx import Graph, GraphModule
 
 
 # The history is limited, so that a server that recompiles for months does not grow.

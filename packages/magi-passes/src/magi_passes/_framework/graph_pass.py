@@ -16,10 +16,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from torch._inductor.custom_graph_pass import CustomGraphPass
-from torch.fx import Graph
+from torch.fx import Graph, GraphModule
 
 from magi_passes import _torch_compat
 from magi_passes._graph.nodes import flaw_of
@@ -63,12 +63,6 @@ from .declared import (
     is_disabled,
     uuid_of,
 )
-
-
-if TYPE_CHECKING:
-    from typing import Self
-
-    from torch.fx import GraphModule
 
 
 FROM_CACHE = "not asked: a cache had the compiled graph"

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
@@ -16,10 +16,6 @@ from magi_passes.errors import PassArgumentError, PassArgumentTypeError, PassDef
 
 from .declared import check_is_frozen, check_keys_exist, nearest
 from .graph_pass import MagiInductorPass, PipelineHook, configuration_kept, install, parts_of
-
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @dataclass(frozen=True, init=False)

@@ -11,21 +11,17 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import has_free_symbols
 
 from magi_passes import _torch_compat
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from torch.fx import Graph, Node
 
 
 aten = torch.ops.aten

@@ -21,20 +21,16 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
+from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from magi_passes import _torch_compat
 
 from .nodes import Writer, aten, body_of, fake_value, hinted
-
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from torch.fx import Graph, Node
 
 
 def stored_channels_last(write: Writer, x: Node) -> Node:

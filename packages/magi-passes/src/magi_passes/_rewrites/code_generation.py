@@ -6,13 +6,14 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
+from torch.fx import Graph
 from torch.fx.experimental.symbolic_shapes import has_free_symbols
 
 from magi_passes import _torch_compat
-from magi_passes._framework.compilation import Reason, current, memo_of_current
+from magi_passes._framework.compilation import PassContext, Reason, current, memo_of_current
 from magi_passes._framework.graph_pass import CheckedPass, MagiInductorPass
 from magi_passes._graph.nodes import (
     Convolution,
@@ -25,12 +26,6 @@ from magi_passes._graph.nodes import (
 )
 from magi_passes._graph.strides import keep_strides_of_outputs
 from magi_passes.errors import PassArgumentError
-
-
-if TYPE_CHECKING:
-    from torch.fx import Graph
-
-    from magi_passes._framework.compilation import PassContext
 
 
 # How long a convolution takes channels-last, relative to channels-first: the numbers of Inductor's own decision

@@ -26,21 +26,16 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
+from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import has_free_symbols, statically_known_true
 
-from magi_passes._framework.compilation import Reason
+from magi_passes._framework.compilation import PassContext, Reason
 from magi_passes._framework.graph_pass import CheckedPass
 from magi_passes._graph.nodes import Writer, aten, replace_by
 from magi_passes._graph.strides import stored_channels_last, strides_kept
-
-
-if TYPE_CHECKING:
-    from torch.fx import Graph, Node
-
-    from magi_passes._framework.compilation import PassContext
 
 
 MANY_ELEMENTS = 2**23

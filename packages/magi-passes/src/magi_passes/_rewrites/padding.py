@@ -16,28 +16,21 @@ Zero padding that only convolutions read is done by the convolutions, as far as 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
+from torch.fx import Graph, Node
 
 from magi_passes import _torch_compat
-from magi_passes._framework.compilation import Reason
+from magi_passes._framework.compilation import PassContext, Reason
 from magi_passes._framework.graph_pass import MagiInductorPass
 from magi_passes._graph.nodes import Convolution, Writer, aten, hinted, read_convolution, replace_by
 from magi_passes._graph.strides import strides_kept
 
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from torch.fx import Graph, Node
-
-    from magi_passes._framework.compilation import PassContext
-
-    Amount: TypeAlias = int | Node
-
-
+Amount: TypeAlias = int | Node
 # conv3d, conv_transpose2d, convolution.default
 _CONVOLUTION = re.compile(r"conv(?:olution|[123]d|_transpose)")
 _CONVOLUTION_MODULES = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)

@@ -16,22 +16,17 @@ from __future__ import annotations
 import operator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
+from torch.fx import Graph, Node
 
-from magi_passes._framework.compilation import Reason
+from magi_passes._framework.compilation import PassContext, Reason
 from magi_passes._framework.graph_pass import CheckedPass
 from magi_passes._graph.nodes import Convolution, Writer, aten, convolutions_of, hinted, read_convolution, replace_by
 from magi_passes._graph.strides import store_sums, stored_channels_last, strides_kept
 
 from .padding import flat_pads, read_zero_pad
-
-
-if TYPE_CHECKING:
-    from torch.fx import Graph, Node
-
-    from magi_passes._framework.compilation import PassContext
 
 
 @dataclass(frozen=True)

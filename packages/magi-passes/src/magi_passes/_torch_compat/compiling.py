@@ -7,18 +7,14 @@ import contextlib
 import functools
 import importlib
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
+from torch.fx import Graph, GraphModule, Node
 
 from . import config
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
-
-    from torch.fx import Graph, GraphModule, Node
 
 
 _install_lock = threading.Lock()

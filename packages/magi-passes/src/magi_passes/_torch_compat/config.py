@@ -7,16 +7,13 @@ Tried on torch 2.10 to 2.15.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils._config_module import _UNSET_SENTINEL
-
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from contextlib import AbstractContextManager
 
 
 # The options that hold graph passes. The first three run outside of Inductor's inner compilation,

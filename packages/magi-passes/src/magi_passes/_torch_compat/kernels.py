@@ -10,11 +10,8 @@ import contextlib
 import functools
 import inspect
 import threading
-from typing import TYPE_CHECKING, Any
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import Any
 
 
 MAX_INT32 = 2**31 - 1

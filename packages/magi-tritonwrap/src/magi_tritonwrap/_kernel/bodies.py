@@ -8,7 +8,8 @@ import inspect
 import types
 import typing
 from collections import ChainMap
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch._library.custom_ops import CustomOpDef
@@ -27,10 +28,6 @@ from magi_tritonwrap._torch_compat.operators import (
     registration_of,
     torch_triton_ops,
 )
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 
 class Bodies:

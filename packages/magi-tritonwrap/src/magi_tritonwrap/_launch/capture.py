@@ -7,9 +7,10 @@ Around a function, that makes all of its launches behave as if wrapped by hand, 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -20,10 +21,6 @@ from magi_tritonwrap._torch_compat.tracing import tracing_is_active, wrap_triton
 
 from .hook import Run, launch_site, listening, not_listening
 from .normalise import emit, resolve, unsupported
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 P = ParamSpec("P")

@@ -6,18 +6,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
 from magi_tritonwrap._torch_compat.kernels import has_triton_driver, refuses_cpu_tensors
 from magi_tritonwrap._torch_compat.tracing import functional_storage, writes_traced
 from magi_tritonwrap.errors import CpuTensorError, UndeclaredWriteError
-
-
-if TYPE_CHECKING:
-    from torch._ops import OpOverload
 
 
 P = ParamSpec("P")
