@@ -25,7 +25,7 @@ from magi_opschema._model.schema import python_type
 from magi_opschema._model.tree import Leaf, MaskedList, Node, Optional, children, flat_name, leaves, nodes
 
 from .nodes import flatten, rebuild
-from .source import Writer
+from .source import Writer, compile_at_first_call
 
 
 if TYPE_CHECKING:
@@ -61,11 +61,7 @@ def compile_twin(
     _open_arguments(lowering.arguments, to)
     conditions = [condition for _, condition in _refusals(lowering, to, are_real=check is not None)]
     if conditions:
-        compiled = functools.cache(functools.partial(compile_refusals, lowering))
-
-        def refuse(*args: Any, **kwargs: Any) -> None:
-            compiled()(*args, **kwargs)
-
+        refuse = compile_at_first_call(functools.partial(compile_refusals, lowering))
         with to.block(f"if {' or '.join(conditions)}:"):
             flat = ", ".join(passed(argument, argument.name) for argument in lowering.arguments)
             to.line(f"{to.bind('refuse', refuse)}({flat})")

@@ -260,12 +260,8 @@ def replacing(earlier: Registration | None) -> Iterator[None]:
 
 def body_kernel(lowering: SignatureLowering, fn: Callable[..., Any], check: CallCheck) -> Callable[..., Any]:
     """The kernel of one body: *fn*, at the user's signature, with the check of the first real call."""
-    lowered = functools.cache(functools.partial(compile_twin, lowering, fn, "lowered"))
-
-    def run_checked(flat: Flat) -> Any:
-        return check.run(lowered(), flat)
-
-    make = functools.partial(compile_twin, lowering, fn, "kernel", check, run_checked)
+    lowered = compile_at_first_call(functools.partial(compile_twin, lowering, fn, "lowered"))
+    make = functools.partial(compile_twin, lowering, fn, "kernel", check, functools.partial(check.run, lowered))
     return hide_from_dynamo(compile_at_first_call(lambda: hide_from_dynamo(make())))
 
 

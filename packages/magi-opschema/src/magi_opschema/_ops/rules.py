@@ -16,6 +16,7 @@ import torch
 from magi_opschema._autograd import Formula
 from magi_opschema._call.bridge import Bridge, gradient_names
 from magi_opschema._codegen.functions import compile_refusals, compile_twin
+from magi_opschema._codegen.source import compile_at_first_call
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.schema import as_output, tensors_in
 from magi_opschema._model.tree import Leaf, dotted
@@ -143,12 +144,7 @@ def make_fake(lowering: SignatureLowering, spec: FakeSpec) -> Callable[..., Any]
         by_position = [parameter.name for parameter in lowering.parameters if not parameter.is_keyword_only]
         check_callable(lowering, "infer_output_meta_fn", spec, by_position, by_name)
         # It is compiled at its first use, because many ops of a library are never traced.
-        compiled = functools.cache(functools.partial(compile_twin, lowering, spec, "fake"))
-
-        def fake(*args: Any, **kwargs: Any) -> Any:
-            return compiled()(*args, **kwargs)
-
-        return fake
+        return compile_at_first_call(functools.partial(compile_twin, lowering, spec, "fake"))
     return _like_inputs(lowering, sources_of(lowering, spec))
 
 
@@ -197,12 +193,12 @@ def _wrong(lowering: SignatureLowering, text: str) -> OptionError:
 
 def _like_inputs(lowering: SignatureLowering, sources: list[Leaf]) -> Callable[..., Any]:
     layout = lowering.layout
-    refuse = functools.cache(lambda: compile_refusals(lowering))
+    refuse = compile_at_first_call(functools.partial(compile_refusals, lowering))
     positions = [layout.names.index(leaf.name) for leaf in sources]
     optional = [leaf.is_optional for leaf in lowering.return_leaves]
 
     def fake(*args: Any, **kwargs: Any) -> Any:
-        refuse()(*args, **kwargs)
+        refuse(*args, **kwargs)
         flat = layout.fill(args, kwargs)
         return as_output(tuple(_like(flat[i], may_be_none) for i, may_be_none in zip(positions, optional, strict=True)))
 
