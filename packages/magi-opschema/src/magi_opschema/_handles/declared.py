@@ -117,7 +117,7 @@ def _named(cls: type, option: str, names: Names) -> dict[str, object]:
     if isinstance(names, str):
         _fail(cls, f"{option}={names!r} is one string. Write a tuple of names: ({names!r},).")
     found: dict[str, object] = {}
-    annotated = {name: hint for name, hint, _ in _annotated(cls)}
+    annotated = {name: hint for name, hint, _ in annotated_fields(cls)}
     for name in names or ():
         if not str.isidentifier(str(name)) or type(name) is not str:
             _fail(cls, f"{option} names {show_value(name)}, which is not a name of an attribute.")
@@ -128,7 +128,7 @@ def _named(cls: type, option: str, names: Names) -> dict[str, object]:
     return found
 
 
-def _annotated(cls: type) -> list[AnnotatedField]:
+def annotated_fields(cls: type) -> list[AnnotatedField]:
     """Every attribute that a class body of *cls* or its bases annotates; the last annotation of a name is used."""
     found: dict[str, AnnotatedField] = {}
     for base in reversed(cls.__mro__):
@@ -139,8 +139,8 @@ def _annotated(cls: type) -> list[AnnotatedField]:
 
 def _fields(cls: type, declaration: Declaration) -> list[AnnotatedField]:
     if declaration.fields is None:
-        return _annotated(cls)
-    owners = {name: owner for name, _, owner in _annotated(cls)}
+        return annotated_fields(cls)
+    owners = {name: owner for name, _, owner in annotated_fields(cls)}
     return [(name, hint, owners.get(name, cls)) for name, hint in declaration.fields.items()]
 
 

@@ -40,6 +40,7 @@ COMPLEX_PAIRS = Codec(
     decode="[{complex}(*pair) for pair in {zip}({value}[::2], {value}[1::2])]",
     constants={
         "complex": complex,
+        "tuple": tuple,
         "zip": zip,
         "isinstance": isinstance,
         "all": all,
@@ -49,6 +50,9 @@ COMPLEX_PAIRS = Codec(
     expected="a list of numbers",
 )
 """`list[complex]`: a `complex[]` argument fails torch.export.save on torch 2.13."""
+
+PAIRS_AS_TUPLE = replace(COMPLEX_PAIRS, decode=f"{{tuple}}({COMPLEX_PAIRS.decode})")
+"""`tuple[complex, ...]`."""
 
 
 def literal(values: tuple[object, ...]) -> tuple[str, Codec]:

@@ -32,6 +32,7 @@ from magi_opschema._environment import refuse_unknown_variables
 from magi_opschema._model.lowering import LoweringPath, Parameter, SignatureLowering, is_flat_return
 from magi_opschema._model.schema import MAX_ARGUMENTS, NO_DEFAULT, Argument, Packing, default_text, takes
 from magi_opschema._model.tree import (
+    IDENTITY,
     SEQUENCE,
     Leaf,
     ListOrTuple,
@@ -49,7 +50,7 @@ from magi_opschema.errors import DuplicateOpError, OptionError, Problem, Signatu
 
 from . import codecs
 from .annotations import Scope, scope_of
-from .types import Place, Refused, lower, lower_returns
+from .types import Place, Refused, lower_resolved, lower_returns
 
 
 TORCH_OP_ATTRIBUTE = "_magi_torch_registered_op"
@@ -168,9 +169,11 @@ def _lower_all(
 def _lower_parameter(parameter: inspect.Parameter, place: Place) -> Parameter:
     if sentence := _unfit(parameter):
         raise Refused(Problem(parameter.name, sentence))
-    lowered = lower(parameter.annotation, place)
+    annotation, was_wrapped = place.resolved(parameter.annotation)
+    node = lower_resolved(annotation, place)
+    is_plain = not was_wrapped and isinstance(node, Leaf) and node.codec == IDENTITY
     default = NO_DEFAULT if parameter.default is parameter.empty else parameter.default
-    return Parameter(parameter.name, lowered.node, default, parameter.kind is parameter.KEYWORD_ONLY, lowered.is_plain)
+    return Parameter(parameter.name, node, default, parameter.kind is parameter.KEYWORD_ONLY, is_plain)
 
 
 def _unfit(parameter: inspect.Parameter) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from magi_opschema._handles.declared import AnnotatedField, declared_fields, is_declared
+from magi_opschema._handles.declared import AnnotatedField, annotated_fields, declared_fields, is_declared
 from magi_opschema._handles.handle import ObjectHandle, handle, unfit
 from magi_opschema._lowering import codecs
 from magi_opschema._model.schema import schema_type_of
@@ -73,9 +73,10 @@ class Place:
     is_opaque: bool = False
     """Whether an object is not taken apart here: among the items of a list, and in the opaque form of an op."""
 
-    def below(self, name: str, scope: Scope | None = None) -> Place:
+    def below(self, name: str, owner: type | None = None) -> Place:
+        """The place of the part *name*, whose annotation is in the class *owner* if one is given."""
         # This is called for every leaf, and `dataclasses.replace` takes four times as long.
-        path, scope = (*self.path, name), scope or self.scope
+        path, scope = (*self.path, name), self.scope if owner is None else self.scope.of_class(owner)
         inherited = (self.subject, self.is_optional, self.bound, self.outer, self.is_fixed, self.is_opaque)
         return Place(path, scope, *inherited)
 
@@ -104,6 +105,10 @@ class Place:
                 "Import what it names where the op is defined, also at run time, not only under TYPE_CHECKING."
             )
             raise Refused(Problem(dotted(self.path), sentence)) from None
+
+    def resolved(self, annotation: object) -> tuple[object, bool]:
+        """*annotation*, evaluated, without wrappers and type variables; and whether it had a wrapper."""
+        return unwrap(substitute(self.evaluated(annotation), self.bound))
 
 
 _ITEM = type(inspect.getattr_static(inspect.ArgInfo, "args"))
@@ -138,7 +143,9 @@ def fields_of(annotation: object, cls: Any, inside: Place) -> tuple[RecordKind, 
         Refused: instances cannot be taken apart and rebuilt.
     """
     if is_declared(cls):
-        return "object", _object_fields(annotation, cls, inside)
+        if inside.subject != "parameter":
+            raise inside.refuse(annotation, "and an op returns no objects", "Return Tensors or numbers.")
+        return "object", [part for part in declared_fields(cls) if not _is_class_variable(*part, inside)]
     if dataclasses.is_dataclass(cls):
         return "dataclass", _dataclass_fields(annotation, cls, inside)
     if typing.is_typeddict(cls):
@@ -146,14 +153,8 @@ def fields_of(annotation: object, cls: Any, inside: Place) -> tuple[RecordKind, 
     return "namedtuple", _namedtuple_fields(annotation, cls, inside)
 
 
-def _object_fields(annotation: object, cls: Any, place: Place) -> list[AnnotatedField]:
-    if place.subject != "parameter":
-        raise place.refuse(annotation, "and an op returns no objects", "Return Tensors or numbers.")
-    return [part for part in declared_fields(cls) if not _is_class_variable(*part, place)]
-
-
 def _is_class_variable(name: str, hint: object, owner: type, inside: Place) -> bool:
-    evaluated = inside.below(name, scope=inside.scope.of_class(owner)).evaluated(hint)
+    evaluated = inside.below(name, owner).evaluated(hint)
     return typing.ClassVar in {evaluated, typing.get_origin(evaluated)}
 
 
@@ -166,9 +167,7 @@ def _typeddict_fields(annotation: object, cls: Any, place: Place) -> list[Annota
 
 
 def _namedtuple_fields(annotation: object, cls: Any, place: Place) -> list[AnnotatedField]:
-    hints = {
-        name: hint for base in reversed(cls.__mro__) for name, hint in vars(base).get("__annotations__", {}).items()
-    }
+    hints = {name: hint for name, hint, _ in annotated_fields(cls)}
     if unknown := [name for name in cls._fields if name not in hints]:
         why = f"a namedtuple whose field {unknown[0]!r} has no annotation"
         raise place.refuse(annotation, why, "Use typing.NamedTuple.")
@@ -178,7 +177,7 @@ def _namedtuple_fields(annotation: object, cls: Any, place: Place) -> list[Annot
 
 def _may_be_missing(cls: Any, name: str, hint: object, inside: Place) -> bool:
     """True for a key that is not required; in a string, TypedDict itself does not see what marks it."""
-    evaluated = inside.below(name, scope=inside.scope.of_class(cls)).evaluated(hint)
+    evaluated = inside.below(name, cls).evaluated(hint)
     mark = getattr(typing.get_origin(evaluated), "_name", "")
     return mark == "NotRequired" or (name in cls.__optional_keys__ and mark != "Required")
 
@@ -193,7 +192,8 @@ def _dataclass_fields(annotation: object, cls: Any, place: Place) -> list[Annota
             raise place.refuse(annotation, why, "Make it a field.")
     fields = [part for part in dataclasses.fields(cls) if part.init]
     _check_own_methods(annotation, cls, place, (), {part.name: None for part in fields})
-    return [(part.name, part.type, _owner(cls, part.name)) for part in fields]
+    owners = {name: owner for name, _, owner in annotated_fields(cls)}
+    return [(part.name, part.type, owners[part.name]) for part in fields]
 
 
 def _check_own_methods(
@@ -228,7 +228,11 @@ def is_plain(cls: Any) -> bool:
         and not hasattr(cls, "__post_init__")
         and "__new__" not in _defined(cls)
         and cls.__dictoffset__ != 0
-        and all(part.init and not _is_descriptor(cls, part.name) for part in dataclasses.fields(cls))
+        # A field that is a descriptor, such as a slot, is not kept in the `__dict__` of instances.
+        and all(
+            part.init and not hasattr(inspect.getattr_static(cls, part.name, None), "__set__")
+            for part in dataclasses.fields(cls)
+        )
     )
 
 
@@ -242,15 +246,6 @@ def _has_generated_init(cls: type) -> bool:
 def _defined(cls: type) -> set[str]:
     """The names that *cls* and its bases define, without those of builtin classes."""
     return {name for base in cls.__mro__ if base.__module__ != "builtins" for name in vars(base)}
-
-
-def _is_descriptor(cls: type, name: str) -> bool:
-    """True if instances do not keep the field in their `__dict__`, but in a slot for example."""
-    return hasattr(inspect.getattr_static(cls, name, None), "__set__")
-
-
-def _owner(cls: type, name: str) -> type:
-    return next(base for base in cls.__mro__ if name in vars(base).get("__annotations__", {}))
 
 
 _SCHEMA_TYPES: dict[object, str] = {
@@ -295,27 +290,17 @@ _ADVICE: dict[object, str] = {
 }
 
 
-@dataclass(frozen=True)
-class Lowered:
-    """A node, and whether torch would accept its annotation as it is written."""
-
-    node: Node
-    is_plain: bool
-
-
-def lower(annotation: object, place: Place) -> Lowered:
+def lower(annotation: object, place: Place) -> Node:
     """The tree of *annotation*.
 
     Raises:
         Refused: the annotation, or a part of it, has no flat form.
     """
-    resolved, was_wrapped = unwrap(substitute(place.evaluated(annotation), place.bound))
-    node = _lower_unwrapped(resolved, place)
-    is_plain = not was_wrapped and isinstance(node, Leaf) and node.codec == IDENTITY
-    return Lowered(node, is_plain)
+    return lower_resolved(place.resolved(annotation)[0], place)
 
 
-def _lower_unwrapped(annotation: object, place: Place) -> Node:
+def lower_resolved(annotation: object, place: Place) -> Node:
+    """The tree of *annotation*, which `Place.resolved` returned."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in {typing.Union, types.UnionType}:
         return _lower_union(annotation, arguments, place)
@@ -374,8 +359,8 @@ def _lower_union(annotation: object, members: tuple[object, ...], place: Place) 
         why = f"which is a union of {len(others)} types, and a schema argument has one"
         raise place.refuse(annotation, why, "Use a frozen dataclass with one optional field for each.")
     if len(others) == len(members):
-        return lower(others[0], place).node
-    inner = lower(others[0], place).node
+        return lower(others[0], place)
+    inner = lower(others[0], place)
     match inner:
         case Leaf():
             # Below a record that may be None, the schema type already allows None, but the codec does not.
@@ -384,7 +369,7 @@ def _lower_union(annotation: object, members: tuple[object, ...], place: Place) 
         case Optional():
             return inner
     is_some = place.below("is_some").leaf("bool")
-    inner = lower(others[0], replace(place, is_optional=True)).node
+    inner = lower(others[0], replace(place, is_optional=True))
     assert not isinstance(inner, (Leaf, Optional))
     return Optional(place.path, is_some, inner)
 
@@ -418,7 +403,7 @@ def _lower_object(annotation: object, place: Place) -> Record | None:
     Raises:
         Refused: its class declares its fields, and one of them has no flat form.
     """
-    resolved, _ = unwrap(substitute(place.evaluated(annotation), place.bound))
+    resolved, _ = place.resolved(annotation)
     cls = typing.get_origin(resolved) or resolved
     if not isinstance(cls, type) or not is_record(cls) or typing.is_typeddict(cls):
         return None
@@ -433,17 +418,17 @@ def _lower_object(annotation: object, place: Place) -> Record | None:
 
 
 def _lower_list(annotation: object, element: object, place: Place, *, as_tuple: bool) -> Node:
-    resolved, _ = unwrap(substitute(place.evaluated(element), place.bound))
+    resolved, _ = place.resolved(element)
     if resolved in (torch.Tensor | None, typing.Optional[torch.Tensor]):  # noqa: UP045
         values = place.leaf("Tensor[]")
         return MaskedList(place.path, values, place.below("present").leaf("bool[]"), show_type(annotation), as_tuple)
     if resolved is complex:
-        return place.leaf("float[]", _tupled(codecs.COMPLEX_PAIRS, as_tuple=as_tuple))
+        return place.leaf("float[]", codecs.PAIRS_AS_TUPLE if as_tuple else codecs.COMPLEX_PAIRS)
     if _is_record(resolved):
         fix = "Use one frozen dataclass with a list for each field."
         raise place.refuse(annotation, "a list of records, which has no flat schema form", fix)
     # A list of objects has no flat form, but a list of their handles has one.
-    inner = lower(element, replace(place, is_optional=False, is_opaque=True)).node
+    inner = lower(element, replace(place, is_optional=False, is_opaque=True))
     if isinstance(inner, Leaf):
         if resolved in _WRITTEN_AS_TEXT:
             codec = codecs.torch_constant_text(resolved)
@@ -471,12 +456,6 @@ def _is_record(element: object) -> bool:
     return isinstance(cls, type) and is_record(cls)
 
 
-def _tupled(codec: Codec, *, as_tuple: bool) -> Codec:
-    if not as_tuple:
-        return codec
-    return replace(codec, decode=f"{{tuple}}({codec.decode})", constants={**codec.constants, "tuple": tuple})
-
-
 def _list_advice(element: object) -> str:
     if typing.get_origin(element) in {typing.Union, types.UnionType}:
         return "Use two lists, the values and one bool for each that says whether it is there."
@@ -500,9 +479,7 @@ def _lower_record(annotation: object, cls: type, place: Place) -> Record:
     kind, annotated = fields_of(annotation, cls, inside)
     if kind == "object":
         inside = replace(inside, is_fixed=True)
-    parts = lower_each(
-        [(hint, inside.below(name, scope=place.scope.of_class(owner))) for name, hint, owner in annotated]
-    )
+    parts = lower_each([(hint, inside.below(name, owner)) for name, hint, owner in annotated])
     fields = tuple(Field(name, node) for (name, _, _), node in zip(annotated, parts, strict=True))
     return Record(place.path, cls, kind, fields, show_type(annotation), kind != "typeddict" and is_plain(cls))
 
@@ -517,7 +494,7 @@ def lower_each(annotations: list[tuple[object, Place]]) -> tuple[Node, ...]:
     problems: list[Problem] = []
     for annotation, place in annotations:
         try:
-            parts.append(lower(annotation, place).node)
+            parts.append(lower(annotation, place))
         except Refused as refused:
             problems += refused.problems
     if problems:
@@ -566,8 +543,7 @@ def lower_returns(annotation: object, scope: Scope) -> Node | None:
     if annotation is None or annotation is types.NoneType or annotation == "None":
         return None
     place = Place((), scope, "the return value")
-    node = lower(annotation, place.below("output"))
-    tree = node.node
+    tree = lower(annotation, place.below("output"))
     for part in nodes(tree):
         if isinstance(part, Optional):
             below = f"where '{dotted(part.path)}' may be None as a whole"
