@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The private torch names that the ATen surface uses, one function for each quirk."""
+"""The private torch names that the ATen surface uses, one function or constant for each quirk.
+
+Each one works with torch 2.10 to 2.15 unless it says otherwise.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ import torch
 OpOverload = torch._ops.OpOverload
 
 DispatchKeySet = torch._C.DispatchKeySet
-"""The class of the first argument of an implementation with `with_keyset=True` (torch 2.10 to 2.15)."""
+"""The class of the first argument of an implementation with `with_keyset=True`."""
 
 
 def dispatcher_callable(overload: OpOverload) -> Callable[..., Any]:
-    """The builtin that `OpOverload.__call__` calls for an overload (torch 2.10 to 2.15).
+    """The builtin that `OpOverload.__call__` calls for an overload.
 
     It is the same dispatch without a Python frame, and takes 0.85 of the time on 16 floats. Dynamo cannot trace it.
     """
@@ -26,38 +29,30 @@ def dispatcher_callable(overload: OpOverload) -> Callable[..., Any]:
 
 
 def find_overload(base: str, name: str) -> OpOverload | None:
-    """ATen's overload, `default` for the unnamed one; None if torch does not have it (torch 2.10 to 2.15)."""
+    """ATen's overload, `default` for the unnamed one; None if torch does not have it."""
     overload = getattr(getattr(torch.ops.aten, base, None), name, None)
     return overload if isinstance(overload, OpOverload) else None
 
 
-def has_operator(base: str) -> bool:
-    """Whether ATen has an operator of that name (torch 2.10 to 2.15)."""
-    return hasattr(torch.ops.aten, base)
-
-
 def arguments(overload: OpOverload) -> list[torch._C.Argument]:
-    """The arguments of an overload's schema, including out arguments (torch 2.10 to 2.15)."""
+    """The arguments of an overload's schema, including out arguments."""
     return list(overload._schema.arguments)
 
 
 def written_arguments(overload: OpOverload) -> list[torch._C.Argument]:
-    """The arguments that an overload writes, including out arguments (torch 2.10 to 2.15)."""
+    """The arguments that an overload writes, including out arguments."""
     return [a for a in arguments(overload) if a.alias_info is not None and a.alias_info.is_write]
 
 
-def dispatcher_schemas() -> list[torch._C.FunctionSchema]:
-    """The schema of every registered overload, ATen's and others' (torch 2.10 to 2.15)."""
-    return list(torch._C._jit_get_all_schemas())
+dispatcher_schemas: Callable[[], list[torch._C.FunctionSchema]] = torch._C._jit_get_all_schemas
+"""The schema of every registered overload, ATen's and others'."""
 
-
-def parsed_schema(text: str) -> torch._C.FunctionSchema:
-    """The schema of a text such as `aten::add.Tensor(Tensor self, ...) -> Tensor` (torch 2.10 to 2.15)."""
-    return torch._C.parse_schema(text)
+parsed_schema: Callable[[str], torch._C.FunctionSchema] = torch._C.parse_schema
+"""The schema of a text such as `aten::add.Tensor(Tensor self, ...) -> Tensor`."""
 
 
 def schema_text(overload: OpOverload) -> str:
-    """The schema without the name, `(Tensor self, Scalar other) -> Tensor` (torch 2.10 to 2.15)."""
+    """The schema without the name, `(Tensor self, Scalar other) -> Tensor`."""
     text = str(overload._schema)
     return text[text.index("(") :]
 
@@ -71,7 +66,7 @@ _peek_interpreter_stack = torch._C._functorch.peek_interpreter_stack
 def plain_dispatch() -> bool:
     """Whether a call goes directly to the kernel, because no mode, functorch transform or autocast is active.
 
-    It reads the same three stacks as `torch.overrides` and `torch._functorch` (torch 2.10 to 2.15).
+    It reads the same three stacks as `torch.overrides` and `torch._functorch`.
     """
     return not (
         _len_torch_dispatch_stack()
@@ -82,7 +77,7 @@ def plain_dispatch() -> bool:
 
 
 def bump_version(tensor: torch.Tensor) -> None:
-    """`torch.autograd.graph.increment_version` without its check of the argument (torch 2.10 to 2.15)."""
+    """`torch.autograd.graph.increment_version` without its check of the argument."""
     torch._C._increment_version((tensor,))
 
 
@@ -94,28 +89,25 @@ def tag_out() -> torch.Tag | None:
     return tag if release >= (2, 13) else None
 
 
-def below_autograd() -> Any:
-    """A context in which operators skip their autograd kernels (torch 2.10 to 2.15, as torch/_library/autograd.py)."""
-    return torch._C._AutoDispatchBelowAutograd()
+below_autograd: Callable[[], Any] = torch._C._AutoDispatchBelowAutograd
+"""A context in which operators skip their autograd kernels, as in torch/_library/autograd.py."""
+
+below_inplace_or_view: Callable[[], Any] = torch._C._AutoDispatchBelowADInplaceOrView
+"""A context in which operators skip ADInplaceOrView, as in torch/_library/custom_ops.py."""
 
 
 def after_autograd(keyset: DispatchKeySet) -> DispatchKeySet:
-    """*keyset* without autograd (torch 2.10 to 2.15, as torch/_library/autograd.py)."""
+    """*keyset* without autograd, as in torch/_library/autograd.py."""
     return keyset & torch._C._after_autograd_keyset
 
 
 def after_inplace_or_view(keyset: DispatchKeySet) -> DispatchKeySet:
-    """*keyset* without ADInplaceOrView (torch 2.10 to 2.15, as torch/_library/custom_ops.py)."""
+    """*keyset* without ADInplaceOrView, as in torch/_library/custom_ops.py."""
     return keyset & torch._C._after_ADInplaceOrView_keyset
 
 
-def below_inplace_or_view() -> Any:
-    """A context in which operators skip ADInplaceOrView (torch 2.10 to 2.15, as torch/_library/custom_ops.py)."""
-    return torch._C._AutoDispatchBelowADInplaceOrView()
-
-
 def is_traced_tensor(type_: type) -> bool:
-    """Whether tensors of this class are stand-ins of tracing (torch 2.10 to 2.15)."""
+    """Whether tensors of this class are stand-ins of tracing."""
     from torch._subclasses.fake_tensor import FakeTensor
     from torch._subclasses.functional_tensor import FunctionalTensor
 

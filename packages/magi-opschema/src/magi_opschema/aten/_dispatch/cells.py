@@ -19,7 +19,7 @@ import torch
 
 from magi_opschema._text import show_value
 from magi_opschema.aten._generate.schema import ATEN_SLOT, nearest, python_name
-from magi_opschema.aten._torch_compat import OpOverload, dispatcher_callable, find_overload, has_operator
+from magi_opschema.aten._torch_compat import OpOverload, dispatcher_callable, find_overload
 from magi_opschema.aten.errors import SlotError, SurfaceError, UnknownOpError
 
 
@@ -148,19 +148,15 @@ def cell_of(base: str) -> Cell:
 
 
 def check_environment(*, is_complete: bool = False) -> None:
-    """Raise for a variable `MAGI_SLOT_<base>` with an unknown base, or whose value is not the number of a slot.
+    """Raise a `SlotError` for a variable `MAGI_SLOT_<base>` with an unknown base, or a value that is not a slot.
 
-    Args:
-        is_complete: Whether no other surface will be loaded; otherwise a base of ATen may be on another surface.
-
-    Raises:
-        SlotError: There is such a variable.
+    With *is_complete*, no other surface will be loaded; otherwise a base of ATen may be on another surface.
     """
     for variable, text in os.environ.items():
         if not variable.startswith(_PREFIX):
             continue
         base = variable.removeprefix(_PREFIX)
-        if base not in cells and (is_complete or not has_operator(base)):
+        if base not in cells and (is_complete or not hasattr(torch.ops.aten, base)):
             hint = nearest(base, cells).replace("'", f"'{_PREFIX}", 1)
             msg = f"{variable} names no operator of the ATen surface{hint}; write {_PREFIX}<base>, as MAGI_SLOT_softmax"
             raise SlotError(msg)
