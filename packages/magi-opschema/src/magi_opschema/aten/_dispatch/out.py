@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
-_OPTIONS = ("dtype", "layout", "device", "pin_memory")
+from magi_opschema.aten._generate.schema import OPTIONS
 
 
 def prepare_out(out: Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -89,12 +88,12 @@ def out_options(out: Tensor, options: dict[str, Any]) -> dict[str, Any]:
     """
     if not options:
         return options
-    for name in _OPTIONS:
+    for name in OPTIONS:
         wanted = options.get(name)
         if wanted is not None and not _agrees(name, wanted, out):
             msg = f"{name} {wanted} does not match that of out: {getattr(out, name, False)}"
             raise RuntimeError(msg)
-    return {name: value for name, value in options.items() if name not in _OPTIONS}
+    return {name: value for name, value in options.items() if name not in OPTIONS}
 
 
 def _agrees(name: str, wanted: Any, out: Tensor) -> bool:

@@ -69,9 +69,7 @@ def traced_namespace(cell: Cell, chosen: int | None) -> Namespace:
 def eager_namespace(cell: Cell, chosen: Callable[[], int | None]) -> Namespace:
     """Routers for the variants that have kernels, the dispatcher's callables for the others.
 
-    Args:
-        cell: The base.
-        chosen: The slot that a call prefers, asked at each call.
+    *chosen* returns the slot that a call prefers; it is asked at each call.
     """
     return _namespace(cell, cell.aten_eager, lambda pair, name: _router(cell, pair, name, chosen))
 

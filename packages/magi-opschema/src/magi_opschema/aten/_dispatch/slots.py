@@ -121,21 +121,12 @@ def register_slot(
         KernelSignatureError: *fn* has the signature of no overload.
         UnknownOpError: The surface has no such operator.
     """
+    functions: dict[str, Any] = {"supports": supports, "backward": backward, "setup_context": setup_context}
     if fn is None:
-        return lambda kernel: register_slot(
-            base,
-            slot,
-            kernel,
-            devices=devices,
-            dtypes=dtypes,
-            supports=supports,
-            backward=backward,
-            setup_context=setup_context,
-        )
+        return lambda kernel: register_slot(base, slot, kernel, devices=devices, dtypes=dtypes, **functions)
     cell, only = _cell_and_overload(base)
     check_number(slot, cell.base, lowest_only=True)
     serves, takes_out = served_variants(cell, fn, only)
-    functions: dict[str, Any] = {"supports": supports, "backward": backward, "setup_context": setup_context}
     for name, function in functions.items():
         if function is not None and not callable(function):
             msg = f"{name}={show_value(function)} must be a function"
