@@ -85,14 +85,16 @@ class _Flattener:
         match node:
             case Leaf():
                 return {node.name: self._leaf(node, gradient)}
-            case Record():
-                return self._record(node, gradient)
-            case Sequence():
-                return self._sequence(node, gradient)
-            case Optional() | ListOrTuple():
-                return self.flatten(node.inner, gradient)
             case MaskedList():
                 return self._masked(node, gradient)
+            case Optional() | ListOrTuple():
+                return self.flatten(node.inner, gradient)
+            case Record():
+                parts = self._fields(node, gradient)
+            case Sequence():
+                items = self._items(node.path, gradient, len(node.items))
+                parts = list(zip(node.items, items, strict=True))
+        return {name: found for part, value in parts for name, found in self.flatten(part, value).items()}
 
     def _leaf(self, leaf: Leaf, gradient: Any) -> Any:
         path = dotted(leaf.path)
@@ -121,7 +123,8 @@ class _Flattener:
         if all(type(size) is int for size in sizes) and not _sums_to(gradient.shape, shape):
             self.fail(path, f"returned shape {tuple(gradient.shape)}, expected {tuple(shape)} or one that sums to it")
 
-    def _record(self, record: Record, gradient: Any) -> dict[str, Any]:
+    def _fields(self, record: Record, gradient: Any) -> list[tuple[Node, Any]]:
+        """The nodes of the fields of *record* that *gradient* is about, each with its gradient."""
         path, fields = dotted(record.path), {part.name: part.node for part in record.fields}
         if isinstance(gradient, Mapping):
             for name in gradient:
@@ -144,17 +147,7 @@ class _Flattener:
         else:
             forms = f"None, a dict by field, a {record.label}, or a tuple in field order"
             self.fail(path, f"returned {_kind(gradient)}, expected {forms}")
-        found: dict[str, Any] = {}
-        for name, value in given.items():
-            found |= self.flatten(fields[name], value)
-        return found
-
-    def _sequence(self, sequence: Sequence, gradient: Any) -> dict[str, Any]:
-        items = self._items(sequence.path, gradient, len(sequence.items))
-        found: dict[str, Any] = {}
-        for node, value in zip(sequence.items, items, strict=True):
-            found |= self.flatten(node, value)
-        return found
+        return [(fields[name], value) for name, value in given.items()]
 
     def _masked(self, node: MaskedList, gradient: Any) -> dict[str, Any]:
         present = self.shapes.get(node.present.name) or []
