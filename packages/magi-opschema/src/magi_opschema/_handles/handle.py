@@ -318,9 +318,6 @@ class StandIn:
     """What a fake, `setup_context_fn` and the rules get for an object. Ops accept it like a handle."""
 
     __slots__ = ("_handle", "_title", "_type")
-    _handle: int
-    _title: str
-    _type: str
 
     def __init__(self, handle: int, type_name: str, title: str) -> None:
         self._handle = handle
@@ -363,21 +360,12 @@ def unfit(annotation: object) -> tuple[str, str] | None:
     return None
 
 
-def _classes(annotation: object) -> tuple[type, ...]:
-    """The classes that *annotation* accepts, for isinstance."""
-    if annotation is Any:
-        return (object,)
-    origin = typing.get_origin(annotation)
-    if origin in {typing.Union, types.UnionType}:
-        return tuple(cls for member in typing.get_args(annotation) for cls in _classes(member))
-    cls = origin or annotation
-    assert isinstance(cls, type)
-    return (cls,)
-
-
 def handle(annotation: object) -> Codec:
     """The codec of `ObjectHandle[annotation]`."""
-    name, classes = show_type(annotation), _classes(annotation)
+    name = show_type(annotation)
+    is_union = typing.get_origin(annotation) in {typing.Union, types.UnionType}
+    members = typing.get_args(annotation) if is_union else (annotation,)
+    classes = tuple(object if member is Any else typing.get_origin(member) or member for member in members)
     expected = f"a {name}, or the handle that register_object() gave for one"
     constants = {
         "isinstance": isinstance,
