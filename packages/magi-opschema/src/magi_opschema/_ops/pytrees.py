@@ -13,6 +13,7 @@ import dataclasses
 import enum
 import importlib
 import math
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -183,12 +184,9 @@ def find_class(name: str) -> Any:
     """The object that `module:qualified.name` refers to now; None if there is none."""
     module, _, qualname = name.partition(":")
     try:
-        found: Any = importlib.import_module(module)
-        for part in qualname.split("."):
-            found = getattr(found, part)
+        return operator.attrgetter(qualname)(importlib.import_module(module))
     except (ImportError, AttributeError):
         return None
-    return found
 
 
 def _class_of(name: str) -> Any:
