@@ -27,10 +27,9 @@ _checked = {"number": -1}
 
 
 def refuse_unknown_variables() -> None:
-    """Raise for an unknown variable with this package's prefix. Names are checked again when their number changes.
+    """Raise an EnvironmentVariableError for an unknown variable with this package's prefix.
 
-    Raises:
-        EnvironmentVariableError: there is such a variable.
+    Names are checked again when their number changes.
     """
     if len(os.environ) == _checked["number"]:
         return

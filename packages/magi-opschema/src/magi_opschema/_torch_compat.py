@@ -316,7 +316,6 @@ class TranslatingOverload(OpOverload):
     _magi_translate: Callable[..., None]
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the op; an error is translated, or raised as it is."""
         try:
             return self._op(*args, **kwargs)
         except Exception as error:
@@ -326,7 +325,6 @@ class TranslatingOverload(OpOverload):
 
 def _translating(call: Callable[..., Any]) -> Callable[..., Any]:
     def translate(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the op; an error is translated, or raised as it is."""
         try:
             return call(self, *args, **kwargs)
         except Exception as error:

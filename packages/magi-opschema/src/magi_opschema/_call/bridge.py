@@ -179,5 +179,4 @@ class Bridge:
         return said
 
     def fail(self, text: str) -> NoReturn:
-        """Raise a RuleError about this op."""
         raise RuleError(self.lowering.sentence(f"{text}."))

@@ -34,11 +34,7 @@ NOT_GIVEN = inspect.Parameter.empty
 def check_call(
     lowering: SignatureLowering, args: Sequence[object], kwargs: Mapping[str, object], *, is_flat: bool = False
 ) -> None:
-    """Raise if a call with *args* and *kwargs* does not fit the signature; with *is_flat*, if not the schema.
-
-    Raises:
-        ArgumentError: the call does not fit.
-    """
+    """Raise an ArgumentError if *args* and *kwargs* do not fit the signature; with *is_flat*, if not the schema."""
     known: Sequence[Parameter | Argument] = lowering.arguments if is_flat else lowering.parameters
     by_position, names = _names(known)
     filled = by_position[: len(args)]

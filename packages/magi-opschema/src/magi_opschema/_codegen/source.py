@@ -129,7 +129,6 @@ class Writer:
     """True if what is written must not touch a parameter of the function, whatever its name."""
 
     def line(self, text: str) -> None:
-        """Add one line."""
         self.lines.append(text)
 
     @contextmanager

@@ -307,7 +307,6 @@ else:
         """
 
         def __new__(cls, *_: object) -> NoReturn:
-            """Raise an error, because this is an annotation."""
             raise ArgumentError("ObjectHandle[T] is an annotation. register_object(obj) gives a handle.")
 
 
@@ -325,7 +324,6 @@ class StandIn:
         self._title = title
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Raise an error, because the object is not available here."""
         if name.startswith("__"):
             raise AttributeError(name)
         text = f"{self._title}: '{name}' was read from a {self._type} where the op is described, not run. "

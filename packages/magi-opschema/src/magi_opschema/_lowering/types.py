@@ -134,10 +134,7 @@ def _is_namedtuple(cls: type) -> bool:
 def fields_of(annotation: object, cls: Any, inside: Place) -> tuple[RecordKind, list[AnnotatedField]]:
     """The kind of a record class and the fields that are part of its value.
 
-    Args:
-        annotation: What the user wrote, `Config[int]` for example.
-        cls: Its class.
-        inside: The place of the record, with the type variables of *annotation* bound.
+    *cls* is the class of *annotation*, which may be `Config[int]`; *inside* has its type variables bound.
 
     Raises:
         Refused: instances cannot be taken apart and rebuilt.

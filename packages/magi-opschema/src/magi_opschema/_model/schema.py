@@ -212,7 +212,6 @@ class FlatLayout:
 
     @staticmethod
     def of_arguments(arguments: Sequence[Argument]) -> FlatLayout:
-        """The layout of a schema's arguments."""
         slots = slots_of(arguments)
         return FlatLayout(
             tuple(slot.name for slot in slots),
@@ -225,7 +224,6 @@ class FlatLayout:
 
     @staticmethod
     def of_outputs(schema_types: Sequence[str]) -> FlatLayout:
-        """The layout of a schema's returns."""
         return FlatLayout(tuple(schema_types), (), (), _tensor_lists(schema_types))
 
     def fill(self, args: Flat, kwargs: dict[str, Any]) -> Flat:

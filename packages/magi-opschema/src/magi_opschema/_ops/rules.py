@@ -38,11 +38,7 @@ def check_callable(
     keywords: Iterable[str] = (),
     error: type[OpSchemaError] = OptionError,
 ) -> None:
-    """Raise if *fn*, the value of *option*, is not a function that accepts these arguments.
-
-    Raises:
-        OptionError: it is not; or the class *error* if that is given.
-    """
+    """Raise an *error* if *fn*, the value of *option*, is not a function that accepts these arguments."""
     if not callable(fn):
         text = f"{option} is {show_with_type(fn)}, expected a function."
         raise error(lowering.sentence(text))
@@ -130,11 +126,9 @@ def _apart(output: Any, taken: set[int]) -> Any:
 def make_fake(lowering: SignatureLowering, spec: FakeSpec) -> Callable[..., Any]:
     """The fake at the flat signature.
 
-    Args:
-        lowering: the op's signature.
-        spec: a function at the user's signature; or for each output the parameter or leaf path of the Tensor
-            it looks like (shape, dtype, device, and strides as in torch.empty_like); or None, for which output i looks
-            like Tensor input i.
+    *spec* is a function at the user's signature; or for each output the parameter or leaf path of the Tensor it looks
+    like (shape, dtype, device, and strides as in torch.empty_like); or None, for which output i looks like Tensor
+    input i.
 
     Raises:
         OptionError: *spec* does not fit the signature.

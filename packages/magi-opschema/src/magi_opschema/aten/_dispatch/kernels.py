@@ -134,12 +134,9 @@ def options_of_out(cell: Cell, pair: Pair) -> tuple[str, ...]:
 
 
 def served_variants(cell: Cell, fn: Callable[..., Any], only: str | None) -> tuple[frozenset[str], bool]:
-    """The variants of a base that *fn* can serve, by its signature, and whether it takes `out`.
+    """The variants of a base that the kernel *fn* can serve, by its signature, and whether it takes `out`.
 
-    Args:
-        cell: The base.
-        fn: The kernel.
-        only: The one overload that it is for; None for every variant that it fits.
+    *only* is the one overload that it is for; None for every variant that it fits.
 
     Raises:
         KernelSignatureError: It fits none; names, order, kinds and defaults must be those of the schema.
