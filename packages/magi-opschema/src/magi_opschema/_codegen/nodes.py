@@ -122,29 +122,26 @@ def original_class(value: object) -> type:
 
 def flatten(node: Node, value: str, to: Writer) -> list[str]:
     """Write the lines that check and take apart *value*; return one expression for each leaf of *node*."""
+    if isinstance(node, Leaf):
+        return [_encode(node, value, to)]
+    value = to.local(flat_name(node.path), value)
     match node:
-        case Leaf():
-            return [_encode(node, value, to)]
         case Record():
-            value = to.local(flat_name(node.path), value)
             _refuse_other_class(node, value, to)
             return [text for part in node.fields for text in flatten(part.node, read(node, value, part.name, to), to)]
         case Sequence():
-            value = to.local(flat_name(node.path), value)
             length = len(node.items)
             isinstance_, tuple_, len_ = map(to.builtin, ("isinstance", "tuple", "len"))
             _refuse(f"not {isinstance_}({value}, {tuple_}) or {len_}({value}) != {length}", node, value, to)
             return [text for i, item in enumerate(node.items) for text in flatten(item, f"{value}[{i}]", to)]
         case Optional():
-            return _flatten_optional(node, to.local(flat_name(node.path), value), to)
+            return _flatten_optional(node, value, to)
         case ListOrTuple():
-            value = to.local(flat_name(node.path), value)
             isinstance_ = to.builtin("isinstance")
             _refuse(f"not {isinstance_}({value}, {to.bind('sequence', SEQUENCE)})", node, value, to)
             to.line(f"{node.is_tuple.name} = {isinstance_}({value}, {to.builtin('tuple')})")
             return [node.is_tuple.name, *flatten(node.inner, value, to)]
         case MaskedList():
-            value = to.local(flat_name(node.path), value)
             isinstance_, all_ = to.builtin("isinstance"), to.builtin("all")
             tensor, sequence = to.bind("Tensor", Tensor), to.bind("sequence", SEQUENCE)
             are_tensors = f"{all_}([item is None or {isinstance_}(item, {tensor}) for item in {value}])"
