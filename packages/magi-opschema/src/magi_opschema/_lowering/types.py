@@ -123,12 +123,8 @@ def is_record(cls: type) -> bool:
     """
     if is_declared(cls):
         return True
-    is_one = dataclasses.is_dataclass(cls) or typing.is_typeddict(cls) or _is_namedtuple(cls)
-    return is_one and not opaque_name(cls)
-
-
-def _is_namedtuple(cls: type) -> bool:
-    return issubclass(cls, tuple) and hasattr(cls, "_fields")
+    is_namedtuple = issubclass(cls, tuple) and hasattr(cls, "_fields")
+    return (is_namedtuple or dataclasses.is_dataclass(cls) or typing.is_typeddict(cls)) and not opaque_name(cls)
 
 
 def fields_of(annotation: object, cls: Any, inside: Place) -> tuple[RecordKind, list[AnnotatedField]]:
@@ -317,7 +313,7 @@ def lower_resolved(annotation: object, place: Place) -> Node:
         return place.leaf(_SCHEMA_TYPES[annotation])
     if isinstance(cls, type):
         return _lower_class(annotation, cls, place)
-    raise _no_form(annotation, place)
+    raise place.refuse(annotation, "which has no flat schema form", _advice(annotation))
 
 
 def _lower_class(annotation: object, cls: type, place: Place) -> Node:
@@ -332,12 +328,7 @@ def _lower_class(annotation: object, cls: type, place: Place) -> Node:
             why = f"which torch registered as '{name}', a name that no schema can hold"
             raise place.refuse(annotation, why, "Define the class at the top of a module.")
         return place.leaf(schema_type_of(cls, name), codecs.opaque(cls))
-    raise _no_form(annotation, place)
-
-
-def _no_form(annotation: object, place: Place) -> Refused:
-    cls, arguments = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
-    return place.refuse(annotation, "which has no flat schema form", _advice(annotation, cls, arguments))
+    raise place.refuse(annotation, "which has no flat schema form", _advice(annotation))
 
 
 def _is_hashable(annotation: object) -> bool:
@@ -433,7 +424,10 @@ def _lower_list(annotation: object, element: object, place: Place, *, as_tuple: 
         if inner.schema_type in _LIST_ELEMENTS or inner.is_opaque:
             return place.leaf(f"{inner.schema_type}[]", codecs.listed(inner.codec, as_tuple=as_tuple))
     why = "and torch has no list of such elements that can be exported"
-    raise place.refuse(annotation, why, _list_advice(resolved))
+    fix = "Use one list for each part, or a Tensor."
+    if typing.get_origin(resolved) in {typing.Union, types.UnionType}:
+        fix = "Use two lists, the values and one bool for each that says whether it is there."
+    raise place.refuse(annotation, why, fix)
 
 
 def _lower_sequence(annotation: object, node: Node, place: Place) -> Node:
@@ -451,12 +445,6 @@ def _is_record(element: object) -> bool:
         return _is_record(unwrap(members[0])[0])
     cls = typing.get_origin(element) or element
     return isinstance(cls, type) and is_record(cls)
-
-
-def _list_advice(element: object) -> str:
-    if typing.get_origin(element) in {typing.Union, types.UnionType}:
-        return "Use two lists, the values and one bool for each that says whether it is there."
-    return "Use one list for each part, or a Tensor."
 
 
 def _lower_tuple(annotation: object, items: tuple[object, ...], place: Place) -> Node:
@@ -499,7 +487,8 @@ def lower_each(annotations: list[tuple[object, Place]]) -> tuple[Node, ...]:
     return tuple(parts)
 
 
-def _advice(annotation: object, cls: object, arguments: tuple[Any, ...]) -> str:
+def _advice(annotation: object) -> str:
+    cls, arguments = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
     if isinstance(annotation, typing.TypeVar):
         return f"Give the type variable a type, as in Cfg[int] for a class Cfg(Generic[{annotation.__name__}])."
     if cls in {
