@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools as it
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -50,10 +51,8 @@ def slots(base: str) -> dict[int, Slot]:
         UnknownOpError: The surface has no such operator.
     """
     cell = _cell(base)
-    by_number: dict[int, list[Kernel]] = {}
-    for kernel in cell.kernels:
-        by_number.setdefault(kernel.slot, []).append(kernel)
-    found = {number: Slot(number, tuple(kernels)) for number, kernels in by_number.items()}
+    by_number = it.groupby(cell.kernels, lambda kernel: kernel.slot)
+    found = {number: Slot(number, tuple(kernels)) for number, kernels in by_number}
     return found | {ATEN_SLOT: Slot(ATEN_SLOT, ())}
 
 
