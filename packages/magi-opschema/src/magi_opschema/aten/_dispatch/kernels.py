@@ -25,7 +25,7 @@ from .out import fits, write_out
 
 @dataclass(frozen=True)
 class Kernel:
-    """A registered kernel.
+    """A registered kernel, with the conditions and the gradient that `register_slot` describes.
 
     Attributes:
         base: The ATen base that it serves.
@@ -33,11 +33,6 @@ class Kernel:
         fn: The kernel, called with the operator's arguments.
         serves: The variants it serves, each by its leading overload.
         takes_out: Whether `fn` has an `out` parameter; otherwise its result is copied into `out=`.
-        devices: The device types it serves; None for all.
-        dtypes: The dtypes it serves, by the first tensor of a call; None for all.
-        supports: Called with the operator's arguments; if it returns false, the next slot is asked. None for all calls.
-        backward: `backward(ctx, *grads)`, as for `torch.library.register_autograd`.
-        setup_context: `setup_context(ctx, inputs, output)`, as there.
     """
 
     base: str
