@@ -29,7 +29,7 @@ MAX_ARGUMENTS = 64
 
 NO_DEFAULT = object()
 
-_VALUES: dict[str, tuple[type, ...]] = {
+CLASSES: dict[str, tuple[type, ...]] = {
     "Tensor": (torch.Tensor,),
     "SymInt": (int, torch.SymInt),
     "float": (float, int, torch.SymFloat, torch.SymInt),
@@ -43,6 +43,8 @@ _VALUES: dict[str, tuple[type, ...]] = {
     "MemoryFormat": (torch.memory_format,),
     "Generator": (torch.Generator,),
 }
+"""The classes of the values that the dispatcher accepts for a schema type; the first is that of its annotation."""
+
 _INT64 = range(-(2**63), 2**63)
 _LAYOUTS = {torch.strided: "strided"}
 _MEMORY_FORMATS = {torch.contiguous_format: "contiguous_format"}
@@ -50,7 +52,7 @@ _MEMORY_FORMATS = {torch.contiguous_format: "contiguous_format"}
 
 def schema_type_of(cls: type, name: str) -> str:
     """*name*, which torch gave to the schema type of an opaque class, known to this module from now on."""
-    _VALUES[name] = (cls,)
+    CLASSES[name] = (cls,)
     return name
 
 
@@ -60,7 +62,7 @@ def python_type(schema_type: str) -> Any:
         return typing.Optional[python_type(schema_type[:-1])]  # noqa: UP045  (infer_schema knows no other spelling)
     if schema_type.endswith("[]"):
         return list[python_type(schema_type[:-2])]  # type: ignore[misc]
-    return torch.types.Number if schema_type == "Scalar" else _VALUES[schema_type][0]
+    return torch.types.Number if schema_type == "Scalar" else CLASSES[schema_type][0]
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ def takes(schema_type: str, value: object) -> bool:
         return kind != schema_type
     if kind.endswith("[]"):
         return isinstance(value, (list, tuple)) and all(takes(kind[:-2], item) for item in value)
-    return isinstance(value, _VALUES[kind]) and not (kind == "SymInt" and type(value) is int and value not in _INT64)
+    return isinstance(value, CLASSES[kind]) and not (kind == "SymInt" and type(value) is int and value not in _INT64)
 
 
 def default_text(schema_type: str, value: object) -> str | None:
