@@ -41,12 +41,8 @@ class Scope:
         # Builtins come before the attributes of the class: in a class with slots, a field `float` is a descriptor.
         own = [module, vars(builtins), dict(vars(cls))]
         if "<locals>" in cls.__qualname__ and cls.__module__ == self.globals.get("__name__"):
-            return Scope(module, ChainMap(itself, *_maps(self.locals), *own, self.globals))
-        return Scope(module, ChainMap(*own, itself, *_maps(self.locals), self.globals))
-
-
-def _maps(names: MutableMapping[str, Any]) -> list[MutableMapping[str, Any]]:
-    return list(names.maps) if isinstance(names, ChainMap) else [names]
+            return Scope(module, ChainMap(itself, self.locals, *own, self.globals))
+        return Scope(module, ChainMap(*own, itself, self.locals, self.globals))
 
 
 def scope_of(fn: Callable[..., Any], frame: types.FrameType | None) -> Scope:
