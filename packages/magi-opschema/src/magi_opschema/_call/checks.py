@@ -230,13 +230,10 @@ def _differences(real: Any, fake: Any) -> Iterator[tuple[str, object, object]]:
 def _tensor_differences(real: torch.Tensor, fake: torch.Tensor) -> Iterator[tuple[str, object, object]]:
     if real.dim() != fake.dim() or any(_differ(a, b) for a, b in zip(real.shape, fake.shape, strict=True)):
         yield "shape", tuple(real.shape), tuple(fake.shape)
-    if real.dtype != fake.dtype:
-        yield "dtype", real.dtype, fake.dtype
-    if real.device != fake.device:
-        yield "device", real.device, fake.device
-    if real.layout != fake.layout:
-        yield "layout", real.layout, fake.layout
-    elif real.layout is torch.strided and real.numel() > 0:
+    for what in ("dtype", "device", "layout"):
+        if getattr(real, what) != getattr(fake, what):
+            yield what, getattr(real, what), getattr(fake, what)
+    if real.layout is fake.layout is torch.strided and real.numel() > 0:
         # The stride of a dimension with one element is never used.
         used = [i for i, size in enumerate(real.shape) if size > 1]
         if any(_differ(real.stride(i), fake.stride(i)) for i in used):
