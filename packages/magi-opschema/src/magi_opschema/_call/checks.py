@@ -102,10 +102,7 @@ class CallCheck:
         self._torch_op = torch_op
 
     def run(self, body: Callable[..., Any], flat: Flat) -> Any:
-        """Call *body*, which has the flat signature, with all arguments of *flat* by position, and check the call.
-
-        Returns:
-            The flat output.
+        """The flat output of *body*, which has the flat signature and gets *flat*; the call is checked.
 
         Raises:
             MutationError: the body wrote into a Tensor that `mutates_args` does not name.

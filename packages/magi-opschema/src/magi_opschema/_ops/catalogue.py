@@ -108,11 +108,7 @@ def op_def(op: object) -> OpDef:
 
 
 def forms_of(op: object) -> tuple[OpDef, ...]:
-    """The definitions that share one body: that of *op*, and that of the op for handles if there is one.
-
-    Raises:
-        UnknownOpError: magi-opschema registered no such op.
-    """
+    """The definitions that share one body: that of *op*, and that of the op for handles if there is one."""
     definition = op_def(op)
     return (definition,) if definition.by_handle is None else (definition, definition.by_handle)
 

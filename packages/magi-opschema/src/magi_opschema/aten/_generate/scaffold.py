@@ -74,16 +74,9 @@ def test_{stem}(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 def scaffold(op: str, slot: int, folder: Path, schemas: InstalledSchemas) -> list[Path]:
-    """Write a kernel file and a test file for *op* into *folder*.
+    """Write a kernel file and a test file for *op* into *folder*, which is made if it is missing, and return both.
 
-    Args:
-        op: A base (`softmax`, `linalg.norm`), for a kernel for each overload, or one overload (`add.Tensor`).
-        slot: 0 to 7.
-        folder: The folder, which is made if it is missing.
-        schemas: Those of the installed torch.
-
-    Returns:
-        The two files.
+    *op* is a base (`softmax`, `linalg.norm`), for a kernel for each overload, or one overload (`add.Tensor`).
 
     Raises:
         UnknownOpError: torch has no such operator, or it has no overload that writes into out=.
