@@ -346,16 +346,13 @@ def _lower_union(annotation: object, members: tuple[object, ...], place: Place) 
     if len(others) > 1:
         why = f"which is a union of {len(others)} types, and a schema argument has one"
         raise place.refuse(annotation, why, "Use a frozen dataclass with one optional field for each.")
-    if len(others) == len(members):
-        return lower(others[0], place)
     inner = lower(others[0], place)
-    match inner:
-        case Leaf():
-            # Below a record that may be None, the schema type already allows None, but the codec does not.
-            schema_type = inner.schema_type if inner.is_optional else f"{inner.schema_type}?"
-            return replace(inner, schema_type=schema_type, codec=codecs.optional(inner.codec), is_padded=False)
-        case Optional():
-            return inner
+    if len(others) == len(members) or isinstance(inner, Optional):
+        return inner
+    if isinstance(inner, Leaf):
+        # Below a record that may be None, the schema type already allows None, but the codec does not.
+        schema_type = inner.schema_type if inner.is_optional else f"{inner.schema_type}?"
+        return replace(inner, schema_type=schema_type, codec=codecs.optional(inner.codec), is_padded=False)
     is_some = place.below("is_some").leaf("bool")
     inner = lower(others[0], replace(place, is_optional=True))
     assert not isinstance(inner, (Leaf, Optional))
