@@ -94,15 +94,14 @@ def see_through_object(cls: Any = None, /, *, tensor_fields: Names = None, const
     fields: dict[str, object] | None = None
     if tensor_fields is not None or constant_fields is not None:
         fields = _named(cls, "tensor_fields", tensor_fields) | _named(cls, "constant_fields", constant_fields)
-    declaration = Declaration(fields)
-    names = [name for name, _, _ in _fields(cls, declaration)]
+    names = [name for name, _, _ in annotated_fields(cls)] if fields is None else list(fields)
     if not names:
         fix = 'Annotate its Tensors and constants in the class body, or name them: tensor_fields=("weight",).'
         _fail(cls, f"it does not say which of its attributes are Tensors. {fix}")
     for name in names:
         if isinstance(inspect.getattr_static(cls, name, None), property):
             _fail(cls, f"'{name}' is a property, which a rebuilt object computes again. Name the attributes it reads.")
-    setattr(cls, _ATTRIBUTE, declaration)
+    setattr(cls, _ATTRIBUTE, Declaration(fields))
     return cls
 
 
@@ -137,13 +136,6 @@ def annotated_fields(cls: type) -> list[AnnotatedField]:
     return list(found.values())
 
 
-def _fields(cls: type, declaration: Declaration) -> list[AnnotatedField]:
-    if declaration.fields is None:
-        return annotated_fields(cls)
-    owners = {name: owner for name, _, owner in annotated_fields(cls)}
-    return [(name, hint, owners.get(name, cls)) for name, hint in declaration.fields.items()]
-
-
 def is_declared(cls: type) -> bool:
     """True if `see_through_object` declared *cls*, or a class that it inherits from."""
     return isinstance(getattr(cls, _ATTRIBUTE, None), Declaration)
@@ -151,4 +143,8 @@ def is_declared(cls: type) -> bool:
 
 def declared_fields(cls: Any) -> list[AnnotatedField]:
     """The attributes that a declared class names, with their annotations; class variables are included."""
-    return _fields(cls, getattr(cls, _ATTRIBUTE))
+    declaration: Declaration = getattr(cls, _ATTRIBUTE)
+    if declaration.fields is None:
+        return annotated_fields(cls)
+    owners = {name: owner for name, _, owner in annotated_fields(cls)}
+    return [(name, hint, owners.get(name, cls)) for name, hint in declaration.fields.items()]
