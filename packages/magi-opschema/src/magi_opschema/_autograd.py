@@ -94,7 +94,10 @@ class _Flattener:
             case Sequence():
                 items = self._items(node.path, gradient, len(node.items))
                 parts = list(zip(node.items, items, strict=True))
-        return {name: found for part, value in parts for name, found in self.flatten(part, value).items()}
+        found: dict[str, Any] = {}
+        for part, value in parts:
+            found |= self.flatten(part, value)
+        return found
 
     def _leaf(self, leaf: Leaf, gradient: Any) -> Any:
         path = dotted(leaf.path)
