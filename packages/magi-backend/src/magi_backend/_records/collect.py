@@ -6,6 +6,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import operator
 import os
 import threading
 import time
@@ -253,12 +254,8 @@ def open_log(
         log.update(error=without_fractions(f"{type(exception).__name__}: {exception}"))
         raise
     finally:
-        after = _torch_compat.compiling.cache_counts()
-        used = {
-            event: sum(after[key] - counts[key] for key in counts if key.endswith(event))
-            for event in ("hit", "miss", "bypass")
-        }
-        log.finish(seconds=time.perf_counter() - start, cache=CacheUse(used["hit"], used["miss"], used["bypass"]))
+        used = map(operator.sub, _torch_compat.compiling.cache_counts(), counts)
+        log.finish(seconds=time.perf_counter() - start, cache=CacheUse(*used))
     count_ours()
 
 

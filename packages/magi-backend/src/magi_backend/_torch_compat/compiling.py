@@ -188,18 +188,14 @@ def restarts() -> type[Exception]:
     return RestartAnalysis
 
 
-def cache_counts() -> dict[str, int]:
-    """How often this process hit and missed Inductor's and AOTAutograd's caches so far."""
+def cache_counts() -> tuple[int, ...]:
+    """How often this process hit, missed and bypassed Inductor's and AOTAutograd's caches so far."""
     from torch._dynamo.utils import counters
 
-    return {
-        "aot_autograd_hit": counters["aot_autograd"]["autograd_cache_hit"],
-        "aot_autograd_miss": counters["aot_autograd"]["autograd_cache_miss"],
-        "aot_autograd_bypass": counters["aot_autograd"]["autograd_cache_bypass"],
-        "fx_graph_hit": counters["inductor"]["fxgraph_cache_hit"],
-        "fx_graph_miss": counters["inductor"]["fxgraph_cache_miss"],
-        "fx_graph_bypass": counters["inductor"]["fxgraph_cache_bypass"],
-    }
+    return tuple(
+        counters["aot_autograd"][f"autograd_cache_{event}"] + counters["inductor"][f"fxgraph_cache_{event}"]
+        for event in ("hit", "miss", "bypass")
+    )
 
 
 def trace_artifact(name: str, payload: Callable[[], dict[str, Any]]) -> None:
