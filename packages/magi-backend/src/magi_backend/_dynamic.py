@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import GetAttrKey, MappingKey, keystr
 
-from ._verify.compare import leaves_of
+from ._verify.compare import tensors_of
 from .errors import TargetError, TargetTypeError
 
 
@@ -90,11 +90,6 @@ def _hints(fn: Callable[..., Any]) -> dict[str, Any]:
         return inspect.get_annotations(inspect.unwrap(fn))
 
 
-def _tensors_in(value: object, path: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors that *value*, found at *path*, is or holds, each with its own path."""
-    return ((name, leaf) for name, leaf in leaves_of(value, path) if isinstance(leaf, torch.Tensor))
-
-
 MarkedTensor = tuple[torch.Tensor, tuple[int, ...]]
 
 
@@ -141,7 +136,7 @@ class DynamicDims:
             value = path.find(given[path.parameter])
         except LookupError:
             raise TargetError(self._marks_nothing(path, "is not there in this call", given)) from None
-        found = list(_tensors_in(value, str(path)))
+        found = list(tensors_of(value, str(path)))
         is_empty = value is None or (isinstance(value, list | tuple | Mapping) and not value)
         if not found and not is_empty:
             was = f"was called with {value!r} (a {type(value).__name__})"
@@ -157,7 +152,7 @@ class DynamicDims:
             yield tensor, tuple(dim % tensor.ndim for dim in dims)
 
     def _marks_nothing(self, path: ArgumentPath, why: str, given: Mapping[str, Any]) -> str:
-        there = [name for parameter, value in given.items() for name, _ in _tensors_in(value, parameter)]
+        there = [name for parameter, value in given.items() for name, _ in tensors_of(value, parameter)]
         listed = f"The tensors of this call are {', '.join(there)}." if there else "This call has no tensors."
         return (
             f"{self.target}: dynamic_arg_dims names '{path}', which {why}. Only a Tensor has dimensions; torch makes "

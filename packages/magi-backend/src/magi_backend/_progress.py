@@ -26,7 +26,7 @@ def phase(request: Request, label: str, first: str) -> Iterator[Callable[[str], 
     with contextlib.ExitStack() as stack:
         # A process shows one line: compilations on a second thread, or inside another one, show nothing.
         if not request.config.progress or not _showing.acquire(blocking=False):
-            yield _quiet
+            yield lambda _: None
             return
         stack.callback(_showing.release)
 
@@ -35,13 +35,9 @@ def phase(request: Request, label: str, first: str) -> Iterator[Callable[[str], 
 
         console = Console(stderr=True)
         if not console.is_terminal:
-            yield _quiet
+            yield lambda _: None
             return
         columns = (SpinnerColumn(), TextColumn("magi: {task.description}"), TimeElapsedColumn())
         progress = stack.enter_context(Progress(*columns, console=console, transient=True))
         task = progress.add_task(f"{label}, {first}", total=None)
         yield lambda name: progress.update(task, description=f"{label}, {name}")
-
-
-def _quiet(_: str) -> None:
-    pass

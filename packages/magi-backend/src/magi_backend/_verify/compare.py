@@ -76,9 +76,9 @@ def leaves_of(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from leaves_of(part, path + step)
 
 
-def tensors_of(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors among the leaves of *value*, each with its path."""
-    return ((path, leaf) for path, leaf in leaves_of(value) if isinstance(leaf, torch.Tensor))
+def tensors_of(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors among the leaves of *value*, each with its path, which begins with *path*."""
+    return ((place, leaf) for place, leaf in leaves_of(value, path) if isinstance(leaf, torch.Tensor))
 
 
 def with_leaves(value: Any, replacement: Callable[[Any], Any]) -> Any:
