@@ -76,7 +76,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_records",
         "_profile",
         "_graph_log",
-        "_fall_back",
         "_split",
         "_hot",
         "_report",

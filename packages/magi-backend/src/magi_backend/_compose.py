@@ -19,7 +19,6 @@ import magi_tritonwrap
 import torch
 
 from . import _torch_compat
-from ._fall_back import able_as_stock
 from ._graph_log import GraphLog, graph_symbols
 from ._hot.entry import with_sizes
 from ._passes import chosen_passes, inductor_options
@@ -138,7 +137,7 @@ def _compile_piece(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, pi
         stock = GraphLog(job.log, title, (), profiles=config.profile, fell_back=fell_back)
         return _compile_by_inductor(untouched, example_inputs, job, stock, ())
 
-    return able_as_stock(lambda: _compile_by_inductor(gm, example_inputs, job, graphs, passes), again, graphs, passes)
+    return graphs.able_as_stock(lambda: _compile_by_inductor(gm, example_inputs, job, graphs, passes), again, passes)
 
 
 def _compile_by_inductor(
@@ -181,7 +180,7 @@ def _compile_by_inductor(
             with magi_passes.PassPipeline(passes).left_out(), inductor.patch(force_disable_caches=True):
                 return compiled(untouched)
 
-        return able_as_stock(lambda: compiled(graph), again, graphs, passes)
+        return graphs.able_as_stock(lambda: compiled(graph), again, passes)
 
     with (
         graphs.listening(),

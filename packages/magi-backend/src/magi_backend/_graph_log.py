@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of each graph of one piece that is compiled or comes from a cache."""
+"""The record of each graph of one piece that is compiled or comes from a cache.
+
+Never less able than stock: what fails with our passes, options and repairs is compiled once more without them.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from collections import Counter
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import magi_passes
 
@@ -17,11 +22,12 @@ from ._profile import Meter
 from ._records.hidden import graph_text, hidden_in_code, without_fractions
 from ._records.log import external_calls, generated_kernels
 from ._repairs._defect import repaired
+from .errors import family
 from .records import ConfigChange, FallBack, GraphChange, GraphRecord, PassOutcome, RepairOutcome
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch.fx import Graph, GraphModule
 
@@ -29,50 +35,58 @@ if TYPE_CHECKING:
     from ._repairs._defect import Defect
 
 
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
 class GraphLog:
     """Compiles the graphs of one piece with the repairs of *defects*, and writes a record of each to *log*.
 
     Once *fell_back* is set, it compiles without repairs.
     """
 
-    def __init__(
-        self,
-        log: CompilationLog,
-        title: str,
-        defects: tuple[Defect, ...],
-        *,
-        profiles: bool,
-        fell_back: FallBack | None = None,
-    ) -> None:
-        self._log = log
-        self.title = title
-        self._defects = defects
-        self._profiles = profiles and log.keeps_texts
-        self._before = ""
-        self._changes: list[GraphChange] = []
-        self._pass_records: list[magi_passes.PassRecord] = []
-        self._repairs: Counter[str] = Counter()
-        self._outcomes: tuple[PassOutcome, ...] = ()
-        self.fell_back = fell_back
+    log: CompilationLog
+    title: str
+    defects: tuple[Defect, ...]
+    profiles: bool
+    fell_back: FallBack | None = None
+    _before: str = ""
+    _changes: list[GraphChange] = field(default_factory=list)
+    _pass_records: list[magi_passes.PassRecord] = field(default_factory=list)
+    _repairs: Counter[str] = field(default_factory=Counter)
+    _outcomes: tuple[PassOutcome, ...] = ()
 
-    @property
-    def label(self) -> str:
-        """The name of what is compiled, with that of the piece."""
-        return f"{self._log.label} {self.title}".strip()
+    def able_as_stock(self, attempt: Callable[[], T], again: Callable[[FallBack], T], passes: Sequence[object]) -> T:
+        """What *attempt* returns; if it fails where stock might not, what *again* returns, with a warning.
 
-    def passes_at_work(self) -> tuple[str, ...]:
-        """The passes that ran on the last graph, or on the joint graph since, and one that raised an error."""
+        *passes* are those that we added. If *again* fails too, its error is raised, which is that of stock Inductor.
+        """
+        try:
+            return attempt()
+        except Exception as error:
+            if not _may_be_ours(error, passes):
+                raise
+            failed = without_fractions(f"{type(error).__name__}: {error}")
+        # Those that ran on the last graph, or on the joint graph since, and one that raised an error.
         outcomes = (*self._outcomes, *self._new_outcomes())
-        return tuple(dict.fromkeys(each.name for each in outcomes if each.ran or each.reason.startswith("raised ")))
+        at_work = dict.fromkeys(each.name for each in outcomes if each.ran or each.reason.startswith("raised "))
+        fell_back = FallBack(failed, tuple(at_work))
+        result, name = again(fell_back), f"{self.log.label} {self.title}".strip()
+        warnings.warn(
+            f"{name} was {fell_back}. Results are right, but the code may be slower. Please report this with what "
+            "MAGI_COMPILE_REPORT=FOLDER writes. MAGI_COMPILE_STRICT=1 raises the error instead.",
+            stacklevel=2,
+        )
+        return result
 
     @property
     def _repaired(self) -> tuple[Defect, ...]:
-        return () if self.fell_back else self._defects
+        return () if self.fell_back else self.defects
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """A context that collects what passes and caches do in its compilations, and in their later backwards."""
-        observe = self._observe if self._log.keeps_texts else None
+        observe = self._observe if self.log.keeps_texts else None
         joint = tuple(defect for defect in self._repaired if defect.is_of_joint_graphs)
         with (
             magi_passes.collect_records(observe) as self._pass_records,
@@ -86,12 +100,12 @@ class GraphLog:
         nodes, symbols = sum(node.op == "call_function" for node in graph.graph.nodes), graph_symbols(graph)
         # Repairs of the joint graph are recorded with the forward, which is compiled first.
         repairs, self._repairs = self._repairs, Counter()
-        given, before, meter = self._log.kept(graph), _torch_compat.frames.phase_seconds(), Meter()
+        given, before, meter = self.log.kept(graph), _torch_compat.frames.phase_seconds(), Meter()
         result, error, start, defects = None, "", time.perf_counter(), self._repaired
         try:
             with (
                 # What is compiled here has a record of its own.
-                self._seeing(meter.attach if self._profiles else lambda *_: None),
+                self._seeing(meter.attach if self.profiles else lambda *_: None),
                 repaired(defects, lambda name: repairs.update([name])),
             ):
                 result = compile_graph()
@@ -118,23 +132,23 @@ class GraphLog:
                 given=given,
                 # Those of the joint graph count for the forward, which is compiled first.
                 changed=tuple(changes),
-                lowered=self._log.kept(graph),
+                lowered=self.log.kept(graph),
                 phases=tuple((phase, after[phase] - before[phase]) for phase in after),
                 **self._code(result),
             )
-            self._log.add_graph(record)
-            meter.report = partial(self._log.add_runs, record)
+            self.log.add_graph(record)
+            meter.report = partial(self.log.add_runs, record)
         return result
 
     def _seeing(self, see: Callable[..., None]) -> contextlib.AbstractContextManager[None]:
-        return _torch_compat.compiling.seeing_loaded(see) if self._log.keeps_texts else contextlib.nullcontext()
+        return _torch_compat.compiling.seeing_loaded(see) if self.log.keeps_texts else contextlib.nullcontext()
 
     def _observe(self, name: str, graph: Graph) -> None:
         """Read *graph* before a pass if *name* is empty, otherwise after the pass *name*; keep both if it changed."""
-        with self._log.spending():
+        with self.log.spending():
             text = graph_text(graph)
             if name and text != self._before:
-                keep = self._log.keep_text
+                keep = self.log.keep_text
                 self._changes.append(GraphChange(name, keep(self._before), keep(text)))
             self._before = text
 
@@ -142,15 +156,15 @@ class GraphLog:
         """Write the record of a graph from AOTAutograd's cache, of which only the code is known."""
         kind, code = "backward" if is_backward else "forward", self._code(compiled)
         record = GraphRecord(kind, 0, (), (), (), seconds=0.0, piece=self.title, cached=True, **code)
-        self._log.add_graph(record)
-        if self._profiles:
-            Meter(partial(self._log.add_runs, record)).attach(compiled, is_backward, names)
+        self.log.add_graph(record)
+        if self.profiles:
+            Meter(partial(self.log.add_runs, record)).attach(compiled, is_backward, names)
 
     def _code(self, compiled: Any) -> dict[str, Any]:
         source, code = str(getattr(compiled, "source_code", None) or ""), ""
-        if self._log.keeps_texts:
-            with self._log.spending():
-                code = self._log.keep_text(hidden_in_code(source))
+        if self.log.keeps_texts:
+            with self.log.spending():
+                code = self.log.keep_text(hidden_in_code(source))
         return {"kernels": generated_kernels(source), "externs": external_calls(source), "code": code}
 
     def _new_outcomes(self) -> tuple[PassOutcome, ...]:
@@ -168,6 +182,19 @@ class GraphLog:
             for record in fresh
             if record.pass_name != ActiveRepairs.__name__  # it only represents the repairs
         )
+
+
+def _may_be_ours(error: BaseException | None, passes: Sequence[object]) -> bool:
+    """Whether *error* can come from what we changed: not from a pass of the user's, a wrong setting or a wrong op."""
+    own = family()
+    while error is not None:
+        failed_pass = vars(error).get("failed_pass")
+        if failed_pass is not None:
+            return any(failed_pass is each for each in passes)
+        if isinstance(error, own) or not _torch_compat.compiling.is_failure(error):
+            return False
+        error = getattr(error, "inner_exception", None) or error.__cause__
+    return True
 
 
 def graph_symbols(graph: GraphModule, meta: str = "val") -> tuple[str, ...]:
