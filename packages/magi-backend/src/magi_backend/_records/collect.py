@@ -13,7 +13,7 @@ import time
 import weakref
 from collections import Counter
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from magi_backend import _torch_compat
@@ -147,31 +147,24 @@ def processes(place: Path) -> Iterator[ProcessRecord]:
         yield from_plain(ProcessRecord, json.loads(path.read_text()))
 
 
+@dataclass(eq=False)
 class Collector:
     """The compilations that started while it was open, in order."""
 
-    def __init__(self, *, fresh: bool, eager_random: bool = False) -> None:
-        self.fresh = fresh
-        self.eager_random = eager_random
-        """Whether compilations use the random numbers of eager mode from here on."""
-        self.dtypes: set[torch.dtype] = set()
-        """The dtypes of the tensors in the captured graphs."""
-        self._logs: list[CompilationLog] = []
-
-    def add(self, log: CompilationLog) -> None:
-        """Keep *log*, which may still grow."""
-        self._logs.append(log)
+    fresh: bool
+    eager_random: bool = False
+    """Whether compilations use the random numbers of eager mode from here on."""
+    dtypes: set[torch.dtype] = field(default_factory=set)
+    """The dtypes of the tensors in the captured graphs."""
+    logs: list[CompilationLog] = field(default_factory=list)
+    """They may still grow."""
 
     def __len__(self) -> int:
-        return len(self._logs)
-
-    def discard(self, log: CompilationLog) -> None:
-        """Forget *log*."""
-        self._logs.remove(log)
+        return len(self.logs)
 
     def compilations(self) -> tuple[Compilation, ...]:
         """A record of each compilation as it is now."""
-        return tuple(replace(log.snapshot(), index=index) for index, log in enumerate(self._logs))
+        return tuple(replace(log.snapshot(), index=index) for index, log in enumerate(self.logs))
 
 
 _collector: ContextVar[Collector | None] = ContextVar("magi_collector", default=None)
@@ -230,7 +223,7 @@ def open_log(
         file=EntryFile(report) if report else None,
     )
     if collector is not None:
-        collector.add(log)
+        collector.logs.append(log)
         collector.dtypes |= _torch_compat.nodes.dtypes_in(gm)
     if log.keeps_texts:
         with log.spending():
@@ -248,7 +241,7 @@ def open_log(
         # Dynamo will capture the function again.
         log.forget()
         if collector is not None:
-            collector.discard(log)
+            collector.logs.remove(log)
         raise
     except BaseException as exception:
         log.update(error=without_fractions(f"{type(exception).__name__}: {exception}"))

@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import magi_opschema
@@ -45,8 +45,23 @@ def op_uses(gm: GraphModule) -> tuple[OpUse, ...]:
         for node in module.graph.nodes
         if node.op == "call_function"
     )
-    found = ((registered(target), count) for target, count in calls.items())
-    return tuple(_use(definition, count) for definition, count in found if definition is not None)
+    return tuple(
+        OpUse(
+            name=definition.name,
+            path=definition.path,
+            calls=count,
+            description=str(definition),
+            boundary="subgraph_boundary" in definition.traits,
+            compute_sensitive="compute_sensitive" in definition.traits,
+            floats=tuple(
+                ".".join(map(str, leaf.path))
+                for leaf in definition.lowering.leaves
+                if leaf.schema_type.startswith("float")
+            ),
+        )
+        for target, count in calls.items()
+        if (definition := registered(target)) is not None
+    )
 
 
 def registered(target: object) -> OpDef | None:
@@ -57,20 +72,6 @@ def registered(target: object) -> OpDef | None:
         return magi_opschema.op_def(target)
     except UnknownOpError:
         return None
-
-
-def _use(definition: OpDef, calls: int) -> OpUse:
-    return OpUse(
-        name=definition.name,
-        path=definition.path,
-        calls=calls,
-        description=str(definition),
-        boundary="subgraph_boundary" in definition.traits,
-        compute_sensitive="compute_sensitive" in definition.traits,
-        floats=tuple(
-            ".".join(map(str, leaf.path)) for leaf in definition.lowering.leaves if leaf.schema_type.startswith("float")
-        ),
-    )
 
 
 def generated_kernels(source: str) -> tuple[str, ...]:
@@ -104,30 +105,22 @@ def without_kernels(code: str) -> str:
 logger = logging.getLogger("magi_backend")
 
 
+@dataclass(eq=False)
 class CompilationLog:
     """The record of one compilation while it grows. A backward may join it later and from another thread."""
 
-    def __init__(
-        self,
-        compilation: Compilation,
-        *,
-        fresh: bool,
-        watched: bool = False,
-        eager_random: bool = False,
-        file: EntryFile | None = None,
-    ) -> None:
-        self._compilation = compilation
-        self._lock = threading.Lock()
-        self._sizes: Callable[[], SizesOutcome] | None = None
-        self.fresh = fresh
-        """Whether caches are bypassed, so that every graph is compiled and recorded."""
-        self.watched = watched
-        """Whether a collector will read it, so that calls are counted."""
-        self.eager_random = eager_random
-        """Whether the code uses the random numbers of eager mode, to be compared with it."""
-        self._file = file
-        self._finished = False
-        self._spending = threading.local()
+    compilation: Compilation
+    fresh: bool
+    """Whether caches are bypassed, so that every graph is compiled and recorded."""
+    watched: bool = False
+    """Whether a collector will read it, so that calls are counted."""
+    eager_random: bool = False
+    """Whether the code uses the random numbers of eager mode, to be compared with it."""
+    file: EntryFile | None = None
+    _finished: bool = False
+    _sizes: Callable[[], SizesOutcome] | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _spending: threading.local = field(default_factory=threading.local)
 
     @contextlib.contextmanager
     def spending(self) -> Iterator[None]:
@@ -141,20 +134,20 @@ class CompilationLog:
         finally:
             self._spending.inside = False
             with self._lock:
-                spent = self._compilation.report_seconds + time.perf_counter() - start
-                self._compilation = replace(self._compilation, report_seconds=spent)
+                spent = self.compilation.report_seconds + time.perf_counter() - start
+                self.compilation = replace(self.compilation, report_seconds=spent)
 
     @property
     def keeps_texts(self) -> bool:
         """Whether graphs and code are kept as text, because the record will be read."""
-        return self.watched or self._file is not None
+        return self.watched or self.file is not None
 
     def keep_text(self, text: str) -> str:
         """What to put into the record for *text*: *text* itself, or the reference to a file with it."""
-        if self.watched or self._file is None:
+        if self.watched or self.file is None:
             return text
         with self.spending():
-            return self._file.folder.keep(text)
+            return self.file.folder.keep(text)
 
     def kept(self, gm: GraphModule) -> str:
         """What to put into the record for the text of *gm*; empty if nobody reads it."""
@@ -165,29 +158,29 @@ class CompilationLog:
 
     def forget(self) -> None:
         """Remove the file of this record, and write no other one."""
-        if self._file is not None:
-            self._file.remove()
-            self._file = None
+        if self.file is not None:
+            self.file.remove()
+            self.file = None
 
     def finish(self, **changes: Any) -> None:
         """Replace fields of the record when the backend has returned; a backward may still be added later."""
         self._finished = True
         with self._lock:
-            inductor = sum(graph.seconds for graph in self._compilation.graphs)
+            inductor = sum(graph.seconds for graph in self.compilation.graphs)
         self.update(inductor_seconds=inductor, **changes)
 
     @property
     def label(self) -> str:
         """The name of what is compiled."""
-        return self._compilation.label
+        return self.compilation.label
 
     def _change(self, change: Callable[[Compilation], dict[str, Any]]) -> None:
         """Replace the fields that *change* has for the record, and write it to its file if it has one."""
         with self._lock:
-            self._compilation = replace(self._compilation, **change(self._compilation))
-        if self._file is not None:
+            self.compilation = replace(self.compilation, **change(self.compilation))
+        if self.file is not None:
             with self.spending():
-                self._file.write(self.snapshot(), finished=self._finished)
+                self.file.write(self.snapshot(), finished=self._finished)
 
     def update(self, **changes: Any) -> None:
         """Replace fields of the record."""
@@ -228,5 +221,5 @@ class CompilationLog:
     def snapshot(self) -> Compilation:
         """The record as it is now."""
         with self._lock:
-            compilation = self._compilation
+            compilation = self.compilation
         return compilation if self._sizes is None else replace(compilation, sizes=self._sizes())
