@@ -57,7 +57,7 @@ class World:
             lambda *_: None,  # type: ignore[arg-type]
             hot_sizes=hot_sizes,
             hot_after=hot_after,
-            explicit=(),
+            explicit=[],
             label="a model",
         )
         self.dispatch = self.table.dispatch()

@@ -41,7 +41,7 @@ def size_dispatcher(
         compile_static=lambda *_: next(iter(codes.values())),
         hot_sizes=len(codes),
         hot_after=2**31,
-        explicit=(),
+        explicit=[],
         label=f"{inputs} inputs",
     )
     table.codes.update({values: Size(run=code) for values, code in codes.items()})

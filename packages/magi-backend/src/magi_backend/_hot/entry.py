@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from .dispatch import Key
 
 
-def explicit_keys(captured: Captured, asked: Sequence[Mapping[str, Any]]) -> tuple[Key, ...]:
-    """The values of the size inputs of *captured* for each of the sizes *asked* for.
+def explicit_keys(captured: Captured, asked: Sequence[Mapping[str, Any]]) -> list[Key]:
+    """The values of the size inputs of *captured* for each of the sizes *asked* for, without repetitions.
 
     Sizes that name no input of this graph are for another graph of the same function.
 
@@ -50,7 +50,7 @@ def explicit_keys(captured: Captured, asked: Sequence[Mapping[str, Any]]) -> tup
         close = get_close_matches(first, inputs, n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         raise _refused(captured, f"no input of the graph is called {first!r}{hint}")
-    return tuple(_key(captured, sizes, inputs) for sizes in ours)
+    return list(dict.fromkeys(_key(captured, sizes, inputs) for sizes in ours))
 
 
 def _key(captured: Captured, sizes: Mapping[str, Any], inputs: Mapping[str, Any]) -> Key:

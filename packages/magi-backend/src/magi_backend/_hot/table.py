@@ -30,7 +30,7 @@ from .dispatch import make_dispatch
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from .captured import Captured, Compile
     from .dispatch import Key
@@ -128,40 +128,32 @@ class Size:
         return min(gain, 0.0) if self.runs < RUNS else gain
 
 
+@dataclass(eq=False)
 class SizeTable:
     """The code of a captured graph for single sizes, in addition to its code for any size.
 
-    Args:
+    Attributes:
         captured: The graph.
         general: The code for any size.
         compile_static: Compiles a graph without symbols, given its inputs and a title.
         hot_sizes: How many sizes that came back may have code at a time; 0 for none.
         hot_after: The call with the same sizes, counted from 1, at which code may be made for them.
-        explicit: Sizes that get code at the first call.
+        explicit: The sizes that still wait for code, which they get at the first call.
         label: Name of the graph, for messages.
+        codes: The sizes with code of their own that calls find.
     """
 
-    def __init__(
-        self,
-        captured: Captured,
-        general: Callable[..., Any],
-        compile_static: Compile,
-        *,
-        hot_sizes: int,
-        hot_after: int,
-        explicit: Sequence[Key],
-        label: str,
-    ) -> None:
-        self._captured = captured
-        self._general = general
-        self._compile = compile_static
-        self._hot_sizes = hot_sizes
-        self._hot_after = hot_after
-        self._explicit = list(dict.fromkeys(explicit))
-        self._label = label
+    captured: Captured
+    general: Callable[..., Any]
+    compile_static: Compile
+    hot_sizes: int
+    hot_after: int
+    explicit: list[Key]
+    label: str
+    codes: dict[Key, Size] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self.codes: dict[Key, Size] = {}
-        """The sizes with code of their own that calls find."""
         self._tried: dict[Key, Size] = {}
         """Those whose code is timed before calls find it."""
         self._others: OrderedDict[Key, Size] = OrderedDict()
@@ -176,11 +168,11 @@ class SizeTable:
     def dispatch(self) -> Callable[..., Any]:
         """The function that runs each call."""
         return make_dispatch(
-            self._captured.inputs,
-            self._label,
+            self.captured.inputs,
+            self.label,
             find=self.codes.get,
             other=lambda key, args: self._run(self._made_now(key), key, args),
-            general=self._general,
+            general=self.general,
             under_hooks=self._under_hooks,
         )
 
@@ -191,10 +183,10 @@ class SizeTable:
     def _run(self, code: Size | None, key: Key, args: tuple[Any, ...]) -> Any:
         """What the *code* of one size returns, or that for any size if it is None."""
         if code is None or code.run is None:
-            return self._general(*args) if not self._hot_sizes else self._run_general(key, args)
+            return self.general(*args) if not self.hot_sizes else self._run_general(key, args)
         code.hits += 1
         inputs = list(args)
-        for size in reversed(self._captured.inputs.sizes):
+        for size in reversed(self.captured.inputs.sizes):
             del inputs[size.place]
         if self._tried.get(key) is not code:
             return code.run(inputs)
@@ -208,7 +200,7 @@ class SizeTable:
     def _run_general(self, key: Key, args: tuple[Any, ...]) -> Any:
         """Run the code for any size, and note what that costs."""
         size = self._others.get(key) or self._tried.get(key)
-        result, seconds, is_exact = _timed(self._general, args, exact=size is not None and self._is_due_a_timing(size))
+        result, seconds, is_exact = _timed(self.general, args, exact=size is not None and self._is_due_a_timing(size))
         with self._lock:
             if size is not None:
                 if is_exact:
@@ -223,7 +215,7 @@ class SizeTable:
     def _is_due_a_timing(self, size: Size) -> bool:
         if size.run is not None:
             return True  # its own code was timed, and waits for this
-        is_wanted = size.calls < self._hot_after or size.calls & (size.calls - 1) == 0
+        is_wanted = size.calls < self.hot_after or size.calls & (size.calls - 1) == 0
         if not is_wanted or (self._calls > 2 * CALLS_APART and self._calls < self._next_timed):
             return False
         self._next_timed = self._calls + CALLS_APART
@@ -261,16 +253,16 @@ class SizeTable:
                 code.calls += 1
                 return None
             due = self._count(key)
-        if not (due or self._explicit):
+        if not (due or self.explicit):
             return None
         lock = state.compile_lock()
         # Ranks that compile the same sizes wait for each other; a thread does not wait for the graph of another thread.
-        if not lock.acquire(blocking=bool(self._explicit)):
+        if not lock.acquire(blocking=bool(self.explicit)):
             return None
         try:
-            if self._explicit and not self._must_wait(same_on_all_ranks=True):
-                while self._explicit:
-                    self._make(self._explicit.pop(0), explicit=True)
+            if self.explicit and not self._must_wait(same_on_all_ranks=True):
+                while self.explicit:
+                    self._make(self.explicit.pop(0), explicit=True)
             if due and self._code_of(key) is None and not self._must_wait(same_on_all_ranks=False):
                 self._make(key, explicit=False)
         finally:
@@ -303,11 +295,11 @@ class SizeTable:
         else:
             self._others.move_to_end(key)
         size.calls += 1
-        if not self._hot_sizes or size.calls < self._hot_after or self._blocked or size.failed:
+        if not self.hot_sizes or size.calls < self.hot_after or self._blocked or size.failed:
             return False
-        if size.calls == self._hot_after:
+        if size.calls == self.hot_after:
             self._starts_to_pay(size)
-        return self._made < self._hot_sizes or self._has_paid(size)
+        return self._made < self.hot_sizes or self._has_paid(size)
 
     def _remember(self, key: Key, size: Size) -> None:
         """Put *size*, which has no code, behind the others."""
@@ -325,7 +317,7 @@ class SizeTable:
         if size.paid < seconds or self._budget() < seconds:
             return False
         hot = self._hot()
-        if len(hot) < self._hot_sizes or min(_earned(size, *item) for item in hot.items()) < size.paid:
+        if len(hot) < self.hot_sizes or min(_earned(size, *item) for item in hot.items()) < size.paid:
             return True
         self._starts_to_pay(size)
         return False
@@ -339,7 +331,7 @@ class SizeTable:
         start = perf_counter()
         run, failure = None, None
         try:
-            run = self._captured.compiled(key, self._compile)
+            run = self.captured.compiled(key, self.compile_static)
         except Exception as error:  # noqa: BLE001 - whatever it is, there is code for any size
             failure = error
         seconds = perf_counter() - start
@@ -362,12 +354,12 @@ class SizeTable:
                 (self.codes if explicit else self._tried)[key] = size
                 self._judge(key, size)  # its code may have been timed before
         if failure is None:
-            logger.info("%s: code for the sizes %s made in %.2f s", self._label, self._captured.title(key), seconds)
+            logger.info("%s: code for the sizes %s made in %.2f s", self.label, self.captured.title(key), seconds)
             return
         (logger.warning if self._failures == 1 else logger.info)(
             "%s: no code could be made for the sizes %s, which run the code for any size: %s",
-            self._label,
-            self._captured.title(key),
+            self.label,
+            self.captured.title(key),
             size.failed,
             exc_info=failure if logger.isEnabledFor(logging.DEBUG) else None,
         )
@@ -378,7 +370,7 @@ class SizeTable:
         A call on another thread may still run the code.
         """
         hot = self._hot()
-        if len(hot) >= self._hot_sizes:
+        if len(hot) >= self.hot_sizes:
             key = min(hot, key=lambda each: _earned(size, each, hot[each]))
             self.codes.pop(key, None)
             self._tried.pop(key, None)
@@ -392,7 +384,7 @@ class SizeTable:
 
     def outcome(self) -> SizesOutcome:
         """What is known of the sizes of the graph now."""
-        names = self._captured.inputs.symbols
+        names = self.captured.inputs.symbols
         with self._lock:
             sizes = [*self.codes.items(), *self._tried.items(), *self._others.items()]
         uses = tuple(
@@ -431,9 +423,9 @@ class SizeTable:
             return f"{text}: no code could be made for them."
         if self._waiting or self._blocked:
             return f"{text}: {self._waiting or self._blocked}."
-        if note or (self._hot_sizes and len(self._hot()) >= self._hot_sizes):
-            return f"{text}: more sizes come back than magi.hot_sizes={self._hot_sizes} keeps. Raise it."
-        if self._hot_sizes:
+        if note or (self.hot_sizes and len(self._hot()) >= self.hot_sizes):
+            return f"{text}: more sizes come back than magi.hot_sizes={self.hot_sizes} keeps. Raise it."
+        if self.hot_sizes:
             return ""
         asked = f'options={{"magi.hot_sizes": {min(len(back), 8)}}}'
         return f"{text}. With {asked} they get code of their own."
