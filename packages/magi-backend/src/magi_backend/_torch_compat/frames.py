@@ -29,29 +29,40 @@ class CapturedFrame:
         recompiled: Why existing code could not be used, in Dynamo's words; empty at the first capture.
     """
 
-    compile_id: str = ""
-    function: str = ""
-    place: str = ""
-    recompiled: str = ""
+    compile_id: str
+    function: str
+    place: str
+    recompiled: str
 
 
 def captured_frame() -> CapturedFrame:
     """The function that is captured on this thread now; all fields are empty outside of a compilation."""
-    compiling = _compile_locals()
+    from torch._dynamo.utils import get_metrics_context
+    from torch._guards import CompileContext
+
+    number, context = CompileContext.current_compile_id(), get_metrics_context()
+    again = context._metrics.get("recompile_reason") if context.in_progress() else None
+    function, place = _function() or ("", "")
+    return CapturedFrame("" if number is None else str(number), function, place, str(again or ""))
+
+
+def _function() -> tuple[str, str] | None:
+    """The qualified name and the place of the function that Dynamo compiles on this thread, or of what that wraps.
+
+    The locals of Dynamo's ``_compile`` are the only place that names it for a backend.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_compile" and frame.f_globals.get("__name__") == "torch._dynamo.convert_frame":
+            break
+        frame = frame.f_back
+    compiling = frame.f_locals if frame is not None else {}
     code: CodeType | None = compiling.get("code")
-    again = str(_metrics().get("recompile_reason") or "")
     if code is None:
-        return CapturedFrame(compile_id(), recompiled=again)
-    function, place = _named(code, getattr(compiling.get("frame"), "f_locals", {}))
-    return CapturedFrame(compile_id(), function, place, again)
-
-
-def _named(code: CodeType, values: Mapping[str, Any]) -> tuple[str, str]:
-    """The qualified name and the place of *code*, or of what it wraps; *values* are the locals of its frame."""
-    function = _wrapped(code, values)
+        return None
+    function = _wrapped(code, getattr(compiling.get("frame"), "f_locals", {}))
     inner = getattr(inspect.unwrap(function), "__code__", code) if function is not None else code
-    name = getattr(function, "__qualname__", code.co_qualname)
-    return name, f"{inner.co_filename}:{inner.co_firstlineno}"
+    return getattr(function, "__qualname__", code.co_qualname), f"{inner.co_filename}:{inner.co_firstlineno}"
 
 
 def _wrapped(code: CodeType, values: Mapping[str, Any]) -> Any:
@@ -66,14 +77,6 @@ def _wrapped(code: CodeType, values: Mapping[str, Any]) -> Any:
     return None
 
 
-def compile_id() -> str:
-    """Dynamo's number of the compilation on this thread, or empty."""
-    from torch._guards import CompileContext
-
-    current = CompileContext.current_compile_id()
-    return "" if current is None else str(current)
-
-
 def stopped_by(gm: torch.fx.GraphModule) -> Any:
     """The graph break at which the capture of *gm* ended, with a ``reason`` and a ``user_stack``; or None.
 
@@ -81,23 +84,6 @@ def stopped_by(gm: torch.fx.GraphModule) -> Any:
     """
     reason = getattr(gm, "compile_subgraph_reason", None)
     return reason if getattr(reason, "graph_break", False) else None
-
-
-def _compile_locals() -> Mapping[str, Any]:
-    """The locals of Dynamo's ``_compile`` on this thread, the only place that names the function for a backend."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "_compile" and frame.f_globals.get("__name__") == "torch._dynamo.convert_frame":
-            return frame.f_locals
-        frame = frame.f_back
-    return {}
-
-
-def _metrics() -> Mapping[str, Any]:
-    from torch._dynamo.utils import get_metrics_context
-
-    context = get_metrics_context()
-    return context._metrics if context.in_progress() else {}
 
 
 def capture_seconds() -> float:
@@ -169,23 +155,14 @@ class _AndTell:
 
     def __call__(self, start: int, end: int, metrics: dict[str, Any], *error: Any) -> None:
         self.hand_over(start, end, metrics, *error)
-        compiling = _compile_locals()
-        code: CodeType | None = compiling.get("code")
-        if code is None:
+        named = _function()
+        if named is None:
             return  # a backward, or something at run time
         kind, reason = metrics.get("fail_type"), metrics.get("fail_reason")
         if any(error):
             kind, reason = error[0].__name__, error[1]
-        function, place = _named(code, getattr(compiling.get("frame"), "f_locals", {}))
-        self.call(
-            FrameEnd(
-                seconds=(end - start) / 1e9,
-                calls=int(metrics.get("graph_op_count") or 0),
-                failure=f"{kind}: {reason}" if kind else "",
-                function=function,
-                place=place,
-            )
-        )
+        failure, calls = f"{kind}: {reason}" if kind else "", int(metrics.get("graph_op_count") or 0)
+        self.call(FrameEnd((end - start) / 1e9, calls, failure, *named))
 
 
 _PHASES = {
