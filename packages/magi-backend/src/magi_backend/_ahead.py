@@ -154,9 +154,7 @@ def _calls(module: GraphModule) -> Iterator[tuple[Node, OpDef, str]]:
 
 def _device(node: Node) -> str:
     """The type of device that a call of an operator runs on."""
-    values = pytree.tree_leaves(
-        pytree.tree_map_only(torch.fx.Node, lambda n: n.meta.get("val"), (node.args, node.kwargs))
-    )
+    values = pytree.tree_leaves([used.meta.get("val") for used in node.all_input_nodes])
     types = [value.device.type for value in values if isinstance(value, torch.Tensor)]
     return next((kind for kind in types if kind != "cpu"), "cpu")
 
@@ -300,8 +298,4 @@ def _first_of_ours(error: BaseException | None) -> BaseException | None:
     while error is not None and error not in found:
         found.append(error)
         error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
-    for kind in (PackageError, family()):
-        for each in found:
-            if isinstance(each, kind):
-                return each
-    return None
+    return next((each for kind in (PackageError, family()) for each in found if isinstance(each, kind)), None)
