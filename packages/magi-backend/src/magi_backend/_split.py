@@ -57,7 +57,21 @@ def boundary_overloads(names: Collection[str]) -> frozenset[str]:
     Raises:
         BoundaryOpError: There is no such operator.
     """
-    return frozenset(overload for name in names for overload in _overloads(name))
+    found: set[str] = set()
+    for name in names:
+        namespace, _, rest = name.partition("::")
+        base, _, overload = rest.partition(".")
+        packet = getattr(getattr(torch.ops, namespace, None), base, None) if base else None
+        if packet is None or not _torch_compat.nodes.is_operator(packet):
+            close = get_close_matches(name, _torch_compat.nodes.operator_names(), n=3)
+            hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+            msg = (
+                f"magi.boundary_ops names {name!r}, but no such operator is registered.{hint} "
+                "Names have the form 'namespace::op'; import the module that registers it before the first call."
+            )
+            raise BoundaryOpError(msg)
+        found |= {getattr(packet, each).name() for each in ([overload] if overload else packet.overloads())}
+    return frozenset(found)
 
 
 def split_at(gm: GraphModule, named: frozenset[str]) -> Split | None:
@@ -101,23 +115,6 @@ _WRITTEN = {
     "cond": "torch.cond",
 }
 """What users write for a higher-order operator of another name."""
-
-
-def _overloads(name: str) -> list[str]:
-    namespace, _, rest = name.partition("::")
-    base, _, overload = rest.partition(".")
-    packet = getattr(getattr(torch.ops, namespace, None), base, None) if base else None
-    if packet is None or not _torch_compat.nodes.is_operator(packet):
-        known = _torch_compat.nodes.operator_names()
-        close = get_close_matches(name, known, n=3)
-        hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
-        msg = (
-            f"magi.boundary_ops names {name!r}, but no such operator is registered.{hint} "
-            "Names have the form 'namespace::op'; import the module that registers it before the first call."
-        )
-        raise BoundaryOpError(msg)
-    overloads = [overload] if overload else packet.overloads()
-    return [getattr(packet, each).name() for each in overloads]
 
 
 def _is_boundary(node: Node, named: frozenset[str]) -> bool:
