@@ -262,10 +262,9 @@ class _UndecidedOp:
         if lowering.returns is None:
             return None
         kinds = [leaf.schema_type for leaf in lowering.return_leaves]
-        is_tuple = len(kinds) > 1
         if len(inputs) < len(kinds) or set(kinds) != {"Tensor"} or lowering.rebuilds_returns:
             text = f"{self.name}: its outputs are not known before it runs, because {reason}."
             msg = f"{text} Give infer_output_meta_fn, a function that returns tensors like the outputs."
             raise NoFakeError(msg)
         outputs = tuple(torch.empty_like(inputs[at]) for at in range(len(kinds)))
-        return outputs if is_tuple else outputs[0]
+        return outputs if len(kinds) > 1 else outputs[0]

@@ -421,16 +421,8 @@ class Comparison:
             changed = ", ".join(pair.changed) or "nothing"
             indices = (str(pair.before.index), str(pair.after.index))
             rows.append((*indices, name, summary(pair.after.inputs), *times, *ratio, changed))
-        columns = (
-            "before",
-            "after",
-            "of",
-            "inputs",
-            "time before",
-            "time after",
-            *(["ratio"] if full else []),
-            "changed",
-        )
+        named = ("time before", "time after", "ratio") if full else ("time before", "time after")
+        columns = ("before", "after", "of", "inputs", *named, "changed")
         return Table("Compilations of both", columns, rows)
 
     def _alone(self) -> Iterator[Table]:

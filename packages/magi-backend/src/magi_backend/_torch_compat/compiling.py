@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
+import os
 import re
 import types
 import typing
@@ -200,8 +202,6 @@ def cache_counts() -> tuple[int, ...]:
 
 def trace_artifact(name: str, payload: Callable[[], dict[str, Any]]) -> None:
     """Write *payload* into the structured trace of ``torch.compile`` (TORCH_TRACE, tlparse)."""
-    import json
-
     from torch._logging._internal import trace_structured
 
     trace_structured(
@@ -244,8 +244,6 @@ def cpp_compiler() -> str:
 
 def inductor_cache() -> str:
     """The folder of Inductor's caches (2.10 to 2.15), which is not made here."""
-    import os
-
     from torch._inductor.runtime import cache_dir_utils
 
     return os.environ.get("TORCHINDUCTOR_CACHE_DIR") or cache_dir_utils.default_cache_dir()
