@@ -62,8 +62,6 @@ def _setting(default: Any, scope: str = "a compilation", torch: str = "2.10 and 
 
 
 _WITH_SYMBOLS = "a captured graph with symbolic sizes"
-
-
 _PREFIX = "magi."
 
 
@@ -195,11 +193,7 @@ class CompileConfig(BaseModel):
 
     def items(self) -> Iterator[tuple[str, object]]:
         """Each setting's dotted name and value, in the order of the fields."""
-        for name in field_names():
-            value: object = self
-            for part in name.split("."):
-                value = getattr(value, part)
-            yield name, value
+        yield from _flat(dict(self)).items()
 
     def origin(self, name: str) -> str:
         """Where the value of the setting *name* came from: "default", "environment VARIABLE", "options", ….
