@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import magi_passes
+import torch
 from magi_passes import ConvChooser, MagiInductorPass, NarrowSizesPass, NDTilingWorkaroundPass, Reason, ZeroPadGuardPass
 
 from . import _torch_compat
@@ -41,9 +42,7 @@ class ActiveRepairs(MagiInductorPass):
     def is_applicable(self, graph: Graph, context: object) -> Reason:
         """It never applies, because there is nothing to change in the graph."""
         del graph, context
-        return Reason(
-            False, f"repairs of torch {_torch_compat.compiling.torch_text()}: {', '.join(self.names) or 'none needed'}"
-        )
+        return Reason(False, f"repairs of torch {torch.__version__}: {', '.join(self.names) or 'none needed'}")
 
     def __call__(self, graph: Graph) -> None:
         """Do nothing."""

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 from pydantic import TypeAdapter
 
-from magi_backend import _torch_compat
 from magi_backend.errors import ConfigError
 from magi_backend.records import Compilation
 
@@ -191,7 +191,7 @@ def file_stem() -> str:
 
 def this_process() -> Process:
     """This process, as records name it."""
-    return Process(os.getpid(), os.environ.get("RANK", ""), " ".join(sys.argv), _torch_compat.compiling.torch_text())
+    return Process(os.getpid(), os.environ.get("RANK", ""), " ".join(sys.argv), str(torch.__version__))
 
 
 def _size(folder: Path) -> int:

@@ -367,8 +367,7 @@ class _Explained:
                 again=again,
             )
         )
-        versions = _torch_compat.compiling.torch_text()
-        return Report(_name(self._eager), versions, tuple(self._calls), collector.compilations())
+        return Report(_name(self._eager), str(torch.__version__), tuple(self._calls), collector.compilations())
 
 
 def _check_options(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def torch_release() -> tuple[int, ...]:
     """The release of torch without its local or pre-release part, for example ``(2, 13, 0)``."""
-    return tuple(map(int, re.findall(r"\d+", torch_text())[:3]))
+    return tuple(map(int, re.findall(r"\d+", torch.__version__)[:3]))
 
 
 def register_devices() -> None:
@@ -61,11 +61,6 @@ def let_threads_register(backend: Callable[..., Any]) -> None:
             raise KeyError(name)
 
     registry._COMPILER_FNS = Backends(registry._COMPILER_FNS)
-
-
-def torch_text() -> str:
-    """The version of torch as text, for example ``2.13.0+cpu``."""
-    return str(torch.__version__)
 
 
 _BACKENDS = "magi_backend._backend"
