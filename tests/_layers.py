@@ -70,7 +70,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_repairs",
         "_verify",
         "_passes",
-        "_progress",
         "_dynamic",
         "records",
         "_records",

@@ -8,6 +8,8 @@ of each forward and backward graph, which activates the repairs there and writes
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 import warnings
 from dataclasses import dataclass, replace
@@ -22,7 +24,6 @@ from . import _torch_compat
 from ._graph_log import GraphLog, graph_symbols
 from ._hot.entry import with_sizes
 from ._passes import chosen_passes, inductor_options
-from ._progress import phase
 from ._recompute import partitioner_settings
 from ._records.collect import count_ours, open_log
 from ._records.log import CompilationLog, op_uses
@@ -34,7 +35,7 @@ from .records import CheckOutcome
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from magi_passes import MagiInductorPass
     from torch.fx import GraphModule
@@ -62,15 +63,44 @@ class _Job:
         return f"{piece} {self.sizes}".strip()
 
 
+_showing = threading.Lock()
+"""Held while a process shows its one line: compilations on a second thread, or inside another one, show nothing."""
+
+
+@contextlib.contextmanager
+def _phase(request: Request, label: str, first: str) -> Iterator[Callable[[str], None]]:
+    """A context that shows *label*, the phase and the time on a terminal, with a function that names the next phase.
+
+    That may be called after the context has ended, for a graph that is compiled later, and then does nothing.
+    """
+    with contextlib.ExitStack() as stack:
+        if not request.config.progress or not _showing.acquire(blocking=False):
+            yield lambda _: None
+            return
+        stack.callback(_showing.release)
+
+        from rich.console import Console
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        console = Console(stderr=True)
+        if not console.is_terminal:
+            yield lambda _: None
+            return
+        columns = (SpinnerColumn(), TextColumn("magi: {task.description}"), TimeElapsedColumn())
+        progress = stack.enter_context(Progress(*columns, console=console, transient=True))
+        task = progress.add_task(f"{label}, {first}", total=None)
+        yield lambda name: progress.update(task, description=f"{label}, {name}")
+
+
 def compile_request(gm: GraphModule, example_inputs: Sequence[Any], request: Request) -> Callable[..., Any]:
     """Compile the captured graph *gm* as *request* says."""
     defects, ops = active_defects(_torch_compat.compiling.torch_release()), op_uses(gm)
     sensitive = tuple(sorted(op.name for op in ops if op.compute_sensitive))
-    with open_log(gm, example_inputs, request, ops) as log, phase(request, log.label, "capture") as show:
+    with open_log(gm, example_inputs, request, ops) as log, _phase(request, log.label, "capture") as show:
         job = _Job(request, log, show, defects, sensitive, input_names(gm) if request.config.check else {})
 
         def compile_static(static: GraphModule, inputs: Sequence[Any], sizes: str) -> Callable[..., Any]:
-            with phase(request, log.label, sizes) as show:
+            with _phase(request, log.label, sizes) as show:
                 return _compile_graph(static, inputs, replace(job, show=show, sizes=sizes))
 
         return with_sizes(gm, example_inputs, request.config, log, partial(_compile_graph, job=job), compile_static)
