@@ -14,7 +14,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from .values import float_memo
+from .values import float_memo, is_wrapper
 
 
 class StaysSymbolicError(Exception):
@@ -273,7 +273,6 @@ def is_left_open(placeholder: Node) -> bool:
 def free_symbols(value: Any) -> set[Any]:
     """The symbols in a number, or in the sizes, strides and offset of a tensor and of what it holds."""
     from torch.fx.experimental.symbolic_shapes import free_symbols as symbols_of
-    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         return set(value.node.expr.free_symbols)
@@ -281,7 +280,7 @@ def free_symbols(value: Any) -> set[Any]:
         return set()
     tensor: Any = value
     symbols = set(symbols_of(tensor))
-    if is_traceable_wrapper_subclass(tensor):
+    if is_wrapper(tensor):
         for name in tensor.__tensor_flatten__()[0]:
             symbols |= free_symbols(getattr(tensor, name))
     return symbols
@@ -328,9 +327,7 @@ def boxed(compiled: Callable[..., Any]) -> Callable[[list[Any]], Any]:
     while outer is not None and getattr(outer, "__qualname__", "") != "aot_module_simplified.<locals>.forward":
         outer = getattr(outer, "__wrapped__", None)
     inner = getattr(outer, "__wrapped__", None)
-    if inner is None:
-        return lambda inputs: compiled(*inputs)
-    cells = inspect.getclosurevars(outer).nonlocals
-    if cells.get("compiled_fn") is inner and cells.get("params_buffers_flat") == []:
+    cells = {} if inner is None else inspect.getclosurevars(outer).nonlocals
+    if inner is not None and cells.get("compiled_fn") is inner and cells.get("params_buffers_flat") == []:
         return cast("Callable[[list[Any]], Any]", inner)
     return lambda inputs: compiled(*inputs)

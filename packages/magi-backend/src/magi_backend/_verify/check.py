@@ -34,11 +34,11 @@ def input_names(gm: GraphModule) -> dict[str, str]:
 
     Inputs whose source Dynamo does not give are left out.
     """
-    found = {
-        str(node.target): readable(_torch_compat.nodes.source_name(node))
+    return {
+        str(node.target): name
         for node in gm.graph.find_nodes(op="placeholder")
+        if (name := readable(_torch_compat.nodes.source_name(node)))
     }
-    return {placeholder: name for placeholder, name in found.items() if name}
 
 
 def readable(source: str) -> str:
