@@ -112,25 +112,21 @@ def alone(tensor: torch.Tensor) -> torch.Tensor:
 class Replay:
     """The states of the generators of the CPU and of every GPU at one time."""
 
-    cpu: torch.Tensor
-    gpus: tuple[torch.Tensor, ...]
+    states: tuple[torch.Tensor, ...]
 
     @classmethod
     def now(cls) -> Replay:
         """The current states."""
-        gpus = range(torch.cuda.device_count())
-        return cls(torch.random.get_rng_state(), tuple(map(torch.cuda.get_rng_state, gpus)))
+        return cls((torch.random.get_rng_state(), *torch.cuda.get_rng_state_all()))
 
     def rewind(self) -> None:
         """Restore the generators."""
-        torch.random.set_rng_state(self.cpu)
-        for device, state in enumerate(self.gpus):
-            torch.cuda.set_rng_state(state, device)
+        torch.random.set_rng_state(self.states[0])
+        torch.cuda.set_rng_state_all(self.states[1:])
 
     def were_drawn(self) -> bool:
         """Whether random numbers were generated since."""
-        now = Replay.now()
-        return not all(map(torch.equal, (self.cpu, *self.gpus), (now.cpu, *now.gpus)))
+        return not all(map(torch.equal, self.states, Replay.now().states))
 
 
 @contextmanager
