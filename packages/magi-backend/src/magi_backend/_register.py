@@ -183,22 +183,17 @@ class _UndecidedOp:
     through from then on. If the body runs to its end, it is its own fake. A body that does I/O or communicates with
     other ranks is not run, and one that reads data is stopped. Then the operator stays opaque, and its outputs look
     like its tensor inputs in order.
-
-    Attributes:
-        name: The operator, for messages.
-        fn: Its body.
-        kernels: What is known of the body from the names in its code.
-        infer: The fake that its author gave, if any.
-        on_launch: Called once, when the body has launched something.
-        definition: The operator's definition, once it has one.
     """
 
     name: str
     fn: Callable[..., Any]
     kernels: magi_tritonwrap.KernelReport
     infer: Callable[..., Any] | None
+    """The fake that its author gave, if any."""
     on_launch: Callable[[], None]
+    """Called once, when the body has launched something."""
     definition: Callable[[], magi_opschema.OpDef]
+    """The operator's definition, once it has one."""
     lock: threading.RLock = field(default_factory=threading.RLock)
     launches: bool = False
     opaque_because: str = ""

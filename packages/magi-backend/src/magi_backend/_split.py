@@ -34,18 +34,13 @@ _CALLS = frozenset({"call_function", "call_method", "call_module"})
 
 @dataclass(frozen=True)
 class Split:
-    """A graph whose calls are in submodules, one for each piece, in order.
-
-    Attributes:
-        module: The graph that calls the pieces.
-        titles: For each piece the name of its submodule and its title in the report: "piece 3", or the name of the
-            boundary operator.
-        boundaries: The submodules that are boundary operators, which are not compiled.
-    """
+    """A graph whose calls are in submodules, one for each piece, in order."""
 
     module: GraphModule
     titles: dict[str, str]
+    """The title of each submodule in the report: "piece 3", or the name of the boundary operator."""
     boundaries: frozenset[str]
+    """The submodules that are boundary operators, which are not compiled."""
 
 
 def boundary_overloads(names: Collection[str]) -> frozenset[str]:

@@ -81,25 +81,18 @@ def put_numbers(gm: GraphModule, values: Mapping[Any, int], world: symbols.FakeW
 
 @dataclass(frozen=True)
 class Captured:
-    """A captured graph as it was before its first compilation, which may change the graph.
-
-    Attributes:
-        gm: A copy of the graph.
-        inputs: What its inputs are.
-        fakes: The captured inputs: fake tensors, numbers and symbols.
-        descriptions: The same with a description of each tensor, made before the graph ran on it.
-        context: The context that Dynamo compiled it in.
-        state: The state that it was compiled in.
-        reason: Why no code can be made for single sizes, or empty.
-    """
+    """A copy of a captured graph before its first compilation, which may change the graph."""
 
     gm: GraphModule
     inputs: GraphInputs
     fakes: tuple[Any, ...]
+    """The captured inputs: fake tensors, numbers and symbols."""
     descriptions: tuple[Any, ...]
+    """The same with a description of each tensor, made before the graph ran on it."""
     context: symbols.CaptureContext
     state: CompileState
     reason: str
+    """Why no code can be made for single sizes, or empty."""
 
     def values(self, key: Key) -> dict[Any, int]:
         """The number of each symbol if the size inputs have the values *key*."""

@@ -114,21 +114,17 @@ def captured_graphs() -> int:
 
 @dataclass(frozen=True)
 class FrameEnd:
-    """What Dynamo counted while it compiled one function.
-
-    Attributes:
-        seconds: From the start of its capture until its guards were built.
-        calls: Operator calls that it captured; 0 if it failed before it had a graph.
-        failure: The class and the message of the error that made it fail, or empty.
-        function: The name of the function.
-        place: Its file and first line.
-    """
+    """What Dynamo counted while it compiled one function."""
 
     seconds: float
+    """From the start of its capture until its guards were built."""
     calls: int
+    """Operator calls that it captured; 0 if it failed before it had a graph."""
     failure: str
+    """The class and the message of the error that made it fail, or empty."""
     function: str
     place: str
+    """Its file and first line."""
 
 
 def when_frames_end(call: Callable[[FrameEnd], None]) -> None:

@@ -99,9 +99,7 @@ class FakeWorld:
 class Twins:
     """The fake tensors of one size: a twin for each captured tensor. Twins share memory as the captured tensors do.
 
-    Args:
-        values: The number of each symbol.
-        world: The fake mode of the new tensors.
+    They are of the fake mode of *world*, and *values* has the number of each symbol.
     """
 
     def __init__(self, values: Mapping[Any, int], world: FakeWorld) -> None:
