@@ -161,13 +161,6 @@ class Entered:
     """Whether the part works on a copy of the value, which is then one of its outputs."""
 
 
-def entering_values(gm: GraphModule, args: tuple[Any, ...], parts: Sequence[Part]) -> tuple[Entered, ...]:
-    """The values that enter each of *parts* when *gm* runs eager on a copy of *args*."""
-    recorder = _Recorder(gm, parts)
-    recorder.run(*copy_inputs(args)[0])
-    return tuple(recorder.entered(index) for index in range(len(parts)))
-
-
 class _Recorder(Interpreter):
     """Runs a graph, and keeps the values that enter each of *parts*."""
 
@@ -302,7 +295,9 @@ class _Search:
         return found[-1] if self.gradients else found[0]
 
     def _differ(self, parts: Sequence[Part]) -> list[bool]:
-        entered = entering_values(self.gm, self.args, parts)
+        recorder = _Recorder(self.gm, parts)
+        recorder.run(*copy_inputs(self.args)[0])
+        entered = [recorder.entered(index) for index in range(len(parts))]
         together = side_by_side(self.gm, parts, entered)
         flat = tuple(value for each in entered for value in each.values)
         compiled = self.compile_part(_torch_compat.nodes.graph_copy(together))

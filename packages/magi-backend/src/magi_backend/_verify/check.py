@@ -107,14 +107,12 @@ class CheckedPiece:
                 f"(allowed: {wrong.tolerance.atol:.1g} + {wrong.tolerance.rtol:.1g} x the value)."
             )
             logger.warning("%s Searching for the operator, which takes %s.", msg, cost(self.seconds + actual.seconds))
-            raise MismatchError(f"{msg} {self._culprit(args, gradients=wrong.name.startswith('gradient'))}")
-
-    def _culprit(self, args: tuple[Any, ...], *, gradients: bool) -> str:
-        try:
-            return self.blame(args, gradients)
-        except Exception as error:
-            logger.warning("The search failed.", exc_info=True)
-            return f"The search for the operator failed with {type(error).__name__}: {error}"
+            try:
+                culprit = self.blame(args, wrong.name.startswith("gradient"))
+            except Exception as error:
+                logger.warning("The search failed.", exc_info=True)
+                culprit = f"The search for the operator failed with {type(error).__name__}: {error}"
+            raise MismatchError(f"{msg} {culprit}")
 
 
 def _listed(outputs: Any) -> list[Any]:
