@@ -23,7 +23,7 @@ from magi_backend._torch_compat.nodes import source_name
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from torch.fx import GraphModule, Node
 
@@ -74,7 +74,8 @@ def read_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphInputs:
     """The inputs of *gm*; *example_inputs* holds a value or a symbol for each."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     paths = tuple(_path(node) for node in placeholders)
-    in_shapes = {symbol for node in gm.graph.nodes for symbol in _shape_symbols(node)}
+    tensors = (leaf for node in gm.graph.nodes for leaf in _leaves(node) if isinstance(leaf, torch.Tensor))
+    in_shapes = {symbol for tensor in tensors for symbol in symbols.free_symbols(tensor)}
     sizes = tuple(
         SizeInput(place, str(value), paths[place] or str(value))
         for place, (node, value) in enumerate(zip(placeholders, example_inputs, strict=True))
@@ -117,12 +118,6 @@ def why_symbolic(gm: GraphModule, example_inputs: Sequence[Any], inputs: GraphIn
 
 def _leaves(node: Node) -> list[Any]:
     return pytree.tree_leaves(node.meta.get("example_value"))
-
-
-def _shape_symbols(node: Node) -> Iterator[Any]:
-    for leaf in _leaves(node):
-        if isinstance(leaf, torch.Tensor):
-            yield from symbols.free_symbols(leaf)
 
 
 def solved(expression: Any, value: int) -> dict[Any, int]:
