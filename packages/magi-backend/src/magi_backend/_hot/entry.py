@@ -155,7 +155,7 @@ def with_sizes(
         explicit=explicit_keys(captured, config.compile_sizes),
         label=log.label,
     )
-    log.count_sizes(table.outcome)
+    log.sizes = table.outcome
     dispatch = table.dispatch()
     # Ahead-of-time compilation reads these attributes of a backend's result, and saves the code for any size.
     for name in ("serialize", "zero_grad", "named_parameters", "named_buffers"):

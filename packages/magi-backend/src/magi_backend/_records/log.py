@@ -118,7 +118,8 @@ class CompilationLog:
     """Whether the code uses the random numbers of eager mode, to be compared with it."""
     file: EntryFile | None = None
     _finished: bool = False
-    _sizes: Callable[[], SizesOutcome] | None = None
+    sizes: Callable[[], SizesOutcome] | None = None
+    """Returns the sizes of the calls, each time that the record is read or written."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _spending: threading.local = field(default_factory=threading.local)
 
@@ -209,17 +210,13 @@ class CompilationLog:
         """A log of the same compilation that nobody reads, for other compilations that it needs."""
         return CompilationLog(self.snapshot(), fresh=True, eager_random=self.eager_random)
 
-    def count_sizes(self, sizes: Callable[[], SizesOutcome]) -> None:
-        """Call *sizes* for the sizes of the calls, each time that the record is read or written."""
-        self._sizes = sizes
-
     def write_counts(self) -> None:
         """Write the record once more if it counts, since calls go on after the last change of it."""
-        if self._sizes is not None:
+        if self.sizes is not None:
             self.update()
 
     def snapshot(self) -> Compilation:
         """The record as it is now."""
         with self._lock:
             compilation = self.compilation
-        return compilation if self._sizes is None else replace(compilation, sizes=self._sizes())
+        return compilation if self.sizes is None else replace(compilation, sizes=self.sizes())
