@@ -206,7 +206,7 @@ def _compile_by_inductor(
         untouched = _torch_compat.nodes.graph_copy(graph)
 
         def again(fell_back: FallBack) -> Any:
-            graphs.fell_back = fell_back
+            graphs.fell_back, graphs.defects = fell_back, ()
             with magi_passes.PassPipeline(passes).left_out(), inductor.patch(force_disable_caches=True):
                 return compiled(untouched)
 

@@ -40,10 +40,7 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class GraphLog:
-    """Compiles the graphs of one piece with the repairs of *defects*, and writes a record of each to *log*.
-
-    Once *fell_back* is set, it compiles without repairs.
-    """
+    """Compiles the graphs of one piece with the repairs of *defects*, and writes a record of each to *log*."""
 
     log: CompilationLog
     title: str
@@ -79,15 +76,11 @@ class GraphLog:
         )
         return result
 
-    @property
-    def _repaired(self) -> tuple[Defect, ...]:
-        return () if self.fell_back else self.defects
-
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """A context that collects what passes and caches do in its compilations, and in their later backwards."""
         observe = self._observe if self.log.keeps_texts else None
-        joint = tuple(defect for defect in self._repaired if defect.is_of_joint_graphs)
+        joint = tuple(defect for defect in self.defects if defect.is_of_joint_graphs)
         with (
             magi_passes.collect_records(observe) as self._pass_records,
             self._seeing(self._note_cached),
@@ -101,7 +94,7 @@ class GraphLog:
         # Repairs of the joint graph are recorded with the forward, which is compiled first.
         repairs, self._repairs = self._repairs, Counter()
         given, before, meter = self.log.kept(graph), _torch_compat.frames.phase_seconds(), Meter()
-        result, error, start, defects = None, "", time.perf_counter(), self._repaired
+        result, error, start, defects = None, "", time.perf_counter(), self.defects
         try:
             with (
                 # What is compiled here has a record of its own.
