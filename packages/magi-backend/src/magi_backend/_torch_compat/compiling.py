@@ -9,7 +9,6 @@ import json
 import os
 import re
 import types
-import typing
 import warnings
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -218,9 +217,7 @@ def inductor_type(key: str) -> type | None:
     from torch._inductor import config
 
     kind = config.get_type(key) if key in config._config else None  # type: ignore[attr-defined]
-    if not isinstance(kind, type) or typing.get_origin(kind) is not None or kind is type(None):
-        return None
-    return kind
+    return kind if isinstance(kind, type) and kind is not type(None) else None
 
 
 def mode_options(mode: str) -> dict[str, Any]:
