@@ -9,34 +9,27 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import magi_tritonwrap
 import torch
+from magi_opschema import OpDef
 from magi_passes import MagiInductorPass, Reason
 from magi_tritonwrap.errors import UnknownOpError
 from torch import nn
 from torch.export import Dim, ExportedProgram
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from magi_backend import _torch_compat
 from magi_backend._passes import chosen_passes, inductor_options
 from magi_backend._records.log import registered
 from magi_backend._repairs._defect import active_defects, repaired
-from magi_backend._settings import read_request
+from magi_backend._settings import Request, read_request
 from magi_backend.errors import OptionError, PackageError, TargetTypeError, family
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
-
-    from magi_opschema import OpDef
-    from torch.fx import Graph, Node
-
-    from magi_backend._settings import Request
 
 
 def exported(target: object, example_inputs: object, dynamic_shapes: Any) -> ExportedProgram:

@@ -12,13 +12,16 @@ import contextlib
 import threading
 import time
 import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import magi_passes
 import magi_tritonwrap
 import torch
+from magi_passes import MagiInductorPass
+from torch.fx import GraphModule
 
 from . import _torch_compat
 from ._graph_log import GraphLog, graph_symbols
@@ -27,23 +30,13 @@ from ._passes import chosen_passes, inductor_options
 from ._recompute import partitioner_settings
 from ._records.collect import count_ours, open_log
 from ._records.log import CompilationLog, op_uses
-from ._repairs._defect import active_defects
+from ._repairs._defect import Defect, active_defects
+from ._settings import Request
 from ._split import boundary_overloads, compile_pieces, split_at, uncut_boundaries
 from ._verify.blame import first_operator
 from ._verify.check import CheckedPiece, input_names
-from .records import CheckOutcome
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from magi_passes import MagiInductorPass
-    from torch.fx import GraphModule
-
-    from ._repairs._defect import Defect
-    from ._settings import Request
-    from ._verify.compare import Difference
-    from .records import FallBack
+from ._verify.compare import Difference
+from .records import CheckOutcome, FallBack
 
 
 @dataclass(frozen=True)

@@ -17,18 +17,14 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from magi_passes import MagiInductorPass, Reason
+from magi_passes import MagiInductorPass, PassContext, Reason
 from torch._ops import OpOverload
+from torch.fx import Graph, Node
 
 from . import _torch_compat
-
-
-if TYPE_CHECKING:
-    from magi_passes import PassContext
-    from torch.fx import Graph, Node
 
 
 def _is_shared(tensor: Node) -> bool:

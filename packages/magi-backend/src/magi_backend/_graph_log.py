@@ -10,29 +10,22 @@ import contextlib
 import time
 import warnings
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import magi_passes
+from torch.fx import Graph, GraphModule
 
 from . import _torch_compat
 from ._passes import ActiveRepairs
 from ._profile import Meter
 from ._records.hidden import graph_text, hidden_in_code, without_fractions
-from ._records.log import external_calls, generated_kernels
-from ._repairs._defect import repaired
+from ._records.log import CompilationLog, external_calls, generated_kernels
+from ._repairs._defect import Defect, repaired
 from .errors import family
 from .records import ConfigChange, FallBack, GraphChange, GraphRecord, PassOutcome, RepairOutcome
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from torch.fx import Graph, GraphModule
-
-    from ._records.log import CompilationLog
-    from ._repairs._defect import Defect
 
 
 T = TypeVar("T")

@@ -4,22 +4,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import magi_passes
 import torch
 from magi_passes import ConvChooser, MagiInductorPass, NarrowSizesPass, NDTilingWorkaroundPass, Reason, ZeroPadGuardPass
+from torch.fx import Graph
 
 from . import _torch_compat
 from ._epilogue import EpilogueFusion
 from ._recompute import SelectiveRecompute
 from ._repairs._defect import known_defects
-
-
-if TYPE_CHECKING:
-    from torch.fx import Graph
-
-    from ._settings import CompileConfig
+from ._settings import CompileConfig
 
 
 @dataclass(frozen=True)

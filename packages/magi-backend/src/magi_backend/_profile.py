@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ._records.log import generated_kernels
 from .records import KernelRun
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 WARM_UPS, MEASURED = 2, 3

@@ -8,21 +8,16 @@ until the budget is met.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
-from magi_passes import MagiInductorPass, Reason
+from magi_passes import MagiInductorPass, PassContext, Reason
+from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from . import _torch_compat
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from magi_passes import PassContext
-    from torch.fx import Graph, Node
 
 
 def _source(node: Node) -> object:

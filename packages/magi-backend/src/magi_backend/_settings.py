@@ -21,13 +21,10 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, cast, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from . import _torch_compat
 from .errors import ConfigError, OptionError
-
-
-if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
 
 
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]

@@ -10,23 +10,19 @@ to compile. Calls keep their order, so that writes into a tensor happen at the s
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.fx import GraphModule, Node
 from torch.fx.passes.split_module import split_module
 from torch.utils import _pytree as pytree
 
 from . import _torch_compat
 from ._records.log import registered
 from .errors import BoundaryOpError
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from torch.fx import GraphModule, Node
 
 
 _CALLS = frozenset({"call_function", "call_method", "call_module"})

@@ -4,14 +4,11 @@
 from __future__ import annotations
 
 import types
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from ._hot.dispatch import GraphInputs, SizeInput
 from ._hot.table import Size, SizeTable
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 
 def size_dispatcher(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -16,11 +16,7 @@ from magi_backend._torch_compat.nodes import graph_copy
 from magi_backend._torch_compat.state import CompileState
 from magi_backend._torch_compat.symbols import StaysSymbolicError
 
-from .dispatch import GraphInputs, read_inputs, solved, why_symbolic
-
-
-if TYPE_CHECKING:
-    from .dispatch import Key
+from .dispatch import GraphInputs, Key, read_inputs, solved, why_symbolic
 
 
 Compile = Callable[[GraphModule, Sequence[Any], str], Callable[..., Any]]

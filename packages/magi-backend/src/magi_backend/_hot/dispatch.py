@@ -11,21 +11,17 @@ import itertools
 import linecache
 import re
 import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sympy
 import torch
+from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from magi_backend._torch_compat import state, symbols
 from magi_backend._torch_compat.nodes import source_name
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch.fx import GraphModule, Node
 
 
 Key = tuple[int, ...]

@@ -7,31 +7,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.fx import GraphModule
 
+from magi_backend._records.log import CompilationLog
+from magi_backend._settings import CompileConfig
 from magi_backend._torch_compat import symbols
 from magi_backend.errors import CompileSizesError
 from magi_backend.records import SizesOutcome
 
-from .captured import capture
-from .dispatch import solved
+from .captured import Captured, Compile, capture
+from .dispatch import Key, solved
 from .table import SizeTable
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from torch.fx import GraphModule
-
-    from magi_backend._records.log import CompilationLog
-    from magi_backend._settings import CompileConfig
-
-    from .captured import Captured, Compile
-    from .dispatch import Key
 
 
 def explicit_keys(captured: Captured, asked: Sequence[Mapping[str, Any]]) -> list[Key]:

@@ -18,22 +18,16 @@ import math
 import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from magi_backend._torch_compat import state, values
 from magi_backend.records import SizesOutcome, SizeUse
 
-from .captured import why_not_now
-from .dispatch import make_dispatch
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .captured import Captured, Compile
-    from .dispatch import Key
+from .captured import Captured, Compile, why_not_now
+from .dispatch import Key, make_dispatch
 
 
 logger = logging.getLogger("magi_backend")

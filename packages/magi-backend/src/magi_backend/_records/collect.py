@@ -12,26 +12,22 @@ import threading
 import time
 import weakref
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
 
 from magi_backend import _torch_compat
+from magi_backend._settings import Request
 from magi_backend.records import CacheUse, Compilation, GraphBreak, OpUse, describe_input
 
 from .folder import EntryFile, Folder, Process, file_stem, folder_of, from_plain, this_process, to_plain
 from .hidden import graph_break, recompilation, without_fractions
 from .log import CompilationLog
-
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    import torch
-    from torch.fx import GraphModule
-
-    from magi_backend._settings import Request
 
 
 @dataclass(frozen=True)

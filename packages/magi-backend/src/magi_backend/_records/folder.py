@@ -20,19 +20,16 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from pydantic import TypeAdapter
 
 from magi_backend.errors import ConfigError
 from magi_backend.records import Compilation
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 T = TypeVar("T")

@@ -13,19 +13,14 @@ import functools
 import math
 import operator
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from magi_backend import _torch_compat
 from magi_backend.records import GraphBreak, Recompilation
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from torch.fx import Graph
 
 
 HIDDEN = "…"

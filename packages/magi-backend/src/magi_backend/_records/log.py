@@ -9,8 +9,9 @@ import re
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import magi_opschema
 from magi_opschema.errors import UnknownOpError
@@ -19,15 +20,8 @@ from torch.fx import GraphModule
 from magi_backend import _torch_compat
 from magi_backend.records import CheckOutcome, Compilation, GraphRecord, KernelRun, OpUse, SizesOutcome
 
+from .folder import EntryFile
 from .hidden import graph_text
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from magi_opschema import OpDef
-
-    from .folder import EntryFile
 
 
 # "cpp_fused_add_0 = async_compile.cpp_pybinding(...)", "triton_poi_fused_1 = async_compile.triton('triton_...', ...)"
@@ -64,7 +58,7 @@ def op_uses(gm: GraphModule) -> tuple[OpUse, ...]:
     )
 
 
-def registered(target: object) -> OpDef | None:
+def registered(target: object) -> magi_opschema.OpDef | None:
     """The definition of the operator that a graph node calls; None if it was not registered with magi-opschema."""
     if not _torch_compat.nodes.is_operator(target):
         return None

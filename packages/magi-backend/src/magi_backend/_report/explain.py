@@ -6,35 +6,27 @@ from __future__ import annotations
 import contextlib
 import json
 import types
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
+from rich.console import RenderableType
 from torch import nn
 
 from magi_backend import _torch_compat
 from magi_backend._records.collect import Collector, collecting
 from magi_backend._records.folder import to_plain
 from magi_backend._records.hidden import graph_break
-from magi_backend._settings import read_request
-from magi_backend._verify.compare import tensors_of
+from magi_backend._settings import MagiOptions, read_request
+from magi_backend._verify.compare import Difference, tensors_of
 from magi_backend._verify.run import Outcome, differences, other_layouts, replayed_random_numbers, run
 from magi_backend.errors import OptionError, TargetError, TargetTypeError
-from magi_backend.records import describe_input
+from magi_backend.records import Compilation, describe_input
 
 from .html import Html, compilation_as_html, details, fill, page, section
 from .sections import Line, Table, as_renderable, as_text, compilation_as_text, shown, spread, summary
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from rich.console import RenderableType
-
-    from magi_backend._settings import MagiOptions
-    from magi_backend._verify.compare import Difference
-    from magi_backend.records import Compilation
 
 
 @dataclass(frozen=True)

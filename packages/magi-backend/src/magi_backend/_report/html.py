@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from html import escape
 from importlib import resources
-from typing import TYPE_CHECKING
 
 from magi_backend._records.log import kernel_sources, without_kernels
+from magi_backend.records import Compilation, GraphRecord
 
 from .sections import (
+    DiffLine,
     Line,
     Table,
     called,
@@ -27,14 +29,6 @@ from .sections import (
     summary,
     total_seconds,
 )
-
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from magi_backend.records import Compilation, GraphRecord
-
-    from .sections import DiffLine
 
 
 class Html(str):

@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from magi_backend._records.collect import processes
-from magi_backend._records.folder import entries, to_plain
+from magi_backend._records.collect import BrokenAt, GivenUp, ProcessRecord, processes
+from magi_backend._records.folder import Entry, Process, entries, to_plain
 from magi_backend.errors import ReportError
+from magi_backend.records import Compilation
 
 from .html import Html, compilation_as_html, details, diff_block, page, section, table
 from .sections import (
+    DiffLine,
     Line,
     Table,
     advice_on,
@@ -32,16 +35,6 @@ from .sections import (
     summary,
     total_seconds,
 )
-
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from magi_backend._records.collect import BrokenAt, GivenUp, ProcessRecord
-    from magi_backend._records.folder import Entry, Process
-    from magi_backend.records import Compilation
-
-    from .sections import DiffLine
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ import io
 import re
 import statistics
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -18,11 +19,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from magi_backend.records import Compilation, GraphRecord, Recompilation
+from magi_backend.records import Compilation, GraphRecord, Recompilation
 
 
 @dataclass(frozen=True)

@@ -10,18 +10,14 @@ import os
 import re
 import types
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.fx import GraphModule
 
 from .values import float_memo
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from torch.fx import GraphModule
 
 
 def torch_release() -> tuple[int, ...]:

@@ -6,16 +6,12 @@ from __future__ import annotations
 import inspect
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import CodeType, FrameType
+from typing import Any
 
 import torch
-
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import CodeType, FrameType
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import types
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 
 def _dynamic_marks(tensor: torch.Tensor) -> dict[str, Any]:

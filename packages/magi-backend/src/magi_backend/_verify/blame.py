@@ -13,9 +13,9 @@ import functools
 import itertools
 import operator
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
@@ -26,10 +26,6 @@ from magi_backend._torch_compat.values import storage_id
 
 from .compare import leaves_of, tensors_of, with_leaves
 from .run import Outcome, alone, copy_inputs, differences, replayed_random_numbers, run, run_eager, states_of
-
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 
 Unit = tuple[Node, ...]

@@ -6,23 +6,18 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch.fx import GraphModule
 
 from magi_backend import _torch_compat
 from magi_backend.errors import MismatchError
 
 from .blame import cost
-from .compare import leaves_of
+from .compare import Difference, leaves_of
 from .run import differences, replayed_random_numbers, run, run_eager
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from torch.fx import GraphModule
-
-    from .compare import Difference
 
 
 _ROOT = re.compile(r"[LG]\['(\w+)'\]")

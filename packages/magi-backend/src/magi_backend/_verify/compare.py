@@ -10,16 +10,12 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
-
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
 
 
 @dataclass(frozen=True)
