@@ -185,7 +185,7 @@ def _compile_by_inductor(
         base["triton.cudagraphs"] = False
 
     def compile_graph(graph: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
-        kind = "backward" if kwargs.get("is_backward") else "inference" if kwargs.get("is_inference") else "forward"
+        kind = _torch_compat.compiling.graph_kind(kwargs)
         job.show(f"{graphs.title} {kind}".strip())
 
         def compiled(module: GraphModule) -> Any:

@@ -138,13 +138,13 @@ class GraphLog:
                 self._changes.append(GraphChange(name, keep(self._before), keep(text)))
             self._before = text
 
-    def _note_cached(self, compiled: Any, is_backward: bool, names: dict[str, Any]) -> None:
+    def _note_cached(self, compiled: Any, names: dict[str, Any]) -> None:
         """Write the record of a graph from AOTAutograd's cache, of which only the code is known."""
-        kind, code = "backward" if is_backward else "forward", self._code(compiled)
+        kind, code = _torch_compat.compiling.graph_kind(compiled.fx_kwargs), self._code(compiled)
         record = GraphRecord(kind, 0, (), (), (), seconds=0.0, piece=self.title, cached=True, **code)
         self.log.add_graph(record)
         if self.profiles:
-            Meter(partial(self.log.add_runs, record)).attach(compiled, is_backward, names)
+            Meter(partial(self.log.add_runs, record)).attach(compiled, names)
 
     def _code(self, compiled: Any) -> dict[str, Any]:
         source, code = str(getattr(compiled, "source_code", None) or ""), ""

@@ -53,7 +53,7 @@ class Meter:
     _runs: list[_Measured] = field(default_factory=list)
     _names: dict[str, Any] = field(default_factory=dict)
 
-    def attach(self, compiled: Any, _: bool, names: dict[str, Any]) -> None:
+    def attach(self, compiled: Any, names: dict[str, Any]) -> None:
         """Measure *compiled*, whose generated module has *names*."""
         wanted = [name for name in (*generated_kernels(str(compiled.source_code)), _LIBRARY) if name in names]
         if not wanted or any(isinstance(names[name], _StandIn) for name in wanted):

@@ -245,16 +245,21 @@ def epilogue_keys() -> tuple[str, ...]:
     return (_EPILOGUES,) if hasattr(configs()[0], _EPILOGUES) else ()
 
 
-_seen_by: ContextVar[Callable[[Any, bool, dict[str, Any]], None] | None] = ContextVar("magi_loaded", default=None)
+def graph_kind(kwargs: dict[str, Any]) -> str:
+    """What the graph is that Inductor compiled with the arguments *kwargs*: "inference", "forward" or "backward"."""
+    return "backward" if kwargs.get("is_backward") else "inference" if kwargs.get("is_inference") else "forward"
+
+
+_seen_by: ContextVar[Callable[[Any, dict[str, Any]], None] | None] = ContextVar("magi_loaded", default=None)
 
 
 @contextlib.contextmanager
-def seeing_loaded(see: Callable[[Any, bool, dict[str, Any]], None]) -> Iterator[None]:
+def seeing_loaded(see: Callable[[Any, dict[str, Any]], None]) -> Iterator[None]:
     """A context in which *see* is called with each compiled graph that becomes callable.
 
-    It gets the graph, which has its ``source_code`` and a ``current_callable``; whether it is a backward; and the names
-    of the generated module, which are empty if that is not Python. ``CompiledFxGraph.post_compile`` runs for every
-    graph: after Inductor, and after either cache (2.10 to 2.15).
+    It gets the graph, which has its ``source_code``, a ``current_callable`` and the ``fx_kwargs`` that it was compiled
+    with; and the names of the generated module, which are empty if that is not Python.
+    ``CompiledFxGraph.post_compile`` runs for every graph: after Inductor, and after either cache (2.10 to 2.15).
     """
     _install()
     token = _seen_by.set(see)
@@ -276,6 +281,6 @@ def _install() -> None:
         function = getattr(self.current_callable, "__func__", self.current_callable)
         post_compile(self, example_inputs, constants, graph_kwargs)
         if see is not None:
-            see(self, bool(graph_kwargs.get("is_backward")), getattr(function, "__globals__", {}))
+            see(self, getattr(function, "__globals__", {}))
 
     CompiledFxGraph.post_compile = and_tell  # type: ignore[method-assign]
