@@ -61,8 +61,8 @@ def show_value(value: object) -> str:
 
 
 def show_with_type(value: object) -> str:
-    """`'three' (str)`."""
-    return f"{show_value(value)} ({type(value).__name__})"
+    """`'three' (str)`. A list in a graph of torch 2.15, an `immutable_list`, was a list in the user's call."""
+    return f"{show_value(value)} ({type(value).__name__.removeprefix('immutable_')})"
 
 
 def nearest(name: object, names: Iterable[str]) -> str:
