@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from magi_backend._torch_compat.nodes import source_of_copy
+from magi_backend._torch_compat.compiling import torch_release
 
 from ._defect import Defect, report
 
@@ -325,13 +325,19 @@ def _remove_noops(original: Callable[[Graph], None], graph: Graph) -> None:
     """
     from torch._inductor.fx_passes.post_grad import noop_registry
 
+    def source(copy: Node) -> Any:
+        place = noop_registry[copy.target][1]  # of an argument, or a function: up to torch 2.14 of all arguments
+        if isinstance(place, int):
+            return copy.args[place]
+        return place(copy if torch_release() >= (2, 15) else copy.args)
+
     copies = [node for node in graph.nodes if node.target in noop_registry and not is_view(node)]
-    of_copies = {storage_of(source_of_copy(copy)) for copy in copies} & {*map(storage_of, copies)} - {None}
+    of_copies = {storage_of(source(copy)) for copy in copies} & {*map(storage_of, copies)} - {None}
     kept: set[Node] = set()
     if of_copies or any(next(_written_and_read(node), None) for node in graph.nodes):
         renew_views(graph)
         removed = _removed_copies(graph, lambda twin, _: original(twin))
-        kept = _copies_to_keep(graph, {copy: source_of_copy(copy) for copy in removed})
+        kept = _copies_to_keep(graph, {copy: source(copy) for copy in removed})
     with _keeping(kept):
         original(graph)
 

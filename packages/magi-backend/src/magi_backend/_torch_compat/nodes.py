@@ -13,8 +13,6 @@ from torch.fx import GraphModule
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from .compiling import torch_release
-
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -187,19 +185,6 @@ def source_name(placeholder: Node) -> str:
     """The source of an input as Python: ``L['batch']['x']``. It is a method up to torch 2.12, and a property later."""
     name = getattr(getattr(placeholder, "_dynamo_source", None), "name", "")
     return str(name() if callable(name) else name)
-
-
-def source_of_copy(node: Node) -> Any:
-    """What ``remove_noop_ops`` puts in the place of *node*, one of ``noop_registry``, where that is a copy.
-
-    The registry has the place of an argument, or a function: of the arguments up to torch 2.14, of the node later.
-    """
-    from torch._inductor.fx_passes.post_grad import noop_registry
-
-    place = noop_registry[node.target][1]
-    if isinstance(place, int):
-        return node.args[place]
-    return place(node if torch_release() >= (2, 15) else node.args)
 
 
 def bodies(gm: GraphModule, node: Node) -> list[GraphModule]:

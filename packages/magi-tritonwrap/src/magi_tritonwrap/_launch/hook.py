@@ -98,9 +98,11 @@ def _hooked(run: Run, is_launcher: bool) -> Run:
     @functools.wraps(run)
     def hooked(self: Any, *args: Any, **kwargs: Any) -> Any:
         listener = _LISTENER.get()
-        if listener is not None and not is_launcher:
+        if listener is None:
+            return run(self, *args, **kwargs)
+        if not is_launcher:
             return listener(self, run, args, kwargs)
-        inner = None if listener is None else kernel_behind(self)
+        inner = kernel_behind(self)
         return run(self, *args, **kwargs) if inner is None else inner.run(*args, **kwargs)
 
     setattr(hooked, _MARK, hooked)
