@@ -165,3 +165,59 @@ def test_a_missing_dimension_of_a_part_is_named() -> None:
     fn: Any = magi_compile(lambda v: 0, dynamic_arg_dims={"v": 2})
     with pytest.raises(TargetError, match=r"dimension 2 of 'v\[1\].x', which was called with shape \(3, 4\)"):
         fn([torch.ones(1, 1, 1), Cfg(X)])
+
+
+def only_sixteen(x: Tensor) -> Tensor:
+    return x + 1 if x.shape[0] == 16 else x - 1
+
+
+def graphs(fn: Any, sizes: tuple[int, ...]) -> int:
+    """How many are compiled in calls with tensors of these *sizes*, which return what the function returns."""
+    torch._dynamo.reset()
+    collector = Collector(fresh=False)
+    with collecting(collector):
+        for size in sizes:
+            x = torch.randn(size, 4)
+            torch.testing.assert_close(fn(x), fn.__wrapped__(x))
+            assert not vars(x)
+    return len(collector)
+
+
+def test_a_line_that_needs_one_size_of_a_named_dimension_is_named() -> None:
+    torch._dynamo.reset()
+    line = only_sixteen.__code__.co_firstlineno + 1
+    needs = rf"needs dimension 0 of 'x' to be 16, at .*test_dynamic_arg_dims.py:{line} \(`return x \+ 1 if x.shape"
+    with pytest.raises(TargetError, match=needs) as caught:
+        magi_compile(only_sixteen, dynamic_arg_dims={"x": 0})(torch.ones(16, 4))
+    assert "write {dimension: 'maybe'}" in str(caught.value)
+
+
+def test_a_path_of_a_part_is_in_the_error() -> None:
+    torch._dynamo.reset()
+    fn: Any = magi_compile(lambda v: v["k"][0].view(4, -1), dynamic_arg_dims={"v": {1: "dynamic"}})
+    with pytest.raises(TargetError, match=r"needs dimension 1 of 'v\['k'\]\[0\]' to be 4"):
+        fn({"k": [torch.ones(4, 4).as_strided((1, 4), (4, 1))]})
+
+
+def test_code_for_one_size_is_allowed_by_maybe_and_where_nothing_is_named() -> None:
+    assert graphs(magi_compile(only_sixteen, dynamic_arg_dims={"x": {0: "maybe"}}), (16, 5, 7)) == 2
+    assert graphs(magi_compile(only_sixteen), (16, 5, 7)) == 2
+
+
+def test_one_graph_serves_all_sizes_of_an_unbacked_dimension() -> None:
+    def attend(x: Tensor) -> Tensor:
+        return (x @ x.t()).softmax(-1) @ x
+
+    assert graphs(magi_compile(attend, dynamic_arg_dims={"x": {0: "unbacked"}}), (16, 0, 1, 2, 7, 300)) == 1
+    assert graphs(magi_compile(attend, dynamic_arg_dims={"x": 0}), (16, 0, 1, 2, 7, 300)) == 3
+    hot = {"hot_sizes": 1, "hot_after": 2}
+    compiled = magi_compile(attend, dynamic_arg_dims={"x": {0: "unbacked"}}, config_patch=hot)
+    assert graphs(compiled, (4, 4, 4, 1, 1, 4, 0)) == 1
+
+
+def test_marks_of_the_user_come_back_after_the_call() -> None:
+    x = torch.ones(4, 4)
+    torch._dynamo.decorators.mark_unbacked(x, 1, specialize_on=[lambda size: size == 8])
+    before = {name: repr(value) for name, value in vars(x).items()}
+    magi_compile(lambda x: x + 1, dynamic_arg_dims={"x": {0: "unbacked"}})(x)
+    assert {name: repr(value) for name, value in vars(x).items()} == before

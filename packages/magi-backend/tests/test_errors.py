@@ -61,6 +61,12 @@ MAGI_COMPILE = [
     (lambda: magi_compile(dict), TargetTypeError, "magi_compile cannot compile the class dict."),
     (lambda: magi_compile(scale, dynamic_arg_dims={"xx": 0}), TargetError, "Did you mean 'x'? Its parameters are x, n"),
     (compiled(dynamic_arg_dims={"x": []}), TargetError, "dynamic_arg_dims['x'] is []"),
+    (compiled(dynamic_arg_dims={"x": {"0": "maybe"}}), TargetError, "or how each varies, such as {0: 'unbacked'}"),
+    (
+        compiled(dynamic_arg_dims={"x": {0: "unbaked"}}),
+        TargetError,
+        "dynamic_arg_dims['x'][0] is 'unbaked'. Did you mean 'unbacked'? It takes one of dynamic, maybe, unbacked.",
+    ),
     (
         lambda: magi_compile(scale, dynamic_arg_dims={"x": 2})(torch.ones(3, 4)),
         TargetError,

@@ -11,11 +11,13 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 from torch.utils._pytree import GetAttrKey, MappingKey, keystr
 
+from ._torch_compat import values
 from ._verify.compare import tensors_of
 from .errors import TargetError, TargetTypeError
 
@@ -90,7 +92,11 @@ def _hints(fn: Callable[..., Any]) -> dict[str, Any]:
         return inspect.get_annotations(inspect.unwrap(fn))
 
 
-MarkedTensor = tuple[torch.Tensor, tuple[int, ...]]
+Mark = Literal["dynamic", "maybe", "unbacked"]
+"""How a dimension varies; see `magi_compile`."""
+
+Dims = int | Sequence[int] | Mapping[int, Mark]
+MARKS = typing.get_args(Mark)
 
 
 @dataclass(frozen=True)
@@ -100,17 +106,18 @@ class DynamicDims:
     Attributes:
         target: Name of the function, for errors.
         signature: Its signature as it is called, without a parameter that is bound already.
-        dims: Dimensions by the path of a tensor, or of a container of tensors; negative ones count from the last.
+        dims: The mark of each dimension by the path of a tensor, or of a container of tensors; negative dimensions
+            count from the last.
         named: Whether the user named them, so that a name that marks nothing is an error.
     """
 
     target: str
     signature: inspect.Signature
-    dims: Mapping[ArgumentPath, tuple[int, ...]]
+    dims: Mapping[ArgumentPath, Mapping[int, Mark]]
     named: bool
 
-    def of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[MarkedTensor]:
-        """The tensors of one call with their dynamic dimensions, as non-negative numbers.
+    def of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[torch.Tensor, Mapping[int, Mark]]]:
+        """The tensors of one call with the marks of their dynamic dimensions, which are not negative.
 
         Raises:
             TargetError: A named argument that holds no tensor, or a dimension that its tensor does not have.
@@ -131,7 +138,9 @@ class DynamicDims:
             if isinstance(value := given[path.parameter], torch.Tensor) and value.ndim
         ]
 
-    def _named(self, path: ArgumentPath, dims: tuple[int, ...], given: Mapping[str, Any]) -> Iterator[MarkedTensor]:
+    def _named(
+        self, path: ArgumentPath, dims: Mapping[int, Mark], given: Mapping[str, Any]
+    ) -> Iterator[tuple[torch.Tensor, Mapping[int, Mark]]]:
         try:
             value = path.find(given[path.parameter])
         except LookupError:
@@ -149,7 +158,18 @@ class DynamicDims:
                         f"shape {tuple(tensor.shape)}: its dimensions are {-tensor.ndim} to {tensor.ndim - 1}."
                     )
                     raise TargetError(msg)
-            yield tensor, tuple(dim % tensor.ndim for dim in dims)
+            yield tensor, {dim % tensor.ndim: mark for dim, mark in dims.items()}
+
+    def one_size(self, error: ConstraintViolationError) -> TargetError:
+        """The error for traced code that needs one size of a dimension that varies."""
+        dims, line = values.specialised(error)
+        needs = " and ".join(f"dimension {dim} of '{name}' to be {size}" for name, dim, size in dims)
+        msg = (
+            f"{self.target}: dynamic_arg_dims names a dimension that varies, and the code needs "
+            f"{needs or f'one size of it ({error})'}{f', at {line}' if line else ''}. Change the code, do not name the "
+            "dimension, or write {dimension: 'maybe'}, which allows code for one size."
+        )
+        return TargetError(msg)
 
     def _marks_nothing(self, path: ArgumentPath, why: str, given: Mapping[str, Any]) -> str:
         there = [name for parameter, value in given.items() for name, _ in tensors_of(value, parameter)]
@@ -160,9 +180,7 @@ class DynamicDims:
         )
 
 
-def dynamic_dims(
-    fn: Callable[..., Any], given: Mapping[str, int | Sequence[int]] | None, *, target: str
-) -> DynamicDims:
+def dynamic_dims(fn: Callable[..., Any], given: Mapping[str, Dims] | None, *, target: str) -> DynamicDims:
     """The dynamic dimensions of *fn*: those *given*, or dimension 0 of each parameter annotated as a Tensor.
 
     Raises:
@@ -172,7 +190,7 @@ def dynamic_dims(
     signature, hints = inspect.signature(fn), _hints(fn)
     if given is None:
         annotated = [name for name in signature.parameters if _is_tensor(hints.get(name))]
-        return DynamicDims(target, signature, {ArgumentPath(name): (0,) for name in annotated}, named=False)
+        return DynamicDims(target, signature, {ArgumentPath(name): {0: "maybe"} for name in annotated}, named=False)
     asked: object = given
     if not isinstance(asked, Mapping):
         msg = (
@@ -222,16 +240,25 @@ def _did_you_mean(name: str, names: Sequence[str]) -> str:
     return f" Did you mean '{close[0]}'?" if close else ""
 
 
-def _as_dims(target: str, name: str, value: object) -> tuple[int, ...]:
-    is_several = isinstance(value, Sequence) and not isinstance(value, str | bytes)
-    dims: tuple[Any, ...] = tuple(value) if is_several else (value,)  # type: ignore[arg-type]
-    if not dims or not all(isinstance(dim, int) and not isinstance(dim, bool) for dim in dims):
+def _as_dims(target: str, name: str, value: object) -> Mapping[int, Mark]:
+    if isinstance(value, Mapping):
+        marks = value
+    else:
+        is_several = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+        dims: tuple[Any, ...] = tuple(value) if is_several else (value,)  # type: ignore[arg-type]
+        marks = dict.fromkeys(dims, "dynamic")
+    if not marks or not all(isinstance(dim, int) and not isinstance(dim, bool) for dim in marks):
         msg = (
-            f"{target}: dynamic_arg_dims[{name!r}] is {value!r}; "
-            "it takes a dimension such as 0, or several such as [2, 3]."
+            f"{target}: dynamic_arg_dims[{name!r}] is {value!r}; it takes a dimension such as 0, several such as "
+            "[2, 3], or how each varies, such as {0: 'unbacked'}."
         )
         raise TargetError(msg)
-    return dims
+    for dim, mark in marks.items():
+        if mark not in MARKS:
+            hint = _did_you_mean(str(mark), MARKS)
+            msg = f"{target}: dynamic_arg_dims[{name!r}][{dim}] is {mark!r}.{hint} It takes one of {', '.join(MARKS)}."
+            raise TargetError(msg)
+    return marks
 
 
 def _is_tensor(annotation: object) -> bool:

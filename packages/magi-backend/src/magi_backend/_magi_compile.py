@@ -6,16 +6,17 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast, overload
 
 import torch
 from torch import nn
+from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from . import _torch_compat
 from ._backend import PatchedBackend
-from ._dynamic import DynamicDims, dynamic_dims
+from ._dynamic import Dims, DynamicDims, dynamic_dims
 from ._repairs._defect import repair_capture
 from ._settings import CompileConfig, ConfigPatch
 from .errors import TargetTypeError
@@ -28,7 +29,7 @@ T = TypeVar("T", bound="Callable[..., Any] | staticmethod[Any, Any] | classmetho
 def magi_compile(
     obj: T,
     *,
-    dynamic_arg_dims: Mapping[str, int | Sequence[int]] | None = None,
+    dynamic_arg_dims: Mapping[str, Dims] | None = None,
     model_tag: str | None = None,
     enable_if: Callable[[], bool] | None = None,
     config_patch: ConfigPatch | None = None,
@@ -39,7 +40,7 @@ def magi_compile(
 def magi_compile(
     obj: None = None,
     *,
-    dynamic_arg_dims: Mapping[str, int | Sequence[int]] | None = None,
+    dynamic_arg_dims: Mapping[str, Dims] | None = None,
     model_tag: str | None = None,
     enable_if: Callable[[], bool] | None = None,
     config_patch: ConfigPatch | None = None,
@@ -49,7 +50,7 @@ def magi_compile(
 def magi_compile(
     obj: Any = None,
     *,
-    dynamic_arg_dims: Mapping[str, int | Sequence[int]] | None = None,
+    dynamic_arg_dims: Mapping[str, Dims] | None = None,
     model_tag: str | None = None,
     enable_if: Callable[[], bool] | None = None,
     config_patch: ConfigPatch | None = None,
@@ -67,8 +68,11 @@ def magi_compile(
             ``classmethod``, or a bound method.
         dynamic_arg_dims: Name to the dimension, or dimensions, whose size varies between calls. A name is that of a
             parameter, or the path of a part of one: ``"cfg.weight"``, ``"xs[0]"``, ``"opts['mask']"``. Of a list, a
-            mapping or a record it means every tensor inside. Without it, dimension 0 of each parameter that is
-            annotated as a Tensor.
+            mapping or a record it means every tensor inside. `{0: mark}` says how a dimension varies. ``"dynamic"``:
+            one graph for all sizes from 2 on, or an error that names the line that needs one size; so do dimensions
+            without a mark. ``"maybe"``: code for one size where the function needs one. ``"unbacked"``: one graph for
+            all sizes, 0 and 1 as well; a branch on the size breaks the graph. Without *dynamic_arg_dims*, dimension 0
+            of each parameter that is annotated as a Tensor is ``"maybe"``.
         model_tag: A name for reports and the progress line; by default that of *obj*.
         enable_if: Called once, now; if it returns false, *obj* is returned unchanged.
         config_patch: Settings by dotted name, or a function of the settings that returns such a dict or other settings.
@@ -137,7 +141,7 @@ class CompiledCall:
     """
 
     backend: PatchedBackend
-    dynamic_arg_dims: Mapping[str, int | Sequence[int]] | None
+    dynamic_arg_dims: Mapping[str, Dims] | None
 
     def __get__(self, instance: nn.Module | None, owner: type) -> Any:
         if instance is None:
@@ -157,8 +161,11 @@ def _compiled(fn: Callable[..., Any], backend: Callable[..., Any], dims: Dynamic
     @torch.compiler.disable
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with _torch_compat.values.dynamic_marks(dims.of_call(args, kwargs)):
-            return compiled(*args, **kwargs)
+        try:
+            with _torch_compat.values.dynamic_marks(dims.of_call(args, kwargs)):
+                return compiled(*args, **kwargs)
+        except ConstraintViolationError as error:
+            raise dims.one_size(error) from error
 
     def remake(other: Callable[..., Any], by: Callable[..., Any]) -> Callable[..., Any]:
         return _compiled(other, by, dims)

@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import re
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 
 def _dynamic_marks(tensor: torch.Tensor) -> dict[str, Any]:
     """The attributes that ``mark_dynamic`` and similar functions set on *tensor*: ``_dynamo_dynamic_indices``, …."""
-    return {name: copy.copy(value) for name, value in vars(tensor).items() if "_dynamo_" in name}
+    marks = {name: value for name, value in vars(tensor).items() if "_dynamo_" in name or name == "_specialize_on"}
+    return {name: copy.copy(value) for name, value in marks.items()}
 
 
 def copy_dynamic_marks(source: torch.Tensor, target: torch.Tensor) -> None:
@@ -30,17 +33,22 @@ def fix_size(tensor: torch.Tensor, dim: int) -> None:
 
 
 @contextlib.contextmanager
-def dynamic_marks(tensors: Sequence[tuple[torch.Tensor, tuple[int, ...]]]) -> Iterator[None]:
-    """A context in which dimensions of *tensors* are marked as dynamic; other marks do not change.
+def dynamic_marks(tensors: Sequence[tuple[torch.Tensor, Mapping[int, str]]]) -> Iterator[None]:
+    """A context in which dimensions of *tensors* have the mark "dynamic", "maybe" or "unbacked"; others do not change.
 
-    The weak mark is used: a dimension that the traced code fixes, for example because a size must be 1, is compiled for
-    that size. The strong mark would raise ConstraintViolationError.
+    If the traced code fixes a dimension, it is compiled for that size under the weak mark, and raises
+    ConstraintViolationError under the strong one. A size of 0 or 1 is always fixed, so the mark of it is weak.
     """
     before = [(tensor, _dynamic_marks(tensor)) for tensor, _ in tensors]
     try:
         for tensor, dims in tensors:
-            for dim in dims:
-                torch._dynamo.maybe_mark_dynamic(tensor, dim)
+            for dim, mark in dims.items():
+                if mark == "unbacked":
+                    torch._dynamo.decorators.mark_unbacked(tensor, dim)
+                elif mark == "dynamic" and tensor.shape[dim] > 1:
+                    torch._dynamo.mark_dynamic(tensor, dim)
+                else:
+                    torch._dynamo.maybe_mark_dynamic(tensor, dim)
         yield
     finally:
         for tensor, marks in before:
@@ -48,6 +56,15 @@ def dynamic_marks(tensors: Sequence[tuple[torch.Tensor, tuple[int, ...]]]) -> It
                 delattr(tensor, name)
             for name, value in marks.items():
                 setattr(tensor, name, value)
+
+
+def specialised(error: ConstraintViolationError) -> tuple[list[tuple[str, int, int]], str]:
+    """What the code fixes although it was marked as dynamic (path, dimension, size), and the line that needs it."""
+    pattern = r"You marked L\['(\w+)'\](.*?)\.size\(\)\[(\d+)\] as dynamic but .*? constant \((\d+)\)"
+    dims = [(name + rest, int(dim), int(size)) for name, rest, dim, size in re.findall(pattern, str(error))]
+    _, _, stack = str(error).partition("User stack:")
+    lines = re.findall(r'File "(.*?)", line (\d+).*\n *(.*)', stack)
+    return dims, "{}:{} (`{}`)".format(*lines[-1]) if lines else ""
 
 
 def plain_call(module: torch.nn.Module) -> Callable[..., Any]:
