@@ -265,7 +265,10 @@ def see_through_report(op: OpOverload | CustomOpDef | Callable[..., Any] | str) 
     """
     name = op if isinstance(op, str) else _as_overload(op).name()
     if name not in _OPS:
-        msg = f"'{name}' was never given to make_see_through; it is opaque to the compiler."
+        msg = (
+            f"'{name}' was never given to make_see_through; it is opaque to the compiler. Give it to "
+            "make_see_through(op, body), for an op of magi-opschema with op_def(op).lowered_fn as the body."
+        )
         raise UnknownOpError(msg)
     return _OPS[name].report()
 
