@@ -148,7 +148,7 @@ def test_fractions_in_sentences(text: str, shown: str) -> None:
 def test_values_in_guards(guard: str, shown: str) -> None:
     assert hidden_in_guard(guard) == shown
     found = recompilation(
-        f'0/1: {guard}      # y = x * k  # model.py:16 in f\nUser stack trace:\n  File "m.py", line 16'
+        [f'0/1: {guard}      # y = x * k  # model.py:16 in f\nUser stack trace:\n  File "m.py", line 16']
     )
     assert found is not None
     assert (found.of, found.guard, found.place) == ("0/1", shown, "m.py:16")

@@ -59,6 +59,7 @@ class World:
             hot_after=hot_after,
             explicit=[],
             label="a model",
+            changed=lambda: None,
         )
         self.dispatch = self.table.dispatch()
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -318,7 +318,14 @@ def test_a_function_that_dynamo_leaves_to_python_is_told(tmp_path: Path) -> None
         ("tensor 'x' stride mismatch at index 1. expected 3, actual 5", "pass x.contiguous()"),
         ("tensor 'x' rank mismatch. expected 3, actual 2", "the same number of dimensions"),
         ("tensor 'x' requires_grad mismatch. expected requires_grad=1", "in some calls only"),
-        ("2 <= x.size()[0]", "A size of 0 or 1 always has a graph of its own"),
+        ("2 <= x.size()[0]", "Dimension 0 of x is 0 or 1 in some calls"),
+        ("2 <= x.size()[0] <= 8", "look for an if, an assert"),
+        ("tensor 'x' dispatch key set mismatch. actual …ADInplaceOrView)", "made under torch.inference_mode"),
+        ("tensor 'x' dispatch key set mismatch. actual …SparseCPU)", "x.to("),
+        ("the global SCALE == …", "torch.tensor(SCALE), or an argument"),
+        ("a value from before the graph break == …", "Mend the break"),
+        ("flag is None", "flag is None in some calls and not in others"),
+        ("flag == True", "flag is a bool"),
         ("___check_global_state()", "grad mode"),
         ("len(xs) == 3", "Dynamo unrolls it"),
         ("___check_type_id(x, 94)", "another type"),
@@ -332,6 +339,74 @@ def test_a_function_that_dynamo_leaves_to_python_is_told(tmp_path: Path) -> None
 )
 def test_advice_follows_from_the_guard(guard: str, advised: str) -> None:
     assert advised in advice_on(Recompilation("0/0", guard))
+
+
+SCALE = 2
+
+
+def test_what_programs_have_is_called_as_they_call_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.nn.Linear(3, 3, bias=False)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return weight(x) * SCALE if x.shape[0] % 8 == 0 else x + SCALE
+
+    compiled = torch.compile(fn, backend="magi", options={"magi.report": str(tmp_path)}, dynamic=True)
+    compiled(torch.ones(4, 3))
+    compiled(torch.ones(8, 3))
+    weight.requires_grad_(False)
+    compiled(torch.ones(8, 3))
+    monkeypatch.setattr(f"{__name__}.SCALE", 3)
+    compiled(torch.ones(8, 3))
+
+    _, size, gradient, scale = (entry.compilation.recompiled for entry in entries(tmp_path))
+    assert size is not None
+    assert gradient is not None
+    assert scale is not None
+    assert "x.size()[0] % 8" in size.guard
+    assert size.place.endswith(f"test_run_report.py:{fn.__code__.co_firstlineno + 1}")
+    assert gradient.guard == "tensor 'weight.weight' requires_grad mismatch. expected requires_grad=1"
+    assert scale.guard == "the global SCALE == …"
+
+
+def test_each_graph_that_does_not_fit_says_why(tmp_path: Path) -> None:
+    compiled = torch.compile(lambda x: x + 1, backend="magi", options={"magi.report": str(tmp_path)})
+    compiled(torch.ones(3))
+    compiled(torch.ones(3, dtype=torch.float64))
+    compiled(torch.ones(3, requires_grad=True))
+
+    *_, again = (entry.compilation.recompiled for entry in entries(tmp_path))
+    assert again is not None
+    assert "dtype mismatch" in again.guard
+    (other,) = again.others
+    assert "requires_grad mismatch" in other.guard
+    assert f"Nor does graph {other.of} fit: tensor 'x' requires_grad mismatch" in str(again)
+    assert "requires gradients in some calls only" in advice_on(again)
+
+
+def test_a_branch_on_data_is_told_in_words(tmp_path: Path) -> None:
+    compiled = torch.compile(
+        lambda x: x.sin() if x.sum() > 0 else x.cos(), backend="magi", options={"magi.report": str(tmp_path)}
+    )
+    compiled(torch.ones(3))
+
+    (note,) = read_report(tmp_path).notes()
+    assert "the program branches on the value of a tensor" in note.text
+    assert "torch.where" in note.advice
+
+
+def test_code_for_a_hot_size_is_in_the_record_at_once(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"magi.hot_sizes": 1, "magi.hot_after": 2, "magi.report": str(tmp_path)}
+    compiled = torch.compile(lambda x: x.sin() + 3, backend="magi", dynamic=True, options=options)
+    compiled(torch.ones(5))
+    (before,) = (entry.compilation.cache for entry in entries(tmp_path))
+    for _ in range(2):
+        compiled(torch.ones(7))
+
+    (entry,) = entries(tmp_path)
+    after, sizes = entry.compilation.cache, entry.compilation.sizes
+    assert sizes is not None
+    assert {use.sizes[0][1]: use.has_code for use in sizes.uses} == {5: False, 7: True}
+    assert sum(astuple(after)) > sum(astuple(before))
 
 
 def test_the_size_of_the_folder_is_not_counted_at_each_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

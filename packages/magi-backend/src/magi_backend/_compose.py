@@ -93,7 +93,7 @@ def compile_request(gm: GraphModule, example_inputs: Sequence[Any], request: Req
         job = _Job(request, log, show, defects, sensitive, input_names(gm) if request.config.check else {})
 
         def compile_static(static: GraphModule, inputs: Sequence[Any], sizes: str) -> Callable[..., Any]:
-            with _phase(request, log.label, sizes) as show:
+            with _phase(request, log.label, sizes) as show, log.counting_caches():
                 return _compile_graph(static, inputs, replace(job, show=show, sizes=sizes))
 
         return with_sizes(gm, example_inputs, request.config, log, partial(_compile_graph, job=job), compile_static)

@@ -276,14 +276,17 @@ class Recompilation:
         of: Dynamo's number of that compilation, such as ``0/0``.
         guard: The guard that failed, without the values that it compares.
         place: The line of the program that needs the guard, or empty.
+        others: The same of earlier graphs that failed for another reason.
     """
 
     of: str
     guard: str
     place: str = ""
+    others: tuple[Recompilation, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.guard}." + (f" It is needed at {self.place}." if self.place else "")
+        said = f"{self.guard}." + (f" It is needed at {self.place}." if self.place else "")
+        return " ".join((said, *(f"Nor does graph {other.of} fit: {other}" for other in self.others)))
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ def size_dispatcher(
         hot_after=2**31,
         explicit=[],
         label=f"{inputs} inputs",
+        changed=lambda: None,
     )
     table.codes.update({values: Size(run=code) for values, code in codes.items()})
     return table.dispatch()

@@ -145,6 +145,7 @@ def with_sizes(
         hot_after=config.hot_after,
         explicit=explicit_keys(captured, config.compile_sizes),
         label=log.label,
+        changed=log.write_counts,
     )
     log.sizes = table.outcome
     dispatch = table.dispatch()

@@ -134,6 +134,7 @@ class SizeTable:
         hot_after: The call with the same sizes, counted from 1, at which code may be made for them.
         explicit: The sizes that still wait for code, which they get at the first call.
         label: Name of the graph, for messages.
+        changed: Called when a size has got code.
         codes: The sizes with code of their own that calls find.
     """
 
@@ -144,6 +145,7 @@ class SizeTable:
     hot_after: int
     explicit: list[Key]
     label: str
+    changed: Callable[[], None]
     codes: dict[Key, Size] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -347,6 +349,7 @@ class SizeTable:
                 size.run, size.seconds, size.explicit = run, seconds, explicit
                 (self.codes if explicit else self._tried)[key] = size
                 self._judge(key, size)  # its code may have been timed before
+        self.changed()
         if failure is None:
             logger.info("%s: code for the sizes %s made in %.2f s", self.label, self.captured.title(key), seconds)
             return

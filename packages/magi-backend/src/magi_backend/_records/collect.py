@@ -6,7 +6,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
-import operator
 import os
 import threading
 import time
@@ -23,7 +22,7 @@ from torch.fx import GraphModule
 
 from magi_backend import _torch_compat
 from magi_backend._settings import Request
-from magi_backend.records import CacheUse, Compilation, GraphBreak, OpUse, describe_input
+from magi_backend.records import Compilation, GraphBreak, OpUse, describe_input
 
 from .folder import EntryFile, Folder, Process, file_stem, folder_of, from_plain, this_process, to_plain
 from .hidden import graph_break, recompilation, without_fractions
@@ -230,9 +229,10 @@ def open_log(
                 file.logs.add(log)
                 _frame.files.add(file)
             _torch_compat.frames.when_frames_end(_frame_ended)
-    start, counts = time.perf_counter(), _torch_compat.compiling.cache_counts()
+    start = time.perf_counter()
     try:
-        yield log
+        with log.counting_caches():
+            yield log
     except _torch_compat.compiling.restarts():
         # Dynamo will capture the function again.
         log.forget()
@@ -243,8 +243,7 @@ def open_log(
         log.update(error=without_fractions(f"{type(exception).__name__}: {exception}"))
         raise
     finally:
-        used = map(operator.sub, _torch_compat.compiling.cache_counts(), counts)
-        log.finish(seconds=time.perf_counter() - start, cache=CacheUse(*used))
+        log.finish(seconds=time.perf_counter() - start)
     count_ours()
 
 

@@ -13,7 +13,8 @@ import functools
 import math
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ _FLOAT = re.compile(r"(?<![\w.])\d+(?:\.\d+(?:[eE][-+]?\d+)?|[eE][-+]?\d+)(?![\w
 _VALUES_IN_CODE = re.compile(r"(static_cast<\w+>\(|tl\.full\(\[[^\]]*\], )(-?\d+)(?=[,)])")
 _FRAGMENT = re.compile(r"^#   %.*\n", re.MULTILINE)
 _COMPARED = re.compile(r"([=!<>]=?\s*)-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?!\w)")
-_SIZES = ("size(", "stride(", "storage_offset(", "len(", "ndimension(", "dim(")
+_SIZES = ("size(", "stride(", "storage_offset(", "len(", "ndimension(", "dim(", "requires_grad=")
 
 
 def number_text(value: float | complex) -> str:  # noqa: PYI041 - mypy takes the one for the other
@@ -245,6 +246,9 @@ def graph_break(found: Any) -> GraphBreak:
     lines = [line.strip() for line in without_fractions(str(found.reason)).splitlines() if line.strip()]
     hints = tuple(line.removeprefix("Hint: ") for line in lines if line.startswith("Hint: "))
     reason = lines[0] if lines else "unknown"
+    if reason.startswith("generic_jump "):
+        reason = "the program branches on the value of a tensor"
+        hints = ("torch.where and torch.cond stay in a graph.",)
     if not found.user_stack:
         return GraphBreak("an unknown line", "", reason, hints)
     frame = found.user_stack[-1]
@@ -254,20 +258,40 @@ def graph_break(found: Any) -> GraphBreak:
 _FAILED = re.compile(r"^(\d+/\d+(?:_\d+)?): (.*)", re.DOTALL)
 _STACK = re.compile(r'File "([^"]+)", line (\d+)')
 _COMMENT = re.compile(r"\s{2,}# ")
+_COMMENTED = re.compile(r"# (?!_|nn/|fx/|utils/|torch/)(\S+\.py:\d+) in ")
+# Dynamo's names for what a program has, and for what one graph hands to the next.
+_SPOKEN = {
+    r"\bG\['(\w+)'\]": r"the global \1",
+    r"\b___stack\d+\b": "a value from before the graph break",
+    r"\._(?:parameters|buffers|modules)\['(\w+)'\]": r".\1",
+    r" Guard failed on a parameter, .*": "",
+}
 
 
-def recompilation(reason: str) -> Recompilation | None:
-    """The record of a recompilation for which Dynamo gives *reason*; None if that is empty.
+def recompilation(reasons: Sequence[str]) -> Recompilation | None:
+    """The record of a recompilation for which Dynamo gives *reasons*, one for each graph; None if there is none.
 
     Example:
-        >>> recompilation("0/0: tensor 'x' size mismatch at index 0. expected 3, actual 5").guard
+        >>> recompilation(["0/0: tensor 'x' size mismatch at index 0. expected 3, actual 5"]).guard
         "tensor 'x' size mismatch at index 0. expected 3, actual 5"
     """
-    if not reason:
+    kinds: dict[str, Recompilation] = {}
+    for each in map(_failed, reasons):
+        kinds.setdefault(re.sub(r"\d+", "", each.guard), each)  # two that differ by a number are one reason
+    if not kinds:
         return None
+    first, *others = kinds.values()
+    return replace(first, others=tuple(others))
+
+
+def _failed(reason: str) -> Recompilation:
     found = _FAILED.match(reason)
     of, text = (found[1], found[2]) if found else ("", reason)
     guard, _, stack = text.partition("\nUser stack trace:")
-    places = _STACK.findall(stack)
-    guard = _COMMENT.split(guard.strip(), maxsplit=1)[0]
-    return Recompilation(of, hidden_in_guard(guard), ":".join(places[-1]) if places else "")
+    places = [":".join(place) for place in _STACK.findall(stack)]
+    guard, *comment = _COMMENT.split(guard.strip(), maxsplit=1)
+    if not places and ("size()" in guard or "stride()" in guard):
+        places = _COMMENTED.findall(f"# {''.join(comment)}")
+    for pattern, word in _SPOKEN.items():
+        guard = re.sub(pattern, word, guard)
+    return Recompilation(of, hidden_in_guard(guard.rstrip(".")), places[-1] if places else "")

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 import re
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
 import magi_opschema
@@ -18,7 +19,7 @@ from magi_opschema.errors import UnknownOpError
 from torch.fx import GraphModule
 
 from magi_backend import _torch_compat
-from magi_backend.records import CheckOutcome, Compilation, GraphRecord, KernelRun, OpUse, SizesOutcome
+from magi_backend.records import CacheUse, CheckOutcome, Compilation, GraphRecord, KernelRun, OpUse, SizesOutcome
 
 from .folder import EntryFile
 from .hidden import graph_text
@@ -194,6 +195,16 @@ class CompilationLog:
     def add_runs(self, graph: GraphRecord, runs: tuple[KernelRun, ...]) -> None:
         """Add what was measured of the kernels of *graph*."""
         self._change(lambda now: {"graphs": tuple(replace(g, runs=runs) if g is graph else g for g in now.graphs)})
+
+    @contextlib.contextmanager
+    def counting_caches(self) -> Iterator[None]:
+        """A context whose use of the caches is added to the record."""
+        before = _torch_compat.compiling.cache_counts()
+        try:
+            yield
+        finally:
+            used = list(map(operator.sub, _torch_compat.compiling.cache_counts(), before))
+            self._change(lambda now: {"cache": CacheUse(*map(operator.add, astuple(now.cache), used))})
 
     def add_check(self, check: CheckOutcome) -> None:
         """Append the result of a comparison with eager."""

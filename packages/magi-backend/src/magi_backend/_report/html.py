@@ -177,7 +177,7 @@ def _parts(one: Compilation) -> Iterator[str]:
     cache = one.cache
     where = f"{short(one.place)}, number {one.compile_id}, " if one.place else ""
     yield (
-        f"<p class='soft small' title='{escape(one.place)}'>{escape(where)}{one.nodes} operators captured, "
+        f"<p class='soft small' title='{escape(one.place)}'>{escape(where)}{counted(one.nodes, 'operator')} captured, "
         f"caches: {cache.hits} hits, {cache.misses} misses, {cache.bypasses} bypasses, "
         f"this record took {shown(one.report_seconds)}</p>"
     )

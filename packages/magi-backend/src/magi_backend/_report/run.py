@@ -123,7 +123,8 @@ class RunReport:
         for given_up in self.given_up:
             limit = "recompile limit" in given_up.reason
             hidden = "Guards that fail after this are not seen: mend those that are, and run again." if limit else ""
-            yield None, f"{given_up.function} ({given_up.place}) runs in Python: {given_up.reason}", hidden
+            became = "failed" if given_up.reason.startswith("ConstraintViolationError") else "runs in Python"
+            yield None, f"{given_up.function} ({given_up.place}) {became}: {given_up.reason}", hidden
 
     def compared_with(self, after: RunReport) -> Comparison:
         """What changed from this run to *after*: graphs, passes, kernels, settings and times."""
@@ -164,8 +165,9 @@ class RunReport:
     def _text(self) -> Iterator[Line | Table]:
         yield Line(f"{self.title}: {len(self.entries)} compilations with {self.subtitle}", "bold")
         others = sum(each.others for each in self.processes)
-        was, is_ = ("was", "is") if others == 1 else ("were", "are")
-        yield Line(f"{counted(others, 'graph')} {was} compiled by other backends, and {is_} not shown.")
+        if others:
+            was, is_ = ("was", "is") if others == 1 else ("were", "are")
+            yield Line(f"{counted(others, 'graph')} {was} compiled by other backends, and {is_} not shown.")
         yield Line("")
         yield Table(
             "Compilations",

@@ -171,14 +171,25 @@ def capture_line(compilation: Compilation) -> str:
 
 
 # The advice for a guard refers to the groups of the match by number.
+_ZERO_OR_ONE = (
+    "Dimension {1} of {0} is 0 or 1 in some calls, and such a size always has a graph of its own. Call with it "
+    "while warming up, or pad it."
+)
 _ADVICE = {
-    r"tensor '(.+?)' size mismatch at index (\d+)\. expected (?:[01],|\d+, actual [01]\b)": (
-        "Dimension {1} of {0} is 0 or 1 in some calls, and such a size always has a graph of its own. Call with it "
-        "while warming up, or pad it."
+    r"a value from before the graph break": (
+        "The code before a graph break made this value. Mend the break, which has a note of its own."
     ),
+    r"tensor '(.+?)' size mismatch at index (\d+)\. expected (?:[01],|\d+, actual [01]\b)": _ZERO_OR_ONE,
+    r"^2 <= (\S+?)\.size\(\)\[(\d+)\]$": _ZERO_OR_ONE,
     r"tensor '(.+?)' size mismatch at index (\d+)": (
-        "Mark the size before the first call, torch._dynamo.mark_dynamic({0}, {1}), and one graph serves all from 2 "
-        'on. Where few sizes come back, options={{"magi.hot_sizes": 4}} also gives each of them code of its own.'
+        "Mark the size before the first call, torch._dynamo.mark_dynamic({0}, {1}), and that of each input that "
+        "shares it, and one graph serves all from 2 on. A ConstraintViolationError then names the line that needs one "
+        "number, or an input without a mark; a size under mark_static keeps one. Where few sizes come back, "
+        'options={{"magi.hot_sizes": 4}} also gives each of them code of its own.'
+    ),
+    r"tensor '(.+?)' dispatch key set mismatch.*ADInplaceOrView": (
+        "{0} was made under torch.inference_mode in some calls only, or the function was called under it. Make and use "
+        "the inputs in one mode, also while warming up; each mode has a graph."
     ),
     r"tensor '(.+?)' (?:stride|storage offset) mismatch": (
         "The layout of {0} differs between calls: pass {0}.contiguous(), or always the same layout."
@@ -204,16 +215,21 @@ _ADVICE = {
     r"___check_type_id\((.+?),|type\((.+?)\)": (
         "An argument has another type in this call. Pass the same types, or compile a function for each."
     ),
+    r"^(\S+) is (?:not )?None": "{0} is None in some calls and not in others, and each of the two has a graph.",
+    r"^(\S+) == (?:True|False)": "{0} is a bool, and each of its two values has a graph.",
     r"___check_obj_id\((.+?),|id\((.+?)\)| is ": (
         "It is another object than before, such as a function, a class or a module created again in each call. Make it "
         "once and pass it again."
     ),
     r"BACKEND_MATCH": "The same function was compiled by two backends, or with other options.",
+    r"^the global (\S+) == …": (
+        "{0} is a global of the program, and each of its values has a graph. Make it a Tensor, torch.tensor({0}), or "
+        "an argument."
+    ),
     r"^(\S+\.\S+) == …": (
-        "{0} is a number, and its value is part of the code. Where it changes between calls, pass it as an argument, "
-        "which Dynamo leaves open after the first change. A number on a module is open after its first change with "
-        "torch._dynamo.config.allow_unspec_int_on_nn_module = True. A float field of a record is a constant: make it a "
-        "Tensor without dimensions."
+        "{0} is a number, and its value is part of the code. An int on a module is open after its first change with "
+        "torch._dynamo.config.allow_unspec_int_on_nn_module = True, and a float on a module without that; a float "
+        "field of a record stays part of the code. An argument, or a Tensor without dimensions, is open as well."
     ),
     r"^(\S+) == …": (
         "{0} is a number, and its value is part of the code. After the first change Dynamo leaves it open, where the "
@@ -228,17 +244,19 @@ _OTHERWISE = "TORCH_LOGS=recompiles_verbose says which guards failed, and where 
 
 
 def advice_on(found: Recompilation) -> str:
-    """A sentence on how to avoid the recompilation *found*.
+    """On how to avoid the recompilation *found*.
 
     Example:
         >>> from magi_backend.records import Recompilation
         >>> advice_on(Recompilation("0/0", "tensor 'x' size mismatch at index 0. expected 3, actual 5"))[:60]
         'Mark the size before the first call, torch._dynamo.mark_dyna'
     """
-    for pattern, advice in _ADVICE.items():
+    advice = _OTHERWISE
+    for pattern, sentences in _ADVICE.items():
         if match := re.search(pattern, found.guard):
-            return advice.format(*(group or "it" for group in match.groups()))
-    return _OTHERWISE
+            advice = sentences.format(*(group or "it" for group in match.groups()))
+            break
+    return " ".join(dict.fromkeys((advice, *map(advice_on, found.others))))
 
 
 def compilation_lines(one: Compilation, *, full: bool = False) -> Iterator[Line]:
@@ -380,7 +398,8 @@ def compilation_as_text(one: Compilation) -> Iterator[Line | Table]:
     """What a terminal shows of *one*."""
     cache = one.cache
     used = f"caches: {cache.hits} hits, {cache.misses} misses" if cache.hits or cache.misses else "caches passed by"
-    facts = f"{called(one)}, {one.nodes} operators captured, {shown(one.seconds)}, {used}"
+    where = f" ({one.place})" if one.place else ""
+    facts = f"{called(one)}{where}, {counted(one.nodes, 'operator')} captured, {shown(one.seconds)}, {used}"
     yield Line(f"Compilation {one.index}: {facts}", "bold")
     yield Line(f"inputs {summary(one.inputs)}")
     yield from compilation_lines(one)

@@ -22,37 +22,41 @@ class CapturedFrame:
         compile_id: Dynamo's number of it, such as ``0/1``: the second capture of the first function; or empty.
         function: Its qualified name, or empty.
         place: ``model.py:12``, with the whole path, or empty.
-        recompiled: Why existing code could not be used, in Dynamo's words; empty at the first capture.
+        recompiled: Why each existing graph could not be used, in Dynamo's words, the latest graph first.
     """
 
     compile_id: str
     function: str
     place: str
-    recompiled: str
+    recompiled: tuple[str, ...]
 
 
 def captured_frame() -> CapturedFrame:
     """The function that is captured on this thread now; all fields are empty outside of a compilation."""
-    from torch._dynamo.utils import get_metrics_context
     from torch._guards import CompileContext
 
-    number, context = CompileContext.current_compile_id(), get_metrics_context()
-    again = context._metrics.get("recompile_reason") if context.in_progress() else None
-    function, place = _function() or ("", "")
-    return CapturedFrame("" if number is None else str(number), function, place, str(again or ""))
+    number, compiling = CompileContext.current_compile_id(), _compiling()
+    function, place = _function(compiling) or ("", "")
+    reasons = compiling.get("reasons") or ()
+    return CapturedFrame("" if number is None else str(number), function, place, tuple(map(str, reasons)))
 
 
-def _function() -> tuple[str, str] | None:
-    """The qualified name and the place of the function that Dynamo compiles on this thread, or of what that wraps.
+def _compiling() -> Mapping[str, Any]:
+    """The locals of Dynamo's ``_compile`` on this thread, or nothing.
 
-    The locals of Dynamo's ``_compile`` are the only place that names it for a backend.
+    They are the only place that has the function for a backend, and why each existing graph of it could not be used
+    (``reasons``, 2.10 to 2.15; torch's metrics keep the first).
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "_compile" and frame.f_globals.get("__name__") == "torch._dynamo.convert_frame":
-            break
+            return frame.f_locals
         frame = frame.f_back
-    compiling = frame.f_locals if frame is not None else {}
+    return {}
+
+
+def _function(compiling: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The qualified name and the place of the function that Dynamo compiles, or of what that wraps."""
     code: CodeType | None = compiling.get("code")
     if code is None:
         return None
@@ -147,7 +151,7 @@ class _AndTell:
 
     def __call__(self, start: int, end: int, metrics: dict[str, Any], *error: Any) -> None:
         self.hand_over(start, end, metrics, *error)
-        named = _function()
+        named = _function(_compiling())
         if named is None:
             return  # a backward, or something at run time
         kind, reason = metrics.get("fail_type"), metrics.get("fail_reason")
