@@ -60,6 +60,41 @@ def test_a_check_that_passed_is_not_repeated(ns: str) -> None:
     first(torch.ones(3))
 
 
+@pytest.mark.parametrize("form", ["aot_eager", "inductor"])
+def test_a_fake_that_is_right_for_one_dtype_alone_is_found_where_another_was_compiled(ns: str, form: str) -> None:
+    @magi_register_custom_op(f"{ns}::upcast", infer_output_meta_fn=["x"])
+    def upcast(x: Tensor, rounded: bool = False) -> Tensor:
+        return (x.float() * 3).to(x.dtype if rounded else torch.float32)
+
+    call = FORMS[form](upcast)
+    full, half = torch.ones(3), torch.ones(3, dtype=torch.bfloat16)
+    call(full)
+    call(half, rounded=True)
+    for _ in range(2):
+        upcast(full)  # passed before, and does not count for the other kind
+        with pytest.raises(errors.FakeMismatchError, match="has dtype torch.float32, and the fake says torch.bfloat16"):
+            call(half)
+
+
+def test_a_kind_of_call_that_was_traced_alone_costs_the_others_no_check(ns: str) -> None:
+    calls = []
+
+    def fake(x: Tensor, cfg: Config = Config()) -> Tensor:
+        calls.append(x.dtype)
+        return torch.empty_like(x)
+
+    @magi_register_custom_op(f"{ns}::copied", infer_output_meta_fn=fake)
+    def copied(x: Tensor, cfg: Config = Config()) -> Tensor:
+        return x.clone()
+
+    copied(torch.ones(3))
+    with torch._subclasses.FakeTensorMode():
+        copied(torch.ones(3, dtype=torch.bfloat16))
+    copied(torch.ones(3))
+    copied(torch.ones(3))
+    assert calls == [torch.float32, torch.bfloat16]
+
+
 def test_every_call_is_checked_if_the_decorator_says_so(ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAGI_OPSCHEMA_CHECK", "1")
 

@@ -571,6 +571,23 @@ class Compiled:
         return [names[i] for i in self.static[at]]
 
 
+def test_annotations_of_modules_themselves_are_no_fields(ns: str, x: Tensor) -> None:
+    @see_through_object
+    class Cached(nn.Module):
+        cache: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("cache", torch.ones(3))
+
+    @magi_register_custom_op(f"{ns}::cached")
+    def cached(x: Tensor, layer: ObjectHandle[Cached]) -> Tensor:
+        return x + layer.cache.sum()
+
+    torch.testing.assert_close(cached(x, Cached()), x + 3)
+    assert "cache" in str(op_def(cached))
+
+
 @pytest.mark.parametrize("is_argument", [False, True])
 @pytest.mark.parametrize("place", ["object", "buffer", "frozen"])
 @pytest.mark.parametrize("dynamic", [None, False, True])

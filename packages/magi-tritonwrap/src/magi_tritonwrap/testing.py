@@ -74,7 +74,7 @@ def aot_graphs(
         inputs: arguments of *fn*; tensors are replaced by fake ones of the same shape, dtype and `requires_grad`.
         dynamic: as in `torch.compile`.
         device: where the fake tensors are. A CPU build of torch aborts on gradients of fake CUDA tensors (seen on
-            2.13); fake CPU tensors show the same launches.
+            2.13); fake CPU tensors show the same launches, unless an op has another body for CPUs.
 
     Example:
         >>> with stub_driver():

@@ -128,9 +128,12 @@ def _named(cls: type, option: str, names: Names) -> dict[str, object]:
 
 
 def annotated_fields(cls: type) -> list[AnnotatedField]:
-    """Every attribute that a class body of *cls* or its bases annotates; the last annotation of a name is used."""
+    """Every attribute that a class body of *cls* or its bases annotates; the last annotation of a name is used.
+
+    Those of torch's own classes, such as `_parameters` of a Module, are no fields.
+    """
     found: dict[str, AnnotatedField] = {}
-    for base in reversed(cls.__mro__):
+    for base in reversed([base for base in cls.__mro__ if base.__module__.partition(".")[0] != "torch"]):
         for name, hint in vars(base).get("__annotations__", {}).items():
             found[name] = (name, hint, base)
     return list(found.values())

@@ -467,7 +467,9 @@ def _refusal(value: object, name: str, expected: str) -> tuple[type[OpSchemaErro
         text = f"is of a class that torch passes to ops as it is, and Dynamo hides its attributes. Annotate it {name}"
         return ArgumentError, f"{text}, or pass the handle that register_object() returned."
     if not isinstance(value, int):
-        return ArgumentError, f"is a {type(value).__name__}, expected {expected}."
+        cls = type(value)
+        called = f"{cls.__module__}.{cls.__qualname__}" if cls.__name__ == name else cls.__name__
+        return ArgumentError, f"is a {called}, expected {expected}."
     if (found := REGISTRY.find(value)) is not None:
         return ArgumentError, f"is the handle of a {type(found).__name__}, expected {expected}."
     return HandleError, f"names no {name}: {REGISTRY.why_missing(value)}"

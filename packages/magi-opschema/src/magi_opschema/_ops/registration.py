@@ -149,7 +149,7 @@ def register(
             check = CallCheck(lowering, torch_op)
             registration = Registration(lowering, library, torch_op, check, [define], fake, formula)
             registration.add(_impl(op_name, body_kernel(lowering, fn, registration.check), "CompositeExplicitAutograd"))
-            registration.add(lambda library: register_fake(library, name, fake.run, lowering.location))
+            registration.add(lambda library: register_fake(library, name, check.watching(fake.run), lowering.location))
             if lowering.mutated:
                 registration.add(_impl(op_name, mutation_kernel(lowering, torch_op), "Autograd"))
                 registration.add(_impl(op_name, _version_kernel(lowering, torch_op), "ADInplaceOrView"))
