@@ -189,7 +189,11 @@ def _keys(*keys: str) -> dict[str, Any]:
 
 TABLE: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: PassPipeline([_pass()]), PassDefinitionError, r"item 0 is <class .*Pass an instance, not the class\."),
-    (lambda: PassPipeline([print]), TypeError, r"item 0 is .*Subclass MagiInductorPass\."),  # type: ignore[list-item]
+    (
+        lambda: PassPipeline([print]),
+        TypeError,
+        r"item 0 is .*Subclass MagiInductorPass, or give a function .* to adapt\(\)",
+    ),  # type: ignore[list-item]
     (
         lambda: PassPipeline([_pass(**_keys("zzz"))()]),
         UnknownConfigKeyError,

@@ -201,3 +201,14 @@ def test_a_backend_that_bound_compile_fx_early_keeps_base_keys(inductor: Any) ->
 
     torch.compile(product, backend=backend)(torch.ones(4, 4))
     assert seen == [(None, True)]
+
+
+def test_a_backend_that_took_compile_fx_early_is_told() -> None:
+    earlier = getattr(compile_fx_bound_early, "_magi_passes_original", compile_fx_bound_early)
+
+    def backend(gm: Any, example_inputs: Any) -> Any:
+        with PassPipeline([Spy()]).scope():
+            return earlier(gm, example_inputs)
+
+    with pytest.warns(UserWarning, match="imported by name before the first pass was made"):
+        torch.compile(lambda x: x + 1, backend=backend)(torch.ones(3))

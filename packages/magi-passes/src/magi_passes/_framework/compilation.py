@@ -144,7 +144,8 @@ class PassRecord:
     def __str__(self) -> str:
         """One line, as the logger `magi_passes` prints it."""
         changes = "".join(f"; {key}: {old!r} -> {new!r}" for key, (old, new) in self.config_changes.items())
-        return f"{self.pass_name} {'ran' if self.ran else 'did not run'} on {self.graph}: {self.reason}{changes}"
+        verb = "ran" if self.ran else "failed" if self.reason.startswith("raised ") else "did not run"
+        return f"{self.pass_name} {verb} on {self.graph}: {self.reason}{changes}"
 
 
 @dataclass(frozen=True)
@@ -219,6 +220,7 @@ class State:
         call: The call of `compile_fx` that the compilation belongs to; None if it is not known.
         compilation: The compilation of one graph.
         scope: The configuration that an open scope will restore.
+        scoped: Whether that is a scope of a pipeline with passes.
         context: The context of the pass that is being run.
     """
 
@@ -226,6 +228,7 @@ class State:
     call: Call | None = None
     compilation: GraphCompilation | None = None
     scope: Start | None = None
+    scoped: bool = False
     context: PassContext | None = None
 
     @property

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -198,7 +199,8 @@ def run_pass(part: MagiInductorPass, graph: Graph, context: PassContext) -> Pass
         if isinstance(error, MagiPassesError) or not isinstance(error, Exception):
             raise
         msg = f"{type(part).__qualname__} failed on {context.graph}: {type(error).__name__}: {error}"
-        raise PassFailedError(msg) from error
+        # Torch raises another error with this traceback and no cause, so it has to end at the line of the pass.
+        raise PassFailedError(msg).with_traceback(error.__traceback__) from error
     finally:
         record = replace(record, seconds=perf_counter() - start)
         publish(record)
@@ -426,6 +428,13 @@ def around_inner_compile(
     inner: Callable[..., Any], gm: GraphModule, example_inputs: Sequence[Any], kwargs: dict[str, Any]
 ) -> Any:
     """Call Inductor's *inner* compilation of one graph, with a configuration that is restored afterwards."""
+    if current().scoped and current().call is None:
+        warnings.warn(
+            "A graph is compiled in a scope of a PassPipeline by a compile_fx that was imported by name before the "
+            "first pass was made. A backward that is compiled later gets no pass, and one in config_patches takes the "
+            "place of those of the scope. Look it up at the call: torch._inductor.compile_fx.compile_fx(...).",
+            stacklevel=2,
+        )
     with _torch_compat.compiling.compilation_lock(), outside_of_current():
         values = ((name, _torch_compat.config.get_config(name)) for name in _torch_compat.config.HOOKS)
         hooks = [hook for name, value in values if (hook := as_pipeline_hook(name, value)) is not None]

@@ -14,6 +14,7 @@ from magi_passes import _torch_compat
 from magi_passes._identity.code import digest
 from magi_passes.errors import PassArgumentError, PassArgumentTypeError, PassDefinitionError
 
+from .compilation import within
 from .declared import check_is_frozen, check_keys_exist, nearest
 from .graph_pass import MagiInductorPass, PipelineHook, configuration_kept, install, parts_of
 
@@ -120,6 +121,9 @@ class PassPipeline:
         called inside the block without any compilation may change configuration too; all of it is restored at the end.
         The backward graphs of what was compiled inside get the pipeline as well, whenever they are compiled.
 
+        `torch._inductor.compile_fx.compile_fx` is replaced when the first pass is made. A backend that took it by name
+        before that passes the pipeline by: a warning says so.
+
         Example:
             >>> import torch
             >>> from magi_passes import NDTilingWorkaroundPass, PassPipeline
@@ -131,7 +135,8 @@ class PassPipeline:
             for name, hook in self.inductor_options(installed).items():
                 if hook is not installed[name]:
                     _torch_compat.config.set_config(name, hook)
-            yield
+            with within(scoped=bool(self.passes)):
+                yield
 
     @contextlib.contextmanager
     def left_out(self) -> Iterator[None]:
@@ -185,7 +190,8 @@ def _options(base: object) -> dict[str, Any]:
 
 def _check(candidate: object, position: int) -> None:
     if not isinstance(candidate, MagiInductorPass):
-        hint = "Pass an instance, not the class." if isinstance(candidate, type) else "Subclass MagiInductorPass."
+        hint = "Subclass MagiInductorPass, or give a function of a graph to adapt()."
+        hint = "Pass an instance, not the class." if isinstance(candidate, type) else hint
         msg = f"PassPipeline: item {position} is {candidate!r}, which is not a MagiInductorPass instance. {hint}"
         raise PassDefinitionError(msg)
     check_is_frozen(type(candidate))
