@@ -267,11 +267,16 @@ def _records(backend: Callable[[Any, Any], Any], training: bool) -> list[tuple[o
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("route", ROUTES)
-def test_a_cold_compilation_is_recorded_as_such_and_a_warm_one_too(inductor: Any, route: str, training: bool) -> None:
+def test_a_cold_compilation_is_recorded_as_such_and_a_warm_one_too(
+    inductor: Any, route: str, training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kinds = ["forward", "backward"] if training else ["inference"]
     assert _records(ROUTES[route], training) == [(kind, True, "by kind") for kind in kinds]
     ((_, *warm),) = _records(ROUTES[route], training)
     assert warm == [False, "not asked: a cache had the compiled graph"]
+    monkeypatch.setenv("MAGI_PASSES_DISABLE", "all")
+    for _ in range(2):  # compiled, and from the cache
+        assert {reason for *_, reason in _records(ROUTES[route], training)} == {"switched off by MAGI_PASSES_DISABLE"}
 
 
 def test_a_call_that_nobody_sees_leaves_no_false_record(inductor: Any) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import types
@@ -111,6 +112,11 @@ def adapt(
             "Pass a function, or an object whose class defines __call__."
         )
         raise PassArgumentTypeError(msg)
+    try:
+        with contextlib.suppress(ValueError):  # a function of C without a signature, in a partial
+            inspect.signature(body).bind(None)
+    except TypeError as error:
+        raise PassArgumentTypeError(f"adapt: {body!r} cannot be called with a graph alone: {error}.") from error
     if isinstance(body, MagiInductorPass):
         if is_frozen(type(body)):
             return body
@@ -122,7 +128,9 @@ def adapt(
         "__qualname__": named.__qualname__,
         "__call__": _call,
         "hook": hook,
-        "inductor_config_keys_potentially_mutated_by_this_pass": tuple(config_keys),
+        "inductor_config_keys_potentially_mutated_by_this_pass": (
+            config_keys if isinstance(config_keys, str) else tuple(config_keys)  # the class refuses a string
+        ),
     }
     adapted: type[_Adapted] = dataclass(frozen=True)(type(named.__name__, (_Adapted,), about))
     return adapted(code, () if is_value else tuple(sorted(state_of(body).items())))

@@ -66,6 +66,7 @@ from .declared import (
 )
 
 
+SWITCHED_OFF = f"switched off by {DISABLE_VARIABLE}"
 FROM_CACHE = "not asked: a cache had the compiled graph"
 SUBGRAPH = Reason(False, "a subgraph: configuration holds for the whole compilation, so the outermost graph decides")
 
@@ -210,7 +211,7 @@ def run_pass(part: MagiInductorPass, graph: Graph, context: PassContext) -> Pass
 def _verdict(part: MagiInductorPass, graph: Graph, context: PassContext) -> Reason:
     """Whether *part* is to run on *graph*, and why."""
     if is_disabled(part):
-        return Reason(False, f"switched off by {DISABLE_VARIABLE}")
+        return Reason(False, SWITCHED_OFF)
     name, keys = type(part).__qualname__, part.inductor_config_keys_potentially_mutated_by_this_pass
     if keys and current().start is None:
         msg = (
@@ -525,8 +526,8 @@ def _record_cache_hit(hook: PipelineHook, graph: str) -> None:
     if hook.name in _torch_compat.config.POST_GRAD_HOOKS:
         compile_id = _torch_compat.compiling.current_compile_id()
         for part in hook.passes:
-            name = type(part).__name__
-            publish(PassRecord(name, graph, ran=False, reason=FROM_CACHE, hook=hook.name, compile_id=compile_id))
+            name, reason = type(part).__name__, SWITCHED_OFF if is_disabled(part) else FROM_CACHE
+            publish(PassRecord(name, graph, ran=False, reason=reason, hook=hook.name, compile_id=compile_id))
 
 
 @contextlib.contextmanager
