@@ -222,10 +222,10 @@ def test_ops_inside_that_are_named_as_opaque(ops: Ops) -> None:
         return ruled(at_run_time(without_body(double(x))))
 
     reasons = {one.op.partition("::")[2]: one.opaque_because for one in find_kernels(body).inner_ops}
-    assert reasons["without_body"] == "it has no Python body that can be read"
+    assert reasons["without_body"] == "torch keeps no Python body of it"
     assert reasons["at_run_time"].startswith("which kernels it launches is known only at run time: x.kernel[...] (")
     assert reasons["ruled"] == "its library has a rule of its own for it in compiled graphs"
-    assert "opaque, it has no Python body" in str(find_kernels(body))
+    assert "opaque, torch keeps no Python body" in str(find_kernels(body))
     op = ops.seen("around", body)
     (graph,) = aot_graphs(op, torch.ones(300))
     assert len(launches_of(graph)) == 1

@@ -329,7 +329,7 @@ def _found(
 def _why_whole(op: str, report: KernelReport | None) -> str:
     """Why the launches of an opaque op cannot be seen through where another op calls it; empty if they can."""
     if report is None:
-        return "it has no Python body that can be read"
+        return "torch keeps no Python body of it"
     if has_decomposition_rule(op):
         return "its library has a rule of its own for it in compiled graphs"
     return "" if report.kernels else f"which kernels it launches is known only at run time: {report.unresolved[0]}"
