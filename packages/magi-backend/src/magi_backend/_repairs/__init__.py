@@ -4,10 +4,11 @@
 A defect says what a user sees, which releases have it, and which functions of torch are replaced, for compilations of
 this backend only.
 
-    _defect.py      what is known of a defect, and where its repair is active
-    graphs.py       what Dynamo captures, and what Inductor's patterns match
-    aliases.py      copies and writes: which values of a graph share memory after a pass
-    sizes.py        expressions of symbolic sizes and strides
-    scheduling.py   the order in which kernels run, and their fusion
-    kernels.py      the user's Triton kernels: their sources, constants and arguments
+    _defect.py          what is known of a defect, and where its repair is active
+    graphs.py           what Dynamo captures, and what Inductor's patterns match
+    aliases.py          which values of a graph share memory after a pass, and copies that a pass removes
+    argument_writes.py  writes into arguments that torch decides on
+    sizes.py            expressions of symbolic sizes and strides
+    scheduling.py       the order in which kernels run, and their fusion
+    kernels.py          the user's Triton kernels: their sources, constants and arguments
 """

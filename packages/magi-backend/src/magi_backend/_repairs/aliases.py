@@ -49,6 +49,12 @@ def is_view(node: Node) -> bool:
     return bool(own) and any(own & storages(argument) for argument in node.all_input_nodes)
 
 
+def example_values(arguments: Any) -> Any:
+    """*arguments* of a node, with the example value of each node in them."""
+    value = lambda leaf: leaf.meta["val"] if isinstance(leaf, torch.fx.Node) else leaf  # noqa: E731
+    return torch.utils._pytree.tree_map(value, arguments)
+
+
 def renew_views(graph: Graph) -> None:
     """Tell again in which memory each view lies.
 
@@ -66,7 +72,7 @@ def renew_views(graph: Graph) -> None:
         is_known = "unbacked_bindings" not in node.meta and all("val" in each.meta for each in node.all_input_nodes)
         if views and storages(node) and not is_view(node) and is_known:
             with V.fake_mode:
-                node.meta["val"] = node.target(*_values(node.args), **_values(node.kwargs))
+                node.meta["val"] = node.target(*example_values(node.args), **example_values(node.kwargs))
 
 
 def is_copy_into(node: Node) -> bool:
@@ -295,7 +301,7 @@ def _copies_to_keep(graph: Graph, sources: dict[Node, Node]) -> set[Node]:
         kept |= needed
 
 
-def _placeholder(*args: Any, **kwargs: Any) -> None:
+def unknown_operator(*args: Any, **kwargs: Any) -> None:
     """The target of a copy that torch must not remove, and of a reader that it must see, while it decides."""
 
 
@@ -306,7 +312,7 @@ def _keeping(copies: Collection[Node]) -> Iterator[None]:
         report("keep_copies")
     targets = {copy: copy.target for copy in copies}
     for copy in copies:
-        copy.target = _placeholder
+        copy.target = unknown_operator
     try:
         yield
     finally:
@@ -398,206 +404,4 @@ KEEP_COPIES = Defect(
         "torch._inductor.fx_passes.joint_graph:remove_no_ops": _remove_identities,
     },
     is_of_joint_graphs=True,
-)
-
-
-@dataclass(frozen=True)
-class _Write:
-    """*node* writes into *tensor*, at *position* of a list if that is one of several, so that *result* lies there."""
-
-    node: Node
-    tensor: Node
-    result: Node | None
-    position: int | None = None
-
-    def region(self) -> torch.Tensor:
-        """A tensor of the elements that may change."""
-        from torch._inductor.fx_passes.reinplace import _generalized_scatter
-        from torch._inductor.virtualized import V
-
-        region: torch.Tensor = self.tensor.meta["val"]
-        if self.node.target is _generalized_scatter:
-            with V.fake_mode, V.fake_mode.shape_env.ignore_fresh_unbacked_symbols():
-                views: Any = self.node.args[2]
-                for view in views:
-                    region = view.target(region, *_values(view.args), **_values(view.kwargs))
-        return region
-
-    def operands(self) -> Iterator[tuple[int | None, Node]]:
-        """What a scatter reads while it writes, with the position in a list."""
-        if self.node.target not in _inplace_forms():
-            # An operator or launch that got one tensor twice got it twice in the program too.
-            return
-        mutated = _mutated(self.node)
-        for index, argument in enumerate(self.node.args):
-            if index not in mutated:
-                leaves = enumerate(argument) if isinstance(argument, (list, tuple)) else [(None, argument)]
-                yield from ((position, leaf) for position, leaf in leaves if storage_of(leaf) is not None)  # type: ignore[misc]
-
-
-def _values(arguments: Any) -> Any:
-    value = lambda leaf: leaf.meta["val"] if isinstance(leaf, torch.fx.Node) else leaf  # noqa: E731
-    return torch.utils._pytree.tree_map(value, arguments)
-
-
-def _inplace_forms() -> dict[Any, Any]:
-    from torch._inductor.fx_passes import reinplace
-
-    return {**reinplace.inplaceable_foreach_ops, **reinplace.inplaceable_ops}
-
-
-def _mutated(node: Node) -> tuple[int, ...]:
-    """The places of the arguments that the in-place form of *node* writes to."""
-    mutated = _inplace_forms()[node.target].mutated_arg
-    return mutated if isinstance(mutated, tuple) else (mutated,)
-
-
-def _item(node: Node, index: Any) -> Node | None:
-    return next((user for user in node.users if user.target is operator.getitem and user.args[1] == index), None)
-
-
-def _may_write(node: Node) -> bool:
-    """Whether torch knows a way for *node* to write into its arguments."""
-    return node.op == "call_function" and (node.target in _inplace_forms() or bool(mutable_arguments(node)))
-
-
-def _writes(node: Node, twin: Node) -> Iterator[_Write]:
-    """The writes into arguments of *node*, as torch decided for its *twin*."""
-    for key, tensor, place in mutable_arguments(node):
-        cloned: Any = twin.meta.get("only_clone_these_tensors", twin.kwargs.get("tensors_to_clone"))
-        if key not in cloned:
-            yield _Write(node, tensor, _item(node, place))
-    if node.target in _inplace_forms() and twin.target is not node.target:
-        for index in _mutated(node):
-            argument: Any = node.args[index]
-            if isinstance(argument, torch.fx.Node):
-                yield _Write(node, argument, node)
-            else:
-                for position, tensor in enumerate(argument):
-                    yield _Write(node, tensor, _item(node, position), position)
-
-
-@dataclass(frozen=True)
-class _Overwritten:
-    """From *step* on, the elements of *tensor* are others, by *write*, or by a ``copy_`` of the functional graph."""
-
-    step: int
-    tensor: torch.Tensor
-    write: _Write | None
-
-
-@dataclass
-class _Walk:
-    """The values of a functional graph, followed through the writes that torch decided on."""
-
-    writes: dict[Node, list[_Write]]
-    dropped: set[Node]
-    """The ``copy_`` that are left out, because their source lies in their target."""
-    memory: Memory = field(default_factory=Memory)
-    born: dict[Node, int] = field(default_factory=dict)
-    """The step that computed the elements of each value."""
-    changes: dict[int | None, list[_Overwritten]] = field(default_factory=dict)
-    """What is overwritten in each memory."""
-
-    def unsound(self, graph: Graph) -> _Write | None:
-        """A write that changes what the graph computes, or which outputs share memory."""
-        for step, node in enumerate(graph.nodes):
-            own = storages(node)
-            shared = [self.born[argument] for argument in node.all_input_nodes if own & storages(argument)]
-            self.born[node] = min(shared) if is_view(node) and not is_copy_into(node) else step
-            found = next(filter(None, map(self._lost, reads(node))), None)
-            if found is None and is_copy_into(node) and node not in self.dropped:
-                found = self._copied(step, *node.args)
-            for write in self.writes.get(node, ()):
-                found = found or self._written(step, write)
-            if found is not None:
-                return found
-        return returned_together(graph, self.memory)  # type: ignore[no-any-return]
-
-    def _lost(self, read: Node) -> _Write | None:
-        """The write to undo if *read* is not any more what it was when it was computed."""
-        storage = storage_of(read)
-        for change in self.changes.get(self.memory.root(storage), ()):
-            if self.born[read] < change.step and not self.memory.are_apart(change.tensor, read.meta["val"]):
-                undo: _Write | None = change.write or self.memory.why.get(storage)
-                if undo is not None:
-                    return undo
-        return None
-
-    def _copied(self, step: int, target: Node, source: Node) -> _Write | None:
-        """Follow a ``copy_``; the write to undo if its source lies in its target, in another order."""
-        root = self.memory.root(storage_of(target))
-        into_itself = self.memory.root(storage_of(source)) == root
-        if into_itself and self.memory.are_same(target.meta["val"], source.meta["val"]):
-            return None
-        self.changes.setdefault(root, []).append(_Overwritten(step, target.meta["val"], None))
-        return self.memory.why.get(storage_of(source)) if into_itself else None
-
-    def _written(self, step: int, write: _Write) -> _Write | None:
-        """Follow *write*; itself if it may change an operand before that is read."""
-        region, root = write.region(), self.memory.root(storage_of(write.tensor))
-        for position, operand in write.operands():
-            is_in_order = position == write.position and self.memory.are_same(region, operand.meta["val"])
-            if (
-                self.memory.root(storage_of(operand)) == root
-                and not is_in_order
-                and not self.memory.are_apart(region, operand.meta["val"])
-            ):
-                return write
-        self.changes.setdefault(root, []).append(_Overwritten(step, write.tensor.meta["val"], write))
-        if write.result is not None:
-            self.memory.merge(write.result, write.tensor, write)
-        return None
-
-
-def _decided(graph: Graph, original: Callable[[Graph], None]) -> _Write | None:
-    """One of the writes that *original* would decide on although it must not."""
-    twin, twins = twin_of(graph)
-    original(twin)
-    left = set(twin.nodes)
-    writes = {node: list(_writes(node, twins[node])) for node in graph.nodes if _may_write(node)}
-    dropped = {node for node in graph.nodes if is_copy_into(node) and twins[node] not in left}
-    return _Walk(writes, dropped).unsound(graph)
-
-
-def _reinplace(original: Callable[[Graph], None], graph: Graph) -> None:
-    """Let operators write into their arguments, but only where nothing reads or returns what they overwrite.
-
-    ``reinplace_inplaceable_ops_core`` lets a scatter, a custom operator or a launch write into a graph input if the
-    graph copies something into that input later. It does not ask what: in ``y = slice_scatter(x, s); x.zero_(); return
-    y`` the result lies in ``x`` and is overwritten by the zeros, and in ``x.copy_(y); return y`` the caller gets ``x``
-    itself. Nor does it look at the other arguments of a scatter, which may lie in what it writes to: ``x[1:] =
-    x[:-1].clone()``. Upstream: pytorch #198094, #197829 and #195484.
-
-    The repair lets torch decide for a copy of the graph, and follows the values through what it decided. Where one of
-    them is lost, it adds a reader that torch sees, and removes it after torch has decided for the graph itself.
-    """
-    from torch._dynamo.utils import ReinplaceCounters
-
-    readers: list[Node] = []
-    if any(map(_may_write, graph.nodes)):
-        renew_views(graph)
-        counted = dict(ReinplaceCounters._values)
-        while (write := _decided(graph, original)) is not None:
-            assert len(readers) <= len(graph.nodes), f"torch writes into {write.tensor}, which is read"
-            with graph.inserting_after(write.node):
-                readers.append(graph.call_function(_placeholder, (write.tensor,)))
-        ReinplaceCounters._values.clear()
-        ReinplaceCounters._values.update(counted)
-    original(graph)
-    for reader in readers:
-        graph.erase_node(reader)
-    if readers:
-        report("reinplace_unread")
-
-
-REINPLACE_UNREAD = Defect(
-    name="reinplace_unread",
-    effect="what a scatter or a custom operator returns lies in a tensor of the caller and is overwritten there, or is "
-    "computed from elements that it has overwritten",
-    severity="wrong code",
-    since=(2, 10, 0),
-    fixed=None,
-    repair="the operator gets memory of its own where another value would be lost",
-    replaces={"torch._inductor.fx_passes.reinplace:reinplace_inplaceable_ops_core": _reinplace},
 )
