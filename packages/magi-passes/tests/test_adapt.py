@@ -139,11 +139,7 @@ class Lists:
     [
         (lambda: adapt(cast("Any", Cosines)), PassArgumentTypeError, "is a class; pass an instance."),
         (lambda: adapt(cast("Any", 3)), PassArgumentTypeError, "adapt: 3 is nothing that can be called with a graph."),
-        (
-            lambda: adapt(cast("Any", lambda: None)),
-            PassArgumentTypeError,
-            "with a graph alone: too many",
-        ),
+        (lambda: adapt(cast("Any", lambda: None)), PassArgumentTypeError, "with a graph alone: too many"),
         (lambda: adapt(cast("Any", lambda graph, k: None)), PassArgumentTypeError, "a required argument: 'k'"),
         (lambda: adapt(to_cosines, config_keys="max_tiles"), PassDefinitionError, "must be a tuple of strings"),
         (lambda: adapt(Cosines().__call__), PassArgumentTypeError, "is a method, whose state no cache key can hold."),

@@ -96,6 +96,7 @@ Mark = Literal["dynamic", "maybe", "unbacked"]
 """How a dimension varies; see `magi_compile`."""
 
 Dims = int | Sequence[int] | Mapping[int, Mark]
+MarkedTensor = tuple[torch.Tensor, Mapping[int, Mark]]
 MARKS = typing.get_args(Mark)
 
 
@@ -116,7 +117,7 @@ class DynamicDims:
     dims: Mapping[ArgumentPath, Mapping[int, Mark]]
     named: bool
 
-    def of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[torch.Tensor, Mapping[int, Mark]]]:
+    def of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[MarkedTensor]:
         """The tensors of one call with the marks of their dynamic dimensions, which are not negative.
 
         Raises:
@@ -138,9 +139,7 @@ class DynamicDims:
             if isinstance(value := given[path.parameter], torch.Tensor) and value.ndim
         ]
 
-    def _named(
-        self, path: ArgumentPath, dims: Mapping[int, Mark], given: Mapping[str, Any]
-    ) -> Iterator[tuple[torch.Tensor, Mapping[int, Mark]]]:
+    def _named(self, path: ArgumentPath, dims: Mapping[int, Mark], given: Mapping[str, Any]) -> Iterator[MarkedTensor]:
         try:
             value = path.find(given[path.parameter])
         except LookupError:

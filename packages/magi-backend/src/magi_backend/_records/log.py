@@ -198,13 +198,15 @@ class CompilationLog:
 
     @contextlib.contextmanager
     def counting_caches(self) -> Iterator[None]:
-        """A context whose use of the caches is added to the record."""
+        """A context whose use of the caches is added to the record, which is written at its next change."""
         before = _torch_compat.compiling.cache_counts()
         try:
             yield
         finally:
             used = list(map(operator.sub, _torch_compat.compiling.cache_counts(), before))
-            self._change(lambda now: {"cache": CacheUse(*map(operator.add, astuple(now.cache), used))})
+            with self._lock:
+                cache = CacheUse(*map(operator.add, astuple(self.compilation.cache), used))
+                self.compilation = replace(self.compilation, cache=cache)
 
     def add_check(self, check: CheckOutcome) -> None:
         """Append the result of a comparison with eager."""

@@ -190,8 +190,8 @@ def _options(base: object) -> dict[str, Any]:
 
 def _check(candidate: object, position: int) -> None:
     if not isinstance(candidate, MagiInductorPass):
-        hint = "Subclass MagiInductorPass, or give a function of a graph to adapt()."
-        hint = "Pass an instance, not the class." if isinstance(candidate, type) else hint
+        as_function = "Subclass MagiInductorPass, or give a function of a graph to adapt()."
+        hint = "Pass an instance, not the class." if isinstance(candidate, type) else as_function
         msg = f"PassPipeline: item {position} is {candidate!r}, which is not a MagiInductorPass instance. {hint}"
         raise PassDefinitionError(msg)
     check_is_frozen(type(candidate))
