@@ -203,7 +203,7 @@ def test_a_backend_that_bound_compile_fx_early_keeps_base_keys(inductor: Any) ->
     assert seen == [(None, True)]
 
 
-def test_a_backend_that_took_compile_fx_early_is_told() -> None:
+def test_a_backend_that_took_compile_fx_early_is_told(inductor: Any) -> None:
     earlier = getattr(compile_fx_bound_early, "_magi_passes_original", compile_fx_bound_early)
 
     def backend(gm: Any, example_inputs: Any) -> Any:
