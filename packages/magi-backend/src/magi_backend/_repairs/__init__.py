@@ -5,7 +5,7 @@ A defect says what a user sees, which releases have it, and which functions of t
 this backend only.
 
     _defect.py          what is known of a defect, and where its repair is active
-    graphs.py           what Dynamo captures, and what Inductor's patterns match
+    graphs.py           what Dynamo refuses and captures, and what Inductor's patterns match
     aliases.py          which values of a graph share memory after a pass, and copies that a pass removes
     argument_writes.py  writes into arguments that torch decides on
     sizes.py            expressions of symbolic sizes and strides

@@ -35,7 +35,8 @@ class Defect:
     Attributes:
         name: The name of the repair in reports, and of its scope.
         effect: What a user sees without the repair.
-        severity: Whether the compiled code is wrong, or there is none, or it is in more graphs or slower than need be.
+        severity: Whether the compiled code is wrong, or there is none, or its calls fail, or it is in more graphs or
+            slower than need be.
         since: First release known to have it.
         fixed: First release known not to have it; None while every release since has it.
         repair: What the repair does, for the report.
@@ -44,14 +45,14 @@ class Defect:
         is_torch_concerned: Asked when a compilation starts: whether torch's own way, as it is configured by the user,
             meets the defect. Otherwise only what this backend turns on needs the repair, and the report is silent.
         is_of_joint_graphs: Whether it is met in the passes over the graph of forward and backward together too.
-        is_in_capture: Whether the repair is one of Dynamo's capture rather than of the compilation. Its functions are
-            called for every backend, and say by `note_in_capture` that it mattered.
+        is_in_capture: Whether the repair is one of what Dynamo does before it calls a backend. Its functions are called
+            for every backend, and where a graph is captured they say by `note_in_capture` that it mattered.
         when_replaced: Called when torch's functions have been replaced.
     """
 
     name: str
     effect: str
-    severity: Literal["wrong code", "no code", "more graphs", "slower code"]
+    severity: Literal["wrong code", "no code", "failed calls", "more graphs", "slower code"]
     since: tuple[int, ...]
     fixed: tuple[int, ...] | None
     repair: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Defects before lowering: what Dynamo captures, and what Inductor's patterns match.
+"""Defects before lowering: which calls Dynamo refuses, what it captures, and what Inductor's patterns match.
 
 Dynamo captures before the backend is called, so the repairs of that check that the captured frame is for a backend of
 ours.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,45 @@ from ._defect import Defect, note_in_capture, replace, report
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+_this_thread = threading.local()
+
+
+def _trace(original: Callable[..., Any], tracer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Trace with FX, and remember that this thread does."""
+    outer = getattr(_this_thread, "traces", False)
+    _this_thread.traces = True
+    try:
+        return original(tracer, *args, **kwargs)
+    finally:
+        _this_thread.traces = outer
+
+
+def _is_fx_symbolic_tracing(original: Callable[[], bool]) -> bool:
+    """Whether this thread traces with FX.
+
+    Up to torch 2.13, one flag in torch/fx/_symbolic_trace.py says so for all threads, and a call of a compiled function
+    that meets it is refused (eval_frame.py). Two traces that end in the order in which they began leave it set. Torch
+    2.14 has one for each thread, as here.
+    """
+    return getattr(_this_thread, "traces", False) and original()
+
+
+REFUSE_TRACING_THREADS_ONLY = Defect(
+    name="refuse_tracing_threads_only",
+    effect="a call of a compiled function fails while another thread compiles: 'Detected that you are using FX to "
+    "symbolically trace a dynamo-optimized function'",
+    severity="failed calls",
+    since=(2, 10, 0),
+    fixed=(2, 14, 1),
+    repair="only the thread that traces is refused",
+    replaces={
+        "torch.fx._symbolic_trace:Tracer.trace": _trace,
+        "torch.fx._symbolic_trace:is_fx_symbolic_tracing": _is_fx_symbolic_tracing,
+    },
+    is_in_capture=True,
+)
 
 
 def _make_comparison(original: Callable[..., Any], fn: Any, arg_types: list[type], has_kwargs: bool) -> Any:
