@@ -41,7 +41,7 @@ class World:
         self.hot_sizes, self.own = hot_sizes, own
         patch.setattr(tables, "perf_counter", lambda: self.now)
 
-        def compiled(key: tuple[int], _: Any) -> Callable[[list[Any]], None]:
+        def compiled(key: tuple[int], _: Any, **__: Any) -> Callable[[list[Any]], None]:
             (size,) = key
             self.made.append(size)
             self.compiled_seconds += compiling(size)

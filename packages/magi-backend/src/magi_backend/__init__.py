@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ._ahead import aot_compile as aot_compile
     from ._backend import magi as magi
+    from ._hot.background import wait as wait
     from ._magi_compile import magi_compile as magi_compile
     from ._register import magi_register_custom_op as magi_register_custom_op
     from ._report.explain import Report as Report
@@ -41,6 +42,7 @@ _HOMES = {
     "magi_compile": "_magi_compile",
     "magi_register_custom_op": "_register",
     "read_report": "_report.run",
+    "wait": "_hot.background",
 }
 
 __all__ = list(_HOMES)

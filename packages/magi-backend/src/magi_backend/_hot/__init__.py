@@ -6,6 +6,7 @@ single sizes, which a generated function chooses by the values of the graph's sy
 
 dispatch.py   reads which inputs are sizes, and writes the function that runs on each call
 captured.py   keeps a graph as it was captured, and makes the graph of one size from it
+background.py the thread that makes code while calls go on
 table.py      counts sizes, decides which get code, and says what happened
 entry.py      reads `magi.compile_sizes`, and compiles a graph with all of this
 """

@@ -105,8 +105,8 @@ class Captured:
         """The sizes in *key* with their names, for the report."""
         return ", ".join(f"{size.symbol}={number}" for size, number in zip(self.inputs.sizes, key, strict=True))
 
-    def compiled(self, key: Key, compile_static: Compile) -> Callable[[list[Any]], Any]:
-        """Code for the sizes *key*: a function of a list of the other inputs.
+    def compiled(self, key: Key, compile_static: Compile, *, beside_others: bool) -> Callable[[list[Any]], Any]:
+        """Code for the sizes *key*: a function of a list of the other inputs. Other threads may go on.
 
         Raises:
             StaysSymbolicError: A size in the graph does not follow from *key*, or the code would need a guard.
@@ -117,7 +117,7 @@ class Captured:
         given = list(zip(self.fakes, self.descriptions, gm.graph.find_nodes(op="placeholder"), strict=True))
         for size in reversed(self.inputs.sizes):
             del given[size.place]
-        with self.state.restored(), self.context.compiling(world):
+        with self.state.restored(beside_others=beside_others), self.context.compiling(world):
             twins = symbols.Twins(values, world)
             inputs = [world.input(fake, description, node, twins) for fake, description, node in given]
             put_numbers(gm, values, world)

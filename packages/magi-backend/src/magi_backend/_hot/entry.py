@@ -146,6 +146,7 @@ def with_sizes(
         explicit=explicit_keys(captured, config.compile_sizes),
         label=log.label,
         changed=log.write_counts,
+        in_background=config.hot_in_background,
     )
     log.sizes = table.outcome
     dispatch = table.dispatch()

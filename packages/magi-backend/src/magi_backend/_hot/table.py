@@ -26,6 +26,7 @@ from typing import Any
 from magi_backend._torch_compat import state, values
 from magi_backend.records import SizesOutcome, SizeUse
 
+from .background import jobs
 from .captured import Captured, Compile, why_not_now
 from .dispatch import Key, make_dispatch
 
@@ -135,6 +136,7 @@ class SizeTable:
         explicit: The sizes that still wait for code, which they get at the first call.
         label: Name of the graph, for messages.
         changed: Called when a size has got code.
+        in_background: Whether the code of `hot_sizes` is made on another thread, and calls do not wait for it.
         codes: The sizes with code of their own that calls find.
     """
 
@@ -146,6 +148,7 @@ class SizeTable:
     explicit: list[Key]
     label: str
     changed: Callable[[], None]
+    in_background: bool = False
     codes: dict[Key, Size] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -251,6 +254,11 @@ class SizeTable:
             due = self._count(key)
         if not (due or self.explicit):
             return None
+        if self.in_background and not self.explicit:
+            if not self._must_wait(same_on_all_ranks=False):
+                make = weakref.WeakMethod(self._make_beside_calls)
+                jobs.add((id(self), key), lambda: (now := make()) and now(key))
+            return None
         lock = state.compile_lock()
         # Ranks that compile the same sizes wait for each other; a thread does not wait for the graph of another thread.
         if not lock.acquire(blocking=bool(self.explicit)):
@@ -269,6 +277,16 @@ class SizeTable:
                 self._calls -= 1  # it still runs that code
                 code.calls -= 1
         return code
+
+    def _make_beside_calls(self, key: Key) -> None:
+        """Make code for *key* on a thread of its own, if it is still due when that is free for it."""
+        with state.compile_lock():
+            with self._lock:
+                size = self._others.get(key)
+                due = size is not None and self._is_due(size)
+            # What belongs to the process cannot be set for one thread: a later call of this size tries again.
+            if due and self.captured.state.is_of_process():
+                self._make(key, explicit=False)
 
     def _code_of(self, key: Key) -> Size | None:
         return self.codes.get(key) or self._tried.get(key)
@@ -291,10 +309,14 @@ class SizeTable:
         else:
             self._others.move_to_end(key)
         size.calls += 1
-        if not self.hot_sizes or size.calls < self.hot_after or self._blocked or size.failed:
-            return False
         if size.calls == self.hot_after:
             self._starts_to_pay(size)
+        return self._is_due(size)
+
+    def _is_due(self, size: Size) -> bool:
+        """Whether a *size* without code gets some now."""
+        if not self.hot_sizes or size.calls < self.hot_after or self._blocked or size.failed:
+            return False
         return self._made < self.hot_sizes or self._has_paid(size)
 
     def _remember(self, key: Key, size: Size) -> None:
@@ -327,7 +349,8 @@ class SizeTable:
         start = perf_counter()
         run, failure = None, None
         try:
-            run = self.captured.compiled(key, self.compile_static)
+            beside_others = self.in_background and not explicit
+            run = self.captured.compiled(key, self.compile_static, beside_others=beside_others)
         except Exception as error:  # noqa: BLE001 - whatever it is, there is code for any size
             failure = error
         seconds = perf_counter() - start

@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import random
 from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,29 +57,41 @@ class CompileState:
             configs=tuple(module.get_config_copy() for module in configs()),
         )
 
+    def is_of_process(self) -> bool:
+        """Whether what belongs to the process rather than to a thread is now as it was."""
+        now = CompileState.now()
+        mine, its = ((each.deterministic, each.warn_only, each.dtype) for each in (self, now))
+        return mine == its
+
     @contextlib.contextmanager
-    def restored(self) -> Iterator[None]:
-        """A context to compile in this state. At its end the current state is restored, random numbers included."""
+    def restored(self, *, beside_others: bool = False) -> Iterator[None]:
+        """A context to compile in this state. At its end the current state is restored, random numbers included.
+
+        With *beside_others*, other threads go on, so nothing that belongs to the process is set.
+        """
         from torch.overrides import _get_current_function_mode_stack, _pop_mode_temporarily
 
-        before, numbers = CompileState.now(), random.getstate()
+        before = CompileState.now()
         with contextlib.ExitStack() as stack:
-            stack.callback(random.setstate, numbers)
-            stack.callback(before._set_process)
+            if beside_others:
+                stack.callback(_beside_others.reset, _beside_others.set(True))
+            else:
+                stack.callback(random.setstate, random.getstate())
+                stack.callback(before._set_process)
+                # Without a list of devices `fork_rng` warns where there is more than one (torch/random.py).
+                stack.enter_context(torch.random.fork_rng(list(range(torch.cuda.device_count()))))
+                self._set_process()
             # As Dynamo does around its compilations.
             stack.enter_context(torch._C._PreserveDispatchKeyGuard())
             # A default device is such a mode; its effect is already in the captured graph.
             for _ in _get_current_function_mode_stack():
                 stack.enter_context(_pop_mode_temporarily())
-            # Without a list of devices `fork_rng` warns where there is more than one (torch/random.py).
-            stack.enter_context(torch.random.fork_rng(list(range(torch.cuda.device_count()))))
             stack.enter_context(torch.inference_mode(self.inference))
             stack.enter_context(torch.set_grad_enabled(self.grad))
             for autocast, now in zip(self.autocast, before.autocast, strict=True):
                 if autocast != now or self.autocast_cache != before.autocast_cache:
                     device, enabled, dtype = autocast
                     stack.enter_context(torch.autocast(device, dtype, enabled, self.autocast_cache))
-            self._set_process()
             for module, wanted in zip(configs(), self.configs, strict=True):
                 now = module.get_config_copy()
                 changed = {key: value for key, value in wanted.items() if now.get(key) != value}
@@ -91,8 +104,16 @@ class CompileState:
         torch.set_default_dtype(self.dtype)
 
 
+_beside_others: ContextVar[bool] = ContextVar("magi_beside_others", default=False)
+
+
+def is_beside_others() -> bool:
+    """Whether this thread compiles while others go on."""
+    return _beside_others.get()
+
+
 def is_compiling() -> bool:
-    """Whether this thread compiles or traces; up to torch 2.14 any thread, as the flag of a trace is the process's."""
+    """Whether this thread compiles or traces."""
     from torch._guards import TracingContext
     from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 

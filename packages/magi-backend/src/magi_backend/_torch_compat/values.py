@@ -139,7 +139,7 @@ class CompiledBy:
 
 def compiled_by(fn: Any) -> CompiledBy | None:
     """How *fn* was compiled, read from the closure of what ``torch.compile`` returned (2.10 to 2.15)."""
-    from torch._dynamo.eval_frame import _TorchDynamoContext, innermost_backend
+    from torch._dynamo.eval_frame import _TorchDynamoContext
 
     if isinstance(fn, torch.nn.Module) and not hasattr(fn, "dynamo_ctx"):
         fn = fn._compiled_call_impl
@@ -148,7 +148,9 @@ def compiled_by(fn: Any) -> CompiledBy | None:
     cells = (cell.cell_contents for cell in getattr(fn, "__closure__", None) or ())
     for context in (getattr(fn, "dynamo_ctx", None), *cells):
         if isinstance(context, _TorchDynamoContext):
-            backend = innermost_backend(context.callback)  # type: ignore[arg-type]
+            backend: Any = context.callback
+            while hasattr(backend, "_torchdynamo_orig_backend"):
+                backend = backend._torchdynamo_orig_backend
             return CompiledBy(backend, context._dynamic, bool(context.fullgraph), remake)
     return None
 

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One thread that makes code for single sizes, while the calls go on with the code for any size.
+
+A thread, because a compilation uses what only this process has: its operators, their Python functions, the user's
+passes. It takes turns with the other threads for Python's lock, so a call may take some milliseconds longer. It has
+their priority: if it had a lower one, they would wait for a lock whose owner does not run.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import contextvars
+import ctypes
+import functools
+import os
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+
+from magi_backend._repairs._defect import owner_of, replace
+from magi_backend._torch_compat import state
+
+
+_SECONDS_TO_STOP = 60.0
+"""How long the end of the process waits for the thread, which may wait for a compiler of C++."""
+
+_RANDOM_NUMBERS_SET_BACK = (
+    "torch._dynamo.utils:preserve_rng_state",
+    "torch._functorch.aot_autograd:preserve_rng_state",
+    "torch._inductor.select_algorithm:preserve_rng_state",
+    "torch._inductor.codegen.triton:preserve_rng_state",
+)
+
+
+def _preserve_rng_state(original: Callable[[], Any]) -> Any:
+    """Set no random numbers back on the thread: other threads would draw theirs twice. All releases."""
+    return contextlib.nullcontext() if state.is_beside_others() else original()
+
+
+class _Jobs:
+    """What the thread has to do, in order; each key once. The thread ends with the last one."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: dict[Hashable, Callable[[], None]] = {}
+        self._thread: threading.Thread | None = None
+
+    def add(self, key: Hashable, job: Callable[[], None]) -> None:
+        """Do *job* later, with the context variables and the device of the caller, unless one of this *key* waits."""
+        with self._changed:
+            if key in self._waiting:
+                return
+            device = torch.accelerator.current_device_index() if torch.accelerator.is_available() else None
+            self._waiting[key] = functools.partial(contextvars.copy_context().run, _on_device, device, job)
+            if self._thread is None:
+                # What Inductor does at the end, such as closing its pool of processes, then comes after this.
+                atexit.unregister(self.stop)
+                atexit.register(self.stop)
+                self._thread = threading.Thread(target=self._work, name="magi hot sizes", daemon=True)
+                self._thread.start()
+
+    def _work(self) -> None:
+        for place in _RANDOM_NUMBERS_SET_BACK:
+            replace(*owner_of(place), None, _preserve_rng_state)
+        while True:
+            with self._changed:
+                if not self._waiting:
+                    self._thread = None
+                    return
+                key, job = next(iter(self._waiting.items()))
+            try:
+                job()
+            finally:
+                with self._changed:
+                    self._waiting.pop(key, None)
+                    self._changed.notify_all()
+
+    def wait(self, seconds: float | None) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting, seconds)
+
+    def stop(self) -> None:
+        """End the thread, in the middle of a compilation too."""
+        with self._changed:
+            self._waiting.clear()
+            thread = self._thread
+        if thread is not None:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+            thread.join(_SECONDS_TO_STOP)
+
+    def forget(self) -> None:
+        """In the child of a fork, which has no such thread, and must not wait for the lock that it held."""
+        lock = state.compile_lock()
+        if self._thread is not None and not lock._is_owned():  # noqa: SLF001 - as the standard library does with its locks
+            lock._at_fork_reinit()  # noqa: SLF001
+        self.__init__()  # type: ignore[misc]
+
+
+def _on_device(device: int | None, job: Callable[[], None]) -> None:
+    with torch.accelerator.device_index(device):
+        job()
+
+
+jobs = _Jobs()
+os.register_at_fork(after_in_child=jobs.forget)
+
+
+def wait(seconds: float | None = None) -> bool:
+    """Wait until no size is left that gets code in the background (``magi.hot_in_background``).
+
+    For benchmarks, tests and warm-ups. Code that is made is found by the next call.
+
+    Args:
+        seconds: How long at most; None is for ever.
+
+    Returns:
+        Whether none is left.
+
+    Example:
+        >>> wait(seconds=1.0)
+        True
+    """
+    return jobs.wait(seconds)
