@@ -188,4 +188,4 @@ def test_the_process_ends_in_the_middle_of_a_compilation(fresh_caches: object) -
     ended = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=120, check=False)
 
     assert (ended.returncode, ended.stdout) == (0, "at the end\n"), ended.stderr
-    assert "Traceback" not in ended.stderr
+    assert "Traceback" not in ended.stderr, ended.stderr

@@ -14,6 +14,7 @@ import contextvars
 import ctypes
 import functools
 import os
+import sys
 import threading
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -24,7 +25,7 @@ from magi_backend._repairs._defect import owner_of, replace
 from magi_backend._torch_compat import state
 
 
-_SECONDS_TO_STOP = 60.0
+_SECONDS_TO_STOP = 60
 """How long the end of the process waits for the thread, which may wait for a compiler of C++."""
 
 _RANDOM_NUMBERS_SET_BACK = (
@@ -38,6 +39,10 @@ _RANDOM_NUMBERS_SET_BACK = (
 def _preserve_rng_state(original: Callable[[], Any]) -> Any:
     """Set no random numbers back on the thread: other threads would draw theirs twice. All releases."""
     return contextlib.nullcontext() if state.is_beside_others() else original()
+
+
+class _Stopped(SystemExit):
+    """Ends the thread with the process."""
 
 
 class _Jobs:
@@ -65,18 +70,19 @@ class _Jobs:
     def _work(self) -> None:
         for place in _RANDOM_NUMBERS_SET_BACK:
             replace(*owner_of(place), None, _preserve_rng_state)
-        while True:
-            with self._changed:
-                if not self._waiting:
-                    self._thread = None
-                    return
-                key, job = next(iter(self._waiting.items()))
-            try:
-                job()
-            finally:
+        with contextlib.suppress(_Stopped):
+            while True:
                 with self._changed:
-                    self._waiting.pop(key, None)
-                    self._changed.notify_all()
+                    if not self._waiting:
+                        self._thread = None
+                        return
+                    key, job = next(iter(self._waiting.items()))
+                try:
+                    job()
+                finally:
+                    with self._changed:
+                        self._waiting.pop(key, None)
+                        self._changed.notify_all()
 
     def wait(self, seconds: float | None) -> bool:
         with self._changed:
@@ -87,9 +93,17 @@ class _Jobs:
         with self._changed:
             self._waiting.clear()
             thread = self._thread
-        if thread is not None:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
-            thread.join(_SECONDS_TO_STOP)
+        if thread is None:
+            return
+        # One that strikes in the callback of a weak reference is printed by Python, and lost.
+        shown = sys.unraisablehook
+        sys.unraisablehook = lambda lost: None if lost.exc_type is _Stopped else shown(lost)
+        for _ in range(_SECONDS_TO_STOP):
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(_Stopped))
+            thread.join(1.0)
+            if not thread.is_alive():
+                break
+        sys.unraisablehook = shown
 
     def forget(self) -> None:
         """In the child of a fork, which has no such thread, and must not wait for the lock that it held."""
