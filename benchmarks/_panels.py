@@ -37,6 +37,7 @@ ARMS: Mapping[str, Mapping[str, str]] = {
         "int": "an int",
         "inlined": "the body, without an op",
     },
+    "hot_latency": {"background": "made beside the calls", "waits": "made in a call"},
     "hot_sizes": {**_DECODERS, "direct": "that code, called directly", "dispatch": "found by the sizes"},
     "libraries": {"eager": "eager", "dynamo": "Dynamo", "opaque": "opaque", "seen_through": "seen through"},
     "nvfp4_linear": {

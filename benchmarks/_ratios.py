@@ -40,6 +40,7 @@ RATIOS: dict[str, dict[str, tuple[Measured, Measured]]] = {
         "compiled_taken_apart_vs_int": (("taken_apart", "compiled"), ("int", "compiled")),
         "compiled_int_vs_inlined": (("int", "compiled"), ("inlined", "compiled")),
     },
+    "hot_latency": {"final_vs_hot": (("background", "later calls"), ("waits", "later calls"))},
     "nvfp4_linear": {
         **{f"{case}_vs_bf16_speedup": (("bf16", case), ("nvfp4", case)) for case in _NVFP4_CASES},
         "m1_8192_without_graph_vs_bf16_speedup": (("bf16", "m1_8192 no graph"), ("nvfp4", "m1_8192 no graph")),
@@ -62,7 +63,11 @@ RATIOS: dict[str, dict[str, tuple[Measured, Measured]]] = {
 }
 
 MILLISECONDS: dict[str, dict[str, Measured]] = {
-    "call_overhead": {"import_ms": ("magi", "import"), "first_op_ms": ("magi", "first op")}
+    "call_overhead": {"import_ms": ("magi", "import"), "first_op_ms": ("magi", "first op")},
+    "hot_latency": {
+        "worst_call_ms": ("background", "worst call"),
+        "worst_call_that_waits_ms": ("waits", "worst call"),
+    },
 }
 """Medians that are published as they are."""
 
