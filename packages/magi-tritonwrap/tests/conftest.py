@@ -16,6 +16,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from torch._library.custom_ops import CustomOpDef
     from torch._ops import OpOverload
 
 
@@ -49,6 +50,18 @@ class Ops:
         op = self.define(name, body, *args, **kwargs)
         make_see_through(op, body)
         return op
+
+    def custom_op(self, name: str, body: Callable[..., Any]) -> CustomOpDef:
+        """An op of torch's own decorator, from a Tensor to another one like it."""
+        schema = "(Tensor x) -> Tensor"
+        op = torch.library.custom_op(f"{self.namespace}::{name}", body, mutates_args=(), schema=schema)
+        op.register_fake(torch.empty_like)
+        return op
+
+    def again(self) -> None:
+        """Destroy the library with its ops, and begin another one of the same name."""
+        self.library._destroy()
+        self.library = torch.library.Library(self.namespace, "FRAGMENT")
 
 
 @pytest.fixture

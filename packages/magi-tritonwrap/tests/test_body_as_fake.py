@@ -158,7 +158,7 @@ def test_probe(symbolic: bool) -> None:
     shape_env = ShapeEnv() if symbolic else None
     mode = FakeTensorMode(shape_env=shape_env, static_shapes=not symbolic)
     x = mode.from_tensor(torch.ones(300))
-    probe = probe_launches(patterns.helper_of_helper, (x,), {})
+    probe = probe_launches(patterns.helper, (x,), {})
     assert [launch.name for launch in probe.launches] == ["double_kernel"]
     assert probe.stopped_by == ""
     assert shape_env is None or not shape_env.guards, "the trace that is going on hears nothing of it"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launches dropped so that a body can be its own fake, without any driver, and from many threads."""
+"""Scopes that capture launches: what they do to each, where the hook is, and threads."""
 
 from __future__ import annotations
 
@@ -7,26 +7,19 @@ import contextlib
 import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import tritonwrap_patterns as patterns
-from magi_tritonwrap import capture_launches, make_see_through, see_through_report
-from magi_tritonwrap.testing import aot_graphs, launches_of
+from graph_questions import launch_count
+from magi_tritonwrap import capture_launches, see_through_report
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.runtime.jit import JITFunction
 
 
-@pytest.mark.parametrize("name", patterns.PATTERNS)
-def test_body_is_its_own_fake_without_a_driver(name: str) -> None:
-    pattern = patterns.PATTERNS[name]
-    with FakeTensorMode(), capture_launches(drop=True) as log:
-        x = torch.ones(300, device="cuda")
-        out = pattern.body(x)
-    assert (out.shape, out.dtype, out.device) == (x.shape, x.dtype, x.device)
-    assert len(log.launches) == pattern.launches
-    assert all(launch.file == patterns.__file__ for launch in log.launches)
+if TYPE_CHECKING:
+    from conftest import Ops
 
 
 def test_dropped_launches_on_real_tensors_change_nothing() -> None:
@@ -96,47 +89,31 @@ def test_threads_capture_their_own_launches() -> None:
 
 
 def test_a_scope_does_not_reach_other_threads() -> None:
-    outcome: list[str] = []
-
-    def launch() -> None:
-        x = torch.ones(4)
-        try:
-            patterns.double_kernel[(1,)](x, x, 4, BLOCK=128)
-        except (RuntimeError, ValueError) as error:
-            outcome.append(str(error))
-        else:
-            outcome.append("captured")
-
-    with capture_launches(drop=True) as log:
-        thread = threading.Thread(target=launch)
-        thread.start()
-        thread.join()
+    x = torch.ones(4)
+    with capture_launches(drop=True) as log, ThreadPoolExecutor(1) as pool:
+        launched = pool.submit(patterns.launch_double, x, x)
+        # Triton itself was asked: it has no driver, or refuses a CPU tensor.
+        assert isinstance(launched.exception(), (RuntimeError, ValueError))
     assert log.launches == []
-    assert outcome != ["captured"], "Triton itself was asked: no driver, or a CPU tensor on a GPU"
-    assert len(outcome) == 1
 
 
 @pytest.mark.usefixtures("stub")
-def test_ops_compiled_from_many_threads_register_safely() -> None:
-    names = [name for name in patterns.PATTERNS if name.startswith("autotune")]
-    libraries = []
+def test_ops_are_registered_from_many_threads(ops: Ops) -> None:
+    body = patterns.PATTERNS["autotune_two_configs"].body
 
     def register(number: int) -> int:
-        name = names[number % len(names)]
-        library = torch.library.Library(f"tritonwrap_threads_{number}", "FRAGMENT")
-        libraries.append(library)
-        library.define("op(Tensor x) -> Tensor")
-        body = patterns.PATTERNS[name].body
-        library.impl("op", body, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"tritonwrap_threads_{number}::op", torch.empty_like, lib=library)
-        op = getattr(torch.ops, f"tritonwrap_threads_{number}").op.default
-        make_see_through(op, body)
-        return len(see_through_report(op).kernels)
+        return len(see_through_report(ops.seen(f"op_{number}", body)).kernels)
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(register, range(24))) == [1] * 24
-    op = torch.ops.tritonwrap_threads_3.op.default
-    (graph,) = aot_graphs(op, torch.ones(300))
-    assert len(launches_of(graph)) == 1
-    for library in libraries:
-        library._destroy()
+    assert launch_count(getattr(torch.ops, ops.namespace).op_3.default) == 1
+
+
+def test_a_scope_within_a_scope() -> None:
+    with capture_launches(drop=True) as outer:
+        patterns.module_level(torch.ones(4))
+        with capture_launches(drop=True) as inner:
+            patterns.several_kernels(torch.ones(4))
+        patterns.module_level(torch.ones(4))
+    assert [launch.name for launch in inner.launches] == ["double_kernel", "increment_kernel"]
+    assert [launch.name for launch in outer.launches] == ["double_kernel", "double_kernel"]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.gpu
 
 
-NOTICE_BROKEN_KERNELS = {"module_level", "helper_of_helper", "autotune_two_configs", "heuristics_alone", "run_method"}
+NOTICE_BROKEN_KERNELS = {"module_level", "helper", "autotune_two_configs", "heuristics_alone", "run_method"}
 PATTERNS = [
     pytest.param(name, marks=[pytest.mark.notices_broken_kernels] if name in NOTICE_BROKEN_KERNELS else [])
     for name in patterns.PATTERNS
@@ -116,7 +116,7 @@ def test_compile_cache_across_resets(ops: Ops, monkeypatch: pytest.MonkeyPatch, 
     from torch._dynamo.utils import counters
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    op = triton_op(f"{ops.namespace}::cached", patterns.helper_of_helper, mutates_args=())
+    op = triton_op(f"{ops.namespace}::cached", patterns.helper, mutates_args=())
     x = some_tensor()
     for expected in ("autograd_cache_miss", "autograd_cache_hit"):
         torch.compiler.reset()

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import linecache
 import re
 import sys
 import types
@@ -41,19 +40,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("stub")
 
 
-def double(x: Tensor) -> Tensor:
-    return patterns.module_level(x)
-
-
-def calls(fn: Callable[..., Any]) -> Callable[[Tensor], Tensor]:
-    def body(x: Tensor) -> Tensor:
-        result: Tensor = fn(x)
-        return result
-
-    return body
-
-
 # Launchers around kernels.
+
+
+double = patterns.module_level
 
 
 class Entry(triton.KernelInterface):
@@ -100,29 +90,13 @@ config = triton.Config({"BLOCK": 128})
 tuner = Tuner(patterns.double_kernel, patterns.double_kernel.arg_names, [config], [], None, None)
 
 
-def by_run(x: Tensor) -> Tensor:
-    out = torch.empty_like(x)
-    entry.run(x, out, x.numel(), BLOCK=128, grid=patterns.blocks(x.numel()), warmup=False)
-    return out
-
-
-def by_launcher_kept(x: Tensor) -> Tensor:
-    out = torch.empty_like(x)
-    launch = entry[patterns.blocks(x.numel())]
-    launch(x, out, x.numel(), BLOCK=128)
-    return out
-
-
 LAUNCHERS: dict[str, Callable[[Tensor], Tensor]] = {
-    "fn": patterns.through(entry, BLOCK=128),
-    "jit_function": patterns.through(SecondEntry(patterns.double_kernel), BLOCK=128),
+    "launcher": patterns.through(entry, BLOCK=128),
     "launcher in a launcher": patterns.through(Entry(SecondEntry(patterns.double_kernel)), BLOCK=128),
     "autotuner of a library": patterns.through(tuner),
     "autotuner of a library in a launcher": patterns.through(Entry(tuner)),
     "heuristics in a launcher": patterns.through(Entry(patterns.heuristics_kernel)),
     "registered": patterns.through(Foreign(patterns.double_kernel), BLOCK=128),
-    "run": by_run,
-    "launcher kept": by_launcher_kept,
 }
 
 
@@ -144,7 +118,7 @@ def test_launchers_are_as_before_outside_a_scope() -> None:
     before = [vars(cls)["run"] for cls in (Entry, SecondEntry, Tuner, Foreign)]
     with capture_launches(drop=True):
         assert Entry.run is not before[0]
-        assert LAUNCHERS["fn"](torch.ones(4)).shape == (4,)
+        assert LAUNCHERS["launcher"](torch.ones(4)).shape == (4,)
     assert [vars(cls)["run"] for cls in (Entry, SecondEntry, Tuner, Foreign)] == before
     assert entry.cache == {}
 
@@ -159,24 +133,14 @@ def test_only_classes_with_run_are_registered(value: Any) -> None:
 # Operators of other libraries inside a body.
 
 
-def custom_op(ops: Ops, name: str, body: Callable[..., Any]) -> Any:
-    op = torch.library.custom_op(f"{ops.namespace}::{name}", body, mutates_args=())
-    op.register_fake(torch.empty_like)
-    return op
-
-
 def by_torch_ops(inner: Any) -> Callable[[Tensor], Tensor]:
     namespace, name = inner._qualname.split("::")
-    return calls(getattr(getattr(torch.ops, namespace), name))
+    return patterns.calls(getattr(getattr(torch.ops, namespace), name))
 
 
-def in_a_helper(inner: Any) -> Callable[[Tensor], Tensor]:
-    return calls(calls(inner))
-
-
-@pytest.mark.parametrize("call", [calls, by_torch_ops, in_a_helper])
+@pytest.mark.parametrize("call", [patterns.calls, by_torch_ops])
 def test_inner_custom_op_is_seen_through(call: Callable[..., Any], ops: Ops) -> None:
-    inner = custom_op(ops, "inner", double)
+    inner = ops.custom_op("inner", double)
     body = call(inner)
     op = ops.define("outer", body)
     report = make_see_through(op, body)
@@ -195,8 +159,8 @@ def test_an_inner_op_that_cannot_be_traced_is_kept_and_named(ops: Ops) -> None:
         assert x.sum().item() < 1e9
         return double(x)
 
-    inner = custom_op(ops, "reads", reads)
-    body = calls(inner)
+    inner = ops.custom_op("reads", reads)
+    body = patterns.calls(inner)
     op = ops.seen("outer", body)
     with pytest.warns(OpaqueFallbackWarning, match="reads stays opaque to the compiler"):
         (graph,) = aot_graphs(op, torch.ones(300))
@@ -213,8 +177,8 @@ def test_ops_inside_that_are_named_as_opaque(ops: Ops) -> None:
         return x.clone()
 
     without_body = ops.define("without_body", double)
-    at_run_time = custom_op(ops, "at_run_time", launches_an_argument)
-    ruled = custom_op(ops, "ruled", double)
+    at_run_time = ops.custom_op("at_run_time", launches_an_argument)
+    ruled = ops.custom_op("ruled", double)
     rule = lambda mode, op, types, args, kwargs: mode.__torch_dispatch__(op, types, args, kwargs)  # noqa: E731
     ruled.register_torch_dispatch(torch._subclasses.functional_tensor.FunctionalTensorMode, rule)
 
@@ -233,7 +197,7 @@ def test_ops_inside_that_are_named_as_opaque(ops: Ops) -> None:
 
 
 def test_inner_ops_that_launch_nothing_are_not_named(ops: Ops) -> None:
-    plain = custom_op(ops, "plain", patterns.twice)
+    plain = ops.custom_op("plain", patterns.twice)
 
     def body(x: Tensor) -> Tensor:
         return plain(torch.ops.aten.sin(x))
@@ -282,19 +246,7 @@ def test_what_is_filled_later(body: Callable[..., Any], reason: str, ops: Ops, m
     assert after.unresolved == ()
 
 
-# Functions, packages and modules that are made or loaded late.
-
-
-def test_generated_function_that_calls_the_users_body(ops: Ops) -> None:
-    text = "def lowered(x):\n    return _m_fn(x)\n"
-    name = "<generated lowered>"
-    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    namespace: dict[str, Any] = {"_m_fn": patterns.helper}
-    exec(compile(text, name, "exec"), namespace)
-    lowered = namespace["lowered"]
-    op = ops.define("lowered", lowered)
-    assert [kernel.name for kernel in make_see_through(op, lowered).kernels] == ["double_kernel"]
-    assert launch_count(op) == 1
+# Packages that are loaded late, and bodies that are not functions.
 
 
 PACKAGE = {
@@ -351,11 +303,3 @@ def test_bound_method_and_callable_object_as_bodies(ops: Ops) -> None:
         op = ops.define(name, body)
         assert [kernel.name for kernel in make_see_through(op, body).kernels] == ["double_kernel"]
         assert launch_count(op) == 1
-
-
-def test_module_with_lazy_attributes(ops: Ops) -> None:
-    lazy = types.ModuleType("lazy_module_for_test")
-    lazy.__getattr__ = lambda name: patterns.double_kernel  # type: ignore[method-assign]
-    body = lambda x: patterns.through(lazy.kernel, BLOCK=128)(x)  # noqa: E731
-    op = ops.seen("lazy_attribute", body)
-    assert launch_count(op) == 1

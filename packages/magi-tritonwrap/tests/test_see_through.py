@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 import tritonwrap_patterns as patterns
 from magi_tritonwrap import (
-    capture_launches,
     find_kernels,
     make_see_through,
     see_through_report,
@@ -54,16 +53,6 @@ def test_op_nested_in_an_op(ops: Ops, make: Callable[[Ops], Callable[[Tensor], T
 
     assert [kernel.name for kernel in report.kernels] == ["double_kernel"]
     assert launch_count(outer) == 2
-
-
-def test_two_ops_share_a_kernel(ops: Ops) -> None:
-    first = ops.define("first", patterns.module_level)
-    second = ops.define("second", patterns.closure_body)
-    make_see_through(first, patterns.module_level)
-    make_see_through(second, patterns.closure_body)
-
-    (graph,) = aot_graphs(lambda x: second(first(x)), torch.ones(300))
-    assert [launch.kernel for launch in launches_of(graph)] == [patterns.double_kernel] * 2
 
 
 def test_mutating_op(ops: Ops) -> None:
@@ -157,7 +146,7 @@ def test_eager_call_does_not_meet_the_higher_order_op(ops: Ops, monkeypatch: pyt
     definition(torch.ones(300))
     wrap_kernels(patterns.helper)(torch.ones(300))
 
-    assert ran == ["kernel"] * 3
+    assert ran == ["kernel"] * 4
 
 
 def test_nothing_of_the_user_is_changed(ops: Ops) -> None:
@@ -183,7 +172,7 @@ def test_nothing_of_the_user_is_changed(ops: Ops) -> None:
 def test_reports(ops: Ops) -> None:
     with pytest.raises(UnknownOpError, match=r"was never given to make_see_through"):
         see_through_report("nowhere::nothing")
-    op = ops.seen("reported", patterns.helper_of_helper)
+    op = ops.seen("reported", patterns.helper)
     text = str(see_through_report(op))
     assert text.startswith(f"{ops.namespace}::reported: sees through 1 Triton kernel\n")
     assert "double_kernel (" in text
@@ -201,14 +190,3 @@ def test_triton_op_honours_the_schema(ops: Ops) -> None:
     )
     assert str(definition._opoverload._schema).endswith("schema(Tensor x, int[]? sizes=None) -> Tensor")
     assert launch_count(definition._opoverload) == 1
-
-
-def test_capture_in_a_scope_within_a_scope() -> None:
-    with capture_launches(drop=True) as outer:
-        patterns.module_level(torch.ones(4))
-        with capture_launches(drop=True) as inner:
-            patterns.several_kernels(torch.ones(4))
-        patterns.module_level(torch.ones(4))
-    assert [launch.name for launch in inner.launches] == ["double_kernel", "increment_kernel"]
-    assert [launch.name for launch in outer.launches] == ["double_kernel", "double_kernel"]
-    assert outer.launches[0].file == patterns.__file__

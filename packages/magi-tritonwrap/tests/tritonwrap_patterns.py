@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+def twice(x: Tensor) -> Tensor:
+    return x * 2
+
+
 @dataclass(frozen=True)
 class Pattern:
     """One op body `(Tensor x) -> Tensor`, what it computes, and how many launches the graph must show.
@@ -34,9 +38,8 @@ class Pattern:
 
     name: str
     body: Callable[[Tensor], Tensor]
-    reference: Callable[[Tensor], Tensor]
+    reference: Callable[[Tensor], Tensor] = twice
     launches: int = 1
-    cloned: tuple[str, ...] = ("out",)
     interpretable: bool = True
 
 
@@ -44,33 +47,22 @@ PATTERNS: dict[str, Pattern] = {}
 
 # torch.library.wrap_triton lets kernels of Triton's interpreter pass from torch 2.13 on; before, it raises.
 WRAPS_ANY = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
-WRAPPED_BY_HAND = ("bare_and_wrapped", "wrapped_in_all_spellings", "wrapped_outside")
+WRAPPED_BY_HAND = ("bare_and_wrapped", "wrapped_outside")
 
 
-def pattern(
-    reference: Callable[[Tensor], Tensor], **options: Any
-) -> Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]]:
-    def add(body: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        PATTERNS[body.__name__] = Pattern(body.__name__, body, reference, **options)
+def add(name: str, body: Callable[[Tensor], Tensor], **options: Any) -> None:
+    PATTERNS[name] = Pattern(name, body, **options)
+
+
+def pattern(**options: Any) -> Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]]:
+    def added(body: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        add(body.__name__, body, **options)
         return body
 
-    return add
+    return added
 
 
-def twice(x: Tensor) -> Tensor:
-    return x * 2
-
-
-def twice_plus_one(x: Tensor) -> Tensor:
-    return x * 2 + 1
-
-
-def launching(
-    name: str,
-    launch: Callable[[Tensor, Tensor], object],
-    reference: Callable[[Tensor], Tensor] = twice,
-    **options: Any,
-) -> None:
+def launching(name: str, launch: Callable[[Tensor, Tensor], object], **options: Any) -> None:
     """Add a body with one launch into a new Tensor."""
 
     def body(x: Tensor) -> Tensor:
@@ -78,7 +70,7 @@ def launching(
         launch(x, out)
         return out
 
-    PATTERNS[name] = Pattern(name, body, reference, **options)
+    add(name, body, **options)
 
 
 @triton.jit
@@ -124,6 +116,14 @@ def through(launcher: Any, **options: Any) -> Callable[[Tensor], Tensor]:
     return body
 
 
+def calls(fn: Callable[..., Any]) -> Callable[[Tensor], Tensor]:
+    def body(x: Tensor) -> Tensor:
+        result: Tensor = fn(x)
+        return result
+
+    return body
+
+
 def launch_with(kernel: Any, x: Tensor, out: Tensor) -> None:
     kernel[blocks(x.numel())](x, out, x.numel(), BLOCK=128)
 
@@ -136,7 +136,7 @@ def launch_through_two_helpers(x: Tensor, out: Tensor) -> None:
     launch_double(x, out)
 
 
-@pattern(twice)
+@pattern()
 def module_level(x: Tensor) -> Tensor:
     out = torch.empty_like(x)
     double_kernel[blocks(x.numel())](x, out, x.numel(), BLOCK=128)
@@ -154,24 +154,17 @@ def _closure() -> Callable[[Tensor], Tensor]:
     return closure
 
 
-closure_body = pattern(twice)(_closure())
+closure_body = pattern()(_closure())
 
 
-@pattern(twice)
+@pattern()
 def helper(x: Tensor) -> Tensor:
-    out = torch.empty_like(x)
-    launch_double(x, out)
-    return out
-
-
-@pattern(twice)
-def helper_of_helper(x: Tensor) -> Tensor:
     out = torch.empty_like(x)
     launch_through_two_helpers(x, out)
     return out
 
 
-@pattern(twice_plus_one, launches=2)
+@pattern(reference=lambda x: x * 2 + 1, launches=2)
 def several_kernels(x: Tensor) -> Tensor:
     middle = torch.empty_like(x)
     out = torch.empty_like(x)
@@ -180,20 +173,11 @@ def several_kernels(x: Tensor) -> Tensor:
     return out
 
 
-@pattern(lambda x: x * 4, launches=2)
+@pattern(reference=lambda x: x * 8, launches=3)
 def bare_and_wrapped(x: Tensor) -> Tensor:
-    middle = torch.empty_like(x)
-    out = torch.empty_like(x)
-    double_kernel[blocks(x.numel())](x, middle, x.numel(), BLOCK=128)
-    wrap_triton(double_kernel)[blocks(x.numel())](middle, out, x.numel(), BLOCK=128)
-    return out
-
-
-@pattern(lambda x: x * 8, launches=3)
-def wrapped_in_all_spellings(x: Tensor) -> Tensor:
     out = x.clone()
+    double_kernel[blocks(x.numel())](out, out, x.numel(), BLOCK=128)
     wrap_triton(double_kernel)[blocks(x.numel())](out, out, x.numel(), BLOCK=128)
-    torch.library.wrap_triton(double_kernel)[blocks(x.numel())](out, out, x.numel(), BLOCK=128)
     torch._library.capture_triton(double_kernel)[blocks(x.numel())](out, out, x.numel(), BLOCK=128)
     return out
 
@@ -202,7 +186,7 @@ def wrapped_in_all_spellings(x: Tensor) -> Tensor:
 wrapped_at_import: Any = wrap_triton(double_kernel) if isinstance(double_kernel, JITFunction) or WRAPS_ANY else None
 
 
-@pattern(twice)
+@pattern()
 def wrapped_outside(x: Tensor) -> Tensor:
     out = torch.empty_like(x)
     wrapped_at_import[blocks(x.numel())](x, out, x.numel(), BLOCK=128)
@@ -231,13 +215,12 @@ def make_scaling_kernel(activation: Any, factor: int) -> Any:
 
 made_outside = make_double_kernel()
 cached_factory = functools.lru_cache(make_double_kernel)
-launching("factory_outside", lambda x, out: launch_with(made_outside, x, out))
 launching("factory_inside", lambda x, out: launch_with(make_double_kernel(), x, out))
 launching("lru_cache_factory", lambda x, out: launch_with(cached_factory(), x, out))
 launching(
     "kernel_with_a_closure",
     lambda x, out: launch_with(make_scaling_kernel(double_value, 3), x, out),
-    lambda x: x * 6,
+    reference=lambda x: x * 6,
     interpretable=False,
 )
 
@@ -260,10 +243,6 @@ class Doubler(torch.nn.Module):
         self.kernel[blocks(x.numel())](x, out, x.numel(), BLOCK=128)
         return out
 
-    @staticmethod
-    def static(x: Tensor) -> Tensor:
-        return module_level(x)
-
     @classmethod
     def of_class(cls, x: Tensor) -> Tensor:
         out = torch.empty_like(x)
@@ -274,23 +253,13 @@ class Doubler(torch.nn.Module):
 doubler = Doubler()
 
 
-@pattern(twice)
-def module_attribute(x: Tensor) -> Tensor:
-    return doubler.forward(x)
-
-
-@pattern(twice)
+@pattern()
 def module_called(x: Tensor) -> Tensor:
     result: Tensor = doubler(x)
     return result
 
 
-@pattern(twice)
-def static_method(x: Tensor) -> Tensor:
-    return Doubler.static(x)
-
-
-@pattern(twice)
+@pattern()
 def class_method(x: Tensor) -> Tensor:
     return Doubler.of_class(x)
 
@@ -301,7 +270,7 @@ class DoubleFunction(torch.autograd.Function):
         return module_level(x)
 
 
-@pattern(twice)
+@pattern()
 def autograd_function(x: Tensor) -> Tensor:
     result: Tensor = DoubleFunction.apply(x)
     return result
@@ -314,9 +283,6 @@ class Holder:
     @property
     def first(self) -> Any:
         return self.kernels[0]
-
-    def pick(self, index: int) -> Any:
-        return self.kernels[index]
 
 
 class ThinWrapper:
@@ -333,40 +299,15 @@ class ThinWrapper:
 holder, thin_wrapper = Holder(), ThinWrapper(double_kernel)
 launch_partial = functools.partial(launch_with, double_kernel)
 launching("property_of_object", lambda x, out: launch_with(holder.first, x, out))
-launching("method_returns_kernel", lambda x, out: launch_with(holder.pick(0), x, out))
 launching("thin_wrapper_object", lambda x, out: launch_with(thin_wrapper, x, out))
-launching("thin_wrapper_fn", lambda x, out: launch_with(thin_wrapper.fn, x, out))
 launching("partial", lambda x, out: launch_partial(x, out))  # noqa: PLW0108 - the walk reads the name
-launching(
-    "partial_of_launch",
-    lambda x, out: functools.partial(double_kernel[blocks(x.numel())], x, out)(x.numel(), BLOCK=128),
-)
 
 
-@pattern(twice)
+@pattern()
 def import_inside(x: Tensor) -> Tensor:
     import tritonwrap_patterns as patterns
 
-    out = torch.empty_like(x)
-    patterns.double_kernel[blocks(x.numel())](x, out, x.numel(), BLOCK=128)
-    return out
-
-
-launching("chosen_at_run_time", lambda x, out: launch_with(double_kernel if x.dim() == 1 else increment_kernel, x, out))
-
-
-@triton.jit
-def double_then_kernel(x, out, n, BLOCK: tl.constexpr):
-    double_kernel(x, out, n, BLOCK)
-
-
-@pattern(lambda x: x * 4, launches=2)
-def kernel_calls_launched_kernel(x: Tensor) -> Tensor:
-    middle = torch.empty_like(x)
-    out = torch.empty_like(x)
-    double_then_kernel[blocks(x.numel())](x, middle, x.numel(), BLOCK=128)
-    double_kernel[blocks(x.numel())](middle, out, x.numel(), BLOCK=128)
-    return out
+    return patterns.module_level(x)
 
 
 def keep_small_blocks(configs: list[triton.Config], named_args: dict[str, Any], **kwargs: Any) -> list[triton.Config]:
@@ -406,32 +347,15 @@ def heuristics_above_autotune_kernel(x, out, n, BLOCK: tl.constexpr, SCALE: tl.c
     tl.store(out + offsets, tl.load(x + offsets, mask) * SCALE, mask)
 
 
-PATTERNS["autotune_two_configs"] = Pattern(
-    "autotune_two_configs", through(two_configs_kernel), twice, interpretable=False
-)
-PATTERNS["autotune_above_heuristics"] = Pattern(
-    "autotune_above_heuristics", through(autotuned_heuristics_kernel), twice, interpretable=False
-)
-PATTERNS["heuristics_above_autotune"] = Pattern(
-    "heuristics_above_autotune", through(heuristics_above_autotune_kernel), twice, interpretable=False
-)
+add("autotune_one_config", through(one_config_kernel))
+add("autotune_two_configs", through(two_configs_kernel), interpretable=False)
+add("autotune_pruned", through(pruned_kernel), interpretable=False)
+add("autotune_above_heuristics", through(autotuned_heuristics_kernel), interpretable=False)
+add("heuristics_above_autotune", through(heuristics_above_autotune_kernel), interpretable=False)
+add("heuristics_alone", through(heuristics_kernel))
+add("default_constexpr_in_grid", through(double_default_kernel))
 
 
-TUNED = {
-    "autotune_one_config": (one_config_kernel, True),
-    "autotune_pruned": (pruned_kernel, False),
-    "heuristics_alone": (heuristics_kernel, True),
-    "default_constexpr_in_grid": (double_default_kernel, True),
-}
-for _name, (_kernel, _is_interpretable) in TUNED.items():
-    PATTERNS[_name] = Pattern(_name, through(_kernel), twice, interpretable=_is_interpretable)
-
-
-launching(
-    "autotune_with_options",
-    lambda x, out: two_configs_kernel[by_block(x)](x, out, n=x.numel()),
-    interpretable=False,
-)
 launching(
     "run_method",
     lambda x, out: double_kernel.run(x, out, x.numel(), BLOCK=128, grid=blocks(x.numel()), warmup=False),
@@ -452,15 +376,7 @@ launching(
 launching("every_argument_named", lambda x, out: double_kernel[blocks(x.numel())](BLOCK=128, n=x.numel(), out=out, x=x))
 
 
-@pattern(twice)
-def launcher_kept(x: Tensor) -> Tensor:
-    out = torch.empty_like(x)
-    launch = double_kernel[blocks(x.numel())]
-    launch(x, out, x.numel(), BLOCK=128)
-    return out
-
-
-@pattern(lambda x: x * 8, launches=3)
+@pattern(reference=lambda x: x * 8, launches=3)
 def loop_over_kernels(x: Tensor) -> Tensor:
     out = x.clone()
     for kernel in (double_kernel, made_outside, double_default_kernel):
@@ -468,18 +384,16 @@ def loop_over_kernels(x: Tensor) -> Tensor:
     return out
 
 
-@pattern(twice)
+@pattern()
 def pytorch_around_the_launch(x: Tensor) -> Tensor:
-    out = torch.empty_like(x)
-    double_kernel[blocks(x.numel())](x.relu() - (-x).relu(), out, x.numel(), BLOCK=128)
-    return out
+    return module_level(x.relu() - (-x).relu())
 
 
 fixed_launch = double_kernel[(3,)]
 fixed_partial = functools.partial(double_kernel[(3,)], BLOCK=128)
 
 
-@pattern(lambda x: x * 4, launches=2)
+@pattern(reference=lambda x: x * 4, launches=2)
 def launcher_made_at_import(x: Tensor) -> Tensor:
     middle = torch.empty_like(x)
     out = torch.empty_like(x)
