@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from magi_passes import MagiInductorPass, Reason, _torch_compat
+from magi_passes import MagiInductorPass, PassContext, Reason, _torch_compat
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
@@ -23,7 +24,6 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from magi_passes import PassContext
     from torch.fx import Graph
 
 
@@ -64,6 +64,19 @@ class Holds(MagiInductorPass):
         pass
 
 
+def at(name: str) -> MagiInductorPass:
+    """A pass at the hook *name*, which notes that."""
+
+    @dataclass(frozen=True)
+    class At(MagiInductorPass):
+        hook = name
+
+        def __call__(self, graph: Graph) -> None:
+            seen.append(name)
+
+    return At()
+
+
 class Foreign(CustomGraphPass):
     """A pass of another library, which notes its name and acts."""
 
@@ -100,6 +113,12 @@ def other(x: torch.Tensor) -> torch.Tensor:
     return x @ x @ x
 
 
+def infer(fn: Any = product, options: Any = None) -> Any:
+    """The result of *fn*, compiled anew."""
+    torch._dynamo.reset()
+    return torch.compile(fn, options=options)(torch.ones(4, 4))
+
+
 def train(compiled: Any, size: int = 4) -> None:
     torch.autograd.backward(compiled(torch.ones(size, size, requires_grad=True)).sum())
 
@@ -120,6 +139,32 @@ def trace(fn: Callable[..., Any], args: Sequence[torch.Tensor], dynamic: Sequenc
         fakes.append(mode.from_tensor(arg, source=ConstantSource(f"arg{position}"), symbolic_context=context))
     with enable_python_dispatcher():
         return make_fx(fn, tracing_mode="real")(*fakes)
+
+
+def decomposed(fn: Any, *args: torch.Tensor) -> torch.fx.GraphModule:
+    """The graph of ``fn(*args)`` as Inductor's hooks see it: group norms, for example, are taken apart."""
+    return make_fx(fn, decomposition_table=select_decomp_table(), tracing_mode="fake")(*args)
+
+
+def rewritten(gm: torch.fx.GraphModule, *passes: MagiInductorPass) -> torch.fx.GraphModule:
+    """*gm* after *passes*, ready to run."""
+    for one in passes:
+        one(gm.graph)
+    gm.graph.lint()
+    gm.recompile()
+    return gm
+
+
+def calls(gm: torch.fx.GraphModule, target: Any) -> list[Any]:
+    return gm.graph.find_nodes(op="call_function", target=target)
+
+
+def is_left_alone(gm: torch.fx.GraphModule, one: MagiInductorPass) -> bool:
+    """Whether *one* does not apply to *gm*, and changes nothing if it is called all the same."""
+    before = str(gm.graph)
+    is_applicable = one.is_applicable(gm.graph, PassContext())
+    one(gm.graph)
+    return not is_applicable and str(gm.graph) == before
 
 
 def pretend_cuda(gm: torch.fx.GraphModule, dtype: torch.dtype = torch.bfloat16) -> torch.fx.GraphModule:

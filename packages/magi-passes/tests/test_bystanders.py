@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from made_passes import calls, decomposed, rewritten
 from magi_passes import (
     ChannelMomentsPass,
     ConvPaddingPass,
@@ -18,8 +19,6 @@ from magi_passes import (
     TemporalConvPass,
     collect_records,
 )
-from torch._inductor.decomposition import select_decomp_table
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import conv3d, pad
 
 
@@ -104,22 +103,11 @@ def _mean(x: Tensor) -> Tensor:
     return torch.var_mean(x.view(*_GROUPED), [2, 3], correction=0, keepdim=True)[1]
 
 
-def _as_inductor_has_it(fn: Any, args: tuple[Tensor, ...]) -> torch.fx.GraphModule:
-    """The graph of ``fn(*args)`` as Inductor's hooks see it: decomposed, and with reshapes for views."""
-    gm = make_fx(fn, decomposition_table=select_decomp_table(), tracing_mode="fake")(*args)
-    for node in gm.graph.find_nodes(op="call_function", target=aten.view.default):
-        node.target = aten.reshape.default
-    gm.recompile()
-    return gm
-
-
 def _rewritten(fn: Any, args: tuple[Tensor, ...], passes: tuple[MagiInductorPass, ...]) -> torch.fx.GraphModule:
-    gm = _as_inductor_has_it(fn, args)
-    for graph_pass in passes:
-        graph_pass(gm.graph)
-    gm.graph.lint()
-    gm.recompile()
-    return gm
+    gm = decomposed(fn, *args)
+    for node in calls(gm, aten.view.default):  # Inductor has reshapes for views
+        node.target = aten.reshape.default
+    return rewritten(gm, *passes)
 
 
 def _assert_equal(found: tuple[Tensor, ...], expected: tuple[Tensor, ...], names: list[str]) -> None:

@@ -38,11 +38,6 @@ if TYPE_CHECKING:
     from torch.fx import Graph
 
 
-def _conv(channels: int = 128, out: int = 128, groups: int = 1) -> Any:
-    tensors = torch.ones(1, channels, 16, 18), torch.ones(out, channels // groups, 3, 3)
-    return (lambda x, w: torch.conv2d(x, w, groups=groups)), tensors
-
-
 @pytest.mark.parametrize(
     ("conv", "context", "applies", "reason"),
     [
@@ -56,20 +51,23 @@ def _conv(channels: int = 128, out: int = 128, groups: int = 1) -> Any:
         ({"channels": 32, "out": 32}, {"is_inference": False}, False, "training with small"),
         ({}, {"user_keys": frozenset({"force_layout_optimization"})}, False, "you set force_layout_optimization"),
         ({}, {"config": {"layout_optimization": False}}, False, "layout_optimization is off"),
+        ({"dims": ()}, {}, False, "static: Inductor decides itself"),
+        ({"on_cuda": False}, {}, False, "no forward convolution on CUDA"),
     ],
 )
-def test_dynamic_on_cuda(conv: dict[str, int], context: dict[str, Any], applies: bool, reason: str) -> None:
-    fn, tensors = _conv(**conv)
-    verdict = ConvLayoutPass().is_applicable(pretend_cuda(trace(fn, tensors, (2, 3))).graph, PassContext(**context))
+def test_the_layout_of_a_convolution(conv: dict[str, Any], context: dict[str, Any], applies: bool, reason: str) -> None:
+    graph = _convolution(**conv).graph
+    verdict = ConvLayoutPass().is_applicable(graph, PassContext(**context))
     assert verdict.applies is applies
     assert reason in verdict.text
 
 
-def test_static_graphs_and_the_cpu_are_inductors_own() -> None:
-    fn, tensors = _conv()
-    static, on_cpu = pretend_cuda(trace(fn, tensors)), trace(fn, tensors, (2, 3))
-    assert ConvLayoutPass().is_applicable(static.graph, PassContext()).text == "static: Inductor decides itself"
-    assert ConvLayoutPass().is_applicable(on_cpu.graph, PassContext()).text == "no forward convolution on CUDA"
+def _convolution(
+    channels: int = 128, out: int = 128, groups: int = 1, dims: tuple[int, ...] = (2, 3), on_cuda: bool = True
+) -> torch.fx.GraphModule:
+    tensors = torch.ones(1, channels, 16, 18), torch.ones(out, channels // groups, 3, 3)
+    gm = trace(lambda x, w: torch.conv2d(x, w, groups=groups), tensors, dims)
+    return pretend_cuda(gm) if on_cuda else gm
 
 
 def _graph(*, dynamic: bool = True, conv: bool = True) -> Graph:
@@ -102,28 +100,17 @@ def test_it_fires_on_dynamic_convolutional_graphs_on_older_torch_only(
     assert reason in verdict.text
 
 
-@pytest.mark.parametrize("switched", ["on", "by option", "by environment"])
-def test_end_to_end(inductor: Any, monkeypatch: pytest.MonkeyPatch, switched: str) -> None:
+def test_end_to_end(inductor: Any) -> None:
     options = PassPipeline([NDTilingWorkaroundPass(max_torch=None)]).inductor_options()
-    if switched == "by option":
-        options["triton.prefer_nd_tiling"] = False
-    if switched == "by environment":
-        monkeypatch.setenv("MAGI_PASSES_DISABLE", "NDTilingWorkaroundPass")
     weight = torch.ones(4, 3, 3, 3)
     with collect_records() as records:
         torch.compile(lambda x: torch.conv2d(x, weight), dynamic=True, options=options)(torch.ones(1, 3, 8, 9))
     (record,) = records
-    if switched == "on":
-        assert record.config_changes == {
-            "triton.prefer_nd_tiling": (False, True),
-            "triton.max_tiles": (None, 3),
-            "triton.tile_reductions": (False, True),
-        }
-    else:
-        reasons = {"by option": "you set triton.prefer_nd_tiling=False", "by environment": "MAGI_PASSES_DISABLE"}
-        assert not record.ran
-        assert reasons[switched] in record.reason
-    assert inductor.triton.prefer_nd_tiling is False
+    assert record.config_changes == {
+        "triton.prefer_nd_tiling": (False, True),
+        "triton.max_tiles": (None, 3),
+        "triton.tile_reductions": (False, True),
+    }
 
 
 S0, S1, PS0 = sympy.symbols("s0 s1 ps0", integer=True, positive=True)
@@ -184,27 +171,18 @@ def test_what_fits_is_guarded_once(sizes: tuple[int, int], limit: int, compilati
     assert [str(guard.expr) for guard in shape_env.guards] == [f"{area} <= {limit}"] * fits
 
 
-def test_a_number_that_sympy_must_leave_alone_fits() -> None:
-    """It is what is left of the index of a size that broadcasts."""
+def test_a_number_fits() -> None:
+    assert _is_within(ShapeEnv(), 25)
+    # What is left of the index of a size that broadcasts; sympy must leave it alone.
     assert _is_within(ShapeEnv(), 25 * Identity(sympy.Integer(2)))
 
 
-def test_a_python_number_fits() -> None:
-    assert _is_within(ShapeEnv(), 25)
-
-
-def test_what_is_computed_with_floats_is_not_guarded() -> None:
-    """No guard can be written with it."""
+def test_what_no_guard_can_be_written_for_is_not_guessed() -> None:
+    """What is computed with floats, and sizes that depend on data."""
     shape_env = ShapeEnv()
-    scaled = FloorToInt(ToFloat(_size(shape_env, 10)) * 1.5)
-    assert not _is_within(shape_env, scaled)
+    assert not _is_within(shape_env, FloorToInt(ToFloat(_size(shape_env, 10)) * 1.5))
+    assert not _is_within(shape_env, shape_env.create_unbacked_symint().node.expr)
     assert not shape_env.guards
-
-
-def test_sizes_that_depend_on_data_are_not_guessed() -> None:
-    shape_env = ShapeEnv()
-    unbacked = shape_env.create_unbacked_symint()
-    assert not _is_within(shape_env, unbacked.node.expr)
 
 
 @pytest.mark.parametrize(
@@ -238,10 +216,7 @@ def test_three_dimensions_only_where_they_fit_and_nothing_is_reduced(
     monkeypatch.setattr(_torch_compat.kernels, "guarded_within", lambda size, _limit: size in within)
     tiling = _torch_compat.kernels.launchable_tiling(THREE, is_reduction=reduction)
     assert tiling == ({"y": Z * Y, "x": X, "r0_": sympy.S.One} if folded else THREE)
-
-
-def test_two_dimensions_have_an_overflow_path_and_stay() -> None:
-    two = {"y": Y, "x": X}
+    two = {"y": Y, "x": X}  # which have an overflow path
     assert _torch_compat.kernels.launchable_tiling(two, is_reduction=False) is two
 
 

@@ -3,18 +3,16 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch._inductor.compile_fx as module
-from made_passes import HOOK, RELEASE, Foreign, Spy, other, product, seen, train
-from magi_passes import MagiInductorPass, PassPipeline, Reason, _torch_compat, collect_records, pass_records
+from made_passes import HOOK, RELEASE, Foreign, Spy, at, infer, other, product, seen, train
+from magi_passes import PassPipeline, _torch_compat, collect_records, pass_records
 from magi_passes.errors import PassesWouldBeDroppedError
 from torch._dynamo.utils import counters
 from torch._inductor import config
@@ -22,7 +20,6 @@ from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
 
 if TYPE_CHECKING:
-    from magi_passes import PassContext
     from torch.fx import Graph
 
 
@@ -34,9 +31,8 @@ OPTIONS = PassPipeline([Spy()]).inductor_options()
 def test_hooks_in_the_base_options_run_first(inductor: Any, installed: Any) -> None:
     options = PassPipeline([Spy()]).inductor_options({HOOK: installed})
     for hits in (0, 1):
-        torch._dynamo.reset()
         counters.clear()
-        torch.compile(product, options=options)(torch.ones(4, 4))
+        infer(product, options)
         assert counters["aot_autograd"]["autograd_cache_hit"] == hits
     assert seen == ["theirs", OURS]
 
@@ -50,15 +46,14 @@ def test_hooks_installed_globally_after_construction_run_too(inductor: Any) -> N
 @pytest.mark.skipif(RELEASE < (2, 13), reason="a hook holds one pass before 2.13")
 def test_a_pipeline_inside_a_users_own_list(inductor: Any) -> None:
     options: dict[str, Any] = {HOOK: [Foreign("before"), OPTIONS[HOOK], Foreign("after")]}
-    torch.compile(product, options=options)(torch.ones(4, 4))
+    infer(product, options)
     assert seen == ["before", OURS, "after"]
 
 
 def test_a_pipeline_installed_globally(inductor: Any) -> None:
     with inductor.patch(OPTIONS), collect_records() as records:
-        torch.compile(product)(torch.ones(4, 4))
-        torch._dynamo.reset()
-        torch.compile(other, options=OPTIONS)(torch.ones(4, 4))
+        infer()
+        infer(other, OPTIONS)
         assert inductor.triton.max_tiles is None
     assert seen == [OURS, OURS]
     assert [record.ran for record in records] == [True, True]
@@ -67,7 +62,7 @@ def test_a_pipeline_installed_globally(inductor: Any) -> None:
 def test_two_pipelines_run_one_after_the_other_and_the_last_one_wins(inductor: Any) -> None:
     both = PassPipeline([Spy()]).inductor_options(PassPipeline([Spy(tiles=2)]).inductor_options())
     with collect_records() as records:
-        torch.compile(product, options=both)(torch.ones(4, 4))
+        infer(product, both)
     assert seen == [OURS, ("inference", False, 2)]
     assert [record.config_changes["triton.max_tiles"] for record in records] == [(None, 2), (2, 3)]
 
@@ -76,7 +71,7 @@ def test_the_graph_is_observed_around_each_pass_that_runs(inductor: Any) -> None
     observed: list[tuple[str, int]] = []
     with collect_records(lambda name, graph: observed.append((name, len(graph.nodes)))), collect_records() as records:
         options = PassPipeline([Spy(), Spy(kinds=())]).inductor_options({HOOK: [Foreign()]})
-        torch.compile(product, options=options)(torch.ones(4, 4))
+        infer(product, options)
     nodes = observed[0][1]
     assert observed == [("", nodes), ("Foreign", nodes), ("", nodes), ("Spy", nodes)]
     assert [record.ran for record in records] == [True, False]
@@ -85,8 +80,7 @@ def test_the_graph_is_observed_around_each_pass_that_runs(inductor: Any) -> None
 def test_a_foreign_pass_without_uuid_turns_the_cache_off_as_it_does_without_us(inductor: Any) -> None:
     options = PassPipeline([Spy()]).inductor_options({HOOK: lambda graph: seen.append("plain")})
     for _ in range(2):
-        torch._dynamo.reset()
-        torch.compile(product, options=options)(torch.ones(4, 4))
+        infer(product, options)
     assert seen == ["plain", OURS] * 2
 
 
@@ -102,21 +96,9 @@ def test_an_inference_aware_pass_hears_of_inference(inductor: Any) -> None:
             return "aware"
 
     options = PassPipeline([Spy()]).inductor_options({HOOK: Aware()})
-    torch.compile(product, options=options)(torch.ones(4, 4))
+    infer(product, options)
     torch.compile(product, options=options)(torch.ones(4, 4, requires_grad=True))
     assert seen == [True, OURS, False, FORWARD]
-
-
-def test_a_backend_with_a_pipeline_of_its_own(inductor: Any) -> None:
-    """It adds its passes, and hands on what the user of the backend asked for."""
-
-    def backend(gm: torch.fx.GraphModule, inputs: list[Any], *, options: dict[str, Any] | None = None) -> Any:
-        return compile_fx(gm, inputs, config_patches=PassPipeline([Spy()]).inductor_options(options))
-
-    users = PassPipeline([Spy(tiles=2)]).inductor_options()
-    train(torch.compile(product, backend=backend, options=users))
-    assert seen == [FORWARD, ("forward", False, 2), BACKWARD, ("backward", False, 2)]
-    assert inductor.triton.max_tiles is None
 
 
 def test_standalone_compile(inductor: Any) -> None:
@@ -129,23 +111,10 @@ def test_standalone_compile(inductor: Any) -> None:
 
 
 def test_all_hooks(inductor: Any) -> None:
-    def at(name: str) -> MagiInductorPass:
-        @dataclass(frozen=True)
-        class Here(MagiInductorPass):
-            hook = name
-
-            def is_applicable(self, graph: Graph, context: PassContext) -> Reason:
-                return Reason(True, f"{context.hook} {context.graph}")
-
-            def __call__(self, graph: Graph) -> None:
-                pass
-
-        return Here()
-
     hooks = list(_torch_compat.config.HOOKS)
     with collect_records() as records:
-        torch.compile(product, options=PassPipeline([at(h) for h in hooks]).inductor_options())(torch.ones(4, 4))
-    assert [record.hook for record in records] == hooks
+        infer(product, PassPipeline(map(at, hooks)).inductor_options())
+    assert seen == [record.hook for record in records] == hooks
 
 
 def test_a_subgraph_does_not_decide_the_configuration(inductor: Any) -> None:
@@ -153,7 +122,7 @@ def test_a_subgraph_does_not_decide_the_configuration(inductor: Any) -> None:
         return torch.cond(x.sum() > 0, lambda x: x @ x, lambda x: x @ x @ x, (x,))
 
     with collect_records() as records:
-        torch.compile(branches, options=OPTIONS)(torch.ones(4, 4))
+        infer(branches, OPTIONS)
     assert [record.ran for record in records] == [False, False, True]
     assert "subgraph" in records[0].reason
 
@@ -204,9 +173,8 @@ def test_records_are_kept_and_logged(inductor: Any, caplog: pytest.LogCaptureFix
     count = len(pass_records())
     with collect_records() as outer:
         with collect_records() as inner:
-            torch.compile(product, options=OPTIONS)(torch.ones(4, 4))
-        torch._dynamo.reset()
-        torch.compile(product, options=OPTIONS)(torch.ones(4, 4))
+            infer(product, OPTIONS)
+        infer(product, OPTIONS)
     assert len(inner) == 1
     assert [(record.ran, record.reason) for record in outer] == [
         (True, "by kind"),
@@ -224,7 +192,7 @@ def test_the_structured_trace_has_an_artifact(inductor: Any, monkeypatch: pytest
     monkeypatch.setattr(
         _torch_compat.compiling, "trace_artifact", lambda name, payload: artifacts.append((name, payload()))
     )
-    torch.compile(product, options=OPTIONS)(torch.ones(4, 4))
+    infer(product, OPTIONS)
     ((name, text),) = artifacts
     assert name == "magi_passes"
     assert '"triton.max_tiles": [\n    "None",\n    "3"\n   ]' in text
@@ -238,7 +206,7 @@ def test_the_wrappers_are_installed_once_and_do_nothing_without_a_pipeline(
     PassPipeline([Spy()]).inductor_options()
     assert (module.compile_fx, module._compile_fx_inner) == once
     monkeypatch.setattr(_torch_compat.config, "read_overrides", lambda: pytest.fail("no pipeline, nothing to save"))
-    torch.compile(product)(torch.ones(4, 4))
+    infer()
 
 
 def _inner(gm: torch.fx.GraphModule, inputs: list[Any], **kwargs: Any) -> Any:
@@ -249,7 +217,6 @@ EARLY = inspect.unwrap(compile_fx)  # as who imported it before the first pass w
 ROUTES: dict[str, Callable[[Any, Any], Any]] = {
     "compile_fx": lambda gm, inputs: module.compile_fx(gm, inputs, config_patches=OPTIONS),
     "bound early": lambda gm, inputs: EARLY(gm, inputs, config_patches=OPTIONS),
-    "partial": lambda gm, inputs: functools.partial(EARLY, gm)(inputs, config_patches=OPTIONS),
     "positional": lambda gm, inputs: EARLY(gm, inputs, _inner, OPTIONS),
     "inner_compile": lambda gm, inputs: EARLY(gm, inputs, inner_compile=_inner, config_patches=OPTIONS),
     "torch._inductor.compile": lambda gm, inputs: torch._inductor.compile(gm, inputs, options=OPTIONS),

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is given to or declared by a pass, and the sentence for what does not fit."""
+"""What is given to or declared by a pass, and the sentence for what does not fit, or is misspelt."""
 
 from __future__ import annotations
 
+import copy
 import functools
-from dataclasses import dataclass, make_dataclass
+import pickle
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, make_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
-from made_passes import HOOK
+from made_passes import HOOK, Holds
 from magi_passes import (
     ConvChooser,
     ConvLayoutPass,
@@ -30,20 +34,18 @@ from magi_passes.errors import (
     PassDefinitionError,
     UnknownConfigKeyError,
     UnknownPassNameError,
+    UnknownVariableWarning,
 )
 from torch.fx.experimental.proxy_tensor import make_fx
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch.fx import Graph
 
 
 TYPE, VALUE = PassArgumentTypeError, PassArgumentError
 FIELDS: list[tuple[Callable[..., object], dict[str, Any], type[MagiPassesError], str]] = [
     (ConvChooser, {"tune": 1}, TYPE, r"tune must be bool, not 1 of type int\. Write bool\(\.\.\.\) around it\.$"),
-    (ConvChooser, {"tune": "yes"}, TYPE, r"tune must be bool, not 'yes' of type str\.$"),
     (ConvChooser, {"tune": np.True_}, TYPE, r"tune must be bool, not .*True.* of type bool_?\. Write bool"),
     (ConvChooser, {"cache_dir": Path("x")}, TYPE, r"cache_dir must be str or None, .* Write str\(\.\.\.\) around it"),
     (ConvChooser, {"layout": ConvLayoutPass}, TYPE, "layout must be bool, .* Give an instance, not the class"),
@@ -52,10 +54,8 @@ FIELDS: list[tuple[Callable[..., object], dict[str, Any], type[MagiPassesError],
     (ConvChooser, {"max_tiles": torch.tensor(3)}, TYPE, r"max_tiles must be int, .* of type Tensor\. Write int"),
     (ConvChooser, {"min_share": np.float64(0.5)}, TYPE, r"min_share must be float, .* of type float64\. Write float"),
     (ConvChooser, {"min_share": "0.5"}, TYPE, r"min_share must be float, not '0.5' of type str\.$"),
-    (ConvChooser, {"min_share": True}, TYPE, "min_share must be float, not True of type bool"),
     (NDTilingWorkaroundPass, {"max_torch": 2.11}, TYPE, "max_torch must be str or None, not 2.11 of type float"),
     (Reason, {"applies": torch.tensor(True), "text": "x"}, TYPE, r"applies must be bool, .* Write bool"),
-    (Reason, {"applies": True, "text": None}, TYPE, "text must be str, not None"),
     (ConvChooser, {"max_tiles": 4}, VALUE, "max_tiles=4: a Triton grid has up to three dimensions; use 2 or 3$"),
     (ConvChooser, {"min_share": 1.5}, VALUE, "min_share=1.5: it is a share of the .*; use a number from 0 to 1$"),
     (ConvChooser, {"min_share": float("nan")}, VALUE, "min_share=nan: it is a share"),
@@ -110,23 +110,136 @@ def test_what_is_not_a_release(release: str) -> None:
         NDTilingWorkaroundPass(max_torch=release)
 
 
-@pytest.mark.parametrize(
-    ("passes", "error", "sentence"),
-    [
-        (None, PassArgumentTypeError, r"passes is None, of type NoneType\. Give a list of passes\.$"),
-        (3, PassArgumentTypeError, "passes is 3, of type int"),
-        ("ConvChooser", PassArgumentTypeError, "passes is 'ConvChooser', of type str"),
-        ({"a": ConvPaddingPass()}, PassArgumentTypeError, "of type dict"),
-        (ConvPaddingPass(), PassArgumentTypeError, r"Put it into a list: PassPipeline\(\[\.\.\.\]\)\.$"),
-        (ConvPaddingPass, PassArgumentTypeError, r"Put it into a list"),
-        ([ConvPaddingPass], PassDefinitionError, r"item 0 is .* Pass an instance, not the class"),
-        ([ConvPaddingPass(), None], PassDefinitionError, "item 1 is None"),
-        ([[ConvPaddingPass()]], PassDefinitionError, r"item 0 is \[ConvPaddingPass\(\)\]"),
-    ],
+def _does_nothing(self: object, graph: object, *context: object) -> None:
+    pass
+
+
+def _pass(**members: Any) -> Any:
+    namespace = {"__call__": _does_nothing, **members}
+    return make_dataclass("Bad", [], bases=(MagiInductorPass,), namespace=namespace, frozen=True)
+
+
+def _with_keyword() -> None:
+    class Bad(MagiInductorPass, hok=HOOK):
+        pass
+
+
+def _piped(passes: Any) -> Callable[[], object]:
+    return lambda: PassPipeline(passes)
+
+
+def _options(base: Any) -> Callable[[], object]:
+    return lambda: PassPipeline([ConvPaddingPass()]).inductor_options(base)
+
+
+KEYS = "inductor_config_keys_potentially_mutated_by_this_pass"
+KEY = KEYS.replace("keys", "key")
+CALL = r"^Bad\.__call_ is almost '__call__', which Bad does not define"
+ALMOST = (
+    r"^Bad\.is_aplicable is almost 'is_applicable', which Bad does not define\. Rename it, or give what is not meant "
+    r"as 'is_applicable' another name\. \(\S+\)$"
 )
-def test_what_is_not_a_list_of_passes(passes: Any, error: type[Exception], sentence: str) -> None:
-    with pytest.raises(error, match=f"^PassPipeline: .*{sentence}"):
-        PassPipeline(passes)
+MADE = PassDefinitionError
+# What a user writes, and what the error says.
+ERRORS: dict[str, tuple[Callable[[], object], type[MagiPassesError], str]] = {
+    "no passes": (_piped(None), TYPE, r"^PassPipeline: passes is None, of type NoneType\. Give a list of passes\.$"),
+    "a name of a pass": (_piped("ConvChooser"), TYPE, "^PassPipeline: passes is 'ConvChooser', of type str"),
+    "a table of passes": (_piped({"a": ConvPaddingPass()}), TYPE, "^PassPipeline: .* of type dict"),
+    "one pass": (
+        _piped(ConvPaddingPass()),
+        TYPE,
+        r"^PassPipeline: .*Put it into a list: PassPipeline\(\[\.\.\.\]\)\.$",
+    ),
+    "one class": (_piped(ConvPaddingPass), TYPE, "^PassPipeline: .*Put it into a list"),
+    "a class in the list": (
+        _piped([ConvPaddingPass]),
+        MADE,
+        r"^PassPipeline: item 0 is .* Pass an instance, not the class",
+    ),
+    "None in the list": (_piped([ConvPaddingPass(), None]), MADE, "^PassPipeline: item 1 is None"),
+    "a list in the list": (_piped([[ConvPaddingPass()]]), MADE, r"^PassPipeline: item 0 is \[ConvPaddingPass\(\)\]"),
+    "a function": (_piped([print]), MADE, r"^PassPipeline: item 0 is .*Subclass MagiInductorPass, or .*adapt\(\)"),
+    "options as a list": (
+        _options([("triton.max_tiles", 2)]),
+        TYPE,
+        r"^inductor_options: base must be a dict of Inductor's options by name, or None; got \[",
+    ),
+    "options without names": (_options({1: 2}), TYPE, "^inductor_options: base must be a dict"),
+    "a class for a hook": (
+        _options({HOOK: ConvPaddingPass}),
+        TYPE,
+        f"^inductor_options: base has .*ConvPaddingPass'> at {HOOK}, which is a class; pass an instance",
+    ),
+    "a number for a hook": (
+        _options({HOOK: [print, 3]}),
+        TYPE,
+        f"^inductor_options: base has 3 at {HOOK}, which is nothing that can be called",
+    ),
+    "a hook with dashes": (_options({HOOK.replace("_", "-"): "pass"}), TYPE, f"base has 'pass' at {HOOK}"),
+    "an option": (
+        _options({"triton.max-tile": 2}),
+        VALUE,
+        r"^inductor_options: base has 'triton\.max_tile', which is not an option .*Did you mean 'triton\.max_tiles'\?",
+    ),
+    "a method": (lambda: _pass(is_aplicable=_does_nothing), MADE, ALMOST),
+    "a method with two mistakes": (lambda: _pass(is_aplicabel=_does_nothing), MADE, "'is_applicable'"),
+    "a method in another case": (lambda: _pass(isApplicable=_does_nothing), MADE, "'is_applicable'"),
+    "a static method": (lambda: _pass(is_aplicable=staticmethod(_does_nothing)), MADE, "'is_applicable'"),
+    "a call": (lambda: type("Bad", (Holds,), {"__cal__": _does_nothing}), MADE, r"^Bad\.__cal__ is almost '__call__'"),
+    "a call with one underscore": (lambda: type("Bad", (Holds,), {"_Bad__call_": _does_nothing}), MADE, CALL),
+    "a call that is not a function": (
+        lambda: _pass(__call__=functools.partialmethod(print)),
+        MADE,
+        r"^Bad.__call__ is a partialmethod; define it with def",
+    ),
+    "a uuid": (lambda: _pass(uuids=lambda self: "1"), MADE, r"^Bad\.uuids is almost 'uuid'"),
+    "the attribute of the hook": (lambda: _pass(hok=HOOK), MADE, r"^Bad\.hok is almost 'hook'"),
+    "the attribute of the keys": (lambda: _pass(**{KEY: ("size_asserts",)}), MADE, rf"^Bad\.{KEY} is almost '{KEYS}'"),
+    "a class keyword": (_with_keyword, MADE, r"Bad: 'hok' is not a keyword .* of the class\. Did you mean 'hook'\?"),
+    "a hook": (
+        lambda: _pass(hook="post_grad_custom_pas"),
+        MADE,
+        r"^Bad\.hook is 'post_grad_custom_pas'; Inductor has pre_grad_custom.*Did you mean 'post_grad_custom_p\w+'\?",
+    ),
+    "an early hook for configuration": (
+        lambda: _pass(hook="joint_custom_pre_pass", **{KEYS: ("size_asserts",)}),
+        MADE,
+        r"declares configuration keys but runs at joint_custom_pre_pass, long before",
+    ),
+    "keys as a string": (
+        lambda: _pass(**{KEYS: "triton.max_tiles"}),
+        MADE,
+        r"must be a tuple of strings, such as \('triton.max_tiles',\); got 'triton.max_tiles'",
+    ),
+    "a key that is declared": (
+        lambda: PassPipeline([_pass(**{KEYS: ("triton.max_tile",)})()]),
+        UnknownConfigKeyError,
+        r"^Bad declares the Inductor key 'triton.max_tile', which torch .* Did you mean 'triton.max_tiles'",
+    ),
+    "a key like no other": (
+        lambda: PassPipeline([_pass(**{KEYS: ("zzz",)})()]),
+        UnknownConfigKeyError,
+        r"'zzz', which torch \S+ does not have\.$",
+    ),
+    "a key that is read": (
+        lambda: PassContext().config["layout_optimisation"],
+        UnknownConfigKeyError,
+        r"^Inductor's configuration has no key 'layout_optimisation' in torch \S+ Did you mean 'layout_optimization'\?",
+    ),
+    "a field": (
+        lambda: ConvChooser(tuen=True),  # type: ignore[call-arg]
+        TYPE,
+        r"^ConvChooser has no field 'tuen'\. Did you mean 'tune'\? Its fields are tune, cache_dir, .*min_share\.$",
+    ),
+    "a field that is replaced": (lambda: replace(Holds(), valu=1), TYPE, r"no field 'valu'\. Did you mean 'value'\?"),  # type: ignore[call-arg]
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_what_cannot_be_used_is_an_error_that_teaches(name: str) -> None:
+    write, error, sentence = ERRORS[name]
+    with pytest.raises(error, match=sentence):
+        write()
 
 
 def test_any_iterable_of_passes_will_do() -> None:
@@ -134,21 +247,84 @@ def test_any_iterable_of_passes_will_do() -> None:
     assert PassPipeline(PassPipeline((ConvPaddingPass(),))) == PassPipeline([ConvPaddingPass()])
 
 
+@dataclass(frozen=True)
+class Good(MagiInductorPass):
+    """Helpers beside a hook that is defined, values of another kind, private names, and names less like a hook."""
+
+    HOOKS: ClassVar[str] = "no hook of Inductor's"
+    hooks: tuple[str, ...] = ()
+    uuids: tuple[str, ...] = ()
+    uid: int = 1
+
+    def is_applicable(self, graph: object, context: object) -> bool:
+        return self.is_applicable_()
+
+    def __call__(self, graph: object) -> None: ...
+    def __call(self) -> None: ...
+    def is_applicable_(self) -> bool: ...  # type: ignore[empty-body]
+    def _is_aplicable(self) -> None: ...
+    def call(self) -> None: ...
+    def hook_of(self) -> None: ...
+    def process(self) -> None: ...
+
+
+class Child(Good):
+    def is_applicable_to(self) -> None: ...
+    def applicable(self) -> None: ...
+    def is_applied(self) -> None: ...
+    def uid_of(self) -> None: ...
+
+
+def test_other_names_are_the_author_s() -> None:
+    for good in (Good(hooks=("a",), uid=2), Child(hooks=("a",), uid=2)):
+        assert good == copy.deepcopy(good) == pickle.loads(pickle.dumps(good)) == replace(good, uid=2)
+
+
+def test_an_init_of_the_author_s_takes_what_it_likes() -> None:
+    @dataclass(frozen=True, init=False)
+    class Own(MagiInductorPass):
+        tiles: int
+
+        def __init__(self, **settings: int) -> None:
+            object.__setattr__(self, "tiles", settings.get("tile", 0))
+
+        def __call__(self, graph: object) -> None: ...
+
+    assert Own(tile=3).tiles == 3
+
+
+def test_options_that_are_not_like_any_are_torch_s_to_refuse() -> None:
+    """`guard_filter_fn` is an option of `torch.compile`, and not a key of Inductor's configuration."""
+    options = PassPipeline([Holds()]).inductor_options({"guard_filter_fn": list, "triton.max_tiles": 2})
+    assert options["guard_filter_fn"] is list
+
+
 @pytest.mark.parametrize(
-    ("base", "sentence"),
+    ("variable", "hint"),
     [
-        ([("triton.max_tiles", 2)], r"base must be a dict of Inductor's options by name, or None; got \["),
-        ("max_autotune", "base must be a dict"),
-        (True, "base must be a dict"),
-        ({1: 2}, "base must be a dict"),
-        ({HOOK: ConvPaddingPass}, f"ConvPaddingPass'> at {HOOK}, which is a class; pass an instance"),
-        ({HOOK: [print, 3]}, f"base has 3 at {HOOK}, which is nothing that can be called"),
-        ({"post-grad-custom-post-pass": "pass"}, f"base has 'pass' at {HOOK}"),
+        ("MAGI_PASSES_DISABL", " Did you mean 'MAGI_PASSES_DISABLE'?"),
+        ("MAGI_PASS_DISABLE", " Did you mean 'MAGI_PASSES_DISABLE'?"),
+        ("magi_passes_disable", " Did you mean 'MAGI_PASSES_DISABLE'?"),
+        ("MAGI_PASSES_AND_SOMETHING_ELSE_ENTIRELY", ""),
     ],
 )
-def test_what_is_not_a_dict_of_options(base: Any, sentence: str) -> None:
-    with pytest.raises(PassArgumentTypeError, match=f"^inductor_options: .*{sentence}"):
-        PassPipeline([ConvPaddingPass()]).inductor_options(base)
+def test_an_unknown_variable_is_one_warning(monkeypatch: pytest.MonkeyPatch, variable: str, hint: str) -> None:
+    monkeypatch.setenv(variable, "all")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            PassPipeline([Holds()]).inductor_options()[HOOK].uuid()
+    (warning,) = caught
+    assert warning.category is UnknownVariableWarning
+    assert str(warning.message) == (
+        f"The environment variable {variable} is not read by magi-passes.{hint} The variables are: MAGI_PASSES_DISABLE"
+    )
+
+
+def test_variables_of_others_are_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("MAGI_PASSES_DISABLE", "MAGI_COMPILE_MODE", "MAGI", "PASSES_DISABLE"):
+        monkeypatch.setenv(variable, "")
+    PassPipeline([Holds()])  # warnings are errors
 
 
 @pytest.mark.parametrize(
@@ -176,49 +352,6 @@ def test_the_environment_names_passes_that_exist(monkeypatch: pytest.MonkeyPatch
 def test_names_may_be_surrounded_by_spaces(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("MAGI_PASSES_DISABLE", value)
     assert len(PassPipeline([ConvPaddingPass()])) == 1
-
-
-def _pass(**members: Any) -> Any:
-    namespace = {"__call__": lambda self, graph: None, **members}
-    return make_dataclass("Bad", [], bases=(MagiInductorPass,), namespace=namespace, frozen=True)
-
-
-def _keys(*keys: str) -> dict[str, Any]:
-    return {"inductor_config_keys_potentially_mutated_by_this_pass": keys}
-
-
-TABLE: list[tuple[Callable[[], object], type[Exception], str]] = [
-    (lambda: PassPipeline([_pass()]), PassDefinitionError, r"item 0 is <class .*Pass an instance, not the class\."),
-    (lambda: PassPipeline([cast("Any", print)]), TypeError, r"item 0 is .*Subclass MagiInductorPass, or .*adapt\(\)"),
-    (
-        lambda: PassPipeline([_pass(**_keys("zzz"))()]),
-        UnknownConfigKeyError,
-        r"'zzz', which torch \S+ does not have\.$",
-    ),
-    (
-        lambda: _pass(inductor_config_keys_potentially_mutated_by_this_pass="triton.max_tiles"),
-        PassDefinitionError,
-        r"must be a tuple of strings, such as \('triton.max_tiles',\); got 'triton.max_tiles'",
-    ),
-    (
-        lambda: _pass(__call__=functools.partialmethod(print)),
-        PassDefinitionError,
-        r"^Bad.__call__ is a partialmethod; define it with def",
-    ),
-    (lambda: _pass(hook="post_grad"), PassDefinitionError, r"Bad.hook is 'post_grad'; Inductor has pre_grad_custom"),
-    (
-        lambda: _pass(hook="joint_custom_pre_pass", **_keys("size_asserts")),
-        PassDefinitionError,
-        r"declares configuration keys but runs at joint_custom_pre_pass, long before",
-    ),
-]
-
-
-@pytest.mark.parametrize(("make", "error", "sentence"), TABLE)
-def test_definition_errors(make: Callable[[], object], error: type[Exception], sentence: str) -> None:
-    with pytest.raises(error, match=sentence) as caught:
-        make()
-    assert isinstance(caught.value, MagiPassesError)
 
 
 def test_an_answer_that_is_neither_bool_nor_reason(inductor: Any) -> None:

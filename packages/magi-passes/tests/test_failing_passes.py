@@ -11,7 +11,6 @@ import pytest
 import torch
 from made_passes import HOOK, Holds, Manager, Spy, changes_since, product, train
 from magi_passes import (
-    ConvChooser,
     MagiInductorPass,
     PassFailedError,
     PassPipeline,
@@ -19,15 +18,11 @@ from magi_passes import (
     _torch_compat,
     collect_records,
 )
-from magi_passes import _choose as tuning
 from magi_passes.errors import BrokenGraphError
-from torch._inductor import config
 from torch.fx.experimental.proxy_tensor import make_fx
 
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch.fx import Graph
 
 
@@ -59,40 +54,10 @@ def test_an_interrupt_arrives_as_itself(
         assert records[-1].reason == f"raised {error.__name__}: now"
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-@pytest.mark.parametrize("place", ["compile_graph", "seconds_of_a_call"])
-def test_an_interrupt_while_tuning_arrives_as_itself(
-    inductor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], place: str
-) -> None:
-    def stop(*args: object) -> Any:
-        config.triton.max_tiles = 2
-        raise error("now")
-
-    monkeypatch.setattr(
-        _torch_compat.compiling, "compile_graph", stop if place == "compile_graph" else lambda *args: print
-    )
-    if place == "seconds_of_a_call":
-        monkeypatch.setattr(tuning, "seconds_of_a_call", stop)
-    weight = torch.randn(4, 4, 3, 3)
-    before = _torch_compat.config.read_overrides()
-
-    def model(x: torch.Tensor) -> torch.Tensor:
-        return torch.conv2d(x, weight)
-
-    chooser = ConvChooser(tune=True, cache_dir=str(tmp_path))
-    compiled: Any = torch.compile(model, options=PassPipeline([chooser]).inductor_options())
-    with collect_records() as records, pytest.raises(error, match="now"), torch.no_grad():
-        compiled(torch.randn(1, 4, 6, 6))
-    assert changes_since(before) == {}
-    assert [record.reason for record in records] == [f"raised {error.__name__}: now"]
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("error", [RuntimeError, KeyError, AssertionError])
 @pytest.mark.parametrize("route", OPTIONS)
-def test_an_error_names_the_pass(inductor: Any, route: str, error: type[Exception]) -> None:
-    with pytest.raises(Exception, match=rf"Spy failed on \d+_forward: {error.__name__}: '?now") as caught:
-        _train(OPTIONS[route](Spy(raises=error)))
+def test_an_error_names_the_pass(inductor: Any, route: str) -> None:
+    with pytest.raises(Exception, match=r"Spy failed on \d+_forward: KeyError: 'now") as caught:
+        _train(OPTIONS[route](Spy(raises=KeyError)))
     assert "PassFailedError" in str(caught.value) or isinstance(caught.value, PassFailedError)
     # What torch raises has no cause, so the line of the pass is in the traceback itself.
     assert "raise self.raises" in str(caught.traceback[-1].statement)
@@ -108,6 +73,11 @@ def test_an_error_of_a_pass_that_is_called_keeps_its_cause() -> None:
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
+def _product(graph: Graph) -> Any:
+    (node,) = graph.find_nodes(op="call_function", target=aten.mm.default)
+    return node
+
+
 def _erase_output(graph: Graph) -> None:
     graph.erase_node(graph.output_node())
 
@@ -117,7 +87,7 @@ def _two_outputs(graph: Graph) -> None:
 
 
 def _erased_operand(graph: Graph) -> None:
-    (node, *_) = graph.find_nodes(op="call_function", target=aten.mm.default)
+    node = _product(graph)
     user = next(iter(node.users))
     node.users.clear()
     graph.erase_node(node)
@@ -126,12 +96,12 @@ def _erased_operand(graph: Graph) -> None:
 
 def _other_graph(graph: Graph) -> None:
     stranger = type(graph)().placeholder("stranger")
-    (node, *_) = graph.find_nodes(op="call_function", target=aten.mm.default)
+    node = _product(graph)
     node.args = (stranger, stranger)
 
 
 def _circle(graph: Graph) -> None:
-    (first, *_) = graph.find_nodes(op="call_function", target=aten.mm.default)
+    first = _product(graph)
     with graph.inserting_after(first):
         second = graph.call_function(aten.sin.default, (first,))
     second.meta.update(first.meta)
@@ -142,7 +112,7 @@ def _reads(path: str) -> Callable[[Graph], None]:
     """What makes a graph read the attribute *path* of its module."""
 
     def spoil(graph: Graph) -> None:
-        (node, *_) = graph.find_nodes(op="call_function", target=aten.mm.default)
+        node = _product(graph)
         with graph.inserting_before(node):
             constant = graph.create_node("get_attr", path)
         node.args = (constant, constant)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from made_passes import HOOK, RELEASE, Foreign, Manager, Spy, changes_since, other, product, seen
+from made_passes import HOOK, RELEASE, Foreign, Manager, Spy, at, changes_since, infer, other, product, seen
 from magi_passes import MagiInductorPass, PassPipeline, Reason, UnscopedConfigError, _torch_compat, collect_records
 from magi_passes.errors import PassArgumentError, PassArgumentTypeError
 from torch._dynamo.utils import counters
@@ -103,9 +103,8 @@ def test_the_gate_is_called_and_there_is_a_record(inductor: Any, route: str) -> 
 def test_a_warm_cache_hits_and_an_edited_pass_misses(inductor: Any, route: str) -> None:
     hits = []
     for kinds in (("inference",), ("inference",), ("forward",), ("inference",)):
-        torch._dynamo.reset()
         counters.clear()
-        torch.compile(product, options={HOOK: ROUTES[route](Spy(kinds=kinds))})(torch.ones(4, 4))
+        infer(product, {HOOK: ROUTES[route](Spy(kinds=kinds))})
         hits.append(counters["aot_autograd"]["autograd_cache_hit"])
     assert hits == [0, 1, 0, 1]
     assert len(seen) == 2
@@ -117,9 +116,8 @@ def test_a_pass_that_the_environment_disables_is_not_served_from_the_cache(
 ) -> None:
     for disabled in ("", "Spy", "all"):
         monkeypatch.setenv("MAGI_PASSES_DISABLE", disabled)
-        torch._dynamo.reset()
         with collect_records() as records:
-            torch.compile(product, options={HOOK: ROUTES[route](Spy())})(torch.ones(4, 4))
+            infer(product, {HOOK: ROUTES[route](Spy())})
         assert [record.ran for record in records] == [not disabled]
 
 
@@ -128,7 +126,7 @@ def test_a_value_that_the_user_chose_stays(inductor: Any, route: str) -> None:
     after: list[Any] = []
     last = Foreign(act=lambda: after.append((config.size_asserts, config.triton.max_tiles)))
     options: dict[str, Any] = {HOOK: Manager(ROUTES[route](Spy()), last), "triton.max_tiles": 2}
-    torch.compile(product, options=options)(torch.ones(4, 4))
+    infer(product, options)
     assert after == [(False, 2)]
 
 
@@ -136,7 +134,7 @@ def test_what_the_manager_itself_sets_is_left_to_it(inductor: Any) -> None:
     """Some never put back what they set; that is theirs to mend, and their users rely on it."""
     before = _torch_compat.config.read_overrides()
     manager = Manager(Spy(), Foreign(act=lambda: setattr(config, "epilogue_fusion", False)))
-    torch.compile(product, options={HOOK: manager})(torch.ones(4, 4))
+    infer(product, {HOOK: manager})
     assert changes_since(before) == {"epilogue_fusion": (True, False)}
     _torch_compat.config.restore_overrides(before)
 
@@ -163,9 +161,9 @@ def test_without_a_compilation_a_change_is_an_error_that_teaches(inductor: Any, 
 
 
 @pytest.mark.parametrize("hook", ["pre_grad_custom_pass", "joint_custom_post_pass"])
-def test_a_hook_before_the_compilation_of_the_graph_is_too_early(inductor: Any, hook: str) -> None:
+def test_a_hook_before_the_compilation_of_the_graph_is_tooat(inductor: Any, hook: str) -> None:
     with pytest.raises(Exception, match="Spy may change Inductor's configuration"):
-        torch.compile(product, options={hook: Manager(Spy())})(torch.ones(4, 4))
+        infer(product, {hook: Manager(Spy())})
 
 
 def test_without_a_compilation_a_rewrite_calls_its_gate() -> None:
@@ -186,26 +184,15 @@ def test_what_is_not_a_graph(graph: Any, advice: str) -> None:
         Products()(graph)
 
 
-def _early(name: str) -> MagiInductorPass:
-    @dataclass(frozen=True)
-    class Early(MagiInductorPass):
-        hook = name
-
-        def __call__(self, graph: Graph) -> None:
-            seen.append(name)
-
-    return Early()
-
-
 def test_a_pipeline_as_one_pass_runs_its_passes_in_the_order_of_the_hooks(inductor: Any) -> None:
-    both = PassPipeline([Spy(), _early("post_grad_custom_pre_pass")]).as_pass()
-    torch.compile(product, options={HOOK: Manager(both)})(torch.ones(4, 4))
+    both = PassPipeline([Spy(), at("post_grad_custom_pre_pass")]).as_pass()
+    infer(product, {HOOK: Manager(both)})
     assert seen == ["post_grad_custom_pre_pass", ("inference", True, None)]
 
 
 def test_passes_for_different_places_are_not_one_pass() -> None:
-    with pytest.raises(PassArgumentError, match=r"cannot run in one place: Spy at post_grad.*Early at joint_custom"):
-        PassPipeline([Spy(), _early("joint_custom_pre_pass")]).as_pass()
+    with pytest.raises(PassArgumentError, match=r"cannot run in one place: Spy at post_grad.*At at joint_custom"):
+        PassPipeline([Spy(), at("joint_custom_pre_pass")]).as_pass()
 
 
 def _graph_module() -> torch.fx.GraphModule:
@@ -263,9 +250,8 @@ def test_a_scope_keeps_hooks_that_are_installed_and_reaches_later_backward_graph
 def test_scopes_nest(inductor: Any) -> None:
     with PassPipeline([Spy(kinds=("inference",))]).scope():
         with PassPipeline([Products()]).scope(), collect_records() as records:
-            torch.compile(product)(torch.ones(4, 4))
-        torch._dynamo.reset()
+            infer()
         with collect_records() as outer:
-            torch.compile(other)(torch.ones(4, 4))
+            infer(other)
     assert [record.pass_name for record in records] == ["Spy", "Products"]
     assert [record.pass_name for record in outer] == ["Spy"]

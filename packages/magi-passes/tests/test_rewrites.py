@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from made_passes import pretend_cuda, trace
+from made_passes import calls, decomposed, is_left_alone, pretend_cuda, rewritten, trace
 from magi_passes import (
     ChannelMomentsPass,
     ConvPaddingPass,
@@ -19,8 +19,6 @@ from magi_passes import (
 )
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
-from torch._inductor.decomposition import select_decomp_table
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import group_norm, pad
 
 
@@ -54,21 +52,21 @@ def _read_twice(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     ],
 )
 def test_the_symmetric_part_moves(fn: Any, left: list[list[int]], taken: list[list[int]]) -> None:
-    gm = trace(fn, (X, W), (2, 3))
-    ConvPaddingPass()(gm.graph)
-    gm.graph.lint()
-    gm.recompile()
+    gm = rewritten(trace(fn, (X, W), (2, 3)), ConvPaddingPass())
     assert torch.equal(gm(X, W), fn(X, W))
-    pads = gm.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)
-    convolutions = gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
-    assert [list(node.args[1]) for node in pads] == left
-    assert [list(node.args[4]) for node in convolutions] == taken
+    assert [list(node.args[1]) for node in calls(gm, aten.constant_pad_nd.default)] == left
+    assert [list(node.args[4]) for node in calls(gm, aten.convolution.default)] == taken
+
+
+def _with_a_sum(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    x = pad(x, (1, 1, 1, 1))
+    return torch.conv2d(x, w) + x.sum()
 
 
 @pytest.mark.parametrize(
     "fn",
     [
-        lambda x, w: torch.conv2d(pad(x, (1, 1, 1, 1)), w) + pad(x, (1, 1, 1, 1)).sum(),
+        _with_a_sum,
         lambda x, w: torch.conv2d(pad(x, (1, 1, 1, 1), value=1.0), w),
         lambda x, w: torch.conv2d(pad(x, (-1, -1, -1, -1)), w),
         lambda x, w: torch.conv2d(pad(x, (0, 2, 0, 2)), w),
@@ -79,19 +77,7 @@ def test_the_symmetric_part_moves(fn: Any, left: list[list[int]], taken: list[li
     ids=["other reader", "value", "crop", "one side", "weight", "transposed", "reflect"],
 )
 def test_what_is_not_theirs_stays(fn: Any) -> None:
-    def shared(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return fn(x, w)  # type: ignore[no-any-return]
-
-    gm = trace(shared, (X, W), (2, 3))
-    if len(gm.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)) == 2:
-        # As common subexpression elimination leaves it: one padding with two readers.
-        first, second = gm.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)
-        second.replace_all_uses_with(first)
-        gm.graph.erase_node(second)
-    before = str(gm.graph)
-    assert not ConvPaddingPass().is_applicable(gm.graph, PassContext())
-    ConvPaddingPass()(gm.graph)
-    assert str(gm.graph) == before
+    assert is_left_alone(trace(fn, (X, W), (2, 3)), ConvPaddingPass())
 
 
 CONV1, CONV2, CONV3 = nn.Conv1d(8, 8, 3), nn.Conv2d(8, 8, 3), nn.Conv3d(8, 8, 3)
@@ -99,13 +85,8 @@ for convolution in (CONV1, CONV2, CONV3):
     convolution.requires_grad_(False)
 
 
-def causal(x: Tensor, cache: Tensor) -> Tensor:
-    """As in WAN's decoder: the cache covers some of the two frames before."""
-    out: Tensor = CONV3(pad(torch.cat([cache, x], 2), (1, 1, 1, 1, 2 - cache.shape[2], 0)))
-    return out
-
-
 def causal_by_hand(x: Tensor, cache: Tensor) -> Tensor:
+    """As in WAN's decoder: the cache covers some of the two frames before."""
     padded = torch.constant_pad_nd(torch.cat([cache, x], 2), [1, 1, 1, 1, 2 - cache.shape[2], 0])
     return torch.conv3d(padded, CONV3.weight)
 
@@ -139,7 +120,7 @@ def guarded(fn: Callable[..., Any]) -> tuple[Callable[..., Any], list[str]]:
 FOUND, NONE = (f"{count} symbolic paddings of convolutions are zero" for count in (1, 0))
 
 
-@pytest.mark.parametrize(("fn", "dims"), [(causal, 3), (causal_by_hand, 3), (causal_1d, 1)])
+@pytest.mark.parametrize(("fn", "dims"), [(causal_by_hand, 3), (causal_1d, 1)])
 def test_other_amounts_compile_once_more(fn: Any, dims: int) -> None:
     run, reasons = guarded(fn)
     for count, cached in ((4, 2), (5, 2), (3, 2), (4, 0), (5, 1), (4, 2), (3, 1), (3, 0)):
@@ -199,15 +180,12 @@ def test_a_symbol_along_time_does_not_keep_the_rest_of_a_padding() -> None:
     def fn(x: Tensor, cache: Tensor, weight: Tensor) -> Tensor:
         return torch.conv3d(pad(torch.cat([cache, x], 2), (1, 1, 1, 1, 5 - x.shape[2], 0)), weight)
 
-    gm = trace(fn, (*frames(4, 2), weight), (2, 3, 4))
-    ConvPaddingPass()(gm.graph)
-    gm.graph.lint()
-    (left,) = gm.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)
-    (conv,) = gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
+    gm = rewritten(trace(fn, (*frames(4, 2), weight), (2, 3, 4)), ConvPaddingPass())
+    (left,) = calls(gm, aten.constant_pad_nd.default)
+    (conv,) = calls(gm, aten.convolution.default)
     assert list(left.args[1])[:4] == [0, 0, 0, 0]
     assert isinstance(left.args[1][4], torch.fx.Node)
     assert list(conv.args[4]) == [0, 1, 1]
-    gm.recompile()
     for count in (4, 3, 5):
         x, cache = frames(count, 2)
         torch.testing.assert_close(gm(x, cache, weight), fn(x, cache, weight))
@@ -234,22 +212,12 @@ def test_through_inductor_cold_and_warm(inductor: Any, grad: bool) -> None:
     assert len(set(graphs)) == 1, "one cached frame is a size that torch sets apart, with the guard and without"
 
 
-def _decomposed(fn: Any, *args: torch.Tensor) -> torch.fx.GraphModule:
-    """The graph as Inductor's hooks see it: group norms already taken apart."""
-    return make_fx(fn, decomposition_table=select_decomp_table(), tracing_mode="fake")(*args)
-
-
 def _by_channel(fn: Any, *args: torch.Tensor) -> torch.fx.GraphModule:
-    gm = _decomposed(fn, *args)
-    ChannelMomentsPass(always=True)(gm.graph)
-    gm.graph.lint()
-    gm.recompile()
-    return gm
+    return rewritten(decomposed(fn, *args), ChannelMomentsPass(always=True))
 
 
 def _reductions(gm: torch.fx.GraphModule) -> list[list[int]]:
-    nodes = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.var_mean.correction)
-    return [list(node.args[1]) for node in nodes]
+    return [list(node.args[1]) for node in calls(gm, aten.var_mean.correction)]
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4, 8])
@@ -261,7 +229,7 @@ def test_the_same_numbers(shape: tuple[int, ...], groups: int, offset: float) ->
 
     x = torch.randn(shape, dtype=torch.float64) + offset
     weight, bias = torch.randn(8, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
-    assert _reductions(_decomposed(norm, x, weight, bias)) == [[2, 3]]
+    assert _reductions(decomposed(norm, x, weight, bias)) == [[2, 3]]
     gm = _by_channel(norm, x, weight, bias)
     assert _reductions(gm) == [list(range(2, len(shape))), [2]]
     flat = (2, groups, 8 // groups, x[0, 0].numel())
@@ -323,20 +291,16 @@ def test_other_statistics_stay() -> None:
     def others(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.layer_norm(x, [6, 6]) + torch.var_mean(x, (2, 3), keepdim=True)[0]
 
-    gm = _decomposed(others, torch.randn(1, 8, 6, 6))
-    before = str(gm.graph)
-    assert not ChannelMomentsPass(always=True).is_applicable(gm.graph, PassContext())
-    ChannelMomentsPass(always=True)(gm.graph)
-    assert str(gm.graph) == before
+    assert is_left_alone(decomposed(others, torch.randn(1, 8, 6, 6)), ChannelMomentsPass(always=True))
 
 
 def test_graphs_on_the_cpu_are_kept_by_default() -> None:
-    gm = _decomposed(lambda x: group_norm(x, 2), torch.randn(1, 8, 6, 6))
+    gm = decomposed(lambda x: group_norm(x, 2), torch.randn(1, 8, 6, 6))
     assert not ChannelMomentsPass().is_applicable(gm.graph, PassContext())
     assert ChannelMomentsPass(always=True).is_applicable(gm.graph, PassContext()).text == "1 group norms"
 
 
 @pytest.mark.parametrize(("pixels", "is_rewritten"), [(1024, True), (1023, False)])
 def test_small_norms_of_constant_size_stay(pixels: int, is_rewritten: bool) -> None:
-    gm = pretend_cuda(_decomposed(lambda x: group_norm(x, 2), torch.empty(1, 8, 1024, pixels)), torch.float32)
+    gm = pretend_cuda(decomposed(lambda x: group_norm(x, 2), torch.empty(1, 8, 1024, pixels)), torch.float32)
     assert bool(ChannelMomentsPass().is_applicable(gm.graph, PassContext())) is is_rewritten

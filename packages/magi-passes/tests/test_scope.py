@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from made_passes import HOOK, Holds, Manager, Spy, changes_since, other, product, seen, train
+from made_passes import HOOK, Holds, Manager, Spy, changes_since, infer, other, product, seen, train
 from magi_passes import MagiInductorPass, PassPipeline, Reason, _torch_compat, collect_records
 from torch._dynamo.utils import counters
 from torch._inductor import config
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def test_what_changes_between_construction_and_compilation_counts(inductor: Any) -> None:
     options = PassPipeline([Spy()]).inductor_options()
     with inductor.patch({"triton.max_tiles": 2}):
-        torch.compile(product, options=options)(torch.ones(4, 4))
+        infer(product, options)
         assert seen == [("inference", True, 2)]
         assert inductor.triton.max_tiles == 2
     assert inductor.triton.max_tiles is None
@@ -63,7 +63,7 @@ class Reader(MagiInductorPass):
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_reading_every_key_is_not_a_change(inductor: Any) -> None:
-    torch.compile(product, options=PassPipeline([Reader()]).inductor_options())(torch.ones(4, 4))
+    infer(product, PassPipeline([Reader()]).inductor_options())
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def test_what_a_pass_compiles_starts_from_the_base_without_its_pipeline(inductor
     passes = [Holds(), Nesting(in_a_manager)]
     options: Any = {HOOK: Manager(*passes)} if in_a_manager else PassPipeline(passes).inductor_options()
     with collect_records() as records:
-        out = torch.compile(product, options=options)(torch.ones(4, 4))
+        out = infer(product, options)
     assert torch.equal(out, torch.full((4, 4), 4.0))
     (_, asserts, tiles), result = seen
     assert (asserts, tiles, result) == (True, None, [[3.0] * 3] * 3)
@@ -184,13 +184,6 @@ def test_a_setting_of_the_user_wins(inductor: Any, how: str) -> None:
     for record in records[::2]:
         assert record.config_changes == (changes | {"triton.max_tiles": (None, 3)} if decided else changes)
         assert record.reason == "user keys: " + ("" if decided else "triton.max_tiles; your triton.max_tiles stays")
-
-
-def test_an_option_of_an_earlier_compilation_does_not_count_later(inductor: Any) -> None:
-    for base in ({"triton.max_tiles": 2}, {}):
-        torch._dynamo.reset()
-        torch.compile(product, options=PIPELINE.inductor_options(base))(torch.ones(4, 4))
-    assert seen == [(2, True), (3, True)]
 
 
 def test_a_backend_that_bound_compile_fx_early_keeps_base_keys(inductor: Any) -> None:

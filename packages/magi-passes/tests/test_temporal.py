@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from made_passes import pretend_cuda, trace
+from made_passes import calls, decomposed, is_left_alone, pretend_cuda, rewritten, trace
 from magi_passes import (
     ChannelMomentsPass,
     ConvPaddingPass,
@@ -19,8 +19,6 @@ from magi_passes import (
     _torch_compat,
     collect_records,
 )
-from torch._inductor.decomposition import select_decomp_table
-from torch.fx.experimental.proxy_tensor import make_fx
 
 
 if TYPE_CHECKING:
@@ -35,18 +33,8 @@ def _integers(*shape: int) -> torch.Tensor:
     return torch.randint(-3, 4, shape).double()
 
 
-def _convolutions(gm: torch.fx.GraphModule) -> list[torch.fx.Node]:
-    return gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
-
-
-def _rewritten(
-    gm: torch.fx.GraphModule, min_skipped: float = 0.125, native_channels: int = 192
-) -> torch.fx.GraphModule:
-    ConvPaddingPass()(gm.graph)
-    TemporalConvPass(always=True, min_skipped=min_skipped, native_channels=native_channels)(gm.graph)
-    gm.graph.lint()
-    gm.recompile()
-    return gm
+def _rewritten(gm: torch.fx.GraphModule, **fields: Any) -> torch.fx.GraphModule:
+    return rewritten(gm, ConvPaddingPass(), TemporalConvPass(always=True, **fields))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -88,10 +76,10 @@ def test_exact_for_everything_it_accepts(
     except RuntimeError:
         assume(False)
     traced = trace(convolve, (x, w, b), [d for d in dynamic if x.shape[d] > 1])
-    gm = _rewritten(traced, min_skipped, native_channels)
+    gm = _rewritten(traced, min_skipped=min_skipped, native_channels=native_channels)
 
     if native_channels > 4:
-        assert all(node.meta["val"].dim() == 4 for node in _convolutions(gm))
+        assert all(node.meta["val"].dim() == 4 for node in calls(gm, aten.convolution.default))
     assert torch.equal(gm(x, w, b), expected)
 
 
@@ -103,7 +91,7 @@ LAYOUT = _torch_compat.compiling.channels_last_op()
 def test_many_channels_stay_in_three_dimensions(channels: int, kernel: tuple[int, ...]) -> None:
     x, w = torch.zeros(1, channels, 9, 6, 6), torch.zeros(4, channels, *kernel)
     gm = _rewritten(trace(torch.conv3d, (x, w), (2, 3, 4)))
-    (conv,) = _convolutions(gm)
+    (conv,) = calls(gm, aten.convolution.default)
     assert conv.meta["val"].dim() == (5 if channels >= 192 else 4)
     assert conv.args[0].target is (LAYOUT if channels >= 192 else aten.cat.default)  # type: ignore[union-attr]
 
@@ -128,10 +116,10 @@ def test_what_is_repeated_is_written_channels_last_before(fn: Any, memory: str) 
     x, w = _integers(1, 4, 3, 5, 5).float(), _integers(4, 4, 3, 3, 3).float()
     if memory == "channels last":
         x = x.contiguous(memory_format=torch.channels_last_3d)
-    gm = make_fx(fn, decomposition_table=select_decomp_table(), tracing_mode="fake")(x, w)
+    gm = decomposed(fn, x, w)
     _rewritten(gm, native_channels=1)
-    (conv,) = _convolutions(gm)
-    stored = gm.graph.find_nodes(op="call_function", target=LAYOUT)
+    (conv,) = calls(gm, aten.convolution.default)
+    stored = calls(gm, LAYOUT)
     assert conv.args[0] in stored
     assert len(stored) == (2 if memory == "channels first" else 1)
     assert torch.equal(gm(x, w), fn(x, w))
@@ -146,7 +134,7 @@ def test_what_is_looked_up_elsewhere_is_not_a_repeated_video() -> None:
 
     image, places, w = _integers(1, 8, 3, 4), torch.randint(0, 12, (2, 4, 5, 5)), _integers(4, 8, 3, 3, 3)
     gm = _rewritten(trace(looked_up, (image, places, w)), native_channels=1)
-    (stored,) = gm.graph.find_nodes(op="call_function", target=LAYOUT)
+    (stored,) = calls(gm, LAYOUT)
     assert stored.meta["val"].dim() == 5
     assert torch.equal(gm(image, places, w), looked_up(image, places, w))
 
@@ -181,9 +169,9 @@ def test_taps_that_read_zeros_are_left_out(
 ) -> None:
     x, w = _integers(1, channels, frames, 5, 5), _integers(4, channels, 3, 3, 3)
     gm = _rewritten(trace(fn, (x, w), dims))
-    assert [node.args[1].meta["val"].shape[1] for node in _convolutions(gm)] == convolutions  # type: ignore[union-attr]
-    assert {tuple(node.args[4]) for node in _convolutions(gm)} == {(1, 1)}  # type: ignore[arg-type]
-    has_padding = bool(gm.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default))
+    assert [node.args[1].meta["val"].shape[1] for node in calls(gm, aten.convolution.default)] == convolutions  # type: ignore[union-attr]
+    assert {tuple(node.args[4]) for node in calls(gm, aten.convolution.default)} == {(1, 1)}  # type: ignore[arg-type]
+    has_padding = bool(calls(gm, aten.constant_pad_nd.default))
     assert has_padding is (frames == 16)
     assert torch.equal(gm(x, w), fn(x, w))
 
@@ -198,7 +186,7 @@ def test_small_weights_are_written_together() -> None:
         return x
 
     gm = _rewritten(trace(convolutions, (x, *weights), (3, 4)), min_skipped=2.0)
-    (written,) = gm.graph.find_nodes(op="call_function", target=aten._foreach_mul.Scalar)
+    (written,) = calls(gm, aten._foreach_mul.Scalar)
     assert len(written.args[0]) == 3
     assert torch.equal(gm(x, *weights), convolutions(x, *weights))
 
@@ -214,10 +202,7 @@ def test_small_weights_are_written_together() -> None:
 )
 def test_the_rest_is_left_alone(fn: Any) -> None:
     gm = trace(fn, (_integers(1, 4, 3, 6, 6), _integers(4, 4, 3, 3, 3)))
-    before = str(gm.graph)
-    assert not TemporalConvPass(always=True).is_applicable(gm.graph, PassContext())
-    TemporalConvPass(always=True)(gm.graph)
-    assert str(gm.graph) == before
+    assert is_left_alone(gm, TemporalConvPass(always=True))
 
 
 @pytest.mark.parametrize(
@@ -231,17 +216,9 @@ def test_the_rest_is_left_alone(fn: Any) -> None:
         (False, torch.bfloat16, 1, 3, False),
     ],
 )
-def test_it_pays_in_half_precision_on_cuda(
-    cuda: bool,
-    dtype: torch.dtype,
-    groups: int,
-    taps: int,
-    pays: bool,
-) -> None:
-    gm = trace(
-        lambda x, w: torch.conv3d(x, w, groups=groups),
-        (torch.ones(1, 4, 6, 6, 6), torch.ones(4, 4 // groups, taps, 3, 3)),
-    )
+def test_it_pays_in_half_precision_on_cuda(cuda: bool, dtype: torch.dtype, groups: int, taps: int, pays: bool) -> None:
+    tensors = torch.ones(1, 4, 6, 6, 6), torch.ones(4, 4 // groups, taps, 3, 3)
+    gm = trace(lambda x, w: torch.conv3d(x, w, groups=groups), tensors)
     if cuda:
         pretend_cuda(gm, dtype)
     assert TemporalConvPass().is_applicable(gm.graph, PassContext()).applies is pays
