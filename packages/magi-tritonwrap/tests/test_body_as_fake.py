@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,8 +25,6 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from conftest import Ops
 
 
@@ -92,50 +91,29 @@ def test_lengths_that_only_size_launches_are_seen_through(ops: Ops) -> None:
     assert len(launches_of(graph)) == 3
 
 
-def sized_by_item(x: Tensor) -> Tensor:
-    return x.new_empty(int(x.sum()))
-
-
-def typed_by_data(x: Tensor) -> Tensor:
-    return x.double() if x.any() else x.clone()
-
-
-def counted_by_data(x: Tensor) -> list[Tensor]:
-    return [x.clone() for _ in range(int(x[0]))]
-
-
-def sized_by_nonzero(x: Tensor) -> Tensor:
-    return x.nonzero()
-
-
-def sized_by_unique(x: Tensor) -> Tensor:
-    result: Tensor = x.unique()
-    return result
-
-
-def by_array(x: Tensor) -> Tensor:
-    return torch.from_numpy(x.numpy() * 2)
-
-
 def never_ends(x: Tensor) -> Tensor:
     while not x.any() or x.all():
         x = x + 1
     return x
 
 
-@pytest.mark.parametrize(
-    ("body", "reason"),
-    [
-        (sized_by_item, r"reads data of its tensors \(.*:\d+\), and its outputs depend on them"),
-        (typed_by_data, "its outputs depend on them"),
-        (counted_by_data, "its outputs depend on them"),
-        (sized_by_nonzero, "its outputs depend on them"),
-        (sized_by_unique, "does not run on fake tensors: DynamicOutputShapeException"),
-        (by_array, r"does not run on fake tensors: RuntimeError: \.numpy\(\)"),
-        (never_ends, "reads data in a loop that does not end"),
-    ],
-)
-def test_no_fake_can_be_had(body: Callable[[Tensor], Any], reason: str) -> None:
+NO_FAKE: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "size": (
+        lambda x: x.new_empty(int(x.sum())),
+        r"reads data of its tensors \(.*:\d+\), and its outputs depend on them",
+    ),
+    "dtype": (lambda x: x.double() if x.any() else x.clone(), "its outputs depend on them"),
+    "count": (lambda x: [x.clone() for _ in range(int(x[0]))], "its outputs depend on them"),
+    "nonzero": (lambda x: x.nonzero(), "its outputs depend on them"),
+    "unique": (lambda x: x.unique(), "does not run on fake tensors: DynamicOutputShapeException"),
+    "array": (lambda x: torch.from_numpy(x.numpy() * 2), r"does not run on fake tensors: RuntimeError: \.numpy\(\)"),
+    "loop": (never_ends, "reads data in a loop that does not end"),
+}
+
+
+@pytest.mark.parametrize("name", NO_FAKE)
+def test_no_fake_can_be_had(name: str) -> None:
+    body, reason = NO_FAKE[name]
     with FakeTensorMode(), pytest.raises(NoFakeError, match=rf"{body.__name__}.*{reason}.*infer_output_meta_fn="):
         fake_from_body(body)(torch.ones(3))
 

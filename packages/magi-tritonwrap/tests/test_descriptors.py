@@ -125,7 +125,7 @@ def test_a_write_through_a_descriptor_must_be_declared(ops: Ops) -> None:
 
     op = triton_op(f"{ops.namespace}::undeclared", body, mutates_args=())
     with pytest.raises(BackendCompilerFailed, match="writes into 'y', which the schema") as caught:
-        aot_graphs(lambda x, y: op(x, y), torch.ones(40, 64), torch.ones(40, 64))  # noqa: PLW0108
+        aot_graphs(op, torch.ones(40, 64), torch.ones(40, 64))
     assert isinstance(caught.value.inner_exception, UndeclaredWriteError)
 
 
@@ -166,7 +166,7 @@ def test_a_descriptor_that_inductor_cannot_make_again_is_refused(ops: Ops, argum
 
     op = triton_op(f"{ops.namespace}::refused", body, mutates_args=())
     with pytest.raises(BackendCompilerFailed, match=why) as caught:
-        aot_graphs(lambda x: op(x), torch.ones(40, 64))  # noqa: PLW0108
+        aot_graphs(op, torch.ones(40, 64))
     assert isinstance(caught.value.inner_exception, UnsupportedLaunchError)
 
 
@@ -178,7 +178,7 @@ def test_inductors_own_launcher_takes_no_descriptor(ops: Ops) -> None:
         if not static_launcher_refuses_descriptors():
             pytest.skip("torch has mended it")
         with pytest.raises(BackendCompilerFailed, match=why):
-            aot_graphs(lambda x: op(x), torch.ones(40, 64))  # noqa: PLW0108
+            aot_graphs(op, torch.ones(40, 64))
 
 
 @triton.jit
@@ -220,10 +220,10 @@ def test_a_write_that_torch_does_not_see_is_refused(ops: Ops) -> None:
     refused = triton_op(f"{ops.namespace}::added", added, mutates_args=())
     why = "'doubled_and_added' writes through a tensor descriptor by an atomic operation; torch does not know"
     with pytest.raises(BackendCompilerFailed, match=why):
-        aot_graphs(lambda x: refused(x), torch.ones(40, 64))  # noqa: PLW0108
+        aot_graphs(refused, torch.ones(40, 64))
 
     op = triton_op(f"{ops.namespace}::counted", counted, mutates_args=())
-    (graph,) = aot_graphs(lambda x: op(x), torch.ones(40, 64))  # noqa: PLW0108
+    (graph,) = aot_graphs(op, torch.ones(40, 64))
     (launch,) = launches_of(graph)
     assert launch.cloned == ["out", "total"]
 
@@ -250,7 +250,7 @@ def test_a_gpu_without_descriptors_is_named(ops: Ops) -> None:
     op = seen(ops, "stored")
     why = "'source'; torch takes it in a graph for GPUs of compute capability 9.0 or more"
     with stub_driver(GPUTarget("cuda", 80, 32)), pytest.raises(BackendCompilerFailed, match=why):
-        aot_graphs(lambda x: op(x), torch.ones(40, 64))  # noqa: PLW0108
+        aot_graphs(op, torch.ones(40, 64))
 
 
 @pytest.mark.gpu

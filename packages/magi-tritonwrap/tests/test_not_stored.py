@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import sys
 import types
@@ -42,15 +41,10 @@ hidden = types.ModuleType("magi_hidden_kernels")
 hidden.__dict__["kernel"] = make_kernel(3)
 tuned = triton.autotune(configs=[triton.Config({"BLOCK": 128})], key=["n"])
 hidden.__dict__["tuned"] = tuned(patterns.double_kernel)
-TABLE = {"kernel": patterns.double_kernel}
 
 
 def by_name() -> Any:
     return patterns.double_kernel
-
-
-def by_table() -> Any:
-    return TABLE["kernel"]
 
 
 def by_layers() -> Any:
@@ -59,10 +53,6 @@ def by_layers() -> Any:
 
 def by_factory() -> Any:
     return make_kernel(2)
-
-
-def by_cached_factory() -> Any:
-    return functools.lru_cache(make_kernel)(2)
 
 
 def by_module_name() -> Any:
@@ -74,7 +64,7 @@ def by_module_name_around_a_known_one() -> Any:
     return importlib.import_module("_".join(("magi", "hidden", "kernels"))).tuned
 
 
-COVERED: list[Callable[[], Any]] = [by_name, by_table, by_layers, by_factory, by_cached_factory]
+COVERED: list[Callable[[], Any]] = [by_name, by_layers, by_factory]
 HIDDEN: list[Callable[[], Any]] = [by_module_name, by_module_name_around_a_known_one]
 
 

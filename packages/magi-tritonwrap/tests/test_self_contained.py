@@ -11,7 +11,6 @@ import importlib.util
 import itertools
 import re
 import sys
-import types
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,7 +19,6 @@ import triton
 import triton.language as T
 import triton.language as tl
 import tritonwrap_patterns as patterns
-from graph_questions import launch_of
 from magi_tritonwrap._cache_key import fingerprint
 from magi_tritonwrap._launch.self_contained import self_contained
 from torch._higher_order_ops.triton_kernel_wrap import generate_ttir
@@ -30,8 +28,6 @@ from triton.language import cdiv, constexpr
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from conftest import Ops
 
 
 pytestmark = pytest.mark.usefixtures("stub")
@@ -83,13 +79,6 @@ def nested_closure():
         tl.store(out + at, second(first(tl.load(x + at, at < n))), at < n)
 
     return nested_kernel
-
-
-def other_module() -> types.ModuleType:
-    """A module with a constant and a function of the same names as here, and another meaning."""
-    module = types.ModuleType("tritonwrap_other_module")
-    module.SHIFT = tl.constexpr(5)
-    return module
 
 
 renamed_relu = relu
@@ -177,14 +166,16 @@ def instructions(kernel: Any, **constants: Any) -> list[str]:
     return re.findall(r"\b(?:arith|tt|math)\.\w+(?: dense<[^>]*>)?|arith\.constant [-\w.]+", str(module))
 
 
-@pytest.mark.parametrize("name", REWRITTEN)
-def test_rewritten_kernel_is_the_same_kernel(name: str, tmp_path: Path) -> None:
-    kernel = REWRITTEN[name]
+def check_twin(kernel: Any, folder: Path) -> None:
     twin = self_contained(kernel)
-
     assert twin is not kernel
     assert instructions(twin) == instructions(kernel)
-    assert instructions(written_by_inductor(twin, tmp_path)) == instructions(kernel)
+    assert instructions(written_by_inductor(twin, folder)) == instructions(kernel)
+
+
+@pytest.mark.parametrize("name", REWRITTEN)
+def test_rewritten_kernel_is_the_same_kernel(name: str, tmp_path: Path) -> None:
+    check_twin(REWRITTEN[name], tmp_path)
 
 
 @pytest.mark.parametrize("name", ["closure", "alias of a function", "annotation of the module"])
@@ -203,13 +194,8 @@ def test_names_with_two_meanings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.syspath_prepend(str(tmp_path))
     import tritonwrap_two_meanings as two  # type: ignore[import-not-found]
 
-    kernel = with_closure(two.other, 2)
-    wrapper = _calls_both(two.other)
-
-    for one in (kernel, wrapper):
-        twin = self_contained(one)
-        assert instructions(twin) == instructions(one)
-        assert instructions(written_by_inductor(twin, tmp_path)) == instructions(one)
+    check_twin(with_closure(two.other, 2), tmp_path)
+    check_twin(_calls_both(two.other), tmp_path)
 
 
 def _calls_both(other):
@@ -289,11 +275,3 @@ def test_kernels_with_other_settings_stay_apart(settings: dict[str, Any]) -> Non
     assert self_contained(one) is not self_contained(other)
     assert fingerprint([one], "kernel").digest == fingerprint([same], "kernel").digest
     assert fingerprint([one], "kernel").digest != fingerprint([other], "kernel").digest
-
-
-def test_op_with_a_constexpr_function(ops: Ops) -> None:
-    op = ops.seen("applied", patterns.through(applied_kernel, ACTIVATION=relu, BLOCK=128))
-    launch = launch_of(op)
-    assert launch.cloned == ["out"]
-    assert set(launch.arguments) == {"x", "out", "n", "BLOCK"}
-    assert launch.constants == {}
