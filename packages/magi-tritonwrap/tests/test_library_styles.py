@@ -106,8 +106,7 @@ def test_launcher(name: str, ops: Ops) -> None:
     (kernel,) = find_kernels(body).kernels
     assert kernel.name == "double_kernel"
     assert not isinstance(kernel.kernel, Entry | SecondEntry | Foreign)
-    op = ops.seen("launcher", body)
-    launch = launch_of(op)
+    launch = launch_of(ops.seen("launcher", body))
     assert launch.cloned == ["out"]
     key = CacheKeyEntry("launcher", body, find_kernels(body))
     assert key.src

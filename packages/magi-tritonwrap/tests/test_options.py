@@ -39,8 +39,7 @@ TAKES_ALL_OF_AMD = RELEASE >= (2, 13)
 def options_of_launch(ops: Ops, kernel: Any = patterns.double_kernel, **options: Any) -> dict[str, Any]:
     """The options of a launch in a graph, as the config holds them."""
     body = patterns.through(kernel, BLOCK=128, **options)
-    op = ops.seen("launched", body)
-    launch = launch_of(op)
+    launch = launch_of(ops.seen("launched", body))
     (config,) = launch.kernel.configs
     made, plain = options_by_inductor(launch.kernel.fn, [config], config), options_for_this_gpu({})
     assert all(value in (made[name], plain[name]) for name, value in options.items())
@@ -83,14 +82,12 @@ def test_an_option_that_changes_nothing_is_left_out(target: GPUTarget, ops: Ops)
 
 def test_warps_and_stages_are_those_of_eager(ops: Ops) -> None:
     """Triton's backend for AMD has two stages where `triton.Config` has three."""
+    body = patterns.through(patterns.double_kernel, BLOCK=128, waves_per_eu=2)
     with stub_driver(AMD), capture_launches() as log, FakeTensorMode():
-        patterns.through(patterns.double_kernel, BLOCK=128, waves_per_eu=2)(torch.ones(300))
+        body(torch.ones(300))
     assert len(log.launches) == 1
     with stub_driver(AMD):
-        body = patterns.through(patterns.double_kernel, BLOCK=128, waves_per_eu=2)
-        op = ops.seen("stages", body)
-        (graph,) = aot_graphs(op, torch.ones(300))
-    (config,) = launches_of(graph)[0].kernel.configs
+        (config,) = launch_of(ops.seen("stages", body)).kernel.configs
     assert (config.num_warps, config.num_stages) == (4, 2)
 
 
@@ -151,10 +148,8 @@ def dependent_kernel(x, out, n, BLOCK: tl.constexpr, launch_pdl: tl.constexpr = 
 @pytest.mark.usefixtures("stub")
 def test_an_option_that_is_a_parameter_too(ops: Ops) -> None:
     assert options_of_launch(ops, dependent_kernel, launch_pdl=True) == {"launch_pdl": True}
-    body = patterns.through(dependent_kernel, BLOCK=128)
-    op = ops.seen("without", body)
-    (graph,) = aot_graphs(op, torch.ones(300))
-    assert launches_of(graph)[0].arguments["launch_pdl"] is False
+    launch = launch_of(ops.seen("without", patterns.through(dependent_kernel, BLOCK=128)))
+    assert launch.arguments["launch_pdl"] is False
 
 
 @pytest.mark.usefixtures("stub")
@@ -182,7 +177,6 @@ def test_options_of_an_autotuned_launch(ops: Ops) -> None:
 
 
 UNKNOWN = {
-    "BLOK": "BLOK=, which is neither a parameter of it nor a launch option of Triton; did you mean BLOCK=",
     "enable_fp_fussion": "launch option of Triton; did you mean enable_fp_fusion=",
     "zzz": "launch option of Triton; leave it out",
     "waves_per_eu": r"waves_per_eu=, an option of Triton for other GPUs \(amd\) than the one here; leave it out",

@@ -84,17 +84,13 @@ def test_autograd_around_the_op(ops: Ops) -> None:
 
 
 def test_symbolic_size_is_not_specialised(ops: Ops) -> None:
-    op = ops.seen("symbolic", patterns.module_level)
-
-    launch = launch_of(op, torch.ones(300), dynamic=True)
+    launch = launch_of(ops.seen("symbolic", patterns.module_level), torch.ones(300), dynamic=True)
     assert isinstance(launch.arguments["n"], torch.fx.Node)
     assert isinstance(launch.grids[0][0], torch.fx.Node)
 
 
 def test_pruned_configs_and_their_settings(ops: Ops) -> None:
-    op = ops.seen("pruned", patterns.PATTERNS["autotune_pruned"].body)
-
-    launch = launch_of(op)
+    launch = launch_of(ops.seen("pruned", patterns.PATTERNS["autotune_pruned"].body))
     assert [config.kwargs["BLOCK"] for config in launch.kernel.configs] == [128, 256]
     assert launch.grids == [(3, 1, 1), (2, 1, 1)]
 
@@ -113,9 +109,7 @@ def accumulate_kernel(x, out, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):  # ty
 
 
 def test_autotuner_that_is_rebuilt_keeps_what_it_resets(ops: Ops) -> None:
-    op = ops.seen("accumulate", patterns.through(accumulate_kernel))
-
-    launch = launch_of(op)
+    launch = launch_of(ops.seen("accumulate", patterns.through(accumulate_kernel)))
     assert launch.kernel.reset_to_zero == ["out"]
     assert launch.kernel.restore_value == ["x"]
     assert [config.kwargs["EVEN"] for config in launch.kernel.configs] == [True, True]
@@ -157,8 +151,7 @@ def test_nothing_of_the_user_is_changed(ops: Ops) -> None:
     for name in ("closure", "autotune_pruned", "autotune_above_heuristics", "heuristics_above_autotune", "helper"):
         body = patterns.PATTERNS[name].body
         cells = [cell.cell_contents for cell in body.__closure__ or ()]
-        op = ops.seen(name, body)
-        assert launch_count(op) == 1
+        assert launch_count(ops.seen(name, body)) == 1
         assert [cell.cell_contents for cell in body.__closure__ or ()] == cells
 
     assert [dict(vars(module)) for module in modules] == before

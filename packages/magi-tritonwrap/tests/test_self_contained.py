@@ -55,8 +55,7 @@ def with_closure(activation, scale):
 
     @triton.jit
     def closure_kernel(x, out, n, BLOCK: tl.constexpr):
-        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        tl.store(out + at, activation(tl.load(x + at, at < n)) * scale, at < n)
+        tl.store(out + tl.arange(0, BLOCK), activation(tl.load(x + tl.arange(0, BLOCK))) * scale)
 
     return closure_kernel
 
@@ -75,8 +74,7 @@ def nested_closure():
 
     @triton.jit
     def nested_kernel(x, out, n, BLOCK: tl.constexpr):
-        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        tl.store(out + at, second(first(tl.load(x + at, at < n))), at < n)
+        tl.store(out + tl.arange(0, BLOCK), second(first(tl.load(x + tl.arange(0, BLOCK)))))
 
     return nested_kernel
 
@@ -86,50 +84,42 @@ renamed_relu = relu
 
 @triton.jit
 def alias_kernel(x, out, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, renamed_relu(tl.load(x + at, at < n)), at < n)
+    tl.store(out + tl.arange(0, BLOCK), renamed_relu(tl.load(x + tl.arange(0, BLOCK))))
 
 
 @triton.jit
 def language_alias_kernel(x, out, n, BLOCK: T.constexpr):
-    at = T.program_id(0) * BLOCK + T.arange(0, BLOCK)
-    T.store(out + at, T.math.exp(T.load(x + at, at < n)), at < n)
+    T.store(out + T.arange(0, BLOCK), T.math.exp(T.load(x + T.arange(0, BLOCK))))
 
 
 @triton.jit
 def default_kernel(x, out, n, BLOCK: tl.constexpr = DEFAULT_BLOCK):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, tl.load(x + at, at < n), at < n)
+    tl.store(out + tl.arange(0, BLOCK), tl.load(x + tl.arange(0, BLOCK)))
 
 
 @triton.jit
 def annotation_kernel(x, out, n, BLOCK: constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, tl.load(x + at, at < n), at < n)
+    tl.store(out + tl.arange(0, BLOCK), tl.load(x + tl.arange(0, BLOCK)))
 
 
 @triton.jit
 def language_function_kernel(x, out, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, tl.load(x + at, at < cdiv(n, 1)), at < n)
+    tl.store(out + tl.arange(0, BLOCK), tl.load(x + tl.arange(0, BLOCK)) + cdiv(n, 1))
 
 
 @triton.jit
 def module_attribute_kernel(x, out, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, patterns.double_value(tl.load(x + at, at < n)), at < n)
+    tl.store(out + tl.arange(0, BLOCK), patterns.double_value(tl.load(x + tl.arange(0, BLOCK))))
 
 
 @triton.jit
 def applied_kernel(x, out, n, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, ACTIVATION(tl.load(x + at, at < n)), at < n)
+    tl.store(out + tl.arange(0, BLOCK), ACTIVATION(tl.load(x + tl.arange(0, BLOCK))))
 
 
 @triton.jit
 def plain_kernel(x, out, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, shifted(relu(tl.load(x + at, at < n))), at < n)
+    tl.store(out + tl.arange(0, BLOCK), shifted(relu(tl.load(x + tl.arange(0, BLOCK)))))
 
 
 REWRITTEN = {
@@ -201,8 +191,7 @@ def test_names_with_two_meanings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def _calls_both(other):
     @triton.jit
     def both_kernel(x, out, n, BLOCK: tl.constexpr):
-        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        tl.store(out + at, other(shifted(relu(tl.load(x + at, at < n)))), at < n)
+        tl.store(out + tl.arange(0, BLOCK), other(shifted(relu(tl.load(x + tl.arange(0, BLOCK))))))
 
     return both_kernel
 
@@ -240,8 +229,7 @@ def test_settings_survive(tmp_path: Path) -> None:
     def make(activation):
         @triton.jit(do_not_specialize=["n"], noinline=False, debug=True)
         def settled_kernel(x, out, n, BLOCK: tl.constexpr):
-            at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-            tl.store(out + at, activation(tl.load(x + at, at < n)), at < n)
+            tl.store(out + tl.arange(0, BLOCK), activation(tl.load(x + tl.arange(0, BLOCK))))
 
         return settled_kernel
 
@@ -266,8 +254,7 @@ def test_settings_survive(tmp_path: Path) -> None:
 )
 def test_kernels_with_other_settings_stay_apart(settings: dict[str, Any]) -> None:
     def scaled_kernel(x, out, n, BLOCK: tl.constexpr):
-        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        tl.store(out + at, relu(tl.load(x + at, at < n)), at < n)
+        tl.store(out + tl.arange(0, BLOCK), relu(tl.load(x + tl.arange(0, BLOCK))))
 
     one, same, other = triton.jit(scaled_kernel), triton.jit(scaled_kernel), triton.jit(**settings)(scaled_kernel)
 
