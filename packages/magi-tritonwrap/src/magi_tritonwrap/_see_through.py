@@ -6,8 +6,8 @@ from __future__ import annotations
 import contextvars
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any, Literal, overload
@@ -19,12 +19,13 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from ._cache_key import CacheKeyEntry
 from ._find import find_kernels
-from ._kernel.bodies import BODIES, INNER_BODIES, Bodies, why_not_a_body
+from ._kernel.bodies import BODIES, INNER_BODIES, Bodies, as_overload, why_not_a_body
 from ._kernel.kernels import as_kernel, check_supported, is_kernel
 from ._kernel.report import FoundKernel, KernelReport, OpReport
 from ._launch.body_as_fake import fake_from_body
 from ._launch.capture import CapturedLaunch, launch_directly
 from ._launch.checks import check_driver, refuse_undeclared_writes, translate_cpu_errors
+from ._launch.hook import holding
 from ._launch.recording import Recording, recording_of
 from ._torch_compat.kernels import calling_frame
 from ._torch_compat.operators import (
@@ -240,17 +241,12 @@ def _why_refused(found: KernelReport, on_unsupported: OnUnsupported) -> str:
     return ""
 
 
-@contextmanager
-def unsupported_launches(on_unsupported: OnUnsupported) -> Iterator[None]:
+def unsupported_launches(on_unsupported: OnUnsupported) -> AbstractContextManager[None]:
     """Within this context, *on_unsupported* says what happens to kernels and launches that no graph can carry.
 
     It does for all ops what the argument of `make_see_through` does for one; an op is opaque if either says `"opaque"`.
     """
-    token = _ON_UNSUPPORTED.set(on_unsupported)
-    try:
-        yield
-    finally:
-        _ON_UNSUPPORTED.reset(token)
+    return holding(_ON_UNSUPPORTED, on_unsupported)
 
 
 def see_through_report(op: OpOverload | CustomOpDef | Callable[..., Any] | str) -> OpReport:
@@ -304,13 +300,8 @@ def _decompose(mode: Any, op: OpOverload, types: Sequence[type], args: tuple[Any
             outer.whole_inside[record.name] = f"its body cannot be traced. {recording}"
         return mode.__torch_dispatch__(op, types, args, kwargs)
     key = _KEY.get() or record.key
-    tokens = _OUTER_OP.set(record), _KEY.set(key)
-    try:
-        with refuse_undeclared_writes(op, args, kwargs), mode:
-            result, launches = translate_cpu_errors(recording.replay, record.name)(record.fn, args, kwargs)
-    finally:
-        _OUTER_OP.reset(tokens[0])
-        _KEY.reset(tokens[1])
+    with holding(_OUTER_OP, record), holding(_KEY, key), refuse_undeclared_writes(op, args, kwargs), mode:
+        result, launches = translate_cpu_errors(recording.replay, record.name)(record.fn, args, kwargs)
     key.check(launch.kernel for launch in launches)
     if launches:
         check_driver(record.name, args, kwargs)
@@ -320,15 +311,13 @@ def _decompose(mode: Any, op: OpOverload, types: Sequence[type], args: tuple[Any
 
 def _as_overload(op: Any) -> OpOverload:
     """The operator that *op* is, or that is behind the function that a decorator returned."""
-    if isinstance(op, CustomOpDef):
-        return overload_of(op)
     if isinstance(op, FunctionType):
         op = getattr(op, "torch_op", op)
-    if isinstance(op, OpOverload):
-        return op
     if isinstance(op, OpOverloadPacket):
         msg = f"{op} is a set of overloads; pass one, for example {op}.default."
         raise NotAnOpError(msg)
+    if (found := as_overload(op)) is not None:
+        return found
     hint = " It is a Triton kernel; pass the operator whose body launches it." if is_kernel(op) else ""
     msg = f"{op!r} is not a registered operator.{hint} Pass an OpOverload such as torch.ops.mylib.norm.default."
     raise NotAnOpError(msg)

@@ -12,7 +12,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
-from magi_tritonwrap._torch_compat.kernels import has_triton_driver, refuses_cpu_tensors
+from magi_tritonwrap._torch_compat.kernels import refuses_cpu_tensors, target_here
 from magi_tritonwrap._torch_compat.tracing import functional_storage, writes_traced
 from magi_tritonwrap.errors import CpuTensorError, UndeclaredWriteError
 
@@ -48,7 +48,7 @@ def check_driver(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
     Raises:
         CpuTensorError: the error names *op* and both fixes.
     """
-    if are_on_cpu(args, kwargs) and not has_triton_driver():
+    if are_on_cpu(args, kwargs) and target_here() is None:
         raise CpuTensorError(_sentence(op))
 
 

@@ -18,9 +18,9 @@ import contextvars
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import triton
@@ -31,6 +31,7 @@ from magi_tritonwrap._torch_compat.tracing import wrap_triton_disabled
 
 
 _FOLDERS = tuple(f"{Path(file).parent}/" for file in (torch.__file__, triton.__file__, Path(__file__).parent))
+T = TypeVar("T")
 Run = Callable[..., Any]
 Listener = Callable[[Any, Run, tuple[Any, ...], dict[str, Any]], Any]
 """What a scope does with a launch: it gets the kernel, the original method `run`, unbound, and its arguments."""
@@ -48,23 +49,26 @@ def listening(listener: Listener) -> Iterator[None]:
     once too.
     """
     _open_scope()
-    token = _LISTENER.set(listener)
     try:
-        with wrap_triton_disabled():
+        with holding(_LISTENER, listener), wrap_triton_disabled():
             yield
     finally:
-        _LISTENER.reset(token)
         _close_scope()
 
 
-@contextmanager
-def not_listening() -> Iterator[None]:
+def not_listening() -> AbstractContextManager[None]:
     """Let launches of this thread pass without a listener, for example those that a listener makes itself."""
-    token = _LISTENER.set(None)
+    return holding(_LISTENER, None)
+
+
+@contextmanager
+def holding(variable: contextvars.ContextVar[T], value: T) -> Iterator[None]:
+    """A context in which *variable* has this value."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _LISTENER.reset(token)
+        variable.reset(token)
 
 
 def _open_scope() -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import difflib
 import functools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -148,7 +148,8 @@ def resolve(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Re
     """
     described = as_kernel(kernel)
     check_supported(described)
-    grid = _check_grid(described, kwargs.get("grid"))
+    given = kwargs.get("grid")
+    grid = (lambda meta: _as_grid(described, given(meta))) if callable(given) else _as_grid(described, given)
     arguments, options = _bind(described, args, kwargs)
     autotuner = described.autotuners[0] if described.autotuners else None
     is_plain = autotuner is None and not options
@@ -349,12 +350,6 @@ def _autotuned(jit: Any, autotuner: Any, configs: list[Config]) -> Any:
     return _TUNED[key][0]
 
 
-def _check_grid(kernel: Kernel, grid: Any) -> tuple[Any, ...] | Callable[[dict[str, Any]], tuple[Any, ...]]:
-    if callable(grid):
-        return lambda meta: _as_grid(kernel, grid(meta))
-    return _as_grid(kernel, grid)
-
-
 def _as_grid(kernel: Kernel, grid: Any) -> tuple[Any, ...]:
     if not isinstance(grid, Sequence) or isinstance(grid, str):
         raise unsupported(kernel, f"was launched on the grid {grid!r}; a grid is a tuple of 1 to 3 sizes")
@@ -369,10 +364,5 @@ def _plain(value: Any) -> Any:
 
 def _constant(value: Any) -> Any:
     """*value* as a config can hold it: a symbolic size becomes a number, as Triton specializes a constexpr."""
-    if isinstance(value, torch.SymInt):
-        return int(value)
-    if isinstance(value, torch.SymFloat):
-        return float(value)
-    if isinstance(value, torch.SymBool):
-        return bool(value)
-    return value
+    number: Any = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}.get(type(value))
+    return value if number is None else number(value)

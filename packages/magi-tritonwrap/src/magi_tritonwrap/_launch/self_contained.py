@@ -21,6 +21,7 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
+import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
@@ -258,7 +259,8 @@ def _compiled(kernel: JITFunction[Any], tree: ast.Module, namespace: dict[str, A
     original: FunctionType = kernel.fn
     definition = tree.body[0]
     assert isinstance(definition, ast.FunctionDef)
-    line = _definition_line(kernel)
+    before = itertools.takewhile(lambda text: not text.lstrip().startswith("def "), kernel.raw_src)
+    line = int(kernel.starting_line_number) + len(list(before))
     for node in ast.walk(tree):
         if isinstance(node, ast.stmt | ast.expr | ast.arg | ast.keyword | ast.alias):
             # The columns of several lines are not a range on one line.
@@ -271,10 +273,3 @@ def _compiled(kernel: JITFunction[Any], tree: ast.Module, namespace: dict[str, A
     # Triton compiles two callees with the same qualified name as one.
     function.__qualname__ = original.__qualname__ if is_root else definition.name
     return function
-
-
-def _definition_line(kernel: JITFunction[Any]) -> int:
-    for offset, line in enumerate(kernel.raw_src):
-        if line.lstrip().startswith("def "):
-            return int(kernel.starting_line_number) + offset
-    return int(kernel.starting_line_number)

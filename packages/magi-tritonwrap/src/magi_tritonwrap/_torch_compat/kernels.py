@@ -32,6 +32,7 @@ from torch._higher_order_ops.triton_kernel_wrap import (
 from torch._library import triton as torch_triton
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _triton as torch_triton_features
+from triton.backends.compiler import GPUTarget
 from triton.runtime.autotuner import Autotuner, Heuristics
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -85,13 +86,12 @@ def unsupported_autotune_arguments_are_ignored() -> bool:
     return bool(config.unsafe_ignore_unsupported_triton_autotune_args)
 
 
-def has_triton_driver() -> bool:
-    """Whether Triton can launch anything. Without a GPU, its driver raises a RuntimeError when used (3.2 to 3.9)."""
+def target_here() -> GPUTarget | None:
+    """The GPU that Triton compiles for; None without one, where its driver raises a RuntimeError (3.2 to 3.9)."""
     try:
-        triton.runtime.driver.active.get_current_target()
+        return triton.runtime.driver.active.get_current_target()
     except RuntimeError:
-        return False
-    return True
+        return None
 
 
 def refuses_cpu_tensors(error: Exception) -> bool:
@@ -111,8 +111,8 @@ def settings_of(kernel: JITFunction[Any]) -> dict[str, Any]:
 def new_kernel(like: JITFunction[Any], function: FunctionType, source: str) -> Any:
     """A JITFunction with the settings of *like*, of another function and source.
 
-    Triton keeps `repr=` in a private attribute and a table of kernels by name, which the new one must not enter; a
-    source is set by `_unsafe_update_src` (3.4 on) or by assignment.
+    Triton keeps `repr=` in a private attribute and a table of kernels by name, which the new one must not enter
+    (3.6 to 3.9).
     """
     from triton.runtime import jit
 
@@ -125,10 +125,7 @@ def new_kernel(like: JITFunction[Any], function: FunctionType, source: str) -> A
     kernel = type(like)(function, repr=getattr(like, "_repr", None), launch_metadata=like.launch_metadata, **settings)
     table.clear()
     table.update(before)
-    if hasattr(kernel, "_unsafe_update_src"):
-        kernel._unsafe_update_src(source)
-    else:
-        kernel.src = source
+    kernel._unsafe_update_src(source)
     return kernel
 
 

@@ -24,6 +24,8 @@ from triton.runtime.autotuner import Config
 
 from magi_tritonwrap.errors import UnsupportedLaunchError
 
+from .kernels import target_here
+
 
 _LOCK = threading.Lock()
 _writers: list[Any] = []
@@ -34,11 +36,8 @@ _IN_META = ("enable_fp_fusion", "enable_reflect_ftz", "launch_cooperative_grid",
 
 def options_for_this_gpu(options: dict[str, Any]) -> dict[str, Any]:
     """Every option that Triton compiles with for the GPU here, given *options*; none if there is no GPU."""
-    try:
-        target = triton.runtime.driver.active.get_current_target()
-    except RuntimeError:
-        return {}
-    return dict(vars(make_backend(target).parse_options(dict(options))))
+    target = target_here()
+    return {} if target is None else dict(vars(make_backend(target).parse_options(dict(options))))
 
 
 @functools.cache
@@ -62,7 +61,7 @@ def options_by_inductor(kernel: Any, configs: Sequence[Config], config: Config) 
     inductor: Any = triton_heuristics.CachingAutotuner
     found = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     if hasattr(inductor, "_create_compile_options"):
-        target = triton.runtime.driver.active.get_current_target()
+        target: Any = target_here()
         meta = {"signature": dict.fromkeys(kernel.arg_names), "constants": {}}
         tuner: Any = SimpleNamespace(
             fn=kernel,
@@ -78,8 +77,8 @@ def options_by_inductor(kernel: Any, configs: Sequence[Config], config: Config) 
 
 def _in_meta(config: Config) -> list[str]:
     """The options in *config* that `triton_meta` holds for the GPU here."""
-    driver: Any = triton.runtime.driver.active
-    is_nvidia = driver.get_current_target().backend == "cuda"
+    target: Any = target_here()
+    is_nvidia = target.backend == "cuda"
     return [name for name in _IN_META if is_nvidia and name in config.kwargs]
 
 
