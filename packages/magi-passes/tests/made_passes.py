@@ -116,7 +116,8 @@ def other(x: torch.Tensor) -> torch.Tensor:
 def infer(fn: Any = product, options: Any = None) -> Any:
     """The result of *fn*, compiled anew."""
     torch._dynamo.reset()
-    return torch.compile(fn, options=options)(torch.ones(4, 4))
+    compiled: Any = torch.compile(fn, options=options)
+    return compiled(torch.ones(4, 4))
 
 
 def train(compiled: Any, size: int = 4) -> None:

@@ -93,7 +93,7 @@ def test_many_channels_stay_in_three_dimensions(channels: int, kernel: tuple[int
     gm = _rewritten(trace(torch.conv3d, (x, w), (2, 3, 4)))
     (conv,) = calls(gm, aten.convolution.default)
     assert conv.meta["val"].dim() == (5 if channels >= 192 else 4)
-    assert conv.args[0].target is (LAYOUT if channels >= 192 else aten.cat.default)  # type: ignore[union-attr]
+    assert conv.args[0].target is (LAYOUT if channels >= 192 else aten.cat.default)
 
 
 def _replicated(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -169,8 +169,8 @@ def test_taps_that_read_zeros_are_left_out(
 ) -> None:
     x, w = _integers(1, channels, frames, 5, 5), _integers(4, channels, 3, 3, 3)
     gm = _rewritten(trace(fn, (x, w), dims))
-    assert [node.args[1].meta["val"].shape[1] for node in calls(gm, aten.convolution.default)] == convolutions  # type: ignore[union-attr]
-    assert {tuple(node.args[4]) for node in calls(gm, aten.convolution.default)} == {(1, 1)}  # type: ignore[arg-type]
+    assert [node.args[1].meta["val"].shape[1] for node in calls(gm, aten.convolution.default)] == convolutions
+    assert {tuple(node.args[4]) for node in calls(gm, aten.convolution.default)} == {(1, 1)}
     has_padding = bool(calls(gm, aten.constant_pad_nd.default))
     assert has_padding is (frames == 16)
     assert torch.equal(gm(x, w), fn(x, w))
