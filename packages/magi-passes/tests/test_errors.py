@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, make_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -37,10 +37,6 @@ from magi_passes.errors import (
     UnknownVariableWarning,
 )
 from torch.fx.experimental.proxy_tensor import make_fx
-
-
-if TYPE_CHECKING:
-    from torch.fx import Graph
 
 
 TYPE, VALUE = PassArgumentTypeError, PassArgumentError
@@ -206,6 +202,11 @@ ERRORS: dict[str, tuple[Callable[[], object], type[MagiPassesError], str]] = {
         MADE,
         r"declares configuration keys but runs at joint_custom_pre_pass, long before",
     ),
+    "an answer": (
+        lambda: _pass(is_applicable=lambda self, graph, context: "perhaps")()(make_fx(torch.sin)(torch.ones(3)).graph),
+        MADE,
+        r"Bad.is_applicable returned 'perhaps'; return a bool, or Reason",
+    ),
     "keys as a string": (
         lambda: _pass(**{KEYS: "triton.max_tiles"}),
         MADE,
@@ -352,17 +353,3 @@ def test_the_environment_names_passes_that_exist(monkeypatch: pytest.MonkeyPatch
 def test_names_may_be_surrounded_by_spaces(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("MAGI_PASSES_DISABLE", value)
     assert len(PassPipeline([ConvPaddingPass()])) == 1
-
-
-def test_an_answer_that_is_neither_bool_nor_reason(inductor: Any) -> None:
-    @dataclass(frozen=True)
-    class Vague(MagiInductorPass):
-        def is_applicable(self, graph: Graph, context: Any) -> Any:
-            return "perhaps"
-
-        def __call__(self, graph: Graph) -> None:
-            pass
-
-    compiled = torch.compile(lambda x: x @ x, options=PassPipeline([Vague()]).inductor_options())
-    with pytest.raises(Exception, match=r"Vague.is_applicable returned 'perhaps'; return a bool, or Reason"):
-        compiled(torch.ones(4, 4))

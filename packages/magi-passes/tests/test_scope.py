@@ -24,15 +24,6 @@ if TYPE_CHECKING:
     from torch.fx import Graph
 
 
-def test_what_changes_between_construction_and_compilation_counts(inductor: Any) -> None:
-    options = PassPipeline([Spy()]).inductor_options()
-    with inductor.patch({"triton.max_tiles": 2}):
-        infer(product, options)
-        assert seen == [("inference", True, 2)]
-        assert inductor.triton.max_tiles == 2
-    assert inductor.triton.max_tiles is None
-
-
 @dataclass(frozen=True)
 class Sneaky(MagiInductorPass):
     key: str = "epilogue_fusion"

@@ -138,18 +138,6 @@ def test_constants_and_writes_are_replayed(ops: Ops, runs: dict[str, int], body:
     assert runs["body"] == 2
 
 
-def by_length(x: Tensor) -> Tensor:
-    out = torch.empty_like(x)
-    patterns.double_kernel[patterns.blocks(x.max().to(torch.int32).item())](x, out, x.numel(), BLOCK=128)
-    return out
-
-
-def test_a_body_with_numbers_of_data_is_traced_by_running_it(ops: Ops, runs: dict[str, int]) -> None:
-    op = counting(ops, runs, by_length)
-    (graph,) = aot_graphs(lambda x: op(x) + 1, torch.ones(300))
-    assert len(launches_of(graph)) == 1
-
-
 def test_a_replay_keeps_the_annotations_of_the_node(ops: Ops, runs: dict[str, int]) -> None:
     op = counting(ops, runs, patterns.module_level)
     (graph,) = aot_graphs(lambda x: op(x.relu()), torch.ones(300))
