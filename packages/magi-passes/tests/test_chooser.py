@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
-import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock, Timeout
 from made_passes import calls, pretend_cuda, trace
 from magi_passes import (
     ConvChooser,
@@ -144,34 +144,24 @@ def test_tuning_measures_remembers_and_changes_nothing_else(inductor: Any, tmp_p
     assert texts[0][0].startswith("tuned: ")
 
 
-HOLDER = """
-import sys
-from pathlib import Path
-
-import torch
-from magi_passes import _torch_compat
-from magi_passes import _choose as tuning
-
-_torch_compat.config.shared_folder = lambda: sys.argv[1]
-with tuning.alone_on({torch.device("cpu")}):
-    print("measuring", flush=True)
-    sys.stdin.readline()
-    Path(sys.argv[1], "done").touch()
-"""
-
-
 def test_no_two_processes_measure_on_a_device_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_torch_compat.config, "shared_folder", lambda: str(tmp_path))
-    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        assert other.stdin is not None
-        assert other.stdout.readline() == "measuring\n"
-        release = threading.Timer(0.5, lambda: other.communicate("go on\n"))
-        release.start()
-        with tuning.alone_on({torch.device("cpu")}):
-            assert (tmp_path / "done").exists()
-        release.join()
+    order: list[str] = []
+    other = FileLock(tmp_path / "magi_passes" / "cpu.lock")
+
+    def measure() -> None:
+        with tuning.alone_on({torch.device("cpu")}), pytest.raises(Timeout):
+            other.acquire(timeout=0)
+        order.append("ours")
+
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(measure).result()
+        with other:
+            waiting = threads.submit(measure)
+            time.sleep(0.2)
+            order.append("theirs")
+        waiting.result()
+    assert order == ["ours", "theirs", "ours"]
 
 
 def test_a_folder_that_cannot_hold_locks_is_said(

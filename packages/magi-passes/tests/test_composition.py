@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -145,26 +145,16 @@ def test_compiling_where_passes_would_be_lost_is_refused(inductor: Any, monkeypa
 def test_eight_threads_compile_at_once(inductor: Any, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     """Under an old torch's rules too, where a lock keeps one compilation's configuration from the others."""
     monkeypatch.setattr(_torch_compat.config, "torch_version", lambda: version)
-    errors: list[BaseException] = []
-    leaks: list[Any] = []
 
-    def work(index: int) -> None:
-        try:
-            options = PassPipeline([Spy(tiles=2 + index % 2)]).inductor_options()
-            # "Somebody traces" is one flag for all threads, and torch refuses a call that meets it (eval_frame.py).
-            with torch._dynamo.config.patch(force_compile_during_fx_trace=True):
-                train(torch.compile(product, options=options, dynamic=False), size=index + 2)
-            leaks.append(config.triton.max_tiles)
-        except Exception as error:  # noqa: BLE001 (shown by the assertion below, in the main thread)
-            errors.append(error)
+    def work(index: int) -> object:
+        options = PassPipeline([Spy(tiles=2 + index % 2)]).inductor_options()
+        # "Somebody traces" is one flag for all threads, and torch refuses a call that meets it (eval_frame.py).
+        with torch._dynamo.config.patch(force_compile_during_fx_trace=True):
+            train(torch.compile(product, options=options, dynamic=False), size=index + 2)
+        return config.triton.max_tiles
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
-    assert leaks == [None] * 8
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(work, range(8))) == [None] * 8
     assert sorted(seen) == [BACKWARD] * 8 + [FORWARD] * 8
 
 
