@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +14,6 @@ from magi_passes import _torch_compat
 from torch._dynamo.utils import counters
 from torch._inductor import config
 from torch._inductor.utils import fresh_cache
-
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 sys.path.insert(0, str(Path(__file__).parent))  # made_passes.py: --import-mode=importlib adds nothing

@@ -6,8 +6,9 @@ from __future__ import annotations
 import hashlib
 import inspect
 import textwrap
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from magi_passes import MagiInductorPass, PassContext, Reason, _torch_compat
@@ -17,14 +18,9 @@ from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.fx import Graph
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch.fx import Graph
 
 
 HOOK = "post_grad_custom_post_pass"

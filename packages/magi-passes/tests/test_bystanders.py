@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -19,11 +19,8 @@ from magi_passes import (
     TemporalConvPass,
     collect_records,
 )
+from torch import Tensor
 from torch.nn.functional import conv3d, pad
-
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 aten = torch.ops.aten

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sympy
@@ -26,16 +28,10 @@ from torch._inductor.codegen.block_analysis import BlockPatternMatcher
 from torch._inductor.codegen.simd import CantSplit, SIMDScheduling
 from torch._inductor.sizevars import SizeVarAllocator
 from torch._inductor.virtualized import V
+from torch.fx import Graph
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy.functions import FloorDiv, FloorToInt, Identity, ModularIndexing, ToFloat
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
-    from torch.fx import Graph
 
 
 @pytest.mark.parametrize(

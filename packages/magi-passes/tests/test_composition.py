@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -17,10 +17,7 @@ from magi_passes.errors import PassesWouldBeDroppedError
 from torch._dynamo.utils import counters
 from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-
-
-if TYPE_CHECKING:
-    from torch.fx import Graph
+from torch.fx import Graph
 
 
 OURS, FORWARD, BACKWARD = ((kind, True, None) for kind in ("inference", "forward", "backward"))

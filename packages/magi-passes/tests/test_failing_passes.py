@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -19,11 +19,8 @@ from magi_passes import (
     collect_records,
 )
 from magi_passes.errors import BrokenGraphError
+from torch.fx import Graph
 from torch.fx.experimental.proxy_tensor import make_fx
-
-
-if TYPE_CHECKING:
-    from torch.fx import Graph
 
 
 aten = torch.ops.aten

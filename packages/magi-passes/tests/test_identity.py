@@ -14,7 +14,8 @@ import sys
 import types
 import zipfile
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,12 +31,7 @@ from magi_passes import (
 from magi_passes._framework.declared import describe
 from magi_passes._identity.members import REMEMBERED
 from magi_passes.errors import PassDefinitionError, PassIdentityError
-
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch.fx import Graph
+from torch.fx import Graph
 
 
 def test_nothing_but_code_values_and_the_torch_release_count(monkeypatch: pytest.MonkeyPatch) -> None:

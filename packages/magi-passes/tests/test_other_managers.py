@@ -6,25 +6,28 @@ The managers have the shape of those of vLLM and SGLang; the code is ours.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from made_passes import HOOK, RELEASE, Foreign, Manager, Spy, at, changes_since, infer, other, product, seen
-from magi_passes import MagiInductorPass, PassPipeline, Reason, UnscopedConfigError, _torch_compat, collect_records
+from magi_passes import (
+    MagiInductorPass,
+    PassContext,
+    PassPipeline,
+    Reason,
+    UnscopedConfigError,
+    _torch_compat,
+    collect_records,
+)
 from magi_passes.errors import PassArgumentError, PassArgumentTypeError
 from torch._dynamo.utils import counters
 from torch._inductor import config
 from torch._inductor.utils import fresh_cache, run_and_get_code
+from torch.fx import Graph
 from torch.fx.experimental.proxy_tensor import make_fx
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from magi_passes import PassContext
-    from torch.fx import Graph
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -20,10 +21,6 @@ from magi_passes import (
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.nn.functional import group_norm, pad
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 aten = torch.ops.aten

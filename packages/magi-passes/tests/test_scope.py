@@ -8,20 +8,16 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from made_passes import HOOK, Holds, Manager, Spy, changes_since, infer, other, product, seen, train
-from magi_passes import MagiInductorPass, PassPipeline, Reason, _torch_compat, collect_records
+from magi_passes import MagiInductorPass, PassContext, PassPipeline, Reason, _torch_compat, collect_records
 from torch._dynamo.utils import counters
 from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx as compile_fx_bound_early
-
-
-if TYPE_CHECKING:
-    from magi_passes import PassContext
-    from torch.fx import Graph
+from torch.fx import Graph
 
 
 @dataclass(frozen=True)

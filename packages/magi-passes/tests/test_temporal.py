@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -19,10 +20,6 @@ from magi_passes import (
     _torch_compat,
     collect_records,
 )
-
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 aten = torch.ops.aten

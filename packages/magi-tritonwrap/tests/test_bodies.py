@@ -6,21 +6,17 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NewType
+from typing import Annotated, Any, Literal, NamedTuple, NewType
 
 import pytest
 import torch
+from graph_questions import Ops
 from magi_tritonwrap import make_see_through
 from magi_tritonwrap.errors import NotAnOpError
 from torch import Tensor
 
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from conftest import Ops
 
 pytestmark = pytest.mark.usefixtures("stub")
 

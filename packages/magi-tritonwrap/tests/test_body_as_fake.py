@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 import tritonwrap_patterns as patterns
+from graph_questions import Ops
 from magi_tritonwrap import (
     NoFakeError,
     OpaqueFallbackWarning,
@@ -22,10 +23,6 @@ from magi_tritonwrap.testing import aot_graphs, launches_of
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-
-if TYPE_CHECKING:
-    from conftest import Ops
 
 
 def by_item(x: Tensor) -> Tensor:

@@ -7,19 +7,15 @@ import contextlib
 import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 import tritonwrap_patterns as patterns
-from graph_questions import launch_count
+from graph_questions import Ops, launch_count
 from magi_tritonwrap import capture_launches, see_through_report
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.runtime.jit import JITFunction
-
-
-if TYPE_CHECKING:
-    from conftest import Ops
 
 
 def test_launches_outside_a_trace_go_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,13 @@ Dynamo takes them in a function that it compiles; `wrap_triton` loses them.
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 import triton
 import triton.language as tl
+from graph_questions import Ops
 from magi_tritonwrap import UnsupportedLaunchError, capture_launches, see_through_report, triton_op, wrap_kernels
 from magi_tritonwrap._torch_compat.kernels import static_launcher_refuses_descriptors
 from magi_tritonwrap.errors import UndeclaredWriteError
@@ -23,10 +24,6 @@ from torch._inductor.utils import run_and_get_code
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 from triton.tools.tensor_descriptor import TensorDescriptor
-
-
-if TYPE_CHECKING:
-    from conftest import Ops
 
 
 TILE = [16, 32]

@@ -11,7 +11,8 @@ import functools
 import re
 import sys
 import types
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -19,10 +20,6 @@ import triton
 import tritonwrap_patterns as patterns
 from magi_tritonwrap import find_kernels
 from torch import Tensor
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def names(body: Any) -> list[str]:

@@ -3,22 +3,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 import tritonwrap_patterns as patterns
+from graph_questions import Ops
 from magi_tritonwrap import capture_launches, see_through_report, triton_op, wrap_kernels
 from magi_tritonwrap.testing import launches_of
 from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 from torch.fx.experimental.proxy_tensor import make_fx
-
-
-if TYPE_CHECKING:
-    from conftest import Ops
 
 
 pytestmark = pytest.mark.gpu

@@ -8,13 +8,15 @@ from __future__ import annotations
 import re
 import sys
 import types
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import triton
 import tritonwrap_patterns as patterns
-from graph_questions import launch_count, launch_of
+from graph_questions import Ops, launch_count, launch_of
 from magi_tritonwrap import (
     OpaqueFallbackWarning,
     UnsupportedKernelError,
@@ -28,13 +30,6 @@ from magi_tritonwrap._cache_key import CacheKeyEntry
 from magi_tritonwrap.testing import aot_graphs, launches_of
 from torch import Tensor
 from triton.runtime.autotuner import Autotuner
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from conftest import Ops
 
 
 pytestmark = pytest.mark.usefixtures("stub")

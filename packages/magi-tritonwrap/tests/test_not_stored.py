@@ -6,27 +6,23 @@ from __future__ import annotations
 import importlib
 import sys
 import types
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 import tritonwrap_patterns as patterns
+from graph_questions import Ops
 from magi_tritonwrap import _see_through, see_through_report, triton_op
 from magi_tritonwrap._kernel.kernels import as_kernel
 from magi_tritonwrap._launch.capture import CapturedLaunch
 from magi_tritonwrap._launch.recording import recording_of
 from torch import Tensor
 from torch._dynamo.utils import counters
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from conftest import Ops
 
 
 def make_kernel(factor: int) -> Any:

@@ -3,19 +3,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 import torch
 import tritonwrap_patterns as patterns
+from graph_questions import Ops
 from magi_tritonwrap import CpuTensorError, translate_cpu_errors, triton_op
 from magi_tritonwrap.testing import aot_graphs
 from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
 
-
-if TYPE_CHECKING:
-    from conftest import Ops
 
 WAYS_OUT = r'launches Triton kernels, which need a GPU.*register_kernel\(op, "cpu"\), or set TRITON_INTERPRET=1'
 

@@ -4,14 +4,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 import tritonwrap_patterns as patterns
-from graph_questions import launch_of, op_stays
+from graph_questions import Ops, launch_of, op_stays
 from magi_tritonwrap import OpaqueFallbackWarning, capture_launches, make_see_through, see_through_report
 from magi_tritonwrap._torch_compat.options import options_by_inductor, options_for_this_gpu, options_of_backends
 from magi_tritonwrap.errors import LostOptionError
@@ -21,12 +22,6 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from conftest import Ops
 
 
 NVIDIA, AMD = GPUTarget("cuda", 90, 32), GPUTarget("hip", "gfx942", 64)

@@ -4,24 +4,17 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 import torch
 import tritonwrap_patterns as patterns
+from graph_questions import Ops, launch_count, op_stays
 from magi_tritonwrap import OpaqueFallbackWarning, make_see_through, triton_op, wrap_kernels
 from magi_tritonwrap.testing import launches_of
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch._ops import OpOverload
-
-    from conftest import Ops
-from graph_questions import launch_count, op_stays
 
 
 pytestmark = pytest.mark.usefixtures("stub")

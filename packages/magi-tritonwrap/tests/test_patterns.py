@@ -3,21 +3,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 import torch
 import tritonwrap_patterns as patterns
-from graph_questions import op_stays
+from graph_questions import Ops, op_stays
 from magi_tritonwrap import capture_launches, find_kernels, see_through_report
 from magi_tritonwrap._cache_key import fingerprint
 from magi_tritonwrap.testing import aot_graphs, launches_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.runtime.jit import JITFunction
-
-
-if TYPE_CHECKING:
-    from conftest import Ops
 
 
 @pytest.mark.usefixtures("stub")

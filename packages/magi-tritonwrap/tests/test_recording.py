@@ -4,22 +4,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import tritonwrap_patterns as patterns
-from graph_questions import operators
+from graph_questions import Ops, operators
 from magi_tritonwrap import triton_op
 from magi_tritonwrap._launch import capture, normalise
 from magi_tritonwrap.testing import aot_graphs, launches_of
 from torch import Tensor
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from conftest import Ops
 
 
 pytestmark = pytest.mark.usefixtures("stub")

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import magi_tritonwrap
 import pytest
@@ -13,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 import tritonwrap_patterns as patterns
-from graph_questions import op_stays
+from graph_questions import Ops, op_stays
 from magi_tritonwrap import (
     OpaqueFallbackWarning,
     TritonWrapError,
@@ -28,12 +29,6 @@ from magi_tritonwrap.errors import NotAnOpError
 from magi_tritonwrap.testing import aot_graphs, launches_of
 from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from conftest import Ops
 
 
 pytestmark = pytest.mark.usefixtures("stub")

@@ -3,30 +3,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 import tritonwrap_patterns as patterns
-from magi_tritonwrap import (
-    make_see_through,
-    see_through_report,
-    triton_op,
-    wrap_kernels,
-)
+from graph_questions import Ops, launch_count, launch_of
+from magi_tritonwrap import make_see_through, see_through_report, triton_op, wrap_kernels
 from magi_tritonwrap.errors import UnknownOpError
 from magi_tritonwrap.testing import aot_graphs, launches_of
 from torch import Tensor
 from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from conftest import Ops
-from graph_questions import launch_count, launch_of
 
 
 pytestmark = pytest.mark.usefixtures("stub")

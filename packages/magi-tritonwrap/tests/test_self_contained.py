@@ -11,7 +11,8 @@ import importlib.util
 import itertools
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,10 +25,6 @@ from magi_tritonwrap._launch.self_contained import self_contained
 from torch._higher_order_ops.triton_kernel_wrap import generate_ttir
 from torch._inductor.codegen.wrapper import user_defined_triton_kernel_transitive_closure_source_code
 from triton.language import cdiv, constexpr
-
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 pytestmark = pytest.mark.usefixtures("stub")

@@ -8,9 +8,10 @@ One catalogue for three uses: AOT graphs on a CPU, numbers on a GPU, and the int
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
@@ -18,10 +19,6 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import wrap_triton
 from triton.runtime.jit import JITFunction
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def twice(x: Tensor) -> Tensor:

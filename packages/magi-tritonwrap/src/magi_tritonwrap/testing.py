@@ -15,13 +15,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from ._torch_compat.kernels import (
-    is_launch,
-    launch_blocks,
-    launch_constants,
-    launched_kernel,
-    tensor_descriptors_taken,
-)
+from ._torch_compat.kernels import is_launch, launch_blocks, launch_constants, launched_kernel, tensor_descriptors_taken
 from ._torch_compat.tracing import fake_tensors, keeping_graphs
 
 

@@ -20,12 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from magi_tritonwrap._torch_compat.operators import is_collective
-from magi_tritonwrap._torch_compat.tracing import (
-    ITEM_OPERATORS,
-    cannot_be_fake,
-    concrete_number,
-    fake_tensors,
-)
+from magi_tritonwrap._torch_compat.tracing import ITEM_OPERATORS, cannot_be_fake, concrete_number, fake_tensors
 from magi_tritonwrap.errors import NoFakeError
 
 from .capture import CapturedLaunch, capture_launches
