@@ -87,16 +87,10 @@ def made_by_triton(outermost: Any, args: tuple[Any, ...], named: dict[str, Any])
 
 
 def made_by_us(outermost: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Made:
-    class Resolving:
-        launch: ResolvedLaunch
-
-        def on_launch(self, launched: Any, _run: Any, given: tuple[Any, ...], options: dict[str, Any], /) -> None:
-            self.launch = resolve(launched, given, options)
-
-    resolving = Resolving()
-    with listening(resolving.on_launch):
+    resolved: list[ResolvedLaunch] = []
+    with listening(lambda launched, _run, given, options: resolved.append(resolve(launched, given, options))):
         outermost[(1,)](*args, **named)
-    launch = resolving.launch
+    (launch,) = resolved
     if not isinstance(launch.kernel, Autotuner):
         return launch.arguments, {}
     (config,) = launch.kernel.configs

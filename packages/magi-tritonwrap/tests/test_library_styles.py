@@ -205,15 +205,11 @@ def test_inner_ops_that_launch_nothing_are_not_named(ops: Ops) -> None:
 
 
 LAZY_TABLE: dict[str, Any] = {}
-OTHER_ENTRIES: dict[str, Any] = {"other": len}
-LAZY_LIST: list[Any] = []
 LAZY_GLOBAL: Any = None
 lazy_holder = types.SimpleNamespace(kernel=None)
 LAZY = [
     (lambda x: LAZY_TABLE["double"](x), "LAZY_TABLE[...]: what it calls is known at run time"),
     (lambda x: LAZY_TABLE.get("double")(x), "LAZY_TABLE.get(...): what it calls is known at run time"),
-    (lambda x: OTHER_ENTRIES["double"](x), "OTHER_ENTRIES[...]: what it calls is known at run time"),
-    (lambda x: LAZY_LIST[0](x), "LAZY_LIST[...]: what it calls is known at run time"),
     (lambda x: LAZY_GLOBAL(x), "LAZY_GLOBAL: it is None until something sets it"),
     (lambda x: lazy_holder.kernel(x), "lazy_holder.kernel: it is None until something sets it"),
 ]
@@ -229,8 +225,6 @@ def test_what_is_filled_later(body: Callable[..., Any], reason: str, ops: Ops, m
     assert report.only_a_run_tells
     op = ops.seen("lazy", body)
     monkeypatch.setitem(LAZY_TABLE, "double", double)
-    monkeypatch.setitem(OTHER_ENTRIES, "double", double)
-    monkeypatch.setitem(globals(), "LAZY_LIST", [double])
     monkeypatch.setitem(globals(), "LAZY_GLOBAL", double)
     monkeypatch.setattr(lazy_holder, "kernel", double)
     assert launch_count(op) == 1

@@ -211,9 +211,7 @@ def make_scaling_kernel(activation: Any, factor: int) -> Any:
 
 
 made_outside = make_double_kernel()
-cached_factory = functools.lru_cache(make_double_kernel)
 launching("factory_inside", lambda x, out: launch_with(make_double_kernel(), x, out))
-launching("lru_cache_factory", lambda x, out: launch_with(cached_factory(), x, out))
 launching(
     "kernel_with_a_closure",
     lambda x, out: launch_with(make_scaling_kernel(double_value, 3), x, out),
@@ -282,21 +280,9 @@ class Holder:
         return self.kernels[0]
 
 
-class ThinWrapper:
-    def __init__(self, fn: Any) -> None:
-        self.fn = fn
-
-    def __getitem__(self, grid: Any) -> Any:
-        def launch(*args: Any, **kwargs: Any) -> Any:
-            return self.fn[grid](*args, **kwargs)
-
-        return launch
-
-
-holder, thin_wrapper = Holder(), ThinWrapper(double_kernel)
+holder = Holder()
 launch_partial = functools.partial(launch_with, double_kernel)
 launching("property_of_object", lambda x, out: launch_with(holder.first, x, out))
-launching("thin_wrapper_object", lambda x, out: launch_with(thin_wrapper, x, out))
 launching("partial", lambda x, out: launch_partial(x, out))  # noqa: PLW0108 - the walk reads the name
 
 
