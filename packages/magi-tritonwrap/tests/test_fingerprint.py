@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Equal things have equal fingerprints, different things different ones, and nothing unstable passes for stable."""
+"""Equal things have equal fingerprints, different things different ones, and nothing unstable passes for stable.
+
+AOTAutograd stores no graph with a launch whose kernel the key does not cover: an edit would not be noticed.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ import sys
 import textwrap
 import threading
 import types
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,12 +24,20 @@ from typing import Any
 import magi_tritonwrap
 import pytest
 import torch
+import triton
+import triton.language as tl
 import tritonwrap_patterns as patterns
+from graph_questions import Ops
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from magi_tritonwrap import find_kernels
+from magi_tritonwrap import _see_through, find_kernels, see_through_report, triton_op
 from magi_tritonwrap._cache_key import CacheKeyEntry, fingerprint
 from magi_tritonwrap._kernel.kernels import as_kernel
+from magi_tritonwrap._launch.capture import CapturedLaunch
+from magi_tritonwrap._launch.recording import recording_of
+from torch import Tensor
+from torch._dynamo.utils import counters
+from torch._inductor.utils import fresh_cache
 
 
 @dataclasses.dataclass
@@ -332,3 +345,91 @@ def test_a_module_that_makes_attributes_when_asked_is_not_asked(
     assert found[0].unstable == ()
     assert found[0] == found[1]
     assert found[0] != found[2], "what it makes may come from any line of its file"
+
+
+def make_kernel(factor: int) -> Any:
+    @triton.jit
+    def made(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+        tl.store(out + tl.arange(0, BLOCK), tl.load(x + tl.arange(0, BLOCK)) * factor)
+
+    return made
+
+
+hidden = types.ModuleType("magi_hidden_kernels")
+hidden.__dict__["kernel"] = make_kernel(3)
+tuned = triton.autotune(configs=[triton.Config({"BLOCK": 128})], key=["n"])
+hidden.__dict__["tuned"] = tuned(patterns.double_kernel)
+
+
+def by_name() -> Any:
+    return patterns.double_kernel
+
+
+def by_layers() -> Any:
+    return patterns.two_configs_kernel.fn
+
+
+def by_factory() -> Any:
+    return make_kernel(2)
+
+
+def by_module_name() -> Any:
+    return importlib.import_module("_".join(("magi", "hidden", "kernels"))).kernel
+
+
+def by_module_name_around_a_known_one() -> Any:
+    patterns.helper  # noqa: B018 - it launches the kernel inside
+    return importlib.import_module("_".join(("magi", "hidden", "kernels"))).tuned
+
+
+COVERED: list[Callable[[], Any]] = [by_name, by_layers, by_factory]
+HIDDEN: list[Callable[[], Any]] = [by_module_name, by_module_name_around_a_known_one]
+
+
+def compiled_with(ops: Ops, choose: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, *, trains: bool) -> Any:
+    """Compile an op whose body says that it launches what *choose* returns; without a GPU nothing can be launched."""
+
+    def record(*body: Any) -> Any:
+        recording = recording_of(*body)
+        assert not isinstance(recording, str)
+        return replace(recording, launches=[CapturedLaunch(as_kernel(choose()), __file__, 1)])
+
+    monkeypatch.setattr(_see_through, "recording_of", record)
+    monkeypatch.setattr(_see_through, "check_driver", lambda *_: None)
+    monkeypatch.setitem(sys.modules, hidden.__name__, hidden)
+
+    def body(x: Tensor) -> Tensor:
+        return choose() and x if x.numel() == 1 else x * 2
+
+    op = triton_op(f"{ops.namespace}::{choose.__name__}_{trains}", body, mutates_args=())
+    torch._dynamo.reset()
+    counters.clear()
+    weight = torch.ones(8, requires_grad=trains)
+    with fresh_cache():
+        result = torch.compile(lambda x: op(x) * weight, fullgraph=True)(torch.ones(8))
+        if trains:
+            result.sum().backward()
+    return op
+
+
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("choose", COVERED)
+def test_a_kernel_that_the_key_covers(
+    choose: Callable[[], Any], trains: bool, ops: Ops, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op = compiled_with(ops, choose, monkeypatch, trains=trains)
+    assert see_through_report(op).cache == "keyed"
+    assert counters["aot_autograd"]["autograd_cache_saved"] == 1
+
+
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("choose", HIDDEN)
+def test_a_kernel_that_the_key_does_not_cover(
+    choose: Callable[[], Any], trains: bool, ops: Ops, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op = compiled_with(ops, choose, monkeypatch, trains=trains)
+    said = see_through_report(op).cache
+    assert said.startswith("not stored: no name in the code of the op leads to ")
+    assert said.endswith("), which it launches")
+    assert counters["aot_autograd"]["autograd_cache_miss"] == 1
+    assert counters["aot_autograd"]["autograd_cache_saved"] == 0
