@@ -63,11 +63,9 @@ class Sneaky(MagiInductorPass):
 
 @pytest.mark.parametrize(("key", "named"), [("epilogue_fusion", "epilogue_fusion"), ("in place", "post_grad_fusion")])
 def test_an_undeclared_change_fails_with_the_name_of_the_key(inductor: Any, key: str, named: str) -> None:
-    before = _torch_compat.config.read_overrides()
     compiled = torch.compile(product, options=PassPipeline([Sneaky(key)]).inductor_options())
     with pytest.raises(Exception, match=f"Sneaky changed Inductor configuration that it does not declare: '{named}"):
         compiled(torch.ones(4, 4))
-    assert changes_since(before) == {}
 
 
 @dataclass(frozen=True)
@@ -257,7 +255,6 @@ SOME = ("loop", "pipeline in a loop", "itself", "hook itself")
 )
 def test_a_change_ends_with_the_graph(inductor: Any, route: str, installed: str) -> None:
     hook = {HOOK: ROUTES[route](Spy(kinds=("forward",)))}
-    before = _torch_compat.config.read_overrides()
     with inductor.patch(hook if installed == "globally" else {}):
         globally = _torch_compat.config.read_overrides()
         compiled: Any = torch.compile(product, options=None if installed == "globally" else hook)
@@ -265,7 +262,6 @@ def test_a_change_ends_with_the_graph(inductor: Any, route: str, installed: str)
         assert changes_since(globally) == {}
         torch.autograd.backward(out.sum())
         assert changes_since(globally) == {}
-    assert changes_since(before) == {}
     assert seen == [("forward", True, None), ("backward", True, None)]
 
 
@@ -407,21 +403,17 @@ def _graph_module() -> torch.fx.GraphModule:
     ids=["compile", "torch.compile", "with another hook", "called"],
 )
 def test_a_scope_runs_the_pipeline_and_puts_everything_back(inductor: Any, run: Any) -> None:
-    before = _torch_compat.config.read_overrides()
     with torch.no_grad(), collect_records() as records, PassPipeline([Spy()]).scope():
         run()
     assert [record.pass_name for record in records] == ["Spy"]
     assert len(seen) == 1
-    assert changes_since(before) == {}
 
 
 def test_a_scope_ends_when_its_block_raises(inductor: Any) -> None:
-    before = _torch_compat.config.read_overrides()
     graph = make_fx(lambda x: x @ x)(torch.ones(3, 3)).graph
     scope = PassPipeline([Products()]).scope()
     with pytest.raises(KeyError), scope:
         _call_and_raise(Spy(kinds=("",)), graph)
-    assert changes_since(before) == {}
     with pytest.raises(UnscopedConfigError):
         Spy()(graph)
 
