@@ -279,11 +279,10 @@ def _key(graph: Graph, context: PassContext, plans: Sequence[Plan]) -> str:
         shape = [hinted(n) for n in value.shape] if isinstance(value, torch.Tensor) else ""
         dtype = value.dtype if isinstance(value, torch.Tensor) else ""
         lines.append(f"{node.op} {node.name} {node.target} {node.args} {node.kwargs} {shape} {dtype}")
-    devices = sorted(
-        {_torch_compat.config.device_name(x.device) for x in context.example_inputs if isinstance(x, torch.Tensor)}
-    )
+    devices = {x.device for x in context.example_inputs if isinstance(x, torch.Tensor)}
+    names = {torch.cuda.get_device_name(one) if one.type == "cuda" else one.type for one in devices}
     uuids = [part.uuid() for plan in plans for part in plan]
-    return digest("\n".join(lines), *devices, context.torch_version, str(context.is_backward), *uuids)
+    return digest("\n".join(lines), *sorted(names), context.torch_version, str(context.is_backward), *uuids)
 
 
 def _recall(path: Path) -> dict[str, float]:

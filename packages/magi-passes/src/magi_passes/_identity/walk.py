@@ -321,7 +321,9 @@ class Walk:
     def _function(self, function: types.FunctionType) -> str:
         standing, place = self._standing(function)
         here = self.title(function)
-        self.footprint.note(functools.partial(_parts_of_function, function))
+        self.footprint.note(  # what of it can be replaced
+            lambda: (function.__code__, function.__defaults__, function.__kwdefaults__, *vars(function).values())
+        )
         table = vars(function).get("registry")
         if standing is Standing.LIBRARY and table is not None:  # functools.singledispatch
             return digest("singledispatch", self.form(table, place.of(f"the registry of {here}")))
@@ -434,8 +436,3 @@ class Walk:
 
 
 _content_of_ours = functools.cache(content_of_package)
-
-
-def _parts_of_function(function: types.FunctionType) -> tuple[object, ...]:
-    """The parts of a function that can be replaced."""
-    return (function.__code__, function.__defaults__, function.__kwdefaults__, *vars(function).values())

@@ -191,11 +191,6 @@ def shared_folder() -> str:
     return cache_dir_utils.default_cache_dir()
 
 
-def device_name(device: torch.device) -> str:
-    """A name that is the same for devices of equal speed."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
 def device_identity(device: torch.device) -> str:
     """A name of this one device, the same in every process, however ``CUDA_VISIBLE_DEVICES`` numbers it."""
     if device.type == "cuda":
