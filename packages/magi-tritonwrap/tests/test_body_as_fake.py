@@ -25,26 +25,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 
-def by_item(x: Tensor) -> Tensor:
-    scale = 1.0 / max(x.sum().item(), 1)
-    return patterns.module_level(x) * scale
-
-
-def by_branch(x: Tensor) -> Tensor:
-    if (x > 0).all():
-        return patterns.module_level(x)
-    return torch.zeros_like(x)
-
-
 def by_loop_over_lengths(x: Tensor) -> Tensor:
     out = torch.empty_like(x)
     for length in x.long().tolist():
         patterns.double_kernel[(length,)](x, out, length, BLOCK=128)
     return out
-
-
-def by_comparison(x: Tensor) -> Tensor:
-    return patterns.module_level(x) if torch.equal(x, x.clone()) else x.clone()
 
 
 def by_segments(x: Tensor) -> Tensor:
@@ -59,22 +44,29 @@ def refuses_most_data(x: Tensor) -> Tensor:
     return patterns.module_level(x)
 
 
-READING = [by_item, by_branch, by_loop_over_lengths, by_comparison, by_segments, refuses_most_data]
+READING: dict[str, Callable[[Tensor], Tensor]] = {
+    "item": lambda x: 1 / max(x.sum().item(), 1) * patterns.module_level(x),
+    "branch": lambda x: patterns.module_level(x) if (x > 0).all() else torch.zeros_like(x),
+    "comparison": lambda x: patterns.module_level(x) if torch.equal(x, x.clone()) else x.clone(),
+    "refused data": refuses_most_data,
+    "lengths": by_loop_over_lengths,
+    "segments": by_segments,
+}
 
 
-@pytest.mark.parametrize("body", READING)
-def test_a_body_that_reads_data_is_its_own_fake(body: Callable[[Tensor], Tensor]) -> None:
+@pytest.mark.parametrize("name", READING)
+def test_a_body_that_reads_data_is_its_own_fake(name: str) -> None:
     with FakeTensorMode(shape_env=ShapeEnv()) as mode:
-        fake = fake_from_body(body)(torch.ones(300))
+        fake = fake_from_body(READING[name])(torch.ones(300))
     assert (fake.shape, fake.dtype) == ((300,), torch.float32)
     assert mode.shape_env is not None
     assert not mode.shape_env.pending_fresh_unbacked_symbols
 
 
 @pytest.mark.usefixtures("stub")
-@pytest.mark.parametrize("body", [by_item, by_branch, by_comparison, refuses_most_data])
-def test_an_op_that_reads_data_compiles_and_stays_opaque(body: Callable[[Tensor], Tensor], ops: Ops) -> None:
-    op = triton_op(f"{ops.namespace}::reads", body, mutates_args=())
+@pytest.mark.parametrize("name", ["item", "branch", "comparison", "refused data"])
+def test_an_op_that_reads_data_compiles_and_stays_opaque(name: str, ops: Ops) -> None:
+    op = triton_op(f"{ops.namespace}::reads", READING[name], mutates_args=(), schema="(Tensor x) -> Tensor")
     with pytest.warns(OpaqueFallbackWarning, match=r"cannot be traced\..*register_fake"):
         (graph,) = aot_graphs(op, torch.ones(300), device="cpu")
     assert op._opoverload in {node.target for node in graph.graph.nodes}
@@ -144,17 +136,12 @@ def raises(x: Tensor) -> Tensor:
     raise LookupError("not here")
 
 
-def talks(x: Tensor) -> Tensor:
-    result: Tensor = torch.ops._c10d_functional.all_reduce(x, "sum", "0")
-    return result
-
-
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (by_item, "reads data of a tensor"),
+        (READING["item"], "reads data of a tensor"),
         (raises, "LookupError: not here"),
-        (talks, "it communicates with other ranks"),
+        (lambda x: torch.ops._c10d_functional.all_reduce(x, "sum", "0"), "it communicates with other ranks"),
     ],
 )
 def test_probe_that_stops(body: Callable[[Tensor], Tensor], reason: str) -> None:
