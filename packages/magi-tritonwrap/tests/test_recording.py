@@ -100,12 +100,8 @@ def test_symbols_of_the_trace_are_those_of_the_arguments(ops: Ops, runs: dict[st
     assert len({str(value.shape[0]) for value in added}) == 2
 
 
-def branches(x: Tensor) -> Tensor:
-    return patterns.module_level(x) if x.shape[0] % 2 == 0 else x.clone()
-
-
 def test_what_a_body_asks_of_a_size_is_a_guard(ops: Ops, runs: dict[str, int]) -> None:
-    op = counting(ops, runs, branches)
+    op = counting(ops, runs, lambda x: patterns.module_level(x) if x.shape[0] % 2 == 0 else x.clone())
     for size, launches in ((300, 1), (301, 0)):
         (graph,) = aot_graphs(lambda x: op(x) + 1, torch.ones(size), dynamic=True)
         assert len(launches_of(graph)) == launches
@@ -140,28 +136,20 @@ def test_a_replay_keeps_the_annotations_of_the_node(ops: Ops, runs: dict[str, in
     assert "op(x.relu())" in launch.meta["stack_trace"]
 
 
-def by_offset(x: Tensor, y: Tensor) -> Tensor:
-    return torch.as_strided(x, (2,), (1,), x.storage_offset()) * 2
-
-
-def by_gradient(x: Tensor, y: Tensor) -> Tensor:
-    return x * 2 if x.requires_grad else x * 3
-
-
-def by_memory(x: Tensor, y: Tensor) -> Tensor:
-    return x * 2 if x.untyped_storage()._cdata == y.untyped_storage()._cdata else x * 3
-
-
-def by_bytes(x: Tensor, y: Tensor) -> Tensor:
-    return x * x.untyped_storage().nbytes()
+LOOKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "offset": lambda x, y: torch.as_strided(x, (2,), (1,), x.storage_offset()) * 2,
+    "gradient": lambda x, y: x * 2 if x.requires_grad else x * 3,
+    "memory": lambda x, y: x * 2 if x.untyped_storage()._cdata == y.untyped_storage()._cdata else x * 3,
+    "bytes": lambda x, y: x * x.untyped_storage().nbytes(),
+}
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("body", [by_offset, by_gradient, by_memory, by_bytes])
+@pytest.mark.parametrize("name", LOOKS)
 def test_a_body_sees_of_its_tensors_what_it_sees_in_eager(
-    ops: Ops, runs: dict[str, int], body: Callable[..., Tensor], dynamic: bool
+    ops: Ops, runs: dict[str, int], name: str, dynamic: bool
 ) -> None:
-    op = counting(ops, runs, body, "(Tensor x, Tensor y) -> Tensor")
+    op = counting(ops, runs, LOOKS[name], "(Tensor x, Tensor y) -> Tensor")
 
     def program(x: Tensor, learnt: Tensor) -> tuple[Tensor, ...]:
         return op(x[4:], x[2:]), op(x[2:], x.clone()), op(x.clone(), x), op(learnt, x)
