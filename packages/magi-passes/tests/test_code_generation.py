@@ -230,28 +230,26 @@ def test_a_size_that_does_not_divide_is_that_of_the_untiled_side() -> None:
     assert _torch_compat.kernels.exact_tiling(tiling, untiled=X) == {"x": X, "r0_": FloorDiv(Y + 1, 2)}
 
 
-def _while_compiling(act: Callable[[], object]) -> None:
-    options = PassPipeline([Spy()]).inductor_options({HOOK: Foreign(act=act)})
+def _while_compiling(act: Callable[[], object]) -> Any:
+    """What *act* returns while a graph is compiled with passes."""
+    found: list[object] = []
+    options = PassPipeline([Spy()]).inductor_options({HOOK: Foreign(act=lambda: found.append(act()))})
     torch.compile(product, options=options)(torch.ones(3, 3))
+    return found[0]
 
 
 def test_inductor_completes_tilings_exactly(inductor: Any) -> None:
-    found: list[Any] = []
+    def complete() -> Any:
+        return SIMDScheduling.complete_partial_tiling({"r0_": Y * (X + 1)}, Z, Y * X + Y)["x"]
 
-    def complete() -> None:
-        found.append(SIMDScheduling.complete_partial_tiling({"r0_": Y * (X + 1)}, Z, Y * X + Y)["x"])
-
-    _while_compiling(complete)
-    complete()
-    assert found[0] == Z
-    assert found[1] != Z, "outside of a compilation it is torch's own"
+    assert _while_compiling(complete) == Z
+    assert complete() != Z, "outside of a compilation it is torch's own"
 
 
 def test_inductor_reduces_over_two_dimensions_at_most(inductor: Any) -> None:
     """torch 2.13 ends with an AssertionError for three; a batch norm's backward over a cut, padded image has them."""
-    found: list[Any] = []
-    _while_compiling(lambda: found.append(SIMDScheduling.create_tiling((R,), (Z, Y, X))))
-    assert found == [{"x": R, "r0_": Z * Y, "r1_": X}]
+    found = _while_compiling(lambda: SIMDScheduling.create_tiling((R,), (Z, Y, X)))
+    assert found == {"x": R, "r0_": Z * Y, "r1_": X}
 
 
 def test_a_kernel_that_does_not_divide_is_not_a_type_error(inductor: Any) -> None:
@@ -336,12 +334,10 @@ def test_many_dimensions_are_matched_at_once(inductor: Any) -> None:
     """torch searches for minutes."""
     sizes = [*sympy.symbols("a b c d e", integer=True, positive=True), Z, Y, X]
     strides = [Y * (X + 1), Z * (Y + 1), X * (Z + 1), X, Y, Z, 2, 1]
-    found: list[Any] = []
 
-    def match() -> None:
+    def match() -> Any:
         with _sizes_of_a_graph():
             index, numel = _index_of(sizes, strides), sympy.prod(sizes)
-            found.append(BlockPatternMatcher.match_mod_div_block_expr(index, INDEX, numel, 8))
+            return BlockPatternMatcher.match_mod_div_block_expr(index, INDEX, numel, 8)
 
-    _while_compiling(match)
-    assert found[0][:2] == (sizes, strides)
+    assert _while_compiling(match)[:2] == (sizes, strides)
