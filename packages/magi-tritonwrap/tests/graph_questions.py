@@ -51,6 +51,12 @@ class Ops:
         self.library = torch.library.Library(self.namespace, "FRAGMENT")
 
 
+def launches(fn: Any, *inputs: Any, **how: Any) -> list[GraphLaunch]:
+    """The launches in the one graph of ``fn(*inputs)``."""
+    (graph,) = aot_graphs(fn, *inputs, **how)
+    return launches_of(graph)
+
+
 def launch_count(op: Any, *inputs: Any, dynamic: bool | None = None) -> int:
     (graph,) = aot_graphs(lambda *args: op(*args) + 1, *(inputs or (torch.ones(300),)), dynamic=dynamic)
     assert str(op) not in operators(graph)
@@ -59,8 +65,7 @@ def launch_count(op: Any, *inputs: Any, dynamic: bool | None = None) -> int:
 
 def launch_of(op: Any, *inputs: Any, dynamic: bool | None = None) -> GraphLaunch:
     """The one launch in the graph of a call."""
-    (graph,) = aot_graphs(op, *(inputs or (torch.ones(300),)), dynamic=dynamic)
-    (launch,) = launches_of(graph)
+    (launch,) = launches(op, *(inputs or (torch.ones(300),)), dynamic=dynamic)
     return launch
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import tritonwrap_patterns as patterns
-from graph_questions import Ops
+from graph_questions import Ops, launches
 from magi_tritonwrap import (
     NoFakeError,
     OpaqueFallbackWarning,
@@ -19,7 +19,7 @@ from magi_tritonwrap import (
     see_through_report,
     triton_op,
 )
-from magi_tritonwrap.testing import aot_graphs, launches_of
+from magi_tritonwrap.testing import aot_graphs
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -76,8 +76,7 @@ def test_an_op_that_reads_data_compiles_and_stays_opaque(name: str, ops: Ops) ->
 @pytest.mark.usefixtures("stub")
 def test_lengths_that_only_size_launches_are_seen_through(ops: Ops) -> None:
     op = triton_op(f"{ops.namespace}::reads", by_loop_over_lengths, mutates_args=())
-    (graph,) = aot_graphs(op, torch.ones(3), device="cpu")
-    assert len(launches_of(graph)) == 3
+    assert len(launches(op, torch.ones(3), device="cpu")) == 3
 
 
 def never_ends(x: Tensor) -> Tensor:

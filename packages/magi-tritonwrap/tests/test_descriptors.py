@@ -13,11 +13,11 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from graph_questions import Ops
+from graph_questions import Ops, launches
 from magi_tritonwrap import UnsupportedLaunchError, capture_launches, see_through_report, triton_op, wrap_kernels
 from magi_tritonwrap._torch_compat.kernels import static_launcher_refuses_descriptors
 from magi_tritonwrap.errors import UndeclaredWriteError
-from magi_tritonwrap.testing import aot_graphs, launches_of, stub_driver
+from magi_tritonwrap.testing import aot_graphs, stub_driver
 from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.utils import run_and_get_code
@@ -94,9 +94,7 @@ def test_a_launch_with_descriptors_is_in_the_graph(
     ops: Ops, name: str, cloned: list[str], blocks: dict[str, list[int]], dynamic: bool
 ) -> None:
     op = seen(ops, name)
-    (graph,) = aot_graphs(lambda x: op(x.relu()) + 1, torch.ones(40, 64), dynamic=dynamic)
-
-    (launch,) = launches_of(graph)
+    (launch,) = launches(lambda x: op(x.relu()) + 1, torch.ones(40, 64), dynamic=dynamic)
     assert (launch.cloned, launch.blocks) == (cloned, blocks)
     shape = launch.arguments["source"].meta["val"].shape
     assert (int(shape[0]), int(shape[1])) == (40, 32 if name == "columns" else 64)
@@ -220,8 +218,7 @@ def test_a_write_that_torch_does_not_see_is_refused(ops: Ops) -> None:
         aot_graphs(refused, torch.ones(40, 64))
 
     op = triton_op(f"{ops.namespace}::counted", counted, mutates_args=())
-    (graph,) = aot_graphs(op, torch.ones(40, 64))
-    (launch,) = launches_of(graph)
+    (launch,) = launches(op, torch.ones(40, 64))
     assert launch.cloned == ["out", "total"]
 
 
@@ -239,8 +236,7 @@ def test_a_kernel_without_triton_ir_writes_all_its_tensors(ops: Ops) -> None:
         miscounted[(1,)](x, total)
 
     op = triton_op(f"{ops.namespace}::miscounted", body, mutates_args=("total",))
-    (graph,) = aot_graphs(lambda x, total: op(x.relu(), total), torch.ones(1), torch.zeros(1))
-    assert launches_of(graph)[0].cloned == ["x", "total"]
+    assert launches(lambda x, total: op(x.relu(), total), torch.ones(1), torch.zeros(1))[0].cloned == ["x", "total"]
 
 
 def test_a_gpu_without_descriptors_is_named(ops: Ops) -> None:

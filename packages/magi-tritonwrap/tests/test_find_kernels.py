@@ -195,11 +195,6 @@ class Watchful:
         raise RuntimeError(name)
 
 
-class HostileModule(torch.nn.Module):
-    def __getattr__(self, name: str) -> Any:
-        raise RuntimeError(name)
-
-
 class HostileChild(HostileParent):
     def forward(self, x: Any) -> Any:
         return super().kernel[(1,)](x)
@@ -211,7 +206,7 @@ def lazily(name: str) -> Any:
 
 lazy_module = types.ModuleType("lazy_module_of_find_kernels")
 lazy_module.__dict__["__getattr__"] = lazily
-watchful, hostile_module, hostile_child = Watchful(), HostileModule(), HostileChild()
+watchful, hostile_child = Watchful(), HostileChild()
 
 
 def from_lazy_module(x: Any) -> Any:
@@ -224,7 +219,6 @@ OF_THE_USER: list[Any] = [
     lambda x: lazy_module.kernel[(1,)](x),
     from_lazy_module,
     lambda x: watchful.kernel[(1,)](x),
-    lambda x: hostile_module.kernel[(1,)](x),
     hostile_child.forward,
 ]
 

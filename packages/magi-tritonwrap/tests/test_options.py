@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 import tritonwrap_patterns as patterns
-from graph_questions import Ops, launch_of, op_stays
+from graph_questions import Ops, launch_of, launches, op_stays
 from magi_tritonwrap import OpaqueFallbackWarning, capture_launches, make_see_through, see_through_report
 from magi_tritonwrap._torch_compat.options import options_by_inductor, options_for_this_gpu, options_of_backends
 from magi_tritonwrap.errors import LostOptionError
@@ -201,5 +201,4 @@ def test_a_kernel_that_is_compiled_beside_its_launch(ops: Ops) -> None:
         warmed_up(torch.ones(300))
     assert len(log.launches) == 1
     op = ops.seen("warmed", warmed_up)
-    (graph,) = aot_graphs(op, torch.ones(300))
-    assert [launch.kernel for launch in launches_of(graph)] == [patterns.double_kernel]
+    assert [launch.kernel for launch in launches(op, torch.ones(300))] == [patterns.double_kernel]

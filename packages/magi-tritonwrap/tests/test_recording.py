@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import tritonwrap_patterns as patterns
-from graph_questions import Ops, operators
+from graph_questions import Ops, launches, operators
 from magi_tritonwrap import triton_op
 from magi_tritonwrap._launch import capture, normalise
 from magi_tritonwrap.testing import aot_graphs, launches_of
@@ -58,8 +58,7 @@ def test_a_body_runs_twice_for_a_graph(
 
 def test_equal_calls_of_one_graph_share_a_run(ops: Ops, runs: dict[str, int]) -> None:
     op = counting(ops, runs, patterns.module_level)
-    (graph,) = aot_graphs(lambda x, y: (op(op(x)), op(y)), torch.ones(300), torch.ones(100))
-    assert len(launches_of(graph)) == 3
+    assert len(launches(lambda x, y: (op(op(x)), op(y)), torch.ones(300), torch.ones(100))) == 3
     assert runs["resolved"] == 2, "one for each size"
     torch.compiler.reset()
     aot_graphs(op, torch.ones(300))
@@ -102,9 +101,8 @@ def test_symbols_of_the_trace_are_those_of_the_arguments(ops: Ops, runs: dict[st
 
 def test_what_a_body_asks_of_a_size_is_a_guard(ops: Ops, runs: dict[str, int]) -> None:
     op = counting(ops, runs, lambda x: patterns.module_level(x) if x.shape[0] % 2 == 0 else x.clone())
-    for size, launches in ((300, 1), (301, 0)):
-        (graph,) = aot_graphs(lambda x: op(x) + 1, torch.ones(size), dynamic=True)
-        assert len(launches_of(graph)) == launches
+    for size, count in ((300, 1), (301, 0)):
+        assert len(launches(lambda x: op(x) + 1, torch.ones(size), dynamic=True)) == count
 
 
 def with_constant(x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 import tritonwrap_patterns as patterns
-from graph_questions import Ops, launch_count, launch_of, op_stays
+from graph_questions import Ops, launch_count, launch_of, launches, op_stays
 from magi_tritonwrap import OpaqueFallbackWarning, make_see_through, see_through_report, triton_op, wrap_kernels
 from magi_tritonwrap.errors import UnknownOpError
 from magi_tritonwrap.testing import aot_graphs, launches_of
@@ -62,8 +62,7 @@ def test_mutating_op(ops: Ops) -> None:
         op(y)
         return y
 
-    (graph,) = aot_graphs(program, torch.ones(300))
-    first, second = launches_of(graph)
+    first, second = launches(program, torch.ones(300))
     assert first.cloned == second.cloned == ["out"]
     assert second.arguments["out"].args[1] == "out", "the second launch writes what the first one wrote"
 
