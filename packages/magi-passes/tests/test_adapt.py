@@ -127,13 +127,6 @@ def test_a_pass_of_this_package_stays_as_it_is() -> None:
     assert adapt(ours) is ours
 
 
-class Lists:
-    def __init__(self) -> None:
-        self.names = ["a"]
-
-    def __call__(self, graph: Graph) -> None: ...
-
-
 @pytest.mark.parametrize(
     ("make", "error", "says"),
     [
@@ -144,7 +137,7 @@ class Lists:
         (lambda: adapt(to_cosines, config_keys="max_tiles"), PassDefinitionError, "must be a tuple of strings"),
         (lambda: adapt(Cosines().__call__), PassArgumentTypeError, "is a method, whose state no cache key can hold."),
         (lambda: adapt(operator.methodcaller("lint")), PassArgumentTypeError, "Pass a function, or an object whose"),
-        (lambda: adapt(Lists()).uuid(), PassIdentityError, "Lists.state is a list"),
+        (lambda: adapt(Keyed(cast("Any", ["a"]))).uuid(), PassIdentityError, "Keyed.state is a list"),
         (lambda: adapt(to_cosines, hook="post_grad"), PassDefinitionError, "to_cosines.hook is 'post_grad'"),
         (
             lambda: PassPipeline([adapt(to_cosines, config_keys=["triton.max_tile"])]),

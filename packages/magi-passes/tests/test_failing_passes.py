@@ -15,6 +15,7 @@ from magi_passes import (
     PassFailedError,
     PassPipeline,
     TemporalConvPass,
+    adapt,
     collect_records,
 )
 from magi_passes.errors import BrokenGraphError
@@ -151,41 +152,33 @@ def test_the_pass_before_is_not_mistaken_for_this_one() -> None:
     Holds()(gm.graph)
 
 
-@dataclass(frozen=True)
-class Unsorted(MagiInductorPass):
-    """Puts a new node after the node that reads it, which Inductor sorts after its hooks."""
-
-    hook = HOOK
-
-    def __call__(self, graph: Graph) -> None:
-        (node,) = graph.find_nodes(op="call_function", target=aten.sin.default)
-        with graph.inserting_after(node):
-            new = graph.call_function(aten.neg.default, node.args)
-        new.meta.update(node.meta)
-        node.args = (new,)
+def _unsorted(graph: Graph) -> None:
+    """Put a new node after the node that reads it, which Inductor sorts after its hooks."""
+    (node,) = graph.find_nodes(op="call_function", target=aten.sin.default)
+    with graph.inserting_after(node):
+        new = graph.call_function(aten.neg.default, node.args)
+    new.meta.update(node.meta)
+    node.args = (new,)
 
 
 def test_nodes_in_another_order_are_no_flaw(inductor: Any) -> None:
     x = torch.rand(3, 3)
     with torch.no_grad():
-        compiled = torch.compile(lambda x: x.sin(), options=PassPipeline([Unsorted()]).inductor_options())
+        compiled = torch.compile(lambda x: x.sin(), options=PassPipeline([adapt(_unsorted)]).inductor_options())
         torch.testing.assert_close(compiled(x), (-x).sin())
 
 
-@dataclass(frozen=True)
-class WritesWhatWasDecomposed(MagiInductorPass):
+def writes_what_was_decomposed(graph: Graph) -> None:
     """Inductor has no lowering for a silu after the graph was decomposed."""
-
-    def __call__(self, graph: Graph) -> None:
-        for node in graph.find_nodes(op="call_function", target=aten.sin.default):
-            node.target = aten.silu.default
+    for node in graph.find_nodes(op="call_function", target=aten.sin.default):
+        node.target = aten.silu.default
 
 
 @pytest.mark.parametrize("route", ["pipeline", "itself"])
 def test_an_error_of_inductor_says_which_passes_ran(inductor: Any, route: str) -> None:
-    options = OPTIONS[route](WritesWhatWasDecomposed())
+    options = OPTIONS[route](adapt(writes_what_was_decomposed))
     with pytest.raises(Exception, match="silu") as caught:
         torch.compile(lambda x: x.sin() + 1, options=options)(torch.ones(3))
 
     (note,) = caught.value.__notes__
-    assert note.startswith("Passes had changed what was compiled: WritesWhatWasDecomposed ran on ")
+    assert note.startswith("Passes had changed what was compiled: writes_what_was_decomposed ran on ")

@@ -39,6 +39,7 @@ from magi_passes import (
     Reason,
     UnscopedConfigError,
     _torch_compat,
+    adapt,
     collect_records,
 )
 from magi_passes.errors import PassArgumentError, PassArgumentTypeError
@@ -68,17 +69,15 @@ def test_an_undeclared_change_fails_with_the_name_of_the_key(inductor: Any, key:
         compiled(torch.ones(4, 4))
 
 
-@dataclass(frozen=True)
-class Reader(MagiInductorPass):
-    def __call__(self, graph: Graph) -> None:
-        for key in _torch_compat.config.config_keys():
-            if not key.startswith(("max_autotune_flex", "unsafe_")):
-                _torch_compat.config.get_config(key)
+def _reads_every_key(graph: Graph) -> None:
+    for key in _torch_compat.config.config_keys():
+        if not key.startswith(("max_autotune_flex", "unsafe_")):
+            _torch_compat.config.get_config(key)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_reading_every_key_is_not_a_change(inductor: Any) -> None:
-    infer(product, PassPipeline([Reader()]).inductor_options())
+    infer(product, PassPipeline([adapt(_reads_every_key)]).inductor_options())
 
 
 @dataclass(frozen=True)
@@ -168,15 +167,9 @@ class Asked(MagiInductorPass):
         assert (config.triton.max_tiles, config.triton.prefer_nd_tiling) == (3, True)
 
 
-@dataclass(frozen=True)
-class Later(MagiInductorPass):
-    """Sees the configuration that code generation will see."""
-
-    def __call__(self, graph: Graph) -> None:
-        seen.append((config.triton.max_tiles, config.triton.prefer_nd_tiling))
-
-
-PIPELINE = PassPipeline([Asked(), Later()])
+# It sees the configuration that code generation will see.
+LATER = adapt(lambda graph: seen.append((config.triton.max_tiles, config.triton.prefer_nd_tiling)))
+PIPELINE = PassPipeline([Asked(), LATER])
 OURS = PIPELINE.inductor_options()
 MERGED: dict[str, tuple[dict[str, Any], dict[str, Any], int | None]] = {
     "nothing set": (OURS, {}, 3),
