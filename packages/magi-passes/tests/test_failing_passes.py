@@ -10,14 +10,7 @@ from typing import Any
 import pytest
 import torch
 from made_passes import HOOK, Holds, Manager, Spy, product, train
-from magi_passes import (
-    MagiInductorPass,
-    PassFailedError,
-    PassPipeline,
-    TemporalConvPass,
-    adapt,
-    collect_records,
-)
+from magi_passes import MagiInductorPass, PassFailedError, PassPipeline, TemporalConvPass, adapt, collect_records
 from magi_passes.errors import BrokenGraphError
 from torch.fx import Graph
 from torch.fx.experimental.proxy_tensor import make_fx
