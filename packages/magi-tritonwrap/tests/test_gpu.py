@@ -28,6 +28,12 @@ PATTERNS = [
 ]
 
 
+def afresh(fn: Any, **how: Any) -> Any:
+    """*fn*, compiled by a compiler that knows nothing yet."""
+    torch.compiler.reset()
+    return torch.compile(fn, fullgraph=True, **how)
+
+
 def some_tensor(size: int = 3000) -> Tensor:
     return torch.randn(size, device="cuda")
 
@@ -40,8 +46,7 @@ def test_pattern_under_inductor(ops: Ops, name: str, dynamic: bool) -> None:
     x = some_tensor() if name != "launcher_made_at_import" else some_tensor(300)
     torch.testing.assert_close(op(x), pattern.reference(x))
 
-    torch.compiler.reset()
-    compiled = torch.compile(lambda value: op(value.relu()) + 1, fullgraph=True, dynamic=dynamic)
+    compiled = afresh(lambda value: op(value.relu()) + 1, dynamic=dynamic)
     result, (code, *_) = run_and_get_code(compiled, x)
 
     torch.testing.assert_close(result, pattern.reference(x.relu()) + 1)
@@ -57,13 +62,11 @@ def test_pattern_under_inductor(ops: Ops, name: str, dynamic: bool) -> None:
 
 def test_wrapped_function_is_traced_by_dynamo() -> None:
     x = some_tensor()
-    torch.compiler.reset()
-    compiled = torch.compile(wrap_kernels(patterns.helper), fullgraph=True)
+    compiled = afresh(wrap_kernels(patterns.helper))
     torch.testing.assert_close(compiled(x), x * 2)
     with capture_launches():
         torch.testing.assert_close(patterns.helper(x), x * 2)
-    torch.compiler.reset()
-    torch.testing.assert_close(torch.compile(patterns.helper, fullgraph=True)(x), x * 2)
+    torch.testing.assert_close(afresh(patterns.helper)(x), x * 2)
 
 
 def test_launches_dropped_and_traced_beside_a_real_driver() -> None:
@@ -81,8 +84,7 @@ def test_gradient_through_a_seen_op(ops: Ops) -> None:
     op = triton_op(f"{ops.namespace}::gradient", patterns.helper, mutates_args=())
     op.register_autograd(lambda ctx, grad: op(grad))
     x = some_tensor().requires_grad_()
-    torch.compiler.reset()
-    torch.compile(lambda value: op(value.sin()).square().sum(), fullgraph=True)(x).backward()
+    afresh(lambda value: op(value.sin()).square().sum())(x).backward()
     expected = torch.autograd.grad((x.sin() * 2).square().sum(), x)[0]
     torch.testing.assert_close(x.grad, expected)
 
@@ -100,12 +102,10 @@ def test_mutation_through_a_seen_op(ops: Ops) -> None:
         op(y)
         return y + 1
 
-    torch.compiler.reset()
-    torch.testing.assert_close(torch.compile(program, fullgraph=True)(x), (x + 1) * 2 + 1)
+    torch.testing.assert_close(afresh(program)(x), (x + 1) * 2 + 1)
     buffer = some_tensor()
     expected = buffer * 2
-    torch.compiler.reset()
-    torch.compile(lambda value: op(value), fullgraph=True)(buffer)  # noqa: PLW0108 - Dynamo wants a Python function
+    afresh(lambda value: op(value))(buffer)  # noqa: PLW0108 - Dynamo wants a Python function
     torch.testing.assert_close(buffer, expected)
 
 
@@ -116,9 +116,8 @@ def test_compile_cache_across_resets(ops: Ops, monkeypatch: pytest.MonkeyPatch, 
     op = triton_op(f"{ops.namespace}::cached", patterns.helper, mutates_args=())
     x = some_tensor()
     for expected in ("autograd_cache_miss", "autograd_cache_hit"):
-        torch.compiler.reset()
         counters.clear()
-        torch.testing.assert_close(torch.compile(lambda value: op(value) + 3, fullgraph=True)(x), x * 2 + 3)
+        torch.testing.assert_close(afresh(lambda value: op(value) + 3)(x), x * 2 + 3)
         assert counters["aot_autograd"][expected] == 1
     assert see_through_report(op).cache == "keyed"
 
@@ -144,8 +143,7 @@ def test_launch_options_are_those_of_eager(ops: Ops) -> None:
     seen = [launching(f"fuses_{fuses}", enable_fp_fusion=fuses) for fuses in (True, False)]
     seen.append(launching("waits", launch_pdl=True))
     x = some_tensor()
-    torch.compiler.reset()
-    compiled = torch.compile(lambda value: [op(value) for op in seen], fullgraph=True)
+    compiled = afresh(lambda value: [op(value) for op in seen])
     (fused, apart, waited), (code, *_) = run_and_get_code(compiled, x)
     assert torch.equal(fused, seen[0](x))
     assert torch.equal(apart, seen[1](x))
