@@ -258,8 +258,7 @@ _FIXED = (
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
     *(torch._ops.OpOverload, torch._ops.OpOverloadPacket),  # noqa: SLF001
 )
-_OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)  # noqa: SLF001
-"""The classes of torch's operators, which their name identifies."""
+_OPERATORS = _torch_compat.compiling.operator_types()
 _UUID = "_uuid"
 
 

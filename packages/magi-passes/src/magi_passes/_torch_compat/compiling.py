@@ -185,6 +185,11 @@ def outputs_that_are_bases() -> range:
     return range(first, first + metadata.num_intermediate_bases)
 
 
+def operator_types() -> tuple[type, ...]:
+    """The classes of torch's operators, which their name identifies. All releases."""
+    return (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)
+
+
 def paddings() -> frozenset[Callable[..., Any]]:
     """The targets of `torch.nn.functional.pad` and the padding modules in a captured graph, also after decomposition.
 
