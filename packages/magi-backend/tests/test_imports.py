@@ -48,14 +48,16 @@ print(set(outcomes), registered.__module__, "magi" in torch._dynamo.list_backend
     assert run(program) == "{'found'} magi_backend._backend True"
 
 
-def test_a_repair_of_one_device_leaves_the_others_to_inductor() -> None:
-    program = """
+@pytest.mark.parametrize("before", ["", "import torch._inductor.codegen.cuda.device_op_overrides"], ids=["", "others"])
+def test_a_repair_of_one_device_leaves_the_others_to_inductor(before: str) -> None:
+    program = f"""
+{before}
 from magi_backend._repairs._defect import known_defects
 from torch._inductor.codegen import common
 
 for defect in known_defects():
     defect.patch()
-print(sorted({"cpu", "cuda", "mps", "xpu"} - common.device_op_overrides_dict.keys()))
+print(sorted({{"cpu", "cuda", "mps", "xpu"}} - common.device_op_overrides_dict.keys()))
 """
     assert run(program) == "[]"
 

@@ -29,11 +29,17 @@ def register_devices() -> None:
     """Have the code of all devices registered before a module of one of them is imported (every torch release).
 
     Inductor imports those modules when it asks for a device and none is registered. If one was imported by itself, the
-    others never are: on torch 2.10 no graph compiles for a CPU then, and on later ones xpu gets the code of a CPU.
+    others never are: on torch 2.10 no graph compiles for a CPU then, and on later ones xpu gets the code of a CPU. If
+    somebody else did that before, it is made good.
     """
     from torch._inductor.codegen import common
 
-    common.get_device_op_overrides("cpu")
+    known = common.device_op_overrides_dict
+    if "cpu" not in known:
+        by_themselves = dict(known)
+        known.clear()
+        common.get_device_op_overrides("cpu")
+        known.update(by_themselves)
 
 
 def let_threads_register(backend: Callable[..., Any]) -> None:
