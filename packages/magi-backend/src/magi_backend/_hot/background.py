@@ -21,23 +21,27 @@ from typing import Any
 
 import torch
 
-from magi_backend._repairs._defect import owner_of, replace
+from magi_backend._repairs._defect import replace
 from magi_backend._torch_compat import state
 
 
 _SECONDS_TO_STOP = 60
 """How long the end of the process waits for the thread, which may wait for a compiler of C++."""
 
-_RANDOM_NUMBERS_SET_BACK = (
-    "torch._dynamo.utils:preserve_rng_state",
-    "torch._functorch.aot_autograd:preserve_rng_state",
-    "torch._inductor.select_algorithm:preserve_rng_state",
-    "torch._inductor.codegen.triton:preserve_rng_state",
-)
+
+def _leave_random_numbers_alone() -> None:
+    """Set no random numbers back on this thread: other threads would draw theirs twice. All releases.
+
+    Modules of torch import the function by name, and those that are imported later get the new one.
+    """
+    original = torch._dynamo.utils.preserve_rng_state  # noqa: SLF001
+    users = [module for name, module in tuple(sys.modules.items()) if name.startswith("torch.")]
+    for module in users:
+        if vars(module).get("preserve_rng_state") is original:
+            replace(module, "preserve_rng_state", None, _preserve_rng_state)
 
 
 def _preserve_rng_state(original: Callable[[], Any]) -> Any:
-    """Set no random numbers back on the thread: other threads would draw theirs twice. All releases."""
     return contextlib.nullcontext() if state.is_beside_others() else original()
 
 
@@ -68,8 +72,7 @@ class _Jobs:
                 self._thread.start()
 
     def _work(self) -> None:
-        for place in _RANDOM_NUMBERS_SET_BACK:
-            replace(*owner_of(place), None, _preserve_rng_state)
+        _leave_random_numbers_alone()
         with contextlib.suppress(_Stopped):
             while True:
                 with self._changed:

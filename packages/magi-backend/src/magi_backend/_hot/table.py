@@ -309,7 +309,7 @@ class SizeTable:
         else:
             self._others.move_to_end(key)
         size.calls += 1
-        if size.calls == self.hot_after:
+        if self.hot_sizes and size.calls == self.hot_after:
             self._starts_to_pay(size)
         return self._is_due(size)
 
