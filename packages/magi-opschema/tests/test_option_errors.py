@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from _signatures import Inner, X, located, plain, returning, two_outputs, with_annotation
+from _signatures import Inner, X, located, plain, returning, two_outputs
 from magi_opschema import (
     annotate,
     errors,
@@ -48,10 +48,6 @@ def writes(x: Tensor, out: Tensor, weights: list[Tensor] | None = None) -> None:
     out.copy_(x)
 
 
-def nothing() -> Tensor:
-    return X
-
-
 class Unshowable:
     def __repr__(self) -> str:
         raise RuntimeError("no repr")
@@ -60,76 +56,61 @@ class Unshowable:
 BAD: Any = Unshowable()
 SHOWN = "<a Unshowable whose __repr__ fails>"
 
-# function, options, error class, sentence
-OPTIONS: list[tuple[Callable[..., Any], dict[str, Any], type[OpSchemaError], str]] = [
-    (writes, {"mutates_args": "out"}, OptionError,
-     "mutates_args='out' is one string. Write a tuple of names: ('out',)."),
-    (writes, {"mutates_args": None}, OptionError, "mutates_args=None is not a tuple of names."),
-    (writes, {"mutates_args": ("outt",)}, OptionError,
+# function, options, sentence of the OptionError
+OPTIONS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
+    (writes, {"mutates_args": "out"}, "mutates_args='out' is one string. Write a tuple of names: ('out',)."),
+    (writes, {"mutates_args": None}, "mutates_args=None is not a tuple of names."),
+    (writes, {"mutates_args": ("outt",)},
      "mutates_args names 'outt', which is not a parameter, leaf path or flat name. Did you mean 'out'?"),
-    (writes, {"mutates_args": (0,)}, OptionError,
-     "mutates_args names 0, which is not a parameter, leaf path or flat name."),
-    (writes, {"mutates_args": ("weights",)}, OptionError,
+    (writes, {"mutates_args": (0,)}, "mutates_args names 0, which is not a parameter, leaf path or flat name."),
+    (writes, {"mutates_args": ("weights",)},
      ("mutates_args names 'weights', a list of Tensors that may be None, which torch cannot functionalize "
      "(pytorch #144072). Use list[Tensor], empty for None.")),
-    (scaled, {"mutates_args": ("cfg",)}, OptionError,
+    (scaled, {"mutates_args": ("cfg",)},
      "mutates_args names 'cfg', which holds no Tensor, and an op can write into Tensors only."),
-    (scaled, {"mutates_args": ("cfg.scal",)}, OptionError, "Did you mean 'cfg.scale'?"),
-    (writes, {"mutates_args": ("out",), "backward_fn": lambda ctx: None}, OptionError,
+    (scaled, {"mutates_args": ("cfg.scal",)}, "Did you mean 'cfg.scale'?"),
+    (writes, {"mutates_args": ("out",), "backward_fn": lambda ctx: None},
      ("backward_fn together with mutates_args ('out'): the gradient of an op that writes into its arguments is not "
      "defined. Return new Tensors instead.")),
-    (plain, {"setup_context_fn": lambda ctx, inputs, output: None}, OptionError,
+    (plain, {"setup_context_fn": lambda ctx, inputs, output: None},
      "setup_context_fn saves for a backward_fn, and there is none. Give one."),
-    (plain, {"backward_fn": "formula"}, OptionError, "backward_fn is 'formula' (str), expected a function."),
-    (plain, {"backward_fn": lambda ctx: None}, OptionError,
+    (plain, {"backward_fn": "formula"}, "backward_fn is 'formula' (str), expected a function."),
+    (plain, {"backward_fn": lambda ctx: None},
      "backward_fn is called as backward_fn(ctx, grad), which test_option_errors.py:"),
-    (two_outputs, {"backward_fn": lambda ctx, grad: None}, OptionError,
+    (two_outputs, {"backward_fn": lambda ctx, grad: None},
      "backward_fn is called as backward_fn(ctx, grad_0, grad_1), which test_option_errors.py:"),
-    (plain, {"backward_fn": lambda ctx, grad: None, "setup_context_fn": lambda ctx: None}, OptionError,
+    (plain, {"backward_fn": lambda ctx, grad: None, "setup_context_fn": lambda ctx: None},
      "setup_context_fn is called as setup_context_fn(ctx, inputs, output), which test_option_errors.py:"),
-    (plain, {"infer_output_meta_fn": 3}, OptionError,
+    (plain, {"infer_output_meta_fn": 3},
      "infer_output_meta_fn: 3 is not a function, list of names or None. Write one of these."),
-    (plain, {"infer_output_meta_fn": {"x"}}, OptionError, "infer_output_meta_fn: {'x'} is not a function"),
-    (plain, {"infer_output_meta_fn": "x"}, OptionError,
-     "infer_output_meta_fn: 'x' is one string. Write a list of names: ['x']."),
-    (plain, {"infer_output_meta_fn": []}, OptionError,
-     "infer_output_meta_fn: 0 names are given for 1 outputs. Give one for each."),
-    (plain, {"infer_output_meta_fn": ["y"]}, OptionError,
+    (plain, {"infer_output_meta_fn": "x"}, "infer_output_meta_fn: 'x' is one string. Write a list of names: ['x']."),
+    (plain, {"infer_output_meta_fn": []}, "infer_output_meta_fn: 0 names are given for 1 outputs. Give one for each."),
+    (plain, {"infer_output_meta_fn": ["y"]},
      "infer_output_meta_fn: 'y' is not a Tensor parameter or leaf path. Name one."),
-    (scaled, {"infer_output_meta_fn": ["cfg.scale"]}, OptionError,
+    (scaled, {"infer_output_meta_fn": ["cfg.scale"]},
      "infer_output_meta_fn: 'cfg.scale' is not a Tensor parameter or leaf path."),
-    (plain, {"infer_output_meta_fn": [0]}, OptionError,
-     "infer_output_meta_fn: 0 is not a Tensor parameter or leaf path."),
-    (plain, {"infer_output_meta_fn": lambda: X}, OptionError,
+    (plain, {"infer_output_meta_fn": [0]}, "infer_output_meta_fn: 0 is not a Tensor parameter or leaf path."),
+    (plain, {"infer_output_meta_fn": lambda: X},
      "infer_output_meta_fn is called as infer_output_meta_fn(x), which test_option_errors.py:"),
-    (two_outputs, {}, OptionError,
+    (two_outputs, {},
      ("infer_output_meta_fn: there are 2 outputs and 1 Tensor inputs, so output i cannot look like input i. "
      "Pass a function, or names.")),
-    (nothing, {}, OptionError, "infer_output_meta_fn: there are 1 outputs and 0 Tensor inputs"),
-    (returning(float), {}, OptionError,
+    (returning(float), {},
      "infer_output_meta_fn: 'output' is a float, which looks like no Tensor input. Pass a function."),
-    (returning(list[Tensor]), {"infer_output_meta_fn": ["x"]}, OptionError,
+    (returning(list[Tensor]), {"infer_output_meta_fn": ["x"]},
      "infer_output_meta_fn: 'output' and 'x' are not both lists. Pass a function."),
-    (plain, {"tags": ("core",)}, OptionError, "tags=('core',) is not a tuple of torch.Tag values."),
-    (plain, {"tags": torch.Tag.core}, OptionError, "is not a tuple of torch.Tag values."),
-    (with_annotation(Inner | None), {"mutates_args": ("value",)}, OptionError, "which holds no Tensor"),
-    (plain, {"tags": BAD}, OptionError, f"tags={SHOWN} is not a tuple"),
-    (plain, {"tags": [BAD]}, OptionError, f"tags=[{SHOWN}] is not a tuple"),
-    (plain, {"mutates_args": BAD}, OptionError, f"mutates_args={SHOWN} is not a tuple"),
-    (plain, {"mutates_args": [BAD]}, OptionError, f"mutates_args names {SHOWN}"),
-    (plain, {"backward_fn": BAD}, OptionError, f"backward_fn is {SHOWN}"),
-    (plain, {"infer_output_meta_fn": BAD}, OptionError, f"{SHOWN} is not a function"),
-    (plain, {"infer_output_meta_fn": [BAD]}, OptionError, f"{SHOWN} is not a Tensor"),
+    (plain, {"tags": ("core",)}, "tags=('core',) is not a tuple of torch.Tag values."),
+    (plain, {"tags": [BAD]}, f"tags=[{SHOWN}] is not a tuple"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("fn", "options", "error", "sentence"), OPTIONS, ids=[f"{i}-{row[3][:40]}" for i, row in enumerate(OPTIONS)]
+    ("fn", "options", "sentence"), OPTIONS, ids=[f"{i}-{row[2][:40]}" for i, row in enumerate(OPTIONS)]
 )
 def test_options_are_refused_at_decoration(
-    ns: str, fn: Callable[..., Any], options: dict[str, Any], error: type[OpSchemaError], sentence: str
+    ns: str, fn: Callable[..., Any], options: dict[str, Any], sentence: str
 ) -> None:
-    with pytest.raises(error, match=re.escape(sentence)) as caught:
+    with pytest.raises(OptionError, match=re.escape(sentence)) as caught:
         magi_register_custom_op(f"{ns}::op", **options)(fn)
     assert str(caught.value).startswith(f"{ns}::op: ")
     assert str(caught.value).endswith(located(fn))
@@ -225,12 +206,11 @@ def test_decorating_an_op_again(ns: str) -> None:
         magi_register_custom_op(f"{ns}::again")(custom)
 
 
-@pytest.mark.parametrize("thing", [builtins.len, Inner, 3, "plain", BAD], ids=["len", "class", "int", "str", "no repr"])
-def test_an_object_that_is_not_a_function(ns: str, thing: Any) -> None:
-    sentence = "is not a Python function. Wrap it in one whose parameters have annotations."
-    with pytest.raises(OptionError, match=sentence) as caught:
+@pytest.mark.parametrize(("thing", "shown"), [(builtins.len, "<built-in"), (BAD, SHOWN)])
+def test_an_object_that_is_not_a_function(ns: str, thing: Any, shown: str) -> None:
+    sentence = f"^{shown}.* is not a Python function. Wrap it in one whose parameters have annotations."
+    with pytest.raises(OptionError, match=sentence):
         magi_register_custom_op(f"{ns}::op")(thing)
-    assert thing is not BAD or str(caught.value).startswith(SHOWN)
 
 
 def test_a_static_or_class_method(ns: str) -> None:
@@ -244,14 +224,12 @@ def test_a_static_or_class_method(ns: str) -> None:
 def test_each_error_is_a_builtin_one_too() -> None:
     classes = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)]
     assert len(classes) > 10
-    for cls in classes:
-        assert issubclass(cls, OpSchemaError)
-        if cls is not OpSchemaError:
-            base = cls.__bases__[1]
-            assert cls.__bases__[0] is OpSchemaError
-            assert base.__module__ == "builtins"
-            assert base is not Exception
-            assert issubclass(base, Exception)
+    for cls in {*classes} - {OpSchemaError}:
+        root, base = cls.__bases__
+        assert root is OpSchemaError
+        assert base.__module__ == "builtins"
+        assert issubclass(base, Exception)
+        assert base is not Exception
 
 
 def test_unknown_op() -> None:
@@ -288,7 +266,6 @@ AFTERWARDS: list[tuple[Callable[[Any], Any], type[OpSchemaError], str]] = [
      "opcheck takes the arguments as a tuple, and got a Tensor. Write opcheck(op, (x,))."),
     (lambda op: opcheck(op, (X, X, X)), ArgumentError, "the call gives 3 arguments by position, expected at most 1."),
     (lower_signature, DuplicateOpError, "is an op already."),
-    (lambda op: lower_signature(Inner), OptionError, "is not a Python function."),
 ]  # fmt: skip
 
 
@@ -310,47 +287,41 @@ def test_rule_for_a_batch_is_told_what_is_wrong(ns: str) -> None:
 
 VALUES: list[Any] = [
     None, 3, True, "zz", "", b"q", 1.5, Unshowable(), [], {}, [1], {"a": 1}, object(), int, Unshowable,
-    lambda: 0, torch.ones(2), len,
+    lambda: 0, torch.ones(2), len, [Unshowable()],
 ]  # fmt: skip
 
 Use = Callable[[str, Any, Any], object]
+
+
+def with_option(option: str, **others: Any) -> Use:
+    return lambda ns, op, value: magi_register_custom_op(f"{ns}::a", **{option: value}, **others)(plain)
+
+
 # entry -> its use with a namespace, an op and a wrong value; the values that are right
 ENTRIES: dict[str, tuple[Use, tuple[type, ...]]] = {
     "name": (lambda ns, op, v: magi_register_custom_op(v)(plain), (type(None),)),
     "fn": (lambda ns, op, v: magi_register_custom_op(f"{ns}::a")(v), ()),
-    "mutates_args": (lambda ns, op, v: magi_register_custom_op(f"{ns}::a", mutates_args=v)(plain), (list, dict)),
-    "tags": (lambda ns, op, v: magi_register_custom_op(f"{ns}::a", tags=v)(plain), (str, list, dict)),
-    "setup_context_fn": (
-        lambda ns, op, v: magi_register_custom_op(f"{ns}::a", setup_context_fn=v, backward_fn=lambda c, g: g)(plain),
-        (type(None), type),
-    ),
-    "is_compute_sensitive": (
-        lambda ns, op, v: magi_register_custom_op(f"{ns}::a", is_compute_sensitive=v)(plain),
-        (bool,),
-    ),
-    "is_subgraph_boundary": (
-        lambda ns, op, v: magi_register_custom_op(f"{ns}::a", is_subgraph_boundary=v)(plain),
-        (bool,),
-    ),
-    "override": (lambda ns, op, v: magi_register_custom_op(f"{ns}::a", override=v)(plain), (bool,)),
+    "mutates_args": (with_option("mutates_args"), (list, dict)),
+    "tags": (with_option("tags"), (str, list, dict)),
+    "infer_output_meta_fn": (with_option("infer_output_meta_fn"), (type(None), type, type(len))),
+    "backward_fn": (with_option("backward_fn"), (type(None), type)),
+    "setup_context_fn": (with_option("setup_context_fn", backward_fn=lambda c, g: g), (type(None), type)),
+    "is_compute_sensitive": (with_option("is_compute_sensitive"), (bool,)),
+    "is_subgraph_boundary": (with_option("is_subgraph_boundary"), (bool,)),
+    "override": (with_option("override"), (bool,)),
+    "register_pytree": (with_option("register_pytree"), (bool,)),
     "lower_signature": (lambda ns, op, v: lower_signature(v), ()),
     "lower_signature, mutates_args": (lambda ns, op, v: lower_signature(plain, mutates_args=v), (list, dict)),
     "op_def": (lambda ns, op, v: op_def(v), ()),
-    "annotate": (lambda ns, op, v: annotate(v, "key", "text"), ()),
     "annotate, key": (lambda ns, op, v: annotate(op, v, "text"), (str,)),
     "annotate, text": (lambda ns, op, v: annotate(op, "key", v), (str,)),
-    "opcheck": (lambda ns, op, v: opcheck(v, (torch.ones(2),)), ()),
     "opcheck, kwargs": (lambda ns, op, v: opcheck(op, (torch.ones(2),), v, test_utils="test_schema"),
                         (type(None), dict)),
-    "register_kernel": (lambda ns, op, v: register_kernel(v, "cpu", plain), ()),
     "register_kernel, device": (lambda ns, op, v: register_kernel(op, v, plain), ()),
     "register_kernel, fn": (lambda ns, op, v: register_kernel(op, "cpu", v), (type(None),)),
-    "register_vmap": (lambda ns, op, v: register_vmap(v, lambda info, in_dims, x: 0), ()),
     "register_vmap, rule": (lambda ns, op, v: register_vmap(op, v), (type(None), type)),
-    "register_autocast": (lambda ns, op, v: register_autocast(v, "cpu", torch.half), ()),
     "register_autocast, device": (lambda ns, op, v: register_autocast(op, v, torch.half), ()),
     "register_autocast, dtype": (lambda ns, op, v: register_autocast(op, "cpu", v), ()),
-    "register_sharding": (lambda ns, op, v: register_sharding(v, lambda x: 0), ()),
     "register_object, weak": (lambda ns, op, v: register_object(plain, weak=v), (bool,)),
     "get_object": (lambda ns, op, v: get_object(v), ()),
     "release_object": (lambda ns, op, v: release_object(v), ()),
@@ -375,24 +346,14 @@ def test_a_wrong_value_is_an_error_of_this_package(ns: str, entry: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [
-        ("MAGI_OPSCHEMA_CHEKC", " Did you mean 'MAGI_OPSCHEMA_CHECK'?"),
-        ("MAGI_OPSCHEMA_DUMPS", " Did you mean 'MAGI_OPSCHEMA_DUMP'?"),
-        ("MAGI_OPSCHEMA_CACHE", " Did you mean 'MAGI_OPSCHEMA_CACHE_DIR'?"),
-        ("MAGI_OPSCHEMA_", " Did you mean 'MAGI_OPSCHEMA_DUMP'?"),
-        ("MAGI_OPSCHEMA_SOMETHING_ELSE_ALTOGETHER", ""),
-    ],
+    [("MAGI_OPSCHEMA_CHEKC", " Did you mean 'MAGI_OPSCHEMA_CHECK'?"), ("MAGI_OPSCHEMA_SOMETHING_ELSE_ALTOGETHER", "")],
 )
 def test_an_unknown_name(ns: str, monkeypatch: pytest.MonkeyPatch, name: str, hint: str) -> None:
     monkeypatch.setenv(name, "1")
     sentence = f"the environment variable {name} is not a setting of magi-opschema.{hint} Choose one of these ("
-    uses: list[Callable[[], object]] = [
-        lambda: magi_register_custom_op(f"{ns}::op")(plain),
-        lambda: lower_signature(plain),
-    ]
-    for use in uses:
+    for use in (magi_register_custom_op(f"{ns}::op"), lower_signature):
         with pytest.raises(EnvironmentVariableError, match=re.escape(sentence)) as caught:
-            use()
+            use(plain)
         for known in ("MAGI_OPSCHEMA_CHECK", "MAGI_OPSCHEMA_DUMP", "MAGI_OPSCHEMA_CACHE_DIR"):
             assert f"{known}: " in str(caught.value)
     assert not torch._C._jit_get_schemas_for_operator(f"{ns}::op")
@@ -400,7 +361,7 @@ def test_an_unknown_name(ns: str, monkeypatch: pytest.MonkeyPatch, name: str, hi
     magi_register_custom_op(f"{ns}::op")(plain)
 
 
-@pytest.mark.parametrize("value", ["yes", "2", "on", " 1", "True"])
+@pytest.mark.parametrize("value", ["yes", " 1"])
 def test_a_switch_that_is_neither_on_nor_off(ns: str, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("MAGI_OPSCHEMA_CHECK", value)
     sentence = f"MAGI_OPSCHEMA_CHECK={value!r} is neither on nor off. Set it to 1 or 0, or unset it."
@@ -412,13 +373,9 @@ def test_a_switch_that_is_neither_on_nor_off(ns: str, monkeypatch: pytest.Monkey
         magi_register_custom_op(f"{ns}::off{off}")(plain)
 
 
-@pytest.mark.parametrize("kind", ["a file", "below a file", "no place"])
-def test_a_dump_folder_that_cannot_be_written(
-    ns: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
-) -> None:
-    file = tmp_path / "file"
-    file.write_text("")
-    folder = {"a file": file, "below a file": file / "deep", "no place": Path("/proc/magi")}[kind]
+def test_a_dump_folder_that_cannot_be_written(ns: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "file"
+    folder.write_text("")
     monkeypatch.setenv("MAGI_OPSCHEMA_DUMP", str(folder))
     sentence = f"MAGI_OPSCHEMA_DUMP={folder} is not a folder that can be written: "
     with pytest.raises(EnvironmentVariableError, match=re.escape(sentence)) as caught:

@@ -21,35 +21,29 @@ from torch import Tensor
 from torch.types import Number
 
 
-@dataclass
-class Mutable:
-    scale: float
+Mutable = make_dataclass("Mutable", [("scale", float)])
+Betas = make_dataclass("Betas", [("betas", dict[str, float])], frozen=True)
+Opt = make_dataclass("Opt", [("opt", Betas)], frozen=True)
+WithInitVar = make_dataclass("WithInitVar", [("x", float), ("factor", InitVar[float])], frozen=True)
+Unresolved = make_dataclass("Unresolved", [("value", "NotThere")], frozen=True)
 
 
-@dataclass(frozen=True)
-class HoldsMutable:
-    inner: Mutable
+class Partial(TypedDict, total=False):
+    height: int
 
 
-@dataclass(frozen=True)
-class Betas:
-    betas: dict[str, float]
+class BadPoint(NamedTuple):
+    x: bytes
 
 
-@dataclass(frozen=True)
-class Opt:
-    opt: Betas
+class Two(NamedTuple):
+    x: int
+    y: int
 
 
-@dataclass(frozen=True)
-class Tree:
-    left: Tree | None
-    value: float
-
-
-@dataclass(frozen=True)
-class Chain:
-    links: list[Chain]
+class OneMissing(TypedDict):
+    height: int
+    width: NotRequired[int]
 
 
 @dataclass(frozen=True)
@@ -63,9 +57,8 @@ class Pong:
 
 
 @dataclass(frozen=True)
-class WithInitVar:
-    x: float
-    factor: InitVar[float]
+class Growing(Generic[T]):
+    rest: Growing[list[T]] | None
 
 
 @dataclass(frozen=True)
@@ -76,54 +69,9 @@ class OwnInit:
         object.__setattr__(self, "x", float(text))
 
 
-@dataclass(frozen=True)
-class NarrowInit:
-    x: float
-    y: float = 0.0
-
-    def __init__(self, x: float) -> None:
-        object.__setattr__(self, "x", x)
-
-
-class Two(NamedTuple):
-    x: int
-    y: int
-
-
 class NarrowNew(Two):
     def __new__(cls, x: int) -> Self:
         return super().__new__(cls, x, x)
-
-
-@dataclass(frozen=True)
-class NewOfDataclass:
-    x: int
-
-    def __new__(cls) -> Self:
-        return super().__new__(cls)
-
-
-@dataclass(frozen=True)
-class Growing(Generic[T]):
-    rest: Growing[list[T]] | None
-
-
-@dataclass(frozen=True)
-class Unresolved:
-    value: NotThere  # type: ignore[name-defined]  # noqa: F821
-
-
-class Partial(TypedDict, total=False):
-    height: int
-
-
-class OneMissing(TypedDict):
-    height: int
-    width: NotRequired[int]
-
-
-class BadPoint(NamedTuple):
-    x: bytes
 
 
 Untyped = namedtuple("Untyped", ["a", "b"])  # noqa: PYI024
@@ -135,16 +83,12 @@ NO_LIST = "and torch has no list of such elements that can be exported"
 ANNOTATIONS: list[tuple[object, str]] = [
     (Mutable, ("'value' has type Mutable, a mutable dataclass, whose changes an op could not give back. "
               "Declare it @dataclass(frozen=True) class Mutable.")),
-    (HoldsMutable, "'value.inner' has type Mutable, a mutable dataclass"),
     (dict, f"'value' has type dict, {NO_FORM}. Use a frozen dataclass, or tuple[T, ...]."),
-    (dict[str, float], f"'value' has type dict[str, float], {NO_FORM}. Use a frozen dataclass, or tuple[float, ...]."),
     (Mapping[str, Tensor], f"'value' has type Mapping[str, Tensor], {NO_FORM}. Use a frozen dataclass"),
     (Opt, f"'value.opt.betas' has type dict[str, float], {NO_FORM}. Use a frozen dataclass, or tuple[float, ...]."),
     (list[Inner], ("'value' has type list[Inner], a list of records, which has no flat schema form. "
                   "Use one frozen dataclass with a list for each field.")),
-    (tuple[Inner, ...], "'value' has type tuple[Inner, ...], a list of records"),
     (tuple[Opt | None, ...], "'value' has type tuple[Opt | None, ...], a list of records"),
-    (list[Partial], "'value' has type list[Partial], a list of records"),
     (set[int], f"'value' has type set[int], {NO_FORM}. Use a sorted tuple[T, ...]."),
     (Any, f"'value' has type Any, {NO_FORM}. Say which type it has."),
     (object, f"'value' has type object, {NO_FORM}. Say which type it has."),
@@ -158,11 +102,9 @@ ANNOTATIONS: list[tuple[object, str]] = [
     (Optional, f"'value' has type Optional, {NO_FORM}. See the type table in the documentation of magi-opschema."),
     (bytes, f"'value' has type bytes, {NO_FORM}. Use str, or a uint8 Tensor."),
     (np.ndarray, f"'value' has type ndarray, {NO_FORM}. Pass a Tensor: torch.from_numpy() shares its memory."),
-    (np.float32, f"'value' has type float32, {NO_FORM}. Pass a Tensor"),
     (torch.nn.Linear, f"'value' has type Linear, {NO_FORM}. Pass its tensors, or a frozen dataclass of them."),
     (torch.Stream, f"'value' has type Stream, {NO_FORM}. Annotate it ObjectHandle[torch.Stream]."),
     (torch.Event, f"'value' has type Event, {NO_FORM}. Annotate it ObjectHandle[torch.Event]."),
-    (list[torch.Size], f"'value' has type list[Size], {NO_LIST}. Use one list for each part, or a Tensor."),
     (None, f"'value' has type None, {NO_FORM}."),
     (SimpleNamespace, (f"'value' has type SimpleNamespace, {NO_FORM}. "
                       "Use a frozen dataclass with the parts of SimpleNamespace that the op needs, "
@@ -176,18 +118,14 @@ ANNOTATIONS: list[tuple[object, str]] = [
     (list[Number], f"'value' has type list[int | float | bool], {NO_LIST}."),
     (list[tuple[int, int]], f"'value' has type list[tuple[int, int]], {NO_LIST}."),
     (list[torch.Generator], f"'value' has type list[Generator], {NO_LIST}."),
-    (Tree, ("'value.left' has type Tree, a record that contains itself, so it has no fixed number of leaves. "
+    (Ping, ("'value.pong.ping' has type Ping, a record that contains itself, so it has no fixed number of leaves. "
            "Use a Tensor or lists.")),
-    (Chain, "'value.links' has type list[Chain], a list of records"),
-    (Ping, "'value.pong.ping' has type Ping, a record that contains itself"),
     (WithInitVar, ("'value' has type WithInitVar, whose InitVar 'factor' cannot be read back from an instance. "
                   "Make it a field.")),
     (OwnInit, ("'value' has type OwnInit, whose __init__ takes (text) where its fields are (x). "
               "Let the dataclass write __init__, or give it the fields as parameters.")),
-    (NarrowInit, "'value' has type NarrowInit, whose __init__ takes (x) where its fields are (x, y)."),
     (NarrowNew, ("'value' has type NarrowNew, whose __new__ takes (x) where its fields are (x, y). "
                 "Let the NamedTuple write __new__, or give it the fields as parameters.")),
-    (NewOfDataclass, "'value' has type NewOfDataclass, whose __new__ takes () where its fields are (x)."),
     (Partial, "'value' has type Partial, a TypedDict whose key 'height' may be missing."),
     (OneMissing, "'value' has type OneMissing, a TypedDict whose key 'width' may be missing."),
     (Growing[int], "has type Growing[list[list[list["),
@@ -199,7 +137,6 @@ ANNOTATIONS: list[tuple[object, str]] = [
     (Annotated[bytes, "raw"], f"'value' has type bytes, {NO_FORM}."),
     (tuple[int, bytes], f"'value.1' has type bytes, {NO_FORM}."),
     ([int], "'value' has type [<class 'int'>], which is not a type. Write a type, such as list[int] for [int]."),
-    ({"a": int}, "'value' has type {'a': <class 'int'>}, which is not a type."),
     (5, f"'value' has type 5, {NO_FORM}."),
     (len, f"'value' has type len, {NO_FORM}."),
 ]  # fmt: skip
@@ -209,14 +146,11 @@ UNRESOLVED: list[tuple[object, str]] = [
     ("NotThere", ("the annotation 'NotThere' of parameter 'value' could not be evaluated: name 'NotThere' is not "
                  "defined. Import what it names where the op is defined, also at run time, not only under "
                  "TYPE_CHECKING.")),
-    ("list[NotThere]", "the annotation 'list[NotThere]' of parameter 'value' could not be evaluated"),
-    ("torch.NotThere", "could not be evaluated: module 'torch' has no attribute 'NotThere'."),
     ("list[", "the annotation 'list[' of parameter 'value' could not be evaluated: "),
     ("1 / 0", "the annotation '1 / 0' of parameter 'value' could not be evaluated: division by zero."),
     (Unresolved, "the annotation 'NotThere' of parameter 'value.value' could not be evaluated"),
 ]  # fmt: skip
 BelowA = make_dataclass("BelowA", [("b", Tensor)], frozen=True)
-Holding = make_dataclass("Holding", [("x", Tensor), ("inner", Inner | None)], frozen=True)
 Clashing = make_dataclass("Clashing", [("a__b", Tensor), ("a", BelowA)], frozen=True)
 
 
@@ -230,11 +164,8 @@ RETURNS: list[tuple[object, str]] = [
     (tuple[Tensor, Inner | None],
      ("the return value has type tuple[Tensor, Inner | None], where 'output.1' may be None as a whole, and an op "
       "returns the same number of outputs at every call. Return a record of T | None.")),
-    (tuple[tuple[Tensor, Tensor] | None, Tensor], "where 'output.0' may be None as a whole, and an op returns"),
-    (Holding, "the return value has type Holding, where 'output.inner' may be None as a whole"),
     (str, ("the return value has type str, and an op cannot return a str. "
           "Return Tensors, numbers, None, or tuples or frozen dataclasses of these.")),
-    (tuple[Tensor, str], "and an op cannot return a str."),
     (torch.dtype, "and an op cannot return a ScalarType."),
     (complex, "and an op cannot return a complex."),
     (list[int], "the return value has type list[int], and an op cannot return a SymInt[]."),
@@ -268,21 +199,8 @@ def test_return_annotation_is_refused_at_decoration(ns: str, annotation: object,
     assert str(caught.value).endswith(located(body))
 
 
-@dataclass(frozen=True)
-class HasIsSome:
-    is_some: bool = True
-
-
-@dataclass(frozen=True)
-class Nothing:
-    pass
-
-
-@dataclass(frozen=True)
-class HasIsSomeRecord:
-    is_some: Nothing = Nothing()
-
-
+Nothing = make_dataclass("Nothing", [], frozen=True)
+HasIsSomeRecord = make_dataclass("HasIsSomeRecord", [("is_some", Nothing)], frozen=True)
 MANY_LISTS = make_dataclass("MANY_LISTS", [(f"t{i}", list[Tensor]) for i in range(64)], frozen=True)
 
 
@@ -302,7 +220,6 @@ SIGNATURES: list[tuple[str, str]] = [
     ("cfg: Inner, cfg__scale: float", "'cfg.scale' and 'cfg__scale' have the same flat name 'cfg__scale'. Rename one."),
     ("cfg: Inner | None, cfg__is_some: bool",
      "'cfg.is_some' and 'cfg__is_some' have the same flat name 'cfg__is_some'. Rename one."),
-    ("cfg: HasIsSome | None", "'cfg.is_some' and 'cfg.is_some' have the same flat name 'cfg__is_some'."),
     ("cfg: HasIsSomeRecord | None", "'cfg.is_some' and 'cfg.is_some' have the same flat name 'cfg__is_some'."),
     ("größe: int, gru00f6u00dfe: int",
      "'größe' and 'gru00f6u00dfe' have the same flat name 'gru00f6u00dfe'. Rename one."),
@@ -310,8 +227,6 @@ SIGNATURES: list[tuple[str, str]] = [
                           "Change the default or the annotation.")),
     ("bias: Tensor = None", ("the default of 'bias' is None (NoneType), which the schema type Tensor does not take. "
                              "Annotate it T | None.")),
-    ("sizes: Sequence[int] = (1, 2.5)",
-     "the default of 'sizes' is (1, 2.5) (tuple), which the schema type SymInt[] does not take."),
     ("cfg: Inner = Inner(scale='big')",
      "the default of 'cfg.scale' is 'big' (str), which the schema type float does not take."),
     ("def fn(cfg: MANY_LISTS, generator: torch.Generator) -> Tensor: ...",
