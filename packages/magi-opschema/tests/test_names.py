@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import builtins
 import enum
 import keyword
 import sys
@@ -21,7 +20,8 @@ from torch import Tensor
 
 
 RESERVED = [
-    "_m_", "_m_torch_op", "_m_output", "_m_dispatch", "_m_fn", "_m_check", "_m_new", "_m_type", "_m_default_cfg",
+    "_m_", "_m_torch_op", "_m_output", "_m_dispatch", "_m_are_transforms_active",
+    "_m_fn", "_m_check", "_m_new", "_m_type", "_m_default_cfg",
     "__m_torch_op", "torch_op", "dispatch", "fn", "check", "output", "flatten", "rebuild_output", "item", "there",
     "key", "part", "pair", "cfg", "args", "kwargs", "ctx", "self", "cls", "mode", "name", "default", "op",
     "Ellipsis", "NoneType",
@@ -66,12 +66,6 @@ def test_function_name(ns: str, name: str) -> None:
     assert torch.equal(op(X, Moded(2.0)), X * 2)
     assert torch.equal(op_def(op).lowered_fn(X, 2.0, "rms"), X * 2)
     assert [values[1] for values in seen] == [Moded(2.0)] * 2
-
-
-@pytest.mark.parametrize("name", ["_m_torch_op", "_m_are_transforms_active", "len"])
-def test_function_name_compiled(ns: str, name: str) -> None:
-    op = magi_register_custom_op(f"{ns}::op")(make_function({"x": Tensor, "cfg": Moded}, [], name))
-    assert torch.equal(torch.compile(op, fullgraph=True, backend="eager")(X, Moded()), X * 2)
 
 
 @pytest.mark.parametrize("name", [*RESERVED, *BUILTINS, *SCHEMA_WORDS, *UNICODE])
@@ -132,37 +126,21 @@ def test_parameters_named_like_packed_arguments(ns: str) -> None:
 def test_output_names_do_not_touch_the_arguments_that_are_checked(ns: str) -> None:
     """The first call runs the fake on the flat arguments, after the body's output was taken apart."""
 
-    @dataclass(frozen=True)
-    class Below:
-        y: Tensor
-        z: Tensor
-
-    @dataclass(frozen=True)
-    class Out:
-        inner: Below
-
+    below: Any = make_dataclass("Below", [("y", Tensor), ("z", Tensor)], frozen=True)
+    out: Any = make_dataclass("Out", [("inner", below)], frozen=True)
     faked: list[int] = []
 
-    def body(x: Tensor, output__inner: int) -> Out:
-        return Out(Below(x * 2, x * 3))
+    def body(x: Tensor, output__inner: int) -> Any:
+        return out(below(x * 2, x * 3))
 
-    def fake(x: Tensor, output__inner: int) -> Out:
+    def fake(x: Tensor, output__inner: int) -> Any:
         faked.append(output__inner)
-        return Out(Below(torch.empty_like(x), torch.empty_like(x)))
+        return body(x, output__inner)
 
+    body.__annotations__["return"] = out
     op = magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=fake)(body)
     assert torch.equal(op(X, 7).inner.z, X * 3)
     assert faked == [7]
-
-
-def test_texts_hold_only_names_that_we_control() -> None:
-    """Every name in a flat schema is an ASCII identifier, and no builtin is shadowed by a reserved name."""
-    for name in PARAMETERS:
-        lowering = lower_signature(make_function({"x_": Tensor, name: Moded}, []))
-        assert all(argument.name.isascii() and argument.name.isidentifier() for argument in lowering.arguments)
-        assert torch._C.parse_schema(f"ns::{lowering.schema}").name == "ns::body"
-        assert not any(parameter.name.startswith(lowering.prefix) for parameter in lowering.parameters)
-        assert not hasattr(builtins, lowering.prefix)
 
 
 class Hostile:
@@ -196,18 +174,6 @@ class Hostile:
         return True
 
 
-class HostileText(str):
-    """A text that equals every other."""
-
-    __slots__ = ()
-
-    def __eq__(self, other: object) -> bool:
-        return True
-
-    def __hash__(self) -> int:
-        return hash("rms")
-
-
 @pytest.mark.parametrize(
     "annotation",
     [Moded, Moded | None, Mode, Mode | None, list[Mode], tuple[Mode, ...], Literal["a", 1], Sizes, tuple[int, int],
@@ -233,14 +199,6 @@ def test_the_body_gets_a_real_container_from_a_value_that_claims_to_be_one(
     op = magi_register_custom_op(f"{ns}::op")(make_function({"x": Tensor, "value": annotation}, seen))
     op(X, type("Liar", (Hostile,), {"__class__": claimed})())
     assert type(seen[0][1]) is claimed
-
-
-def test_a_text_that_equals_all_others_is_not_a_member(ns: str) -> None:
-    seen: list[Any] = []
-    op = magi_register_custom_op(f"{ns}::op")(make_function({"x": Tensor, "value": Mode}, seen))
-    with pytest.raises(ValueError, match="expected one of"):
-        op(X, HostileText("evil"))
-    assert not seen
 
 
 def test_comparing_hashing_and_printing_of_a_record_are_not_called(ns: str) -> None:
@@ -270,13 +228,11 @@ def test_comparing_hashing_and_printing_of_a_record_are_not_called(ns: str) -> N
 def test_the_fake_gets_the_list_that_the_body_got(ns: str) -> None:
     faked: list[Any] = []
 
-    def body(x: Tensor, masks: list[Tensor | None] | None) -> Tensor:
-        return x * 2
-
-    def fake(x: Tensor, masks: list[Tensor | None] | None) -> Tensor:
-        faked.append([mask is None for mask in masks or ()])
+    def fake(x: Tensor, masks: Any) -> Tensor:
+        faked.append([mask is None for mask in masks])
         return torch.empty_like(x)
 
+    body = make_function({"x": Tensor, "masks": list[Tensor | None] | None}, [])
     magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=fake)(body)(X, [None, X, None])
     assert faked == [[True, False, True]]
 

@@ -6,12 +6,13 @@ Among them are values that the dispatcher takes: None for a Tensor, and what `to
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import re
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, make_dataclass
-from typing import Annotated, Any, Literal, NamedTuple, NewType
+from typing import Annotated, Any, Literal, NamedTuple
 
 import pytest
 import torch
@@ -31,33 +32,11 @@ class Level(enum.Enum):
     HIGH = 2.5
 
 
-@dataclass(frozen=True)
-class Cfg:
-    inner: Inner = Inner()  # noqa: RUF009  (it is frozen)
-    level: Level = Level.LOW
-
-
-class Point(NamedTuple):
-    x: float
-    y: float
-
-
 class SubInner(Inner):
     pass
 
 
-class LooksLike:
-    scale = 1.0
-    mode = "rms"
-    __class__ = Inner  # type: ignore[assignment]
-
-
-class LooksLikeMode:
-    name = value = "rms"
-    __class__ = Mode  # type: ignore[assignment]
-
-
-Twin = make_dataclass("Inner", [("scale", float), ("mode", str)], frozen=True)
+Holding = make_dataclass("Holding", [("inner", Inner)], frozen=True)
 NOT_INNER = "expected a Inner, not a subclass or a look-alike, because the op rebuilds it from its fields."
 NOT_MODE = "expected one of Mode.RMS, Mode.LAYER, or the value of one."
 NOT_SIZES = "expected a dict with exactly the keys 'height', 'width'."
@@ -67,28 +46,18 @@ NOT_SIZES = "expected a dict with exactly the keys 'height', 'width'."
 CALLS: list[tuple[object, Any, type[OpSchemaError], str]] = [
     (Inner, None, ArgumentError, f"'value' is None (NoneType), {NOT_INNER}"),
     (Inner, SubInner(), ArgumentError, f"(SubInner), {NOT_INNER}"),
-    (Inner, Twin(1.0, "rms"), ArgumentError, f"'value' is Inner(scale=1.0, mode='rms') (Inner), {NOT_INNER}"),
-    (Inner, LooksLike(), ArgumentError, f"(LooksLike), {NOT_INNER}"),
-    (Inner, Inner, ArgumentError, f"(type), {NOT_INNER}"),
-    (Inner, Inner(mode="batch"), ArgumentValueError, "'value.mode' is 'batch' (str), expected one of 'rms', 'layer'."),  # type: ignore[arg-type]
-    (Cfg, Cfg(inner=3), ArgumentError, f"'value.inner' is 3 (int), {NOT_INNER}"),  # type: ignore[arg-type]
-    (Cfg, Cfg(level=3), ArgumentValueError, "'value.level' is 3 (int), expected one of Level.LOW, Level.HIGH"),  # type: ignore[arg-type]
+    (Holding, Holding(3), ArgumentError, f"'value.inner' is 3 (int), {NOT_INNER}"),
     (Inner | None, "x", ArgumentError, f"'value' is 'x' (str), {NOT_INNER[:-1]}"),
     (Box[Mode], Box(3), ArgumentValueError, f"'value.value' is 3 (int), {NOT_MODE}"),
     (Mode, "batch", ArgumentValueError, f"'value' is 'batch' (str), {NOT_MODE}"),
-    (Mode, Level.LOW, ArgumentValueError, f"(Level), {NOT_MODE}"),
-    (Mode, LooksLikeMode(), ArgumentValueError, f"(LooksLikeMode), {NOT_MODE}"),
     (Mode, torch.ones(2), ArgumentValueError, f"(Tensor), {NOT_MODE}"),
     (Mode | None, 3, ArgumentValueError, f"'value' is 3 (int), {NOT_MODE[:-1]}, or None."),
-    (Level, torch.ones(2), ArgumentValueError, "(Tensor), expected one of Level.LOW, Level.HIGH, or the value of one."),
     (Level, True, ArgumentValueError, "'value' is True (bool), expected one of Level.LOW, Level.HIGH"),
-    (Literal["a", 1], "b", ArgumentValueError, "'value' is 'b' (str), expected one of 'a', 1."),
     (Literal["a", 1], True, ArgumentValueError, "'value' is True (bool), expected one of 'a', 1."),
     (Literal[1, 2], 3, ArgumentValueError, "'value' is 3 (int), expected one of 1, 2."),
     (Literal["rms", "layer"], "batch", ArgumentValueError, "'value' is 'batch' (str), expected one of 'rms', 'layer'."),
     (list[Literal["a", "b"]], ["a", "c"], ArgumentValueError,
      "'value' is ['a', 'c'] (list), expected a list with each item one of 'a', 'b'."),
-    (list[Mode], ["rms", "x"], ArgumentValueError, f"expected a list with each item {NOT_MODE[9:]}"),
     (tuple[Mode, ...], "rms", ArgumentValueError,
      f"'value' is 'rms' (str), expected a tuple with each item {NOT_MODE[9:]}"),
     (list[torch.dtype], ["torch.int8"], ArgumentValueError, "expected a list with each item a torch.dtype."),
@@ -97,13 +66,7 @@ CALLS: list[tuple[object, Any, type[OpSchemaError], str]] = [
     (list[complex], 1j, ArgumentValueError, "'value' is 1j (complex), expected a list of numbers."),
     (tuple[int, float], (1,), ArgumentError, "'value' is (1,) (tuple), expected a tuple of 2, tuple[int, float]."),
     (tuple[int, float], [1, 2.0], ArgumentError, "'value' is [1, 2.0] (list), expected a tuple of 2"),
-    (tuple[tuple[int, int], int], ((1, 2, 3), 4), ArgumentError,
-     "'value.0' is (1, 2, 3) (tuple), expected a tuple of 2"),
-    (tuple[int, int] | None, 3, ArgumentError, "'value' is 3 (int), expected a tuple of 2, tuple[int, int]."),
-    (Point, (1.0, 2.0), ArgumentError,
-     "'value' is (1.0, 2.0) (tuple), expected a Point, not a subclass or a look-alike"),
-    (Sizes, {"height": 1}, ArgumentError, f"'value' is {{'height': 1}} (dict), {NOT_SIZES}"),
-    (Sizes, {"height": 1, "width": 2, "depth": 3}, ArgumentError, NOT_SIZES),
+    (Sizes, {"height": 1, "width": 2, "depth": 3}, ArgumentError, f"(dict), {NOT_SIZES}"),
     (Sizes, {"height": 1, "depth": 2}, ArgumentError, NOT_SIZES),
     (Sizes, [("height", 1), ("width", 2)], ArgumentError, f"(list), {NOT_SIZES}"),
     (list[Tensor | None], torch.ones(2, 2), ArgumentError, "(Tensor), expected list[Tensor | None]."),
@@ -111,17 +74,21 @@ CALLS: list[tuple[object, Any, type[OpSchemaError], str]] = [
 ]  # fmt: skip
 
 
+def never_run(annotation: object) -> Callable[..., Any]:
+    """The body of an op whose calls are refused."""
+
+    def body(x: Tensor, value: Any, k: int = 1) -> Tensor:
+        raise AssertionError("the body runs")
+
+    body.__annotations__["value"] = annotation
+    return body
+
+
 @pytest.mark.parametrize(("annotation", "value", "error", "sentence"), CALLS, ids=shown)
 def test_value_is_refused_at_the_call(
     ns: str, annotation: object, value: Any, error: type[OpSchemaError], sentence: str
 ) -> None:
-    called = []
-
-    def body(x: Tensor, value: Any) -> Tensor:
-        called.append(value)
-        return x * 2
-
-    body.__annotations__["value"] = annotation
+    body = never_run(annotation)
     op = magi_register_custom_op(f"{ns}::op")(body)
     calls: list[Op] = [lambda: op(X, value), lambda: op(x=X, value=value)]
     for call in calls:
@@ -129,7 +96,6 @@ def test_value_is_refused_at_the_call(
             call()
         assert str(caught.value).startswith(f"{ns}::op: '")
         assert str(caught.value).endswith(located(body))
-    assert not called
 
 
 @dataclass(frozen=True)
@@ -189,7 +155,6 @@ PLAIN: list[tuple[object, Any, str]] = [
     (list[int], [1.5], "'value' is [1.5] (list), expected a list with each item an int of 64 bits."),
     (list[float] | None, ["x"], "'value' is ['x'] (list), expected a list with each item a float, or None."),
     (list[str], 3, "'value' is 3 (int), expected a list with each item a str."),
-    (NewType("Meters", float), "x", "'value' is 'x' (str), expected a float."),
     (tuple[int, ...], ["x"], "'value' is ['x'] (list), expected a list with each item an int of 64 bits."),
     (Literal[1, 2], "x", "'value' is 'x' (str), expected one of 1, 2."),
 ]
@@ -198,20 +163,15 @@ PLAIN: list[tuple[object, Any, str]] = [
 @pytest.mark.parametrize("form", ["alone", "in a record", "packed"])
 @pytest.mark.parametrize(("annotation", "value", "sentence"), PLAIN, ids=shown)
 def test_a_leaf_of_another_class(ns: str, annotation: object, value: Any, sentence: str, form: str) -> None:
-    def body(x: Tensor, value: Any) -> Tensor:
-        raise AssertionError("the body runs")
-
     if form == "packed" and annotation == list[Tensor]:
         pytest.skip("lists of Tensors share no argument")
     many = [(f"f{i}", annotation) for i in range(65 if form == "packed" else 1)]
     record = make_dataclass("Holds", [*many, ("value", annotation)], frozen=True)
-    body.__annotations__["value"] = annotation if form == "alone" else record
+    body = never_run(annotation if form == "alone" else record)
     op = magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=["x"])(body)
     good = {Tensor: X, int: 1, float: 1.0, bool: True, str: "", complex: 1j, Number: 1, torch.dtype: torch.int8,
             torch.device: torch.device("cpu"), torch.layout: torch.strided, Literal[1, 2]: 1}  # fmt: skip
     others = good.get(annotation, () if typing.get_origin(annotation) in {list, tuple} else None)
-    if isinstance(annotation, NewType):
-        others = 1.0
     passed = value if form == "alone" else record(*[others for _ in many], value)
     path = sentence if form == "alone" else sentence.replace("'value'", "'value.value'", 1)
     for x in (X, X.clone().requires_grad_()):
@@ -222,37 +182,25 @@ def test_a_leaf_of_another_class(ns: str, annotation: object, value: Any, senten
             assert str(caught.value).endswith(located(body))
 
 
-@pytest.mark.parametrize("form", ["direct", "lowered", "flattened"])
+BY_PATH: dict[str, Any] = {"direct": float, "lowered": Annotated[float, "m"], "flattened": Box[float]}
+
+
+@pytest.mark.parametrize("form", BY_PATH)
 def test_a_leaf_of_another_class_in_compiled_code(ns: str, form: str) -> None:
-    annotation = {"direct": float, "lowered": Annotated[float, "m"], "flattened": Box[float]}[form]
-    op = magi_register_custom_op(f"{ns}::op")(with_annotation(annotation))
+    op = magi_register_custom_op(f"{ns}::op")(with_annotation(BY_PATH[form]))
     assert op_def(op).path == form
     value, path = (Box("big"), "value.value") if form == "flattened" else ("big", "value")
     with pytest.raises(Exception, match=rf"{ns}::op: '{path}' is 'big' \(str\), expected a float\. \(_signatures"):
         torch.compile(op, fullgraph=True, backend="eager")(X, value)
 
 
-LOOK_ALIKES: list[Any] = [
-    make_dataclass("Box", ["value"], frozen=True)(1),
-    [1],
-    {"value": 1},
-    (1,),
-    X,
-    object(),
-    None,
-    3,
-    "text",
-    Box,
-]
-
-
 @pytest.mark.parametrize("is_argument", [False, True])
-@pytest.mark.parametrize("value", LOOK_ALIKES, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("value", [make_dataclass("Box", ["value"], frozen=True)(1), X, None, "text", Box])
 def test_a_look_alike_in_compiled_code(ns: str, value: Any, is_argument: bool) -> None:
     """Dynamo traces the refusal too, and has no repr of most objects."""
     op: Any = magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=["x"])(with_annotation(Box[int]))
-    plain = value is None or isinstance(value, (int, str))
-    shown = f"{value!r} ({type(value).__name__})" if plain else f"of class {type(value).__name__}"
+    has_repr = value is None or isinstance(value, str)
+    shown = f"{value!r} ({type(value).__name__})" if has_repr else f"of class {type(value).__name__}"
     sentence = rf"{ns}::op: 'value' is {re.escape(shown)}, expected a Box, .*\(_signatures.py:\d+\)"
     compiled: Any = torch.compile(op if is_argument else lambda x, _: op(x, value), fullgraph=True, backend="eager")
     with pytest.raises(Exception, match=sentence):
@@ -263,10 +211,8 @@ def test_a_look_alike_in_compiled_code(ns: str, value: Any, is_argument: bool) -
 def test_a_wrong_class_where_the_op_writes(ns: str, grad: bool) -> None:
     cls = make_dataclass("Written", [("out", Tensor), ("outs", list[Tensor])], frozen=True)
 
-    def body(x: Tensor, value: Any) -> None:
-        raise AssertionError("the body runs")
-
-    body.__annotations__["value"] = cls
+    body = never_run(cls)
+    body.__annotations__["return"] = None
     op = magi_register_custom_op(f"{ns}::op", mutates_args=["value"])(body)
     cases: list[tuple[Any, Any, str]] = [
         ("x", [], "'value.out' is 'x' (str), expected a Tensor."),
@@ -350,18 +296,12 @@ MISFITS: dict[str, tuple[Callable[[Tensor], tuple[tuple[Any, ...], dict[str, Any
 
 
 def misfit_op(ns: str, form: str) -> Any:
-    annotation = {"direct": float, "lowered": Annotated[float, "m"], "flattened": Box[float]}[form]
-
-    def body(x: Tensor, value: Any, k: int = 1) -> Tensor:
-        raise AssertionError("the body runs")
-
-    body.__annotations__["value"] = annotation
-    return magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=["x"])(body)
+    return magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=["x"])(never_run(BY_PATH[form]))
 
 
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("case", MISFITS)
-@pytest.mark.parametrize("form", ["direct", "lowered", "flattened"])
+@pytest.mark.parametrize("form", BY_PATH)
 def test_a_call_that_does_not_fit_the_signature(ns: str, form: str, case: str, grad: bool) -> None:
     op = misfit_op(ns, form)
     make, sentence = MISFITS[case]
@@ -415,7 +355,6 @@ def test_a_call_of_a_method_that_does_not_fit(ns: str) -> None:
     cases: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
         ((X,), {}, "the call lacks 'eps'."),
         ((X, 1.0), {}, "the call gives 3 arguments by position, expected at most 2."),
-        ((X,), {"eps": 1.0, "mod": "rms"}, "the call names 'mod', which is not a parameter. Did you mean 'mode'?"),
         ((X,), {"eps": 1.0, "self": layer}, "the call gives 'self' twice, by position and by name."),
     ]
     for args, kwargs, sentence in cases:
@@ -441,39 +380,33 @@ def test_every_way_to_give_an_argument(ns: str) -> None:
         assert torch.compile(call, fullgraph=True, backend="eager")().tolist() == [1, 2, 3, 4]
 
 
-PATHS: dict[str, Any] = {"direct": float, "lowered": Annotated[float, "m"], "flattened": tuple[float, float]}
-
-
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", BY_PATH)
 @pytest.mark.parametrize("kind", ["functional", "with a backward", "mutating"])
 def test_none_for_a_tensor(ns: str, path: str, kind: str) -> None:
     def body(x: Tensor, out: Tensor, value: Any) -> Tensor:
         raise AssertionError("the body runs")
 
-    body.__annotations__["value"] = PATHS[path]
+    body.__annotations__["value"] = BY_PATH[path]
     options: dict[str, dict[str, Any]] = {
         "functional": {},
         "with a backward": {"backward_fn": lambda ctx, grad: (grad, grad, None)},
         "mutating": {"mutates_args": ("out",)},
     }
-    op = magi_register_custom_op(f"{ns}::op", **options[kind])(body)
-    assert op_def(op).path == path
-    value = (1.0, 2.0) if path == "flattened" else 1.0
-    flat = value if isinstance(value, tuple) else (value,)
-    torch_op = op_def(op).torch_op
+    op: Any = magi_register_custom_op(f"{ns}::op", **options[kind])(body)
+    value = Box(1.0) if path == "flattened" else 1.0
     x = X.clone().requires_grad_(kind == "with a backward")
     calls: list[tuple[str, Callable[[], object]]] = [
-        ("x", lambda: op(None, X, value)),  # type: ignore[arg-type]
-        ("out", lambda: op(x, None, value)),  # type: ignore[arg-type]
-        ("out", lambda: op(x, out=None, value=value)),  # type: ignore[arg-type]
-        ("x", lambda: torch_op(None, X, *flat)),
-        ("out", lambda: torch_op(x, None, *flat)),
+        ("x", lambda: op(None, X, value)),
+        ("out", lambda: op(x, None, value)),
+        ("out", lambda: op(x, out=None, value=value)),
+        ("x", lambda: op.torch_op(None, X, 1.0)),
+        ("out", lambda: op.torch_op(x, None, 1.0)),
     ]
     for name, call in calls:
-        with pytest.raises(ArgumentError, match=re.escape(f"{ns}::op: '{name}' is None (NoneType), expected a Tensor")):
-            call()
-        with torch.inference_mode(), pytest.raises(ArgumentError, match=f"'{name}' is None"):
-            call()
+        sentence = re.escape(f"{ns}::op: '{name}' is None (NoneType), expected a Tensor")
+        for mode in (contextlib.nullcontext, torch.inference_mode):
+            with mode(), pytest.raises(ArgumentError, match=sentence):
+                call()
 
 
 @dataclass(frozen=True)
@@ -597,13 +530,9 @@ class Scrambled(list[int]):
 SHOWN = "<a Unshowable whose __repr__ fails>"
 
 
-@pytest.mark.parametrize("annotation", [float, Mode, Inner, list[int], tuple[int, int], Tensor, Literal["a"]], ids=str)
+@pytest.mark.parametrize("annotation", [float, Mode, list[int], Tensor], ids=str)
 def test_an_object_whose_repr_raises_as_an_argument(ns: str, annotation: Any) -> None:
-    def body(x: Tensor, value: Any) -> Tensor:
-        raise AssertionError("the body runs")
-
-    body.__annotations__["value"] = annotation
-    op: Any = magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=["x"])(body)
+    op: Any = magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=["x"])(never_run(annotation))
     with pytest.raises(OpSchemaError, match=re.escape(f"{ns}::op: 'value' is {SHOWN} (Unshowable), expected")):
         op(X, Unshowable())
     with pytest.raises(OpSchemaError, match=re.escape(f"{ns}::op: 'value' is ")):
