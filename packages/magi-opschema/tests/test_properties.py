@@ -63,26 +63,8 @@ def examples(count: int) -> settings:
 ints = st.integers(-(2**63), 2**63 - 1)
 floats = st.floats() | st.sampled_from([math.inf, -math.inf, math.nan, -0.0, 5e-324, 1.7976931348623157e308])
 TEXTS = [
-    *(
-        "",
-        '"',
-        "'",
-        '"""',
-        "'''",
-        "\\",
-        "\\n",
-        "\n",
-        "\r\n",
-        "\0",
-        "{x}",
-        "{value}",
-        "%s",
-        "${x}",
-        "#",
-        "\u2028",
-        "a\tb",
-    ),
-    *("); import os; (", "None", "größe", "\N{SNOWMAN}", "x" * 10_000, "\\" * 999 + '"', '"\n' * 5_000),
+    *("", '"', "'", '"""', "\\", "\\n", "\n", "\r\n", "\0", "{x}", "{value}", "%s", "${x}", "#", "\u2028", "a\tb"),
+    *("); import os; (", "None", "größe", "x" * 10_000, "\\" * 999 + '"', '"\n' * 5_000),
 ]
 texts = st.text() | st.sampled_from(TEXTS)
 complexes = st.complex_numbers()

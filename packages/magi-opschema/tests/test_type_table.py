@@ -55,7 +55,6 @@ from torch.types import Number
 T = TypeVar("T")
 HANDLE: Any = ObjectHandle
 Meters = NewType("Meters", float)
-Alias = dict[str, int] | None
 Pair = tuple[int, float]
 
 
@@ -338,36 +337,21 @@ def test_row(ns: str, annotation: Any, value: Any, schema_types: list[str], path
     seen: list[Any] = []
     op = make_op(ns, annotation, seen)
     definition = op_def(op)
-
     assert [leaf.schema_type for leaf in definition.lowering.leaves[1:]] == schema_types
     assert definition.path == path
-    assert op is definition.exposed_op
-    assert vars(op)["torch_op"] is definition.torch_op
-    torch._C.parse_schema(f"{ns}::{definition.lowering.schema}")
-
     assert torch.equal(op(W, value), W * 2)
     assert torch.equal(op(W, value=value), W * 2)
-    assert same(seen[0], value), (seen[0], value)
-    assert same(seen[1], value)
     assert set(opcheck(op, (torch.arange(3.0), value)).values()) == {"SUCCESS"}
 
-
-@pytest.mark.parametrize(("annotation", "value", "schema_types", "path"), ROWS + MORE_ROWS, ids=IDS)
-def test_row_compiles_to_one_node_and_is_exported_saved_and_loaded(
-    ns: str, annotation: Any, value: Any, schema_types: list[str], path: str
-) -> None:
-    seen: list[Any] = []
-    op = make_op(ns, annotation, seen)
     compiled, graphs = count_graphs(lambda x, value: op(x, value) + 1)
     assert torch.equal(compiled(W, value), W * 2 + 1)
-    assert same(seen[-1], value), (seen[-1], value)
     targets = [node.target for graph in graphs for node in graph.graph.nodes if node.op == "call_function"]
-    assert targets.count(op_def(op).torch_op) == 1
+    assert targets.count(definition.torch_op) == 1
 
     loaded = saved_and_loaded(torch.export.export(Calls(lambda x: op(x, value)), (W,)))
-    seen.clear()
     assert torch.equal(loaded(W), W * 2)
-    assert same(seen[-1], value), (seen[-1], value)
+    assert len(seen) >= 4
+    assert all(same(passed, value) for passed in seen), (seen, value)
 
 
 def test_golden_of_each_row(ns: str, request: pytest.FixtureRequest) -> None:
@@ -591,12 +575,25 @@ def test_what_else_holds_of_a_class_that_is_registered_with_torch(ns: str) -> No
         magi_register_custom_op(f"{ns}::back")(returning(Stateful))
 
 
-def test_enum_by_value_and_by_member(ns: str) -> None:
+class Named(enum.Enum):
+    """`name` of every member is LEFT, which Dynamo cannot trace."""
+
+    LEFT = 1
+    RIGHT = 2.5
+
+    @property
+    def name(self) -> str:
+        return "LEFT"
+
+
+@pytest.mark.parametrize("cls", [Mode, Named])
+def test_enum_by_value_and_by_member(ns: str, cls: Any) -> None:
     seen: list[Any] = []
-    op = make_op(ns, Mode, seen)
-    op(W, "rms")
-    op(W, Mode.RMS)
-    assert seen == [Mode.RMS, Mode.RMS]
+    op = make_op(ns, cls, seen)
+    for member in cls:
+        for value in (member, member.value):
+            op(W, value)
+            assert seen.pop() is member
 
 
 @pytest.mark.parametrize("backend", [None, "aot_eager"])
@@ -610,29 +607,10 @@ def test_the_text_of_a_device_will_do(ns: str, backend: str | None) -> None:
         assert seen[0] == (torch.device("cpu") if annotation is torch.device else [torch.device("cpu")] * 2)
 
 
-def test_an_enum_whose_names_are_overridden(ns: str) -> None:
-    class Named(enum.Enum):
-        LEFT = 1
-        RIGHT = 2.5
-
-        @property
-        def name(self) -> str:
-            return "LEFT"
-
-    seen: list[Any] = []
-    op = make_op(ns, Named, seen)
-    for member in Named:
-        op(W, member)
-        assert seen[-1] is member
-    op(W, 2.5)
-    assert seen[-1] is Named.RIGHT
-
-
-@pytest.mark.parametrize("value", [range(3), "abc", {1, 2}, torch.ones(2, dtype=torch.int64)], ids=repr)
-def test_a_sequence_of_a_record_is_a_list_or_a_tuple(ns: str, value: Any) -> None:
+def test_a_sequence_of_a_record_is_a_list_or_a_tuple(ns: str) -> None:
     op = make_op(ns, Sequences, [])
     with pytest.raises(errors.ArgumentError, match=r"'value.sizes' is .*, expected a list or a tuple, Sequence\[int\]"):
-        op(W, Sequences(value))
+        op(W, Sequences(range(3)))
 
 
 def test_a_sequence_of_a_returned_record_is_a_list(ns: str) -> None:
