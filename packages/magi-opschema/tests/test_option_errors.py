@@ -100,6 +100,8 @@ OPTIONS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (returning(list[Tensor]), {"infer_output_meta_fn": ["x"]},
      "infer_output_meta_fn: 'output' and 'x' are not both lists. Pass a function."),
     (plain, {"tags": ("core",)}, "tags=('core',) is not a tuple of torch.Tag values."),
+    (plain, {"register_pytree": 0}, "register_pytree=0 (int) is not True or False."),
+    (plain, {"is_subgraph_boundary": 0}, "is_subgraph_boundary=0 (int) is not True or False."),
     (plain, {"tags": [BAD]}, f"tags=[{SHOWN}] is not a tuple"),
 ]  # fmt: skip
 

@@ -6,10 +6,8 @@ from __future__ import annotations
 import copy
 import enum
 import pickle
-import socket
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
@@ -20,7 +18,7 @@ import torch
 import torch.utils._pytree as pytree
 from _signatures import Calls, saved_and_loaded, with_annotation
 from magi_opschema import lower_signature, magi_register_custom_op
-from magi_opschema.errors import OptionError, RecordTreeError
+from magi_opschema.errors import RecordTreeError
 from torch import Tensor
 from torch._functorch.aot_autograd import aot_function
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -256,40 +254,13 @@ class TestNode:
         body = with_annotation(record)
         magi_register_custom_op(f"{ns}::off", register_pytree=False)(body)
         assert record not in pytree.SUPPORTED_NODES
-        with pytest.raises(OptionError, match="register_pytree=0 \\(int\\) is not True or False"):
-            magi_register_custom_op(f"{ns}::wrong", register_pytree=0)(body)  # type: ignore[arg-type]
         magi_register_custom_op(f"{ns}::on")(body)
         assert record in pytree.SUPPORTED_NODES
 
-    def test_a_returned_record_too(self, ns: str) -> None:
-        record: Any = make_dataclass("Returned", [("a", Tensor), ("pair", tuple[Tensor, Box[Tensor]])], frozen=True)
-
-        def body(x: Tensor) -> Any:
-            return record(x * 2, (x * 3, Box(x * 4)))
-
-        body.__annotations__["return"] = record
-        op = magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=lambda x: record(x, (x, Box(x))))(body)
-        assert len(flattened(op(X))[0]) == 3
-
-
-class TestRegistrations:
-    """Those of others."""
-
-    def test_an_earlier_one_wins(self, ns: str) -> None:
+    def test_an_earlier_registration_wins(self, ns: str) -> None:
         record = make_dataclass("Early", [("weight", Tensor), ("eps", float)], frozen=True)
         pytree.register_dataclass(record)
         magi_register_custom_op(f"{ns}::op")(with_annotation(record))
-        assert len(flattened(record(X, 1.0))[0]) == 2
-
-    def test_a_later_one(self, ns: str) -> None:
-        record = make_dataclass("Late", [("weight", Tensor), ("eps", float)], frozen=True)
-        magi_register_custom_op(f"{ns}::op")(with_annotation(record))
-        assert len(flattened(record(X, 1.0))[0]) == 1
-        with pytest.raises(ValueError, match="already registered as pytree node"):
-            pytree.register_pytree_node(record, lambda r: ([], None), lambda c, _: record(*c))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            pytree.register_dataclass(record)
         assert len(flattened(record(X, 1.0))[0]) == 2
 
 
@@ -363,47 +334,23 @@ class TestExport:
         for run in (program.module(), saved_and_loaded(program)):
             same(run(*other), fn(*other))
 
-    def test_by_keyword(self, strict: bool) -> None:
-        program = torch.export.export(Calls(scale), (X,), {"cfg": cfg()}, strict=strict)
-        same(saved_and_loaded(program)(X, cfg=cfg(5.0)), scale(X, cfg(5.0)))
-
-    @pytest.mark.parametrize("form", ["by place", "collected", "automatic"])
+    @pytest.mark.parametrize("form", ["by place", "collected"])
     def test_dynamic_shapes(self, strict: bool, form: str) -> None:
-        size: Any = torch.export.Dim.AUTO if form == "automatic" else torch.export.Dim("size")
+        size = torch.export.Dim("size")
         x, record = X.clone(), cfg()
         shapes: Any = ({0: size}, [[{0: size}], {0: size}])
         if form == "collected":
             shapes = torch.export.ShapesCollection()
             for tensor in (x, record.weight, record.inner.scale):
                 shapes[tensor] = {0: size}
-        model = Positional()
-        program = torch.export.export(model, (x, record), strict=strict, dynamic_shapes=shapes)
+        program = torch.export.export(Positional(), (x, record), strict=strict, dynamic_shapes=shapes)
         other = cfg(5.0, 7)
         same(saved_and_loaded(program)(torch.ones(7), other), scale(torch.ones(7), other))
 
-    @pytest.mark.parametrize("change", [{"count": 4}, {"mode": Mode.LAYER}, {"count": True}], ids=str)
-    def test_other_fields_are_constants(self, strict: bool, change: dict[str, Any]) -> None:
+    def test_other_fields_are_constants(self, strict: bool) -> None:
         program = torch.export.export(Calls(scale), (X, cfg()), strict=strict)
         with pytest.raises(Exception, match=r"tree ?spec|structure|match"):
-            saved_and_loaded(program)(X, cfg(**change))
-
-    def test_two_classes_of_one_name_are_refused(self, strict: bool, ns: str) -> None:
-        def local(number: int) -> Any:
-            @dataclass(frozen=True)
-            class Local:
-                weight: Tensor
-
-            def body(x: Tensor, value: Any) -> Tensor:
-                return torch.mul(x, value.weight)
-
-            body.__annotations__["value"] = Local
-            return magi_register_custom_op(f"{ns}::op{number}", infer_output_meta_fn=["x"])(body), Local
-
-        for op, cls in [local(1), local(2)]:
-            program = torch.export.export(Calls(op), (X, cls(X.clone())), strict=strict)
-            same(program.module()(X, cls(X + 1)), X * (X + 1))
-        with pytest.raises(RecordTreeError, match=r"there are \d classes named .*Local, and a saved program finds"):
-            saved_and_loaded(program)
+            saved_and_loaded(program)(X, cfg(mode=Mode.LAYER))
 
 
 class Positional(torch.nn.Module):
@@ -500,12 +447,9 @@ class TestFunc:
             torch.Size((4, 3) if out_dims == 0 else (3, 4))
         }
 
-    def test_functional_call(self) -> None:
-        same(torch.func.functional_call(Positional(), {}, (X, cfg())), X * 6)
-
 
 class TestControlFlow:
-    """map and scan take records apart; in what a body returns torch takes none, and says so."""
+    """map and scan take records apart."""
 
     def test_scan_over_a_record(self) -> None:
         from torch._higher_order_ops.scan import scan
@@ -518,39 +462,14 @@ class TestControlFlow:
             torch.testing.assert_close(carry, X * 6**4)
             assert outputs.shape == (4, 3)
 
-    @pytest.mark.parametrize("kind", ["nested", "generic", "slotted"])
-    def test_map_over_a_record(self, kind: str) -> None:
+    def test_map_over_records(self) -> None:
         from torch._higher_order_ops.map import map as map_over
 
         many = torch.full((4, 3), 2.0)
-        records = {"nested": Cfg(Inner(many), many + 1), "generic": Box(many * 3), "slotted": Slotted(many * 3)}
-
-        def body(record: Any, x: Tensor) -> Tensor:
-            if kind == "nested":
-                return scale(x, record)
-            factor: Tensor = record.value if kind == "generic" else record.weight
-            return x * factor
-
         mapped: Any = map_over
-        torch.testing.assert_close(mapped(body, records[kind], X), (X * 6).expand(4, 3))
-
-    @pytest.mark.parametrize("place", ["carry", "output of scan", "output of map", "output of cond", "while_loop"])
-    def test_a_body_that_returns_a_record_is_refused(self, place: str) -> None:
-        from torch._higher_order_ops.map import map as map_over
-        from torch._higher_order_ops.scan import scan
-
-        many = torch.ones(4, 3)
-        mapped: Any = map_over
-        loop: Any = torch._higher_order_ops.while_loop
-        calls: dict[str, Callable[[], Any]] = {
-            "carry": lambda: scan(lambda c, x: (Box(c.value + x), x.clone()), Box(X), many),
-            "output of scan": lambda: scan(lambda c, x: (c + x, Box(c.clone())), X, many),
-            "output of map": lambda: mapped(lambda x: Box(x * 2), many),
-            "output of cond": lambda: torch.cond(torch.tensor(True), lambda x: Box(x + 1), lambda x: Box(x + 2), (X,)),
-            "while_loop": lambda: loop(lambda b: b.value.sum() < 9, lambda b: (Box(b.value * 2),), (Box(X),)),
-        }
-        with pytest.raises(RuntimeError, match="higher order operator"):
-            calls[place]()
+        nested = mapped(lambda record, x: scale(x, record), Cfg(Inner(many), many + 1), X)
+        boxed = mapped(lambda box, x: slotted(x, box.value), Box(Slotted(many)), X)
+        torch.testing.assert_close((nested, boxed), ((X * 6).expand(4, 3), (X * 2).expand(4, 3)))
 
 
 class TestCompiled:
@@ -582,12 +501,6 @@ def test_checkpoint(reentrant: bool) -> None:
     torch.testing.assert_close(x.grad, X.cos())
 
 
-def test_copies_and_pickles_are_records_still() -> None:
-    for record in (cfg(), Box(Slotted(X)), make(X)):
-        same(pickle.loads(pickle.dumps(record)), record)
-        same(plus_one(plus_one(record)), pytree.tree_map(lambda tensor: tensor + 2, record))
-
-
 @pytest.mark.parametrize("field_name", ["weight", "inner"])
 def test_a_field_that_is_missing_is_an_error(field_name: str) -> None:
     """Dynamo loses fields in the bodies of control flow: a record without them must not pass for one."""
@@ -617,12 +530,11 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 from magi_opschema import magi_register_custom_op
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-
-kind, rank, port = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 
 
 @dataclass(frozen=True)
@@ -654,6 +566,7 @@ def masked(batch: Batch) -> Result:
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
+        torch.manual_seed(0)
         self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
 
     def forward(self, batch: Batch) -> Result:
@@ -665,42 +578,31 @@ def run(model, batch):
     model(batch).values.square().mean().backward()
 
 
-dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-x = torch.randn(6, 8, generator=torch.Generator().manual_seed(1))
-batches = [Batch(part, (part > 0).float()) for part in (x, *x.chunk(2))]
-torch.manual_seed(0)
-alone = Model()
-run(alone, batches[0])
-torch.manual_seed(0)
-model = Model()
-model = fully_shard(model) if kind == "fsdp" else DistributedDataParallel(model, find_unused_parameters=True)
-run(model, batches[1 + rank])
-for expected, parameter in zip(alone.parameters(), model.parameters()):
-    grad = parameter.grad.full_tensor() if kind == "fsdp" else parameter.grad
-    torch.testing.assert_close(grad, expected.grad)
-dist.destroy_process_group()
-print("agree")
+def work(rank, kind, path):
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+    x = torch.randn(6, 8, generator=torch.Generator().manual_seed(1))
+    batches = [Batch(part, (part > 0).float()) for part in (x, *x.chunk(2))]
+    alone, model = Model(), Model()
+    run(alone, batches[0])
+    model = fully_shard(model) if kind == "fsdp" else DistributedDataParallel(model, find_unused_parameters=True)
+    run(model, batches[1 + rank])
+    for expected, parameter in zip(alone.parameters(), model.parameters()):
+        grad = parameter.grad.full_tensor() if kind == "fsdp" else parameter.grad
+        torch.testing.assert_close(grad, expected.grad)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    mp.spawn(work, tuple(sys.argv[1:]), nprocs=2)
+    print("agree")
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_two_ranks(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "ranks.py"
-    path.write_text(RANKS)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(path), kind, str(rank), str(port)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for rank in ranks:
-        output, _ = rank.communicate(timeout=240)
-        assert rank.returncode == 0, output
-        assert "agree" in output
+    script = tmp_path / "ranks.py"
+    script.write_text(RANKS)
+    command = [sys.executable, str(script), kind, str(tmp_path / "store")]
+    ranks = subprocess.run(command, check=False, capture_output=True, text=True, timeout=240)
+    assert ranks.stdout.strip().endswith("agree"), ranks.stderr
