@@ -101,16 +101,6 @@ def test_first_and_second_gradients_through_dataclass_leaves(ns: str, form: Call
     assert gradcheck(lambda x, weight: affine(x, Params(weight)), doubles(2))
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_compiled_gradients(ns: str, backend: str) -> None:
-    affine = make_affine(ns, as_dict)
-    x, weight, shift = doubles(3)
-    compiled = torch.compile(lambda *t: affine(t[0], Params(t[1], Inner(t[2]))), fullgraph=True, backend=backend)
-    expected = torch.autograd.grad(affine(x, Params(weight, Inner(shift))).sum(), (x, weight, shift))
-    found = torch.autograd.grad(compiled(x, weight, shift).sum(), (x, weight, shift))
-    torch.testing.assert_close(found, expected)
-
-
 @pytest.mark.skipif(TorchVersion(torch.__version__) < "2.11.0", reason="Dynamo of torch 2.10 traces no match statement")
 @pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize("form", FORMS)
@@ -150,28 +140,19 @@ def test_transforms(ns: str) -> None:
     torch.testing.assert_close(of_grad, torch.full_like(weight, 2.0))
     batch = torch.randn(4, 3, dtype=torch.double)
     torch.testing.assert_close(torch.vmap(torch.func.grad(loss), (None, 0))(weight, batch), batch * 2)
-    torch.testing.assert_close(torch.func.jacrev(loss)(weight, x), x * 2)
-    compiled = torch.compile(torch.func.grad(loss), fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(weight, x), x * 2)
-
-
-@dataclass(frozen=True)
-class Needs:
-    flags: tuple[bool, ...]
-    by_path: dict[str, bool]
 
 
 def test_context_says_what_needs_a_gradient(ns: str) -> None:
-    seen: list[Needs] = []
+    seen: list[Any] = []
 
     def setup(ctx: Any, inputs: Any, output: Any) -> None:
         save(ctx, inputs, output)
-        seen.append(Needs(ctx.needs_input_grad, dict(ctx.needs_grad)))
+        seen.append((ctx.needs_input_grad, dict(ctx.needs_grad)))
 
     affine = make_affine(ns, as_dict, setup)
     x, weight, shift = doubles(3)
     affine(x.detach(), Params(weight, Inner(shift.detach())))
-    assert seen == [Needs((False, True), {"x": False, "params.weight": True, "params.inner.shift": False})]
+    assert seen == [((False, True), {"x": False, "params.weight": True, "params.inner.shift": False})]
 
 
 BAD_GRADIENTS: list[tuple[Callable[[Any, Tensor], Any], str]] = [
@@ -183,10 +164,6 @@ BAD_GRADIENTS: list[tuple[Callable[[Any, Tensor], Any], str]] = [
     (
         lambda ctx, g: (g, {"wieght": g}),
         r"'params' names the field 'wieght', .*; it has weight, inner\. Did you mean 'weight'\? ",
-    ),
-    (
-        lambda ctx, g: (g, {"inner": {"shfit": g}}),
-        r"'params.inner' names the field 'shfit', .*; it has .*shift.*\. Did you mean 'shift'\? ",
     ),
     (lambda ctx, g: (g, {"zz": g}), r"'params' names the field 'zz', .*; it has weight, inner\. "),
     (lambda ctx, g: (g, {"inner": {"scale": g}}), r"'params.inner.scale' returned .*expected None: a float has no"),
@@ -399,15 +376,6 @@ def test_tuple_return_gives_one_grad_for_each_item(ns: str) -> None:
     assert grad.tolist() == [5.0, 5.0]
 
 
-def test_tuple_from_a_backward_of_one_parameter_has_one_entry(ns: str) -> None:
-    @magi_register_custom_op(f"{ns}::one", backward_fn=lambda ctx, g: (g, g))
-    def one(x: Tensor) -> Tensor:
-        return x.clone()
-
-    with pytest.raises(errors.GradientError, match=r"returned 2 gradients, expected 1, one for each of \(x\)"):
-        one(torch.ones(2, requires_grad=True)).sum().backward()
-
-
 def jvp(f: Callable[[Tensor], Tensor], x: Tensor) -> Any:
     return torch.func.jvp(f, (x,), (torch.ones_like(x),))
 
@@ -441,19 +409,12 @@ def in_forward_mode(ns: str, kind: str) -> Callable[[Tensor, Tensor], Tensor]:
             return out * other
 
         return filled
-    if kind == "direct":
-
-        @magi_register_custom_op(f"{ns}::direct", infer_output_meta_fn=["x"], backward_fn=lambda ctx, g: (g, None))
-        def direct(x: Tensor, other: Tensor) -> Tensor:
-            return x * other
-
-        return direct
     affine = make_affine(ns, as_dict)
     return lambda x, other: affine(x, Params(other, Inner()))
 
 
 @pytest.mark.parametrize("mode", FORWARD_MODES)
-@pytest.mark.parametrize("kind", ["flattened", "direct", "mutating"])
+@pytest.mark.parametrize("kind", ["functional", "mutating"])
 def test_forward_mode_is_refused_by_name(ns: str, mode: str, kind: str) -> None:
     """Of torch.library.custom_op the derivative is zero, without a word."""
     op, other = in_forward_mode(ns, kind), torch.ones(3)
@@ -463,7 +424,7 @@ def test_forward_mode_is_refused_by_name(ns: str, mode: str, kind: str) -> None:
         FORWARD_MODES[mode](lambda x: op(x, other), torch.ones(3))
 
 
-@pytest.mark.parametrize("kind", ["flattened", "direct", "mutating"])
+@pytest.mark.parametrize("kind", ["functional", "mutating"])
 def test_forward_mode_around_an_op_without_a_derivative(ns: str, kind: str) -> None:
     op, other, x = in_forward_mode(ns, kind), torch.ones(3), torch.full((3,), 2.0)
     expected = op(x, other)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -173,24 +172,6 @@ def test_a_dispatch_mode(ns: str, recorder: Any, form: str, grad: bool) -> None:
     assert op_def(apply).torch_op in recorder.seen
 
 
-@pytest.mark.xfail(
-    TorchVersion(torch.__version__) < "2.15.0",
-    strict=True,
-    reason="FX writes complex constants by their repr until torch 2.13",
-)
-@pytest.mark.parametrize(
-    "value", [complex(1, math.inf), complex(0, math.nan), complex(-0.0, 1), complex(1, -0.0), complex(0, -1)]
-)
-def test_complex_constants(value: complex) -> None:
-    """torch's own: `infj` is not a name, `1-0j` is read as a subtraction, and `-1j` as minus `0+1j`.
-
-    It limits ops with complex arguments.
-    """
-    graph = torch.fx.Graph()
-    graph.output(value)
-    assert repr(torch.fx.GraphModule({}, graph)()) == repr(value)
-
-
 FAKES: dict[str, Any] = {
     "the argument": lambda x: (x, torch.empty_like(x)),
     "one twice": lambda x: (torch.empty_like(x),) * 2,
@@ -238,39 +219,20 @@ class ByFunction:
 
 
 @pytest.mark.parametrize("cls", [ByValue, ByClass, ByFunction])
-class TestNestedDefault:
-    """A record made inside a compiled function, as README, ops-cookbook and compatibility say."""
+def test_a_record_with_a_record_for_a_default(ns: str, cls: Any) -> None:
+    """What works in a compiled function, as README, ops-cookbook and compatibility say."""
 
-    def op(self, ns: str, cls: Any) -> Any:
-        def op(x: Tensor, cfg: Any) -> Tensor:
-            return x * float(cfg.nested.scale * cfg.factor)
+    def body(x: Tensor, cfg: Any) -> Tensor:
+        return x * float(cfg.nested.scale * cfg.factor)
 
-        op.__annotations__["cfg"] = cls
-        return magi_register_custom_op(f"{ns}::op")(op)
-
-    @pytest.mark.parametrize("options", [{}, {"factor": 5.0}], ids=str)
-    def test_made_inside(self, ns: str, cls: Any, options: dict[str, Any]) -> None:
-        op, x = self.op(ns, cls), torch.ones(2)
-
-        def inside(x: Tensor) -> Any:
-            return op(x, cls(**options))
-
-        compiled: Any = torch.compile(inside, fullgraph=True, backend="eager")
-        if cls is ByFunction:
-            torch.testing.assert_close(compiled(x), op(x, cls(**options)))
-        elif TorchVersion(torch.__version__) < "2.14":
-            asserts = cls is ByClass and TorchVersion(torch.__version__) < "2.12"
-            with pytest.raises(AssertionError if asserts else torch._dynamo.exc.Unsupported):
-                compiled(x)
-
-    @pytest.mark.parametrize("given", ["outside", "its own"])
-    def test_what_always_works(self, ns: str, cls: Any, given: str) -> None:
-        if cls is ByValue and given == "its own" and TorchVersion(torch.__version__) < "2.12":
-            pytest.xfail("Dynamo of torch 2.11 makes the default of a field too, and cannot make a record")
-        op, x, outside = self.op(ns, cls), torch.ones(2), cls()
-        inside: Any = {
-            "outside": lambda x: op(x, outside),
-            "its own": lambda x: op(x, cls(nested=Nested(), factor=3.0)),
-        }[given]
-        compiled: Any = torch.compile(inside, fullgraph=True, backend="eager")
-        torch.testing.assert_close(compiled(x), x * 6)
+    body.__annotations__["cfg"] = cls
+    op: Any = magi_register_custom_op(f"{ns}::op")(body)
+    outside = cls()
+    makers: list[Callable[[], Any]] = [lambda: outside, lambda: cls(nested=Nested(), factor=3.0)]
+    if cls is ByFunction:
+        makers.append(cls)
+    elif cls is ByValue and TorchVersion(torch.__version__) < "2.12":
+        makers.pop()  # there Dynamo makes the default too, and cannot make a record
+    for make in makers:
+        compiled: Any = torch.compile(lambda x, make=make: op(x, make()), fullgraph=True, backend="eager")
+        torch.testing.assert_close(compiled(torch.ones(2)), torch.full((2,), 6.0))

@@ -115,30 +115,6 @@ def test_profiler_sees_the_op(ns: str) -> None:
     assert f"{ns}::apply" in {event.key for event in profile.key_averages()}
 
 
-def test_body_runs_without_the_compiler(ns: str) -> None:
-    """A body called between two compiled regions is not traced."""
-    traced: list[Any] = []
-
-    @magi_register_custom_op(f"{ns}::observe", infer_output_meta_fn=["x"])
-    def observe(x: Tensor, cfg: Config) -> Tensor:
-        traced.append(torch.compiler.is_compiling())
-        return x + 1
-
-    def region(x: Tensor) -> Tensor:
-        y = x * 2
-        torch._dynamo.graph_break()
-        return observe(y, Config(x)) * 2
-
-    frames: list[str] = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        frames.append(graph.code)
-        return graph.forward
-
-    assert torch.compile(region, backend=backend)(torch.ones(2)).tolist() == [6.0, 6.0]
-    assert traced == [False]
-
-
 @pytest.mark.parametrize("with_backward", [False, True])
 def test_functionalize(ns: str, with_backward: bool) -> None:
     """As make_fx is often asked for it; torch has no rule for the autograd.Function that other transforms see."""

@@ -189,10 +189,6 @@ def test_golden(ns: str, fn: Callable[..., Any], request: pytest.FixtureRequest)
     assert path.read_text(encoding="utf-8") == text
 
 
-def test_no_golden_file_is_left_over() -> None:
-    assert {path.stem for path in GOLDEN.glob("*")} == {"rows", *(fn.__name__ for fn in OPTIONS)}
-
-
 def test_another_process_gives_the_same_text(ns: str) -> None:
     """No text depends on the order of a set, on an address, or on what was decorated before."""
     program = f"""

@@ -91,7 +91,6 @@ class TestFunction:
     def test_pickle_and_copies(self, op: Any) -> None:
         assert pickle.loads(pickle.dumps(op)) is op
         assert copy.copy(op) is copy.deepcopy(op) is op
-        assert pickle.loads(pickle.dumps([op, (op,)])) == [op, (op,)]
 
     def test_it_is_called_as_the_function_is(self, op: Any) -> None:
         calls: list[dict[str, Any]] = [{}] if op is lowered else [{}, {"times": 3}]
@@ -124,9 +123,6 @@ class TestOverload:
             assert [node.target for node in graph.graph.nodes if node.op == "call_function"][:1] == [op.torch_op]
         assert isinstance(op.torch_op, torch._ops.OpOverload)
 
-    def test_opcheck(self, op: Any) -> None:
-        assert set(torch.library.opcheck(op.torch_op, (X, *flat_arguments(op))).values()) == {"SUCCESS"}
-
     @pytest.mark.parametrize("form", ["policy", "list"])
     def test_selective_checkpoint(self, op: Any, form: str, recorder: Any) -> None:
         seen: list[Any] = []
@@ -144,10 +140,6 @@ class TestOverload:
         torch.testing.assert_close(x.grad, 2 * (X * 2).cos())
         assert recorder.seen.count(op.torch_op) == 1  # it was saved, and not run again
         assert form == "list" or op.torch_op in seen
-
-
-def flat_arguments(op: Any) -> tuple[Any, ...]:
-    return {"direct": (2.0,), "lowered": ("a", 2.0), "flattened": (2.0, None, 1)}[op.__name__]
 
 
 ANNOTATIONS: dict[str, Any] = {"direct": float, "lowered": Annotated[float, "m"], "flattened": Cfg}
@@ -174,13 +166,10 @@ VALUES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 class TestTorchLibrary:
     """torch.library's functions that add to an op take `op.torch_op`, with functions at the flat signature."""
 
-    def test_register_kernel(self, ns: str, path: str) -> None:
+    def test_register_kernel_and_autocast(self, ns: str, path: str) -> None:
         op = make_op(f"{ns}::op", path)
         torch.library.register_kernel(op.torch_op, "cpu", lambda x, *values: x + values[0] * 100)
         torch.testing.assert_close(op(X, VALUES[path][0]), X + 300)
-
-    def test_register_autocast(self, ns: str, path: str) -> None:
-        op = make_op(f"{ns}::op", path)
         torch.library.register_autocast(op.torch_op, "cpu", torch.bfloat16)
         with torch.autocast("cpu"):
             assert op(X, VALUES[path][0]).dtype == torch.bfloat16
@@ -333,16 +322,12 @@ class TestLater:
         torch.testing.assert_close(x.grad, torch.full((3,), 4.0))
         torch.testing.assert_close(op(X, Cfg()), X * 11)
 
-    @pytest.mark.parametrize("first_use", ["called", "compiled", "exported", "traced"])
+    @pytest.mark.parametrize("first_use", ["called", "traced"])
     @pytest.mark.parametrize("what", ["fake", "gradient"])
     def test_too_late(self, ns: str, first_use: str, what: str) -> None:
         op = make_op(f"{ns}::op", "direct")
         if first_use == "called":
             op(X, 2.0)
-        elif first_use == "compiled":
-            torch.compile(op, fullgraph=True, backend="aot_eager")(X, 2.0)
-        elif first_use == "exported":
-            torch.export.export(Calls(lambda x: op(x, 2.0)), (X,))
         else:
             with torch._subclasses.FakeTensorMode():
                 op(torch.empty(3), 2.0)

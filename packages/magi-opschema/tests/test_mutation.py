@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import pytest
 import torch
+from _signatures import plain
 from magi_opschema import errors, magi_register_custom_op, op_def, opcheck, register_kernel, register_vmap
 from magi_opschema.errors import MutationError
 from torch import Tensor
@@ -200,22 +201,15 @@ def test_a_write_is_found_at_the_first_call(ns: str, what: str, mode: Callable[[
 
 
 @pytest.mark.parametrize("needs_grad", [False, True])
-@pytest.mark.parametrize("path", ["direct", "lowered", "flattened"])
-def test_on_each_path_with_and_without_a_gradient(ns: str, path: str, needs_grad: bool) -> None:
-    annotation: Any = {"direct": float, "lowered": Annotated[float, "m"], "flattened": Cfg | None}[path]
-
-    def body(x: Tensor, y: Tensor, value: Any) -> Tensor:
+def test_with_and_without_a_gradient(ns: str, needs_grad: bool) -> None:
+    @magi_register_custom_op(f"{ns}::op", backward_fn=lambda ctx, grad: (grad * 2, None))
+    def op(x: Tensor, y: Tensor) -> Tensor:
         y.detach().add_(1)
         return x * 2
 
-    body.__annotations__["value"] = annotation
-    op = magi_register_custom_op(f"{ns}::op", backward_fn=lambda ctx, grad: (grad * 2, None, None))(body)
-    assert op_def(op).path == path
-    value = None if path == "flattened" else 1.0
     for call in (op, op_def(op).torch_op):
-        flat = (False, None, None, None, None, None) if call is not op and path == "flattened" else (value,)
         with pytest.raises(MutationError, match="the body wrote into 'y'"):
-            call(ones().requires_grad_(needs_grad), ones(), *flat)
+            call(ones().requires_grad_(needs_grad), ones())
 
 
 def test_beside_a_tensor_that_is_named(ns: str) -> None:
@@ -235,7 +229,7 @@ def test_beside_a_tensor_that_is_named(ns: str) -> None:
 
 
 def test_in_the_body_of_one_device_in_compiled_code_and_under_vmap(ns: str) -> None:
-    op = magi_register_custom_op(f"{ns}::op")(lambda_free)
+    op = magi_register_custom_op(f"{ns}::op")(plain)
 
     @register_kernel(op, "cpu")
     def on_cpu(x: Tensor) -> Tensor:
@@ -245,24 +239,6 @@ def test_in_the_body_of_one_device_in_compiled_code_and_under_vmap(ns: str) -> N
         torch.vmap(op)(ones(2, 3))
     with pytest.raises(MutationError, match=f"{ns}::op: the body wrote into 'x'"):
         torch.compile(op, backend="aot_eager", fullgraph=True)(ones())
-
-
-def lambda_free(x: Tensor) -> Tensor:
-    return x * 2
-
-
-def test_always_where_every_call_is_checked(ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def body(x: Tensor, writes: bool) -> Tensor:
-        return (x.add_(1) if writes else x) * 2
-
-    seldom = magi_register_custom_op(f"{ns}::seldom")(body)
-    monkeypatch.setenv("MAGI_OPSCHEMA_CHECK", "1")
-    always = magi_register_custom_op(f"{ns}::always")(body)
-    for op in (seldom, always):
-        op(ones(), False)
-    seldom(ones(), True)
-    with pytest.raises(MutationError, match="the body wrote into 'x'"):
-        always(ones(), True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.bool, torch.int8])
@@ -314,7 +290,6 @@ class TestHonest:
             with mode():
                 q, k, v = torch.ones(2, 6).chunk(3, dim=-1)
                 rotate(q, k, v)
-                rotate(*torch.ones(0, 6).chunk(3, dim=-1))
                 assert v.eq(1).all()
 
     def test_an_empty_buffer_first(self, ns: str) -> None:
@@ -364,14 +339,3 @@ class TestHonest:
             output = op(ones())
             output.mul_(weight).sum().backward()
         assert weight.grad is not None
-
-    def test_a_write_that_nobody_counts_is_not_seen(self, ns: str) -> None:
-        """As docs/concepts.md says."""
-
-        @magi_register_custom_op(f"{ns}::op")
-        def op(x: Tensor) -> Tensor:
-            x.data.add_(1)
-            x.numpy()[0] = 5
-            return x * 2
-
-        op(ones())

@@ -209,20 +209,6 @@ def test_worker_process(tmp_path: Path, method: str) -> None:
     assert run(script, tmp_path, OP + HANDLES).strip() == expected
 
 
-def test_a_pickled_module_is_registered_again(tmp_path: Path) -> None:
-    script = """
-    import pickle
-    layer = Layer(3.0)
-    torch.compile(layer, backend="eager", fullgraph=True)(x)
-    other = pickle.loads(pickle.dumps(layer))
-    other.runner.scale = 5.0
-    print(other(x).tolist(), torch.compile(other, backend="eager", fullgraph=True)(x).tolist(), layer(x).tolist())
-    handle = register_object(layer.runner)
-    print(get_object(pickle.loads(pickle.dumps(handle))) is layer.runner)
-    """
-    assert run(script, tmp_path, HANDLES).splitlines() == ["[6.0, 6.0] [6.0, 6.0] [4.0, 4.0]", "True"]
-
-
 def test_an_exported_program_runs_here_and_says_elsewhere_why_not(tmp_path: Path) -> None:
     program = tmp_path / "program.pt2"
     script = f"""

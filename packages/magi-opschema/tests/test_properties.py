@@ -298,7 +298,7 @@ def check_eager(case: list[Given]) -> None:
 
 
 def survives_in_a_graph(value: Any) -> bool:
-    """False for the complex constants that FX of torch 2.10 to 2.13 writes wrongly, see test_complex_constants."""
+    """False for the complex constants that FX writes wrongly by their repr up to torch 2.13: `infj`, `1-0j`."""
     if not isinstance(value, complex):
         return True
     are_finite = math.isfinite(value.real) and math.isfinite(value.imag)

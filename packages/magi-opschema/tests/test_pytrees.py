@@ -22,7 +22,6 @@ from magi_opschema.errors import RecordTreeError
 from torch import Tensor
 from torch._functorch.aot_autograd import aot_function
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils.checkpoint import checkpoint
 
 
 T = TypeVar("T")
@@ -378,14 +377,6 @@ class TestTraced:
         same(compiled(*example), fn(*example))
         same(compiled(*other), fn(*other))
 
-    def test_gradients_of_aot_function(self) -> None:
-        from functorch.compile import nop
-
-        record = pytree.tree_map(lambda tensor: tensor.requires_grad_(), cfg())
-        aot_function(lambda x, c: scale(x, c) * 2, nop)(X, record).sum().backward()
-        torch.testing.assert_close(record.weight.grad, X * 4)
-        torch.testing.assert_close(record.inner.scale.grad, X * 6)
-
 
 class TestFunc:
     """torch.func, eager and compiled, where records are arguments, dimensions, outputs and auxiliary values."""
@@ -404,13 +395,6 @@ class TestFunc:
         assert grads.kind == "rms"
         torch.testing.assert_close(value, (X * 6).sum())
         same(aux, cfg())
-
-    def test_vjp_of_an_op_and_of_a_returned_record(self) -> None:
-        output, pull = torch.func.vjp(lambda x, c: Box(Slotted(scale(x, c))), X, cfg())  # type: ignore[misc]
-        torch.testing.assert_close(output.value.weight, X * 6)
-        by_x, by_cfg = pull(pytree.tree_map(torch.ones_like, output))
-        torch.testing.assert_close(by_x, torch.full((3,), 6.0))
-        torch.testing.assert_close(by_cfg.weight, X * 2)
 
     def test_jacrev_of_and_into_records(self, run: Callable[..., Any]) -> None:
         jacobian = run(torch.func.jacrev(lambda c: Box(scale(X, c))), cfg())
@@ -448,28 +432,16 @@ class TestFunc:
         }
 
 
-class TestControlFlow:
-    """map and scan take records apart."""
+def test_scan_over_a_record() -> None:
+    from torch._higher_order_ops.scan import scan
 
-    def test_scan_over_a_record(self) -> None:
-        from torch._higher_order_ops.scan import scan
+    def step(carry: Tensor, c: Cfg) -> tuple[Tensor, Tensor]:
+        return scale(carry, c), carry.clone()
 
-        def step(carry: Tensor, c: Cfg) -> tuple[Tensor, Tensor]:
-            return scale(carry, c), carry.clone()
-
-        for run in (scan, torch.compile(scan, fullgraph=True, backend="aot_eager")):
-            carry, outputs = run(step, X, cfg(2.0, 4, 3))
-            torch.testing.assert_close(carry, X * 6**4)
-            assert outputs.shape == (4, 3)
-
-    def test_map_over_records(self) -> None:
-        from torch._higher_order_ops.map import map as map_over
-
-        many = torch.full((4, 3), 2.0)
-        mapped: Any = map_over
-        nested = mapped(lambda record, x: scale(x, record), Cfg(Inner(many), many + 1), X)
-        boxed = mapped(lambda box, x: slotted(x, box.value), Box(Slotted(many)), X)
-        torch.testing.assert_close((nested, boxed), ((X * 6).expand(4, 3), (X * 2).expand(4, 3)))
+    for run in (scan, torch.compile(scan, fullgraph=True, backend="aot_eager")):
+        carry, outputs = run(step, X, cfg(2.0, 4, 3))
+        torch.testing.assert_close(carry, X * 6**4)
+        assert outputs.shape == (4, 3)
 
 
 class TestCompiled:
@@ -490,15 +462,6 @@ class TestCompiled:
         record = pytree.tree_map(lambda tensor: tensor.requires_grad_(), cfg())
         fn(record).value.weight.sum().backward()
         torch.testing.assert_close(record.weight.grad, X * 2)
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpoint(reentrant: bool) -> None:
-    record = Cfg(Inner(torch.ones(3, requires_grad=True)), torch.ones(3, requires_grad=True))
-    x = X.clone().requires_grad_()
-    checkpoint(lambda x, c: scale(x, c).sin(), x, record, use_reentrant=reentrant).sum().backward()
-    torch.testing.assert_close(record.weight.grad, X * X.cos())
-    torch.testing.assert_close(x.grad, X.cos())
 
 
 @pytest.mark.parametrize("field_name", ["weight", "inner"])
