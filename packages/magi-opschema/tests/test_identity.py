@@ -191,12 +191,6 @@ class TestTorchLibrary:
         batch = torch.ones(2, 3)
         torch.testing.assert_close(torch.vmap(op, in_dims=(0, None))(batch, value), batch * 3)
 
-        @op.register_vmap
-        def rule(info: Any, in_dims: Any, x: Tensor, value: Any) -> tuple[Tensor, int]:
-            return x + 50, 0
-
-        torch.testing.assert_close(torch.vmap(op, in_dims=(0, None))(batch, value), batch + 50)
-
     def test_infer_schema_reads_the_lowered_function(self, ns: str, path: str) -> None:
         definition = op_def(make_op(f"{ns}::op", path))
         inferred = torch.library.infer_schema(definition.lowered_fn, mutates_args=(), op_name="op")

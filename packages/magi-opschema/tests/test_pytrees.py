@@ -367,6 +367,8 @@ class TestTraced:
         graph = make_fx(fn, tracing_mode=mode)(*example)
         same(graph(*other), fn(*other))
         assert not [node for node in graph.graph.nodes if node.op == "get_attr"]
+        if kind == "nested":
+            assert [n.target for n in graph.graph.nodes if n.op == "call_function"] == [scale.torch_op]
 
     @pytest.mark.parametrize("kind", ["nested", "generic and slotted", "passed on", "returned"])
     def test_aot_function(self, kind: str) -> None:

@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._guards import TracingContext
-from torch.fx.experimental.proxy_tensor import make_fx
 
 
 class Point(NamedTuple):
@@ -695,19 +694,6 @@ def test_export(ns: str, x: Tensor, strict: bool) -> None:
         assert node.args[2:] == (None, 16, 1.0, [1, 2], "plain")
         if place == "buffer":
             assert program.graph_signature.buffers == ("weight",)
-
-
-def test_make_fx(ns: str, x: Tensor) -> None:
-    run = make(ns, _HANDLE[Frozen])
-    graph = make_fx(lambda x, weight: run(x, Frozen(weight)))(x, EYE)
-    torch.testing.assert_close(graph(x, EYE * 3), x * 3)
-
-
-def test_vmap_over_the_input_and_over_the_weight(ns: str, x: Tensor) -> None:
-    run = make(ns, _HANDLE[Frozen])
-    torch.testing.assert_close(torch.vmap(run, in_dims=(0, None))(x.expand(3, 2, 4), Frozen(EYE)), x.expand(3, 2, 4))
-    weights = torch.stack([EYE, EYE * 2])
-    torch.testing.assert_close(torch.vmap(lambda w: run(x, Frozen(w)))(weights), torch.stack([x, x * 2]))
 
 
 def test_threads_share_one_graph(ns: str, x: Tensor) -> None:
