@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from magi_opschema._codegen.functions import compile_flatten, compile_inputs, tuple_text
+from magi_opschema._codegen.functions import compile_flatten, open_arguments, tuple_text
 from magi_opschema._codegen.nodes import flatten, rebuild
 from magi_opschema._codegen.source import Writer
 from magi_opschema._model.lowering import SignatureLowering
@@ -78,8 +78,13 @@ class Bridge:
 
     @functools.cached_property
     def rebuild(self) -> Callable[..., Flat]:
-        """A function from the slots to a tuple of the user's arguments."""
-        return compile_inputs(self.lowering)
+        """A function from the slots, all by position, to a tuple of the user's arguments."""
+        lowering, to = self.lowering, Writer(self.lowering, is_description=True)
+        open_arguments(lowering.slots, to)
+        to.line(f"return {tuple_text([rebuild(parameter.node, to) for parameter in lowering.parameters])}")
+        names = [slot.name for slot in lowering.slots]
+        doc = f"Rebuild the arguments of {lowering.name}."
+        return to.function(f"{lowering.name}_inputs", names, doc, f"inputs {lowering.name}")
 
     @functools.cached_property
     def flatten(self) -> Callable[..., Flat]:
@@ -121,11 +126,7 @@ class Bridge:
         return tuple(_structure(parameter.node, said) for parameter in self.lowering.parameters)
 
     def per_argument(self, per_parameter: Any, what: str) -> list[Any]:
-        """The inverse of `per_parameter`: *per_parameter* as a list with an entry for each flat argument.
-
-        Raises:
-            RuleError: the structure is not that of the signature.
-        """
+        """The inverse of `per_parameter`: a list with an entry for each flat argument; raises a RuleError."""
         parameters = self.lowering.parameters
         if not isinstance(per_parameter, (list, tuple)) or len(per_parameter) != len(parameters):
             names = ", ".join(parameter.name for parameter in parameters)

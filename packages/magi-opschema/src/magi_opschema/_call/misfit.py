@@ -96,11 +96,7 @@ class ErrorTranslation:
     lowering: SignatureLowering
 
     def of_flat(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise what *error* means for a call with flat arguments.
-
-        Raises:
-            ArgumentError: one of them has another type than the schema says, or there are too many, few or others.
-        """
+        """Raise an ArgumentError if *error*, of a call with flat arguments, is about them."""
         names = [known.name for known in self.lowering.arguments]
         given = dict(zip(names, args, strict=False)) | kwargs
         if not self._is_about_arguments(error):
@@ -120,11 +116,7 @@ class ErrorTranslation:
             self._refuse_first(argument.leaves, compile_unpack(self.lowering, argument)(**given), error)
 
     def of_values(self, error: Exception, *values: Any) -> None:
-        """Raise what *error* means for a call of the exposed function with the user's arguments *values*.
-
-        Raises:
-            ArgumentError: one of their leaves has another type than the schema says.
-        """
+        """Raise an ArgumentError if *error*, of a call with the user's arguments *values*, is about one of these."""
         is_certain = False
         if self._is_about_arguments(error):
             argument = self._refused(error)

@@ -16,8 +16,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from magi_opschema._model.lowering import Parameter, SignatureLowering
 from magi_opschema._model.tree import Codec, Leaf, Node, Optional, Record, Sequence, nodes
 from magi_opschema._torch_compat import ARE_GENERATORS_TRACED
 from magi_opschema.errors import ArgumentError
@@ -25,10 +26,6 @@ from magi_opschema.errors import ArgumentError
 from .functions import argument_texts, default_name, flatten_parameters, passed, tuple_text
 from .nodes import class_name, read, rebuild
 from .source import Writer
-
-
-if TYPE_CHECKING:
-    from magi_opschema._model.lowering import Parameter, SignatureLowering
 
 
 _GENERATOR_IN_A_GRAPH = (

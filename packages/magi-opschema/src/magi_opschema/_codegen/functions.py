@@ -5,11 +5,10 @@
 |---|---|---|
 | twin | the flat arguments | rebuilds the user's arguments, calls the user's function, flattens its output |
 | refusals | the flat arguments | raises the error about the first value that the signature refuses |
-| inputs | the slots | rebuilds the user's arguments, as a tuple |
 | flatten | the user's arguments | returns the flat ones, as a tuple |
 | saved | the slots | returns what a backward needs to know of each |
 
-The function that the decorator returns is in `exposed`.
+The function that the decorator returns is in `exposed`; those for values outside of a call are in `_call.bridge`.
 """
 
 from __future__ import annotations
@@ -18,19 +17,15 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from magi_opschema._model.lowering import SignatureLowering
-from magi_opschema._model.schema import python_type
+from magi_opschema._model.lowering import Parameter, SignatureLowering
+from magi_opschema._model.schema import Argument, python_type
 from magi_opschema._model.tree import Leaf, MaskedList, Node, Optional, children, flat_name, leaves, nodes
 
 from .nodes import flatten, rebuild
 from .source import Writer, compile_at_first_call
 
-
-if TYPE_CHECKING:
-    from magi_opschema._model.lowering import Parameter
-    from magi_opschema._model.schema import Argument
 
 Purpose = Literal["lowered", "kernel", "fake"]
 
@@ -58,7 +53,7 @@ def compile_twin(
         with to.block(f"if {to.bind('check', check)}.pending:"):
             arguments = tuple_text(argument.name for argument in lowering.arguments)
             to.line(f"return {to.bind('run_checked', run_checked)}({arguments})")
-    _open_arguments(lowering.arguments, to)
+    open_arguments(lowering.arguments, to)
     conditions = [condition for _, condition in _refusals(lowering, to, are_real=check is not None)]
     if conditions:
         refuse = compile_at_first_call(functools.partial(compile_refusals, lowering))
@@ -101,7 +96,7 @@ def compile_refusals(lowering: SignatureLowering) -> Callable[..., None]:
     is refused where it is decoded, so the function decodes it.
     """
     to = Writer(lowering)
-    _open_arguments(lowering.arguments, to)
+    open_arguments(lowering.arguments, to)
     for leaf, condition in _refusals(lowering, to, are_real=False):
         with to.block(f"if {condition}:"):
             to.line(f"{to.bind(f'reject_{leaf.name}', to.reject(leaf))}({leaf.name})")
@@ -157,17 +152,6 @@ def _is_no_symbol(leaf: Leaf, to: Writer) -> str:
     if leaf.is_list:
         return f"{to.builtin('all')}([{type_}(item) in {numbers} for item in {leaf.name} or ()])"
     return f"{type_}({leaf.name}) in {numbers}"
-
-
-def compile_inputs(lowering: SignatureLowering) -> Callable[..., tuple[Any, ...]]:
-    """A function from the slots, all by position, to a tuple of the user's arguments."""
-    to = Writer(lowering, is_description=True)
-    _open_arguments(lowering.slots, to)
-    values = [rebuild(parameter.node, to) for parameter in lowering.parameters]
-    to.line(f"return {tuple_text(values)}")
-    names = [slot.name for slot in lowering.slots]
-    doc = f"Rebuild the arguments of {lowering.name}."
-    return to.function(f"{lowering.name}_inputs", names, doc, f"inputs {lowering.name}")
 
 
 def compile_saved(lowering: SignatureLowering) -> Callable[..., tuple[tuple[bool, ...], dict[str, Any]]]:
@@ -286,7 +270,7 @@ def passed(known: Parameter | Argument, text: str) -> str:
     return f"{known.name}={text}" if known.is_keyword_only else text
 
 
-def _open_arguments(arguments: Iterable[Argument], to: Writer) -> None:
+def open_arguments(arguments: Iterable[Argument], to: Writer) -> None:
     """Write the lines that give each leaf its name; a list that is a default is copied."""
     for argument in arguments:
         if isinstance(argument.default, list):

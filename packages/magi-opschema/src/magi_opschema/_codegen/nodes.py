@@ -55,11 +55,7 @@ ORIGINAL = "_magi_rebuilt_of"
 
 @functools.cache
 def rebuilt_class(cls: Any, names: tuple[str, ...], path: str, title: str, location: str) -> type:
-    """The class of objects that are rebuilt from the fields *names* of a *cls*, at *path* of the op *title*.
-
-    Raises:
-        OptionError: *cls* cannot be subclassed.
-    """
+    """The class of objects that are rebuilt from the fields *names* of a *cls*, at *path* of the op *title*."""
     listed = ", ".join(names)
 
     def refuse_write(_: object, name: str, *__: object) -> NoReturn:

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from magi_opschema import _environment as environment
+from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.tree import Leaf, ListOrTuple, MaskedList, Node, Optional, Sequence, dotted
 from magi_opschema._text import show_with_type
 from magi_opschema._torch_compat import is_dynamo_compiling
@@ -30,9 +31,6 @@ from magi_opschema.errors import (
     ReturnValueError,
 )
 
-
-if TYPE_CHECKING:
-    from magi_opschema._model.lowering import SignatureLowering
 
 INDENT = "    "
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -200,9 +198,6 @@ class Writer:
 
         *title* is its purpose and its owner: `exposed mylib.ops.norm`. With the environment variable
         `MAGI_OPSCHEMA_DUMP` set to a folder, the text is written there too.
-
-        Raises:
-            EnvironmentVariableError: that folder cannot be written.
         """
         body = "\n".join(INDENT + line for line in [f'"""{doc}"""', *self.lines])
         text = f"def {name}({', '.join(parameters)}):\n{body}\n"

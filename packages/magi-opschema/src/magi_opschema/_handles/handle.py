@@ -104,9 +104,6 @@ class HandleRegistry:
         """The handle of *obj*, a new one unless it has one.
 
         With *weak* False, an object that was held weakly is now kept alive.
-
-        Raises:
-            ArgumentError: *obj* cannot be held weakly, or is an int or None.
         """
         if obj is None or isinstance(obj, int):
             text = f"{show_value(obj)} cannot have a handle: a schema takes an int or None as it is. Pass it as that."

@@ -149,11 +149,6 @@ def torch_constant_text(kind: type) -> Codec:
     return Codec(note, refuse, "{str}({value})", decode, constants, f"a torch.{note}")
 
 
-def number_text() -> Codec:
-    """Codec of an int, float, bool or complex as text, exact in both directions."""
-    return Codec("number", "", "{repr}({value})", "{read_number}({value})", {"repr": repr, "read_number": _read_number})
-
-
 def _read_number(text: str) -> complex | bool:
     for read in (_BOOLS.__getitem__, int, float, complex):
         try:
@@ -161,6 +156,12 @@ def _read_number(text: str) -> complex | bool:
         except (KeyError, ValueError):
             continue
     raise AssertionError(text)
+
+
+NUMBER_TEXT = Codec(
+    "number", "", "{repr}({value})", "{read_number}({value})", {"repr": repr, "read_number": _read_number}
+)
+"""An int, float, bool or complex as text, exact in both directions."""
 
 
 def optional(codec: Codec) -> Codec:

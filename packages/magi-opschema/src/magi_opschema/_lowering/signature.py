@@ -77,11 +77,7 @@ def refuse_other_than_functions(fn: object) -> None:
 
 
 def mutated_leaves(trees: SignatureLowering, mutates_args: object) -> set[str]:
-    """The names of the leaves that *mutates_args* means.
-
-    Raises:
-        OptionError: a name is unknown, or names nothing that an op can write into.
-    """
+    """The names of the leaves that *mutates_args* means; raises an OptionError for a name that means none."""
     if isinstance(mutates_args, str):
         text = f"mutates_args={mutates_args!r} is one string. Write a tuple of names: ({mutates_args!r},)."
         raise OptionError(trees.sentence(text))
@@ -303,7 +299,7 @@ def _texts() -> dict[str, Packing]:
     """How values of these schema types are written as text, the empty text for None."""
     kinds = {name: CLASSES[name] for name in ("ScalarType", "Device", "Layout", "MemoryFormat")}
     written = {name: (codecs.torch_constant_text(kind[0]), kind) for name, kind in kinds.items()}
-    written |= dict.fromkeys(("complex", "Scalar"), (codecs.number_text(), _NUMBERS))
+    written |= dict.fromkeys(("complex", "Scalar"), (codecs.NUMBER_TEXT, _NUMBERS))
     item, read = "'' if {value} is None else {encoded}", "{decoded} if {list}[{i}] else None"
     return {name: Packing(item, read=read, kinds=kind, codec=codec) for name, (codec, kind) in written.items()}
 
@@ -316,22 +312,17 @@ _LENGTHS = Packing("-1 if {value} is None else {len}({value})")
 def pack(arguments: tuple[Argument, ...], trees: SignatureLowering) -> tuple[Argument, ...]:
     """*arguments*, packed so that there are at most 64 for any number of leaves.
 
-    Raises:
-        SignatureError: more than 64 leaves cannot share an argument, such as lists of Tensors and generators.
+    Raises a SignatureError if more than 64 leaves cannot share an argument, such as lists of Tensors and generators.
     """
     taken = {flat_name(node.path) for parameter in trees.parameters for node in nodes(parameter.node)}
     groups = {kind: members for kind, members in _by_kind(arguments, _kind).items() if len(members) > 2}
     alone = [replace(argument, default=NO_DEFAULT) for argument in arguments if _kind(argument) not in groups]
-    packed = [
-        argument
-        for kind, members in groups.items()
-        for argument in _pack_group(kind, _free_name(f"packed_{kind}", taken), _leaves_of(members))
-    ]
+    packed = [shared for kind, members in groups.items() for shared in _share(kind, members, taken)]
     if len(alone) + len(packed) > MAX_ARGUMENTS:
         tensors = _by_kind(alone, _tensor_kind)
-        alone = [argument for argument in alone if _tensor_kind(argument) not in tensors]
+        alone = [argument for argument in alone if not _tensor_kind(argument)]
         for kind, members in tensors.items():
-            alone += _bundle(kind, _free_name(f"packed_{kind}", taken), members)
+            alone += _share(kind, members, taken)
     if len(alone) + len(packed) > MAX_ARGUMENTS:
         lists = sum(argument.leaves[0].is_tensor for argument in alone)
         text = (
@@ -348,10 +339,6 @@ def _by_kind(arguments: Iterable[Argument], kind_of: Callable[[Argument], str]) 
         if kind := kind_of(argument):
             groups.setdefault(kind, []).append(argument)
     return groups
-
-
-def _leaves_of(arguments: Iterable[Argument]) -> tuple[Leaf, ...]:
-    return tuple(leaf for argument in arguments for leaf in argument.leaves)
 
 
 def _kind(argument: Argument) -> str:
@@ -375,50 +362,38 @@ def _tensor_kind(argument: Argument) -> str:
     return f"optional_{kind}" if argument.leaves[0].is_optional else kind
 
 
-def _bundle(kind: str, name: str, members: Sequence[Argument]) -> list[Argument]:
-    tensors, alias, present = _leaves_of(members), members[0].alias, f"{name}_present"
-    if not kind.startswith("optional_"):
-        return [Argument(name, "Tensor[]", tensors, alias=alias, packing=_VALUES)]
-    packing = Packing(
-        whole="[{tensor} for {tensor} in ({items},) if {tensor} is not None]",
-        head="{rest} = {iter}({list})",
-        read=f"{{next}}({{rest}}) if {present}[{{i}}] else None",
-    )
-    return [
-        Argument(name, "Tensor[]", tensors, alias=alias, packing=packing),
-        Argument(present, "bool[]", tensors, packing=_PRESENT),
-    ]
-
-
-def _free_name(name: str, taken: set[str]) -> str:
-    """*name*, or a longer one if one of *taken*, the names of the user, begins with it."""
+def _share(kind: str, members: Sequence[Argument], taken: set[str]) -> list[Argument]:
+    """The arguments that the leaves of *members*, all of one *kind*, share; no name in *taken* begins like theirs."""
+    name, alias = f"packed_{kind}", members[0].alias
     while any(other.startswith(name) for other in taken):
         name += "_"
-    return name
-
-
-def _pack_group(kind: str, name: str, members: tuple[Leaf, ...]) -> list[Argument]:
-    base = members[0].schema_type.removesuffix("?")
+    shared = tuple(leaf for argument in members for leaf in argument.leaves)
+    base = shared[0].schema_type.removesuffix("?")
     if kind.startswith("optional_"):
         present = f"{name}_present"
-        item, read = (
-            f"{_FILLERS[base]} if {{value}} is None else {{value}}",
-            f"{{list}}[{{i}}] if {present}[{{i}}] else None",
-        )
+        if base == "Tensor":
+            packing = Packing(
+                whole="[{tensor} for {tensor} in ({items},) if {tensor} is not None]",
+                head="{rest} = {iter}({list})",
+                read=f"{{next}}({{rest}}) if {present}[{{i}}] else None",
+            )
+        else:
+            item = f"{_FILLERS[base]} if {{value}} is None else {{value}}"
+            packing = Packing(item, read=f"{{list}}[{{i}}] if {present}[{{i}}] else None")
         return [
-            Argument(name, f"{base}[]", members, packing=Packing(item, read=read)),
-            Argument(present, "bool[]", members, packing=_PRESENT),
+            Argument(name, f"{base}[]", shared, alias=alias, packing=packing),
+            Argument(present, "bool[]", shared, packing=_PRESENT),
         ]
     if kind.endswith("_list"):
         lengths = f"{name}_length"
         head, read = "{rest} = {iter}({list})", f"{{take}}({{rest}}, {lengths}[{{i}}])"
         return [
-            Argument(name, base, members, packing=Packing("*({value} or ())", head=head, read=read, kinds=SEQUENCE)),
-            Argument(lengths, "SymInt[]", members, packing=_LENGTHS),
+            Argument(name, base, shared, packing=Packing("*({value} or ())", head=head, read=read, kinds=SEQUENCE)),
+            Argument(lengths, "SymInt[]", shared, packing=_LENGTHS),
         ]
     if base in _texts():
-        return [Argument(name, "str[]", members, packing=_texts()[base])]
-    return [Argument(name, f"{base}[]", members, packing=_VALUES)]
+        return [Argument(name, "str[]", shared, packing=_texts()[base])]
+    return [Argument(name, f"{base}[]", shared, alias=alias, packing=_VALUES)]
 
 
 def lower_signature(fn: Callable[..., Any], *, mutates_args: Iterable[str] = ()) -> SignatureLowering:

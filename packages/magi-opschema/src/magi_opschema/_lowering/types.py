@@ -90,11 +90,7 @@ class Place:
         return Leaf(self.path, text, flat_name(self.path), codec, is_padded, self.is_fixed)
 
     def evaluated(self, annotation: object) -> object:
-        """*annotation*, evaluated if it is a string.
-
-        Raises:
-            Refused: it cannot be evaluated.
-        """
+        """*annotation*, evaluated if it is a string; raises Refused if it cannot be evaluated."""
         try:
             return evaluate(annotation, self.scope)
         except Exception as error:  # noqa: BLE001  (a string annotation is an expression, which may raise anything)
@@ -130,10 +126,8 @@ def is_record(cls: type) -> bool:
 def fields_of(annotation: object, cls: Any, inside: Place) -> tuple[RecordKind, list[AnnotatedField]]:
     """The kind of a record class and the fields that are part of its value.
 
-    *cls* is the class of *annotation*, which may be `Config[int]`; *inside* has its type variables bound.
-
-    Raises:
-        Refused: instances cannot be taken apart and rebuilt.
+    *cls* is the class of *annotation*, which may be `Config[int]`; *inside* has its type variables bound. It raises
+    Refused if instances cannot be taken apart and rebuilt.
     """
     if is_declared(cls):
         if inside.subject != "parameter":
@@ -284,11 +278,7 @@ _ADVICE: dict[object, str] = {
 
 
 def lower(annotation: object, place: Place) -> Node:
-    """The tree of *annotation*.
-
-    Raises:
-        Refused: the annotation, or a part of it, has no flat form.
-    """
+    """The tree of *annotation*; raises Refused if it, or a part of it, has no flat form."""
     return lower_resolved(place.resolved(annotation)[0], place)
 
 
@@ -383,11 +373,7 @@ def _lower_handle(annotation: object, arguments: tuple[object, ...], place: Plac
 
 
 def _lower_object(annotation: object, place: Place) -> Record | None:
-    """The tree of an object that is taken apart; None for an object that has only a handle.
-
-    Raises:
-        Refused: its class declares its fields, and one of them has no flat form.
-    """
+    """The tree of an object that is taken apart; None for an object that has only a handle."""
     resolved, _ = place.resolved(annotation)
     cls = typing.get_origin(resolved) or resolved
     if not isinstance(cls, type) or not is_record(cls) or typing.is_typeddict(cls):
@@ -467,11 +453,7 @@ def _lower_record(annotation: object, cls: type, place: Place) -> Record:
 
 
 def lower_each(annotations: list[tuple[object, Place]]) -> tuple[Node, ...]:
-    """The trees of several annotations.
-
-    Raises:
-        Refused: some have no flat form; the error holds the problems of all of them.
-    """
+    """The trees of several annotations; raises Refused with the problems of all that have no flat form."""
     parts: list[Node] = []
     problems: list[Problem] = []
     for annotation, place in annotations:
@@ -515,11 +497,7 @@ RETURNABLE = {"Tensor", "Tensor?", "Tensor[]", "SymInt", "float", "bool", "Scala
 
 
 def lower_returns(annotation: object, scope: Scope) -> Node | None:
-    """The tree of a return annotation; None for `-> None`.
-
-    Raises:
-        Refused: the annotation is missing, or holds something that an op cannot return.
-    """
+    """The tree of a return annotation; None for `-> None`. It raises Refused for what an op cannot return."""
     if annotation is inspect.Signature.empty:
         fix = "Annotate it, for example -> Tensor, or -> None for an op that only writes into its arguments."
         raise Refused(Problem("", f"the return value has no annotation, and the schema needs its type. {fix}"))

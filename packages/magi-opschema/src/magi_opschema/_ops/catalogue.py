@@ -15,14 +15,12 @@ from magi_opschema._call.bridge import Bridge
 from magi_opschema._call.misfit import check_call
 from magi_opschema._codegen.functions import compile_twin
 from magi_opschema._lowering.signature import TORCH_OP_ATTRIBUTE
-from magi_opschema._model.lowering import entry
+from magi_opschema._model.lowering import LoweringPath, SignatureLowering, entry
 from magi_opschema._text import nearest, show_value, show_with_type
 from magi_opschema.errors import ArgumentError, UnknownOpError
 
 
 if TYPE_CHECKING:
-    from magi_opschema._model.lowering import LoweringPath, SignatureLowering
-
     from .registration import Registration
 
 OPS: dict[str, OpDef] = {}

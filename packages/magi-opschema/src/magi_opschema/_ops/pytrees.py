@@ -282,11 +282,7 @@ class _Node:
         return record
 
     def dump(self, context: RecordContext) -> dict[str, Any]:
-        """*context* as data for JSON, for a saved program.
-
-        Raises:
-            RecordTreeError: another class would be loaded for this one, or a field cannot be saved.
-        """
+        """*context* as data for JSON; raises a RecordTreeError if this class and its fields could not be loaded."""
         name = name_of(self.cls)
         others = [cls for cls in _registered[name] if cls is not self.cls]
         if others and find_class(name) is not self.cls:

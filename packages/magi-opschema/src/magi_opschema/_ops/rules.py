@@ -58,11 +58,7 @@ def check_callable(
 def make_formula(
     lowering: SignatureLowering, setup_context_fn: Callable[..., None] | None, backward_fn: Callable[..., Any] | None
 ) -> Formula | None:
-    """The two functions as one value; None if no backward is given.
-
-    Raises:
-        OptionError: they do not fit the op, or such an op has no gradient.
-    """
+    """The two functions as one value; None if no backward is given. It raises an OptionError if they do not fit."""
     if backward_fn is None:
         if setup_context_fn is not None:
             text = "setup_context_fn saves for a backward_fn, and there is none. Give one."
