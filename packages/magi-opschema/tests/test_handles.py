@@ -88,10 +88,6 @@ class Runs(Protocol):
     def run(self, x: Tensor) -> Tensor: ...
 
 
-class Unchecked(Protocol):
-    def run(self, x: Tensor) -> Tensor: ...
-
-
 class Pair(NamedTuple):
     runner: ObjectHandle[Runner]
     x: Tensor
@@ -294,33 +290,6 @@ def test_wrong_values(ns: str, x: Tensor, value: Any, error: type[Exception], se
         run(x, passed)
     assert str(raised.value).startswith(f"{ns}::run: 'runner'")
     assert "test_handles.py:" in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("annotation", "sentence"),
-    [
-        (_GENERIC, "does not say of what. Write ObjectHandle\\[T\\]"),
-        (ObjectHandle[int], "takes as it is. Annotate it int"),
-        (ObjectHandle[Tensor], "takes as it is. Annotate it Tensor"),
-        (_GENERIC[Runner | None], "Write ObjectHandle\\[T\\] \\| None"),
-        (ObjectHandle[Unchecked], "Decorate it @runtime_checkable"),
-        (_GENERIC[K], "Name the class of the object"),
-    ],
-)
-def test_refused_at_decoration(annotation: Any, sentence: str) -> None:
-    def run(x: Tensor, runner: annotation) -> Tensor:
-        raise NotImplementedError
-
-    with pytest.raises(errors.SignatureError, match=sentence):
-        lower_signature(run)
-
-
-def test_an_op_returns_no_objects() -> None:
-    def make(x: Tensor) -> ObjectHandle[Runner]:
-        raise NotImplementedError
-
-    with pytest.raises(errors.SignatureError, match="an op returns no objects"):
-        lower_signature(make)
 
 
 class Layer(nn.Module):

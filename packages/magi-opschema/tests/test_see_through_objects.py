@@ -16,7 +16,6 @@ from magi_opschema import (
     ObjectHandle,
     errors,
     get_object,
-    lower_signature,
     magi_register_custom_op,
     op_def,
     opcheck,
@@ -373,31 +372,6 @@ def test_refused_at_the_declaration(act: Callable[[], object], sentence: str) ->
     with pytest.raises(errors.OptionError, match=sentence) as raised:
         act()
     assert str(raised.value).startswith("see_through_object")
-
-
-def test_refused_at_the_decoration() -> None:
-    @see_through_object
-    class Tabled:
-        weight: Tensor
-        table: dict[str, int]
-
-    def run(x: Tensor, runner: ObjectHandle[Tabled]) -> Tensor:
-        raise NotImplementedError
-
-    with pytest.raises(errors.SignatureError, match="'runner.table' has type dict\\[str, int\\], which has no flat"):
-        lower_signature(run)
-
-    def give(x: Tensor) -> Linear:
-        raise NotImplementedError
-
-    with pytest.raises(errors.SignatureError, match="has type Linear, and an op returns no objects"):
-        lower_signature(give)
-
-    def many(x: Tensor, runners: list[Linear]) -> Tensor:
-        raise NotImplementedError
-
-    with pytest.raises(errors.SignatureError, match="a list of records"):
-        lower_signature(many)
 
 
 def test_a_class_that_takes_no_subclass(ns: str, x: Tensor) -> None:

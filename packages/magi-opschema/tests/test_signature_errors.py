@@ -9,13 +9,13 @@ from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import InitVar, dataclass, make_dataclass
 from types import SimpleNamespace
-from typing import Annotated, Any, Generic, NamedTuple, NotRequired, Optional, Self, TypedDict
+from typing import Annotated, Any, Generic, NamedTuple, NotRequired, Optional, Protocol, Self, TypedDict
 
 import numpy as np
 import pytest
 import torch
 from _signatures import Box, Inner, Mode, T, located, returning, shown, with_annotation
-from magi_opschema import lower_signature, magi_register_custom_op
+from magi_opschema import ObjectHandle, lower_signature, magi_register_custom_op, see_through_object
 from magi_opschema.errors import SignatureError
 from torch import Tensor
 from torch.types import Number
@@ -39,6 +39,16 @@ class BadPoint(NamedTuple):
 class Two(NamedTuple):
     x: int
     y: int
+
+
+class Unchecked(Protocol):
+    def run(self) -> None: ...
+
+
+@see_through_object
+class Tabled:
+    weight: Tensor
+    table: dict[str, int]
 
 
 class OneMissing(TypedDict):
@@ -75,6 +85,7 @@ class NarrowNew(Two):
 
 
 Untyped = namedtuple("Untyped", ["a", "b"])  # noqa: PYI024
+HANDLE: Any = ObjectHandle
 NO_FORM = "which has no flat schema form"
 NO_LIST = "and torch has no list of such elements that can be exported"
 
@@ -131,6 +142,14 @@ ANNOTATIONS: list[tuple[object, str]] = [
     (Growing[int], "has type Growing[list[list[list["),
     (Untyped, "'value' has type Untyped, a namedtuple whose field 'a' has no annotation. Use typing.NamedTuple."),
     (BadPoint, f"'value.x' has type bytes, {NO_FORM}."),
+    (HANDLE, "'value' has type ObjectHandle, which does not say of what. Write ObjectHandle[T], T the object's class."),
+    (HANDLE[int], "a handle of something that a schema takes as it is. Annotate it int."),
+    (HANDLE[Tensor], "a handle of something that a schema takes as it is. Annotate it Tensor."),
+    (HANDLE[Inner | None], "a handle of something that may be None. Write ObjectHandle[T] | None."),
+    (HANDLE[Unchecked], "of a protocol that no object can be checked against. Decorate it @runtime_checkable."),
+    (HANDLE[T], "a handle of something that is not a class. Name the class of the object."),
+    (HANDLE[Tabled], f"'value.table' has type dict[str, int], {NO_FORM}."),
+    (list[Tabled], "'value' has type list[Tabled], a list of records"),
     (T, f"'value' has type T, {NO_FORM}. Give the type variable a type, as in Cfg[int] for a class Cfg(Generic[T])."),
     (Box, f"'value.value' has type T, {NO_FORM}. Give the type variable a type"),
     (Box[bytes], f"'value.value' has type bytes, {NO_FORM}."),
@@ -171,6 +190,8 @@ RETURNS: list[tuple[object, str]] = [
     (list[int], "the return value has type list[int], and an op cannot return a SymInt[]."),
     (Mode, "the return value has type Mode, and an op cannot return a str."),
     (Any, "the return value 'output' has type Any"),
+    (HANDLE[Inner], "has type ObjectHandle[Inner], and an op returns no objects. Return Tensors or numbers."),
+    (Tabled, "has type Tabled, and an op returns no objects. Return Tensors or numbers."),
     ("NotThere", "the annotation 'NotThere' of the return value 'output' could not be evaluated"),
     (Clashing,
      "'output.a__b' and 'output.a.b' have the same flat name 'output__a__b'. Rename one."),
