@@ -85,6 +85,20 @@ def make_affine(ns: str, backward: Callable[..., Any], setup: Callable[..., None
     return affine
 
 
+def make_lists(ns: str) -> Callable[..., Any]:
+    def backward(ctx: Any, grads: list[Tensor]) -> Any:
+        return [grad * 2 for grad in grads], None
+
+    def fake(xs: list[Tensor], rest: list[Tensor | None]) -> list[Tensor]:
+        return [torch.empty_like(x) for x in xs]
+
+    @magi_register_custom_op(f"{ns}::lists", infer_output_meta_fn=fake, backward_fn=backward)
+    def lists(xs: list[Tensor], rest: list[Tensor | None]) -> list[Tensor]:
+        return [x * 2 for x in xs]
+
+    return lists
+
+
 def doubles(count: int) -> list[Tensor]:
     return [torch.randn(3, dtype=torch.double, requires_grad=True) for _ in range(count)]
 
@@ -106,19 +120,10 @@ def test_first_and_second_gradients_through_dataclass_leaves(ns: str, form: Call
 @pytest.mark.parametrize("form", FORMS)
 def test_compiled_autograd(ns: str, form: Callable[..., Any], is_compiled: bool) -> None:
     """Dynamo traces the backward too, with symbolic sizes."""
-    affine = make_affine(ns, form)
-
-    def backward(ctx: Any, grads: list[Tensor]) -> list[Tensor]:
-        return [grad * 2 for grad in grads]
-
-    @magi_register_custom_op(
-        f"{ns}::double", infer_output_meta_fn=lambda xs: [torch.empty_like(x) for x in xs], backward_fn=backward
-    )
-    def double(xs: list[Tensor]) -> list[Tensor]:
-        return [x * 2 for x in xs]
+    affine, lists = make_affine(ns, form), make_lists(ns)
 
     def loss(x: Tensor, weight: Tensor, shift: Tensor) -> Tensor:
-        return affine(sum(double([x, x + 1])), Params(weight, Inner(shift))).sum()
+        return affine(sum(lists([x, x + 1], [])), Params(weight, Inner(shift))).sum()
 
     inputs = doubles(3)
     expected = torch.autograd.grad(loss(*inputs), inputs)
@@ -298,15 +303,7 @@ def test_missing_backward_is_an_error_and_never_a_missing_gradient(ns: str, call
 
 
 def test_lists_in_and_out(ns: str) -> None:
-    def backward(ctx: Any, grads: list[Tensor]) -> Any:
-        return [grad * 2 for grad in grads], None
-
-    def fake(xs: list[Tensor], rest: list[Tensor | None]) -> list[Tensor]:
-        return [torch.empty_like(x) for x in xs]
-
-    @magi_register_custom_op(f"{ns}::lists", infer_output_meta_fn=fake, backward_fn=backward)
-    def lists(xs: list[Tensor], rest: list[Tensor | None]) -> list[Tensor]:
-        return [x * 2 for x in xs]
+    lists = make_lists(ns)
 
     def total(*xs: Tensor) -> Tensor:
         return torch.stack(lists(list(xs), [None, torch.ones(1)])).sum()

@@ -146,17 +146,13 @@ def between_regions(call: Callable[..., Any], *args: Any) -> Any:
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("mutates", [False, True])
 def test_no_code_of_this_package_is_compiled_between_two_regions(ns: str, mutates: bool, grad: bool) -> None:
-    if mutates:
-
-        @magi_register_custom_op(f"{ns}::op", mutates_args=["out"])
-        def op(x: Tensor, out: Tensor) -> None:
-            out.copy_(x)
-
-    else:
-
-        @magi_register_custom_op(f"{ns}::op", backward_fn=lambda ctx, grad: (grad, grad))
-        def op(x: Tensor, out: Tensor) -> Tensor:
-            return x + out
+    @magi_register_custom_op(
+        f"{ns}::op",
+        mutates_args=["out"] if mutates else (),
+        backward_fn=None if mutates else lambda ctx, grad: (grad, grad),
+    )
+    def op(x: Tensor, out: Tensor) -> Tensor:
+        return x + out
 
     x, out = torch.ones(2, requires_grad=grad), torch.ones(2)
 
@@ -304,14 +300,7 @@ def test_contexts_of_the_fast_lane_are_left(ns: str, depth: int, mutates: bool) 
             raise RuntimeError("planted")
         return x.clone()
 
-    def writing(x: Tensor, left: int, fail: bool) -> None:
-        if left:
-            op(x, left - 1, fail)
-        elif fail:
-            raise RuntimeError("planted")
-
-    options = {"mutates_args": ["x"]} if mutates else {"infer_output_meta_fn": ["x"]}
-    op: Any = magi_register_custom_op(f"{ns}::op", **options)(writing if mutates else body)  # type: ignore[arg-type]
+    op: Any = magi_register_custom_op(f"{ns}::op", mutates_args=["x"] if mutates else ())(body)
     for _ in range(3):
         op(torch.ones(2), depth, False)
         with pytest.raises(RuntimeError, match="planted"):

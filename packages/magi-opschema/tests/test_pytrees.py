@@ -11,12 +11,12 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import pytest
 import torch
 import torch.utils._pytree as pytree
-from _signatures import Calls, saved_and_loaded, with_annotation
+from _signatures import Box, Calls, Mode, saved_and_loaded, with_annotation
 from magi_opschema import lower_signature, magi_register_custom_op
 from magi_opschema.errors import RecordTreeError
 from torch import Tensor
@@ -24,14 +24,8 @@ from torch._functorch.aot_autograd import aot_function
 from torch.fx.experimental.proxy_tensor import make_fx
 
 
-T = TypeVar("T")
 NAN = float("nan")
 X = torch.arange(1.0, 4.0)
-
-
-class Mode(enum.Enum):
-    RMS = 1
-    LAYER = "layer"
 
 
 class Bits(enum.Flag):
@@ -67,11 +61,6 @@ class Cfg:
 
     def __post_init__(self) -> None:
         assert isinstance(self.weight, Tensor), "torch unflattens with other things, and nothing of the user's may run"
-
-
-@dataclass(frozen=True)
-class Box(Generic[T]):
-    value: T
 
 
 @dataclass(frozen=True, slots=True)

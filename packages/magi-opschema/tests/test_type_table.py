@@ -29,6 +29,8 @@ import torch
 from _signatures import (
     Calls,
     Constant,
+    Mode,
+    Sizes,
     Stateful,
     count_graphs,
     register_opaque_type,
@@ -56,11 +58,6 @@ T = TypeVar("T")
 HANDLE: Any = ObjectHandle
 Meters = NewType("Meters", float)
 Pair = tuple[int, float]
-
-
-class Mode(enum.Enum):
-    RMS = "rms"
-    LAYER = "layer"
 
 
 class Level(enum.Enum):
@@ -180,11 +177,6 @@ class Computed:
 class Point(NamedTuple):
     x: float
     y: float = 0.0
-
-
-class Sizes(TypedDict):
-    height: int
-    width: int
 
 
 class AllRequired(TypedDict, total=False):
