@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -537,15 +536,6 @@ def test_32_objects_share_one_graph(ns: str, x: Tensor, place: str, dynamic: boo
     assert len(compiled.static_names()) == 1
 
 
-def test_32_layers_in_one_model(ns: str, x: Tensor) -> None:
-    run = make(ns, _HANDLE[Linear])
-    stack = nn.Sequential(*(Layer(run, 1.0 + i / 100) for i in range(32)))
-    compiled = Compiled(stack)
-    torch.testing.assert_close(compiled.call(x), stack(x))
-    assert len(compiled.graphs) == 1
-    assert len(compiled.static_names()) == 32
-
-
 def python_guards(compiled: Any) -> list[str]:
     """The guards of the first graph of *compiled* that run Python at every call, without those about all graphs."""
     entries = _debug_get_cache_entry_list(compiled._torchdynamo_orig_callable.__code__)
@@ -668,18 +658,6 @@ def test_export(ns: str, x: Tensor, strict: bool) -> None:
         assert node.args[2:] == (None, 16, 1.0, [1, 2], "plain")
         if place == "buffer":
             assert program.graph_signature.buffers == ("weight",)
-
-
-def test_threads_share_one_graph(ns: str, x: Tensor) -> None:
-    compiled = Compiled(make(ns, _HANDLE[Linear]))
-    compiled.call(x, scaled(1.0))
-
-    def is_right(i: int) -> bool:
-        return all(torch.equal(compiled.call(x, scaled(float(i))), x * i) for _ in range(30))
-
-    with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(is_right, range(4)))
-    assert len(compiled.graphs) == 1
 
 
 def test_a_tensor_subclass(ns: str, x: Tensor) -> None:
