@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from magi_opschema import errors, magi_register_custom_op, op_def, register_autocast, register_kernel
+from magi_opschema import errors, magi_register_custom_op, op_def, register_kernel
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -53,8 +53,8 @@ def test_fake_tensors_never_reach_the_body(ns: str) -> None:
 @pytest.mark.parametrize("backend", [None, "aot_eager", "inductor"])
 def test_autocast(ns: str, backend: str | None) -> None:
     calls: list[Any] = []
-    apply = make_op(ns, calls)
-    register_autocast(apply, "cpu", torch.bfloat16)
+    apply: Any = make_op(ns, calls)
+    apply.register_autocast("cpu", torch.bfloat16)
     call = apply if backend is None else torch.compile(apply, fullgraph=True, backend=backend)
     cfg = Config(torch.ones(2))
     with torch.autocast("cpu", torch.bfloat16):
@@ -87,7 +87,7 @@ def test_kernel_for_one_device_type(ns: str) -> None:
     def launch(x: Tensor, cfg: Config) -> Tensor:
         raise AssertionError("the body of other devices")
 
-    @register_kernel(launch, "cpu")
+    @launch.register_kernel("cpu")
     def launch_cpu(x: Tensor, cfg: Config) -> Tensor:
         return x * cfg.factor
 

@@ -191,20 +191,6 @@ def test_opcheck(ns: str, x: Tensor) -> None:
     assert set(opcheck(make_op(ns), (x, Runner())).values()) == {"SUCCESS"}
 
 
-def test_the_fake_never_touches_the_object(ns: str, x: Tensor) -> None:
-    seen: list[Any] = []
-
-    def fake(x: Tensor, runner: Any) -> Tensor:
-        seen.append(runner)
-        return torch.empty_like(x)
-
-    run, runner = make_op(ns, infer_output_meta_fn=fake), Runner()
-    run(x, runner)
-    torch.compile(run, backend="aot_eager", fullgraph=True)(x, runner)
-    assert len(seen) >= 2
-    assert {repr(item) for item in seen} == {"<stand-in for a Runner>"}
-
-
 def test_a_fake_that_uses_the_object_gets_an_error(ns: str, x: Tensor) -> None:
     def fake(x: Tensor, runner: Runner) -> Tensor:
         return x.new_empty(int(runner.scale))
@@ -219,6 +205,7 @@ def test_a_stand_in_is_passed_on_to_other_ops(ns: str, x: Tensor) -> None:
     inner = make_op(ns, "inner")
 
     def fake(x: Tensor, jobs: Job[Runner]) -> Tensor:
+        assert repr(jobs.runner) == "<stand-in for a Runner>"
         return inner(x, jobs.runner)
 
     @magi_register_custom_op(f"{ns}::outer", infer_output_meta_fn=fake)

@@ -221,7 +221,7 @@ class TestLater:
         op.__annotations__["value"] = ANNOTATIONS[path]
         halved: Any = magi_register_custom_op(f"{ns}::op")(op)
 
-        @halved.register_fake
+        @halved.register_fake()
         def halved_fake(x: Tensor, value: Any) -> Tensor:
             assert isinstance(value, Cfg) is (path == "flattened")
             return x.new_empty(1)
@@ -277,27 +277,6 @@ class TestLater:
             torch.testing.assert_close(grad, torch.full((3,), 5.0 if has_context else 7.0))
         derived: Any = torch.func.grad(lambda x: op(x, VALUES[path][0]).sum())  # type: ignore[misc]
         torch.testing.assert_close(derived(X), torch.full((3,), 5.0 if has_context else 7.0))
-
-    def test_as_decorators(self, ns: str) -> None:
-        op = make_op(f"{ns}::op", "flattened")
-
-        @op.register_autograd
-        def backward(ctx: Any, grad: Tensor) -> Any:
-            return grad * 4, None
-
-        @op.register_fake()
-        def fake(x: Tensor, value: Cfg) -> Tensor:
-            return torch.empty_like(x)
-
-        @op.register_kernel("cpu")
-        def on_cpu(x: Tensor, value: Cfg) -> Tensor:
-            return x * 11
-
-        op.register_autocast("cpu", torch.bfloat16)
-        x = X.clone().requires_grad_()
-        op(x, Cfg()).sum().backward()
-        torch.testing.assert_close(x.grad, torch.full((3,), 4.0))
-        torch.testing.assert_close(op(X, Cfg()), X * 11)
 
     @pytest.mark.parametrize("first_use", ["called", "traced"])
     @pytest.mark.parametrize("what", ["fake", "gradient"])

@@ -200,19 +200,13 @@ class TestNode:
         shapes = pytree.tree_map(lambda tensor: tensor.shape, record)
         assert shapes.weight == (3,)
         assert shapes.halves == 7.0
-        for stand_in in (0, None, Tensor):
-            dims: Any = pytree.tree_map(lambda _, stand_in=stand_in: stand_in, record)
-            assert flattened(dims)[1] == flattened(record)[1]
-            assert flattened(dims)[0] == [stand_in] * 2
+        for value, stand_in in ((record, 0), (record, None), (record, Tensor), (Slotted(X), 0), (Slotted(X), Tensor)):
+            dims: Any = pytree.tree_map(lambda _, stand_in=stand_in: stand_in, value)
+            assert flattened(dims)[1] == flattened(value)[1]
+            assert flattened(dims)[0] == [stand_in] * len(flattened(value)[0])
         plain = pytree.tree_map(lambda tensor: tensor + 1, record)
         assert vars(plain).keys() == vars(record).keys()
         assert plain.halves == 7.0
-
-    @pytest.mark.parametrize("stand_in", [0, Tensor])
-    def test_a_class_with_slots(self, stand_in: object) -> None:
-        record = Slotted(X)
-        dims = pytree.tree_map(lambda _: stand_in, record)
-        assert flattened(dims)[1] == flattened(record)[1]
 
     @pytest.mark.parametrize(
         "make", [cfg, lambda: Inner(X, mode=Mode.LAYER), lambda: Box(Box(X)), lambda: Slotted(X)],
