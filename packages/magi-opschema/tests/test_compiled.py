@@ -234,5 +234,5 @@ def test_a_record_with_a_record_for_a_default(ns: str, cls: Any) -> None:
     elif cls is ByValue and TorchVersion(torch.__version__) < "2.12":
         makers.pop()  # there Dynamo makes the default too, and cannot make a record
     for make in makers:
-        compiled: Any = torch.compile(lambda x, make=make: op(x, make()), fullgraph=True, backend="eager")
+        compiled: Any = torch.compile(lambda x, make=make: op(x, make()), fullgraph=True, backend="eager")  # type: ignore[misc]
         torch.testing.assert_close(compiled(torch.ones(2)), torch.full((2,), 6.0))

@@ -380,7 +380,7 @@ def test_a_copy_is_another_object(ns: str, x: Tensor, copied: Callable[[Runner],
     torch.testing.assert_close(run(x, copied(other)), x * 5)
     torch.testing.assert_close(compiled(x, runner), x * 3)
     assert register_object(other) != register_object(runner)
-    assert get_object(copied(register_object(runner))) is runner  # type: ignore[arg-type,type-var]
+    assert get_object(copied(register_object(runner))) is runner  # type: ignore[arg-type]
 
 
 def test_a_released_object_gets_a_new_handle(ns: str, x: Tensor) -> None:

@@ -23,7 +23,7 @@ from torch.types import Number
 
 Mutable = make_dataclass("Mutable", [("scale", float)])
 Betas = make_dataclass("Betas", [("betas", dict[str, float])], frozen=True)
-Opt = make_dataclass("Opt", [("opt", Betas)], frozen=True)
+Opt: Any = make_dataclass("Opt", [("opt", Betas)], frozen=True)
 WithInitVar = make_dataclass("WithInitVar", [("x", float), ("factor", InitVar[float])], frozen=True)
 Unresolved = make_dataclass("Unresolved", [("value", "NotThere")], frozen=True)
 

@@ -488,20 +488,14 @@ GetAttrKey = _pytree.GetAttrKey
 """The class of keys of children that are attributes."""
 
 
-def is_pytree_node(cls: type) -> bool:
-    """True if *cls* is registered in torch's Python registry of pytrees."""
-    return cls in _pytree.SUPPORTED_NODES
+pytree_nodes = _pytree.SUPPORTED_NODES
+"""The classes in torch's Python registry of pytrees."""
 
+saved_nodes = _pytree.SUPPORTED_SERIALIZED_TYPES
+"""The classes of which a tree that holds one can be saved."""
 
-def has_saved_name(cls: type) -> bool:
-    """True if a tree that holds *cls* can be saved."""
-    return cls in _pytree.SUPPORTED_SERIALIZED_TYPES
-
-
-def register_saved_namedtuple(cls: type, name: str) -> None:
-    """Register the name under which *cls*, a named tuple and so already a pytree node, is saved."""
-    _pytree._register_namedtuple(cls, serialized_type_name=name)
-
+register_saved_namedtuple: Callable[..., None] = _pytree._register_namedtuple
+"""`register_saved_namedtuple(cls, serialized_type_name=name)`, for a class that is a node already."""
 
 saved_classes: dict[str, type] = _pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
 """The class of each name in a saved tree; a registration silently gives the name to the latest class."""

@@ -209,14 +209,14 @@ def register_records(lowering: SignatureLowering) -> None:
         for record in nodes(tree):
             if isinstance(record, Record) and record.kind == "dataclass":
                 _register(record)
-            elif isinstance(record, Record) and record.kind == "namedtuple" and not compat.has_saved_name(record.cls):
-                compat.register_saved_namedtuple(record.cls, name_of(record.cls))
+            elif isinstance(record, Record) and record.kind == "namedtuple" and record.cls not in compat.saved_nodes:
+                compat.register_saved_namedtuple(record.cls, serialized_type_name=name_of(record.cls))
 
 
 def _register(record: Record) -> None:
     cls: Any = record.cls
     with compat.pytree_lock:
-        if compat.is_pytree_node(cls):
+        if cls in compat.pytree_nodes:
             return
         name = name_of(cls)
         names = tuple(field.name for field in dataclasses.fields(cls))
@@ -299,4 +299,4 @@ def _is_child(value: Any) -> bool:
         return any([_is_child(item) for item in value])  # noqa: C419  (Dynamo traces lists)
     if isinstance(value, dict):
         return any([_is_child(item) for item in value.values()])  # noqa: C419
-    return dataclasses.is_dataclass(value) and compat.is_pytree_node(type(value))
+    return dataclasses.is_dataclass(value) and type(value) in compat.pytree_nodes
