@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 import torch
@@ -158,9 +158,6 @@ class Inner:
 class Cfg:
     inner: Inner
     maybe: Inner | None = None
-
-
-Name = Annotated[str, "what is written into"]
 
 
 def ones(*shape: int) -> Tensor:

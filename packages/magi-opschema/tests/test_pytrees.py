@@ -488,7 +488,6 @@ from torch.nn.parallel import DistributedDataParallel
 @dataclass(frozen=True)
 class Batch:
     x: Tensor
-    mask: Tensor
     factor: float = 0.5
 
 
@@ -497,18 +496,11 @@ class Result:
     values: Tensor
 
 
-def save(ctx, inputs, output):
-    ctx.save_for_backward(inputs[0].mask)
-
-
 @magi_register_custom_op(
-    "ranks::masked",
-    infer_output_meta_fn=["batch.x"],
-    setup_context_fn=save,
-    backward_fn=lambda ctx, grad: ({"x": grad["values"] * ctx.saved_tensors[0] * 0.5},),
+    "ranks::scaled", infer_output_meta_fn=["batch.x"], backward_fn=lambda ctx, grad: ({"x": grad["values"] * 0.5},)
 )
-def masked(batch: Batch) -> Result:
-    return Result(batch.x * batch.mask * batch.factor)
+def scaled(batch: Batch) -> Result:
+    return Result(batch.x * batch.factor)
 
 
 class Model(nn.Module):
@@ -518,8 +510,7 @@ class Model(nn.Module):
         self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
 
     def forward(self, batch: Batch) -> Result:
-        hidden = masked(Batch(self.first(batch.x), batch.mask)).values
-        return Result(self.second(hidden))
+        return Result(self.second(scaled(Batch(self.first(batch.x))).values))
 
 
 def run(model, batch):
@@ -529,11 +520,10 @@ def run(model, batch):
 def work(rank, kind, path):
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
     x = torch.randn(6, 8, generator=torch.Generator().manual_seed(1))
-    batches = [Batch(part, (part > 0).float()) for part in (x, *x.chunk(2))]
     alone, model = Model(), Model()
-    run(alone, batches[0])
+    run(alone, Batch(x))
     model = fully_shard(model) if kind == "fsdp" else DistributedDataParallel(model, find_unused_parameters=True)
-    run(model, batches[1 + rank])
+    run(model, Batch(x.chunk(2)[rank]))
     for expected, parameter in zip(alone.parameters(), model.parameters()):
         grad = parameter.grad.full_tensor() if kind == "fsdp" else parameter.grad
         torch.testing.assert_close(grad, expected.grad)
