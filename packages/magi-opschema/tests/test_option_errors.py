@@ -27,16 +27,7 @@ from magi_opschema import (
     register_vmap,
     release_object,
 )
-from magi_opschema.errors import (
-    ArgumentError,
-    DuplicateOpError,
-    EnvironmentVariableError,
-    OpNameError,
-    OpSchemaError,
-    OptionError,
-    RuleError,
-    UnknownOpError,
-)
+from magi_opschema.errors import OpSchemaError, OptionError
 from torch import Tensor
 
 
@@ -146,7 +137,7 @@ NAMES = [
 
 @pytest.mark.parametrize(("name", "sentence"), NAMES)
 def test_name_is_refused(name: str, sentence: str) -> None:
-    with pytest.raises(OpNameError, match=re.escape(sentence)) as caught:
+    with pytest.raises(errors.OpNameError, match=re.escape(sentence)) as caught:
         magi_register_custom_op(name)(plain)
     assert str(caught.value).startswith("plain(): ")
     assert str(caught.value).endswith(located(plain))
@@ -160,16 +151,16 @@ def test_names_that_only_look_kept_are_taken(ns: str) -> None:
 def test_a_lambda_has_no_name() -> None:
     anonymous: Any = lambda x: x  # noqa: E731
     anonymous.__annotations__ = {"x": Tensor, "return": Tensor}
-    with pytest.raises(OpNameError, match=re.escape("<lambda>' is not 'namespace::op'")):
+    with pytest.raises(errors.OpNameError, match=re.escape("<lambda>' is not 'namespace::op'")):
         magi_register_custom_op()(anonymous)
 
 
 def test_decorator_without_brackets() -> None:
     fix = "Write @magi_register_custom_op() with brackets, or @magi_register_custom_op('namespace::op')."
     sentence = f"takes a name, and got a function {located(plain)}. {fix}"
-    with pytest.raises(OpNameError, match=re.escape(sentence)):
+    with pytest.raises(errors.OpNameError, match=re.escape(sentence)):
         magi_register_custom_op(plain)  # type: ignore[arg-type]
-    with pytest.raises(OpNameError, match=re.escape("the op name 5 (int) is not a string.")):
+    with pytest.raises(errors.OpNameError, match=re.escape("the op name 5 (int) is not a string.")):
         magi_register_custom_op(5)  # type: ignore[arg-type]
 
 
@@ -179,7 +170,7 @@ def test_duplicate_name_of_ours(ns: str) -> None:
         f"{ns}::op: the op is registered already, by plain {located(plain)}. Choose another name, "
         "or pass override=True to replace it, as after a reload."
     )
-    with pytest.raises(DuplicateOpError, match=re.escape(sentence)):
+    with pytest.raises(errors.DuplicateOpError, match=re.escape(sentence)):
         magi_register_custom_op(f"{ns}::op")(scaled)
 
 
@@ -191,7 +182,7 @@ def test_duplicate_name_of_another_library(ns: str) -> None:
         "Choose another name, or take that one away: override=True replaces only what magi-opschema registered."
     )
     for override in (False, True):
-        with pytest.raises(DuplicateOpError, match=re.escape(sentence)):
+        with pytest.raises(errors.DuplicateOpError, match=re.escape(sentence)):
             magi_register_custom_op(f"{ns}::op", override=override)(plain)
 
 
@@ -201,10 +192,12 @@ def test_decorating_an_op_again(ns: str) -> None:
     packet = getattr(torch.ops, ns).direct
     sentence = "is an op already. Decorate a function once; op_def(op).fn is the plain function."
     for op in (direct, exposed, packet, op_def(exposed).torch_op):
-        with pytest.raises(DuplicateOpError, match=re.escape(sentence)):
+        with pytest.raises(errors.DuplicateOpError, match=re.escape(sentence)):
             magi_register_custom_op(f"{ns}::again")(op)
     custom = torch.library.custom_op(f"{ns}::custom", plain, mutates_args=())
-    with pytest.raises(DuplicateOpError, match=r"registered by torch.library.custom_op\. Take that decorator off\."):
+    with pytest.raises(
+        errors.DuplicateOpError, match=r"registered by torch.library.custom_op\. Take that decorator off\."
+    ):
         magi_register_custom_op(f"{ns}::again")(custom)
 
 
@@ -236,11 +229,11 @@ def test_each_error_is_a_builtin_one_too() -> None:
 
 def test_unknown_op() -> None:
     magi_register_custom_op("opschema_unknown::normalize")(plain)
-    with pytest.raises(UnknownOpError, match="Did you mean 'opschema_unknown::normalize'?"):
+    with pytest.raises(errors.UnknownOpError, match="Did you mean 'opschema_unknown::normalize'?"):
         op_def("opschema_unknown::normalise")
-    with pytest.raises(UnknownOpError, match="'aten::add' is not an op that magi-opschema registered."):
+    with pytest.raises(errors.UnknownOpError, match="'aten::add' is not an op that magi-opschema registered."):
         op_def(torch.ops.aten.add.Tensor)
-    with pytest.raises(UnknownOpError, match="is not an op that magi-opschema registered."):
+    with pytest.raises(errors.UnknownOpError, match="is not an op that magi-opschema registered."):
         annotate(plain, "key", "text")
     with pytest.raises(LookupError, match="is not an op that magi-opschema registered."):
         register_vmap(len, lambda *args: args)
@@ -251,23 +244,23 @@ NO_FUNCTION: Any = 3
 
 # what is asked of an op, error class, sentence
 AFTERWARDS: list[tuple[Callable[[Any], Any], type[OpSchemaError], str]] = [
-    (lambda op: register_vmap(op, NO_FUNCTION), RuleError, "rule is 3 (int), expected a function."),
-    (lambda op: register_vmap(op, lambda x: x), RuleError,
+    (lambda op: register_vmap(op, NO_FUNCTION), errors.RuleError, "rule is 3 (int), expected a function."),
+    (lambda op: register_vmap(op, lambda x: x), errors.RuleError,
      "rule is called as rule(info, in_dims, x), which test_option_errors.py"),
-    (lambda op: register_sharding(op, NO_FUNCTION), RuleError, "rule is 3 (int), expected a function."),
-    (lambda op: register_kernel(op, "cpu", NO_FUNCTION), RuleError, "the body is 3 (int), expected a function."),
-    (lambda op: register_kernel(op, "zpu", plain), RuleError,
+    (lambda op: register_sharding(op, NO_FUNCTION), errors.RuleError, "rule is 3 (int), expected a function."),
+    (lambda op: register_kernel(op, "cpu", NO_FUNCTION), errors.RuleError, "the body is 3 (int), expected a function."),
+    (lambda op: register_kernel(op, "zpu", plain), errors.RuleError,
      "'zpu' is not a device type of torch. Use 'cpu', 'cuda' or another."),
-    (lambda op: register_autocast(op, "zpu", torch.float16), RuleError,
+    (lambda op: register_autocast(op, "zpu", torch.float16), errors.RuleError,
      "'zpu' is not a device type of torch. Use 'cpu', 'cuda' or another."),
-    (lambda op: register_autocast(op, "cpu", "float16"), RuleError,  # type: ignore[arg-type]
+    (lambda op: register_autocast(op, "cpu", "float16"), errors.RuleError,  # type: ignore[arg-type]
      "autocast casts to 'float16', expected a dtype of floating-point numbers, such as torch.bfloat16."),
-    (lambda op: register_autocast(op, "cpu", torch.int8), RuleError,
+    (lambda op: register_autocast(op, "cpu", torch.int8), errors.RuleError,
      "autocast casts to torch.int8, expected a dtype of floating-point numbers"),
-    (lambda op: opcheck(op, X), ArgumentError,  # type: ignore[arg-type]
+    (lambda op: opcheck(op, X), errors.ArgumentError,  # type: ignore[arg-type]
      "opcheck takes the arguments as a tuple, and got a Tensor. Write opcheck(op, (x,))."),
-    (lambda op: opcheck(op, (X, X, X)), ArgumentError, "the call gives 3 arguments by position, expected at most 1."),
-    (lower_signature, DuplicateOpError, "is an op already."),
+    (lambda op: opcheck(op, (X, X, X)), errors.ArgumentError, "gives 3 arguments by position, expected at most 1."),
+    (lower_signature, errors.DuplicateOpError, "is an op already."),
 ]  # fmt: skip
 
 
@@ -283,7 +276,7 @@ def test_what_is_asked_of_an_op_afterwards(
 def test_rule_for_a_batch_is_told_what_is_wrong(ns: str) -> None:
     op = magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=lambda x: (x * 2, x * 3))(two_outputs)
     register_vmap(op, lambda info, in_dims, x: (two_outputs(x), (0, 0, 0)))
-    with pytest.raises(RuleError, match="out_dims for 'output' has 3 entries, expected 2"):
+    with pytest.raises(errors.RuleError, match="out_dims for 'output' has 3 entries, expected 2"):
         torch.vmap(op)(torch.ones(2, 3))
 
 
@@ -354,7 +347,7 @@ def test_an_unknown_name(ns: str, monkeypatch: pytest.MonkeyPatch, name: str, hi
     monkeypatch.setenv(name, "1")
     sentence = f"the environment variable {name} is not a setting of magi-opschema.{hint} Choose one of these ("
     for use in (magi_register_custom_op(f"{ns}::op"), lower_signature):
-        with pytest.raises(EnvironmentVariableError, match=re.escape(sentence)) as caught:
+        with pytest.raises(errors.EnvironmentVariableError, match=re.escape(sentence)) as caught:
             use(plain)
         for known in ("MAGI_OPSCHEMA_CHECK", "MAGI_OPSCHEMA_DUMP", "MAGI_OPSCHEMA_CACHE_DIR"):
             assert f"{known}: " in str(caught.value)
@@ -367,7 +360,7 @@ def test_an_unknown_name(ns: str, monkeypatch: pytest.MonkeyPatch, name: str, hi
 def test_a_switch_that_is_neither_on_nor_off(ns: str, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("MAGI_OPSCHEMA_CHECK", value)
     sentence = f"MAGI_OPSCHEMA_CHECK={value!r} is neither on nor off. Set it to 1 or 0, or unset it."
-    with pytest.raises(EnvironmentVariableError, match=re.escape(sentence)):
+    with pytest.raises(errors.EnvironmentVariableError, match=re.escape(sentence)):
         magi_register_custom_op(f"{ns}::op")(plain)
     assert not torch._C._jit_get_schemas_for_operator(f"{ns}::op")
     for off in ("", "0"):
@@ -380,7 +373,7 @@ def test_a_dump_folder_that_cannot_be_written(ns: str, monkeypatch: pytest.Monke
     folder.write_text("")
     monkeypatch.setenv("MAGI_OPSCHEMA_DUMP", str(folder))
     sentence = f"MAGI_OPSCHEMA_DUMP={folder} is not a folder that can be written: "
-    with pytest.raises(EnvironmentVariableError, match=re.escape(sentence)) as caught:
+    with pytest.raises(errors.EnvironmentVariableError, match=re.escape(sentence)) as caught:
         magi_register_custom_op(f"{ns}::op")(plain)
     assert str(caught.value).endswith(". Name another folder, or unset it.")
     monkeypatch.delenv("MAGI_OPSCHEMA_DUMP")

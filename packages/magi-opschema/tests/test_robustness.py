@@ -113,20 +113,17 @@ def test_reload(ns: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     del sys.modules[path.stem]
 
 
-@pytest.mark.parametrize(
-    "end", ["return", "thread", *(pytest.param(end, marks=pytest.mark.slow) for end in ("exit", "atexit"))]
-)
+@pytest.mark.parametrize("end", ["return", "thread", pytest.param("atexit", marks=pytest.mark.slow)])
 def test_interpreter_shutdown_with_ops_alive(tmp_path: Path, end: str) -> None:
     endings = {
         "return": "",
-        "exit": "sys.exit(0)",
         "thread": "threading.Thread(target=lambda: [scale(x) for _ in range(2000)]).start()",
         "atexit": "atexit.register(lambda: print(scale(x).tolist()))",
     }
     script = tmp_path / "script.py"
     text = OPS.replace("FACTOR", "2.0").replace("NAMESPACE", "shutdown").replace("OVERRIDE", "True")
     body = f"""
-        import atexit, sys, threading
+        import atexit, threading
         x = torch.ones(2, requires_grad=True)
         class Holds:
             def __del__(self):
@@ -173,9 +170,7 @@ def make_pair(ns: str) -> Callable[[Tensor, Pair], Tensor]:
     def backward(ctx: Any, grad: Tensor) -> Any:
         return grad * ctx.saved_tensors[0], {"weight": grad}
 
-    options: Any = {"infer_output_meta_fn": ["x"], "setup_context_fn": save, "backward_fn": backward}
-
-    @magi_register_custom_op(f"{ns}::pair", **options)
+    @magi_register_custom_op(f"{ns}::pair", infer_output_meta_fn=["x"], setup_context_fn=save, backward_fn=backward)
     def pair(x: Tensor, cfg: Pair) -> Tensor:
         return x * cfg.weight * cfg.factor
 

@@ -14,13 +14,10 @@ import torch
 from magi_opschema import (
     ObjectHandle,
     errors,
-    get_object,
     magi_register_custom_op,
     op_def,
     opcheck,
-    register_kernel,
     register_object,
-    register_vmap,
     see_through_object,
 )
 from torch import Tensor, nn
@@ -398,7 +395,6 @@ def test_a_handle_in_place_of_the_object(ns: str, x: Tensor) -> None:
     assert by_handle.lowering.schema == "run(Tensor x, SymInt runner) -> Tensor"
     assert by_handle.name == f"{ns}::run_by_handle"
     torch.testing.assert_close(by_handle.torch_op(x, int(handle)), x * 2)
-    assert get_object(handle) is runner
 
 
 def test_a_fake_that_reads_the_object_needs_the_object(ns: str, x: Tensor) -> None:
@@ -416,14 +412,14 @@ def test_a_fake_that_reads_the_object_needs_the_object(ns: str, x: Tensor) -> No
 
 
 def test_what_is_registered_later_holds_for_both_forms(ns: str, x: Tensor) -> None:
-    run = make(ns, ObjectHandle[Linear], infer_output_meta_fn=None)
+    run: Any = make(ns, ObjectHandle[Linear], infer_output_meta_fn=None)
     handle = register_object(Linear(EYE))
 
-    @register_kernel(run, "cpu")
+    @run.register_kernel("cpu")
     def on_cpu(x: Tensor, runner: ObjectHandle[Linear]) -> Tensor:
         return runner.run(x) + 1
 
-    @register_vmap(run)
+    @run.register_vmap
     def rule(info: Any, in_dims: Any, x: Tensor, runner: Any) -> Any:
         return run(x, runner) + 1, in_dims[0]
 
