@@ -98,8 +98,9 @@ def test_import_loads_no_torch_and_registering_loads_no_compiler(tmp_path: Path)
     assert run(textwrap.dedent(before) + OP + textwrap.dedent(after), tmp_path, op="").strip() == "[]"
 
 
-def test_an_exported_program_is_loaded_in_another_process(tmp_path: Path) -> None:
-    path = tmp_path / "model.pt2"
+def test_exported_programs_in_another_process(tmp_path: Path) -> None:
+    """One with a record runs there; one with an object runs here, and says there why it cannot."""
+    records, objects = str(tmp_path / "records.pt2"), str(tmp_path / "objects.pt2")
     export = f"""
     class Model(torch.nn.Module):
         def forward(self, x, w):
@@ -107,14 +108,21 @@ def test_an_exported_program_is_loaded_in_another_process(tmp_path: Path) -> Non
 
     rows = torch.export.Dim("rows")
     program = torch.export.export(Model(), (torch.ones(4, 2), torch.ones(2)), dynamic_shapes=({{0: rows}}, None))
-    torch.export.save(program, {str(path)!r})
+    torch.export.save(program, {records!r})
+    exported = torch.export.export(Layer(3.0), (x,))
+    torch.export.save(exported, {objects!r})
+    print(exported.module()(x).tolist(), torch.export.load({objects!r}).module()(x).tolist())
     """
     load = f"""
-    model = torch.export.load({str(path)!r}).module()
+    model = torch.export.load({records!r}).module()
     print(model(torch.ones(3, 2), torch.tensor([1.0, 2.0])).tolist())
+    try:
+        torch.export.load({objects!r}).module()(x)
+    except errors.HandleError as error:
+        print("a program that loads what this one pickled or exported" in str(error))
     """
-    run(export, tmp_path)
-    assert run(load, tmp_path).strip() == "[[5.0, 10.0], [5.0, 10.0], [5.0, 10.0]]"
+    assert run(export, tmp_path, OP + HANDLES).strip() == "[4.0, 4.0] [4.0, 4.0]"
+    assert run(load, tmp_path, OP + HANDLES).splitlines() == ["[[5.0, 10.0], [5.0, 10.0], [5.0, 10.0]]", "True"]
 
 
 def test_dtensors_on_two_ranks(tmp_path: Path) -> None:
@@ -207,25 +215,6 @@ def test_worker_process(tmp_path: Path, method: str) -> None:
     """
     expected = f"([6.0, 6.0], [6.0, 6.0], [3.0, 3.0]) {'known' if method == 'fork' else True}"
     assert run(script, tmp_path, OP + HANDLES).strip() == expected
-
-
-def test_an_exported_program_runs_here_and_says_elsewhere_why_not(tmp_path: Path) -> None:
-    program = tmp_path / "program.pt2"
-    script = f"""
-    layer = Layer(3.0)
-    exported = torch.export.export(layer, (x,))
-    print(exported.module()(x).tolist())
-    torch.export.save(exported, {str(program)!r})
-    print(torch.export.load({str(program)!r}).module()(x).tolist())
-    """
-    assert run(script, tmp_path, HANDLES).splitlines() == ["[4.0, 4.0]", "[4.0, 4.0]"]
-    script = f"""
-    try:
-        torch.export.load({str(program)!r}).module()(x)
-    except errors.HandleError as error:
-        print("a program that loads what this one pickled or exported" in str(error))
-    """
-    assert run(script, tmp_path, HANDLES).splitlines() == ["True"]
 
 
 @pytest.mark.slow

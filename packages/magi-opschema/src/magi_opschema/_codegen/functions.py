@@ -22,6 +22,7 @@ from typing import Any, Literal
 from magi_opschema._model.lowering import Parameter, SignatureLowering
 from magi_opschema._model.schema import Argument, python_type
 from magi_opschema._model.tree import Leaf, MaskedList, Node, Optional, children, flat_name, leaves, nodes
+from magi_opschema.errors import ReturnValueError
 
 from .nodes import flatten, rebuild
 from .source import Writer, compile_at_first_call
@@ -63,7 +64,9 @@ def compile_twin(
     values = [rebuild(parameter.node, to) for parameter in lowering.parameters]
     output = to.temporary("output")
     to.line(f"{output} = {call}({', '.join(map(passed, lowering.parameters, values))})")
-    to.line(f"return {_flat_output(lowering.returns, output, to.of_output())}")
+    # The parameters keep their values, because an output may be named like one of them.
+    of_output = replace(to, returned=ReturnValueError, are_locals_reserved=True)
+    to.line(f"return {_flat_output(lowering.returns, output, of_output)}")
     doc = _TWIN_DOCS[purpose].format(name=lowering.name)
     title = f"{purpose} {fn.__module__}.{fn.__qualname__}"
     twin = to.function(f"{lowering.name}_{purpose}", _with_defaults(lowering.arguments, to), doc, title)

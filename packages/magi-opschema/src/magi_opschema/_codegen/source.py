@@ -14,7 +14,7 @@ import threading
 import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from magi_opschema.errors import (
     ArgumentValueError,
     EnvironmentVariableError,
     OpSchemaError,
-    ReturnValueError,
 )
 
 
@@ -119,7 +118,9 @@ class Writer:
     is_description: bool = False
     """True for code that describes the op instead of running it, and uses a stand-in for an object."""
     returned: type[OpSchemaError] | None = None
+    """The error class for a refused value if it is the body's output."""
     of: str = ""
+    """What stands before the path of a refused value in the error."""
     lines: list[str] = field(default_factory=list)
     globals: dict[str, object] = field(default_factory=dict)
     locals: set[str] = field(default_factory=set)
@@ -136,13 +137,6 @@ class Writer:
         start = len(self.lines)
         yield
         self.lines[start:] = [INDENT + line for line in self.lines[start:]]
-
-    def of_output(self) -> Writer:
-        """A writer of the same function, for the lines that take the body's output apart.
-
-        The parameters keep their values, because an output may be named like one of them.
-        """
-        return replace(self, returned=ReturnValueError, are_locals_reserved=True)
 
     def reject(self, node: Node | None) -> Callable[[object], None]:
         """What generated code calls with a refused value of *node*; see `rejection`."""
