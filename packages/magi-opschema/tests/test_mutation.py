@@ -37,10 +37,7 @@ def make_fill(ns: str, mutates: tuple[str, ...] = ("target",)) -> Op:
 
 
 def callers(fill: Op) -> dict[str, Op]:
-    torch_op = op_def(fill).torch_op
-
-    def through_torch_op(x: Tensor, target: Target) -> None:
-        torch_op(x, target.out, target.factor, target.more)
+    torch_op: Any = op_def(fill).torch_op
 
     def compiled(backend: str) -> Op:
         call = torch.compile(lambda x, out, more: fill(x, Target(out, 2, more)), fullgraph=True, backend=backend)
@@ -48,7 +45,7 @@ def callers(fill: Op) -> dict[str, Op]:
 
     return {
         "eager": fill,
-        "torch_op": through_torch_op,
+        "torch_op": lambda x, target: torch_op(x, target.out, target.factor, target.more),
         "compiled": compiled("aot_eager"),
         "inductor": compiled("inductor"),
     }
