@@ -88,7 +88,7 @@ def enumeration(cls: type[enum.Enum]) -> tuple[str, Codec]:
     A Flag by its bits. A class may override `name` and `value`, so they are read as `_name_` and `_value_`.
     """
     members = tuple(cls.__members__.values())
-    shown = ", ".join(f"{cls.__name__}.{member._name_}" for member in members)
+    shown = ", ".join(map(show_literal, members))
     if issubclass(cls, enum.Flag):
         refuse, named = "{type}({value}) is not {cls}", {"cls": cls, "type": type, "read": _reader(cls, ValueError)}
         decode = "{read}({value}, {reject})"

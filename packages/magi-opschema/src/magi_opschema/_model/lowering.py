@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from magi_opschema._text import full_repr, show_type, show_value
+from magi_opschema._text import full_repr, show_literal, show_type, show_value
 
 from .schema import NO_DEFAULT, Argument, FlatLayout, schema_text, slots_of
 from .tree import Leaf, ListOrTuple, MaskedList, Node, Optional, Record, Sequence, children, leaves, nodes
@@ -164,9 +164,7 @@ def _show_default(value: object) -> str:
             if part.init and not _is_default(part, getattr(value, part.name))
         ]
         return f"{type(value).__name__}({', '.join(parts)})"
-    if isinstance(value, enum.Enum):
-        return f"{type(value).__name__}.{value._name_}"
-    return show_value(value)
+    return show_literal(value) if isinstance(value, enum.Enum) else show_value(value)
 
 
 def _is_default(part: dataclasses.Field[object], value: object) -> bool:
