@@ -23,7 +23,6 @@ def ns() -> str:
 
 @pytest.fixture
 def x() -> torch.Tensor:
-    """Three numbers."""
     return torch.arange(3.0)
 
 
@@ -40,8 +39,6 @@ def fresh_compiler() -> Iterator[None]:
 
 
 class Recorder(TorchDispatchMode):
-    """Keeps every op that is dispatched under it."""
-
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[Any] = []
@@ -55,7 +52,6 @@ class Recorder(TorchDispatchMode):
 
 @pytest.fixture
 def recorder() -> Recorder:
-    """A dispatch mode of the user's."""
     return Recorder()
 
 

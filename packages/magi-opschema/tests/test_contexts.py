@@ -175,8 +175,6 @@ def test_no_code_of_this_package_is_compiled_between_two_regions(ns: str, mutate
 
 
 class Functional(torch.Tensor):
-    """A subclass that hears of calls through `__torch_function__`."""
-
     seen: list[Any] = []  # noqa: RUF012
 
     @classmethod

@@ -169,7 +169,6 @@ OPTIONS: dict[Callable[..., Any], dict[str, Any]] = {
 
 
 def text_of(fn: Callable[..., Any], ns: str) -> str:
-    """Everything that is generated for *fn*, its namespace left out."""
     definition = op_def(magi_register_custom_op(f"{ns}::{fn.__name__}_op", **OPTIONS[fn])(fn))
     exposed = getattr(definition.exposed_op, "__source__", "the op itself\n")
     lowered_source = getattr(definition.lowered_fn, "__source__", "the function itself\n")
@@ -309,7 +308,6 @@ def _calls(fn: Callable[[], object]) -> int:
 
 
 def test_a_thousand_ops_are_decorated_in_linear_time(ns: str) -> None:
-    """The thousandth takes as many steps as the twentieth."""
     for i in range(20):
         make_op(f"{ns}::early{i}")
     early = _calls(lambda: make_op(f"{ns}::early"))

@@ -38,8 +38,6 @@ _GENERIC: Any = ObjectHandle
 
 
 class Runner:
-    """Scales; what it holds is out of any schema's reach."""
-
     def __init__(self, scale: float = 2.0) -> None:
         self.scale = scale
 

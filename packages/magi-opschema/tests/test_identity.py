@@ -75,8 +75,6 @@ def first(output: Any) -> Tensor:
 
 @every_path
 class TestFunction:
-    """What Python sees."""
-
     def test_what_inspect_says(self, op: Any) -> None:
         plain = op_def(op).fn
         assert inspect.isfunction(op)
@@ -101,8 +99,6 @@ class TestFunction:
 
 @every_path
 class TestOverload:
-    """What torch's own functions take is `op.torch_op`."""
-
     def test_a_graph_holds_it(self, op: Any) -> None:
         compiled, graphs = count_graphs(op)
         compiled(X)
@@ -142,8 +138,6 @@ VALUES: dict[str, Any] = {"direct": 3.0, "lowered": 3.0, "flattened": Cfg(3.0)}
 
 @pytest.mark.parametrize("path", VALUES)
 class TestTorchLibrary:
-    """torch.library's functions that add to an op take `op.torch_op`, with functions at the flat signature."""
-
     def test_register_kernel_and_autocast(self, ns: str, path: str) -> None:
         op = make_op(f"{ns}::op", path)
         torch.library.register_kernel(op.torch_op, "cpu", lambda x, *values: x + values[0] * 100)
@@ -201,8 +195,6 @@ def test_infer_schema_with_every_type_that_it_knows(ns: str) -> None:
 
 
 class TestLater:
-    """A fake and a gradient that follow the definition, as with torch.library.custom_op."""
-
     @pytest.mark.parametrize("path", VALUES)
     def test_a_fake(self, ns: str, path: str) -> None:
         def op(x: Tensor, value: Any) -> Tensor:

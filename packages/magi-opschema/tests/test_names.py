@@ -43,7 +43,6 @@ KEYS = list(dict.fromkeys([*keyword.kwlist, *keyword.softkwlist, *PARAMETERS, *O
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameter(ns: str, name: str) -> None:
-    """As a Tensor on the direct path, then as a record, a list with checks, and a dict on the flattened one."""
     seen: list[Any] = []
     direct = magi_register_custom_op(f"{ns}::direct")(make_function({name: Tensor, "other": int}, seen))
     assert torch.equal(direct(X, 5), X * 2)

@@ -142,16 +142,12 @@ NAMES = [
 
 @dataclass(frozen=True)
 class Typed:
-    """An annotation and the strategy of its values."""
-
     annotation: Any
     values: st.SearchStrategy[Any]
 
 
 @dataclass(frozen=True)
 class Given:
-    """One parameter of a case."""
-
     name: str
     annotation: Any
     value: Any
@@ -161,7 +157,6 @@ class Given:
 
 @st.composite
 def typed(draw: st.DrawFn, depth: int) -> Typed:
-    """A leaf, or a record of random things."""
     if depth == 0 or draw(st.integers(0, 2)) == 0:
         return Typed(*draw(st.sampled_from(LEAVES)))
     kind = draw(st.sampled_from(["dataclass", "slots", "namedtuple", "typeddict", "tuple", "optional"]))
@@ -195,7 +190,6 @@ def record(draw: st.DrawFn, depth: int, kind: str = "dataclass") -> Typed:
 
 @st.composite
 def cases(draw: st.DrawFn, depth: int = 2, parameters: int = 3) -> list[Given]:
-    """The parameters of one op, those without a default first."""
     found = []
     for name in draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=parameters, unique=True)):
         chosen = draw(typed(depth))
@@ -214,7 +208,6 @@ def wide_cases(draw: st.DrawFn) -> list[Given]:
 
 
 def make_body(case: list[Given], seen: list[tuple[Any, ...]]) -> Callable[..., Tensor]:
-    """A function with the case's signature, which keeps what it is called with."""
     kinds = [inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY]
     parameters = [inspect.Parameter("x", kinds[0], annotation=Tensor)]
     parameters += [

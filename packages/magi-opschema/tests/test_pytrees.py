@@ -128,7 +128,6 @@ def plus_one(record: Any) -> Any:
 
 
 def same(actual: object, expected: object) -> None:
-    """The two trees hold equal Tensors in one structure."""
     leaves, spec = pytree.tree_flatten(actual)
     others, other_spec = pytree.tree_flatten(expected)
     assert spec == other_spec
@@ -151,8 +150,6 @@ class Alike(enum.Enum):
 
 
 class TestNode:
-    """What a record is to torch.utils._pytree."""
-
     def test_tensors_records_and_what_holds_them_are_children(self) -> None:
         record = cfg(rest=(X, X + 1), bias=X)
         leaves, _ = flattened(record)
@@ -247,8 +244,6 @@ class TestNode:
 
 
 class TestSaved:
-    """The form in which torch.export saves a tree."""
-
     @pytest.mark.parametrize(
         "value",
         [
@@ -307,8 +302,6 @@ EXPORTED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]]
 
 @pytest.mark.parametrize("strict", [False, True])
 class TestExport:
-    """torch.export of models that take and return records."""
-
     @pytest.mark.parametrize("kind", EXPORTED)
     def test_round_trip(self, strict: bool, kind: str) -> None:
         fn, example, other = EXPORTED[kind]
@@ -341,8 +334,6 @@ class Positional(torch.nn.Module):
 
 
 class TestTraced:
-    """make_fx and aot_function."""
-
     @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
     @pytest.mark.parametrize("kind", ["nested", "generic and slotted", "passed on", "returned"])
     def test_make_fx_bakes_nothing_in(self, mode: Any, kind: str) -> None:
@@ -364,8 +355,6 @@ class TestTraced:
 
 
 class TestFunc:
-    """torch.func, eager and compiled, where records are arguments, dimensions, outputs and auxiliary values."""
-
     @pytest.fixture(params=["eager", "compiled"])
     def run(self, request: pytest.FixtureRequest) -> Callable[..., Any]:
         if request.param == "eager":
@@ -430,8 +419,6 @@ def test_scan_over_a_record() -> None:
 
 
 class TestCompiled:
-    """torch.compile takes and returns records."""
-
     @pytest.mark.parametrize("kind", EXPORTED)
     def test_inputs_and_outputs(self, kind: str) -> None:
         fn, example, other = EXPORTED[kind]

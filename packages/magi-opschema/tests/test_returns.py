@@ -85,7 +85,6 @@ def compiled(backend: str, *, dynamic: bool) -> Callable[[Callable[..., Any]], A
 
 
 def flat(value: Any) -> list[Any]:
-    """The Tensors, numbers and None in *value*, which an exported model can return."""
     if isinstance(value, (Found, Nested)):
         return flat(tuple(vars(value).values()))
     return [item for part in value for item in flat(part)] if isinstance(value, (list, tuple)) else [value]

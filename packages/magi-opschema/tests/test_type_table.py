@@ -75,8 +75,6 @@ class Texts(str, enum.Enum):
 
 
 class Alike(enum.Enum):
-    """All members are equal."""
-
     ONE = 1
     TWO = 2
 
@@ -401,7 +399,6 @@ def test_a_default_generator(ns: str) -> None:
 
 
 def test_a_size_with_a_symbol(ns: str) -> None:
-    """The fake gets a Size too; one graph serves all sizes."""
     seen: list[Any] = []
 
     def fake(x: Tensor, shape: torch.Size) -> Tensor:

@@ -268,7 +268,6 @@ def test_a_wrong_value_is_found_while_tracing(
 
 @pytest.mark.parametrize(("annotation", "listed"), [(Literal[2, 3], "2, 3"), (Literal["a", 2, 3], "'a', 2, 3")])
 def test_a_symbolic_literal_is_checked_when_it_has_a_value(ns: str, annotation: Any, listed: str) -> None:
-    """As itself, and as the index of one."""
     op = magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=["x"])(with_annotation(annotation))
     compiled = torch.compile(lambda x: op.torch_op(x, x.shape[0]), fullgraph=True, backend="aot_eager", dynamic=True)
     assert compiled(torch.ones(2)).shape == (2,)
