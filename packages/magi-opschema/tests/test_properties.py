@@ -15,7 +15,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, make_dataclass
-from typing import Annotated, Any, Literal, NamedTuple, NewType, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, NewType, TypeAlias, TypedDict
 
 import pytest
 import torch
@@ -79,7 +79,8 @@ def lists(items: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
     return st.lists(items, max_size=3)
 
 
-LEAVES: list[tuple[object, st.SearchStrategy[Any]]] = [
+Typed: TypeAlias = tuple[Any, st.SearchStrategy[Any]]  # an annotation and the strategy of its values
+LEAVES: list[Typed] = [
     (Tensor, tensors),
     (Tensor | None, tensors | st.none()),
     (list[Tensor], lists(tensors)),
@@ -141,12 +142,6 @@ NAMES = [
 
 
 @dataclass(frozen=True)
-class Typed:
-    annotation: Any
-    values: st.SearchStrategy[Any]
-
-
-@dataclass(frozen=True)
 class Given:
     name: str
     annotation: Any
@@ -158,11 +153,11 @@ class Given:
 @st.composite
 def typed(draw: st.DrawFn, depth: int) -> Typed:
     if depth == 0 or draw(st.integers(0, 2)) == 0:
-        return Typed(*draw(st.sampled_from(LEAVES)))
+        return draw(st.sampled_from(LEAVES))
     kind = draw(st.sampled_from(["dataclass", "slots", "namedtuple", "typeddict", "tuple", "optional"]))
     if kind == "optional":
-        inner = draw(record(depth))
-        return Typed(inner.annotation | None, inner.values | st.none())
+        annotation, values = draw(record(depth))
+        return annotation | None, values | st.none()
     return draw(record(depth, kind))
 
 
@@ -171,30 +166,30 @@ def record(draw: st.DrawFn, depth: int, kind: str = "dataclass") -> Typed:
     parts = draw(st.lists(typed(depth - 1), min_size=1 if kind == "tuple" else 0, max_size=4))
     names = draw(st.lists(st.sampled_from(NAMES), min_size=len(parts), max_size=len(parts), unique=True))
     if kind == "tuple":
-        return Typed(tuple[tuple(part.annotation for part in parts)], st.tuples(*[part.values for part in parts]))  # type: ignore[misc]
-    hints = {name: part.annotation for name, part in zip(names, parts, strict=True)}
-    fields = {name: part.values for name, part in zip(names, parts, strict=True)}
+        return tuple[tuple(annotation for annotation, _ in parts)], st.tuples(*[values for _, values in parts])  # type: ignore[misc]
+    hints = {name: annotation for name, (annotation, _) in zip(names, parts, strict=True)}
+    fields = {name: values for name, (_, values) in zip(names, parts, strict=True)}
     if kind == "typeddict":
         keys = {"class": "class ", **{name: name for name in names}}
         keyed: Any = TypedDict("Keyed", {keys[name]: hint for name, hint in hints.items()})  # type: ignore[misc]
-        return Typed(keyed, st.fixed_dictionaries({keys[name]: values for name, values in fields.items()}))
+        return keyed, st.fixed_dictionaries({keys[name]: values for name, values in fields.items()})
     if kind == "namedtuple":
         renamed = {name: f"n{name}" if name.startswith("_") else name for name in names}
         named: Any = NamedTuple("Named", [(renamed[name], hint) for name, hint in hints.items()])  # type: ignore[misc]
-        return Typed(named, st.tuples(*fields.values()).map(named._make))
+        return named, st.tuples(*fields.values()).map(named._make)
     # Python mangles __name in the __slots__ of a class.
     has_slots = kind == "slots" and not any(name.startswith("__") for name in names)
     cls: Any = make_dataclass(draw(st.sampled_from(NAMES)), list(hints.items()), frozen=True, slots=has_slots)
-    return Typed(cls, st.tuples(*fields.values()).map(lambda values: cls(*values)))
+    return cls, st.tuples(*fields.values()).map(lambda values: cls(*values))
 
 
 @st.composite
 def cases(draw: st.DrawFn, depth: int = 2, parameters: int = 3) -> list[Given]:
     found = []
     for name in draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=parameters, unique=True)):
-        chosen = draw(typed(depth))
-        default = draw(st.just(inspect.Parameter.empty) | chosen.values)
-        found.append(Given(name, chosen.annotation, draw(chosen.values), default, draw(st.booleans())))
+        annotation, values = draw(typed(depth))
+        default = draw(st.just(inspect.Parameter.empty) | values)
+        found.append(Given(name, annotation, draw(values), default, draw(st.booleans())))
     return sorted(found, key=lambda given: (given.is_keyword_only, given.default is not inspect.Parameter.empty))
 
 
