@@ -111,8 +111,7 @@ def test_gradients_through_upsampling(dynamic: bool, fresh_caches: Path) -> None
     model, x = Upsampling(), torch.randn(1, 8, 16, 16)
     expected = gradients(model, model, x)
     stock = gradients(model, torch.compile(model, dynamic=dynamic), x)
-    collector = Collector(fresh=False)
-    with collecting(collector):
+    with collecting(Collector()) as collector:
         # The wrong code of the stock compilation is in the cache now, and must not be found there.
         ours = gradients(model, torch.compile(model, backend="magi", dynamic=dynamic), x)
 
@@ -138,8 +137,7 @@ def test_what_was_read_before_a_write_into_a_slice(dynamic: bool) -> None:
 
     expected = results(read_and_write)
     stock = results(torch.compile(read_and_write, dynamic=dynamic))
-    collector = Collector(fresh=True)
-    with collecting(collector):
+    with collecting(Collector(fresh=True)) as collector:
         ours = results(torch.compile(read_and_write, backend="magi", dynamic=dynamic))
 
     assert ours == expected
@@ -450,8 +448,7 @@ def test_each_size_of_a_training_step_is_right(kind: str) -> None:
     torch.manual_seed(0)
     build, given = TRAINED[kind]
     layers = build()
-    collector = Collector(fresh=False)
-    with collecting(collector):
+    with collecting(Collector()) as collector:
         ours = torch.compile(layers, backend="magi", dynamic=True)
         for size in SIZES:
             x = given(size)

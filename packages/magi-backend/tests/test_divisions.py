@@ -44,8 +44,7 @@ INEXACT = r"\bks\d+ / ks\d+"
 
 def by_magi(fn: Callable[..., Any], **how: Any) -> tuple[str, list[tuple[str, str]]]:
     """The code that the backend has Inductor write, and the repairs that it reports."""
-    collector = Collector(fresh=False)
-    with collecting(collector):
+    with collecting(Collector()) as collector:
         code = generated(fn, SMALL, LARGE, backend="magi", **how)
     (compilation,) = collector.compilations()
     return code, [(repair.name, repair.severity) for graph in compilation.graphs for repair in graph.repairs]

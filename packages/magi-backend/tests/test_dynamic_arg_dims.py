@@ -77,8 +77,7 @@ def test_names_reach_into_records_lists_and_mappings(path: str, make: Any) -> No
     fn: Any = magi_compile(lambda v: values_of(v) + 1, dynamic_arg_dims={path: 0})
 
     with torch._dynamo.config.patch(automatic_dynamic_shapes=False):
-        collector = Collector(fresh=False)
-        with collecting(collector):
+        with collecting(Collector()) as collector:
             for x in (X, Y, Z):
                 fn(make(x))
     assert len(collector) == 1
@@ -91,8 +90,7 @@ def test_collected_arguments_are_named_as_well() -> None:
         return xs[0].sum() + named["y"].sum()
 
     with torch._dynamo.config.patch(automatic_dynamic_shapes=False):
-        collector = Collector(fresh=False)
-        with collecting(collector):
+        with collecting(Collector()) as collector:
             for size in (3, 5, 7):
                 fn(torch.ones(size, 2), y=torch.ones(2, size))
     assert len(collector) == 1
@@ -174,8 +172,7 @@ def only_sixteen(x: Tensor) -> Tensor:
 def graphs(fn: Any, sizes: tuple[int, ...]) -> int:
     """How many are compiled in calls with tensors of these *sizes*, which return what the function returns."""
     torch._dynamo.reset()
-    collector = Collector(fresh=False)
-    with collecting(collector):
+    with collecting(Collector()) as collector:
         for size in sizes:
             x = torch.randn(size, 4)
             torch.testing.assert_close(fn(x), fn.__wrapped__(x))

@@ -55,8 +55,7 @@ def stock(fn: Callable[[Tensor], Any], *tensors: Tensor, **how: Any) -> str:
 
 def magi(fn: Callable[[Tensor], Any], *tensors: Tensor, **how: Any) -> tuple[str, str]:
     """The code with the backend, and why the pass did what it did."""
-    collector = Collector(fresh=False)
-    with collecting(collector):
+    with collecting(Collector()) as collector:
         code = generated(fn, *tensors, backend="magi", **how)
     (compilation,) = collector.compilations()
     (reason,) = (p.reason for graph in compilation.graphs for p in graph.passes if p.name == "EpilogueFusion")

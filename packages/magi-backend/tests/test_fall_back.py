@@ -115,8 +115,7 @@ def chain(x: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def falling_back(*, times: int | None = None) -> Iterator[Collector]:
-    collector = Collector(fresh=False)
-    with collecting(collector), pytest.warns(UserWarning, match=WARNING) as warned:
+    with collecting(Collector()) as collector, pytest.warns(UserWarning, match=WARNING) as warned:
         yield collector
     assert times in (None, len(warned))
 

@@ -35,9 +35,8 @@ def test_in_a_compilation(kind: type[BaseException], owner: type, name: str, mon
     model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.randn(1, 3, 8, 8)
     compiled = torch.compile(model, backend="magi", dynamic=True, options={"magi.progress": False})
     settings = torch._inductor.config.get_config_copy()
-    collector = Collector(fresh=True)
 
-    with monkeypatch.context() as patch, collecting(collector), torch.no_grad():
+    with monkeypatch.context() as patch, collecting(Collector(fresh=True)) as collector, torch.no_grad():
         patch.setattr(owner, name, strike)
         with pytest.raises(kind) as caught:
             compiled(x)

@@ -86,8 +86,7 @@ ONES: dict[str, Callable[..., Tensor]] = {
 def types(op: Callable[..., Tensor], number: float, backend: str = "magi") -> tuple[dict[str, str], list[str]]:
     """The declared types of the user's kernel in the code that *backend* has Inductor write, and the repairs."""
     torch.compiler.reset()
-    collector = Collector(fresh=False)
-    with collecting(collector):
+    with collecting(Collector()) as collector:
         code = generated(lambda x: op(x, number), backend=backend)
     (signature,) = [found for found in re.findall(r"'signature': (\{.*?\})", code) if "'n'" in found]
     graphs = [graph for compilation in collector.compilations() for graph in compilation.graphs]

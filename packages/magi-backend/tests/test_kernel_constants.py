@@ -128,8 +128,7 @@ def code_of(kernel: Any, backend: str = "magi", **constants: Any) -> str:
 
 def repairs_of(kernel: Any, **constants: Any) -> tuple[str, set[str]]:
     """The module that the backend has Inductor write, and which repairs its report names."""
-    collector = Collector(fresh=False)
-    with collecting(collector):
+    with collecting(Collector()) as collector:
         code = code_of(kernel, **constants)
     (compilation,) = collector.compilations()
     named = {repair.name for graph in compilation.graphs for repair in graph.repairs}

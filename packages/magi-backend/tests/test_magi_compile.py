@@ -44,8 +44,7 @@ def add_one(x: Tensor) -> Tensor:
 
 def compilations(fn: Any, *calls: tuple[Any, ...]) -> int:
     """How many graphs the backend compiles when *fn* is called with each of *calls*, checked against eager."""
-    collector = Collector(fresh=False)
-    with collecting(collector):
+    with collecting(Collector()) as collector:
         for call in calls:
             fn(*call)
     return len(collector)
@@ -306,10 +305,9 @@ def test_enable_if_is_called_at_once() -> None:
 
 
 def test_a_config_patch_reaches_the_compilation() -> None:
-    collector = Collector(fresh=False)
     fn = magi_compile(add_one, config_patch={"progress": False}, model_tag="tagged")
 
-    with collecting(collector):
+    with collecting(Collector()) as collector:
         fn(torch.ones(2))
 
     (compilation,) = collector.compilations()
@@ -361,8 +359,7 @@ def test_inside_another_compiled_function_it_is_part_of_its_graph(backend: str, 
     holder, x = Holder(which), torch.randn(3, 4)
     expected = holder(x)
     torch.compiler.reset()
-    collector = Collector(fresh=False)
-    with collecting(collector):
+    with collecting(Collector()) as collector:
         torch.testing.assert_close(torch.compile(holder, backend=backend, fullgraph=True)(x), expected)
     assert len(collector) == (backend == "magi")
 
@@ -384,8 +381,7 @@ def test_where_the_outer_function_is_not_traced_it_is_compiled_by_itself(which: 
     def disabled(y: Tensor) -> Tensor:
         return holder(y)  # type: ignore[no-any-return]
 
-    collector = Collector(fresh=False)
-    with collecting(collector):
+    with collecting(Collector()) as collector:
         result = torch.compile(lambda y: disabled(y + 1) + 1, backend="eager")(x)
     assert len(collector) == 1
     torch.testing.assert_close(result, holder(x + 1) + 1)

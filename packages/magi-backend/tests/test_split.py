@@ -244,9 +244,8 @@ def test_a_boundary_that_cannot_be_cut_is_said(ns: str, written: str, is_registe
     fn: Any = define(op)
     x = torch.randn(4, 4, requires_grad=trained)
     options: dict[str, Any] = {} if is_registered else {"magi.boundary_ops": [name]}
-    collector = Collector(fresh=False)
     compiled: Any = torch.compile(fn, backend="magi", options=options)
-    with collecting(collector), pytest.warns(UserWarning, match="the graph is not cut there") as warned:
+    with collecting(Collector()) as collector, pytest.warns(UserWarning, match="the graph is not cut there") as warned:
         torch.testing.assert_close(compiled(x), fn(x))
     (said,) = {str(each.message) for each in warned if name in str(each.message)}
     assert f"{name} is a subgraph boundary" in said

@@ -22,10 +22,9 @@ def tuned(**options: Any) -> str:
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Conv3d(4, 4, 3), nn.SiLU()).eval(), torch.randn(1, 4, 6, 9, 9)
     torch.compiler.reset()
-    collector = Collector(fresh=False)
     # A graph that Inductor's own cache has is not looked at by any pass.
     options = {"magi.tune": True, "fx_graph_cache": False, **options}
-    with torch.no_grad(), collecting(collector):
+    with torch.no_grad(), collecting(Collector()) as collector:
         actual = torch.compile(model, backend="magi", dynamic=True, options=options)(x)
         torch.testing.assert_close(actual, model(x))
     (reason,) = reasons(collector.compilations())

@@ -146,7 +146,7 @@ def processes(place: Path) -> Iterator[ProcessRecord]:
 class Collector:
     """The compilations that started while it was open, in order."""
 
-    fresh: bool
+    fresh: bool = False
     eager_random: bool = False
     """Whether compilations use the random numbers of eager mode from here on."""
     dtypes: set[torch.dtype] = field(default_factory=set)
@@ -166,11 +166,11 @@ _collector: ContextVar[Collector | None] = ContextVar("magi_collector", default=
 
 
 @contextlib.contextmanager
-def collecting(collector: Collector) -> Iterator[None]:
+def collecting(collector: Collector) -> Iterator[Collector]:
     """A context in which every compilation that starts on this thread is added to *collector*."""
     token = _collector.set(collector)
     try:
-        yield
+        yield collector
     finally:
         _collector.reset(token)
 
