@@ -152,12 +152,12 @@ def that_reads_data(ns: str) -> Any:
     return read
 
 
-def that_leaves_torch(ns: str) -> Any:
-    @magi_register_custom_op(f"{ns}::leave", infer_output_meta_fn=["x"])
-    def leave(x: Tensor) -> Tensor:
-        return torch.from_numpy(x.numpy() * 2)
+def that_calls_itself(ns: str) -> Any:
+    @magi_register_custom_op(f"{ns}::again", infer_output_meta_fn=["x"])
+    def again(x: Tensor) -> Tensor:
+        return again(x + 1)
 
-    return leave
+    return again
 
 
 def of_another_library(ns: str) -> Any:
@@ -170,53 +170,25 @@ def of_another_library(ns: str) -> Any:
 
 
 def of_another_library_that_writes(ns: str) -> Any:
-    @torch.library.custom_op(f"{ns}::foreign", mutates_args={"x"})
-    def foreign(x: Tensor) -> None:
-        x.mul_(2)
-
-    return foreign
+    return torch.library.custom_op(f"{ns}::foreign", Tensor.zero_, mutates_args={"x"}, schema="(Tensor(a!) x) -> ()")
 
 
 @pytest.mark.parametrize(
-    ("make", "sentences"),
+    ("make", "sentence"),
     [
-        (
-            with_a_handle,
-            (
-                "aot_compile: {ns}::run takes an object handle (runner), which stands for an object of this process",
-                "Pass what the body needs of it as Tensors and numbers, or compile the model where the object is",
-            ),
-        ),
-        (
-            that_reads_data,
-            (
-                "aot_compile: the body of {ns}::read cannot be traced into the package: ",
-                "or give it such a body for this device: register_kernel(op, 'cpu', fn).",
-            ),
-        ),
-        (
-            that_leaves_torch,
-            (
-                "aot_compile: the body of {ns}::leave cannot be traced into the package: ",
-                "Write it with operators of torch, whose sizes do not depend on data;",
-            ),
-        ),
-        (
-            of_another_library,
-            (
-                "aot_compile: {ns}::foreign is implemented in Python, and a package runs without it. ",
-                "Register it with magi_register_custom_op, whose body is traced into the package",
-            ),
-        ),
-        (of_another_library_that_writes, ("aot_compile: {ns}::foreign is implemented in Python",)),
+        (with_a_handle, "{ns}::run takes an object handle (runner), which stands for an object of this process"),
+        (that_reads_data, "the body of {ns}::read cannot be traced into the package: "),
+        (that_reads_data, "or give it such a body for this device: register_kernel(op, 'cpu', fn)."),
+        (that_calls_itself, "the bodies of {ns}::again call registered operators more than 8 levels"),
+        (of_another_library, "{ns}::foreign is implemented in Python, and a package runs without it. Register it with"),
+        (of_another_library_that_writes, "{ns}::foreign is implemented in Python"),
     ],
 )
-def test_what_cannot_go_in_is_named(make: Any, sentences: tuple[str, ...], ns: str, tmp_path: Path) -> None:
-    with pytest.raises(PackageError) as caught:
+def test_what_cannot_go_in_is_named(make: Any, sentence: str, ns: str, tmp_path: Path) -> None:
+    with pytest.raises(PackageError, match=r"aot_compile: ") as caught:
         aot_compile(Calling(make(ns)), tmp_path / "model.pt2", (torch.randn(3, 4),), ({0: BATCH},))
 
-    for sentence in sentences:
-        assert sentence.format(ns=ns) in str(caught.value)
+    assert sentence.format(ns=ns) in str(caught.value)
     assert not (tmp_path / "model.pt2").exists()
 
 
@@ -229,15 +201,6 @@ def test_a_body_for_one_size_only_is_an_error(ns: str, tmp_path: Path) -> None:
         aot_compile(Calling(three), tmp_path / "model.pt2", (torch.randn(3, 4),), ({0: BATCH},))
 
 
-def test_an_operator_that_calls_itself_is_an_error(ns: str, tmp_path: Path) -> None:
-    @magi_register_custom_op(f"{ns}::again", infer_output_meta_fn=["x"])
-    def again(x: Tensor) -> Tensor:
-        return again(x + 1)
-
-    with pytest.raises(PackageError, match=f"the bodies of {ns}::again call registered operators more than 8 levels"):
-        aot_compile(Calling(again), tmp_path / "model.pt2", (torch.randn(3, 4),))
-
-
 RELU = nn.ReLU()
 X = (torch.ones(3),)
 
@@ -245,21 +208,11 @@ X = (torch.ones(3),)
 @pytest.mark.parametrize(
     ("asked", "kind", "sentence"),
     [
-        (
-            ((lambda x: x), "m.pt2", X),
-            TargetTypeError,
-            "aot_compile takes a torch.nn.Module or what torch.export.export",
-        ),
+        ((abs, "m.pt2", X), TargetTypeError, "aot_compile takes a torch.nn.Module or what torch.export.export"),
         ((RELU, "m.pt2"), TargetTypeError, "example_inputs is a NoneType. It is a tuple of the arguments"),
-        ((RELU, "m.pt2", torch.ones(3)), TargetTypeError, "example_inputs is a Tensor. It is a tuple of the arguments"),
         ((RELU, "m.so", X), OptionError, "path='m.so' does not end in .pt2, as the names of packages do."),
         ((RELU, "m.pt2", X, None, {"magi.chek": 1}), OptionError, "Did you mean 'magi.check'?"),
-        (
-            (RELU, "m.pt2", X, None, {"magi.check": True}),
-            OptionError,
-            "aot_compile: magi.check has no meaning ahead of time, only in torch.compile. Leave it out.",
-        ),
-        ((RELU, "m.pt2", X, None, {"magi.hot_sizes": 2}), OptionError, "magi.hot_sizes has no meaning ahead of time"),
+        ((RELU, "m.pt2", X, None, {"magi.check": True}), OptionError, "magi.check has no meaning ahead of time, only"),
     ],
 )
 def test_wrong_arguments_are_refused(asked: tuple[Any, ...], kind: type[Exception], sentence: str) -> None:
