@@ -22,7 +22,6 @@ from magi_tritonwrap import OpaqueFallbackWarning, capture_launches, see_through
 from magi_tritonwrap.errors import UnknownOpError
 from magi_tritonwrap.testing import aot_graphs, launches_of, stub_driver
 from torch import Tensor
-from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import wrap_triton
 
@@ -99,20 +98,6 @@ def test_aot_compile_and_load(tmp_path: Path) -> None:
 def scale_kernel(x, out, n, factor, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + at, tl.load(x + at, at < n) * factor, at < n)
-
-
-def test_the_fake_of_a_launching_operator_is_its_body(ns: str) -> None:
-    @magi_register_custom_op(f"{ns}::scale")
-    def scale(x: Tensor, settings: Settings) -> Tensor:
-        out = torch.empty_like(x)
-        scale_kernel[(triton.cdiv(x.numel(), 64),)](x, out, x.numel(), settings.factor, BLOCK=64)
-        return out
-
-    with FakeTensorMode():
-        out = scale(torch.empty(5, 3, dtype=torch.float16), Settings())
-
-    assert (out.shape, out.dtype) == ((5, 3), torch.float16)
-    assert "1 Triton kernel" in str(op_def(scale))
 
 
 def test_an_operator_without_a_launch_stays_opaque(ns: str) -> None:

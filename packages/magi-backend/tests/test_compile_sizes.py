@@ -65,12 +65,6 @@ def test_inputs_inside_others_and_ints_are_named_too(made: Any) -> None:
     assert sorted(made()[0]) == [3, 7, 8]
 
 
-def test_the_environment_gives_them_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MAGI_COMPILE_COMPILE_SIZES", '[{"x": [1, 16], "n": 3}]')
-
-    assert CompileConfig().compile_sizes == ({"x": (1, 16), "n": 3},)
-
-
 @pytest.mark.parametrize(
     ("sizes", "sentence"),
     [
@@ -122,11 +116,3 @@ def test_malformed_sizes_name_the_setting(value: Any) -> None:
         CompileConfig(compile_sizes=value)
     with pytest.raises(ConfigError, match=r"magi\.compile_sizes = .* takes a sequence of dicts"):
         torch.compile(gram, backend="magi", options={"magi.compile_sizes": value})(torch.ones(2, 2))
-
-
-@pytest.mark.parametrize("text", ["x", "[1, 2", '{"x": [1]}'])
-def test_a_malformed_variable_is_named(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MAGI_COMPILE_COMPILE_SIZES", text)
-
-    with pytest.raises(ConfigError, match="The environment variable MAGI_COMPILE_COMPILE_SIZES"):
-        CompileConfig()
