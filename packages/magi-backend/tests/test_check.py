@@ -33,7 +33,6 @@ def wrong_on_the_way(x: Tensor) -> Tensor:
 
 @pytest.mark.kernels
 def test_right_code_passes_and_is_on_record() -> None:
-    torch.manual_seed(0)
     linear = torch.nn.Linear(4, 4)
 
     def fn(x: Tensor) -> Tensor:
@@ -168,9 +167,7 @@ class MixedPrecision(torch.nn.Module):
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("options", [{}, {"magi.check": True}], ids=["explain", "check"])
-@pytest.mark.parametrize("seed", range(3))
-def test_float32_is_as_accurate_as_what_it_was_computed_from(options: dict[str, Any], seed: int) -> None:
-    torch.manual_seed(seed)
+def test_float32_is_as_accurate_as_what_it_was_computed_from(options: dict[str, Any]) -> None:
     report = explain(MixedPrecision(), options)(torch.randn(32, 64))
     assert report.agrees
     assert any(d.name.startswith("gradient") and d.largest > 1e-3 for d in report.calls[-1].differences)

@@ -107,7 +107,6 @@ def test_gradients_through_upsampling(dynamic: bool, fresh_caches: Path) -> None
     for defect in known_defects():
         defect.patch()
         defect.patch()  # a second time wraps nothing
-    torch.manual_seed(0)
     model, x = Upsampling(), torch.randn(1, 8, 16, 16)
     expected = gradients(model, model, x)
     stock = gradients(model, torch.compile(model, dynamic=dynamic), x)
@@ -147,11 +146,17 @@ def test_what_was_read_before_a_write_into_a_slice(dynamic: bool) -> None:
     assert ("keep_mutation_order" in found) is (stock != expected)
 
 
-@concerned("order_symbolic_strides")
-def test_symbolic_strides_are_put_in_order() -> None:
+def sizes_of_an_image() -> tuple[ShapeEnv, Any, Any]:
+    """Two symbolic sizes, as a graph has them in the shapes of its tensors, and what is known of them."""
     environment = ShapeEnv()
     fake = FakeTensorMode(shape_env=environment).from_tensor(torch.empty(1, 8, 4, 6), symbolic_context=DYNAMIC)
-    height, width = (size.node.expr for size in fake.shape[2:])  # type: ignore[attr-defined]
+    return environment, fake.shape[2], fake.shape[3]
+
+
+@concerned("order_symbolic_strides")
+def test_symbolic_strides_are_put_in_order() -> None:
+    environment, *sizes = sizes_of_an_image()
+    height, width = (size.node.expr for size in sizes)
     channels_last = [8 * height * width, 1, 8 * width, 8]
     graph: Any = types.SimpleNamespace(sizevars=types.SimpleNamespace(shape_env=environment))
     reported: list[str] = []
@@ -166,6 +171,25 @@ def test_symbolic_strides_are_put_in_order() -> None:
     assert reported == ["order_symbolic_strides"]
 
 
+@pytest.mark.parametrize(
+    "strides",
+    [
+        pytest.param(lambda h, w: [8 * h * w, h * w, w, 1], id="contiguous"),
+        pytest.param(lambda h, w: [8 * h * w, 1, 8 * w, 8], id="channels last"),
+        pytest.param(lambda h, _: [h.node.expr * 8 + 8, h.node.expr + 1, 1], id="expressions that hold for all sizes"),
+        pytest.param(lambda *_: [48, 24, 6, 1], id="numbers"),
+    ],
+)
+def test_strides_that_torch_can_order_by_itself_need_no_repair(strides: Callable[[Any, Any], list[Any]]) -> None:
+    _, *sizes = sizes_of_an_image()
+    seq = strides(*sizes)
+
+    with repaired([known("order_symbolic_strides")], pytest.fail):
+        ours = ir.get_stride_order(seq)
+
+    assert list(ours) == list(getattr(ir.get_stride_order, "_magi_original", ir.get_stride_order)(seq))
+
+
 @concerned("keep_mutation_order")
 def test_a_graph_without_the_defect_has_no_repair() -> None:
     report = explain(lambda x: x.sin() + 1)(torch.randn(8))
@@ -174,11 +198,16 @@ def test_a_graph_without_the_defect_has_no_repair() -> None:
     assert "Guards" not in report.to_text()
 
 
-def test_what_was_read_before_a_write_keeps_its_value(ns: str) -> None:
+@pytest.fixture
+def fill(ns: str) -> Any:
     @torch.library.custom_op(f"{ns}::fill", mutates_args=("out",))
     def fill(x: Tensor, out: Tensor, factor: int) -> None:
         out.copy_(x * factor)
 
+    return fill
+
+
+def test_what_was_read_before_a_write_keeps_its_value(fill: Any) -> None:
     def chain(x: Tensor, buffer: Tensor) -> Tensor:
         fill(x, buffer, 2)
         before = buffer + 1
@@ -196,22 +225,17 @@ def test_what_was_read_before_a_write_keeps_its_value(ns: str) -> None:
     assert ("realize_readers_first" in repairs(report)) is broken
 
 
-def test_a_value_that_is_used_before_the_write_only_needs_no_repair(ns: str) -> None:
-    @torch.library.custom_op(f"{ns}::fill", mutates_args=("out",))
-    def fill(x: Tensor, out: Tensor, factor: int) -> None:
-        out.copy_(x * factor)
-
+def test_a_value_that_is_used_before_the_write_only_needs_no_repair(fill: Any) -> None:
     def chain(x: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor]:
         fill(x, buffer, 2)
         total = (buffer + 1).sum(0)  # the sum is computed before the next write, with the addition in it
         fill(total.expand(3), buffer, 3)
         return total, buffer
 
-    inputs = torch.ones(3), torch.zeros(3)
-    stock = torch.compile(chain)(inputs[0].clone(), inputs[1].clone())
-    report = explain(chain)(*inputs)
+    stock = torch.compile(chain)(torch.ones(3), torch.zeros(3))
+    report = explain(chain)(torch.ones(3), torch.zeros(3))
 
-    assert all(map(torch.equal, stock, chain(inputs[0].clone(), inputs[1].clone())))
+    assert all(map(torch.equal, stock, chain(torch.ones(3), torch.zeros(3))))
     assert report.agrees
     assert repairs(report) == []
 
@@ -236,13 +260,11 @@ class Downsampled(nn.Module):
     ("build", "grad"),
     [
         pytest.param(lambda: Downsampled(4), False, id="stride 4"),
-        pytest.param(lambda: Downsampled(8), False, id="stride 8", marks=pytest.mark.slow),
         pytest.param(lambda: Downsampled(2, norm=True), False, id="stride 2 and a norm", marks=pytest.mark.slow),
         pytest.param(lambda: Downsampled(4), True, id="training", marks=pytest.mark.slow),
     ],
 )
 def test_a_depthwise_convolution_behind_tokens_of_a_square_image(build: Callable[[], nn.Module], grad: bool) -> None:
-    torch.manual_seed(0)
     model = build().eval()
     explained = explain(model, dynamic=True)
 
@@ -279,32 +301,6 @@ def test_any_other_question_stays_what_it_was(question: str) -> None:
     assert cancelled(asked) is asked
 
 
-def sizes_of_an_image() -> tuple[Any, Any]:
-    """Two symbolic sizes, as a graph has them in the shapes of its tensors."""
-    mode = FakeTensorMode(shape_env=ShapeEnv())
-    return mode.from_tensor(torch.empty(1, 8, 4, 6), symbolic_context=DYNAMIC).shape[2:]  # type: ignore[return-value]
-
-
-@pytest.mark.parametrize(
-    "strides",
-    [
-        pytest.param(lambda h, w: [8 * h * w, h * w, w, 1], id="contiguous"),
-        pytest.param(lambda h, w: [8 * h * w, 1, 8 * w, 8], id="channels last"),
-        pytest.param(lambda h, _: [h.node.expr * 8 + 8, h.node.expr + 1, 1], id="expressions that hold for all sizes"),
-        pytest.param(lambda *_: [48, 24, 6, 1], id="numbers"),
-    ],
-)
-def test_strides_that_torch_can_order_by_itself_need_no_repair(strides: Callable[[Any, Any], list[Any]]) -> None:
-    reported: list[str] = []
-    seq = strides(*sizes_of_an_image())
-
-    with repaired([known("order_symbolic_strides")], reported.append):
-        ours = ir.get_stride_order(seq)
-
-    assert list(ours) == list(getattr(ir.get_stride_order, "_magi_original", ir.get_stride_order)(seq))
-    assert reported == []
-
-
 @pytest.mark.parametrize("defect", known_defects(), ids=lambda defect: defect.name)
 def test_a_defect_has_a_range_and_replaces_what_torch_has(defect: Defect) -> None:
     assert defect.concerns(defect.since)
@@ -313,35 +309,22 @@ def test_a_defect_has_a_range_and_replaces_what_torch_has(defect: Defect) -> Non
         assert all(hasattr(*owner_of(place)) for place in defect.replaces)
 
 
-def of_two_tensors(x: Tensor, y: Tensor) -> Tensor:
+def quotient(x: Tensor, y: Tensor) -> Tensor:
     return torch.div(torch.tensor(x.shape[0]), torch.tensor(y.shape[0]), rounding_mode="trunc")
 
 
-def of_a_tensor_and_a_size(x: Tensor, y: Tensor) -> Tensor:
-    return torch.div(torch.tensor(x.shape[0]), y.shape[0], rounding_mode="trunc")
-
-
-def of_products_of_sizes(x: Tensor, y: Tensor) -> Tensor:
-    return torch.div(torch.tensor(x.shape[0] * 3), y.shape[0] + 1, rounding_mode="trunc") - 1
-
-
 @concerned("bound_infinite_quotients")
-@pytest.mark.parametrize("fn", [of_two_tensors, of_a_tensor_and_a_size, of_products_of_sizes])
-def test_quotients_of_unbounded_sizes(fn: Callable[..., Tensor]) -> None:
+def test_quotients_of_unbounded_sizes() -> None:
     inputs = torch.randn(8), torch.randn(3)
     with pytest.raises(torch._dynamo.exc.TorchDynamoException, match="Invalid NaN comparison"):
-        torch.compile(fn, dynamic=True)(*inputs)
+        torch.compile(quotient, dynamic=True)(*inputs)
     torch.compiler.reset()
 
-    explained = explain(fn, dynamic=True)
-    report = explained(*inputs)
+    explained = explain(quotient, dynamic=True)
+    reports = [explained(torch.randn(rows), torch.randn(columns)) for rows, columns in ((8, 3), (3, 4), (20, 4))]
 
-    assert report.agrees
-    assert repairs(report) == ["bound_infinite_quotients"]
-    compiled = torch.compile(fn, backend="magi", dynamic=True)
-    for rows in (3, 7, 20):
-        given = torch.randn(rows), torch.randn(4)
-        torch.testing.assert_close(compiled(*given), fn(*given))
+    assert all(report.agrees for report in reports)
+    assert repairs(reports[-1]) == ["bound_infinite_quotients"]
 
 
 @concerned("bound_infinite_quotients")
@@ -357,10 +340,6 @@ def shuffled(x: Tensor) -> Tensor:
     return x[torch.randperm(x.shape[0])]
 
 
-def shuffled_twice(x: Tensor) -> Tensor:
-    return shuffled(x.sin())[torch.randperm(x.shape[0])].cos()
-
-
 def shuffled_rows(x: Tensor) -> Tensor:
     order = torch.randperm(x.shape[0])
     return x[order] + order.unsqueeze(1)
@@ -368,15 +347,7 @@ def shuffled_rows(x: Tensor) -> Tensor:
 
 @concerned("match_whole_permutations")
 @pytest.mark.parametrize(
-    ("fn", "grad"),
-    [
-        (shuffled, True),
-        (shuffled_twice, False),
-        (shuffled_rows, False),
-        pytest.param(shuffled, False, marks=pytest.mark.slow),
-        pytest.param(shuffled_twice, True, marks=pytest.mark.slow),
-        pytest.param(shuffled_rows, True, marks=pytest.mark.slow),
-    ],
+    ("fn", "grad"), [(shuffled, True), (shuffled_rows, False), pytest.param(shuffled, False, marks=pytest.mark.slow)]
 )
 def test_a_tensor_indexed_by_a_whole_permutation(fn: Callable[[Tensor], Tensor], grad: bool) -> None:
     x = torch.randn(5, 3, requires_grad=grad)
@@ -420,14 +391,10 @@ def test_stock_asserts_the_strides_of_another_size() -> None:
 
 TRAINED: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
     "convolution": (lambda: nn.Conv2d(3, 8, 3, padding=1), image),
-    "one dimension": (lambda: nn.Conv1d(3, 4, 3, padding=1), lambda size: torch.randn(2, 3, size)),
-    "three dimensions": (lambda: nn.Conv3d(3, 4, 3, padding=1), lambda size: torch.randn(2, 3, 3, size, size + 1)),
-    "transposed": (lambda: nn.ConvTranspose2d(3, 4, 3, stride=2), image),
     "channels last": (
         lambda: nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 3)),
         lambda size: image(size).to(memory_format=torch.channels_last),
     ),
-    "norm": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.GroupNorm(2, 8), nn.SiLU()), image),
     "linear": (
         lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)),
         lambda size: torch.randn(2, size, 6),
@@ -445,7 +412,6 @@ TRAINED: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
     "kind", [kind if kind == "convolution" else pytest.param(kind, marks=pytest.mark.slow) for kind in TRAINED]
 )
 def test_each_size_of_a_training_step_is_right(kind: str) -> None:
-    torch.manual_seed(0)
     build, given = TRAINED[kind]
     layers = build()
     with collecting(Collector()) as collector:

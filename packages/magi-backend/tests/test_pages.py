@@ -339,12 +339,3 @@ def test_a_browser_shows_it_and_loads_nothing(name: str, width: int, tmp_path: P
     assert int(content) <= int(window) == width, "the page is wider than the window"
     assert seen.requests == []
     assert seen.picture.stat().st_size > 5000
-
-
-def test_a_browser_tells_on_a_page_that_does(tmp_path: Path) -> None:
-    page = "<body><img src='http://example.invalid/x.png'><script>console.error('run')</script></body>"
-
-    seen = opened(page, tmp_path, width=500)
-
-    assert seen.requests == ["http://example.invalid/x.png"]
-    assert "run" in seen.console

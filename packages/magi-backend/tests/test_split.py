@@ -59,7 +59,6 @@ SCALE = "magi_backend_split::scale"
 
 
 def test_training_with_dynamic_sizes_and_a_float_from_outside() -> None:
-    torch.manual_seed(0)
     linear = nn.Linear(8, 8)
 
     def fn(x: Tensor, cfg: Scale) -> Tensor:
