@@ -16,7 +16,6 @@ from magi_backend import magi_register_custom_op
 from magi_backend._records.collect import Collector, collecting
 from magi_backend._repairs._defect import active_defects, repaired
 from magi_backend._repairs.kernels import KEEP_SCALAR_TENSORS, SCRATCH_FOR_EACH_PROGRAM
-from magi_backend._torch_compat.compiling import torch_release
 from magi_tritonwrap.testing import aot_graphs, launches_of
 from torch import Tensor
 from torch._inductor.codegen.common import TritonScratchWorkspace
@@ -102,7 +101,7 @@ def compiled(kernel: Any, declared: dict[str, str]) -> str:
 
 
 floats_are_wide = pytest.mark.skipif(
-    all(defect.name != "keep_float_arguments" for defect in active_defects(torch_release())),
+    all(defect.name != "keep_float_arguments" for defect in active_defects()),
     reason="torch has mended it",
 )
 

@@ -19,7 +19,6 @@ from magi_backend import magi_register_custom_op
 from magi_backend._records.collect import Collector, collecting
 from magi_backend._repairs import _defect, kernels
 from magi_backend._repairs._defect import active_defects, repaired
-from magi_backend._torch_compat.compiling import torch_release
 from torch import Tensor
 
 
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.kernels
 
 
 SOURCES, CONSTANTS, INFINITE = "escape_kernel_sources", "escape_kernel_constants", "define_infinite_constants"
-ACTIVE = {defect.name for defect in active_defects(torch_release())}
+ACTIVE = {defect.name for defect in active_defects()}
 
 PTX = tl.constexpr("{\n\t.reg .b32 r;\n\tmov.b32 r, $1;\n}")
 QUOTED = tl.constexpr("'''it's a \"\"\"\\n\\ é\u1234")

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import magi_tritonwrap
 import torch
 from magi_opschema import OpDef
-from magi_passes import MagiInductorPass, Reason
+from magi_passes import MagiInductorPass, PassPipeline, Reason
 from magi_tritonwrap.errors import UnknownOpError
 from torch import nn
 from torch.export import Dim, ExportedProgram
@@ -25,7 +25,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from magi_backend import _torch_compat
-from magi_backend._passes import chosen_passes, inductor_options
+from magi_backend._passes import chosen_passes
 from magi_backend._records.log import registered
 from magi_backend._repairs._defect import active_defects, repaired
 from magi_backend._settings import Request, read_request
@@ -135,14 +135,13 @@ def _calls(module: GraphModule) -> Iterator[tuple[Node, OpDef, str]]:
 
     A body may call operators itself.
     """
-    for part in module.modules():
-        for node in part.graph.nodes if isinstance(part, GraphModule) else ():
-            definition = registered(node.target)
-            if definition is not None:
-                _refuse_handles(definition)
-                device = _device(node)
-                if device == "cpu" or not _is_seen_through(definition):
-                    yield node, definition, device
+    for node in _torch_compat.nodes.nodes_in(module):
+        definition = registered(node.target)
+        if definition is not None:
+            _refuse_handles(definition)
+            device = _device(node)
+            if device == "cpu" or not _is_seen_through(definition):
+                yield node, definition, device
 
 
 def _device(node: Node) -> str:
@@ -278,11 +277,11 @@ def aot_compile(
 
 
 def _packaged(program: ExportedProgram, path: str, request: Request) -> str:
-    defects = active_defects(_torch_compat.compiling.torch_release())
-    names, schemas = tuple(each.name for each in defects), _torch_compat.nodes.operator_schemas(program.graph_module)
-    passes = (*chosen_passes(request.config, names, (), schemas), NoPythonLeft())
+    defects = active_defects()
+    passes = (*chosen_passes(request.config, program.graph_module, defects), NoPythonLeft())
+    options = PassPipeline(passes).inductor_options(base=request.inductor)
     with magi_tritonwrap.unsupported_launches(request.config.on_unsupported), repaired(defects, lambda _: None):
-        return _torch_compat.compiling.package(program, path, inductor_options(passes, dict(request.inductor)))
+        return _torch_compat.compiling.package(program, path, options)
 
 
 def _first_of_ours(error: BaseException | None) -> BaseException | None:

@@ -17,16 +17,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import magi_passes
 import magi_tritonwrap
 import torch
-from magi_passes import MagiInductorPass
+from magi_passes import MagiInductorPass, PassPipeline
 from torch.fx import GraphModule
 
 from . import _torch_compat
 from ._graph_log import GraphLog, graph_symbols
 from ._hot.entry import with_sizes
-from ._passes import chosen_passes, inductor_options
+from ._passes import chosen_passes
 from ._recompute import partitioner_settings
 from ._records.collect import count_ours, open_log
 from ._records.log import CompilationLog, op_uses
@@ -87,7 +86,7 @@ def _phase(request: Request, label: str, first: str) -> Iterator[Callable[[str],
 
 def compile_request(gm: GraphModule, example_inputs: Sequence[Any], request: Request) -> Callable[..., Any]:
     """Compile the captured graph *gm* as *request* says."""
-    defects, ops = active_defects(_torch_compat.compiling.torch_release()), op_uses(gm)
+    defects, ops = active_defects(), op_uses(gm)
     sensitive = tuple(sorted(op.name for op in ops if op.compute_sensitive))
     with open_log(gm, example_inputs, request, ops) as log, _phase(request, log.label, "capture") as show:
         job = _Job(request, log, show, defects, sensitive, input_names(gm) if request.config.check else {})
@@ -148,8 +147,7 @@ def _compile_checked(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, 
 def _compile_piece(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, piece: str = "") -> Callable[..., Any]:
     """Compile one piece; unless the settings are strict, without our passes and repairs if it fails with them."""
     config, title = job.request.config, job.title(piece)
-    names = tuple(defect.name for defect in job.defects)
-    passes = chosen_passes(config, names, job.sensitive, _torch_compat.nodes.operator_schemas(gm))
+    passes = chosen_passes(config, gm, job.defects, job.sensitive)
     graphs = GraphLog(job.log, title, job.defects, profiles=config.profile)
     if config.strict:
         return _compile_by_inductor(gm, example_inputs, job, graphs, passes)
@@ -200,7 +198,7 @@ def _compile_by_inductor(
 
         def again(fell_back: FallBack) -> Any:
             graphs.fell_back, graphs.defects = fell_back, ()
-            with magi_passes.PassPipeline(passes).left_out(), inductor.patch(force_disable_caches=True):
+            with PassPipeline(passes).left_out(), inductor.patch(force_disable_caches=True):
                 return compiled(untouched)
 
         return graphs.able_as_stock(lambda: compiled(graph), again, passes)
@@ -210,4 +208,5 @@ def _compile_by_inductor(
         magi_tritonwrap.unsupported_launches(config.on_unsupported),
         aot_autograd.patch(partitioner_settings(config.memory_budget)),
     ):
-        return _torch_compat.compiling.compile_fx(gm, example_inputs, compile_graph, inductor_options(passes, base))
+        options = PassPipeline(passes).inductor_options(base=base)
+        return _torch_compat.compiling.compile_fx(gm, example_inputs, compile_graph, options)

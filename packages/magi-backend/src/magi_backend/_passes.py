@@ -3,18 +3,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-import magi_passes
 import torch
 from magi_passes import ConvChooser, MagiInductorPass, NarrowSizesPass, NDTilingWorkaroundPass, Reason, ZeroPadGuardPass
-from torch.fx import Graph
+from torch.fx import Graph, GraphModule
 
 from . import _torch_compat
 from ._epilogue import EpilogueFusion
 from ._recompute import SelectiveRecompute
-from ._repairs._defect import known_defects
+from ._repairs._defect import Defect, known_defects
 from ._settings import CompileConfig
 
 
@@ -45,14 +45,14 @@ class ActiveRepairs(MagiInductorPass):
 
 
 def chosen_passes(
-    config: CompileConfig, defects: tuple[str, ...], sensitive: tuple[str, ...], schemas: tuple[str, ...]
+    config: CompileConfig, gm: GraphModule, defects: Iterable[Defect], sensitive: tuple[str, ...] = ()
 ) -> tuple[MagiInductorPass, ...]:
-    """The passes that the settings allow, in the order in which they run.
+    """The passes for *gm* that the settings allow, in the order in which they run.
 
-    *sensitive* are the names of the compute-sensitive operators in the graph, *schemas* those of all its operators
-    that are not torch's own.
+    *sensitive* are the names of its compute-sensitive operators.
     """
-    passes: list[MagiInductorPass] = [ActiveRepairs(defects, schemas)]
+    names = tuple(defect.name for defect in defects)
+    passes: list[MagiInductorPass] = [ActiveRepairs(names, _torch_compat.nodes.operator_schemas(gm))]
     if sensitive or config.memory_budget is not None:
         passes.append(SelectiveRecompute(sensitive, products=config.memory_budget is not None))
     wanted = config.pass_config
@@ -75,8 +75,3 @@ def chosen_passes(
     if _torch_compat.compiling.epilogue_keys():
         passes.append(EpilogueFusion())
     return tuple(passes)
-
-
-def inductor_options(passes: tuple[MagiInductorPass, ...], base: dict[str, object]) -> dict[str, object]:
-    """Inductor's configuration for one compilation: *base*, with *passes* in its hooks."""
-    return dict(magi_passes.PassPipeline(list(passes)).inductor_options(base=base))

@@ -88,8 +88,8 @@ def uncut_boundaries(gm: GraphModule, named: frozenset[str]) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for node in gm.graph.nodes:
         for body in _torch_compat.nodes.bodies(gm, node):
-            inside = [n for part in body.modules() if isinstance(part, torch.fx.GraphModule) for n in part.graph.nodes]
-            for name in {_torch_compat.nodes.called_overload(n): None for n in inside if _is_boundary(n, named)}:
+            inside = [each for each in _torch_compat.nodes.nodes_in(body) if _is_boundary(each, named)]
+            for name in dict.fromkeys(map(_torch_compat.nodes.called_overload, inside)):
                 written = _WRITTEN.get(str(node.target), f"the higher-order operator {node.target}")
                 found[
                     f"{name} is a subgraph boundary, but the graph is not cut there, because the call is inside "

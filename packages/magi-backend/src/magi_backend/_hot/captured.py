@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from magi_backend._torch_compat import state, symbols
-from magi_backend._torch_compat.nodes import graph_copy
+from magi_backend._torch_compat.nodes import graph_copy, nodes_in
 from magi_backend._torch_compat.state import CompileState
 from magi_backend._torch_compat.symbols import StaysSymbolicError
 
@@ -55,8 +55,7 @@ def put_numbers(gm: GraphModule, values: Mapping[Any, int], world: symbols.FakeW
     Each other node, also in the graphs inside it, gets the example value that it has at this size, which passes before
     AOTAutograd and the splitting at boundary operators read.
     """
-    parts = [module for module in gm.modules() if isinstance(module, GraphModule)]
-    nodes = [node for part in parts for node in part.graph.nodes if "example_value" in node.meta]
+    nodes = [node for node in nodes_in(gm) if "example_value" in node.meta]
     numbers: dict[Node, int] = {}
     twins = symbols.Twins(values, world)
     twins.describe([node.meta["example_value"] for node in nodes])

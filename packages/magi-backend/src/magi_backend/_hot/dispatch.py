@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from magi_backend._torch_compat import state, symbols
-from magi_backend._torch_compat.nodes import source_name
+from magi_backend._torch_compat.nodes import nodes_in, source_name
 
 
 Key = tuple[int, ...]
@@ -103,12 +103,11 @@ def why_symbolic(gm: GraphModule, example_inputs: Sequence[Any], inputs: GraphIn
     for place in (size.place for size in inputs.sizes):
         if example_inputs[place].node.is_nested_int():
             return f"{inputs.paths[place] or placeholders[place].name} is the ragged size of a nested tensor"
-    for module in gm.modules():
-        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
-            unknown = {symbol for leaf in _leaves(node) for symbol in symbols.free_symbols(leaf)} - known
-            if unknown:
-                names = ", ".join(sorted(map(str, unknown)))
-                return f"the size or number {names} of {node.name} is known only when the operator has run"
+    for node in nodes_in(gm):
+        unknown = {symbol for leaf in _leaves(node) for symbol in symbols.free_symbols(leaf)} - known
+        if unknown:
+            names = ", ".join(sorted(map(str, unknown)))
+            return f"the size or number {names} of {node.name} is known only when the operator has run"
     return ""
 
 

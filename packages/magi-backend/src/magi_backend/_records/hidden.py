@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
 from magi_backend import _torch_compat
@@ -197,8 +198,8 @@ def _line(node: Node) -> str:
     if isinstance(node.target, str):
         called = f".{node.target}" if node.op == "call_method" else node.target
     else:
-        is_overload = _torch_compat.nodes.is_overload(node.target)
-        called = str(node.target if is_overload else getattr(node.target, "__name__", node.target))
+        has_name = not isinstance(node.target, OpOverload)
+        called = str(getattr(node.target, "__name__", node.target) if has_name else node.target)
     return f"{named} = {called}({', '.join(given)})"
 
 

@@ -33,13 +33,7 @@ _EXTERN = re.compile(r"\b(?:extern_kernels\.(\w+)|torch\.ops\.(\w+\.\w+))[.\w]*\
 
 def op_uses(gm: GraphModule) -> tuple[OpUse, ...]:
     """Each operator registered through magi-opschema that *gm* calls, also in nested graphs, in order of appearance."""
-    calls: Counter[Any] = Counter(
-        node.target
-        for module in gm.modules()
-        if isinstance(module, GraphModule)
-        for node in module.graph.nodes
-        if node.op == "call_function"
-    )
+    calls = Counter(node.target for node in _torch_compat.nodes.nodes_in(gm) if node.op == "call_function")
     return tuple(
         OpUse(
             name=definition.name,

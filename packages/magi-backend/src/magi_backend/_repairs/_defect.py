@@ -123,9 +123,9 @@ def known_defects() -> tuple[Defect, ...]:
     return tuple(sorted((each for each in values if isinstance(each, Defect)), key=lambda defect: defect.name))
 
 
-def active_defects(release: tuple[int, ...]) -> tuple[Defect, ...]:
-    """The defects that the torch *release* has."""
-    return tuple(defect for defect in known_defects() if defect.concerns(release))
+def active_defects() -> tuple[Defect, ...]:
+    """The defects that this release of torch has."""
+    return tuple(defect for defect in known_defects() if defect.concerns(torch_release()))
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def repaired(defects: Sequence[Defect], report: Callable[[str], None]) -> Iterat
 
 def repair_capture() -> None:
     """Install the repairs of what Dynamo does before it calls a backend; they check the backend themselves."""
-    _patch([defect for defect in active_defects(torch_release()) if defect.is_in_capture])
+    _patch([defect for defect in active_defects() if defect.is_in_capture])
 
 
 def note_in_capture(output: Any, name: str) -> None:

@@ -107,17 +107,20 @@ def called_overload(node: Node) -> str:
     return str(overloads[0].name()) if overloads else ""
 
 
+def nodes_in(gm: GraphModule) -> list[Node]:
+    """The nodes of *gm*, and of the graphs inside it."""
+    return [node for module in gm.modules() if isinstance(module, GraphModule) for node in module.graph.nodes]
+
+
 def dtypes_in(gm: GraphModule) -> frozenset[torch.dtype]:
     """The dtypes of the tensors in a captured graph, also in nested graphs."""
-    nodes = [node for module in gm.modules() if isinstance(module, GraphModule) for node in module.graph.nodes]
-    leaves = pytree.tree_leaves([node.meta.get("example_value") for node in nodes])
+    leaves = pytree.tree_leaves([node.meta.get("example_value") for node in nodes_in(gm)])
     return frozenset(leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
 def operator_schemas(gm: GraphModule) -> tuple[str, ...]:
     """The schemas of the operators that *gm* calls, also in nested graphs, without those of torch itself."""
-    targets = {node.target for part in gm.modules() if isinstance(part, GraphModule) for node in part.graph.nodes}
-    overloads = {op for target in targets for op in overloads_of(target)}
+    overloads = {op for node in nodes_in(gm) for op in overloads_of(node.target)}
     return tuple(sorted(str(op._schema) for op in overloads if op.namespace not in {"aten", "prim", "prims"}))
 
 
@@ -224,11 +227,6 @@ def _copied(gm: GraphModule, done: dict[int, GraphModule]) -> GraphModule:
         if hasattr(original, "_dynamo_source"):
             node._dynamo_source = original._dynamo_source
     return twin
-
-
-def is_overload(target: object) -> bool:
-    """Whether *target* is one overload of an operator, which has a schema."""
-    return isinstance(target, torch._ops.OpOverload)
 
 
 def declared_kinds(overload: Any, place: int | str) -> tuple[str, ...]:
