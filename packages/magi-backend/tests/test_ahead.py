@@ -42,13 +42,6 @@ class Calling(nn.Module):
         return y if result is None else result
 
 
-def run_elsewhere(folder: Path, package: str, model: nn.Module, *inputs: Tensor) -> str:
-    """Load *package* in a process where our packages and Triton cannot be imported, and compare it with *model*."""
-    with torch.no_grad():
-        values = [(x, model(x)) for x in inputs]
-    return check_elsewhere(package, values, folder)
-
-
 def scaling(ns: str) -> Any:
     @magi_register_custom_op(f"{ns}::scale", infer_output_meta_fn=["x"])
     def scale(x: Tensor, cfg: Scaling) -> Tensor:
@@ -97,7 +90,9 @@ def test_a_package_runs_where_our_packages_are_not(make: Any, ns: str, tmp_path:
     options = {"aot_inductor.precompile_headers": False, "aot_inductor.compile_wrapper_opt_level": "O0"}
     package = aot_compile(model, tmp_path / "model.pt2", (torch.randn(3, 4),), ({0: BATCH},), options)
 
-    assert run_elsewhere(tmp_path, package, model, *(torch.randn(size, 4) for size in (2, 5, 64))) == "equal\n"
+    with torch.no_grad():
+        values = [(x, model(x)) for x in (torch.randn(size, 4) for size in (2, 5, 64))]
+    assert check_elsewhere(package, values, tmp_path) == "equal\n"
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import pytest
 import torch
 from _settings_page import PAGE, drawn
 from magi_backend import CompileConfig, MagiOptions, _settings, aot_compile, explain, magi_compile
+from magi_backend._passes import chosen_passes
 from magi_backend._settings import described, field_names, read_request, variable
 from magi_backend.errors import ConfigError, OptionError
 from magi_passes import MagiInductorPass, PassPipeline
@@ -240,6 +241,18 @@ def test_an_inductor_option_reaches_inductor() -> None:
 
     assert seen == [False]
     assert torch._inductor.config.epilogue_fusion
+
+
+@pytest.mark.parametrize("tune", [False, True])
+def test_the_settings_choose_the_passes(tune: bool) -> None:
+    config = CompileConfig(tune=tune, pass_config={"enable_conv_layout": False, "max_tiles": 2})
+    passes: dict[str, Any] = {
+        type(each).__name__: each for each in chosen_passes(config, torch.fx.symbolic_trace(add_one), ())
+    }
+
+    chooser = passes["ConvChooser"]
+    assert (chooser.tune, chooser.layout, chooser.temporal, chooser.max_tiles) == (tune, False, True, 2)
+    assert ("NDTilingWorkaroundPass" in passes) is not tune
 
 
 def test_the_page_on_settings_is_drawn_from_the_code_and_has_every_variable() -> None:

@@ -185,9 +185,7 @@ def with_itself_flipped(x: Tensor) -> Tensor:
 
 MOVED: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Any]]] = {
     "flipped": ((256,), lambda x: double_op(x).relu().flip(0)),
-    "flipped before": ((256,), lambda x: double_op(x).flip(0).relu()),
     "transposed": ((32, 32), lambda x: copied(double_op(x).relu().t())),
-    "cast and transposed": ((32, 32), lambda x: copied(double_op(x).to(torch.bfloat16).t())),
     "permuted": ((8, 8, 32), lambda x: copied(double_op(x).relu().permute(1, 0, 2))),
     "diagonal repeated": ((16, 16), lambda x: copied(double_op(x).relu().diagonal().expand(16, 16))),
     "with itself flipped": ((16, 16), lambda x: with_itself_flipped(double_op(x))),

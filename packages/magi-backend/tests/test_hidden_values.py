@@ -105,14 +105,9 @@ def test_sizes_and_what_many_programs_have_stay() -> None:
 @pytest.mark.parametrize(
     ("code", "shown"),
     [
-        ("auto tmp1 = static_cast<float>(12345.678);", "auto tmp1 = static_cast<float>(…);"),
-        ("auto tmp1 = static_cast<int64_t>(98765);", "auto tmp1 = static_cast<int64_t>(…);"),
         ("x0<static_cast<int64_t>(98765L)", "x0<static_cast<int64_t>(98765L)"),
         ("tmp1 = tl.full([1], 98765, tl.int64)", "tmp1 = tl.full([1], …, tl.int64)"),
-        (
-            "tmp1 = tl.full([XBLOCK, RBLOCK], 0.08838834764, tl.float32)",
-            "tmp1 = tl.full([XBLOCK, RBLOCK], …, tl.float32)",
-        ),
+        ("tmp1 = tl.full([XBLOCK, RBLOCK], 0.0884, tl.float32)", "tmp1 = tl.full([XBLOCK, RBLOCK], …, tl.float32)"),
         ("tmp2 = tmp0 * 1e-05", "tmp2 = tmp0 * 1e-05"),
         ("tmp2 = tmp0 * 3.5e+20", "tmp2 = tmp0 * …"),
         ("xnumel = 98765", "xnumel = 98765"),

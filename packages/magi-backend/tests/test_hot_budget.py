@@ -13,14 +13,12 @@ from itertools import chain, cycle, islice
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from magi_backend._hot import table as tables
 from magi_backend._hot.dispatch import GraphInputs, SizeInput
 from magi_backend._hot.table import SHARE, SizeTable
 from magi_backend._torch_compat import values
-from torch import Tensor
 
 
 class World:
@@ -206,19 +204,3 @@ def test_before_the_first_code_is_timed_calls_pay_with_their_share(monkeypatch: 
 
     assert world.call(4, 4, 4) == [4]
     assert world.call(*[5] * 2000) == [5]
-
-
-@pytest.mark.parametrize("hot_sizes", [1, 2, 4])
-def test_three_calls_each_of_81_pairs_in_three_rounds(hot_sizes: int, made: Callable[[], list[Any]]) -> None:
-    def fn(x: Tensor) -> Tensor:
-        return x @ x.t()
-
-    compiled = torch.compile(fn, backend="magi", dynamic=True, options={"magi.hot_sizes": hot_sizes})
-    for _ in range(3):
-        for height in range(3, 12):
-            for width in range(12, 21):  # never square, which would be another graph
-                x = torch.randn(height, width)
-                for _ in range(3):
-                    torch.testing.assert_close(compiled(x), fn(x))
-
-    assert len(made()) == hot_sizes

@@ -21,7 +21,7 @@ import torch
 from magi_backend import explain, magi_register_custom_op
 from magi_backend._hot import captured
 from magi_backend._hot.captured import why_not_now
-from magi_backend._hot.dispatch import MOST_PARAMETERS, GraphInputs, SizeInput, dispatch_source, make_dispatch
+from magi_backend._hot.dispatch import MOST_PARAMETERS, GraphInputs, SizeInput, make_dispatch
 from magi_backend._hot.table import SizeTable
 from magi_backend.records import SizesOutcome
 from magi_opschema import ObjectHandle, register_object
@@ -519,28 +519,6 @@ def inputs(count: int, *places: int, differentiates: bool = False) -> GraphInput
     names = tuple(f"x{place}" for place in range(count))
     return GraphInputs(
         names, names, tuple(SizeInput(place, f"s{place}", names[place]) for place in places), differentiates
-    )
-
-
-def test_the_source_of_a_dispatcher() -> None:
-    assert (
-        dispatch_source(inputs(4, 1, 3), "sizes_of_model")
-        == """\
-def make(find, other, general, under_hooks, saved_tensor_hooks):
-    def sizes_of_model(input0, size1, input2, size3):
-        key = (size1, size3,)  # x1, x3
-        try:
-            code = find(key)
-        except TypeError:  # a symbolic size: the call is traced
-            return general(input0, size1, input2, size3)
-        if code is None:
-            return other(key, (input0, size1, input2, size3,))
-        code.hits += 1
-        inputs = [input0, input2]
-        return code.run(inputs)
-
-    return sizes_of_model
-"""
     )
 
 

@@ -3,21 +3,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from magi_backend import MismatchError, explain
+from magi_backend import MismatchError
 from magi_backend._records.collect import Collector, collecting
 from magi_backend._repairs._defect import is_active, known_defects, repaired
 from torch import Tensor, nn
 from torch._inductor import ir
 from torch._inductor.graph import GraphLowering
 from torch._inductor.scheduler import Scheduler
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 INTERRUPTS = [KeyboardInterrupt, SystemExit]
@@ -96,32 +92,3 @@ def test_in_check_which_then_checks_the_next_call(kind: type[BaseException], ns:
             fn(torch.ones(3))
     state["wrong"] = False
     torch.testing.assert_close(fn(torch.ones(3)), torch.full((3,), 2.0))
-
-
-class Counting(nn.Module):
-    """A module that counts its calls in a buffer, and is interrupted at one."""
-
-    calls: Tensor
-
-    def __init__(self, interrupt: Callable[[], None]) -> None:
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(()))
-        self.interrupt = interrupt
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        self.interrupt()
-        return x + self.calls
-
-
-@pytest.mark.parametrize("kind", [*INTERRUPTS, RuntimeError])
-def test_in_explain_which_puts_buffers_back(kind: type[BaseException]) -> None:
-    def interrupt() -> None:
-        raise kind
-
-    model = Counting(interrupt)
-
-    with pytest.raises(kind):
-        explain(model)(torch.ones(2))
-
-    assert model.calls == 0

@@ -6,7 +6,6 @@ from __future__ import annotations
 import ast
 import itertools
 import math
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -31,11 +30,6 @@ ACTIVE = {defect.name for defect in active_defects()}
 PTX = tl.constexpr("{\n\t.reg .b32 r;\n\tmov.b32 r, $1;\n}")
 QUOTED = tl.constexpr("'''it's a \"\"\"\\n\\ é\u1234")
 LOWEST = tl.constexpr(float("-inf"))
-
-
-@triton.constexpr_function
-def text_of(n):  # type: ignore[no-untyped-def]
-    return "\n" + "\\" * n
 
 
 @triton.jit
@@ -79,13 +73,6 @@ def with_a_helper(x, out, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def with_a_text(x, out, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.arange(0, BLOCK)
-    tl.static_assert(text_of(2) != "")
-    tl.store(out + at, tl.load(x + at))
-
-
-@triton.jit
 def with_the_lowest(x, out, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.arange(0, BLOCK)
     tl.store(out + at, tl.load(x + at, at < 8, other=LOWEST))
@@ -102,14 +89,6 @@ CONFIGS = [{"BLOCK": 64, "CONSTANT": r"\t"}, {"BLOCK": 32, "CONSTANT": "a\n'''b'
 tuned = triton.autotune([triton.Config(config) for config in CONFIGS], key=[])(taking)
 tuned_source = triton.autotune([triton.Config({"BLOCK": block}) for block in (32, 64)], key=[])(with_a_docstring)
 names = (f"kernel_constants::launch_{number}" for number in itertools.count())
-
-
-@pytest.fixture(autouse=True)
-def _anew() -> Iterator[None]:
-    """Every graph is compiled."""
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 def code_of(kernel: Any, backend: str = "magi", **constants: Any) -> str:
@@ -182,9 +161,7 @@ def written(kernel: Any) -> str:
 
 SOURCE_VARIANTS = [
     pytest.param(with_line_ends, with_line_ends, {"BLOCK": 64}, id="ends of lines"),
-    pytest.param(with_a_docstring, with_a_docstring, {"BLOCK": 64}, id="docstring"),
     pytest.param(with_a_helper, helper, {"BLOCK": 64}, id="helper"),
-    pytest.param(with_a_text, text_of, {"BLOCK": 64}, id="constexpr function"),
     pytest.param(tuned_source, with_a_docstring, {}, id="autotuned"),
 ]
 

@@ -15,7 +15,6 @@ import triton
 import triton.language as tl
 from magi_backend import magi_register_custom_op
 from magi_opschema import ObjectHandle, op_def, register_object
-from magi_opschema.errors import RuleError
 from magi_tritonwrap import (
     NoFakeError,
     OpaqueFallbackWarning,
@@ -157,35 +156,6 @@ def test_a_fake_of_the_author_where_only_a_run_tells(which: str, is_later: bool,
     graph, shape = graph_of(op)
     assert len(launches_of(graph)) == (which == "launching")
     assert (shape, bool(calls)) == ((4,), True)
-
-
-@pytest.mark.parametrize("use", ["a fake call", "a compilation"])
-@pytest.mark.parametrize("body", [seen, hidden("launching")], ids=["decided", "undecided"])
-def test_a_fake_that_comes_too_late(body: Callable[..., Any], use: str, ns: str) -> None:
-    op = magi_register_custom_op(f"{ns}::rows")(body)
-    if use == "a compilation":
-        graph_of(op)
-    with torch._subclasses.FakeTensorMode():
-        op(torch.empty(6, 50))
-    with pytest.raises(RuleError, match=rf"{ns}::rows: the fake of test_undecided.py:\d+ comes too late"):
-        op.register_fake(counted([]))
-
-
-@pytest.mark.parametrize("body", [seen, hidden("launching")], ids=["decided", "undecided"])
-def test_one_fake_of_the_author_is_enough(body: Callable[..., Any], ns: str) -> None:
-    op = magi_register_custom_op(f"{ns}::rows")(body)
-    op.register_fake(counted([]))
-    with pytest.raises(RuleError, match=r"it has a fake already \(test_undecided.py:\d+\); that of"):
-        op.register_fake(counted([]))
-    calls: list[torch.Size] = []
-    again = magi_register_custom_op(f"{ns}::rows", override=True)(body)
-    again.register_fake(counted(calls))
-    with torch._subclasses.FakeTensorMode():
-        assert again(torch.empty(6, 50)).shape == (6,)
-    assert calls
-    given = magi_register_custom_op(f"{ns}::given", infer_output_meta_fn=lambda x: x.new_empty(4))(seen)
-    with pytest.raises(RuleError, match=r"it has a fake already \(infer_output_meta_fn\)"):
-        given.register_fake(counted([]))
 
 
 def test_a_body_with_effects_is_not_run_to_find_out(ns: str) -> None:
