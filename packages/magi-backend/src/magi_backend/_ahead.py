@@ -28,7 +28,7 @@ from magi_backend import _torch_compat
 from magi_backend._passes import chosen_passes
 from magi_backend._records.log import registered
 from magi_backend._repairs._defect import active_defects, repaired
-from magi_backend._settings import Request, read_request
+from magi_backend._settings import read_request
 from magi_backend.errors import OptionError, PackageError, TargetTypeError, family
 
 
@@ -268,20 +268,16 @@ def aot_compile(
     with torch.no_grad(), _torch_compat.compiling.copying_programs():
         try:
             program = with_bodies(exported(exported_program_or_module, example_inputs, dynamic_shapes))
-            return _packaged(program, place, request)
+            defects = active_defects()
+            passes = (*chosen_passes(request.config, program.graph_module, defects), NoPythonLeft())
+            patches = PassPipeline(passes).inductor_options(base=request.inductor)
+            with magi_tritonwrap.unsupported_launches(request.config.on_unsupported), repaired(defects, lambda _: None):
+                return _torch_compat.compiling.package(program, place, patches)
         except Exception as error:
             ours = _first_of_ours(error)
             if ours is None or ours is error:
                 raise
             raise ours from error
-
-
-def _packaged(program: ExportedProgram, path: str, request: Request) -> str:
-    defects = active_defects()
-    passes = (*chosen_passes(request.config, program.graph_module, defects), NoPythonLeft())
-    options = PassPipeline(passes).inductor_options(base=request.inductor)
-    with magi_tritonwrap.unsupported_launches(request.config.on_unsupported), repaired(defects, lambda _: None):
-        return _torch_compat.compiling.package(program, path, options)
 
 
 def _first_of_ours(error: BaseException | None) -> BaseException | None:

@@ -19,7 +19,7 @@ from torch.utils._pytree import GetAttrKey, MappingKey, keystr
 
 from ._torch_compat import values
 from ._verify.compare import tensors_of
-from .errors import TargetError, TargetTypeError
+from .errors import TargetError, TargetTypeError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def _path(target: str, name: object, signature: inspect.Signature, hints: Mappin
         raise TargetError(msg)
     if path.parameter not in signature.parameters:
         known = list(signature.parameters)
-        hint = _did_you_mean(path.parameter, known)
+        hint = did_you_mean(get_close_matches(path.parameter, known, n=1))
         listed = f"Its parameters are {', '.join(known)}." if known else "It has no parameters."
         msg = f"{target} has no parameter '{path.parameter}' for dynamic_arg_dims.{hint} {listed}"
         raise TargetError(msg)
@@ -227,16 +227,11 @@ def _path(target: str, name: object, signature: inspect.Signature, hints: Mappin
         if step.name not in fields:
             msg = (
                 f"{target}: dynamic_arg_dims names '{path}', and {cls.__name__} has no field '{step.name}'."
-                f"{_did_you_mean(step.name, fields)} Its fields are {', '.join(fields)}."
+                f"{did_you_mean(get_close_matches(step.name, fields, n=1))} Its fields are {', '.join(fields)}."
             )
             raise TargetError(msg)
         annotation = _hints(cls).get(step.name)
     return path
-
-
-def _did_you_mean(name: str, names: Sequence[str]) -> str:
-    close = get_close_matches(name, names, n=1)
-    return f" Did you mean '{close[0]}'?" if close else ""
 
 
 def _as_dims(target: str, name: str, value: object) -> Mapping[int, Mark]:
@@ -254,7 +249,7 @@ def _as_dims(target: str, name: str, value: object) -> Mapping[int, Mark]:
         raise TargetError(msg)
     for dim, mark in marks.items():
         if mark not in MARKS:
-            hint = _did_you_mean(str(mark), MARKS)
+            hint = did_you_mean(get_close_matches(str(mark), MARKS, n=1))
             msg = f"{target}: dynamic_arg_dims[{name!r}][{dim}] is {mark!r}.{hint} It takes one of {', '.join(MARKS)}."
             raise TargetError(msg)
     return marks

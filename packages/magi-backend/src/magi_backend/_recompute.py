@@ -20,12 +20,6 @@ from torch.utils.checkpoint import CheckpointPolicy
 from . import _torch_compat
 
 
-def _source(node: Node) -> object:
-    """The function in the captured graph that *node* comes from, if the compiler has replaced the call of it."""
-    stack = node.meta.get("source_fn_stack")
-    return stack[-1][1] if stack else None
-
-
 def outputs(graph: Graph, chosen: Callable[[Node], bool]) -> list[Node]:
     """The outputs of the *chosen* nodes of *graph*; for a tuple, the items that are taken from it."""
     nodes = {node for node in graph.nodes if node.op == "call_function" and chosen(node)}
@@ -76,7 +70,9 @@ class SelectiveRecompute(MagiInductorPass):
         """
 
         def is_sensitive(node: Node) -> bool:
-            names = {_torch_compat.nodes.operator_name(target) for target in (node.target, _source(node))}
+            # Of a node in the place of a call that the compiler has replaced, the captured graph has the function.
+            _, source = (node.meta.get("source_fn_stack") or [(None, None)])[-1]
+            names = {_torch_compat.nodes.operator_name(target) for target in (node.target, source)}
             return not names.isdisjoint(self.sensitive) and not _torch_compat.nodes.in_backward(node)
 
         def is_free_product(node: Node) -> bool:

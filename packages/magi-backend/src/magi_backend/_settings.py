@@ -24,7 +24,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr,
 from pydantic.fields import FieldInfo
 
 from . import _torch_compat
-from .errors import ConfigError, OptionError
+from .errors import ConfigError, OptionError, did_you_mean
 
 
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
@@ -387,7 +387,7 @@ def _checked(values: Mapping[str, object], origin: str) -> dict[str, object]:
             found[name] = (from_text if origin == "environment" else strict).validate_python(value)
         except ValidationError as error:
             cause = error
-            takes = f"takes {_accepted(field)}.{_did_you_mean(value, _choices(field.annotation))}"
+            takes = f"takes {_accepted(field)}.{_nearest_choice(value, _choices(field.annotation))}"
             if origin in {"", "environment"}:
                 where = f"The environment variable {variable(name)}" if origin else name
                 bad.append(f"{where} = {value!r}: the setting {name} {takes}")
@@ -403,8 +403,7 @@ def _unknown_name(name: object, prefix: str = "") -> str:
     valid = [prefix + known for known in _fields()]
     if not isinstance(name, str):
         return f"{name!r} (a {type(name).__name__}) is not the name of a setting. Names are such as {valid[0]!r}."
-    close = nearest(name)
-    hint = f" Did you mean {prefix + close!r}?" if close else ""
+    hint = did_you_mean(prefix + close for close in [nearest(name)] if close)
     return f"{prefix + name!r} is not a setting of the magi backend.{hint} The settings are: {', '.join(valid)}"
 
 
@@ -412,9 +411,8 @@ def _choices(kind: object) -> tuple[str, ...]:
     return get_args(kind) if get_origin(kind) is Literal else ()
 
 
-def _did_you_mean(given: object, choices: Sequence[str]) -> str:
-    close = get_close_matches(given.lower(), choices, n=1) if isinstance(given, str) else []
-    return f" Did you mean {close[0]!r}?" if close else ""
+def _nearest_choice(given: object, choices: Sequence[str]) -> str:
+    return did_you_mean(get_close_matches(given.lower(), choices, n=1)) if isinstance(given, str) else ""
 
 
 def _accepted(field: FieldInfo) -> str:
@@ -470,7 +468,7 @@ def read_request(
     if mode is not None:
         modes, other = get_args(Mode), ours.get("mode", mode)
         if mode not in modes:
-            hint = _did_you_mean(mode, modes)
+            hint = _nearest_choice(mode, modes)
             msg = f"mode={mode!r} is not a mode of the magi backend.{hint} Choose one of: {', '.join(modes)}"
             raise OptionError(msg)
         if mode != other:
@@ -490,7 +488,7 @@ def _check_inductor_options(values: Mapping[str, object]) -> None:
             ours = [_PREFIX + field for field in field_names()]
             near = [_PREFIX + meant] if (meant := nearest(key)) else []
             near += get_close_matches(key, known, n=3 - len(near), cutoff=0.5)
-            hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+            hint = did_you_mean(near)
             msg = (
                 f"Unknown option {key!r} for the magi backend.{hint} Its own options are {', '.join(ours)}; "
                 "every key of torch._inductor.config is accepted too (torch._inductor.list_options() lists them)."

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from . import _torch_compat
 from ._records.log import registered
-from .errors import BoundaryOpError
+from .errors import BoundaryOpError, did_you_mean
 
 
 _CALLS = frozenset({"call_function", "call_method", "call_module"})
@@ -55,9 +55,8 @@ def boundary_overloads(names: Collection[str]) -> frozenset[str]:
         packet = getattr(getattr(torch.ops, namespace, None), base, None) if base else None
         if packet is None or not _torch_compat.nodes.is_operator(packet):
             close = get_close_matches(name, _torch_compat.nodes.operator_names(), n=3)
-            hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
             msg = (
-                f"magi.boundary_ops names {name!r}, but no such operator is registered.{hint} "
+                f"magi.boundary_ops names {name!r}, but no such operator is registered.{did_you_mean(close)} "
                 "Names have the form 'namespace::op'; import the module that registers it before the first call."
             )
             raise BoundaryOpError(msg)

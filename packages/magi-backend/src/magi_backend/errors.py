@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 __all__ = [
     "BackendError",
@@ -55,6 +57,12 @@ class PackageError(BackendError, ValueError):
 
 class ReportError(BackendError, LookupError):
     """A folder holds no record of a run."""
+
+
+def did_you_mean(close: Iterable[str]) -> str:
+    """A sentence that proposes the *close* names, after a space; empty if there are none."""
+    proposed = " or ".join(map(repr, close))
+    return f" Did you mean {proposed}?" if proposed else ""
 
 
 def family() -> tuple[type[Exception], ...]:

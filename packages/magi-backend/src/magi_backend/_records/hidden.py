@@ -216,10 +216,14 @@ def _kind(value: Any) -> str:
     return ""
 
 
+_SHOWN = (bool, torch.SymInt, torch.SymFloat, torch.dtype, torch.device, torch.layout, torch.memory_format)
+"""The classes of arguments that hold no value of a tensor."""
+
+
 def _text(value: Any, target: Any, place: int | str) -> str:
     if isinstance(value, Node):
         return value.name
-    if isinstance(value, bool) or value is None:
+    if value is None or isinstance(value, _SHOWN):
         return str(value)
     if isinstance(value, int):
         return number_text(value) if takes_value(target, place) else str(value)
@@ -235,10 +239,6 @@ def _text(value: Any, target: Any, place: int | str) -> str:
     if isinstance(value, slice):
         parts = (value.start, value.stop, value.step)
         return ":".join("" if part is None else _text(part, target, place) for part in parts)
-    if isinstance(
-        value, torch.SymInt | torch.SymFloat | torch.dtype | torch.device | torch.layout | torch.memory_format
-    ):
-        return str(value)
     return f"<{getattr(value, '__name__', type(value).__name__)}>"
 
 
