@@ -245,10 +245,6 @@ def test_code_without_a_lost_value_is_what_it_was(fn: Callable[..., Tensor], dyn
         assert written() == repaired
 
 
-def region(tensor: Tensor) -> Region:
-    return Region(tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset())
-
-
 @pytest.mark.parametrize(
     ("one", "other", "apart"),
     [
@@ -269,8 +265,9 @@ def test_two_views_are_apart_only_if_they_share_no_element(
     one: Callable[[Any], Tensor], other: Callable[[Any], Tensor], apart: bool
 ) -> None:
     x = torch.arange(16).reshape(4, 4)
-    mine, its = region(one(x)), region(other(x))
+    views = one(x), other(x)
+    mine, its = (Region(tuple(view.shape), tuple(view.stride()), view.storage_offset()) for view in views)
 
     assert mine.is_known_apart(its) is its.is_known_apart(mine) is apart
     if apart:
-        assert not set(one(x).flatten().tolist()) & set(other(x).flatten().tolist())
+        assert not set(views[0].flatten().tolist()) & set(views[1].flatten().tolist())

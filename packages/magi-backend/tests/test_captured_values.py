@@ -72,13 +72,6 @@ def test_a_changed_float_is_a_symbol_from_then_on(floats: list[int]) -> None:
     assert floats == [0, 1]
 
 
-def test_modules_that_share_a_function_compile_twice(floats: list[int]) -> None:
-    compiled, x = by_magi(lambda norm, x: norm(x)), torch.randn(4, 8)
-    for eps in (1e-3, 2e-3, 3e-3, 4e-3):
-        assert torch.allclose(compiled(Norm(eps), x), Norm(eps)(x))
-    assert floats == [0, 1]
-
-
 def test_an_argument_is_a_symbol_at_once(floats: list[int]) -> None:
     compiled, x = by_magi(lambda x, scale: x * scale + 1), torch.randn(4, 8)
     for scale in (0.5, 0.7, 0.9):

@@ -179,33 +179,22 @@ def test_forward_and_backward_of_a_call_come_from_one_code(made: Made, has_paid:
 def test_a_recomputation_runs_what_the_forward_ran(use_reentrant: bool, made: Made) -> None:
     """Layers share a graph, so code for their size is made between the forward of one and its recomputation."""
 
-    class Layer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(3, 3) / 3)  # twelve of them in a row keep their size
+    def layer(weight: Tensor, x: Tensor) -> Tensor:
+        return x @ weight @ weight.t() @ weight
 
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = x @ self.weight @ self.weight.t() @ self.weight
-            return out
+    weights = [torch.randn(3, 3) / 3 for _ in range(4)]  # twelve of them in a row keep their size
 
-    layers = nn.ModuleList(Layer() for _ in range(4))
-    run = hot(lambda layer, x: layer(x), hot_after=3)
+    def gradients(call: Callable[..., Any], x: Tensor) -> list[Any]:
+        leaves = [leaf.clone().requires_grad_() for leaf in (x, *weights)]
+        value: Any = leaves[0]
+        for weight in leaves[1:]:
+            value = checkpoint(call, weight, value, use_reentrant=use_reentrant)
+        value.square().sum().backward()
+        return [leaf.grad for leaf in leaves]
 
-    def loss(x: Any, call: Callable[..., Any]) -> Any:
-        for layer in layers:
-            x = checkpoint(call, layer, x, use_reentrant=use_reentrant)
-        return x.square().sum()
-
-    for count in (4, 4, 5, 4):
-        x = torch.randn(count, 3, requires_grad=True)
-        parameters = [x, *layers.parameters()]
-        gradients = []
-        for call in (run, lambda layer, x: layer(x)):
-            for parameter in parameters:
-                parameter.grad = None
-            loss(x, call).backward()
-            gradients.append([parameter.grad for parameter in parameters])
-        torch.testing.assert_close(*gradients)
+    run = hot(layer, hot_after=3)
+    for (x,) in rows(4, 4, 5, 4):
+        torch.testing.assert_close(gradients(run, x), gradients(layer, x))
 
     assert made()
 
@@ -236,19 +225,15 @@ def test_an_object_handle_stays_an_input(ns: str, made: Made) -> None:
         out: Tensor = x * runner.scale
         return out
 
-    class Layer(nn.Module):
-        def __init__(self, factor: float) -> None:
-            super().__init__()
-            self.runner = Runner(factor)
-            register_object(self.runner, weak=True)
+    def fn(runner: Runner, x: Tensor) -> Tensor:
+        return gram(scale(x, runner))
 
-        def forward(self, x: Tensor) -> Tensor:
-            return gram(scale(x, self.runner))
-
-    layers = [Layer(float(factor)) for factor in range(1, 6)]
-    compiled = torch.compile(lambda layer, x: layer(x), backend="magi", dynamic=True, fullgraph=True, options=HOT)
+    runners = [Runner(float(factor)) for factor in range(1, 6)]
+    for runner in runners:
+        register_object(runner, weak=True)
+    compiled = torch.compile(fn, backend="magi", dynamic=True, fullgraph=True, options=HOT)
     x = torch.randn(4, 3)
-    right(compiled, lambda layer, x: layer(x), *((layer, x) for layer in layers * 2))
+    right(compiled, fn, *((runner, x) for runner in runners * 2))
 
     assert made() == [(4, 3)]
 

@@ -202,9 +202,6 @@ def test_graphs_and_code_are_kept_once(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class SinBecomesCos(MagiInductorPass):
-    def is_applicable(self, graph: torch.fx.Graph, context: object) -> bool:
-        return True
-
     def __call__(self, graph: torch.fx.Graph) -> None:
         for node in graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default):
             node.target = torch.ops.aten.cos.default

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -60,20 +59,14 @@ class Mode:
     scale: float = 1.0
 
 
-class Holder:
-    def __init__(self, fn: Any) -> None:
-        self.fn = fn
-
-
-launching, plain = Holder(rows), Holder(plain_rows)
-WEAK: dict[str, Any] = {"launching": weakref.ref(launching), "plain": weakref.ref(plain)}
+WEAK: dict[str, Any] = {"launching": weakref.ref(rows), "plain": weakref.ref(plain_rows)}
 
 
 def hidden(which: str) -> Callable[[Tensor], Tensor]:
     """A body that launches, or does not, in a function to which no name in it leads."""
 
     def body(x: Tensor) -> Tensor:
-        result: Tensor = functools.reduce(lambda value, holder: holder.fn(value), (WEAK[which](),), x)
+        result: Tensor = WEAK[which]()(x)
         return result
 
     return body
@@ -164,7 +157,7 @@ def test_a_body_with_effects_is_not_run_to_find_out(ns: str) -> None:
     def body(x: Tensor) -> Tensor:
         log.append(1)
         print("working on it")  # noqa: T201 - what is tested
-        result: Tensor = WEAK["plain"]().fn(x)
+        result: Tensor = WEAK["plain"]()(x)
         return result
 
     op = magi_register_custom_op(f"{ns}::effect")(body)
@@ -177,17 +170,17 @@ def test_a_body_with_effects_is_not_run_to_find_out(ns: str) -> None:
 
 def one(x: Tensor) -> Tensor:
     assert x.sum().item() < 1e9
-    return WEAK["plain"]().fn(x)  # type: ignore[no-any-return]
+    return WEAK["plain"]()(x)  # type: ignore[no-any-return]
 
 
 def two(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     if (x > 0).any():
-        WEAK["plain"]().fn(x)
+        WEAK["plain"]()(x)
     return x.clone(), y.clone()
 
 
 def nothing(x: Tensor) -> None:
-    WEAK["plain"]().fn(x[: int(x[0, 0])])
+    WEAK["plain"]()(x[: int(x[0, 0])])
 
 
 @pytest.mark.parametrize(("body", "count"), [(one, 1), (two, 2), (nothing, 1)])
@@ -224,7 +217,7 @@ def test_no_fake_can_be_had(ns: str) -> None:
     @magi_register_custom_op(f"{ns}::pair")
     def pair(x: Tensor) -> Pair:
         assert x.sum().item()
-        return WEAK["plain"]().fn(x)  # type: ignore[no-any-return]
+        return WEAK["plain"]()(x)  # type: ignore[no-any-return]
 
     with (
         pytest.warns(OpaqueFallbackWarning),
@@ -280,7 +273,7 @@ def test_the_body_runs_neither_at_decoration_nor_when_it_is_read(ns: str) -> Non
 
     def undecided(x: Tensor) -> Tensor:
         calls.append(1)
-        return WEAK["plain"]().fn(x)  # type: ignore[no-any-return]
+        return WEAK["plain"]()(x)  # type: ignore[no-any-return]
 
     def read_whole(x: Tensor) -> Tensor:
         calls.append(2)

@@ -25,9 +25,6 @@ from ._records.log import registered
 from .errors import BoundaryOpError, did_you_mean
 
 
-_CALLS = frozenset({"call_function", "call_method", "call_module"})
-
-
 @dataclass(frozen=True)
 class Split:
     """A graph whose calls are in submodules, one for each piece, in order."""
@@ -124,7 +121,7 @@ def _places(gm: GraphModule, boundaries: frozenset[Node]) -> dict[Node, int]:
     places: dict[Node, int] = {}
     current = 0
     for node in gm.graph.nodes:
-        if node.op in {"placeholder", "get_attr", "output"}:
+        if not node.op.startswith("call_"):
             continue
         if node in boundaries:
             current += 1
@@ -141,7 +138,7 @@ def _places(gm: GraphModule, boundaries: frozenset[Node]) -> dict[Node, int]:
 def _written(node: Node) -> Node | None:
     """The input that *node* writes to and returns, as ``x.add_(1)`` and ``x += 1`` do; None for any other node."""
     value = node.meta.get("example_value")
-    if node.op not in _CALLS or not isinstance(value, torch.Tensor):
+    if not node.op.startswith("call_") or not isinstance(value, torch.Tensor):
         return None
     return next((n for n in node.all_input_nodes if n.meta.get("example_value") is value), None)
 
@@ -191,7 +188,7 @@ def _is_view(node: Node) -> bool:
         if not isinstance(source.meta.get("example_value"), torch.Tensor):
             return _is_view(source)  # an item of an operator's result shares its memory, but is not a view
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    if node.op not in _CALLS or _written(node) is not None or name.endswith("_") or "out" in node.kwargs:
+    if not node.op.startswith("call_") or _written(node) is not None or name.endswith("_") or "out" in node.kwargs:
         return False
     results, inputs = _storages(node), {storage for n in node.all_input_nodes for storage in _storages(n)}
     return bool(results) and all(storage in inputs for storage in results)

@@ -176,7 +176,7 @@ def _lines(graph: Graph, indent: str, seen: set[int]) -> Iterator[str]:
 
 def _place(node: Node) -> str:
     """``model.py:12 in forward``: the innermost line of the program that *node* comes from; empty if unknown."""
-    if node.op not in {"call_function", "call_method", "call_module"}:
+    if not node.op.startswith("call_"):
         return ""
     _, _, last = str(node.meta.get("stack_trace") or "").rpartition('File "')
     path, _, rest = last.partition('", line ')
