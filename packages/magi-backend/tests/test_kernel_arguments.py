@@ -48,11 +48,9 @@ def add_tokens(x, out, tokens, scale, n, BLOCK: tl.constexpr):  # type: ignore[n
 
 
 CONFIGS = [triton.Config({"BLOCK": block}) for block in (64, 128)]
-tuned_scale = triton.autotune(CONFIGS, key=["n"])(scale_kernel)
-by_name = triton.jit(do_not_specialize=["tokens"])(add_tokens)
-by_place = triton.jit(do_not_specialize=[2])(add_tokens)
+unspecialized = triton.jit(do_not_specialize=["tokens"])(add_tokens)
 specialized = triton.jit(add_tokens)
-tuned = triton.autotune(CONFIGS, key=["n"])(triton.heuristics({"scale": lambda given: 0.5})(by_name))
+tuned = triton.autotune(CONFIGS, key=["n"])(triton.heuristics({"scale": lambda given: 0.5})(unspecialized))
 
 
 def launched(launch: Callable[[Tensor, Tensor, Any], Any], of: type = int) -> Callable[..., Tensor]:
@@ -69,15 +67,12 @@ def launched(launch: Callable[[Tensor, Tensor, Any], Any], of: type = int) -> Ca
 
 
 FLOATS: dict[str, Callable[..., Tensor]] = {
-    "by position": launched(lambda x, out, scale: scale_kernel[(4,)](x, out, scale, x.numel(), BLOCK=64), float),
-    "by name": launched(lambda x, out, _: scale_kernel[(4,)](x, out, n=x.numel(), BLOCK=64, scale=1e-3), float),
-    "tuned": launched(lambda x, out, _: tuned_scale[(4,)](x, out, 0.125, x.numel()), float),
+    "plain": launched(lambda x, out, scale: scale_kernel[(4,)](x, out, scale, x.numel(), BLOCK=64), float),
     "annotated": launched(lambda x, out, _: wide_kernel[(4,)](x, out, 0.125, 2.0, x.numel(), BLOCK=64), float),
     "an int": launched(lambda x, out, _: scale_kernel[(4,)](x, out, 3, x.numel(), BLOCK=64), float),
 }
 ONES: dict[str, Callable[..., Tensor]] = {
-    "by name": launched(lambda x, out, tokens: by_name[(4,)](x, out, tokens, 0.5, x.numel(), BLOCK=64)),
-    "by place": launched(lambda x, out, tokens: by_place[(4,)](x, out, n=64, tokens=tokens, scale=2, BLOCK=8)),
+    "plain": launched(lambda x, out, tokens: unspecialized[(4,)](x, out, tokens, 0.5, x.numel(), BLOCK=64)),
     "tuned": launched(lambda x, out, tokens: tuned[(4,)](x, out, tokens, n=x.numel())),
     "specialized": launched(lambda x, out, tokens: specialized[(4,)](x, out, tokens, 0.5, x.numel(), BLOCK=64)),
 }
@@ -114,11 +109,7 @@ floats_are_wide = pytest.mark.skipif(
 
 @floats_are_wide
 @pytest.mark.parametrize(
-    ("op", "expected"),
-    [
-        *((op, {"scale": "fp32"}) for op in ("by position", "by name", "tuned")),
-        ("annotated", {"scale": "fp64", "shift": "fp32"}),
-    ],
+    ("op", "expected"), [("plain", {"scale": "fp32"}), ("annotated", {"scale": "fp64", "shift": "fp32"})]
 )
 def test_floats_are_32_bits_wide_unless_annotated(op: str, expected: dict[str, str]) -> None:
     stock, _ = types(FLOATS[op], 0.5, "inductor")
@@ -132,20 +123,20 @@ def test_a_kernel_without_floats_has_no_repair() -> None:
     assert types(FLOATS["an int"], 0.5)[1] == []
 
 
-@pytest.mark.parametrize("op", ["by name", "by place", "tuned"])
+@pytest.mark.parametrize("op", ["plain", "tuned"])
 def test_a_one_is_declared_as_a_number(op: str) -> None:
     stock, _ = types(ONES[op], 1, "inductor")
     assert stock["tokens"] == "constexpr", "torch has mended this: give the defect its end"
     declared, repairs = types(ONES[op], 1)
     assert declared["tokens"] == "i32"
     assert "keep_unspecialized_ones" in repairs
-    if op == "by name":
-        assert compiled(by_name, declared)
+    if op == "plain":
+        assert compiled(unspecialized, declared)
 
 
 def test_other_ones_are_constants_as_in_triton_and_another_number_needs_no_repair() -> None:
     assert types(ONES["specialized"], 1)[0]["tokens"] == "constexpr"
-    declared, repairs = types(ONES["by name"], 2)
+    declared, repairs = types(ONES["plain"], 2)
     assert declared["tokens"] == "i32"
     assert "keep_unspecialized_ones" not in repairs
 
