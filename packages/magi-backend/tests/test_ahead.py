@@ -208,6 +208,7 @@ X = (torch.ones(3),)
         ((RELU, "m.so", X), OptionError, "path='m.so' does not end in .pt2, as the names of packages do."),
         ((RELU, "m.pt2", X, None, {"magi.chek": 1}), OptionError, "Did you mean 'magi.check'?"),
         ((RELU, "m.pt2", X, None, {"magi.check": True}), OptionError, "magi.check has no meaning ahead of time, only"),
+        ((RELU, "m.pt2", X, None, {"magi.hot_sizes": 2}), OptionError, "magi.hot_sizes has no meaning ahead of time"),
     ],
 )
 def test_wrong_arguments_are_refused(asked: tuple[Any, ...], kind: type[Exception], sentence: str) -> None:

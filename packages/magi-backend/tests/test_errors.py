@@ -65,6 +65,7 @@ MAGI_COMPILE = [
 SETTINGS = [
     (lambda: CompileConfig(check="yes"), "check = 'yes': the setting check takes True or False."),
     (lambda: CompileConfig(memory_budget="0.5"), "memory_budget = '0.5': the setting memory_budget takes float from 0"),
+    (lambda: CompileConfig(memory_budget=float("nan")), "memory_budget = nan"),
     (lambda: CompileConfig(boundary_ops=[3]), "boundary_ops takes operator names such as 'ns::op'"),
     (lambda: CompileConfig(pass_config=3), "pass_config = 3: the settings pass_config take a PassConfig or a dict"),
     (lambda: CompileConfig(pass_config={"max_tiles": "2"}), "pass_config.max_tiles = '2': the setting pass_config.max"),
@@ -93,6 +94,7 @@ OPTIONS = [
     ),
     (explained(mode="fast"), "mode='fast' is not a mode of the magi backend. Choose one of: default, reduce-overhead"),
     (explained(mode="default", options={"magi.check": True}), "explain: mode='default' together with options."),
+    (explained(repeats=True), "explain: repeats=True is not a number of calls"),
     (explained(repeats=-1), "explain: repeats=-1 is not a number of calls; it takes 0, 1, 2"),
     (
         lambda: explain(torch.compile(scale, backend="magi"), dynamic=True),

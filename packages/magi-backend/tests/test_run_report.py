@@ -202,10 +202,6 @@ class SinBecomesCos(MagiInductorPass):
             node.target = torch.ops.aten.cos.default
 
 
-def changes_nothing(graph: torch.fx.Graph) -> None:
-    pass
-
-
 def tan_becomes_sin(graph: torch.fx.Graph) -> None:
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.tan.default):
         node.target = torch.ops.aten.sin.default
@@ -216,7 +212,7 @@ def test_the_graph_before_and_after_each_pass_that_changed_it(tmp_path: Path) ->
         {
             "force_disable_caches": True,
             "post_grad_custom_pre_pass": tan_becomes_sin,
-            "post_grad_custom_post_pass": changes_nothing,
+            "post_grad_custom_post_pass": lambda graph: None,
         }
     )
     torch.compile(torch.tan, backend="magi", options=options | {"magi.report": str(tmp_path)})(torch.ones(3))
