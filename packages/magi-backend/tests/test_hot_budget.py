@@ -6,10 +6,8 @@ The table is the real one. Instead of a captured graph it has a model of one, in
 
 from __future__ import annotations
 
-import random
 import types
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, cycle, islice
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -83,34 +81,12 @@ class World:
 
 
 CALLS = 10_000
-ORDERS: dict[str, Callable[[], Iterator[int]]] = {
-    "in turns": lambda: cycle(range(2, 11)),
-    "more in turns than are remembered": lambda: cycle(range(2, 200)),
-    "three at a time": lambda: (size for first in cycle(range(2, 83)) for size in [first] * 3),
-    "a hundred at a time": lambda: (size for first in cycle(range(2, 83)) for size in [first] * 100),
-    "another when the first has paid": lambda: chain([2] * 2000, cycle([2] * 101 + [3] * 101)),
-    "never the same": lambda: iter(range(2, 2 + CALLS)),
-    "by chance": lambda: (random.Random(seed).randint(2, 40) for seed in range(CALLS)),
-    "few of them often": lambda: (2 + int(random.Random(seed).paretovariate(1.0)) % 300 for seed in range(CALLS)),
-}
 GAINS = {
     "half": lambda size: 0.5,
     "none": lambda size: 1.0,
     "a loss": lambda size: 1.5,
     "some": lambda size: size % 3 / 2,
 }
-
-
-@pytest.mark.parametrize("hot_sizes", [1, 2, 8])
-@pytest.mark.parametrize("gain", GAINS)
-@pytest.mark.parametrize("order", ORDERS)
-def test_no_order_costs_more_than_it_may(
-    order: str, gain: str, hot_sizes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = World(monkeypatch, hot_sizes, own=GAINS[gain])
-    for size in islice(ORDERS[order](), CALLS):
-        world.call(size)
-        assert world.keeps_its_word()
 
 
 @pytest.mark.parametrize("hot_sizes", [1, 2, 8])
