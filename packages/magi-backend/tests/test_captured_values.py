@@ -62,9 +62,10 @@ def test_stock_takes_them_all_also_beside_the_backend(floats: list[int]) -> None
     assert floats == [0, 4], "torch makes constants of them: give the defect its end"
 
 
-def test_a_changed_float_is_a_symbol_from_then_on(floats: list[int]) -> None:
+@pytest.mark.parametrize("dynamic", [True, None])
+def test_a_changed_float_is_a_symbol_from_then_on(dynamic: bool | None, floats: list[int]) -> None:
     model = Stack()
-    compiled, x, norm = by_magi(model), torch.randn(4, 8), model.norms[1]
+    compiled, x, norm = by_magi(model, dynamic), torch.randn(4, 8), model.norms[1]
     assert isinstance(norm, Norm)
     for eps in (1e-3, 0.1, 0.2, 0.3):
         norm.eps = eps
@@ -77,15 +78,6 @@ def test_an_argument_is_a_symbol_at_once(floats: list[int]) -> None:
     for scale in (0.5, 0.7, 0.9):
         assert torch.allclose(compiled(x, scale), x * scale + 1)
     assert floats == [1]
-
-
-def test_without_dynamic_nothing_changes(floats: list[int]) -> None:
-    model = Norm()
-    compiled, x = by_magi(model, dynamic=None), torch.randn(4, 8)
-    for eps in (1e-3, 0.1, 0.2):
-        model.eps = eps
-        assert torch.allclose(compiled(x), model(x))
-    assert floats == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -129,12 +129,7 @@ def test_a_handle_hides_the_launches_and_the_note_says_so(ns: str, gpu: Any) -> 
 
 def test_explain_says_which_calls_pass_a_handle(ns: str) -> None:
     scaled = make(ns, Plain, infer_output_meta_fn=["x"])
-    seen = make(f"{ns}_seen", Scaler, infer_output_meta_fn=["x"])
-
-    @register_kernel(seen, "cpu")
-    def on_cpu(x: Tensor, runner: ObjectHandle[Scaler]) -> Tensor:
-        return x * runner.weight
-
+    seen = on_the_cpu(f"{ns}_seen", infer_output_meta_fn=["x"])
     plain, scaler = Plain(torch.ones(4)), Scaler(torch.ones(4))
     handle = register_object(scaler)
     text = explain(lambda x: seen(seen(scaled(x, plain), scaler), handle))(torch.ones(4)).to_text()
@@ -156,8 +151,8 @@ class Layers(nn.Module):
         return x
 
 
-def on_the_cpu(ns: str) -> Any:
-    scaled = make(ns, Scaler)
+def on_the_cpu(ns: str, **options: Any) -> Any:
+    scaled = make(ns, Scaler, **options)
 
     @register_kernel(scaled, "cpu")
     def body(x: Tensor, runner: ObjectHandle[Scaler]) -> Tensor:
