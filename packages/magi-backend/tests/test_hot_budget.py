@@ -6,17 +6,21 @@ The table is the real one. Instead of a captured graph it has a model of one, in
 
 from __future__ import annotations
 
+import random
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, cycle, islice
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from magi_backend._hot import table as tables
 from magi_backend._hot.dispatch import GraphInputs, SizeInput
 from magi_backend._hot.table import SHARE, SizeTable
 from magi_backend._torch_compat import values
+from torch import Tensor
 
 
 class World:
@@ -81,12 +85,34 @@ class World:
 
 
 CALLS = 10_000
+ORDERS: dict[str, Callable[[], Iterator[int]]] = {
+    "in turns": lambda: cycle(range(2, 11)),
+    "more in turns than are remembered": lambda: cycle(range(2, 200)),
+    "three at a time": lambda: (size for first in cycle(range(2, 83)) for size in [first] * 3),
+    "a hundred at a time": lambda: (size for first in cycle(range(2, 83)) for size in [first] * 100),
+    "another when the first has paid": lambda: chain([2] * 2000, cycle([2] * 101 + [3] * 101)),
+    "never the same": lambda: iter(range(2, 2 + CALLS)),
+    "by chance": lambda: (random.Random(seed).randint(2, 40) for seed in range(CALLS)),
+    "few of them often": lambda: (2 + int(random.Random(seed).paretovariate(1.0)) % 300 for seed in range(CALLS)),
+}
 GAINS = {
     "half": lambda size: 0.5,
     "none": lambda size: 1.0,
     "a loss": lambda size: 1.5,
     "some": lambda size: size % 3 / 2,
 }
+
+
+@pytest.mark.parametrize("hot_sizes", [1, 2, 8])
+@pytest.mark.parametrize("gain", GAINS)
+@pytest.mark.parametrize("order", ORDERS)
+def test_no_order_costs_more_than_it_may(
+    order: str, gain: str, hot_sizes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(monkeypatch, hot_sizes, own=GAINS[gain])
+    for size in islice(ORDERS[order](), CALLS):
+        world.call(size)
+        assert world.keeps_its_word()
 
 
 @pytest.mark.parametrize("hot_sizes", [1, 2, 8])
@@ -180,3 +206,19 @@ def test_before_the_first_code_is_timed_calls_pay_with_their_share(monkeypatch: 
 
     assert world.call(4, 4, 4) == [4]
     assert world.call(*[5] * 2000) == [5]
+
+
+@pytest.mark.parametrize("hot_sizes", [1, 2, 4])
+def test_three_calls_each_of_81_pairs_in_three_rounds(hot_sizes: int, made: Callable[[], list[Any]]) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return x @ x.t()
+
+    compiled = torch.compile(fn, backend="magi", dynamic=True, options={"magi.hot_sizes": hot_sizes})
+    for _ in range(3):
+        for height in range(3, 12):
+            for width in range(12, 21):  # never square, which would be another graph
+                x = torch.randn(height, width)
+                for _ in range(3):
+                    torch.testing.assert_close(compiled(x), fn(x))
+
+    assert len(made()) == hot_sizes
