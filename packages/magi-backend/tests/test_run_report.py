@@ -652,3 +652,25 @@ def test_the_capture_of_a_function_is_timed(dynamic: bool, monkeypatch: pytest.M
     for text in (" ".join(report.to_text().split()), report.to_html()):
         assert "Dynamo traced for" in text
         assert ("Let only the batch vary" in text) is dynamic
+
+
+RANKS = """
+import torch
+torch.distributed.init_process_group("gloo")
+rank = torch.distributed.get_rank()
+torch.compile(lambda x: x.sin() + rank, backend="magi")(torch.ones(3))
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_each_rank_of_a_run_is_there(tmp_path: Path) -> None:
+    program, kept = tmp_path / "ranks.py", tmp_path / "report"
+    program.write_text(RANKS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(program)]
+    subprocess.run(command, env=os.environ | {"MAGI_COMPILE_REPORT": str(kept)}, check=True, capture_output=True)
+
+    run = read_report(kept)
+    assert sorted(entry.process.rank for entry in run.entries) == ["0", "1"]
+    assert len(run.processes) == 2
+    assert "rank 1" in run.to_text()
