@@ -14,79 +14,21 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
 
-LAYERS: dict[str, tuple[str, ...]] = {
-    "magi_opschema": (
-        "errors",
-        "_text",
-        "_torch_compat",
-        "_environment",
-        "_model",
-        "_codegen",
-        "_handles",
-        "_lowering",
-        "_call",
-        "_autograd",
-        "_ops",
-        "aten",
-        "_cli",
-    ),
-    "magi_opschema.aten": (
-        "errors",
-        "_types",
-        "_torch_compat",
-        "_stubs",
-        "_generate",
-        "_dispatch",
-        "_runtime",
-        "_commands",
-    ),
-    "magi_tritonwrap": (
-        "errors",
-        "_torch_compat",
-        "_identity",
-        "_kernel",
-        "_launch",
-        "_cache_key",
-        "_find",
-        "_see_through",
-        "testing",
-    ),
-    "magi_passes": (
-        "errors",
-        "_torch_compat",
-        "_graph",
-        "_identity",
-        "_framework",
-        "_rewrites",
-        "_choose",
-    ),
-    "magi_backend": (
-        "errors",
-        "_torch_compat",
-        "_settings",
-        "_register",
-        "_epilogue",
-        "_recompute",
-        "_repairs",
-        "_verify",
-        "_passes",
-        "_dynamic",
-        "records",
-        "_records",
-        "_profile",
-        "_graph_log",
-        "_split",
-        "_hot",
-        "_report",
-        "_compose",
-        "_ahead",
-        "testing",
-        "_backend",
-        "_entry_point",
-        "_magi_compile",
-        "_doctor",
-        "__main__",
-    ),
+LAYERS = {
+    name: tuple(layers.split())
+    for name, layers in {
+        "magi_opschema": """
+            errors _text _torch_compat _environment _model _codegen _handles _lowering _call _autograd _ops aten _cli
+        """,
+        "magi_opschema.aten": "errors _types _torch_compat _stubs _generate _dispatch _runtime _commands",
+        "magi_tritonwrap": "errors _torch_compat _identity _kernel _launch _cache_key _find _see_through testing",
+        "magi_passes": "errors _torch_compat _graph _identity _framework _rewrites _choose",
+        "magi_backend": """
+            errors _torch_compat _settings _register _epilogue _recompute _repairs _verify _passes _dynamic records
+            _records _profile _graph_log _split _hot _report _compose _ahead testing _backend _entry_point _magi_compile
+            _doctor __main__
+        """,
+    }.items()
 }
 """The package's own ``__init__`` is above all of them and is not listed."""
 

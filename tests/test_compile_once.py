@@ -10,7 +10,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,14 +42,19 @@ class Compiler:
         script.write_text(COMPILER)
         script.chmod(0o755)
         (folder / "libraries").mkdir()
-        (folder / "first.h").write_text("#include <torch/first.h>")
         self.path = f"{folder}:{os.environ['PATH']}"
         self.start_a_run()
 
     def start_a_run(
-        self, torchs: str = "here", release: str = "2.13.0", version: str = "12.2", processor: str = "flags : sse"
+        self,
+        torchs: str = "here",
+        release: str = "2.13.0",
+        version: str = "12.2",
+        processor: str = "flags : sse",
+        header: str = "#include <torch/first.h>",
     ) -> None:
         self.headers = (f"-I/{torchs}/torch/include", f"-I{sysconfig.get_path('include')}")
+        (self.folder / "first.h").write_text(header)
         self.monkeypatch.setattr("_compile_once._processor", lambda: processor)
         self.monkeypatch.setenv("PATH", self.path)
         self.monkeypatch.setattr(torch, "__file__", f"/{torchs}/torch/__init__.py")
@@ -58,11 +62,11 @@ class Compiler:
         (self.folder / "version").write_text(version)
         put_on_path(Path(tempfile.mkdtemp(dir=self.folder)), self.folder / "libraries")
 
-    def run(self, text: str, *flags: str, name: str = "kernel") -> subprocess.CompletedProcess[str]:
+    def run(self, text: str, flags: str, name: str = "kernel") -> subprocess.CompletedProcess[str]:
         source = self.folder / f"{name}.cpp"
         source.write_text(text)
         included = (*self.headers, "-include", str(self.folder / "first.h"))
-        command = ["g++", *flags, *included, "-o", str(source.with_suffix(".so")), str(source)]
+        command = ["g++", *flags.split(), *included, "-o", str(source.with_suffix(".so")), str(source)]
         return subprocess.run(command, check=False, capture_output=True, text=True)
 
     @property
@@ -81,54 +85,35 @@ def test_every_suite_finds_it_first() -> None:
     assert found is None or "_compile_once" in Path(found).read_text()
 
 
-@pytest.mark.parametrize(
-    ("change", "runs"),
-    [
-        (lambda compiler: None, 1),
-        (lambda compiler: compiler.start_a_run(), 1),
-        (lambda compiler: compiler.start_a_run("there"), 1),
-        (lambda compiler: compiler.start_a_run(release="2.13.1"), 2),
-        (lambda compiler: compiler.start_a_run(version="13.1"), 2),
-        (lambda compiler: compiler.start_a_run(processor="flags : avx512f"), 2),
-        (lambda compiler: (compiler.folder / "first.h").write_text("#include <a>"), 2),
-    ],
-    ids=["nothing", "run", "environment", "release of torch", "compiler", "processor", "header"],
-)
-def test_what_changes_makes_another_library(
-    compiler: Compiler, change: Callable[[Compiler], object], runs: int
-) -> None:
-    compiler.run(TEXT, "-shared")
-    change(compiler)
-    compiler.run(TEXT, "-shared")
-
-    assert compiler.runs == runs
+# How often the compiler runs for one text, and then twice for this one, with these flags, in such a run.
+CASES: dict[str, tuple[dict[str, str], str, str, int]] = {
+    "another run": ({}, TEXT, "-shared -O3", 1),
+    "another environment": ({"torchs": "there"}, TEXT, "-shared -O3", 1),
+    "another release of torch": ({"release": "2.13.1"}, TEXT, "-shared -O3", 2),
+    "another compiler": ({"version": "13.1"}, TEXT, "-shared -O3", 2),
+    "another processor": ({"processor": "flags : avx512f"}, TEXT, "-shared -O3", 2),
+    "another header": ({"header": "#include <a>"}, TEXT, "-shared -O3", 2),
+    "another text": ({}, "int f() ;\n", "-shared -O3", 2),
+    "another flag": ({}, TEXT, "-shared -O1", 2),
+    "another kind of output": ({}, TEXT, "-c -O3", 2),
+    # What its text does not determine is compiled each time.
+    "includes a file": ({}, '#include "other.h"\n', "-shared", 3),
+    "holds a file": ({}, 'asm(".incbin weights.bin");\n', "-shared", 3),
+    "no library": ({}, TEXT, "-E", 3),
+    "two sources": ({}, TEXT, "-shared other.cpp", 3),
+    "another folder of headers": ({}, "#include <mine.h>\n", "-shared -I/mine", 3),
+}
 
 
-@pytest.mark.parametrize(
-    ("text", "flags", "runs"),
-    [
-        (TEXT, ("-shared", "-O3"), 1),
-        (TEXT, ("-shared", "-O1"), 2),
-        (TEXT, ("-c", "-O3"), 2),
-        (TEXT, ("-shared", "-DNDEBUG", "-O3"), 2),
-        ("int f() ;\n", ("-shared", "-O3"), 2),
-        ("int f();\n\n", ("-shared", "-O3"), 2),
-        # What its text does not determine is compiled each time.
-        ('#include "other.h"\n', ("-shared",), 3),
-        ('asm(".incbin weights.bin");\n', ("-shared",), 3),
-        (TEXT, ("-E",), 3),
-        (TEXT, ("-shared", "other.cpp"), 3),
-        ("#include <mine.h>\n", ("-shared", "-I/mine"), 3),
-    ],
-)
-def test_another_text_and_other_flags_make_another_library(
-    compiler: Compiler, text: str, flags: tuple[str, ...], runs: int
-) -> None:
-    compiler.run(TEXT, "-shared", "-O3", name="first")
-    for name in ("second", "third"):
-        assert compiler.run(text, *flags, name=name).returncode == 0
-        made = (compiler.folder / f"{name}.so").read_text()
-        assert made.startswith(f" {' '.join(flags)} -I")
+@pytest.mark.parametrize("name", CASES)
+def test_only_what_is_the_same_is_taken_for_the_same(name: str, compiler: Compiler) -> None:
+    changes, text, flags, runs = CASES[name]
+    compiler.run(TEXT, "-shared -O3", name="first")
+    compiler.start_a_run(**changes)
+    for output in ("second", "third"):
+        assert compiler.run(text, flags, name=output).returncode == 0
+        made = (compiler.folder / f"{output}.so").read_text()
+        assert made.startswith(f" {flags} -I")
         assert made.endswith(f".h\n{text}")
 
     assert compiler.runs == runs
