@@ -79,6 +79,21 @@ def replaced(model: Any, kind: Literal["rms", "layer"], original: type[nn.Module
     return model
 
 
+class VideoBlock(nn.Module):
+    """Norm, SiLU, a causal convolution over frames, twice, and a shortcut; of videos [n, channels, t, h, w]."""
+
+    def __init__(self, channels: int = 8) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.GroupNorm(2, channels) for _ in range(2))
+        self.convolutions = nn.ModuleList(nn.Conv3d(channels, channels, 3) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = x
+        for norm, convolution in zip(self.norms, self.convolutions, strict=True):
+            out = convolution(functional.pad(functional.silu(norm(out)), (1, 1, 1, 1, 2, 0)))
+        return x + out
+
+
 def llama(layers: int = 2) -> nn.Module:
     """*layers* of a Llama, width 64; from token ids [batch, length] to logits [batch, length, 97]."""
     from transformers import LlamaConfig, LlamaForCausalLM

@@ -1,14 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of real classes with one operator more, at a place of their own, that a planted compiler gets wrong.
-
-    python tests/_planted.py
-
-prints the table of docs/debugging.md: what `magi.check` names for each place.
-"""
+"""Models of real classes with one operator more, at a place of their own, that a planted compiler gets wrong."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -78,21 +72,3 @@ def blamed(model: nn.Module, inputs: tuple[Tensor, ...], direction: str) -> str:
 def names_it(text: str) -> bool:
     """Whether *text*, what `magi.check` said, names the planted operator, and the line that calls it."""
     return "is sinh (node sinh" in text and text.endswith("return output + torch.sinh(output * 0.1).")
-
-
-def main() -> None:
-    """Print the table."""
-    sys.stdout.write("| model | place | direction | named |\n|---|---|---|---|\n")
-    for title, case in MODELS.items():
-        for place in PLACES:
-            for direction in DIRECTIONS:
-                model, inputs = planted(case, place)
-                text = blamed(model, inputs, direction)
-                named = "`torch.sinh`" if names_it(text) else text
-                sys.stdout.write(f"| {title} | {place} | {direction} | {named} |\n")
-                sys.stdout.flush()
-                torch.compiler.reset()
-
-
-if __name__ == "__main__":
-    main()

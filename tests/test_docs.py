@@ -7,13 +7,11 @@ import importlib
 import inspect
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import _browser
 import _pages
 import pytest
 from _pages import read_page
@@ -167,23 +165,3 @@ def test_the_reference_has_every_public_name_and_errors_last(package: str) -> No
     assert sorted(names) == sorted(module.__all__)
     assert are_errors == sorted(are_errors)
     assert inspect.isroutine(getattr(module, names[0])) or names[0] == "MagiInductorPass"
-
-
-def test_a_page_that_is_opened_from_a_folder_has_workers(tmp_path: Path) -> None:
-    """The search of the site is one; a browser starts none for a page without a server."""
-    shutil.copy(DOCS / "iframe-worker.js", tmp_path)
-    (tmp_path / "more.js").write_text("var factor = 3;")
-    (tmp_path / "work.js").write_text(
-        "addEventListener('message', async (event) => {"
-        " await importScripts('more.js'); postMessage({answer: event.data.number * factor}); });"
-    )
-    script = (
-        "const worker = new Worker('work.js');"
-        "worker.addEventListener('message', (event) => { console.log(`answer ${event.data.answer}`); });"
-        "worker.postMessage({number: 14});"
-    )
-    page = "<body><script src='iframe-worker.js'></script></body>"
-
-    opened = _browser.opened(page, tmp_path, width=800, script=script, flags=("--virtual-time-budget=10000",))
-
-    assert "answer 42" in opened.console

@@ -47,20 +47,3 @@ def test_inference_at_several_sizes_and_a_training_step(
     gradients = [d for d in step.calls[0].differences if d.name.startswith("gradient")]
     assert len(gradients) == sum(p.requires_grad for p in model.parameters())
     assert not step.calls[0].graph_breaks
-
-
-@pytest.mark.slow
-def test_a_vae_at_several_sizes_and_a_training_step() -> None:
-    model, inputs = _models.vae(), torch.randn(1, 4, 4, 6, generator=torch.Generator().manual_seed(0))
-
-    explained = explain(model, dynamic=True)
-    report = explained(inputs)
-    with torch.no_grad():
-        explained(torch.randn(1, 4, 5, 7, generator=torch.Generator().manual_seed(1)))
-        report = explained(torch.randn(2, 4, 6, 5, generator=torch.Generator().manual_seed(2)))
-
-    assert report.agrees
-    gradients = [d for d in report.calls[0].differences if d.name.startswith("gradient")]
-    assert len(gradients) == sum(p.requires_grad for p in model.parameters())
-    repairs = {repair.name for c in report.compilations for graph in c.graphs for repair in graph.repairs}
-    assert "keep_floats_of_modules" in repairs
