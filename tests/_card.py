@@ -88,7 +88,12 @@ def card(change: Callable[[str], str] = lambda code: code, most_steps: int = 2**
         module: Any = _compile_to_module(graph)
         original = module.runner.call
         module.empty_strided_cuda = _unwritten
-        module.call = module.runner.call = lambda arguments: _call(original, arguments)
+
+        def call(arguments: list[Any]) -> Any:
+            with _Operators():  # type: ignore[no-untyped-call]
+                return original(arguments)
+
+        module.call = module.runner.call = call
         return module
 
     def launch(kernel: CachingAutotuner, *arguments: Any, stream: Any, **_how: Any) -> None:
@@ -109,16 +114,14 @@ def card(change: Callable[[str], str] = lambda code: code, most_steps: int = 2**
 
         launcher_of(kernel, chosen, run)(*arguments)
 
-    with contextlib.ExitStack() as stack:
-        for patch in (
-            moved_to_the_card(load),
-            mock.patch.object(GraphLowering, "codegen", codegen),
-            mock.patch.object(CachingAutotuner, "precompile", return_value=None),
-            mock.patch.object(CachingAutotuner, "run", launch),
-            mock.patch.object(triton_helpers, "set_driver_to_gpu", return_value=None),
-            mock.patch.object(torch._C, "_cuda_getCurrentRawStream", return_value=0, create=True),
-        ):
-            stack.enter_context(patch)
+    with (
+        moved_to_the_card(load),
+        mock.patch.object(GraphLowering, "codegen", codegen),
+        mock.patch.object(CachingAutotuner, "precompile", return_value=None),
+        mock.patch.object(CachingAutotuner, "run", launch),
+        mock.patch.object(triton_helpers, "set_driver_to_gpu", return_value=None),
+        mock.patch.object(torch._C, "_cuda_getCurrentRawStream", return_value=0, create=True),
+    ):
         yield programs
 
 
@@ -132,7 +135,6 @@ def moved_to_the_card(
     stride of two read what nobody wrote where a size is odd (torch 2.13, CPUs with AMX).
     """
     _let_fake_tensors_be_there()
-    one_dnn = torch._C._get_mkldnn_enabled()
     wrap = compile_fx.wrap_compiler_debug  # type: ignore[attr-defined]
 
     def moving(compile_graph: Callable[..., Any], **how: Any) -> Callable[..., Any]:
@@ -140,22 +142,21 @@ def moved_to_the_card(
 
         def moved(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **how: Any) -> Any:
             look(gm)
-            return compile_graph(put_on(CARD, gm), [_fake_of_the_card(value) for value in example_inputs], **how)
+            return compile_graph(put_on(CARD, gm), tree_map_only(FakeTensor, _fake_of_the_card, example_inputs), **how)
 
         return moved
 
-    with contextlib.ExitStack() as stack:
-        for patch in (
-            pretended_gpu(load),
-            # `_compile_fx_inner` itself is wrapped by magi-passes.
-            mock.patch.object(compile_fx, "wrap_compiler_debug", moving),
-            mock.patch.object(torch._C, "_conv_determine_backend_memory_format", _layout_of_convolution),
-            mock.patch("torch.cuda._DeviceGuard", return_value=contextlib.nullcontext()),
-            mock.patch("torch.cuda.set_device", return_value=None),
-            config.patch(compile_threads=1),
-        ):
-            stack.enter_context(patch)
-        stack.callback(torch._C._set_mkldnn_enabled, one_dnn)
+    with (
+        pretended_gpu(load),
+        # `_compile_fx_inner` itself is wrapped by magi-passes.
+        mock.patch.object(compile_fx, "wrap_compiler_debug", moving),
+        mock.patch.object(torch._C, "_conv_determine_backend_memory_format", _layout_of_convolution),
+        mock.patch("torch.cuda._DeviceGuard", return_value=contextlib.nullcontext()),
+        mock.patch("torch.cuda.set_device", return_value=None),
+        config.patch(compile_threads=1),
+        contextlib.ExitStack() as stack,
+    ):
+        stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
         torch._C._set_mkldnn_enabled(False)
         yield
 
@@ -203,16 +204,9 @@ def put_on(device: torch.device, gm: torch.fx.GraphModule) -> torch.fx.GraphModu
     return gm
 
 
-def _fake_of_the_card(value: Any) -> Any:
-    if not isinstance(value, FakeTensor):
-        return value
+def _fake_of_the_card(value: FakeTensor) -> Tensor:
     with value.fake_mode:
-        moved = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=CARD)
-        return (
-            moved
-            if value.storage_offset() == 0
-            else moved.as_strided(value.shape, value.stride(), value.storage_offset())
-        )
+        return _like_on_the_card(value).as_strided(value.shape, value.stride(), value.storage_offset())
 
 
 def _layout_of_convolution(x: Tensor, weight: Tensor, backend: Any) -> torch.memory_format:
@@ -228,11 +222,6 @@ def _unwritten(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) 
     made = torch.empty_strided(shape, stride, dtype=dtype)
     made.untyped_storage().fill_(255)  # type: ignore[attr-defined]
     return made
-
-
-def _call(original: Callable[[list[Any]], Any], arguments: list[Any]) -> Any:
-    with _Operators():  # type: ignore[no-untyped-call]
-        return original(arguments)
 
 
 class _Operators(TorchDispatchMode):

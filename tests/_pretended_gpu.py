@@ -53,25 +53,22 @@ def pretended_gpu(load: Callable[[GraphLowering], Any] = _stop) -> Iterator[None
 
     By default the code is raised.
     """
-    worker = CudaInterface.Worker
-    with contextlib.ExitStack() as stack:
-        for patch in (
-            mock.patch.object(GraphLowering, "compile_to_module", load),
-            # They trace patterns on the GPU.
-            mock.patch("torch._inductor.fx_passes.joint_graph.lazy_init", return_value=None),
-            mock.patch("torch._inductor.fx_passes.post_grad.lazy_init", return_value=None),
-            mock.patch("torch._inductor.scheduler.has_triton", return_value=True),
-            mock.patch.object(worker, "get_device_properties", staticmethod(lambda device=None: H200)),
-            mock.patch.object(CudaInterface, "get_device_properties", staticmethod(lambda device=None: H200)),
-            mock.patch.object(CudaInterface, "get_compute_capability", staticmethod(lambda device=None: 90)),
-            mock.patch.object(CudaInterface, "is_bf16_supported", staticmethod(lambda *args, **kwargs: True)),
-            mock.patch("torch.cuda.get_device_properties", return_value=H200),
-            mock.patch("torch.cuda.get_device_capability", return_value=(9, 0)),
-            mock.patch("torch.cuda.current_device", return_value=0),
-            torch._inductor.config.patch(fx_graph_cache=False, pattern_matcher=False),
-            stub_driver(),
-        ):
-            stack.enter_context(patch)
+    with (
+        mock.patch.object(GraphLowering, "compile_to_module", load),
+        # They trace patterns on the GPU.
+        mock.patch("torch._inductor.fx_passes.joint_graph.lazy_init", return_value=None),
+        mock.patch("torch._inductor.fx_passes.post_grad.lazy_init", return_value=None),
+        mock.patch("torch._inductor.scheduler.has_triton", return_value=True),
+        mock.patch.object(CudaInterface.Worker, "get_device_properties", return_value=H200),
+        mock.patch.object(CudaInterface, "get_device_properties", return_value=H200),
+        mock.patch.object(CudaInterface, "get_compute_capability", return_value=90),
+        mock.patch.object(CudaInterface, "is_bf16_supported", return_value=True),
+        mock.patch("torch.cuda.get_device_properties", return_value=H200),
+        mock.patch("torch.cuda.get_device_capability", return_value=(9, 0)),
+        mock.patch("torch.cuda.current_device", return_value=0),
+        torch._inductor.config.patch(fx_graph_cache=False, pattern_matcher=False),
+        stub_driver(),
+    ):
         yield
 
 

@@ -8,15 +8,16 @@ weights are random, so that nothing is downloaded.
 from __future__ import annotations
 
 import importlib
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import yaml
-from _torchvision import torchvision_or_stand_in
 from torch import Tensor, nn
 
 
@@ -157,9 +158,23 @@ def _repeated(parent: nn.Module, keep: int) -> Iterator[str]:
             yield name
 
 
+# What timm imports of it: its models use no more than names.
+_TORCHVISION = ("datasets", "models", "models.feature_extraction", "ops", "ops.misc")
+_TORCHVISION += ("transforms", "transforms.functional", "utils")
+
+
 def _of_timm(name: str, settings: Settings) -> nn.Module:
-    with torchvision_or_stand_in():
+    stand_ins = dict.fromkeys(("torchvision", *(f"torchvision.{part}" for part in _TORCHVISION)), mock.MagicMock())
+    try:
+        importlib.import_module("torchvision")
+    except (ImportError, RuntimeError):  # the wheel on PyPI is built against CUDA, and refuses to load without it
+        sys.modules.update(stand_ins)
+    try:
         model: nn.Module = importlib.import_module("timm").create_model(name, pretrained=False, **settings)
+    finally:
+        for part, stand_in in stand_ins.items():
+            if sys.modules.get(part) is stand_in:
+                del sys.modules[part]
     return model
 
 
