@@ -12,17 +12,16 @@ calls of an operator that mutates a tensor with another that overlaps it: for th
 
 from __future__ import annotations
 
+import itertools
 import linecache
-import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from _fuzz import SHARES, count_of_a_share, drawn, in_time
 from hypothesis import strategies as st
 from magi_backend import magi_register_custom_op
 from torch import Tensor
@@ -245,10 +244,6 @@ def outcome(function: Callable[..., Any], given: Sequence[Tensor]) -> Outcome:
 
 
 TOGETHER = 8
-PROGRAMS = int(os.environ.get("MAGI_FUZZ_PROGRAMS", "2000"))
-SECONDS = float(os.environ.get("MAGI_FUZZ_SECONDS", "inf"))
-# Each is a test of its own, so that they run side by side.
-PARTS = 30
 
 FOUND = (
     # Wrong under stock, each by another of the two repairs.
@@ -334,23 +329,9 @@ def differences(drawn: Sequence[Program], names: dict[str, Any], dynamic: bool) 
 
 def drawn_programs(count: int, names: dict[str, Any], start: int) -> Iterator[list[Program]]:
     """*count* programs that eager runs, *TOGETHER* at a time."""
-    kept: list[Program] = []
-
-    @seed(start)
-    @settings(
-        # Some are refused by eager, or drawn twice.
-        max_examples=2 * count + 50,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(programs())
-    def draw(program: Program) -> None:
-        if len(kept) < count and program not in kept and runs_in_eager(program, names):
-            kept.append(program)
-
-    draw()
+    # Some are refused by eager, or drawn twice.
+    different = dict.fromkeys(drawn(programs(), start, 2 * count + 50))
+    kept = list(itertools.islice((program for program in different if runs_in_eager(program, names)), count))
     assert len(kept) == count
     yield from (kept[at : at + TOGETHER] for at in range(0, count, TOGETHER))
 
@@ -379,7 +360,7 @@ def test_a_lost_value_is_a_difference(names: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", range(SHARES))
 def test_many_programs(
     part: int,
     names: dict[str, Any],
@@ -387,10 +368,8 @@ def test_many_programs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     found: list[str] = []
-    compared, end = 0, time.monotonic() + SECONDS
-    for index, together in enumerate(drawn_programs(-(-PROGRAMS // PARTS), names, start=2 + part)):
-        if time.monotonic() >= end:
-            break
+    compared = 0
+    for index, together in enumerate(in_time(drawn_programs(count_of_a_share(2000), names, start=2 + part))):
         found += differences(together, names, dynamic=index % 2 == 1)
         compared += len(together)
     with capsys.disabled():

@@ -8,10 +8,8 @@ each share of them begins no other net after that time, and says how many it com
 from __future__ import annotations
 
 import math
-import os
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
@@ -20,7 +18,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from _card import compared
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from _fuzz import SHARES, count_of_a_share, drawn, in_time
 from hypothesis import strategies as st
 from magi_passes import (
     ChannelMomentsPass,
@@ -237,57 +235,35 @@ def _layer(space: int, names: list[str]) -> st.SearchStrategy[Layer]:
     each = st.tuples(*[_small] * space)
     modes = st.sampled_from(["zeros", "zeros", "zeros", "reflect", "replicate", "circular"])
     outs, groups = st.sampled_from([2, 3, 4, 6, 8]), st.sampled_from([1, 1, 2, 4, 8])
-    conv = {
-        "out": outs,
-        "groups": groups,
-        "kernel_size": each,
+    every: dict[str, st.SearchStrategy[Any]] = {"out": outs, "groups": groups, "kernel_size": each, "bias": _flags}
+    conv = every | {
         "stride": st.tuples(*[st.sampled_from([1, 1, 2])] * space),
         "padding": st.tuples(*[st.integers(0, 2)] * space),
         "dilation": st.tuples(*[st.sampled_from([1, 1, 2])] * space),
         "padding_mode": modes,
-        "bias": _flags,
     }
-    transposed = {
-        "out": outs,
-        "groups": groups,
-        "kernel_size": each,
-        "stride": st.sampled_from([1, 2]),
-        "padding": st.sampled_from([0, 1]),
-        "bias": _flags,
-    }
-    cached = {"out": outs, "groups": st.just(1), "kernel_size": each, "frames": st.integers(1, 2), "bias": _flags}
+    transposed = every | {"stride": st.sampled_from([1, 2]), "padding": st.sampled_from([0, 1])}
+    cached = every | {"groups": st.just(1), "frames": st.integers(1, 2)}
     kinds = st.sampled_from(["group", "group", "batch", "instance", "layer", "rms"])
     pads = st.tuples(*[st.integers(0, 2)] * (2 * space))
     pad = {"amounts": pads, "mode": st.just("constant"), "value": st.sampled_from([0.0, 0.0, 1.5])}
     bent = {"amounts": pads, "mode": st.sampled_from(["reflect", "replicate", "circular"]), "value": st.none()}
-    pool = {
-        "kind": st.sampled_from(["avg", "max", "adaptive"]),
-        "kernel": _small,
-        "stride": _small,
-        "padding": st.integers(0, 1),
-    }
+    ways = st.sampled_from(["avg", "max", "adaptive"])
+    pool = {"kind": ways, "kernel": _small, "stride": _small, "padding": st.integers(0, 1)}
     resize = ["nearest", "nearest-exact", "linear", *(["bicubic", "area"] if space == 2 else [])]
     factors = st.sampled_from([2.0, 1.5, 0.5])
     either = [
-        named("conv", **conv),
-        named("conv", **conv),
-        named("conv", **conv),
+        *(named("conv", **conv) for _ in range(3)),  # one object counts once, however often it is in the list
         named("transposed", **transposed),
         named("cached_conv", **cached),
-        named("norm", kind=kinds, groups=st.sampled_from([1, 2, 3, 4])),
-        named("norm", kind=kinds, groups=st.sampled_from([1, 2, 3, 4])),
+        *(named("norm", kind=kinds, groups=st.sampled_from([1, 2, 3, 4])) for _ in range(2)),
         named("act", name=st.sampled_from(names)),
         named("residual", kernel=st.sampled_from([1, 3]), act=st.sampled_from(names)),
         named("pad", **pad),
         named("pad", **bent),
         named("pool", **pool),
         named("resize", mode=st.sampled_from(resize), factor=factors, by_size=_flags),
-        named("excite"),
-        named("gate"),
-        named("doubled"),
-        named("in_place"),
-        named("tokens"),
-        named("contiguous"),
+        *map(named, ("excite", "gate", "doubled", "in_place", "tokens", "contiguous")),
         named("cut", start=st.integers(0, 1), step=st.integers(1, 2)),
         named("roll", dim=st.sampled_from([1, 2, -1]), by=st.sampled_from([1, -1])),
         named("mean", dim=st.sampled_from([1, 2, -1])),
@@ -335,11 +311,6 @@ def with_layer(net: Net, layer: Layer) -> Net | None:
         return None
     return longer
 
-
-PROGRAMS = int(os.environ.get("MAGI_FUZZ_PROGRAMS", "500"))
-SECONDS = float(os.environ.get("MAGI_FUZZ_SECONDS", "inf"))
-# Each is a test of its own, so that they run side by side.
-SHARES = 30
 
 # The pass that ConvChooser forces the layout with is not a public name.
 _forced_layout = vars(sys.modules[ConvChooser.__module__])["ForceChannelsLastPass"]()
@@ -402,25 +373,11 @@ def _differences(net: Net, backend: str) -> list[str]:
         return [f"{type(error).__name__}: {str(error).strip()[:2000]}"]
 
 
-def found_in(number: int, count: int, seconds: float = math.inf) -> Outcome:
-    """What is found in *count* nets that hypothesis writes from the seed *number*, or in those of so many seconds."""
+def found_in(given: Iterable[Net]) -> Outcome:
+    """What is found in nets."""
     outcome = Outcome()
-    end = time.monotonic() + seconds
-
-    @seed(number)
-    @settings(
-        max_examples=count,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(nets(sorted(PLANS)))
-    def each(net: Net) -> None:
-        if time.monotonic() < end:
-            outcome.add(net)
-
-    each()
+    for net in given:
+        outcome.add(net)
     return outcome
 
 
@@ -456,13 +413,12 @@ FOUND = (
 
 @pytest.mark.parametrize("net", FOUND, ids=["a video", "an image", "two views", "a saved cache", "groups"])
 def test_nets_that_were_wrong(net: Net) -> None:
-    outcome = Outcome()
-    outcome.add(net)
+    outcome = found_in([net])
     assert outcome.stock + outcome.ours == []
 
 
 def test_some_nets_agree() -> None:
-    outcome = found_in(0, 3)
+    outcome = found_in(drawn(nets(sorted(PLANS)), 0, 3))
     assert outcome.ours == []
     assert outcome.agree >= 1
 
@@ -473,7 +429,7 @@ def test_some_nets_agree() -> None:
 def test_nets_agree(
     share: int, record_property: Callable[[str, object], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    outcome = found_in(share, -(-PROGRAMS // SHARES), SECONDS)
+    outcome = found_in(in_time(drawn(nets(sorted(PLANS)), share, count_of_a_share(500))))
     with capsys.disabled():
         differ, stock = len(outcome.ours), len(outcome.stock)
         counts = f"\n{outcome.compared()} programs compared, {differ} differ, {stock} stock fails too\n"
