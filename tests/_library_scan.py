@@ -18,7 +18,6 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -32,26 +31,10 @@ from magi_tritonwrap import find_kernels
 from magi_tritonwrap.testing import stub_driver
 
 
-@dataclass(frozen=True)
-class Library:
-    """What is scanned of a library.
-
-    Attributes:
-        package: its top-level package.
-        environment: what its import reads.
-        elsewhere: modules of other distributions that its import needs, and what it takes of them.
-    """
-
-    package: str
-    environment: dict[str, str] = field(default_factory=dict)
-    elsewhere: dict[str, tuple[str, ...]] = field(default_factory=dict)
-
-
-LIBRARIES = {
-    "liger-kernel": Library("liger_kernel"),
-    "fla-core": Library("fla", elsewhere={"fla.layers": (), "fla.layers.utils": ("pad_input", "unpad_input")}),
-    "flag_gems": Library("flag_gems", {"GEMS_VENDOR": "nvidia"}),
-}
+# The distribution, and its top-level package.
+LIBRARIES = {"liger-kernel": "liger_kernel", "fla-core": "fla", "flag_gems": "flag_gems"}
+# Modules of another distribution that fla imports beside its own, and what it takes of them.
+ELSEWHERE: dict[str, tuple[str, ...]] = {"fla.layers": (), "fla.layers.utils": ("pad_input", "unpad_input")}
 
 
 def kernels_of(name: str) -> dict[str, set[str]]:
@@ -62,18 +45,18 @@ def kernels_of(name: str) -> dict[str, set[str]]:
 
 def needs(*names: str) -> None:
     """Skip the test that calls it where one of the libraries *names* is not installed."""
-    missing = [name for name in names if importlib.util.find_spec(LIBRARIES[name].package) is None]
+    missing = [name for name in names if importlib.util.find_spec(LIBRARIES[name]) is None]
     if missing:
         pytest.skip(f"{', '.join(missing)} is not installed; nox -s libraries installs it")
 
 
 def scan(name: str) -> dict[str, Any]:
     """What `find_kernels` finds of what the library *name* launches: for each function, the kernels that it misses."""
-    library, expected = LIBRARIES[name], kernels_of(name)
-    for elsewhere, taken in library.elsewhere.items():
+    expected = kernels_of(name)
+    for elsewhere, taken in ELSEWHERE.items():
         stand_in = sys.modules[elsewhere] = ModuleType(elsewhere)
         vars(stand_in).update(dict.fromkeys(taken, lambda *_args: None))
-    with pretended_gpu(), mock.patch.dict(os.environ, library.environment):
+    with pretended_gpu(), mock.patch.dict(os.environ, {"GEMS_VENDOR": "nvidia"}):
         for module in sorted({function.partition(":")[0] for function in expected}):
             importlib.import_module(module)
     missing, seconds = {}, []

@@ -84,16 +84,8 @@ class Block:
         return is_python and not _INCLUDED.fullmatch(self.code)
 
 
-@dataclass(frozen=True)
-class Page:
-    """A document, and the blocks of code in it, in order."""
-
-    path: Path
-    blocks: tuple[Block, ...]
-
-
-def read_page(path: Path) -> Page:
-    """Read the blocks of the document at *path*.
+def read_page(path: Path) -> list[Block]:
+    """The blocks of code of the document at *path*, in order.
 
     Raises:
         PageError: A comment that belongs to no block or gives no reason, or code that is indented rather than fenced.
@@ -120,19 +112,20 @@ def read_page(path: Path) -> Page:
             if comment and comment["word"] == "setup":
                 blocks.append(Block(line + 1, "setup", comment["rest"].lstrip("\n")))
                 comment = None
-    return Page(path, tuple(blocks))
+    return blocks
 
 
-def run_page(page: Page, folder: Path, *, gpu: bool) -> None:
-    """Run every block of *page* in order, with its modules and files in *folder*.
+def run_page(path: Path, folder: Path, *, gpu: bool) -> None:
+    """Run every block of the page at *path* in order, with its modules and files in *folder*.
 
     Raises:
         PageError: A block fails, prints something else than the page shows, or is neither run nor explained.
     """
-    program = _Program(page, folder)
+    blocks = read_page(path)
+    program = _Program(path, blocks, folder)
     printed: str | None = None
-    for block in page.blocks:
-        place = f"{page.path}:{block.line}"
+    for block in blocks:
+        place = f"{path}:{block.line}"
         included = _INCLUDED.fullmatch(block.code)
         if block.word == "not run":
             printed = None
@@ -169,12 +162,12 @@ def _globals(table: symtable.SymbolTable) -> tuple[set[str], set[str]]:
 class _Program:
     """A module whose file has the code of a page on the lines where the page has it."""
 
-    def __init__(self, page: Page, folder: Path) -> None:
-        self.page = page
+    def __init__(self, path: Path, blocks: list[Block], folder: Path) -> None:
+        self.path = path
         self.hidden, self.shown = set[str](), set[str]()
         self.file = folder / "page.py"
-        self.lines = [""] * len(page.path.read_text().splitlines())
-        for block in page.blocks:
+        self.lines = [""] * len(path.read_text().splitlines())
+        for block in blocks:
             if block.is_program:
                 code = block.code.splitlines()
                 self.lines[block.line - 1 : block.line - 1 + len(code)] = code
@@ -189,21 +182,21 @@ class _Program:
         try:
             tree = ast.parse("\n" * (block.line - 1) + block.code, str(self.file))
         except SyntaxError as error:
-            raise PageError(f"{self.page.path}:{error.lineno}: {error!r}") from error
+            raise PageError(f"{self.path}:{error.lineno}: {error!r}") from error
         defines, needs = _globals(symtable.symtable(block.code, str(self.file), "exec"))
         if block.language == "setup":
             self.hidden |= defines
         else:
             self.shown |= defines
             if missing := sorted(needs & self.hidden - self.shown):
-                raise PageError(f"{self.page.path}:{block.line}: only code that is not shown defines {missing[0]}")
+                raise PageError(f"{self.path}:{block.line}: only code that is not shown defines {missing[0]}")
         return tree.body
 
     def run(self, block: Block, statements: list[ast.stmt]) -> str:
         """Run the *statements* of *block*; what they print."""
         everything = ""
         for statement in statements:
-            place, printed = f"{self.page.path}:{statement.lineno}", io.StringIO()
+            place, printed = f"{self.path}:{statement.lineno}", io.StringIO()
             try:
                 with contextlib.redirect_stdout(printed):
                     exec(compile(ast.Module([statement], []), str(self.file), "exec"), self.module.__dict__)
@@ -216,7 +209,7 @@ class _Program:
             if ast.unparse(statement).startswith("print(") and promised and promised != printed.getvalue().strip():
                 raise PageError(f"{place}: prints\n{printed.getvalue()}and not\n{promised}")
         if block.word == "raises":
-            raise PageError(f"{self.page.path}:{block.line}: the block raises nothing")
+            raise PageError(f"{self.path}:{block.line}: the block raises nothing")
         return everything
 
 
@@ -266,7 +259,7 @@ def main(arguments: list[str]) -> int:
         return run_many()
     try:
         with mock.patch.dict(os.environ, COMPILES_ANEW), tempfile.TemporaryDirectory() as folder:
-            run_page(read_page(Path(arguments[0])), Path(folder), gpu="--gpu" in arguments)
+            run_page(Path(arguments[0]), Path(folder), gpu="--gpu" in arguments)
     except PageError as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -107,7 +107,7 @@ def forward(page: str, folder: Path) -> None:
     """The model of the page on adopting a library."""
     from _pages import read_page
 
-    (block,) = [block for block in read_page(Path(page)).blocks if block.language == "python"]
+    (block,) = [block for block in read_page(Path(page)) if block.language == "python"]
     (folder / "adopted_page.py").write_text(block.code)
     sys.path.insert(0, str(folder))
     import adopted_page  # type: ignore[import-not-found]

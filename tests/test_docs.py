@@ -42,7 +42,7 @@ def runner() -> Iterator[subprocess.Popen[str]]:
 
 def programs(pages: list[Path], word: str | None = None) -> list[Path]:
     """The pages with blocks, of which one has that word above it."""
-    return [page for page in pages if any(word in {None, block.word} for block in read_page(page).blocks)]
+    return [page for page in pages if any(word in {None, block.word} for block in read_page(page))]
 
 
 @pytest.mark.parametrize("page", [page for page in programs(PAGES) if page.name not in COMPILES_MUCH], ids=name)

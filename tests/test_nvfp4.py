@@ -174,8 +174,8 @@ def copied(to: Path) -> None:
 @pytest.mark.slow
 def test_the_program_of_the_page_runs_beside_a_copy(tmp_path: Path) -> None:
     copied(tmp_path / "fp4")
-    page = read_page(EXAMPLES.parent / "docs" / "nvfp4.md")
-    programs = [block for block in page.blocks if block.language == "python" and "from fp4" in block.code]
+    blocks = read_page(EXAMPLES.parent / "docs" / "nvfp4.md")
+    programs = [block for block in blocks if block.language == "python" and "from fp4" in block.code]
     assert len(programs) == 1
     assert python("-c", programs[0].code, cwd=tmp_path, env={"PYTHONPATH": ""}) == "['0', '2'] (('3', 'the filter'),)\n"
 
