@@ -10,7 +10,7 @@ import functools as ft
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from magi_opschema.aten import slots
@@ -33,13 +33,10 @@ _LARGE = {"large": 1e4, "huge": 1e30}
 
 @dataclass
 class Report:
-    """The rows of one run."""
-
-    rows: list[Row] = field(default_factory=list)
+    rows: list[Row]
 
     @property
     def failures(self) -> list[Row]:
-        """The rows that failed."""
         return [row for row in self.rows if row.outcome == "fail"]
 
     @property
@@ -53,18 +50,12 @@ class Report:
         return Counter(row.detail for row in self.rows if row.outcome == "skip")
 
     def summary(self) -> str:
-        """The counts of each outcome in one line."""
         counts = Counter(row.outcome for row in self.rows)
         return ", ".join(f"{counts[outcome]} {outcome}" for outcome in ("pass", "fail", "xfail", "skip"))
 
 
 def check(tasks: Iterable[Task], *, jobs: int | None = None, device: str | None = None) -> dict[Task, Report]:
-    """The report of each of *tasks*, pairs of an operator and an active slot.
-
-    Raises:
-        UnknownOpError: The surface has no such operator.
-        SlotError: The slot has no kernel.
-    """
+    """The report of each of *tasks*, pairs of an operator and an active slot."""
     asked = {}
     for name, slot in tasks:
         slots(name)  # the surface is loaded, and has it
@@ -86,9 +77,6 @@ def run(
 
     Slot 8 checks that the surface equals ATen bit for bit. The inputs are on *device*, by default on the CPU if the
     slot's kernels serve it. With *library_only*, only the library operators of these forms are checked.
-
-    Raises:
-        MissingExtraError: numpy or expecttest is missing, which torch's test database needs.
     """
     # The children initialize CUDA themselves, which is impossible after their parent has queried its devices.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
@@ -123,7 +111,6 @@ def _work(task: Task, note: Note, left_out: frozenset[str], *, forms: frozenset[
             continue
         if not samples:
             rows.append(_row(subject, "fail", "no provider has inputs for it"))
-            continue
         moved = [on_device(subject, sample, device) for sample in samples]
         if not forms:
             rows += _check_all(checker, subject, moved)
@@ -163,18 +150,18 @@ def _layouts(subject: Subject, sample: Sample) -> Iterator[tuple[str, Sample]]:
 def _check_library(checker: Checker, subject: Subject, samples: list[Sample], forms: frozenset[str]) -> list[Row]:
     """Rows about the library operators on the first input that the kernel serves; none if it serves no input."""
     calls = [Call(subject, sample, "dense", f"{sample.origin} {number}") for number, sample in enumerate(samples)]
+
+    def positive(t: torch.Tensor) -> torch.Tensor:
+        return t.abs() if t.dtype.is_floating_point and t.layout is torch.strided else t
+
     # opcheck treats NaN as a difference, so inputs without NaN results come first, or positive ones if all have some.
-    calls += [Call(subject, c.sample.map_tensors(_positive), "positive", c.label) for c in calls]
+    calls += [Call(subject, call.sample.map_tensors(positive), "positive", call.label) for call in calls]
     for plain_numbers in (True, False):
         for call in calls:
             rows = checker.check_library(call, forms, plain_numbers=plain_numbers)
             if rows:
                 return rows
     return []
-
-
-def _positive(t: torch.Tensor) -> torch.Tensor:
-    return t.abs() if t.dtype.is_floating_point and t.layout is torch.strided else t
 
 
 def _death_row(task: Task, death: Death) -> Row:
@@ -186,7 +173,7 @@ def _death_row(task: Task, death: Death) -> Row:
 
 
 def _expected(row: Row) -> Row:
-    """*row*, marked as expected if it is a failure by a known divergence of torch; `mended` finds the opposite."""
+    """*row*, marked as expected if it is a failure by a known divergence of torch."""
     reason = None
     if row.check.startswith(LIBRARY_CHECK):
         reason = _known.LIBRARY_DIVERGENCES.get(row.overload)
@@ -194,15 +181,3 @@ def _expected(row: Row) -> Row:
         found = (d.reason for d in _known.DIVERGENCES if d.overload == row.overload and row.check in d.checks)
         reason = next(found, None)
     return row if reason is None or row.outcome != "fail" else replace(row, outcome="xfail", detail=reason)
-
-
-def mended(rows: Iterable[Row]) -> list[_known.Divergence]:
-    """The known divergences that ran but did not occur: torch has fixed them, and the entries must be removed."""
-    listed = [row for row in rows if row.slot == ATEN_SLOT]
-    shown = {(row.overload, row.check) for row in listed if row.outcome == "xfail"}
-    ran = {row.overload for row in listed}
-    return [
-        d
-        for d in _known.DIVERGENCES
-        if d.overload in ran and not any((d.overload, check) in shown for check in d.checks)
-    ]

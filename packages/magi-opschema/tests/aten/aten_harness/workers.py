@@ -15,7 +15,6 @@ import os
 import pickle
 import signal
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,18 +29,21 @@ Result = TypeVar("Result")
 
 
 class Note:
-    """A line of text in memory shared with the parent: what a child is doing, which can be read after it died."""
+    """A line of text in memory shared with the parent: what a child is doing, which can be read after it died.
 
-    def __init__(self) -> None:
+    The child dies if it is doing one thing for longer than *seconds*.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
         self._memory = mmap.mmap(-1, 2048)
 
     def write(self, text: str) -> None:
-        """Replace the text."""
+        signal.setitimer(signal.ITIMER_REAL, self.seconds)
         data = text.encode()[:2047] + b"\0"
         self._memory[: len(data)] = data
 
     def read(self) -> str:
-        """The current text."""
         return self._memory[:].partition(b"\0")[0].decode(errors="replace")
 
 
@@ -54,21 +56,15 @@ class Death:
 
 
 class _Child:
-    def __init__(self, task: Any, deaths: list[Death], work: Callable[[Any, Note, frozenset[str]], Any]) -> None:
-        self.task, self.deaths, self.note = task, deaths, Note()
-        self.last_note, self.since = "", time.monotonic()
+    def __init__(
+        self, task: Any, deaths: list[Death], work: Callable[[Any, Note, frozenset[str]], Any], seconds: float
+    ) -> None:
+        self.task, self.deaths, self.note = task, deaths, Note(seconds)
         self.pipe, theirs = _fork.Pipe(duplex=False)
         left_out = frozenset(death.doing for death in deaths)
         self.process = _fork.Process(target=_serve, args=(theirs, lambda: work(task, self.note, left_out)))
         self.process.start()
         theirs.close()
-
-    def hangs(self, seconds: float) -> bool:
-        """Whether the child has been doing one thing for longer than *seconds*."""
-        note = self.note.read()
-        if note != self.last_note:
-            self.last_note, self.since = note, time.monotonic()
-        return time.monotonic() - self.since > seconds and not self.pipe.poll()
 
     def end(self) -> tuple[bytes, str]:
         """What the child sends, nothing if it died, and how it ended."""
@@ -76,6 +72,8 @@ class _Child:
             return self.pipe.recv_bytes(), ""
         self.process.join()
         code = self.process.exitcode or 0
+        if -code == signal.SIGALRM:
+            return b"", f"hung for {self.note.seconds:.0f} s"
         return b"", f"crashed with {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
 
 
@@ -89,28 +87,24 @@ def run_tasks(
 ) -> Iterator[tuple[Task, Result | None, list[Death]]]:
     """Do *work* on every task in a forked child, and yield each result with the deaths that it cost.
 
-    If a child dies, or its note is unchanged for *seconds*, its task starts once more, without what the dead children
-    were doing; after as many deaths as *retries*, its result is None.
+    If a child dies, its task starts once more, without what the dead children were doing; after as many deaths as
+    *retries*, its result is None.
     """
     waiting: deque[tuple[Task, list[Death]]] = deque((task, []) for task in tasks)
-    running: dict[mpc.Connection, _Child] = {}
+    running: dict[Any, _Child] = {}
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                child = _Child(*waiting.popleft(), work)
+                child = _Child(*waiting.popleft(), work, seconds)
                 running[child.pipe] = child
-            ready = mpc.wait(list(running), timeout=0.5)
-            for pipe, child in list(running.items()):
-                if pipe not in ready and not child.hangs(seconds):
-                    continue
-                del running[pipe]
-                sent, how = child.end() if pipe in ready else (b"", f"hung for {seconds:.0f} s")
+            for pipe in mpc.wait(list(running)):
+                child = running.pop(pipe)
+                sent, how = child.end()
                 child.process.kill()
+                deaths = child.deaths if sent else [*child.deaths, Death(child.note.read(), how)]
                 if sent:
-                    yield child.task, pickle.loads(sent), child.deaths
-                    continue
-                deaths = [*child.deaths, Death(child.note.read(), how)]
-                if len(deaths) < retries:
+                    yield child.task, pickle.loads(sent), deaths
+                elif len(deaths) < retries:
                     waiting.appendleft((child.task, deaths))
                 else:
                     yield child.task, None, deaths
@@ -125,6 +119,7 @@ def _serve(pipe: mpc.Connection, work: Callable[[], Any]) -> None:
     sys.stderr = os.fdopen(os.dup(2), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which ends the process
     # As bytes of plain pickle: a pipe would pass a file descriptor for a tensor, which is closed with this process.
     pipe.send_bytes(pickle.dumps(work()))
     os._exit(0)  # without the exit handlers of the parent
