@@ -4,15 +4,14 @@ from __future__ import annotations
 import ast
 import builtins
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from _python import python
 from magi_opschema._cli import main
 from magi_opschema.aten._generate.choice import merge
 from magi_opschema.aten._generate.installed import SHIPPED, installed_schemas, read_allowlist, select_bases, verify
@@ -27,7 +26,6 @@ STUBS = SHIPPED.parent / "_stubs"
 JSON_SCHEMA = SHIPPED.with_name("torch_ops_metadata.schema.json")
 GOLDEN_BASES = ["adaptive_avg_pool3d_backward", "add", "linalg_norm", "max", "softmax", "split_copy", "std", "sum"]
 GOLDEN_BASES += ["zeros"]
-ACCEPT = "MAGI_ACCEPT"
 
 golden_torch = pytest.mark.skipif(
     not torch.__version__.startswith("2.13."), reason="golden files show the schemas of torch 2.13"
@@ -38,31 +36,29 @@ def shipped_bases() -> list[Any]:
     return select_bases(read_allowlist(SHIPPED), installed_schemas(), SHIPPED)
 
 
-def assert_golden(path: Path, text: str) -> None:
-    if os.environ.get(ACCEPT) == "1":
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-    assert path.read_text() == text, f"run again with {ACCEPT}=1 and review the diff"
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[Path, dict[str, str]], None]:
+    """Compare files with those in a folder; `pytest --accept` writes them, and the diff is the review."""
+
+    def compare(folder: Path, files: dict[str, str]) -> None:
+        for name, text in files.items() if request.config.getoption("--accept") else ():
+            (folder / name).write_text(text)
+        assert {path.name: path.read_text() for path in folder.iterdir()} == files
+
+    return compare
 
 
 @golden_torch
-def test_generated_sources_are_the_golden_ones() -> None:
+def test_generated_sources_are_the_golden_ones(golden: Callable[[Path, dict[str, str]], None]) -> None:
     schemas = installed_schemas()
     files = surface_files([schemas.base(name) for name in GOLDEN_BASES], schemas)
-    for name, text in files.items():
-        if name == "py.typed":
-            continue
-        shown = text.replace(torch.__version__, "2.13.0")
-        assert_golden(GOLDEN / f"{name}.txt", shown)
+    shown = {f"{name}.txt": text.replace(torch.__version__, "2.13.0") for name, text in files.items() if text}
+    golden(GOLDEN, shown)
 
 
 @golden_torch
-def test_shipped_stubs_are_those_of_the_allowlist() -> None:
-    files = {name: text for name, text in generate(SHIPPED).items() if name.endswith(".pyi")}
-
-    assert {path.name for path in STUBS.iterdir()} == set(files)
-    for name, text in files.items():
-        assert_golden(STUBS / name, text)
+def test_shipped_stubs_are_those_of_the_allowlist(golden: Callable[[Path, dict[str, str]], None]) -> None:
+    golden(STUBS, {name: text for name, text in generate(SHIPPED).items() if name.endswith(".pyi")})
 
 
 def test_the_shipped_allowlist_is_large_and_serves_every_supported_torch() -> None:
@@ -125,10 +121,9 @@ def test_nothing_is_hidden() -> None:
         if merged is None:
             continue
         explicit = {p.name for p in merged.params}
-        for variant in base.variants:
-            for parameter in variant.params:
-                assert parameter.name in explicit or merged.takes_options, (base.name, parameter)
-                assert parameter.name in explicit or parameter.name == parameter.schema_name
+        for parameter in (p for variant in base.variants for p in variant.params if p.name not in explicit):
+            assert merged.takes_options, (base.name, parameter)
+            assert parameter.name == parameter.schema_name
 
 
 def test_generated_code_uses_no_builtin_that_an_operator_shadows() -> None:
@@ -150,12 +145,10 @@ def test_a_second_run_writes_the_same_bytes_and_loads_no_torch(tmp_path: Path) -
         "import sys; from magi_opschema._cli import main; "
         "assert main(['aten', 'gen', '--out', sys.argv[1]]) == 0; sys.exit('torch' in sys.modules)"
     )
-    written = []
     for seed in ("1", "2"):
-        command = [sys.executable, "-c", code, str(tmp_path / seed)]
-        subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PYTHONHASHSEED": seed})
-        written.append({path.name: path.read_bytes() for path in (tmp_path / seed).iterdir()})
-    assert written[0] == written[1]
+        python("-c", code, tmp_path / seed, env={"PYTHONHASHSEED": seed})
+    first, second = ({path.name: path.read_bytes() for path in (tmp_path / seed).iterdir()} for seed in ("1", "2"))
+    assert first == second
 
 
 def test_importing_the_package_loads_no_torch_and_generates_nothing(tmp_path: Path) -> None:
@@ -163,8 +156,7 @@ def test_importing_the_package_loads_no_torch_and_generates_nothing(tmp_path: Pa
         "import sys, magi_opschema.aten as aten; from magi_opschema.aten import errors; "
         "assert not hasattr(aten, '__wrapped__'); import magi_opschema.aten.linalg; sys.exit('torch' in sys.modules)"
     )
-    environment = {**os.environ, "MAGI_OPSCHEMA_CACHE_DIR": str(tmp_path / "cache")}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    python("-c", code, env={"MAGI_OPSCHEMA_CACHE_DIR": str(tmp_path / "cache")})
 
     assert not (tmp_path / "cache").exists()
 
@@ -243,14 +235,9 @@ def test_a_bad_allowlist_is_named(
     ],
 )
 def test_missing_parts_are_named(code: str, sentence: str, tmp_path: Path) -> None:
-    program = (
-        f"import sys; {code}; from magi_opschema._cli import main; sys.exit(main(['aten', 'gen', '--out', 'out']))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=False)
+    run = "from magi_opschema._cli import main; assert main(['aten', 'gen', '--out', 'out']) == 2"
 
-    assert done.returncode == 2, done.stderr
-    assert sentence in done.stderr
-    assert "Traceback" not in done.stderr
+    assert sentence in python("-c", f"import sys; sys.stderr = sys.stdout; {code}; {run}", cwd=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
