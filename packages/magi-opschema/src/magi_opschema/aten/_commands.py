@@ -122,11 +122,7 @@ def _gap(options: argparse.Namespace) -> int:
 
 
 def run_kernels(path: Path | None) -> None:
-    """Run the file that registers the user's kernels, if there is one, with its own name and not as `__main__`.
-
-    Raises:
-        SurfaceError: There is no such file.
-    """
+    """Run the file that registers the user's kernels, if there is one, with its own name and not as `__main__`."""
     if path is None:
         return
     if not path.is_file():

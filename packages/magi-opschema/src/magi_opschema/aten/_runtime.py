@@ -91,11 +91,7 @@ class Choice:
         self._by_types: dict[tuple[type, ...], Callable[..., Any]] = {}
 
     def pick(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
-        """The function of the first variant that fits.
-
-        Raises:
-            TypeError: No variant fits.
-        """
+        """The function of the first variant that fits."""
         if kwargs or torch.compiler.is_dynamo_compiling():
             return self._first_fit(args, kwargs)
         types = tuple(map(type, args))

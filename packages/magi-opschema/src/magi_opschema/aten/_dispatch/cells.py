@@ -111,11 +111,7 @@ class Cell:
             raise SlotError(msg)
 
     def read_environment(self) -> None:
-        """Read `MAGI_SLOT_<base>`, once.
-
-        Raises:
-            SlotError: Its value is not the number of an active slot.
-        """
+        """Read `MAGI_SLOT_<base>`, once."""
         if self.environment_read:
             return
         check_environment()
@@ -136,11 +132,7 @@ lock = threading.RLock()
 
 
 def cell_of(base: str) -> Cell:
-    """The cell of a loaded base.
-
-    Raises:
-        UnknownOpError: No loaded surface has the base.
-    """
+    """The cell of a loaded base."""
     if base not in cells:
         msg = f"no operator {base!r} in the loaded ATen surface{nearest(base, cells)}"
         raise UnknownOpError(msg)

@@ -59,12 +59,7 @@ def default_surface() -> ModuleType:
 
 @ft.cache
 def default_folder() -> Path:
-    """The cache folder of the shipped allowlist's surface, which is generated if it is missing.
-
-    Raises:
-        OutputError: The cache cannot be written.
-        MissingExtraError: It must be generated, and pyyaml is missing.
-    """
+    """The cache folder of the shipped allowlist's surface, which is generated if it is missing."""
     refuse_unknown_variables()
     root = folder_named(CACHE_DIR)
     if root is None:
@@ -90,11 +85,7 @@ def default_folder() -> Path:
 
 
 def attribute(name: str, submodule: str = "") -> Any:
-    """An attribute of the default surface, a function or a submodule, or one of its *submodule*.
-
-    Raises:
-        UnknownOpError: There is none of that name.
-    """
+    """An attribute of the default surface, a function or a submodule, or one of its *submodule*."""
     surface = default_surface()
     module = getattr(surface, submodule) if submodule else surface
     if name in module.__all__ or (submodule and name.startswith("__") and hasattr(module, name)):

@@ -81,11 +81,7 @@ def fits(result: Any, out: Any) -> bool:
 
 
 def out_options(out: Tensor, options: dict[str, Any]) -> dict[str, Any]:
-    """The keywords of a factory without those that *out* determines, which must agree with it.
-
-    Raises:
-        RuntimeError: `dtype`, `layout` or `device` differs from that of *out*, or `pin_memory` is given.
-    """
+    """The keywords of a factory without those that *out* determines, which must agree with it."""
     if not options:
         return options
     for name in OPTIONS:

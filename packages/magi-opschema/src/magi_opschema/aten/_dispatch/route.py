@@ -61,20 +61,8 @@ library_ops: dict[str, OpOverload] = {}
 """Every library operator that has been defined, by name."""
 
 
-def traced_namespace(cell: Cell, chosen: int | None) -> Namespace:
-    """Library operators for the variants that have kernels, ATen's overloads for the others."""
-    return _namespace(cell, cell.aten_traced, lambda pair, name: library_op(cell, pair, name, chosen))
-
-
-def eager_namespace(cell: Cell, chosen: Callable[[], int | None]) -> Namespace:
-    """Routers for the variants that have kernels, the dispatcher's callables for the others.
-
-    *chosen* returns the slot that a call prefers; it is asked at each call.
-    """
-    return _namespace(cell, cell.aten_eager, lambda pair, name: _router(cell, pair, name, chosen))
-
-
-def _namespace(cell: Cell, aten: Namespace, served: Callable[[Pair, str], Any]) -> Namespace:
+def served_namespace(cell: Cell, aten: Namespace, served: Callable[[Pair, str], Any]) -> Namespace:
+    """The namespace *aten* with what *served* returns for each overload of the variants that have kernels."""
     callables = dict(vars(aten))
     for pair in cell.pairs:
         if cell.serving(pair):
@@ -117,8 +105,11 @@ def _elsewhere(
     return None if direct else library_op(cell, pair, name, chosen())
 
 
-def _router(cell: Cell, pair: Pair, name: str, chosen: Callable[[], int | None]) -> Callable[..., Any]:
-    """What an eager call of one overload runs: ATen, a kernel, or a library operator."""
+def router(cell: Cell, pair: Pair, name: str, chosen: Callable[[], int | None]) -> Callable[..., Any]:
+    """What an eager call of one overload runs: ATen, a kernel, or a library operator.
+
+    *chosen* returns the slot that a call prefers; it is asked at each call.
+    """
     aten = dispatcher_callable(cell.overloads[name])
     kernels = cell.serving(pair)
     outs = out_names(cell, pair) if name == pair.out else ()

@@ -26,7 +26,7 @@ from magi_opschema.aten.errors import SlotError, SurfaceError, UnknownOpError
 from .cells import Cell, Pair, cell_of, cells, check_number, lock
 from .kernels import Kernel, served_variants
 from .load import default_surface
-from .route import eager_namespace, traced_namespace
+from .route import library_op, router, served_namespace
 
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])
@@ -215,11 +215,7 @@ def use_slot(base: str, slot: int) -> Iterator[None]:
 
 
 def op(base: str, *pairs: tuple[str | None, str | None]) -> Cell:
-    """The cell of *base*, made when it is first needed; each pair names the overloads of a variant.
-
-    Raises:
-        SurfaceError: It was made with other pairs.
-    """
+    """The cell of *base*, made when it is first needed; each pair names the overloads of a variant."""
     wanted = tuple(Pair(*pair) for pair in pairs)
     if base not in cells:
         cells[base] = cell = Cell(base, wanted)
@@ -246,13 +242,18 @@ class _FirstCall:
 def _refresh(cell: Cell) -> None:
     """Set the callables of the cell: those of ATen if no kernel can serve a call, otherwise those of the slots."""
     latest = cell.used[-1][1] if cell.used else cell.chosen_for_all
-    aten_only = not cell.kernels or latest == ATEN_SLOT
-    cell.traced = cell.aten_traced if aten_only else traced_namespace(cell, latest)
+    if not cell.kernels or latest == ATEN_SLOT:
+        cell.traced = cell.aten_traced
+    else:
+        cell.traced = served_namespace(cell, cell.aten_traced, lambda pair, name: library_op(cell, pair, name, latest))
     if not cell.environment_read:
         return  # the first eager call must still read the environment
+    if not cell.kernels:
+        cell.eager = cell.aten_eager
+        return
     for_all = cell.chosen_for_all
     chosen = cell.chosen_here if cell.used else lambda: for_all
-    cell.eager = eager_namespace(cell, chosen) if cell.kernels else cell.aten_eager
+    cell.eager = served_namespace(cell, cell.aten_eager, lambda pair, name: router(cell, pair, name, chosen))
 
 
 def _cell(base: object) -> Cell:

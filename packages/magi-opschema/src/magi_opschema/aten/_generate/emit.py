@@ -204,11 +204,7 @@ def parameter_texts(variant: Variant) -> tuple[list[str], list[str]]:
 
 
 def annotation(type_: Type) -> str:
-    """The Python annotation of a schema type: `int[2]?` is `int | Sequence[int] | None`.
-
-    Raises:
-        SchemaTypeError: The installed torch uses a type that this package does not know.
-    """
+    """The Python annotation of a schema type: `int[2]?` is `int | Sequence[int] | None`."""
     element = Type(type_.element)
     if element.text.removesuffix("?") not in _ANNOTATIONS and not element.is_list:
         msg = f"schema type {type_.text!r} has no Python annotation here; magi-opschema is older than this torch"

@@ -20,7 +20,7 @@ from .schema import Base, Overload, Parameter, Return, Type, Variant, nearest, p
 
 
 if TYPE_CHECKING:
-    from torchgen.model import Argument, NativeFunction  # type: ignore[import-untyped]
+    from torchgen.model import NativeFunction  # type: ignore[import-untyped]
 
 
 SHIPPED = Path(__file__).parents[1] / "aten_ops.yaml"
@@ -71,9 +71,6 @@ def installed_schemas() -> InstalledSchemas:
     """Read the ATen schemas of the installed torch.
 
     torchgen expands the entries that torch generates (`autogen: relu.out`) just as torch's own build does.
-
-    Raises:
-        MissingExtraError: pyyaml, torchgen or its packaged schema files are not installed.
     """
     spec = importlib.util.find_spec("torchgen")
     if spec is None or spec.origin is None:
@@ -115,7 +112,17 @@ def _overload(function: NativeFunction) -> Overload:
     arguments = func.arguments
     keyword_only = {argument.name for argument in arguments.flat_kwarg_only}
     outs = {argument.name for argument in arguments.out}
-    parameters = tuple(_parameter(a, kwarg_only=a.name in keyword_only) for a in arguments.flat_all)
+    parameters = tuple(
+        Parameter(
+            name=parameter_name(argument.name),
+            schema_name=argument.name,
+            type=Type(str(argument.type)),
+            default=argument.default,
+            kwarg_only=argument.name in keyword_only,
+            alias=_alias(argument.annotation),
+        )
+        for argument in arguments.flat_all
+    )
     return Overload(
         base=str(func.name.name),
         name=func.name.overload_name,
@@ -129,11 +136,6 @@ def _overload(function: NativeFunction) -> Overload:
         module=function.python_module,
         group=_DEFAULT.sub("", str(func.signature())),
     )
-
-
-def _parameter(argument: Argument, *, kwarg_only: bool) -> Parameter:
-    name, type_ = argument.name, Type(str(argument.type))
-    return Parameter(parameter_name(name), name, type_, argument.default, kwarg_only, _alias(argument.annotation))
 
 
 def _alias(annotation: object) -> str | None:
@@ -199,12 +201,7 @@ def _serves(releases: Any, where: str) -> bool:
 
 
 def select_bases(names: list[str], schemas: InstalledSchemas, source: Path) -> list[Base]:
-    """The schemas of *names*, sorted by name.
-
-    Raises:
-        AllowlistError: The installed torch does not have some names; the error lists all of them, each with the nearest
-            name.
-    """
+    """The schemas of *names*, sorted by name."""
     problems = []
     for name in names:
         base, dot, _ = name.partition(".")

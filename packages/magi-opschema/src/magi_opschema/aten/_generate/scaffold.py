@@ -77,11 +77,6 @@ def scaffold(op: str, slot: int, folder: Path, schemas: InstalledSchemas) -> lis
     """Write a kernel file and a test file for *op* into *folder*, which is made if it is missing, and return both.
 
     *op* is a base (`softmax`, `linalg.norm`), for a kernel for each overload, or one overload (`add.Tensor`).
-
-    Raises:
-        UnknownOpError: torch has no such operator, or it has no overload that writes into out=.
-        SlotError: *slot* is not 0 to 7.
-        ScaffoldError: One of the files exists.
     """
     if not 0 <= slot <= 7:
         msg = f"slot {slot}: kernels go into slots 0 to 7; 8 is ATen itself"

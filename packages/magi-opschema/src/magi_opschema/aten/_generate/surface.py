@@ -17,7 +17,7 @@ from magi_opschema.aten.errors import OutputError
 
 from .emit import emit_base, stub_base
 from .installed import InstalledSchemas, installed_schemas, read_allowlist, select_bases
-from .schema import ATEN_SLOT, METADATA_FILE, METADATA_VERSION, Base, Overload, Parameter, Variant, split_base
+from .schema import ATEN_SLOT, METADATA_FILE, METADATA_VERSION, Base, Overload, Variant, split_base
 
 
 COVERAGE_FILE = "coverage.md"
@@ -101,12 +101,7 @@ _TITLES = {
 
 
 def generate(allowlist: Path) -> dict[str, str]:
-    """The surface of *allowlist* for the installed torch: its files by relative path, without touching the disk.
-
-    Raises:
-        AllowlistError: The allowlist cannot be read, or does not fit this torch.
-        MissingExtraError: pyyaml or torchgen is missing.
-    """
+    """The surface of *allowlist* for the installed torch: its files by relative path, without touching the disk."""
     schemas = installed_schemas()
     return surface_files(select_bases(read_allowlist(allowlist), schemas, allowlist), schemas)
 
@@ -186,24 +181,23 @@ def _op(base: Base, variant: Variant, overload: Overload) -> dict[str, Any]:
         "name": base.canonical,
         "kind": overload.kind,
         "pair": None if partner is None else partner.name,
-        "params": [_param(p) for p in overload.params + overload.outs],
+        "params": [
+            {
+                "name": p.schema_name,
+                "python_name": p.name,
+                "type": p.type.text,
+                "default": p.default,
+                "kwarg_only": p.kwarg_only,
+                "alias": p.alias,
+            }
+            for p in overload.params + overload.outs
+        ],
         "outs": [p.schema_name for p in overload.outs],
         "returns": [{"name": r.name, "type": r.type.text, "alias": r.alias} for r in overload.returns],
         "tags": list(overload.tags),
         "autogen": overload.autogen,
         "slots": [ATEN_SLOT],
         "schema": overload.schema,
-    }
-
-
-def _param(parameter: Parameter) -> dict[str, Any]:
-    return {
-        "name": parameter.schema_name,
-        "python_name": parameter.name,
-        "type": parameter.type.text,
-        "default": parameter.default,
-        "kwarg_only": parameter.kwarg_only,
-        "alias": parameter.alias,
     }
 
 
@@ -280,11 +274,7 @@ def write_folder(files: dict[str, str], folder: Path) -> None:
 
 
 def drift(files: dict[str, str], folder: Path) -> list[str]:
-    """One line for each file of *folder* that differs from *files*; empty if all are identical.
-
-    Raises:
-        OutputError: The folder cannot be read.
-    """
+    """One line for each file of *folder* that differs from *files*; empty if all are identical."""
     if not folder.is_dir():
         return [f"{folder}: missing"]
     lines = []
