@@ -43,7 +43,6 @@ def slot() -> Iterator[Callable[..., None]]:
 
 @pytest.fixture(scope="session")
 def delegate() -> Callable[..., Callable[..., Any]]:
-    """Make kernels that are ATen under another name, or change its calls: `delegate("add", "Tensor", change)`."""
     return _delegate
 
 
@@ -52,11 +51,7 @@ def _delegate(
 ) -> Callable[..., Any]:
     """A kernel with the exact signature of one variant, which hands every call to ATen.
 
-    Args:
-        base: The ATen base.
-        leading: The overload that names the variant.
-        change: Called as `change(reference, args, kwargs)` in ATen's place.
-        takes_out: Whether the kernel has an `out`.
+    With *change*, it calls `change(reference, args, kwargs)` instead.
     """
     cell = cell_of(base)
     pair = next(pair for pair in cell.pairs if pair.leading == leading)

@@ -338,24 +338,26 @@ def test_metadata_follows_its_json_schema() -> None:
         _validate(document, schema, schema)
 
 
-def _validate(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> None:
+_JSON = {"string": str, "boolean": bool, "null": type(None)}
+
+
+def _validate(value: Any, schema: Any, root: Any) -> None:
     """The part of JSON Schema that the shipped schema uses."""
-    if "$ref" in schema:
-        schema = root["$defs"][schema["$ref"].removeprefix("#/$defs/")]
-    if "const" in schema:
-        assert value == schema["const"]
-    if "enum" in schema:
-        assert value in schema["enum"]
-    if "minimum" in schema:
-        assert schema["minimum"] <= value <= schema["maximum"]
-    types = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool, "null": type(None)}
-    if "type" in schema:
-        allowed = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-        assert isinstance(value, tuple(types[name] for name in allowed)), (value, schema)
-    for key in schema.get("required", []):
-        assert key in value, key
-    for key, inner in schema.get("properties", {}).items():
-        if key in value:
-            _validate(value[key], inner, root)
-    for item in value if "items" in schema else []:
-        _validate(item, schema["items"], root)
+    match schema:
+        case {"$ref": str(name)}:
+            _validate(value, root["$defs"][name.removeprefix("#/$defs/")], root)
+        case {"const": expected}:
+            assert value == expected
+        case {"enum": known}:
+            assert value in known
+        case {"type": "integer", "minimum": lowest, "maximum": highest}:
+            assert lowest <= value <= highest
+        case {"type": "array", "items": inner}:
+            for item in value:
+                _validate(item, inner, root)
+        case {"type": "object", "required": names, "properties": properties}:
+            assert set(names) == set(properties) == set(value)
+            for name in names:
+                _validate(value[name], properties[name], root)
+        case {"type": kinds}:
+            assert isinstance(value, tuple(_JSON[kind] for kind in ([kinds] if isinstance(kinds, str) else kinds)))

@@ -22,7 +22,7 @@ from magi_opschema.aten.errors import MissingExtraError
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .subject import Sample, Subject
+from .subject import Sample, Subject, tensors_in
 
 
 Call = tuple[Any, ...]
@@ -45,15 +45,12 @@ class Make:
         return torch.randn(shape, generator=self._generator, dtype=wide).to(self.dtype)
 
     def unit(self, *shape: int) -> Tensor:
-        """Values from 0 to 1."""
         return torch.rand(shape, generator=self._generator).to(self.dtype)
 
     def index(self, high: int, *shape: int) -> Tensor:
-        """Indices below *high*."""
         return torch.randint(high, shape, generator=self._generator)
 
     def mask(self, *shape: int) -> Tensor:
-        """Booleans."""
         return torch.rand(shape, generator=self._generator) > 0.5
 
 
@@ -114,6 +111,7 @@ RECIPES: dict[str, tuple[Callable[[Make], Call], ...]] = {
     "divide.Scalar_mode": (lambda m: (m(3, 4), 2, {"rounding_mode": "trunc"}),),
     "embedding_renorm": (lambda m: (m(5, 3), m.index(5, 4), 0.5, 2.0),),
     "exponential": (_seeded(Tensor, 1.5),),
+    "fft_fftfreq": (lambda m: (9, 0.5, {"dtype": m.dtype}),),
     "fill.Tensor": (lambda m: (m(3, 4), m()),),
     "frobenius_norm.dim": (lambda m: (m(3, 4), [1], True),),
     "geometric": (_seeded(Tensor, 0.3),),
@@ -296,11 +294,7 @@ def _accepted(subject: Subject, make: Any) -> list[Sample]:
 
 @ft.cache
 def op_infos() -> dict[str, list[Any]]:
-    """The database's entries by every ATen base that they may stand for.
-
-    Raises:
-        MissingExtraError: numpy or expecttest, which it needs, is missing.
-    """
+    """The database's entries by every ATen base that they may stand for."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -348,7 +342,7 @@ def captured_samples() -> dict[str, list[Sample]]:
                 with capture, warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     result = info(sample.input, *sample.args, **sample.kwargs)
-                    outputs = [t for t in _tensors(result) if t.requires_grad]
+                    outputs = [t for t in tensors_in(result) if t.requires_grad]
                     if outputs and differentiable:
                         torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
             except (*_REFUSALS, AttributeError, AssertionError):
@@ -377,17 +371,9 @@ def _samples(info: Any, dtype: torch.dtype, *, requires_grad: bool = False) -> I
         warnings.simplefilter("ignore")
         found = info.sample_inputs("cpu", dtype, requires_grad=requires_grad)
         for sample in it.islice(found, _SAMPLES_PER_OP_INFO):
-            tensors = _tensors([sample.input, *sample.args, *sample.kwargs.values()])
+            tensors = tensors_in([sample.input, *sample.args, *sample.kwargs.values()])
             if sum(t.numel() for t in tensors) <= _LARGEST:
                 yield sample
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [t for item in value for t in _tensors(item)]
-    return []
 
 
 def _plain_samples(subject: Subject) -> list[Sample]:

@@ -21,6 +21,7 @@ from magi_opschema.aten._dispatch.slots import use_slot
 from magi_opschema.aten._generate.schema import ATEN_SLOT, split_base
 from magi_opschema.aten._torch_compat import OpOverload, arguments
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 
 UNDEFINED_CONTENTS = frozenset(
@@ -43,35 +44,28 @@ class Sample:
     dtype: torch.dtype
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Sample:
-        """The same call with every tensor changed, including those in lists."""
+        return self._mapped(Tensor, change)
 
-        def mapped(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                return change(value)
-            if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
-                return type(value)(map(mapped, value))
-            return value
+    def map_generators(self, change: Callable[[torch.Generator], torch.Generator | None]) -> Sample:
+        return self._mapped(torch.Generator, change)
 
-        return self.map_values(mapped)
-
-    def map_values(self, change: Callable[[Any], Any]) -> Sample:
-        """The same call with every argument changed."""
-        kwargs = {name: change(value) for name, value in self.kwargs.items()}
-        return replace(self, args=tuple(map(change, self.args)), kwargs=kwargs)
+    def _mapped(self, kind: type, change: Callable[[Any], Any]) -> Sample:
+        args, kwargs = tree_map_only(kind, change, (self.args, self.kwargs))
+        return replace(self, args=args, kwargs=kwargs)
 
     def tensors(self) -> list[Tensor]:
-        """Every tensor of the call."""
-        found: list[Tensor] = []
-        self.map_tensors(lambda t: (found.append(t), t)[1])  # type: ignore[func-returns-value]
-        return found
+        return tensors_in((self.args, self.kwargs))
 
     def without_generators(self) -> Sample:
-        """The same call, with the default generator."""
-        return self.map_values(lambda value: None if isinstance(value, torch.Generator) else value)
+        return self.map_generators(lambda _: None)
 
     def fresh(self) -> Sample:
         """Copies that a call may write to; generators start from the same state."""
         return self.map_tensors(lambda t: t.detach().clone())
+
+
+def tensors_in(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 def seed(sample: Sample) -> None:
@@ -92,7 +86,6 @@ class Subject:
 
     @property
     def label(self) -> str:
-        """`add.Tensor`."""
         return dotted(self.base, self.pair.leading)
 
     @property
@@ -102,12 +95,10 @@ class Subject:
 
     @cached_property
     def cell(self) -> Cell:
-        """The base's cell."""
         return cell_of(self.base)
 
     @cached_property
     def function(self) -> Callable[..., Any]:
-        """The generated function."""
         submodule, name = split_base(self.base)
         module = default_surface() if submodule is None else getattr(default_surface(), submodule)
         function: Callable[..., Any] = getattr(module, name)
@@ -115,12 +106,10 @@ class Subject:
 
     @cached_property
     def outs(self) -> tuple[str, ...]:
-        """The out arguments of ATen's out overload."""
         return out_names(self.cell, self.pair)
 
     @cached_property
     def leading(self) -> OpOverload:
-        """The overload that names the variant."""
         return self.cell.overloads[self.pair.leading]
 
     @cached_property
@@ -244,16 +233,13 @@ def on_device(subject: Subject, sample: Sample, device: torch.device) -> Sample:
     """The same call on *device*: its tensors, its generators, and the device argument of a factory."""
     if device == CPU:
         return sample
-    moved = sample.map_tensors(lambda t: t.to(device)).map_values(
-        lambda value: torch.Generator(device) if isinstance(value, torch.Generator) else value
-    )
+    moved = sample.map_tensors(lambda t: t.to(device)).map_generators(lambda _: torch.Generator(device))
     if not sample.tensors() and any(a.name == "device" for a in arguments(subject.leading)):
         moved.kwargs["device"] = device
     return moved
 
 
 def flat(result: Any) -> list[Any]:
-    """The results of a call as a list."""
     return list(result) if isinstance(result, (list, tuple)) else [result]
 
 
