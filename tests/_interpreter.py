@@ -166,9 +166,7 @@ def interpreting() -> Iterator[None]:
 
 # What torch names otherwise than CUDA.
 _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
-    "abs": torch.abs,
     "fabs": torch.abs,
-    "pow": torch.pow,
     "rint": torch.round,
     "nearbyint": torch.round,
     "llrint": lambda x: torch.round(x).long(),
@@ -183,9 +181,6 @@ _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "signbit": lambda x: torch.signbit(x).int(),
     "cyl_bessel_i0": torch.special.i0,
     "cyl_bessel_i1": torch.special.i1,
-    "erfcx": torch.special.erfcx,
-    "erfinv": torch.special.erfinv,
-    "log10": torch.log10,
 }
 
 

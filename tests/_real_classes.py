@@ -159,12 +159,15 @@ def _repeated(parent: nn.Module, keep: int) -> Iterator[str]:
 
 
 # What timm imports of it: its models use no more than names.
-_TORCHVISION = ("datasets", "models", "models.feature_extraction", "ops", "ops.misc")
-_TORCHVISION += ("transforms", "transforms.functional", "utils")
+_TORCHVISION = (
+    *("torchvision", "torchvision.datasets", "torchvision.models", "torchvision.models.feature_extraction"),
+    *("torchvision.ops", "torchvision.ops.misc", "torchvision.transforms", "torchvision.transforms.functional"),
+    "torchvision.utils",
+)
 
 
 def _of_timm(name: str, settings: Settings) -> nn.Module:
-    stand_ins = dict.fromkeys(("torchvision", *(f"torchvision.{part}" for part in _TORCHVISION)), mock.MagicMock())
+    stand_ins = dict.fromkeys(_TORCHVISION, mock.MagicMock())
     try:
         importlib.import_module("torchvision")
     except (ImportError, RuntimeError):  # the wheel on PyPI is built against CUDA, and refuses to load without it

@@ -87,21 +87,14 @@ print(x + 1)
 @pytest.mark.parametrize(
     ("page", "sentence"),
     [
-        (PAGE.format(promise="2", between="", shown="2\n3"), None),
-        (PAGE.format(promise="2", between="", shown="...\n3"), None),
         (PAGE.format(promise="3", between="", shown="2\n3"), ":7: prints"),
         (PAGE.format(promise="2", between="", shown="2\n4"), ":12: the page shows"),
-        (PAGE.format(promise="2", between="<!-- not run: no reason at all -->", shown=""), None),
         (PAGE.format(promise="2", between="<!-- not run: -->", shown=""), "needs a reason"),
         ("```python\n1 / 0\n```\n", ":2: .*ZeroDivisionError"),
         ("<!-- setup\nimport torch\n-->\n```python\ntorch.ones(1)\n```\n", ":5: only code that is not shown"),
-        ("<!-- setup\nimport torch\n-->\n```python\nimport torch\n\ntorch.ones(1)\n```\n", None),
-        ("<!-- raises -->\n```python\n1 / 0\n```\n```text\nZeroDivisionError: division by zero\n```\n", None),
         ("<!-- raises -->\n```python\n1 / 1\n```\n", "raises nothing"),
-        ("<!-- gpu -->\n```python\n1 / 0\n```\n", None),
         ("<!-- gpu -->\n```python\n1 /\n```\n", "SyntaxError"),
         ("<!-- output -->\n```python\nx\n```\n", "output of nothing"),
-        ("```python\nprint('x=1')\n```\n<!-- output -->\n```python\nx = 1\n```\n", None),
         ("```sh\nrm x\n```\n", "is not a command of ours"),
         ("```sh\nmagi-opschema nonsense\n```\n", "ended with 2"),
         ("```\nanything\n```\n", "plain block that nothing checks"),
@@ -111,21 +104,15 @@ print(x + 1)
     ],
 )
 def test_the_runner_believes_nothing(
-    page: str,
-    sentence: str | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    page: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "page", sys)  # put back afterwards
     file = tmp_path / "page.md"
     file.write_text(page)
 
-    status = _pages.main([str(file)])
-
+    assert _pages.main([str(file)]) == 1
     said = capsys.readouterr().err
-    assert status == (0 if sentence is None else 1), said
-    assert sentence is None or re.search(sentence, said, re.DOTALL), said
+    assert re.search(sentence, said, re.DOTALL), said
 
 
 def anchors(page: Path) -> set[str]:

@@ -75,46 +75,32 @@ def tuned(code: str) -> dict[int, set[str]]:
     return found
 
 
-class Downsample(torch.nn.Module):
+def downsample(x: Tensor) -> Tensor:
     """A padded convolution of stride two, as in encoders of images: its padding is written channels-last."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = torch.nn.Conv2d(128, 128, 3, 2, device="meta", dtype=torch.bfloat16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight = x.new_empty(self.conv.weight.shape)
-        return F.conv2d(F.pad(x, (0, 1, 0, 1)), weight, stride=2)
+    return F.conv2d(F.pad(x, (0, 1, 0, 1)), x.new_empty(128, 128, 3, 3), stride=2)
 
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_tiles_of_three_dimensions_are_tuned_where_the_user_wants_it(wanted: bool) -> None:
     x = torch.empty(1, 128, 512, 512, dtype=torch.bfloat16, device="meta")
     with torch._inductor.config.patch({"triton.autotune_pointwise": wanted}):
-        found = tuned(generated(Downsample(), x, dynamic=True, backend="magi"))
+        found = tuned(generated(downsample, x, dynamic=True, backend="magi"))
     assert found.pop(3) == {str(wanted)}
     assert set().union(*found.values()) <= {"False"}
 
 
-class Video(torch.nn.Module):
-    """Three causal convolutions over time; each weight becomes one of two dimensions, three taps side by side."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        convs = (torch.nn.Conv3d(128, 128, 3, bias=False, device="meta", dtype=torch.bfloat16) for _ in range(3))
-        self.convs = torch.nn.ModuleList(convs)
-
-    def forward(self, x: Tensor, *weights: Tensor) -> Tensor:
-        for weight in weights:
-            x = F.silu(F.conv3d(F.pad(x, (0, 0, 0, 0, 2, 0)), weight, padding=(0, 1, 1)))
-        return x
+def video(x: Tensor, *weights: Tensor) -> Tensor:
+    """Causal convolutions over time; each weight becomes one of two dimensions, three taps side by side."""
+    for weight in weights:
+        x = F.silu(F.conv3d(F.pad(x, (0, 0, 0, 0, 2, 0)), weight, padding=(0, 1, 1)))
+    return x
 
 
 def test_small_weights_are_written_together() -> None:
     """Three tile dimensions are allowed in such a graph, and a kernel with three would be launched on its own."""
-    model = Video()
-    x = torch.empty(1, 128, 7, 30, 52, dtype=torch.bfloat16, device="meta")
-    code = generated(model, x, *model.parameters(), dynamic=False, backend="magi")
+    shapes = [(1, 128, 7, 30, 52), *[(128, 128, 3, 3, 3)] * 3]
+    given = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes]
+    code = generated(video, *given, dynamic=False, backend="magi")
     # The first frames see two taps, the others three: two widths, of three weights each.
     launches = re.findall(r"triton_for\w*\.run\((.*?), stream", code)
     assert [len(re.findall(r"arg\d+_1", arguments)) for arguments in launches] == [3, 3]
