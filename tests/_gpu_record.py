@@ -19,11 +19,13 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 from triton.runtime.jit import JITFunction
 
 
 NAME = "gpu_e2e"
 FAILED = "failed as it must"
+OUTCOMES = ("passed", "failed")
 INDUCTORS_OWN = ("triton_poi_", "triton_red_", "triton_per_", "triton_tem_")
 
 
@@ -79,13 +81,13 @@ class Recorder:
         self.file: str | None = config.getoption("--gpu-record")
         self.is_mutated: bool = config.getoption("--zero-kernels")
         self.outcomes: dict[str, str] = {}
-        self.skips: dict[str, str] = {}
+        self.skips: Counter[str] = Counter()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.skipped:
             self.outcomes[report.nodeid] = "skipped"
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-            self.skips[report.nodeid] = reason.removeprefix("Skipped: ")
+            self.skips[reason.removeprefix("Skipped: ")] += 1
         elif report.failed:
             crash = getattr(report.longrepr, "reprcrash", None)
             said = "" if crash is None else crash.message
@@ -97,39 +99,24 @@ class Recorder:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        passed, failed = (sorted(name for name in self.outcomes if self.outcomes[name] == which) for which in OUTCOMES)
+        counts = {"passed": len(passed), "failed": len(failed), "skipped": dict(self.skips), "tests": passed}
+        part: dict[str, Any] = {"mutation": dict.fromkeys(failed, FAILED)} if self.is_mutated else counts
         if self.is_mutated:
-            noticed = bool(self.outcomes) and set(self.outcomes.values()) == {"failed"}
+            noticed = bool(failed) and len(failed) == len(self.outcomes)
             session.exitstatus = pytest.ExitCode.OK if noticed else pytest.ExitCode.TESTS_FAILED
         if self.file:
-            write(Path(self.file), self.mutations() if self.is_mutated else self.run())
+            write(Path(self.file), _versions() | part)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self.is_mutated:
             terminalreporter.section("every kernel stored zeros")
-            for name in self.outcomes:
-                said = FAILED if self.outcomes[name] == "failed" else f"{self.outcomes[name]}, AND SHOULD HAVE FAILED"
+            for name, outcome in self.outcomes.items():
+                said = FAILED if outcome == "failed" else f"{outcome}, AND SHOULD HAVE FAILED"
                 terminalreporter.write_line(f"{name}: {said}")
 
-    def named(self, outcome: str) -> list[str]:
-        return sorted(name for name, found in self.outcomes.items() if found == outcome)
 
-    def run(self) -> dict[str, Any]:
-        """What `nox -s gpu_e2e` publishes of a run."""
-        return {
-            **_versions(),
-            "passed": len(self.named("passed")),
-            "failed": len(self.named("failed")),
-            "skipped": dict(Counter(self.skips.values())),
-            "tests": self.named("passed"),
-        }
-
-    def mutations(self) -> dict[str, Any]:
-        return {**_versions(), "mutation": dict.fromkeys(self.named("failed"), FAILED)}
-
-
-def _versions() -> dict[str, str]:
-    import triton
-
+def _versions() -> dict[str, Any]:
     return {
         "torch": torch.__version__,
         "triton": triton.__version__,
@@ -143,11 +130,9 @@ def write(path: Path, part: dict[str, Any]) -> None:
     earlier: list[dict[str, Any]] = json.loads(path.read_text())["runs"] if path.exists() else []
     runs = {run["torch"]: run for run in earlier}
     runs[part["torch"]] = {**runs.get(part["torch"], {"mutation": {}}), **part}
-    commit = os.environ.get("MAGI_BENCHMARK_COMMIT") or _head(path)
+    asked = ["git", "rev-parse", "HEAD"]
+    commit = (
+        os.environ.get("MAGI_BENCHMARK_COMMIT") or subprocess.check_output(asked, cwd=path.parent, text=True).strip()
+    )
     record = {"name": NAME, "commit": commit, "runs": [runs[release] for release in sorted(runs)]}
     path.write_text(json.dumps(record, indent=1) + "\n")
-
-
-def _head(path: Path) -> str:
-    asked = ["git", "rev-parse", "HEAD"]
-    return subprocess.run(asked, cwd=path.parent, capture_output=True, text=True, check=True).stdout.strip()
