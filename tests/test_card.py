@@ -14,7 +14,7 @@ from _interpreter import WrongLaunch
 from torch import Tensor, nn
 
 
-pytestmark = pytest.mark.usefixtures("_fresh_dynamo", "unmeasured_guards")
+pytestmark = pytest.mark.usefixtures("unmeasured_guards")
 BACKENDS = ["inductor", "magi"]
 
 

@@ -32,7 +32,7 @@ from magi_passes import (
 from torch import Tensor, nn
 
 
-pytestmark = pytest.mark.usefixtures("_fresh_dynamo", "unmeasured_guards")
+pytestmark = pytest.mark.usefixtures("unmeasured_guards")
 
 Layer = tuple[str, dict[str, Any]]
 _MOST_ELEMENTS = 3000

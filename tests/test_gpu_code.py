@@ -17,9 +17,6 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 
-pytestmark = pytest.mark.usefixtures("_fresh_dynamo")
-
-
 def types_of_sizes(code: str) -> list[set[str]]:
     """For each kernel with symbolic sizes, the types in which it takes them."""
     signatures = re.findall(r"'signature': (\{.*?\})", code)

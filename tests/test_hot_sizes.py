@@ -49,7 +49,6 @@ def made(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_a_model_at_sizes_that_come_go_and_return(name: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "magi_backend")
     build, inputs = MODELS[name]
-    torch.manual_seed(0)
     model = build().eval()
     compiled = torch.compile(model, backend="magi", dynamic=True, fullgraph=True, options=OPTIONS)
 
@@ -78,7 +77,6 @@ class Classifier(nn.Module):
 @pytest.mark.slow
 def test_training_steps_at_sizes_that_come_go_and_return(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "magi_backend")
-    torch.manual_seed(0)
     ours = Classifier()
     theirs = copy.deepcopy(ours)
     compiled = torch.compile(ours, backend="magi", dynamic=True, options=OPTIONS)

@@ -53,7 +53,6 @@ def test_the_assembly_decodes_every_code_under_every_scale() -> None:
 
 @pytest.mark.parametrize("shape", [(64, 128), (24, 48), (1, 16), (3, 40, 80), (2, 2, 16, 192)])
 def test_patches_hold_the_weight(shape: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
     weight = nvfp4.quantize_nvfp4(torch.randn(shape) * torch.logspace(-6, 1, shape[-1]))
     held = nvfp4.NVFP4Weight.of(weight)
     assert held.codes.shape == (*shape[:-2], -(-shape[-2] // 16), -(-shape[-1] // 64), 128)
@@ -378,7 +377,6 @@ def test_the_copy_compiles() -> None:
 @pytest.mark.parametrize("rows", [1, 3, 16, 32, 64, 100, 300, 1000, 2100])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_linear_on_the_gpu(rows: int, dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
     layer = nvfp4.NVFP4Linear.from_float(nn.Linear(2064, 1544)).to("cuda", dtype)
     x = torch.randn(rows, 2064, device="cuda", dtype=dtype)
     expected = (
@@ -417,7 +415,6 @@ def test_every_tile_again_and_again_on_the_gpu(tile: Any) -> None:
     """Products that overtake what they read are wrong now and then, on a GPU with much to do."""
     if tile.tiled and not accelerator_loads(torch.empty(1, 8, device="cuda", dtype=torch.bfloat16)):
         pytest.skip("not on Hopper")
-    torch.manual_seed(0)
     weight = nvfp4.quantize_nvfp4(torch.randn(2048, 4096, device="cuda"))
     held = on_the_gpu(weight)
     x = torch.randn(1024 if tile.parts == 1 else tile.block_m, 4096, device="cuda", dtype=torch.bfloat16)
@@ -431,7 +428,6 @@ def test_every_tile_again_and_again_on_the_gpu(tile: Any) -> None:
 @pytest.mark.parametrize("rows", [1, 100])
 @pytest.mark.parametrize("size", [1e-30, 1e-8, 1.0, 1e4, 1e30])
 def test_rows_of_any_size_on_the_gpu(size: float, rows: int) -> None:
-    torch.manual_seed(0)
     weight = nvfp4.quantize_nvfp4(torch.randn(520, 2064))
     spread = torch.logspace(-6, 0, 2064)[torch.randperm(2064)]
     x = (torch.randn(rows, 2064) * spread * size).bfloat16()
@@ -445,7 +441,6 @@ def test_rows_of_any_size_on_the_gpu(size: float, rows: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1, 3, 40, 600])
 def test_rows_at_an_odd_place_on_the_gpu(rows: int) -> None:
-    torch.manual_seed(0)
     weight = nvfp4.quantize_nvfp4(torch.randn(64, 128))
     x = torch.randn(rows, 131, device="cuda", dtype=torch.bfloat16)[:, 1:129]
     expected = x.double() @ nvfp4.dequantize_nvfp4(weight).double().cuda().T
@@ -458,7 +453,6 @@ def test_rows_at_an_odd_place_on_the_gpu(rows: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_compiled_product_takes_rows_at_any_place_on_the_gpu(dynamic: bool) -> None:
-    torch.manual_seed(0)
     layer = nvfp4.NVFP4Linear.from_float(nn.Linear(256, 512, bias=False)).to("cuda", torch.bfloat16)
     compiled: Any = torch.compile(layer, fullgraph=True, dynamic=dynamic)
     memory = torch.randn(700 * 256 + 8, device="cuda", dtype=torch.bfloat16)
@@ -473,7 +467,6 @@ def test_a_compiled_product_takes_rows_at_any_place_on_the_gpu(dynamic: bool) ->
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch 2.11, which copies a graph
 @pytest.mark.parametrize("rows", [1, 40, 300, 2100])
 def test_a_package_multiplies_on_the_gpu(rows: int, tmp_path: Path) -> None:
-    torch.manual_seed(0)
     layer = nvfp4.NVFP4Linear.from_float(nn.Linear(256, 1536)).to("cuda", torch.bfloat16)
     x = torch.randn(rows, 256, device="cuda", dtype=torch.bfloat16)
     with torch.no_grad():
@@ -504,7 +497,6 @@ def test_moe_on_the_gpu(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:\\s*Online softmax is disabled:UserWarning")  # Inductor, about the router
 @pytest.mark.parametrize("rows", [9, 40])
 def test_cuda_graphs_capture_the_ops(rows: int) -> None:
-    torch.manual_seed(0)
     _, quantised, _ = make_moe()
     model = nn.Sequential(nvfp4.NVFP4Linear.from_float(nn.Linear(64, 64)), quantised).to("cuda", torch.bfloat16)
     x = torch.randn(rows, 64, device="cuda", dtype=torch.bfloat16)
