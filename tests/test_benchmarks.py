@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs of the benchmarks run, notice wrong results and failed arms, and say so in their ratios."""
+"""The benchmarks measure what they say, notice wrong results and failed arms, and say so in their ratios."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ import real_decoders
 import torch
 from _arms import arm_named, pipeline_options
 from _difference import Difference, WrongResultError, difference, judged
-from _fragment_calls import arguments, build, class_of
+from _fragment_calls import CALLS, arguments, build, class_of
 from _fragments import DIFFUSERS, FRAGMENTS
 from _library_scan import needs
 from _python import python
 from _ratios import ratios
-from _real_models import MODELS, decode, denoise, without_the_break
+from _real_models import MODELS, compiled_part, decode, denoise, without_the_break
 from _rows import joined
 from _told import measure_as_told, row
 from _workers import Job, Limits, measured
@@ -161,6 +161,35 @@ def test_each_fragment_is_a_class_at_its_line_and_runs_at_two_sizes(name: str) -
     assert first[0].shape != second[0].shape
 
 
+@pytest.mark.parametrize("name", ["wan_half", "wan_upsample_in_time"])
+@pytest.mark.parametrize("frames", [1, 2, 4])
+def test_a_fragment_with_a_cache_is_what_the_model_does(name: str, frames: int) -> None:
+    x, cache = torch.randn(1, 8, frames, 6, 7), torch.randn(1, 8, 2, 6, 7)
+    caches: list[Any] = [cache, torch.randn(1, 8, 2, 6, 7)]
+    with torch.no_grad():
+        if name == "wan_half":  # what the block does first
+            module = class_of(FRAGMENTS["wan_half_96"])(8, 8).eval()
+            convolved: list[Tensor] = []
+            handle = module.conv1.register_forward_hook(lambda _module, _args, out: convolved.append(out))
+            module(x, feat_cache=caches, feat_idx=[0])
+            handle.remove()
+            expected = convolved[0] + x
+        else:
+            module = class_of(FRAGMENTS[name])(8, "upsample3d").eval()
+            expected = module(x, feat_cache=caches, feat_idx=[0])
+        out, kept = CALLS[name](module, x, cache)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(kept, caches[0])
+
+
+def test_upsampling_with_a_shortcut_is_the_end_of_the_block() -> None:
+    block = class_of(FRAGMENTS["wan22_upsample_with_shortcut"])(16, 8, num_res_blocks=0, up_flag=True).eval()
+    first = torch.randn(1, 16, 2, 6, 7)
+    with torch.no_grad():
+        out = CALLS["wan22_upsample_with_shortcut"](block, block.resnets[0](first), first)
+        torch.testing.assert_close(out, block(first))
+
+
 def output(model: Any, name: str, *, second: bool = False) -> Tensor:
     given = MODELS[name].arguments("cpu", torch.float32, tiny=True, second=second)
     with torch.no_grad():
@@ -178,6 +207,17 @@ def test_each_model_runs_at_two_sizes(name: str) -> None:
     if name.startswith("wan"):  # the arms that change two lines of it measure the same model
         without_the_break(model)
         torch.testing.assert_close(output(model, name), first, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("wan21", 127e6), ("wan22", 705e6), ("kl", 84e6), ("cogvideox", 216e6), ("unet", 2567e6)],
+)
+def test_the_configurations_are_those_of_published_models(name: str, parameters: float) -> None:
+    with torch.device("meta"):
+        model = MODELS[name].build(tiny=False)
+    assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(parameters, rel=0.01)
+    assert compiled_part(model) is getattr(model, "decoder", model)
 
 
 # The ratios of published rows are computed again in test_published_results.py; here are those that did not go well.
