@@ -29,19 +29,8 @@ _SECONDS_TO_STOP = 60
 """How long the end of the process waits for the thread, which may wait for a compiler of C++."""
 
 
-def _leave_random_numbers_alone() -> None:
-    """Set no random numbers back on this thread: other threads would draw theirs twice. All releases.
-
-    Modules of torch import the function by name, and those that are imported later get the new one.
-    """
-    original = torch._dynamo.utils.preserve_rng_state  # noqa: SLF001
-    users = [module for name, module in tuple(sys.modules.items()) if name.startswith("torch.")]
-    for module in users:
-        if vars(module).get("preserve_rng_state") is original:
-            replace(module, "preserve_rng_state", None, _preserve_rng_state)
-
-
 def _preserve_rng_state(original: Callable[[], Any]) -> Any:
+    """Set no random numbers back on the thread: other threads would draw theirs twice."""
     return contextlib.nullcontext() if state.is_beside_others() else original()
 
 
@@ -72,7 +61,8 @@ class _Jobs:
                 self._thread.start()
 
     def _work(self) -> None:
-        _leave_random_numbers_alone()
+        for module in state.setters_of_random_numbers():
+            replace(module, "preserve_rng_state", None, _preserve_rng_state)
         with contextlib.suppress(_Stopped):
             while True:
                 with self._changed:

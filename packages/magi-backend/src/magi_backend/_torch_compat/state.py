@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import random
+import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -110,6 +111,17 @@ _beside_others: ContextVar[bool] = ContextVar("magi_beside_others", default=Fals
 def is_beside_others() -> bool:
     """Whether this thread compiles while others go on."""
     return _beside_others.get()
+
+
+def setters_of_random_numbers() -> list[Any]:
+    """The modules that call ``preserve_rng_state``, each by a name of its own (2.10 to 2.15).
+
+    Modules that are imported later take what stands in torch/_dynamo/utils.py then.
+    """
+    from torch._dynamo.utils import preserve_rng_state
+
+    modules = [module for name, module in tuple(sys.modules.items()) if name.startswith("torch.")]
+    return [module for module in modules if vars(module).get("preserve_rng_state") is preserve_rng_state]
 
 
 def is_compiling() -> bool:
