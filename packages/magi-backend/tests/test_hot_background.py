@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -38,6 +39,7 @@ def call(compiled: Callable[[Tensor], Tensor], *counts: int) -> None:
 def test_calls_run_the_code_for_any_size_until_their_own_is_made(made: Made) -> None:
     compiled = torch.compile(gram, backend="magi", dynamic=True, options=OPTIONS)
     call(compiled, 7)
+    interval = sys.getswitchinterval()
 
     with compile_lock():  # as a compilation that goes on
         call(compiled, 4, 4, 4, 4, 5)
@@ -46,6 +48,7 @@ def test_calls_run_the_code_for_any_size_until_their_own_is_made(made: Made) -> 
     assert wait()
 
     assert [size[0] for size in made()] == [4]
+    assert (sys.getswitchinterval(), gc.get_freeze_count()) == (interval, 0)
     call(compiled, 4, 5, 4)
     assert wait()
     assert [size[0] for size in made()] == [5]

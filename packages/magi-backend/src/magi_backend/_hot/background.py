@@ -13,10 +13,11 @@ import contextlib
 import contextvars
 import ctypes
 import functools
+import gc
 import os
 import sys
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
@@ -25,6 +26,9 @@ from magi_backend._repairs._defect import replace
 from magi_backend._torch_compat import state
 
 
+_SWITCH_INTERVAL = 5e-4
+"""After how many seconds another thread that waits for Python's lock gets it, while code is made."""
+
 _SECONDS_TO_STOP = 60
 """How long the end of the process waits for the thread, which may wait for a compiler of C++."""
 
@@ -32,6 +36,26 @@ _SECONDS_TO_STOP = 60
 def _preserve_rng_state(original: Callable[[], Any]) -> Any:
     """Set no random numbers back on the thread: other threads would draw theirs twice."""
     return contextlib.nullcontext() if state.is_beside_others() else original()
+
+
+@contextlib.contextmanager
+def _giving_way() -> Iterator[None]:
+    """A context in which this thread keeps the others waiting for short times only.
+
+    A call takes Python's lock again after each operator, and waits a switch interval for it, 5 ms by default. A garbage
+    collection stops every thread, with torch loaded for 0.3 s if it is one of all objects: those from before are left
+    out, unless the program has frozen objects itself.
+    """
+    interval, is_frozen = sys.getswitchinterval(), gc.get_freeze_count() > 0
+    sys.setswitchinterval(min(interval, _SWITCH_INTERVAL))
+    if not is_frozen:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+        if not is_frozen:
+            gc.unfreeze()
 
 
 class _Stopped(SystemExit):
@@ -63,7 +87,7 @@ class _Jobs:
     def _work(self) -> None:
         for module in state.setters_of_random_numbers():
             replace(module, "preserve_rng_state", None, _preserve_rng_state)
-        with contextlib.suppress(_Stopped):
+        with contextlib.suppress(_Stopped), _giving_way():
             while True:
                 with self._changed:
                     if not self._waiting:
