@@ -87,23 +87,28 @@ class _Jobs:
     def _work(self) -> None:
         for module in state.setters_of_random_numbers():
             replace(module, "preserve_rng_state", None, _preserve_rng_state)
-        with contextlib.suppress(_Stopped), _giving_way():
+        with contextlib.suppress(_Stopped):
             while True:
+                with _giving_way():
+                    while self._waiting:
+                        self._do_first()
                 with self._changed:
                     if not self._waiting:
                         self._thread = None
-                        return
-                    key, job = next(iter(self._waiting.items()))
-                try:
-                    job()
-                finally:
-                    with self._changed:
-                        self._waiting.pop(key, None)
                         self._changed.notify_all()
+                        return
+
+    def _do_first(self) -> None:
+        key, job = next(iter(self._waiting.items()))
+        try:
+            job()
+        finally:
+            with self._changed:
+                self._waiting.pop(key, None)
 
     def wait(self, seconds: float | None) -> bool:
         with self._changed:
-            return self._changed.wait_for(lambda: not self._waiting, seconds)
+            return self._changed.wait_for(lambda: self._thread is None, seconds)
 
     def stop(self) -> None:
         """End the thread, in the middle of a compilation too."""

@@ -121,7 +121,7 @@ class RunReport:
         for found in self.breaks:
             yield None, f"Graph break at {found.at}.", " ".join(found.at.hints[:1])
         for given_up in self.given_up:
-            limit = "recompile limit" in given_up.reason
+            limit = "recompile limit" in given_up.reason.replace("_", " ")  # torch 2.10 writes recompile_limit
             hidden = "Guards that fail after this are not seen: mend those that are, and run again." if limit else ""
             became = "failed" if given_up.reason.startswith("ConstraintViolationError") else "runs in Python"
             yield None, f"{given_up.function} ({given_up.place}) {became}: {given_up.reason}", hidden
