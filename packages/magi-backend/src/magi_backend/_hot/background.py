@@ -90,21 +90,24 @@ class _Jobs:
         with contextlib.suppress(_Stopped):
             while True:
                 with _giving_way():
-                    while self._waiting:
-                        self._do_first()
+                    self._do_waiting()
                 with self._changed:
                     if not self._waiting:
                         self._thread = None
                         self._changed.notify_all()
                         return
 
-    def _do_first(self) -> None:
-        key, job = next(iter(self._waiting.items()))
-        try:
-            job()
-        finally:
+    def _do_waiting(self) -> None:
+        while True:
             with self._changed:
-                self._waiting.pop(key, None)
+                if not self._waiting:
+                    return
+                key, job = next(iter(self._waiting.items()))
+            try:
+                job()
+            finally:
+                with self._changed:
+                    self._waiting.pop(key, None)
 
     def wait(self, seconds: float | None) -> bool:
         with self._changed:
