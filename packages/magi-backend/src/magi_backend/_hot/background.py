@@ -132,9 +132,10 @@ class _Jobs:
 
     def forget(self) -> None:
         """In the child of a fork, which has no such thread, and must not wait for the lock that it held."""
-        lock = state.compile_lock()
-        if self._thread is not None and not lock._is_owned():  # noqa: SLF001 - as the standard library does with its locks
-            lock._at_fork_reinit()  # noqa: SLF001
+        if self._thread is not None:
+            lock = state.compile_lock()
+            if not lock._is_owned():  # noqa: SLF001 - as the standard library does with its locks
+                lock._at_fork_reinit()  # noqa: SLF001
         self.__init__()  # type: ignore[misc]
 
 

@@ -60,9 +60,11 @@ class CompileState:
 
     def is_of_process(self) -> bool:
         """Whether what belongs to the process rather than to a thread is now as it was."""
-        now = CompileState.now()
-        mine, its = ((each.deterministic, each.warn_only, each.dtype) for each in (self, now))
-        return mine == its
+        algorithms = (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
+        return (*algorithms, torch.get_default_dtype()) == (self.deterministic, self.warn_only, self.dtype)
 
     @contextlib.contextmanager
     def restored(self, *, beside_others: bool = False) -> Iterator[None]:
@@ -125,7 +127,7 @@ def setters_of_random_numbers() -> list[Any]:
 
 
 def is_compiling() -> bool:
-    """Whether this thread compiles or traces."""
+    """Whether this thread compiles or traces; `torch.compiler.is_compiling` answers for all threads."""
     from torch._guards import TracingContext
     from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
