@@ -401,9 +401,14 @@ def version(x):
 """
 
 
-def test_an_installed_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", ["site-packages", "a target of pip"])
+def test_an_installed_distribution(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its state does not matter; a patched file, a changed flag and a replaced helper do."""
-    folder, uses = tmp_path / "site-packages", ("import foreign", "foreign.version('1')")
+    folder, uses = tmp_path / place, ("import foreign", "foreign.version('1')")
+    record = folder / "other_name-1.dist-info"
+    record.mkdir(parents=True)
+    (record / "RECORD").write_text("../../bin/f,,\nforeign/__init__.py,,\n")
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: other-name\nVersion: 1\n")
     foreign = _load(folder, monkeypatch, "foreign", __init__=FOREIGN)
     mine = made_pass(*uses)
     first = mine().uuid()

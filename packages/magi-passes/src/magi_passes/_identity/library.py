@@ -8,6 +8,7 @@ import enum
 import functools
 import hashlib
 import os
+import re
 import sys
 import sysconfig
 from importlib import metadata
@@ -48,7 +49,7 @@ def standing_of_module(name: str | None, own: frozenset[str] = frozenset()) -> S
         return Standing.LIBRARY
     if root in OURS:
         return Standing.OURS
-    return Standing.INSTALLED if root not in own and _is_installed(_folder_of(root)) else Standing.OPEN
+    return Standing.INSTALLED if root not in own and _is_installed(root) else Standing.OPEN
 
 
 def standing_of(value: Any, own: frozenset[str] = frozenset()) -> Standing:
@@ -135,19 +136,33 @@ def _is_python(root: str) -> bool:
     """Whether *root* is a module of Python. A script called `queue.py` has the name of one, but another location."""
     if root not in sys.stdlib_module_names or root == "__main__":
         return False
-    folder = _folder_of(root)
-    return not folder or (folder.startswith(_folders("stdlib", "platstdlib")) and not _is_installed(folder))
+    place = _place_of(root)
+    return not place or (place.startswith(_folders("stdlib", "platstdlib")) and not _is_installed(root))
 
 
-def _folder_of(root: str) -> str:
-    """The file or folder of a top-level module; empty where it is not loaded or has none."""
+def _place_of(root: str) -> str:
+    """The folder that a top-level module or package is in; empty where it is not loaded or has none."""
     module = stored(sys.modules.get(root))
-    file = module.get("__file__")
-    return str(file) if file else next((str(path) for path in module.get("__path__", ())), "")
+    place = next((str(path) for path in module.get("__path__", ())), None) or module.get("__file__")
+    return str(Path(place).parent) if place else ""
 
 
-def _is_installed(file: str) -> bool:
-    return file.startswith(_folders("purelib", "platlib")) or "/site-packages/" in file or "/dist-packages/" in file
+def _is_installed(root: str) -> bool:
+    place = _place_of(root)
+    is_usual = place.startswith(_folders("purelib", "platlib")) or not {"site-packages", "dist-packages"}.isdisjoint(
+        place.split("/")
+    )
+    return is_usual or root in _installed_in(place)
+
+
+@functools.cache
+def _installed_in(folder: str) -> frozenset[str]:
+    """The top-level modules that an installer says it put into *folder*: `pip install --target`, and unpacked archives.
+
+    An editable installation has its record elsewhere than beside the source.
+    """
+    records = Path(folder).glob("*.dist-info/RECORD") if folder else ()
+    return frozenset(root for file in records for root in re.findall(r"^[^./,]+", file.read_text(), re.MULTILINE))
 
 
 @functools.cache
