@@ -18,6 +18,7 @@ import sys
 for name in ("triton", "magi_opschema", "magi_tritonwrap", "magi_passes", "magi_backend"):
     sys.modules[name] = None
 import torch
+import torch._inductor.codecache  # torch 2.10 does not import it itself
 package, values = sys.argv[1:]
 loaded = torch._inductor.aoti_load_package(package)
 for x, expected in torch.load(values):

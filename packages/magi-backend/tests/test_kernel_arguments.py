@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -154,8 +155,8 @@ def multiplied(x: Tensor, scale: Tensor) -> Tensor:
     return out
 
 
-def code_with_a_constant() -> str:
-    """What Inductor writes for the graph of `multiplied` where *scale* is a constant."""
+def write_with_a_constant() -> None:
+    """Have Inductor write the code for the graph of `multiplied` where *scale* is a constant."""
     (graph,) = aot_graphs(multiplied, torch.ones(64), torch.tensor(2.0))
     (launch,) = launches_of(graph)
     scale = launch.arguments["scale"]
@@ -164,20 +165,21 @@ def code_with_a_constant() -> str:
         scale.replace_all_uses_with(graph.graph.get_attr("scale"))
     graph.graph.erase_node(scale)
     graph.recompile()
-    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(Exception, match="Generated") as caught:
+    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(Exception, match="Generated"):
         compile_fx_inner(graph, [torch.empty(64, device="cuda")])
-    return str(caught.value)
 
 
 def test_a_kernel_reads_a_constant_without_dimensions() -> None:
     """As a package of AOTInductor holds a buffer."""
     reported: list[str] = []
-    with pretended_gpu(), repaired([KEEP_SCALAR_TENSORS], reported.append):
-        code = code_with_a_constant()
-    assert "scaled_0.run(arg0_1, constant0, buf0" in code
+    with pretended_gpu() as codes, repaired([KEEP_SCALAR_TENSORS], reported.append):
+        write_with_a_constant()
+    assert "scaled_0.run(arg0_1, constant0, buf0" in codes[0]
     assert reported == [KEEP_SCALAR_TENSORS.name]
-    with pretended_gpu(), pytest.raises(AssertionError, match="Constant"):
-        code_with_a_constant()
+    # torch 2.10 writes code without the launch; later releases fail.
+    with pretended_gpu() as codes, suppress(AssertionError):
+        write_with_a_constant()
+    assert "scaled_0.run" not in "".join(codes)
 
 
 class OlderOverrides(CUDADeviceOpOverrides):

@@ -100,8 +100,7 @@ def code_of(kernel: Any, backend: str = "magi", **constants: Any) -> str:
         kernel[(1,)](x, out, **constants)
         return out
 
-    code: str = generated(launch, backend=backend).partition("Generated: ")[2]
-    return code.partition("\nSet TORCHDYNAMO_VERBOSE")[0]
+    return generated(launch, backend=backend)
 
 
 def repairs_of(kernel: Any, **constants: Any) -> tuple[str, set[str]]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from magi_backend import explain, magi_compile
 from magi_backend._records.collect import Collector, collecting
+from magi_backend._torch_compat.compiling import torch_release
 from magi_backend.errors import TargetError
 from torch import Tensor, nn
 
@@ -304,12 +305,15 @@ class Holder(nn.Module):
         return self.call(x + 1) + 1  # type: ignore[no-any-return]
 
 
+LOSES_SELF = "Dynamo before torch 2.12 loses the instance of a bound method that is an attribute"
 NESTED = ["class", "instance", "bound method", "method", "function", "twice"]
 
 
 @pytest.mark.parametrize("which", NESTED)
 @pytest.mark.parametrize("backend", ["eager", "inductor", "magi"])
 def test_inside_another_compiled_function_it_is_part_of_its_graph(backend: str, which: str) -> None:
+    if which == "method" and torch_release() < (2, 12):
+        pytest.skip(LOSES_SELF)
     holder, x = Holder(which), torch.randn(3, 4)
     expected = holder(x)
     torch.compiler.reset()
@@ -322,6 +326,10 @@ def test_inside_another_compiled_function_it_is_part_of_its_graph(backend: str, 
 @pytest.mark.parametrize("which", NESTED)
 @pytest.mark.parametrize("strict", [True, False])
 def test_it_is_exported(which: str, strict: bool) -> None:
+    if strict and which == "method" and torch_release() < (2, 12):
+        pytest.skip(LOSES_SELF)
+    if not strict and torch_release() < (2, 11):
+        pytest.skip("torch 2.10 compiles what it meets while it exports without Dynamo, and fails")
     holder, x = Holder(which), torch.randn(3, 4)
     program = torch.export.export(holder, (x,), strict=strict)
     torch.testing.assert_close(program.module()(x), holder(x))

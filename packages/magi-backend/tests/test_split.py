@@ -230,6 +230,7 @@ BODIES: dict[str, tuple[Any, bool]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:remat_using_tags:UserWarning")  # torch 2.10, of a checkpoint without gradients
 @pytest.mark.parametrize("is_registered", [True, False])
 @pytest.mark.parametrize("written", BODIES)
 def test_a_boundary_that_cannot_be_cut_is_said(ns: str, written: str, is_registered: bool) -> None:

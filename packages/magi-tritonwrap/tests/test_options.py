@@ -43,7 +43,7 @@ def options_of_launch(ops: Ops, kernel: Any = patterns.double_kernel, **options:
 
 CARRIED = [
     (NVIDIA, {"enable_fp_fusion": False}),
-    (NVIDIA, {"enable_reflect_ftz": False}),
+    *([(NVIDIA, {"enable_reflect_ftz": False})] if RELEASE >= (2, 11) else []),
     (NVIDIA, {"launch_pdl": True}),
     (NVIDIA, {"launch_cooperative_grid": True}),
     (AMD, {"waves_per_eu": 2}),

@@ -157,8 +157,6 @@ def _compiled(fn: Callable[..., Any], backend: Callable[..., Any], dims: Dynamic
     """*fn*, compiled. Its tensors have marks for their dynamic dimensions during the call only."""
     compiled = torch.compile(fn, backend=backend)
 
-    # Dynamo looks into this function when it runs the rest of a caller after a graph break.
-    @torch.compiler.disable
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:

@@ -89,11 +89,15 @@ def marked_as_compiled(
     compiled: Callable[..., Any],
     remake: Callable[[Callable[..., Any], Any], Callable[..., Any]],
 ) -> Callable[..., Any]:
-    """*call*, marked as the compiled *original* in the way of functions that ``torch.compile`` returns.
+    """*call*, a wrapper of *original*, marked as it is compiled in the way of functions that ``torch.compile`` returns.
 
     *compiled* is the result of ``torch.compile``, and *remake* makes a similar *call* from another function and
     backend. Inside another capture, Dynamo traces *original* in place of *call*.
     """
+    # If *original* is compiled itself, `functools.wraps` has copied its mark, and torch 2.10 would run what that names.
+    vars(call).pop("_torchdynamo_orig_callable", None)
+    # Dynamo looks into this function when it runs the rest of a caller after a graph break.
+    call = torch.compiler.disable(call)
     call._torchdynamo_orig_callable = original  # type: ignore[attr-defined]
     call._torchdynamo_inline = original  # type: ignore[attr-defined]
     call._magi_compiled = compiled  # type: ignore[attr-defined]
