@@ -178,6 +178,23 @@ def test_what_our_pass_breaks_is_compiled_without_it(
         assert not graph.passes
 
 
+NUMBERS = (number for number in range(9))
+
+
+@dataclass(frozen=True)
+class Counting(MagiInductorPass):
+    def __call__(self, graph: Graph) -> None:
+        next(NUMBERS)
+
+
+def test_a_pass_of_ours_that_has_no_identity_is_left_out(plant: Any) -> None:
+    plant(Counting())
+    x = torch.randn(5)
+    with pytest.warns(UserWarning, match=f"{WARNING}PassIdentityError: global 'NUMBERS'"):
+        result = lenient(chain)(x)
+    torch.testing.assert_close(result, chain(x))
+
+
 def test_a_repair_that_fails(before_lowering: Any) -> None:
     def check() -> None:
         scope = _defect._scope.get()

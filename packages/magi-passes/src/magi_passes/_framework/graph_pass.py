@@ -32,6 +32,7 @@ from magi_passes.errors import (
     PassDefinitionError,
     PassesWouldBeDroppedError,
     PassFailedError,
+    PassIdentityError,
     UndeclaredConfigMutationError,
     UnscopedConfigError,
 )
@@ -151,14 +152,19 @@ class MagiInductorPass(CustomGraphPass):
 
         Raises:
             PassDefinitionError: The class is not a frozen dataclass.
-            PassIdentityError: A field can change, or code of yours reads a value without a stable form.
+            PassIdentityError: A field can change, or code of yours reads a value without a stable form. It has this
+                pass in the attribute ``failed_pass``.
             UnknownPassNameError: MAGI_PASSES_DISABLE names a pass that does not exist.
         """
         check_is_frozen(type(self))
         disabled = disabled_passes()
         # Every name counts, also those of other passes, because a pass that chooses among passes reads them too.
         without = f"-without-{digest('disabled', *sorted(disabled))}" if disabled else ""
-        return uuid_of(self, besides=(PassContext,)) + without
+        try:
+            return uuid_of(self, besides=(PassContext,)) + without
+        except PassIdentityError as error:
+            vars(error)["failed_pass"] = self
+            raise
 
 
 class CheckedPass(MagiInductorPass):
