@@ -52,11 +52,6 @@ class RecordContext(NamedTuple):
         """The context of a record with these fields."""
         return RecordContext(children, tuple([(name, _form(value)) for name, value in constants]))
 
-    @property
-    def constants(self) -> Constants:
-        """The values of the fields that are not children, by name."""
-        return tuple([(name, _value(form)) for name, form in self.forms])
-
     @staticmethod
     def loaded(dump: dict[str, Any]) -> RecordContext:
         """The context that `_Node.dump` made data for JSON of."""
@@ -64,7 +59,7 @@ class RecordContext(NamedTuple):
         return RecordContext.of(tuple(dump["children"]), constants)
 
     def __repr__(self) -> str:
-        shown = [*self.children, *(f"{name}={value!r}" for name, value in self.constants)]
+        shown = [*self.children, *(f"{name}={_value(form)!r}" for name, form in self.forms)]
         return f"({', '.join(shown)})"
 
 
@@ -274,8 +269,8 @@ class _Node:
         record: Any = object.__new__(self.cls)
         for name, value in zip(context.children, children):  # noqa: B905  (Dynamo traces it)
             object.__setattr__(record, name, value)
-        for name, value in context.constants:
-            object.__setattr__(record, name, value)
+        for name, form in context.forms:
+            object.__setattr__(record, name, _value(form))
         values = [getattr(record, name) for name in context.children]
         if not all([_is_child(value) for value in values]) and self.cls.__dictoffset__ != 0:  # noqa: C419
             object.__setattr__(record, _STAND_IN, context.children)
@@ -288,7 +283,7 @@ class _Node:
         if others and find_class(name) is not self.cls:
             text = f"there are {len(others) + 1} classes named {name}, and a saved program finds a class by its name."
             raise RecordTreeError(f"{text} Rename one, or define it once, at the top of its module.")
-        constants = {name: _dump(value, f"{self.cls.__name__}.{name}") for name, value in context.constants}
+        constants = {name: _dump(_value(form), f"{self.cls.__name__}.{name}") for name, form in context.forms}
         return {"children": list(context.children), "constants": constants}
 
 
@@ -299,4 +294,5 @@ def _is_child(value: Any) -> bool:
         return any([_is_child(item) for item in value])  # noqa: C419  (Dynamo traces lists)
     if isinstance(value, dict):
         return any([_is_child(item) for item in value.values()])  # noqa: C419
-    return dataclasses.is_dataclass(value) and type(value) in compat.pytree_nodes
+    # Before torch 2.12, Dynamo does not ask the class of an enum for an attribute.
+    return type(value) in compat.pytree_nodes and dataclasses.is_dataclass(value)
