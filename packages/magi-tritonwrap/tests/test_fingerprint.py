@@ -177,7 +177,9 @@ def test_the_stack_of_the_caller_does_not_matter() -> None:
     def deep(depth: int) -> str:
         return digest(body) if depth == 0 else deep(depth - 1)
 
-    assert deep(0) == deep(sys.getrecursionlimit() // 3) == digest(body)
+    # Python 3.12 allows fewer frames behind tests that compile (seen with torch 2.10).
+    share = 2 if sys.version_info < (3, 12) else 3
+    assert deep(0) == deep(sys.getrecursionlimit() // share) == digest(body)
 
 
 FOREIGN = """

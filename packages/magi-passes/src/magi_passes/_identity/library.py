@@ -49,7 +49,7 @@ def standing_of_module(name: str | None, own: frozenset[str] = frozenset()) -> S
         return Standing.LIBRARY
     if root in OURS:
         return Standing.OURS
-    return Standing.INSTALLED if root not in own and _is_installed(root) else Standing.OPEN
+    return Standing.INSTALLED if root not in own and _is_installed(root, _file_of(root)) else Standing.OPEN
 
 
 def standing_of(value: Any, own: frozenset[str] = frozenset()) -> Standing:
@@ -136,23 +136,21 @@ def _is_python(root: str) -> bool:
     """Whether *root* is a module of Python. A script called `queue.py` has the name of one, but another location."""
     if root not in sys.stdlib_module_names or root == "__main__":
         return False
-    place = _place_of(root)
-    return not place or (place.startswith(_folders("stdlib", "platstdlib")) and not _is_installed(root))
+    file = _file_of(root)
+    return not file or (file.startswith(_folders("stdlib", "platstdlib")) and not _is_installed(root, file))
 
 
-def _place_of(root: str) -> str:
-    """The folder that a top-level module or package is in; empty where it is not loaded or has none."""
+def _file_of(root: str) -> str:
+    """The file or folder of a top-level module; empty where it is not loaded or has none."""
     module = stored(sys.modules.get(root))
-    place = next((str(path) for path in module.get("__path__", ())), None) or module.get("__file__")
-    return str(Path(place).parent) if place else ""
+    file = module.get("__file__")
+    return str(file) if file else next((str(path) for path in module.get("__path__", ())), "")
 
 
-def _is_installed(root: str) -> bool:
-    place = _place_of(root)
-    is_usual = place.startswith(_folders("purelib", "platlib")) or not {"site-packages", "dist-packages"}.isdisjoint(
-        place.split("/")
-    )
-    return is_usual or root in _installed_in(place)
+def _is_installed(root: str, file: str) -> bool:
+    if file.startswith(_folders("purelib", "platlib")) or "/site-packages/" in file or "/dist-packages/" in file:
+        return True
+    return root in _installed_in(file.rpartition(f"/{root}")[0])
 
 
 @functools.cache
