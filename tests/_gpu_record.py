@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import subprocess
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -35,11 +36,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    is_worker = hasattr(config, "workerinput")
     if config.getoption("--zero-kernels"):
         store_zeros()
-        # Dynamo says that its profile is off with the other caches.
-        config.addinivalue_line("filterwarnings", "ignore:dynamo_pgo force disabled:UserWarning")
-    if not hasattr(config, "workerinput"):
+        if not is_worker:
+            # Caches for this run alone: one that other runs share would keep the zeros for them.
+            folder = tempfile.TemporaryDirectory(prefix="zero-kernels-")
+            config.add_cleanup(folder.cleanup)
+            os.environ.update(dict.fromkeys(("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"), folder.name))
+    if not is_worker:
         config.pluginmanager.register(Recorder(config), "gpu-recorder")
 
 
@@ -58,13 +63,8 @@ class ZeroStores(ast.NodeTransformer):
 
 
 def store_zeros() -> None:
-    """Compile kernels from now on as if each stored zeros, in this process and without anybody's caches.
-
-    Inductor compiles in other processes, and reads kernels of an earlier run from its caches; both are turned off.
-    """
+    """Compile kernels from now on as if each stored zeros, in this process: Inductor would start others."""
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-    os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
-    os.environ["TRITON_ALWAYS_COMPILE"] = "1"
     parse: Any = JITFunction.parse
 
     def parse_with_zeros(kernel: Any) -> ast.Module:
