@@ -18,6 +18,13 @@ _FETCHED = re.compile(
 _CODE = re.compile(r"`[^`\n]+`")
 
 
+def on_config(config: Any) -> Any:
+    """Say at the foot of each page which version it describes."""
+    version = (Path(config.config_file_path).parent / "VERSION").read_text().strip()
+    config.copyright = f"magi {version}"
+    return config
+
+
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """The two files of the repository's root that are pages too: their links, and what is not released yet."""
     del files

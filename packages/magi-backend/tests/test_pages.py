@@ -6,6 +6,7 @@ Nothing else is run, nothing is loaded, nothing sticks out, whatever the names a
 
 from __future__ import annotations
 
+import html
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -188,6 +189,13 @@ def drive(tmp_path: Path, script: str, *, width: int = 1200) -> dict[str, str]:
     seen = opened(PAGES["run"], tmp_path, width=width, script=DRIVER + script)
     assert seen.requests == []
     return dict(line.split("=", 1) for line in seen.console)
+
+
+@pytest.mark.parametrize("report", [crowded(), RUN])
+def test_a_notebook_shows_the_text(report: Report | RunReport) -> None:
+    shown = report._repr_html_()
+    assert html.unescape(shown) == f"<pre>{report}</pre>"
+    assert "<script" not in shown
 
 
 def test_what_the_page_says() -> None:

@@ -253,6 +253,10 @@ def test_a_long_text_default_is_not_in_the_generated_code(ns: str) -> None:
     assert seen == [LONG, LONG]
     assert "{x}%s" not in op.__source__
     assert len(str(op_def(op))) < 2000
+    assert repr(op_def(op)).startswith(f"<op {ns}::op: body(x: Tensor, cfg: Moded, text: str = ")
+    assert len(repr(op_def(op))) < 300
+    assert op_def(op)._repr_html_().startswith("<pre>signature  body(x: Tensor, cfg: Moded")
+    assert "-&gt; Tensor" in op_def(op)._repr_html_()
 
 
 @dataclass(frozen=True)

@@ -145,6 +145,9 @@ class Report:
     def __str__(self) -> str:
         return self.to_text()
 
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(self.to_text())}</pre>"
+
     def __rich__(self) -> RenderableType:
         return as_renderable(self._text())
 

@@ -162,6 +162,9 @@ class RunReport:
     def __str__(self) -> str:
         return self.to_text()
 
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(self.to_text())}</pre>"
+
     def _text(self) -> Iterator[Line | Table]:
         yield Line(f"{self.title}: {len(self.entries)} compilations with {self.subtitle}", "bold")
         others = sum(each.others for each in self.processes)

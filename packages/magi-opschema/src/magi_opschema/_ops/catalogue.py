@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -15,7 +16,7 @@ from magi_opschema._call.bridge import Bridge
 from magi_opschema._call.misfit import check_call
 from magi_opschema._codegen.functions import compile_twin
 from magi_opschema._lowering.signature import TORCH_OP_ATTRIBUTE
-from magi_opschema._model.lowering import LoweringPath, SignatureLowering, entry
+from magi_opschema._model.lowering import LoweringPath, SignatureLowering, entry, show_signature
 from magi_opschema._text import nearest, show_value, show_with_type
 from magi_opschema.errors import ArgumentError, UnknownOpError
 
@@ -27,7 +28,7 @@ OPS: dict[str, OpDef] = {}
 """The ops that this package registered, by name; `define` writes it."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class OpDef:
     """A registered op and its four slots: `fn` → `lowered_fn` → `torch_op` → `exposed_op`.
 
@@ -49,9 +50,9 @@ class OpDef:
     exposed_op: Callable[..., Any]
     lowering: SignatureLowering
     traits: frozenset[str]
-    registration: Registration = field(repr=False)
-    by_handle: OpDef | None = field(default=None, repr=False)
-    _notes: dict[str, str] = field(default_factory=dict, repr=False)
+    registration: Registration
+    by_handle: OpDef | None = None
+    _notes: dict[str, str] = field(default_factory=dict)
 
     @functools.cached_property
     def lowered_fn(self) -> Callable[..., Any]:
@@ -75,6 +76,12 @@ class OpDef:
         # A key may be as wide as the column, as `see-through` is.
         lines += [entry(f"{key}  ", text) for key, text in self._notes.items()]
         return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}: {show_signature(self.lowering.name, self.lowering.signature)}>"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def op_def(op: object) -> OpDef:
