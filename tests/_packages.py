@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 import torch
 from _python import python
 from torch import Tensor
@@ -29,6 +30,35 @@ print("equal")
 
 
 def check_elsewhere(package: str, values: Sequence[tuple[Tensor, Tensor]], folder: Path) -> str:
-    """Fail unless *package* gives the second of each pair for the first, in such a process; what it prints."""
+    """Fail unless *package* gives the second of each pair for the first, in such a process; what it prints.
+
+    Where torch's own packages crash a process, the test is skipped: on one machine torch 2.11.0+cu130 ended with a
+    segmentation fault in `std::regex`, from `parse_device_str` of AOTInductor, for any model.
+    """
+    try:
+        return _load(package, values, folder)
+    except AssertionError as error:
+        if "Segmentation fault" not in str(error) or _loads_torchs_own(values[0][0], folder):
+            raise
+        pytest.skip("a package of torch's own operators crashes the process that loads it")
+
+
+def _load(package: str, values: Sequence[tuple[Tensor, Tensor]], folder: Path) -> str:
     torch.save(list(values), folder / "values.pt")
     return python("-X", "faulthandler", "-W", "ignore", "-c", LOADING, package, folder / "values.pt")
+
+
+class _Exp(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.exp()
+
+
+def _loads_torchs_own(x: Tensor, folder: Path) -> bool:
+    """Whether a process survives to load a package of one operator of torch."""
+    program = torch.export.export(_Exp(), (x,))
+    package = torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "torchs_own.pt2"))
+    try:
+        _load(package, [(x, x.exp())], folder)
+    except AssertionError as error:
+        return "Segmentation fault" not in str(error)
+    return True
