@@ -6,14 +6,16 @@ Plain `nox` runs lint, types, every package's unit tests, the end-to-end tests, 
 
 from __future__ import annotations
 
+import contextlib
 import graphlib
 import os
 import re
 import shutil
+import subprocess
 import sys
 import zipfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -218,7 +220,7 @@ def full(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON)
 def wheels(session: nox.Session) -> None:
-    """Build wheels and sdists, check them, and use them with nothing else of ours: each alone, then all together."""
+    """Build wheels and sdists, check them, and use them from an index: each alone, then all together."""
     work = Path(session.create_tmp()).resolve()
     dist, rebuilt, tools = work / "dist", work / "rebuilt", work / "tools"
     for folder in (dist, rebuilt):
@@ -240,19 +242,38 @@ def wheels(session: nox.Session) -> None:
     python = _environment(session, work / "foreign", [*_pins(), *foreign, "markdown-it-py>=3"])
     install = (python, "-m", "pip", "install", "-q")
     session.run(python, "-m", "pip", "uninstall", "-q", "-y", *PACKAGES, external=True)  # of a run that failed
-    # Without an index nothing but these wheels can satisfy a requirement on one of ours.
-    ours = (*install, "--no-index", "--find-links", str(dist))
-    for package in PACKAGES:
-        session.run(*ours, package, external=True)
-        session.run(python, "-c", _ARE_INSTALLED, *_closure(package), external=True)
-        session.run(python, "tests/_pages.py", f"packages/{package}/README.md", external=True)
-        if package != PACKAGES[-1]:
-            session.run(python, "-m", "pip", "uninstall", "-q", "-y", *_closure(package), external=True)
+    with _index(work / "index", dist) as index:
+        # This index alone, whatever pip's files and variables say: nothing else can satisfy a requirement on ours.
+        ours = (*install, "--isolated", "--index-url", index)
+        env = {"PIP_CONFIG_FILE": os.devnull, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+        for package in PACKAGES:
+            session.run(*ours, package, env=env, external=True)
+            session.run(python, "-c", _ARE_INSTALLED, *_closure(package), external=True)
+            session.run(python, "tests/_pages.py", f"packages/{package}/README.md", external=True)
+            if package != PACKAGES[-1]:
+                session.run(python, "-m", "pip", "uninstall", "-q", "-y", *_closure(package), external=True)
     session.run(python, "tests/_pages.py", "README.md", external=True)
     # In a folder of its own, because the environment is used again.
     session.run(*install, "--upgrade", "--target", str(tools), *_group("test"), external=True)
     smoke = ("tests/test_smoke.py", "-m", "not gpu", *PARALLEL, *session.posargs)
     session.run(python, "-m", "pytest", *smoke, env=ONE_THREAD | {"PYTHONPATH": str(tools)}, external=True)
+
+
+@contextlib.contextmanager
+def _index(folder: Path, dist: Path) -> Iterator[str]:
+    """The address of a package index on this machine with the files in *dist*; a list of a folder is a page of one."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for file in dist.iterdir():
+        project = folder / file.name.partition("-")[0].replace("_", "-")
+        project.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, project)
+    command = (sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1", "--directory", str(folder))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        try:
+            assert server.stdout
+            yield server.stdout.readline().partition("(")[2].partition(")")[0]
+        finally:
+            server.terminate()
 
 
 def _environment(session: nox.Session, folder: Path, *installs: list[str]) -> str:
