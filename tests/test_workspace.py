@@ -217,3 +217,7 @@ def test_the_glossary_names_what_is_in_the_code() -> None:
 
     assert len(words) > 40
     assert {word: named for word, named in words.items() if not named or not all(map(is_in_the_code, named))} == {}
+
+
+def test_the_citation_names_this_version() -> None:
+    assert f"version: {VERSION}" in (ROOT / "CITATION.cff").read_text().splitlines()
