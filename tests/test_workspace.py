@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import importlib
 import inspect
 import pkgutil
@@ -19,6 +20,7 @@ import grimp
 import pytest
 import torch
 from _layers import LAYERS, PAGE, drawn, folder_of
+from _public_surface import FILE, public_surface
 from packaging.requirements import Requirement
 
 
@@ -221,3 +223,13 @@ def test_the_glossary_names_what_is_in_the_code() -> None:
 
 def test_the_citation_names_this_version() -> None:
     assert f"version: {VERSION}" in (ROOT / "CITATION.cff").read_text().splitlines()
+
+
+def test_the_public_surface_is_the_one_on_file() -> None:
+    on_file, now = FILE.read_text().splitlines(), public_surface().splitlines()
+    changes = "\n".join(difflib.unified_diff(on_file, now, "on file", "now", n=0, lineterm=""))
+
+    assert not changes, (
+        f"{changes}\n`python tests/_public_surface.py` writes the file again; a line that is removed or changed breaks "
+        "users, so it needs a fragment for CHANGELOG.md and a new major version, before 1.0 a minor one."
+    )
