@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -22,6 +23,8 @@ import torch
 from _layers import LAYERS, PAGE, drawn, folder_of
 from _public_surface import FILE, public_surface
 from packaging.requirements import Requirement
+from packaging.version import Version
+from typing_extensions import deprecated
 
 
 ROOT = Path(__file__).parent.parent
@@ -74,7 +77,8 @@ def test_what_a_package_imports_is_declared(package: str) -> None:
         Requirement(text).name for text in (*project["dependencies"], *(each for extra in extras for each in extra))
     }
     # What comes with torch and pydantic-settings, and a distribution with another name than its module.
-    allowed = {"torchgen", "sympy", "filelock", "pydantic", *(name.replace("-", "_") for name in declared)}
+    allowed = {"torchgen", "sympy", "filelock", "typing_extensions", "pydantic"}
+    allowed |= {name.replace("-", "_") for name in declared}
     allowed |= {"yaml"} if "pyyaml" in declared else set()
     graph = grimp.build_graph(IMPORT_NAMES[package], include_external_packages=True, cache_dir=None)
     imported = {name for name in graph.modules if "." not in name} - {IMPORT_NAMES[package]}
@@ -233,3 +237,43 @@ def test_the_public_surface_is_the_one_on_file() -> None:
         f"{changes}\n`python tests/_public_surface.py` writes the file again; a line that is removed or changed breaks "
         "users, so it needs a fragment for CHANGELOG.md and a new major version, before 1.0 a minor one."
     )
+
+
+def deprecation_flaw(found: object, version: Version) -> str | None:
+    """What is wrong with the deprecation of *found* in a release of *version*; None if nothing is, or there is none."""
+    function = getattr(found, "fget", getattr(found, "func", found))  # of a property, or of a cached one
+    message = getattr(function, "__deprecated__", None)
+    if message is None:
+        return None
+    form = re.fullmatch(r"deprecated since \d+\.\d+, gone in (\d+\.\d+): use \S.* instead", message)
+    if form is None:
+        return f"not in the form of CONTRIBUTING.md: {message}"
+    return f"overdue in {version}: {message}" if version >= Version(form[1]) else None
+
+
+def test_a_deprecated_name_says_what_to_use_and_is_gone_when_it_says() -> None:
+    # A line with a bracket is of a function or a class, which exist at run time; a field may be one of instances only.
+    callables = [line.partition("(")[0] for line in FILE.read_text().splitlines() if re.match(r"[\w.]+\(", line)]
+    flaws = {name: deprecation_flaw(pkgutil.resolve_name(name), Version(VERSION)) for name in callables}
+
+    assert len(flaws) > 200
+    assert {name: flaw for name, flaw in flaws.items() if flaw} == {}
+
+
+@pytest.mark.parametrize(
+    ("message", "version", "flaw"),
+    [
+        ("deprecated since 0.2, gone in 0.4: use new instead", "0.3.9", None),
+        ("deprecated since 0.2, gone in 0.4: use new instead", "0.4.0", "overdue in 0.4.0"),
+        ("deprecated since 0.2, gone in 0.10: use new instead", "0.9.0", None),
+        ("deprecated since 0.2: use new instead", "0.3.0", "not in the form"),
+        ("use new", "0.3.0", "not in the form"),
+    ],
+)
+def test_an_overdue_or_unclear_deprecation_is_found(message: str, version: str, flaw: str | None) -> None:
+    @deprecated(message)
+    def planted(_: object) -> None: ...
+
+    for found in (planted, property(planted), functools.cached_property(planted)):
+        said = deprecation_flaw(found, Version(version))
+        assert said is None if flaw is None else str(said).startswith(flaw)
