@@ -241,13 +241,14 @@ def test_an_inductor_option_reaches_inductor() -> None:
 
 @pytest.mark.parametrize("tune", [False, True])
 def test_the_settings_choose_the_passes(tune: bool) -> None:
-    config = CompileConfig(tune=tune, pass_config={"enable_conv_layout": False, "max_tiles": 2})
+    config = CompileConfig(tune=tune, tune_seconds=60.0, pass_config={"enable_conv_layout": False, "max_tiles": 2})
     passes: dict[str, Any] = {
         type(each).__name__: each for each in chosen_passes(config, torch.fx.symbolic_trace(add_one), ())
     }
 
     chooser = passes["ConvChooser"]
-    assert (chooser.tune, chooser.layout, chooser.temporal, chooser.max_tiles) == (tune, False, True, 2)
+    assert (chooser.tune, chooser.tune_seconds) == (tune, 60.0)
+    assert (chooser.layout, chooser.temporal, chooser.max_tiles) == (False, True, 2)
     assert ("NDTilingWorkaroundPass" in passes) is not tune
 
 

@@ -196,6 +196,81 @@ def test_a_candidate_that_fails_is_left_out(
     assert text.startswith("tuned: TemporalConv (TemporalConv ")
     assert "stock failed with RuntimeError: no such kernel" in caplog.text
     assert "ConvLayout failed with ValueError: too many warps" in caplog.text
+    assert text.endswith(" ms); not measured: stock, ConvLayout")
+
+
+def test_where_no_candidate_can_be_measured_it_is_stock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "_compiled", lambda *asked: None)
+    plan, text = tuning.choose_fastest(_empty_graph(), PassContext(), [(TemporalConvPass(),), ()], str(tmp_path))
+    assert (plan, text) == ((), "tuned: stock, because no candidate could be measured")
+
+
+FIRST, THIRD = (TemporalConvPass(),), (ConvLayoutPass(),)
+
+
+@pytest.mark.parametrize(
+    ("budget", "compiling", "measured", "chosen"),
+    [
+        (None, 100.0, "TemporalConv, stock, ConvLayout", THIRD),
+        (1000.0, 100.0, "TemporalConv, stock, ConvLayout", THIRD),
+        (300.0, 100.0, "TemporalConv, stock, ConvLayout", THIRD),
+        (299.0, 100.0, "TemporalConv, stock", FIRST),
+        (199.0, 100.0, "TemporalConv", FIRST),
+        (1.0, 100.0, "TemporalConv", FIRST),
+    ],
+)
+def test_a_budget_ends_the_search_before_a_candidate_that_would_exceed_it(
+    budget: float | None,
+    compiling: float,
+    measured: str,
+    chosen: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [0.0]
+    takes = {"TemporalConv": 2.0, "stock": 3.0, "ConvLayout": 1.0}
+    calls: list[str] = []
+
+    def compiled(graph: Any, context: Any, name: str, plan: Any) -> Any:
+        clock[0] += compiling
+
+        def run(arguments: list[Any]) -> None:
+            calls.append(name)
+            clock[0] += takes[name]
+
+        return run
+
+    monkeypatch.setattr(tuning, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(tuning, "_compiled", compiled)
+    for again in (False, True):
+        plan, text = tuning.choose_fastest(_empty_graph(), PassContext(), [FIRST, (), THIRD], str(tmp_path), budget)
+        assert plan == chosen
+        times = ", ".join(f"{name} {1e3 * takes[name]:.3f} ms" for name in measured.split(", "))
+        missing = ", ".join(name for name in takes if name not in measured)
+        left_out = f"; not measured within {budget:g} s: {missing}" if missing else ""
+        assert text == f"tuned: {tuning.plan_name(chosen)} ({times}){left_out}"
+        # The second time they come from disk.
+        rounds = 2 if budget in (300.0, 1.0) else 2 + tuning.ROUNDS
+        assert len(calls) == len(measured.split(", ")) * rounds, again
+    tuning.choose_fastest(_empty_graph(), PassContext(), [FIRST, (), THIRD], str(tmp_path), 5000.0)
+    assert set(calls[-3:]) == set(takes), "another budget measures again"
+
+
+def test_the_plan_of_the_cost_model_is_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = pretend_cuda(trace(_video, VIDEO, (3, 4))).graph
+    asked: list[Any] = []
+
+    def chosen(graph: Any, context: Any, plans: Any, *rest: Any) -> Any:
+        asked.append((plans, *rest))
+        return (), "tuned"
+
+    monkeypatch.setattr(tuning, "choose_fastest", chosen)
+    planned = (ConvLayoutPass(),)
+    monkeypatch.setattr(ConvChooser, "_planned", lambda *_: planned)
+    ConvChooser(tune=True, tune_seconds=300).is_applicable(graph, PassContext())
+    ((plans, cache_dir, budget),) = asked
+    assert plans[:2] == [planned, ()]
+    assert (cache_dir, budget) == (None, 300)
 
 
 @pytest.mark.parametrize("place", ["compilation", "run"])
@@ -235,7 +310,7 @@ def _measured_once(monkeypatch: pytest.MonkeyPatch, cache_dir: Path) -> tuple[st
     """What is chosen when stock takes one second, and how many plans had to be measured for that."""
     measured: list[str] = []
 
-    def seconds(runs: dict[str, Any], examples: Any) -> dict[str, float]:
+    def seconds(runs: dict[str, Any], *_: Any) -> dict[str, float]:
         measured.extend(runs)
         return {name: 1.0 if name == "stock" else 2.0 for name in runs}
 

@@ -55,6 +55,9 @@ FIELDS: list[tuple[Callable[..., object], dict[str, Any], type[MagiPassesError],
     (ConvChooser, {"max_tiles": 4}, VALUE, "max_tiles=4: a Triton grid has up to three dimensions; use 2 or 3$"),
     (ConvChooser, {"min_share": 1.5}, VALUE, "min_share=1.5: it is a share of the .*; use a number from 0 to 1$"),
     (ConvChooser, {"min_share": float("nan")}, VALUE, "min_share=nan: it is a share"),
+    (ConvChooser, {"tune_seconds": 0}, VALUE, "tune_seconds=0: it is a time; use a number of seconds, or None for no"),
+    (ConvChooser, {"tune_seconds": float("nan")}, VALUE, "tune_seconds=nan: it is a time"),
+    (ConvChooser, {"tune_seconds": "300"}, TYPE, "tune_seconds must be float or None, not '300' of type str"),
     (ConvLayoutPass, {"nodes_per_conv": 0}, VALUE, "nodes_per_conv=0: it is a number of .*; use 1 or more$"),
     (TemporalConvPass, {"max_taps": 0}, VALUE, "max_taps=0: a kernel has at least one tap"),
     (TemporalConvPass, {"min_skipped": -0.1}, VALUE, "min_skipped=-0.1: it is a share"),
@@ -230,7 +233,7 @@ ERRORS: dict[str, tuple[Callable[[], object], type[MagiPassesError], str]] = {
     "a field": (
         lambda: ConvChooser(tuen=True),  # type: ignore[call-arg]
         TYPE,
-        r"^ConvChooser has no field 'tuen'\. Did you mean 'tune'\? Its fields are tune, cache_dir, .*min_share\.$",
+        r"^ConvChooser has no field 'tuen'\. Did you mean 'tune'\? Its fields are tune, cache_dir, .*tune_seconds\.$",
     ),
     "a field that is replaced": (lambda: replace(Holds(), valu=1), TYPE, r"no field 'valu'\. Did you mean 'value'\?"),  # type: ignore[call-arg]
 }

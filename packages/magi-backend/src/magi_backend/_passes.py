@@ -62,6 +62,7 @@ def chosen_passes(
     passes.append(
         ConvChooser(
             tune=config.tune,
+            tune_seconds=config.tune_seconds,
             temporal=wanted.enable_temporal_conv,
             layout=wanted.enable_conv_layout,
             nd_tiling=tiling,

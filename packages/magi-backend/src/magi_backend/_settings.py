@@ -96,6 +96,8 @@ class CompileConfig(BaseModel):
         mode: The ``mode`` of ``torch.compile``, which does not accept ``mode=`` together with ``options=``.
         check: Compare the first call of each compiled piece with eager, forward and backward.
         tune: Measure the settings that could suit a graph and keep the fastest.
+        tune_seconds: How long ``tune`` may take for each graph, in seconds; None sets no end. The candidates that are
+            expected to be fastest come first, and what would not be compiled in the time that is left is not tried.
         progress: Show what is being compiled, on a terminal only.
         boundary_ops: Names of operators at which a graph is split, besides those registered as subgraph boundaries.
         memory_budget: Share of the activations, from 0 to 1, that a training graph may save; the rest is recomputed.
@@ -132,6 +134,7 @@ class CompileConfig(BaseModel):
     mode: Mode = _setting("default")
     check: bool = _setting(False, "each compiled piece, at its first call")
     tune: bool = _setting(False, "each graph with convolutions")
+    tune_seconds: float | None = _setting(None, "each graph with convolutions that is tuned", gt=0.0)
     progress: bool = _setting(True, "a process, which shows one line")
     boundary_ops: _OpNames = _setting(())
     memory_budget: float | None = _setting(None, "each training graph", ge=0.0, le=1.0)
@@ -216,6 +219,7 @@ MagiOptions = TypedDict(
         "magi.mode": Mode,
         "magi.check": bool,
         "magi.tune": bool,
+        "magi.tune_seconds": float | None,
         "magi.progress": bool,
         "magi.boundary_ops": Sequence[str],
         "magi.memory_budget": float | None,

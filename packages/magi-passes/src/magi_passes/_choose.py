@@ -15,7 +15,8 @@ decoder of WAN 2.1 takes 403 ms with one dimension and 261 ms with three (one H2
 dimensions made another model slower, at 0.7 times its speed, so only tuning tries them.
 
 Tuning compiles the graph with each of several plans, times them in turn on inputs like the example inputs, and keeps
-the times on disk.
+the times on disk. The plan of the cost model comes first and stock second, so that a budget of seconds which ends early
+leaves the choice between these two.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -81,6 +83,9 @@ class ConvChooser(CheckedPass):
         nd_tiling: Whether ND tiling may be chosen.
         max_tiles: The most tile dimensions that may be chosen, 2 or 3.
         min_share: The share of arithmetic in convolutions below which a graph is left alone.
+        tune_seconds: How long tuning may take for each graph, in seconds; None sets no end. A candidate is not tried if
+            it would end too late when it compiles as long as the slowest before it. The plan of the cost model is
+            always tried, however long it takes, and all that were compiled are called at least twice.
     """
 
     hook: ClassVar[str] = "post_grad_custom_pre_pass"
@@ -96,6 +101,7 @@ class ConvChooser(CheckedPass):
     nd_tiling: bool = True
     max_tiles: int = 3
     min_share: float = 0.5
+    tune_seconds: float | None = None
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:
         """It applies if convolutions are most of the work, and some passes are expected, or measured, to be faster."""
@@ -150,10 +156,10 @@ class ConvChooser(CheckedPass):
 
     def _tuned(self, graph: Graph, context: PassContext) -> tuple[Plan, str]:
         candidates = [tuple(part for part in plan if self._may(part)) for plan in self._candidates(graph, context)]
-        return choose_fastest(graph, context, list(dict.fromkeys(candidates)), self.cache_dir)
+        return choose_fastest(graph, context, list(dict.fromkeys(candidates)), self.cache_dir, self.tune_seconds)
 
     def _candidates(self, graph: Graph, context: PassContext) -> list[Plan]:
-        """The plans to try: stock, what the cost model would choose, and each layout with each tiling."""
+        """The plans to try: what the cost model would choose, stock, and each layout with each tiling."""
         tilings: list[Plan] = [()]
         # The tiling keys affect Triton code only.
         on_gpu = any(isinstance(x, torch.Tensor) and x.device.type != "cpu" for x in context.example_inputs)
@@ -162,7 +168,7 @@ class ConvChooser(CheckedPass):
         bases: list[Plan] = [(), (*_rewrites(), ForceChannelsLastPass())]
         if TemporalConvPass().is_applicable(graph, context):
             bases.append((*_rewrites(), TemporalConvPass(), ForceChannelsLastPass()))
-        return [(), self._planned(graph, context), *((*base, *tiling) for base in bases for tiling in tilings)]
+        return [self._planned(graph, context), (), *((*base, *tiling) for base in bases for tiling in tilings)]
 
 
 def _rewrites() -> Plan:
@@ -175,12 +181,12 @@ QUEUED_SECONDS, MOST_QUEUED = 0.05, 20
 MOST_SECONDS_WAITING = 600.0
 
 
-def seconds_of_a_call(runs: dict[str, Run], examples: Sequence[Any]) -> dict[str, float]:
+def seconds_of_a_call(runs: dict[str, Run], examples: Sequence[Any], deadline: float = math.inf) -> dict[str, float]:
     """The shortest time of a call of each of *runs*, in seconds, on real arguments shaped like *examples*.
 
     They run in turn, each once in a round, so that a machine that slows down slows all of them. Many calls are queued
     at a time, so that the wait for a launch on an idle device does not count. A run that fails is left out, with a
-    warning.
+    warning. After the second round none begins behind *deadline*, a time of `perf_counter`.
     """
     arguments = [_real(example) for example in examples]
     devices = {x.device for x in arguments if isinstance(x, torch.Tensor)}
@@ -190,6 +196,8 @@ def seconds_of_a_call(runs: dict[str, Run], examples: Sequence[Any]) -> dict[str
     calls = dict.fromkeys(runs, 1)
     with alone_on(devices):
         for turn in range(2 + ROUNDS):
+            if turn > 1 and perf_counter() > deadline:
+                break
             for name in list(calls):
                 try:
                     wait()
@@ -243,26 +251,45 @@ def warn_left_out(name: str, error: Exception) -> None:
 
 
 def choose_fastest(
-    graph: Graph, context: PassContext, plans: Sequence[Plan], cache_dir: str | None
+    graph: Graph, context: PassContext, plans: Sequence[Plan], cache_dir: str | None, budget: float | None = None
 ) -> tuple[Plan, str]:
     """The fastest of *plans* on inputs like those of *graph*, from disk if it was measured before, and each time.
 
     The empty plan is stock Inductor. A plan that fails to compile or to run is left out, with a warning. If all fail,
-    the first plan is returned. If the folder cannot be read or written, a warning says so, and the next process
-    measures again.
+    it is stock. Plans for which *budget* seconds leave no time are not tried. If the folder cannot be read or written,
+    a warning says so, and the next process measures again.
     """
     names = [plan_name(plan) for plan in plans]
     folder = Path(_torch_compat.config.inductor_cache_dir(), "magi_passes") if cache_dir is None else Path(cache_dir)
-    path = folder / f"{_key(graph, context, plans)}.json"
+    path = folder / f"{_key(graph, context, plans, budget)}.json"
     seconds = _recall(path)
     if not seconds:
-        compiled = {name: _compiled(graph, context, name, plan) for name, plan in zip(names, plans, strict=True)}
-        runs = {name: run for name, run in compiled.items() if run is not None}
-        seconds = seconds_of_a_call(runs, context.example_inputs)
+        deadline = math.inf if budget is None else perf_counter() + budget
+        runs = _compiled_until(deadline, graph, context, dict(zip(names, plans, strict=True)))
+        seconds = seconds_of_a_call(runs, context.example_inputs, deadline)
         _remember(path, seconds)
-    best = min(names, key=lambda name: seconds.get(name, float("inf")))
+    missing = [name for name in names if name not in seconds]
+    if len(missing) == len(names):
+        return (), "tuned: stock, because no candidate could be measured"
+    best = min(seconds, key=seconds.__getitem__)
     times = ", ".join(f"{name} {1e3 * seconds[name]:.3f} ms" for name in names if name in seconds)
-    return plans[names.index(best)], f"tuned: {best} ({times})"
+    within = "" if budget is None else f" within {budget:g} s"
+    left_out = f"; not measured{within}: {', '.join(missing)}" if missing else ""
+    return plans[names.index(best)], f"tuned: {best} ({times}){left_out}"
+
+
+def _compiled_until(deadline: float, graph: Graph, context: PassContext, plans: Mapping[str, Plan]) -> dict[str, Run]:
+    """Those of *plans* that compile, as long as each can be expected to before *deadline*; the first in any case."""
+    runs: dict[str, Run] = {}
+    now, longest = perf_counter(), 0.0
+    for turn, (name, plan) in enumerate(plans.items()):
+        if turn > 0 and now + longest > deadline:
+            break
+        if (run := _compiled(graph, context, name, plan)) is not None:
+            runs[name] = run
+        before, now = now, perf_counter()
+        longest = max(longest, now - before)
+    return runs
 
 
 def plan_name(plan: Plan) -> str:
@@ -271,8 +298,8 @@ def plan_name(plan: Plan) -> str:
     return " + ".join(tiles) or "stock"
 
 
-def _key(graph: Graph, context: PassContext, plans: Sequence[Plan]) -> str:
-    """A digest of what the times depend on: the graph with its sizes, the device, torch, and the passes."""
+def _key(graph: Graph, context: PassContext, plans: Sequence[Plan], budget: float | None) -> str:
+    """A digest of what the times depend on: the graph with its sizes, the device, torch, the passes and the budget."""
     lines = []
     for node in graph.nodes:
         value = node.meta.get("val")
@@ -282,7 +309,9 @@ def _key(graph: Graph, context: PassContext, plans: Sequence[Plan]) -> str:
     devices = {x.device for x in context.example_inputs if isinstance(x, torch.Tensor)}
     names = {torch.cuda.get_device_name(one) if one.type == "cuda" else one.type for one in devices}
     uuids = [part.uuid() for plan in plans for part in plan]
-    return digest("\n".join(lines), *sorted(names), context.torch_version, str(context.is_backward), *uuids)
+    return digest(
+        "\n".join(lines), *sorted(names), context.torch_version, str(context.is_backward), str(budget), *uuids
+    )
 
 
 def _recall(path: Path) -> dict[str, float]:

@@ -220,6 +220,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_tiles": (lambda n: n in (2, 3), "a Triton grid has up to three dimensions; use 2 or 3"),
     "nodes_per_conv": (lambda n: n >= 1, "it is a number of nodes for each convolution; use 1 or more"),
     "max_taps": (lambda n: n >= 1, "a kernel has at least one tap; use 1 or more"),
+    "tune_seconds": (lambda n: n is None or n > 0, "it is a time; use a number of seconds, or None for no end"),
     "min_skipped": (lambda n: n >= 0, "it is a share of the arithmetic; use 0 or more, above 1 for never"),
     "min_share": (lambda n: 0 <= n <= 1, "it is a share of the arithmetic; use a number from 0 to 1"),
 }
