@@ -170,7 +170,7 @@ def test_what_only_the_trace_tells(body: Callable[[Tensor], Tensor], reason: str
 def test_a_body_that_cannot_be_traced_stays_opaque_and_says_so(ops: Ops) -> None:
     def body(x: Tensor) -> None:
         patterns.launch_double(x, x)
-        assert x.data_ptr() % 16 == 0
+        assert x.data_ptr() > 0
 
     op = ops.seen("untraceable", body, "(Tensor(a!) x) -> ()", fake=lambda x: None)
 

@@ -23,6 +23,7 @@ from magi_tritonwrap._torch_compat.operators import is_collective
 from magi_tritonwrap._torch_compat.tracing import ITEM_OPERATORS, cannot_be_fake, concrete_number, fake_tensors
 from magi_tritonwrap.errors import NoFakeError
 
+from .addresses import FakeAddresses
 from .capture import CapturedLaunch, capture_launches
 from .hook import launch_site
 from .recording import told
@@ -129,6 +130,7 @@ def probe_launches(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         stack.enter_context(fake_tensors())
         fresh_args, fresh_kwargs = tree_map(_concrete, (args, kwargs))
         log = stack.enter_context(capture_launches(drop=True))
+        stack.enter_context(FakeAddresses())
         stack.enter_context(_Refusing())  # type: ignore[no-untyped-call]
         try:
             fn(*fresh_args, **fresh_kwargs)
@@ -183,7 +185,7 @@ class _Answering(TorchDispatchMode):
 
 
 def _run(fn: Callable[P, R], args: Any, kwargs: Any, data: tuple[int, bool]) -> tuple[R, str]:
-    with capture_launches(drop=True), _Answering(*data) as answers:
+    with capture_launches(drop=True), FakeAddresses(), _Answering(*data) as answers:
         try:
             return fn(*args, **kwargs), answers.asked
         except Exception as error:

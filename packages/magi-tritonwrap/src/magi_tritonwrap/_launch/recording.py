@@ -36,6 +36,7 @@ from magi_tritonwrap._torch_compat.tracing import (
 )
 from magi_tritonwrap.errors import TritonWrapError
 
+from .addresses import FakeAddresses
 from .capture import CapturedLaunch, capture_launches
 from .hook import in_library_folder
 from .normalise import WRITES_NOTHING, refuse_no_write, unsupported
@@ -58,7 +59,7 @@ class Recording:
     def replay(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What *fn* returns for these arguments, in the trace that is active, and the launches in it."""
         if self.graph is None:
-            with capture_launches() as log:
+            with capture_launches() as log, FakeAddresses():
                 return fn(*args, **kwargs), log.launches
         varying = [leaf for leaf in tree_leaves((args, kwargs)) if _varies(leaf)]
         return _Replay(self.graph, self.launches).run(*varying), self.launches
@@ -152,6 +153,7 @@ def _recorded(
         if fake_mode.shape_env is not None:
             stack.enter_context(fake_mode.shape_env.ignore_fresh_unbacked_symbols())
         log = stack.enter_context(capture_launches())
+        stack.enter_context(FakeAddresses())
         fresh = _elsewhere(leaves, inner)
         varying = [fresh[_first(leaves, at)] for at, leaf in enumerate(leaves) if _varies(leaf)]
         for run in (make_fx(body), body):

@@ -38,7 +38,14 @@ _NOT_FAKE = (
     UnsupportedOperatorException,
     GuardOnDataDependentSymNode,
 )
-_NOT_FAKE_TEXTS = ("data pointer", ".numpy() is not supported", "passed to FakeTensor.__format__", "meta tensor")
+# The second is what `torch.tensor([x.data_ptr()])` says.
+_NOT_FAKE_TEXTS = (
+    "data pointer",
+    "FakeAddress",
+    ".numpy() is not supported",
+    "passed to FakeTensor.__format__",
+    "meta tensor",
+)
 
 
 def wrap_triton_disabled() -> AbstractContextManager[None]:
@@ -78,7 +85,12 @@ def tracing_is_active(values: Iterable[object]) -> bool:
     keys = torch._C._TorchDispatchModeKey
     if any(torch._C._get_dispatch_mode(key) is not None for key in (keys.FUNCTIONAL, keys.PROXY, keys.FAKE)):
         return True
-    return any(isinstance(value, FakeTensor | FunctionalTensor) for value in values)
+    return any(map(is_fake, values))
+
+
+def is_fake(value: object) -> bool:
+    """Whether *value* is a tensor of a trace, without data."""
+    return isinstance(value, FakeTensor | FunctionalTensor)
 
 
 def unwrap_functional(tensor: torch.Tensor) -> torch.Tensor:
