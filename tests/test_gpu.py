@@ -109,8 +109,9 @@ def test_a_dataclass_operator_with_a_kernel_and_a_backward_is_seen_through() -> 
     report = explained(torch.randn(33, 5, device="cuda", requires_grad=True))
 
     assert report.agrees, report
-    described = {op.name: op.description for op in report.compilations[0].ops}
-    assert "1 Triton kernel" in described["magi_gpu::sine"]
+    (op,) = (op for op in report.compilations[0].ops if op.name == "magi_gpu::sine")
+    assert "1 Triton kernel" in op.description
+    assert not op.stays
     forward, backward = (
         next(graph for graph in report.compilations[0].graphs if graph.kind == kind) for kind in ("forward", "backward")
     )

@@ -19,7 +19,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from magi_backend import _torch_compat, magi_register_custom_op
+from magi_backend import _torch_compat, explain, magi_register_custom_op
 from magi_opschema import op_def
 from magi_tritonwrap import capture_launches, see_through_report
 from magi_tritonwrap.errors import UnknownOpError
@@ -256,6 +256,25 @@ def doubled(x: Tensor) -> Tensor:
     out = torch.empty_like(x)
     scale_kernel[(triton.cdiv(x.numel(), 64),)](x, out, x.numel(), 2, BLOCK=64)
     return out
+
+
+def test_a_report_says_that_the_body_for_the_cpu_ran_in_place_of_the_kernel(ns: str) -> None:
+    @magi_register_custom_op(f"{ns}::doubled")
+    def op(x: Tensor) -> Tensor:
+        return doubled(x)
+
+    @magi_register_custom_op(f"{ns}::apart", is_subgraph_boundary=True)
+    def apart(x: Tensor) -> Tensor:
+        return x + 1
+
+    torch.library.register_kernel(f"{ns}::doubled", "cpu", lambda x: x * 2)
+    report = explain(lambda x: apart(op(x).sin()).cos(), repeats=0)(torch.ones(4))
+
+    (compilation,) = report.compilations
+    assert [(use.name, use.stays) for use in compilation.ops] == [(f"{ns}::doubled", True), (f"{ns}::apart", True)]
+    text = " ".join(report.to_text().split())
+    said = "calls 1, of the operator itself: nothing of its body is in the compiled code"
+    assert f"see-through 1 Triton kernel in its body {said}" in text
 
 
 def doubled_twice(x: Tensor) -> Tensor:

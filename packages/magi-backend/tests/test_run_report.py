@@ -53,7 +53,7 @@ EVERYTHING = Compilation(
     label="decode",
     nodes=7,
     inputs=("float32[1, s0]",),
-    ops=(OpUse("a::b", "flattened", 2, "signature …", True, False, ("kernel",), ("cfg.eps",)),),
+    ops=(OpUse("a::b", "flattened", 2, "signature …", True, False, True, ("cfg.eps",)),),
     graphs=(
         GraphRecord(
             kind="forward",

@@ -171,7 +171,7 @@ def _see_through_note(report: magi_tritonwrap.OpReport) -> str:
         f"{inner.op} inside stays opaque: {inner.opaque_because}" for inner in report.inner_ops if inner.opaque_because
     ]
     if count:
-        opaque.insert(0, f"{count} Triton kernel{'' if count == 1 else 's'}")
+        opaque.insert(0, f"{count} Triton kernel{'' if count == 1 else 's'} in its body")
     return "; ".join(opaque) or "Triton kernels that are captured at compilation"
 
 

@@ -18,7 +18,7 @@ class OpUse:
         description: Signature, schema, mapping tree and notes, as ``print(op_def(op))`` shows them.
         boundary: Whether graphs are split at it.
         compute_sensitive: Whether its outputs are saved rather than recomputed.
-        kernels: Names of the Triton kernels that the compiler sees through it.
+        stays: Whether compiled code calls the operator itself, so that nothing of its body is in a graph.
         floats: Paths of the float parameters and fields, each of which is a constant of a graph.
     """
 
@@ -28,13 +28,14 @@ class OpUse:
     description: str
     boundary: bool = False
     compute_sensitive: bool = False
-    kernels: tuple[str, ...] = ()
+    stays: bool = False
     floats: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
         """The lines of a report about the operator."""
-        lines = [self.description, f"calls      {self.calls}"]
+        kept = ", of the operator itself: nothing of its body is in the compiled code" if self.stays else ""
+        lines = [self.description, f"calls      {self.calls}{kept}"]
         if self.floats:
             way_out = "compiles a graph of its own; a Tensor without dimensions varies within one graph"
             lines.append(f"floats     {', '.join(self.floats)}: each value {way_out}")

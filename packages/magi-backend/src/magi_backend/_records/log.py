@@ -184,7 +184,13 @@ class CompilationLog:
         _torch_compat.compiling.trace_artifact(
             "magi_backend", lambda: {name: value for name, value in asdict(graph).items() if name != "passes"}
         )
-        self._change(lambda now: {"graphs": (*now.graphs, graph)})
+        called = {name.replace(".", "::") for name in graph.externs}
+
+        def joined(now: Compilation) -> dict[str, Any]:
+            ops = (replace(op, stays=op.stays or op.name in called.union(now.pieces)) for op in now.ops)
+            return {"graphs": (*now.graphs, graph), "ops": tuple(ops)}
+
+        self._change(joined)
 
     def add_runs(self, graph: GraphRecord, runs: tuple[KernelRun, ...]) -> None:
         """Add what was measured of the kernels of *graph*."""
