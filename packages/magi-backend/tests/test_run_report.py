@@ -323,11 +323,26 @@ def test_a_function_that_dynamo_leaves_to_python_is_told(tmp_path: Path) -> None
         ("by == …", "torch.tensor(by)"),
         ("mode == 'train'", "Compile a function for each value"),
         ("BACKEND_MATCH failure", "two backends"),
+        ("_has_dynamo_dim_marking is present on runtime tensor but was absent at compile time", "Mark it before the"),
         ("something new", "TORCH_LOGS=recompiles_verbose"),
     ],
 )
 def test_advice_follows_from_the_guard(guard: str, advised: str) -> None:
     assert advised in advice_on(Recompilation("0/0", guard))
+
+
+@pytest.mark.parametrize("marked_from", [0, 1])
+def test_a_mark_that_causes_a_recompilation_is_named(marked_from: int, tmp_path: Path) -> None:
+    compiled = torch.compile(lambda xs: xs[0] + 1, backend="magi", options={"magi.report": str(tmp_path)})
+    for call, size in enumerate((3, 5)):
+        x = torch.ones(size)
+        if call >= marked_from:
+            torch._dynamo.mark_static(x, 0)
+        compiled([x])
+
+    (note,) = read_report(tmp_path).notes()
+    assert "mismatch at index 0. expected 3, actual 5, marked by mark_static" in note.text
+    assert note.advice.startswith("torch._dynamo.mark_static(xs[0], 0) gives each size its own graph.")
 
 
 SCALE = 2

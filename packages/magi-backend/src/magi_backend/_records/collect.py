@@ -254,6 +254,6 @@ def _capture(gm: GraphModule) -> dict[str, Any]:
         "compile_id": frame.compile_id,
         "function": frame.function,
         "place": frame.place,
-        "recompiled": recompilation(frame.recompiled),
+        "recompiled": recompilation(frame.recompiled, _torch_compat.nodes.static_sizes(gm)),
         "stopped": None if stopped is None else graph_break(stopped),
     }

@@ -13,7 +13,7 @@ import functools
 import math
 import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -258,6 +258,7 @@ def graph_break(found: Any) -> GraphBreak:
 
 _FAILED = re.compile(r"^(\d+/\d+(?:_\d+)?): (.*)", re.DOTALL)
 _STACK = re.compile(r'File "([^"]+)", line (\d+)')
+_SIZE = re.compile(r"tensor '(.+?)' size mismatch at index (\d+)")
 _COMMENT = re.compile(r"\s{2,}# ")
 _COMMENTED = re.compile(r"# (?!_|nn/|fx/|utils/|torch/)(\S+\.py:\d+) in ")
 # Dynamo's names for what a program has, and for what one graph hands to the next.
@@ -269,15 +270,17 @@ _SPOKEN = {
 }
 
 
-def recompilation(reasons: Sequence[str]) -> Recompilation | None:
+def recompilation(reasons: Sequence[str], static: Container[tuple[str, str]] = ()) -> Recompilation | None:
     """The record of a recompilation for which Dynamo gives *reasons*, one for each graph; None if there is none.
+
+    *static* has each input and dimension of the captured graph that the user marked with ``mark_static``.
 
     Example:
         >>> recompilation(["0/0: tensor 'x' size mismatch at index 0. expected 3, actual 5"]).guard
         "tensor 'x' size mismatch at index 0. expected 3, actual 5"
     """
     kinds: dict[str, Recompilation] = {}
-    for each in map(_failed, reasons):
+    for each in (_failed(reason, static) for reason in reasons):
         kinds.setdefault(re.sub(r"\d+", "", each.guard), each)  # two that differ by a number are one reason
     if not kinds:
         return None
@@ -285,7 +288,7 @@ def recompilation(reasons: Sequence[str]) -> Recompilation | None:
     return replace(first, others=tuple(others))
 
 
-def _failed(reason: str) -> Recompilation:
+def _failed(reason: str, static: Container[tuple[str, str]]) -> Recompilation:
     found = _FAILED.match(reason)
     of, text = (found[1], found[2]) if found else ("", reason)
     guard, _, stack = text.partition("\nUser stack trace:")
@@ -295,4 +298,7 @@ def _failed(reason: str) -> Recompilation:
         places = _COMMENTED.findall(f"# {''.join(comment)}")
     for pattern, word in _SPOKEN.items():
         guard = re.sub(pattern, word, guard)
-    return Recompilation(of, hidden_in_guard(guard.rstrip(".")), places[-1] if places else "")
+    guard = hidden_in_guard(guard.rstrip("."))
+    if (size := _SIZE.match(guard)) and size.groups() in static:
+        guard += ", marked by mark_static"
+    return Recompilation(of, guard, places[-1] if places else "")

@@ -179,12 +179,18 @@ _ADVICE = {
     r"a value from before the graph break": (
         "The code before a graph break made this value. Mend the break, which has a note of its own."
     ),
+    r"tensor '(.+?)' size mismatch at index (\d+).*mark_static": (
+        "torch._dynamo.mark_static({0}, {1}) gives each size its own graph. Without the mark, one serves all from 2 on."
+    ),
+    r"_has_dynamo_dim_marking|_dynamo_\w*indices": (
+        "A tensor has a mark, of mark_static or mark_dynamic, in later calls only. Mark it before the first one."
+    ),
     r"tensor '(.+?)' size mismatch at index (\d+)\. expected (?:[01],|\d+, actual [01]\b)": _ZERO_OR_ONE,
     r"^2 <= (\S+?)\.size\(\)\[(\d+)\]$": _ZERO_OR_ONE,
     r"tensor '(.+?)' size mismatch at index (\d+)": (
         "Mark the size before the first call, torch._dynamo.mark_dynamic({0}, {1}), and that of each input that "
         "shares it, and one graph serves all from 2 on. A ConstraintViolationError then names the line that needs one "
-        "number, or an input without a mark; a size under mark_static keeps one. Where few sizes come back, "
+        "number, or an input without a mark. Where few sizes come back, "
         'options={{"magi.hot_sizes": 4}} also gives each of them code of its own.'
     ),
     r"tensor '(.+?)' dispatch key set mismatch.*ADInplaceOrView": (

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -188,6 +189,16 @@ def source_name(placeholder: Node) -> str:
     """The source of an input as Python: ``L['batch']['x']``. It is a method up to torch 2.12, and a property later."""
     name = getattr(getattr(placeholder, "_dynamo_source", None), "name", "")
     return str(name() if callable(name) else name)
+
+
+def static_sizes(gm: GraphModule) -> frozenset[tuple[str, str]]:
+    """The inputs of *gm* that have marks of ``mark_static``, as guards call them, each with a dimension."""
+    marked: set[tuple[str, str]] = set()
+    for placeholder in gm.graph.find_nodes(op="placeholder"):
+        given = getattr(placeholder.meta.get("grapharg"), "example", None)
+        name = re.sub(r"^L\['(\w+)'\]", r"\1", source_name(placeholder))
+        marked |= {(name, str(dim)) for dim in getattr(given, "_dynamo_static_indices", ())}
+    return frozenset(marked)
 
 
 def bodies(gm: GraphModule, node: Node) -> list[GraphModule]:
