@@ -201,6 +201,24 @@ def test_inner_ops_that_launch_nothing_are_not_named(ops: Ops) -> None:
     assert not report.may_launch
 
 
+def test_an_inner_op_is_looked_for_in_the_namespace_that_the_body_names(ops: Ops) -> None:
+    other = torch.library.Library(f"{ops.namespace}_other", "FRAGMENT")
+    for library in (ops.library, other):
+        for name in ("rows", "cols"):
+            library.define(f"{name}(Tensor x) -> Tensor")
+
+    def named(body: str) -> list[str]:
+        made: dict[str, Any] = {"torch": torch}
+        exec(f"def body(x):\n    return {body}", made)
+        return sorted(one.op.removeprefix(ops.namespace) for one in find_kernels(made["body"]).inner_ops)
+
+    one = f"torch.ops.{ops.namespace}"
+    assert named(f"{one}.rows(torch.ops.{ops.namespace}_other.cols.default(x))") == ["::rows", "_other::cols"]
+    assert named(f"getattr({one}, 'rows')(x)") == ["::rows"]
+    assert named(f"(lambda held: held.rows(x))({one})") == ["::rows"]
+    other._destroy()
+
+
 # Tables, globals and attributes that something fills later.
 
 

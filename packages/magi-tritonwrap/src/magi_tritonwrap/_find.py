@@ -405,7 +405,7 @@ class _Finder(OpWalk):
         return digest("unloaded")
 
     def mentioned(self, names: CodeNames, place: Place) -> Iterator[str]:
-        for op in ops_mentioned(names.mentioned):
+        for op in ops_mentioned(names):
             yield self.form(op, place.of(f"{op} called by {place.text}"))
 
     def special_form(self, value: Any, place: Place) -> str | None:

@@ -16,6 +16,7 @@ from torch._library.custom_ops import CustomOpDef
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils._pytree import tree_leaves
 
+from magi_tritonwrap._identity.code import CodeNames
 from magi_tritonwrap._identity.members import is_a
 from magi_tritonwrap._torch_compat.operators import (
     body_of_torch_triton_op,
@@ -111,12 +112,17 @@ def bodies_mentioned(names: frozenset[str]) -> Iterator[tuple[str, Callable[...,
                 yield name, body
 
 
-def ops_mentioned(names: frozenset[str]) -> Iterator[OpOverload]:
+def ops_mentioned(names: CodeNames) -> Iterator[OpOverload]:
     """The operators, other than torch's, that code can reach as `torch.ops.namespace.name`, given *names* in it."""
-    for name in names_of_ops() if "ops" in names else ():
+    namespaces = {used for variable, used in names.asked if variable == "ops"}
+    for name in names_of_ops() if "ops" in names.mentioned else ():
         namespace, _, op = name.partition("::")
         base, _, overload = op.partition(".")
-        if namespace in names and base in names and not is_namespace_of_torch(namespace):
+        if not names.mentioned.issuperset((namespace, base)) or is_namespace_of_torch(namespace):
+            continue
+        # A name that is asked only of other namespaces is not in this one; what is asked of a variable may be.
+        askers = {variable for variable, used in names.asked if used == base}
+        if namespace in askers or not askers or not askers <= namespaces:
             yield getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
 
 
