@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import json
@@ -293,8 +294,42 @@ def test_a_function_that_dynamo_leaves_to_python_is_told(tmp_path: Path) -> None
     (given_up,) = read_report(tmp_path).given_up
     assert given_up.function.endswith(".fn")
     assert re.search("recompile.limit", given_up.reason)
+    assert given_up.became == "runs in Python where no graph fits"
     assert given_up.times >= 1
     assert "mend those that are, and run again" in read_report(tmp_path).notes()[-1].advice
+
+
+def breaks(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(2):
+        torch._dynamo.graph_break()
+    return x.sin()
+
+
+def does_not_fit(x: torch.Tensor) -> torch.Tensor:
+    return x @ torch.ones(4, 4)
+
+
+@pytest.mark.parametrize(
+    ("fn", "fullgraph", "suppress", "became"),
+    [
+        (breaks, False, False, "runs in Python"),
+        (breaks, True, True, "failed"),
+        (does_not_fit, False, False, "failed"),
+    ],
+)
+def test_what_became_of_a_function_that_dynamo_did_not_capture(
+    fn: Any, fullgraph: bool, suppress: bool, became: str, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"magi.report": str(tmp_path)}
+    torch.compile(torch.sin, backend="magi", options=options)(torch.ones(3))  # a report needs one compilation
+    compiled: Any = torch.compile(fn, backend="magi", options=options, fullgraph=fullgraph)
+    expected = pytest.raises(Exception) if became == "failed" else contextlib.nullcontext()  # noqa: PT011
+    with torch._dynamo.config.patch(suppress_errors=suppress), expected:
+        compiled(torch.ones(3))
+
+    run = read_report(tmp_path)
+    assert f" {became}: " in run.notes()[-1].text
+    assert f"<td>{became}</td>" in run.to_html()
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ class BrokenAt:
 
 @dataclass(frozen=True)
 class GivenUp:
-    """A function that Dynamo did not capture, or not again, so that it runs in Python."""
+    """A function that Dynamo did not capture, or not again."""
 
     function: str
     place: str
@@ -47,11 +47,24 @@ class GivenUp:
     reason: str
     """The first line of Dynamo's error."""
     times: int
+    is_raised: bool = False
+    """Whether the caller got that error."""
+
+    @property
+    def is_at_limit(self) -> bool:
+        """Whether it has been compiled too often; torch 2.10 writes recompile_limit."""
+        return "recompile limit" in self.reason.replace("_", " ")
+
+    @property
+    def became(self) -> str:
+        """What happened to it then."""
+        in_python = "runs in Python where no graph fits" if self.is_at_limit else "runs in Python"
+        return "failed" if self.is_raised else in_python
 
 
 @dataclass(frozen=True)
 class ProcessRecord:
-    """What one process compiled, besides the graphs of this backend, and where Dynamo left functions to Python."""
+    """What one process compiled, besides the graphs of this backend, and the functions that Dynamo did not capture."""
 
     process: Process
     others: int = 0
@@ -70,7 +83,7 @@ class ProcessFile:
         self._path = folder.path / "processes" / f"{file_stem()}.json"
         self._lock = threading.Lock()
         self._breaks: Counter[GraphBreak] = Counter()
-        self._given_up: Counter[tuple[str, str, str]] = Counter()
+        self._given_up: Counter[GivenUp] = Counter()
         self._seen_breaks = 0
         self._written: ProcessRecord | None = None
         self.logs: weakref.WeakSet[CompilationLog] = weakref.WeakSet()
@@ -83,7 +96,7 @@ class ProcessFile:
         if end.failure and not end.calls:
             reason = without_fractions(end.failure).splitlines()[0]
             with self._lock:
-                self._given_up[end.function, end.place, reason] += 1
+                self._given_up[GivenUp(end.function, end.place, reason, 1, end.is_raised)] += 1
         self.write()
 
     def _end(self) -> None:
@@ -106,7 +119,7 @@ class ProcessFile:
                 this_process(),
                 max(_torch_compat.frames.captured_graphs() - _ours.total(), 0),
                 tuple(BrokenAt(at, times) for at, times in self._breaks.items()),
-                tuple(GivenUp(*what, times) for what, times in self._given_up.items()),
+                tuple(replace(what, times=times) for what, times in self._given_up.items()),
             )
             if record != self._written:
                 self._written = record

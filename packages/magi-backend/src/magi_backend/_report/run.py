@@ -82,7 +82,7 @@ class RunReport:
 
     @property
     def given_up(self) -> tuple[GivenUp, ...]:
-        """The functions that Dynamo left to Python, in all processes."""
+        """The functions that Dynamo did not capture, or not again, in all processes."""
         return tuple(one for each in self.processes for one in each.given_up)
 
     def who(self, process: Process) -> str:
@@ -121,10 +121,12 @@ class RunReport:
         for found in self.breaks:
             yield None, f"Graph break at {found.at}.", " ".join(found.at.hints[:1])
         for given_up in self.given_up:
-            limit = "recompile limit" in given_up.reason.replace("_", " ")  # torch 2.10 writes recompile_limit
-            hidden = "Guards that fail after this are not seen: mend those that are, and run again." if limit else ""
-            became = "failed" if given_up.reason.startswith("ConstraintViolationError") else "runs in Python"
-            yield None, f"{given_up.function} ({given_up.place}) {became}: {given_up.reason}", hidden
+            hidden = "Guards that fail after this are not seen: mend those that are, and run again."
+            yield (
+                None,
+                f"{given_up.function} ({given_up.place}) {given_up.became}: {given_up.reason}",
+                hidden * given_up.is_at_limit,
+            )
 
     def compared_with(self, after: RunReport) -> Comparison:
         """What changed from this run to *after*: graphs, passes, kernels, settings and times."""
@@ -210,9 +212,9 @@ class RunReport:
             ),
         )
         yield Table(
-            "Functions that Dynamo left to Python",
-            ("function", "why", "times"),
-            ((f"{each.function} {each.place}", each.reason, str(each.times)) for each in self.given_up),
+            "Functions that Dynamo did not capture",
+            ("function", "then", "why", "times"),
+            ((f"{each.function} {each.place}", each.became, each.reason, str(each.times)) for each in self.given_up),
         )
         yield Table(
             "Processes",

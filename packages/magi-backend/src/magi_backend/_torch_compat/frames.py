@@ -122,6 +122,8 @@ class FrameEnd:
     """Operator calls that it captured; 0 if it failed before it had a graph."""
     failure: str
     """The class and the message of the error that made it fail, or empty."""
+    is_raised: bool
+    """Whether the caller gets that error; otherwise the function runs in Python."""
     function: str
     place: str
     """Its file and first line."""
@@ -151,14 +153,26 @@ class _AndTell:
 
     def __call__(self, start: int, end: int, metrics: dict[str, Any], *error: Any) -> None:
         self.hand_over(start, end, metrics, *error)
-        named = _function(_compiling())
+        compiling = _compiling()
+        named = _function(compiling)
         if named is None:
             return  # a backward, or something at run time
         kind, reason = metrics.get("fail_type"), metrics.get("fail_reason")
         if any(error):
             kind, reason = error[0].__name__, error[1]
         failure, calls = f"{kind}: {reason}" if kind else "", int(metrics.get("graph_op_count") or 0)
-        self.call(FrameEnd((end - start) / 1e9, calls, failure, *named))
+        self.call(FrameEnd((end - start) / 1e9, calls, failure, _is_raised(compiling, error[0]), *named))
+
+
+def _is_raised(compiling: Mapping[str, Any], kind: type[BaseException] | None) -> bool:
+    """Whether Dynamo passes an error of the class *kind* on, as ``ConvertFrame.__call__`` decides (2.10 to 2.15)."""
+    from torch._dynamo import config, exc
+
+    box = compiling.get("convert_frame_box")
+    if kind is None or compiling.get("one_graph") or getattr(box, "error_on_graph_break", False):
+        return kind is not None
+    is_soft = config.suppress_errors and issubclass(kind, Exception)
+    return not (is_soft or issubclass(kind, exc.Unsupported | exc.UserError))
 
 
 _PHASES = {
