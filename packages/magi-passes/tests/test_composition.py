@@ -16,7 +16,8 @@ import torch
 import torch._inductor.compile_fx as module
 from made_passes import HOOK, RELEASE, Foreign, Spy, at, infer, other, product, seen, train
 from magi_passes import PassPipeline, _torch_compat, collect_records, pass_records
-from magi_passes.errors import PassesWouldBeDroppedError
+from magi_passes.errors import PassArgumentError, PassesWouldBeDroppedError
+from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -41,6 +42,23 @@ def test_hooks_installed_globally_after_construction_run_too(inductor: Any) -> N
     with inductor.patch({HOOK: Foreign()}):
         train(torch.compile(product, options=OPTIONS))
     assert seen == ["theirs", FORWARD, "theirs", BACKWARD]
+
+
+@pytest.mark.parametrize("given", [Spy(), PassPipeline([Spy()]).as_pass(), OPTIONS[HOOK]])
+@pytest.mark.parametrize("name", ["pre_grad_custom_pass", "joint_custom_pre_pass", "joint_custom_post_pass"])
+def test_a_pass_at_a_hook_with_graphs_of_another_form_is_an_error(inductor: Any, name: str, given: Any) -> None:
+    sentence = rf"Spy is at {name}, and its hook is {HOOK}, where .* set hook = '{name}' in its class. \(made_passes\)"
+    with pytest.raises(BackendCompilerFailed, match=sentence) as caught:
+        infer(product, {name: given})
+    assert isinstance(caught.value.inner_exception, PassArgumentError)
+    with inductor.patch({name: given}), pytest.raises(BackendCompilerFailed, match=sentence):
+        infer()
+    assert seen == []
+
+
+def test_the_two_hooks_after_gradients_have_graphs_of_one_form(inductor: Any) -> None:
+    infer(product, {"post_grad_custom_pre_pass": Spy()})
+    assert seen == [OURS]
 
 
 @pytest.mark.skipif(RELEASE < (2, 13), reason="a hook holds one pass before 2.13")

@@ -28,6 +28,7 @@ from magi_passes._identity.code import digest
 from magi_passes.errors import (
     BrokenGraphError,
     MagiPassesError,
+    PassArgumentError,
     PassArgumentTypeError,
     PassDefinitionError,
     PassesWouldBeDroppedError,
@@ -302,6 +303,18 @@ class PipelineHook(CustomGraphPass):
     def passes(self) -> tuple[MagiInductorPass, ...]:
         """The parts that are passes of this package."""
         return tuple(part for part in self.parts if isinstance(part, MagiInductorPass))
+
+    def __post_init__(self) -> None:
+        stage = _torch_compat.config.stage
+        for part in self.passes if self.name else ():
+            if stage(part.hook) != stage(self.name):
+                cls = type(part)
+                msg = (
+                    f"{cls.__qualname__} is at {self.name}, and its hook is {part.hook}, where graphs have another "
+                    "form. Put it there, as PassPipeline([...]).inductor_options() does. If it is for the graphs here, "
+                    f"set hook = {self.name!r} in its class. ({cls.__module__})"
+                )
+                raise PassArgumentError(msg)
 
     @property
     def declared_keys(self) -> frozenset[str]:
