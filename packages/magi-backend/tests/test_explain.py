@@ -103,6 +103,18 @@ def test_buffers_are_put_back_after_an_error(kind: type[BaseException]) -> None:
     assert model.calls.item() == 0
 
 
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_function_without_operators_has_nothing_to_compile(is_compiled: bool) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return x
+
+    report = explain(torch.compile(fn, backend="magi") if is_compiled else fn)(torch.ones(3))
+
+    assert (report.compilations, report.agrees) == ((), True)
+    assert "There was nothing to compile: Dynamo found no operator in the function" in report.to_text()
+    assert "There was nothing to compile" in report.to_html()
+
+
 def test_a_second_call_joins_the_report() -> None:
     explained = explain(lambda x: x.sin(), dynamic=True)
 

@@ -31,7 +31,7 @@ from magi_backend._report import sections
 from magi_backend._report.run import RunReport, read_report
 from magi_backend._report.sections import SLOW, advice_on, capture_line
 from magi_backend._torch_compat.compiling import torch_release
-from magi_backend.errors import ConfigError
+from magi_backend.errors import ConfigError, ReportError
 from magi_backend.records import (
     CacheUse,
     CheckOutcome,
@@ -407,6 +407,13 @@ def test_what_programs_have_is_called_as_they_call_it(tmp_path: Path, monkeypatc
     assert "x.size()[0] % 8" in size.guard
     assert size.place.endswith(f"test_run_report.py:{fn.__code__.co_firstlineno + 1}")
     assert scale.guard == "the global SCALE == …"
+
+
+def test_a_run_without_operators_had_nothing_to_compile(tmp_path: Path) -> None:
+    torch.compile(lambda x: x, backend="magi", options={"magi.report": str(tmp_path)})(torch.ones(3))
+
+    with pytest.raises(ReportError, match="there is nothing to compile in a function without operators"):
+        read_report(tmp_path)
 
 
 def test_each_graph_that_does_not_fit_says_why(tmp_path: Path) -> None:

@@ -92,6 +92,7 @@ class CallRecord:
         return (*breaks, *again, *([self.random] if self.random else []), *self.layouts, *wrong)
 
 
+_NOTHING = Line("There was nothing to compile: Dynamo found no operator in the function, or left it to Python.")
 CALLS = ("inputs", "graphs", "first call", "later calls", "eager", "outputs", "gradients")
 
 
@@ -139,6 +140,7 @@ class Report:
             inputs += details(f"and {len(call.inputs) - 3} more", escape(", ".join(call.inputs[3:])))
             rows.append((Html(inputs), graphs, fill(call.first_seconds / longest if longest else 0.0, first), *others))
         lines = [section(Line(line, "yellow")) for call in self.calls for line in call.lines()]
+        lines += [] if self.compilations else [section(_NOTHING)]
         compilations = (compilation_as_html(each, is_open=True) for each in self.compilations)
         return page(self.title, f"torch {self.torch}", section(Table("Calls", CALLS, rows)), *lines, *compilations)
 
@@ -161,7 +163,7 @@ class Report:
         for call in self.calls:
             yield from (Line(f"{summary(call.inputs)}: {line}", "yellow") for line in call.lines())
         if not self.compilations:
-            yield Line("No graph was compiled in these calls: the function had been compiled before.")
+            yield _NOTHING
 
 
 class OwnBackend:

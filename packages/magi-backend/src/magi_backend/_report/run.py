@@ -454,7 +454,7 @@ def read_report(folder: str | Path) -> RunReport:
     if not found:
         msg = (
             f"{place} holds no compilation. Run the program with MAGI_COMPILE_REPORT={place}; only what "
-            'backend="magi" compiles is kept.'
+            'backend="magi" compiles is kept, and there is nothing to compile in a function without operators.'
         )
         raise ReportError(msg)
     numbered = (
