@@ -227,7 +227,7 @@ def test_an_operator_over_one_of_another_library(is_given: bool, ns: str, rows_o
         result: Tensor = rows_op(x * settings.factor)
         return result
 
-    note = f"{ns}_other::rows, where its body calls it, stays opaque: torch keeps no Python body of it"
+    note = f"{ns}_other::rows is opaque if called: torch keeps no Python body of it"
     assert op_def(rows).notes["see-through"] == note
     assert [inner.op for inner in see_through_report(rows).inner_ops] == [f"{ns}_other::rows"]
     with stub_driver():

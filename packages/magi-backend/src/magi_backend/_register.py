@@ -168,9 +168,7 @@ def _see_through_note(report: magi_tritonwrap.OpReport) -> str:
         return f"no: {report.reason}"
     count = len(report.kernels)
     opaque = [
-        f"{inner.op}, where its body calls it, stays opaque: {inner.opaque_because}"
-        for inner in report.inner_ops
-        if inner.opaque_because
+        f"{inner.op} is opaque if called: {inner.opaque_because}" for inner in report.inner_ops if inner.opaque_because
     ]
     if count:
         opaque.insert(0, f"{count} Triton kernel{'' if count == 1 else 's'} in its body")

@@ -51,14 +51,9 @@ class GivenUp:
     """Whether the caller got that error."""
 
     @property
-    def is_at_limit(self) -> bool:
-        """Whether it has been compiled too often; torch 2.10 writes recompile_limit."""
-        return "recompile limit" in self.reason.replace("_", " ")
-
-    @property
     def became(self) -> str:
-        """What happened to it then."""
-        in_python = "runs in Python where no graph fits" if self.is_at_limit else "runs in Python"
+        """What happened to it then; torch 2.10 writes recompile_limit."""
+        in_python = "runs in Python" + " where no graph fits" * ("recompile limit" in self.reason.replace("_", " "))
         return "failed" if self.is_raised else in_python
 
 

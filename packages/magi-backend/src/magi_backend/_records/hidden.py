@@ -13,7 +13,7 @@ import functools
 import math
 import operator
 import re
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -258,7 +258,6 @@ def graph_break(found: Any) -> GraphBreak:
 
 _FAILED = re.compile(r"^(\d+/\d+(?:_\d+)?): (.*)", re.DOTALL)
 _STACK = re.compile(r'File "([^"]+)", line (\d+)')
-_SIZE = re.compile(r"tensor '(.+?)' size mismatch at index (\d+)")
 _COMMENT = re.compile(r"\s{2,}# ")
 _COMMENTED = re.compile(r"# (?!_|nn/|fx/|utils/|torch/)(\S+\.py:\d+) in ")
 # Dynamo's names for what a program has, and for what one graph hands to the next.
@@ -270,10 +269,10 @@ _SPOKEN = {
 }
 
 
-def recompilation(reasons: Sequence[str], static: Container[tuple[str, str]] = ()) -> Recompilation | None:
+def recompilation(reasons: Sequence[str], static: tuple[str, ...] = ()) -> Recompilation | None:
     """The record of a recompilation for which Dynamo gives *reasons*, one for each graph; None if there is none.
 
-    *static* has each input and dimension of the captured graph that the user marked with ``mark_static``.
+    *static* is how guards on sizes under ``mark_static`` begin.
 
     Example:
         >>> recompilation(["0/0: tensor 'x' size mismatch at index 0. expected 3, actual 5"]).guard
@@ -288,7 +287,7 @@ def recompilation(reasons: Sequence[str], static: Container[tuple[str, str]] = (
     return replace(first, others=tuple(others))
 
 
-def _failed(reason: str, static: Container[tuple[str, str]]) -> Recompilation:
+def _failed(reason: str, static: tuple[str, ...]) -> Recompilation:
     found = _FAILED.match(reason)
     of, text = (found[1], found[2]) if found else ("", reason)
     guard, _, stack = text.partition("\nUser stack trace:")
@@ -298,7 +297,5 @@ def _failed(reason: str, static: Container[tuple[str, str]]) -> Recompilation:
         places = _COMMENTED.findall(f"# {''.join(comment)}")
     for pattern, word in _SPOKEN.items():
         guard = re.sub(pattern, word, guard)
-    guard = hidden_in_guard(guard.rstrip("."))
-    if (size := _SIZE.match(guard)) and size.groups() in static:
-        guard += ", marked by mark_static"
-    return Recompilation(of, guard, places[-1] if places else "")
+    marked = ", marked by mark_static" * guard.startswith(static)
+    return Recompilation(of, hidden_in_guard(guard.rstrip(".")) + marked, places[-1] if places else "")

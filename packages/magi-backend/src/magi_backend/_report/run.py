@@ -125,7 +125,7 @@ class RunReport:
             yield (
                 None,
                 f"{given_up.function} ({given_up.place}) {given_up.became}: {given_up.reason}",
-                hidden * given_up.is_at_limit,
+                hidden * given_up.became.endswith("fits"),
             )
 
     def compared_with(self, after: RunReport) -> Comparison:

@@ -179,12 +179,8 @@ _ADVICE = {
     r"a value from before the graph break": (
         "The code before a graph break made this value. Mend the break, which has a note of its own."
     ),
-    r"tensor '(.+?)' size mismatch at index (\d+).*mark_static": (
-        "torch._dynamo.mark_static({0}, {1}) gives each size its own graph. Without the mark, one serves all from 2 on."
-    ),
-    r"_has_dynamo_dim_marking|_dynamo_\w*indices": (
-        "A tensor has a mark, of mark_static or mark_dynamic, in later calls only. Mark it before the first one."
-    ),
+    r"tensor '(.+?)' size mismatch at index (\d+).*mark_static": "mark_static({0}, {1}) gives each size its own graph.",
+    r"_has_dynamo_dim_marking|_dynamo_\w*indices": "Mark the tensor before the first call, or in no call.",
     r"tensor '(.+?)' size mismatch at index (\d+)\. expected (?:[01],|\d+, actual [01]\b)": _ZERO_OR_ONE,
     r"^2 <= (\S+?)\.size\(\)\[(\d+)\]$": _ZERO_OR_ONE,
     r"tensor '(.+?)' size mismatch at index (\d+)": (

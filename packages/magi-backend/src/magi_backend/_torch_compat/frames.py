@@ -168,11 +168,9 @@ def _is_raised(compiling: Mapping[str, Any], kind: type[BaseException] | None) -
     """Whether Dynamo passes an error of the class *kind* on, as ``ConvertFrame.__call__`` decides (2.10 to 2.15)."""
     from torch._dynamo import config, exc
 
-    box = compiling.get("convert_frame_box")
-    if kind is None or compiling.get("one_graph") or getattr(box, "error_on_graph_break", False):
-        return kind is not None
-    is_soft = config.suppress_errors and issubclass(kind, Exception)
-    return not (is_soft or issubclass(kind, exc.Unsupported | exc.UserError))
+    is_strict = compiling.get("one_graph") or getattr(compiling.get("convert_frame_box"), "error_on_graph_break", False)
+    is_soft = config.suppress_errors or issubclass(kind or Exception, exc.Unsupported | exc.UserError)
+    return kind is not None and bool(is_strict or not is_soft)
 
 
 _PHASES = {

@@ -191,14 +191,15 @@ def source_name(placeholder: Node) -> str:
     return str(name() if callable(name) else name)
 
 
-def static_sizes(gm: GraphModule) -> frozenset[tuple[str, str]]:
-    """The inputs of *gm* that have marks of ``mark_static``, as guards call them, each with a dimension."""
-    marked: set[tuple[str, str]] = set()
+def static_sizes(gm: GraphModule) -> tuple[str, ...]:
+    """How each guard on a size begins that is there because an input of *gm* has a mark of ``mark_static``."""
+    guards = list[str]()
     for placeholder in gm.graph.find_nodes(op="placeholder"):
         given = getattr(placeholder.meta.get("grapharg"), "example", None)
         name = re.sub(r"^L\['(\w+)'\]", r"\1", source_name(placeholder))
-        marked |= {(name, str(dim)) for dim in getattr(given, "_dynamo_static_indices", ())}
-    return frozenset(marked)
+        marked = getattr(given, "_dynamo_static_indices", ())
+        guards += [f"tensor '{name}' size mismatch at index {dim}." for dim in marked]
+    return tuple(guards)
 
 
 def bodies(gm: GraphModule, node: Node) -> list[GraphModule]:

@@ -305,9 +305,8 @@ class PipelineHook(CustomGraphPass):
         return tuple(part for part in self.parts if isinstance(part, MagiInductorPass))
 
     def __post_init__(self) -> None:
-        stage = _torch_compat.config.stage
         for part in self.passes if self.name else ():
-            if stage(part.hook) != stage(self.name):
+            if part.hook.partition("_custom_")[0] != self.name.partition("_custom_")[0]:
                 cls = type(part)
                 msg = (
                     f"{cls.__qualname__} is at {self.name}, and its hook is {part.hook}, where graphs have another "

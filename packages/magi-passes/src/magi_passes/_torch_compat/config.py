@@ -23,11 +23,6 @@ POST_GRAD_HOOKS = ("post_grad_custom_pre_pass", "post_grad_custom_post_pass")
 HOOKS = EARLY_HOOKS + POST_GRAD_HOOKS
 
 
-def stage(hook: str) -> str:
-    """The part of *hook* that says which form its graph has: "pre_grad", "joint" or "post_grad"."""
-    return hook.partition("_custom_")[0]
-
-
 def _config() -> Any:
     from torch._inductor import config
 

@@ -118,12 +118,11 @@ def ops_mentioned(names: CodeNames) -> Iterator[OpOverload]:
     for name in names_of_ops() if "ops" in names.mentioned else ():
         namespace, _, op = name.partition("::")
         base, _, overload = op.partition(".")
-        if not names.mentioned.issuperset((namespace, base)) or is_namespace_of_torch(namespace):
-            continue
-        # A name that is asked only of other namespaces is not in this one; what is asked of a variable may be.
-        askers = {variable for variable, used in names.asked if used == base}
-        if namespace in askers or not askers or not askers <= namespaces:
-            yield getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
+        if {namespace, base} <= names.mentioned and not is_namespace_of_torch(namespace):
+            # A name that is asked only of other namespaces is not in this one; what is asked of a variable may be.
+            askers = {variable for variable, used in names.asked if used == base} or {namespace}
+            if namespace in askers or askers - namespaces:
+                yield getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
 
 
 _PASSED: dict[str, tuple[type, ...]] = {
