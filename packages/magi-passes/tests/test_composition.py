@@ -47,7 +47,9 @@ def test_hooks_installed_globally_after_construction_run_too(inductor: Any) -> N
 @pytest.mark.parametrize("given", [Spy(), PassPipeline([Spy()]).as_pass(), OPTIONS[HOOK]])
 @pytest.mark.parametrize("name", ["pre_grad_custom_pass", "joint_custom_pre_pass", "joint_custom_post_pass"])
 def test_a_pass_at_a_hook_with_graphs_of_another_form_is_an_error(inductor: Any, name: str, given: Any) -> None:
-    sentence = rf"Spy is at {name}, and its hook is {HOOK}, where .* set hook = '{name}' in its class. \(made_passes\)"
+    sentence = (
+        rf"Spy is run at {name}, and its hook is {HOOK}, where .* set hook = '{name}' in its class. \(made_passes\)"
+    )
     with pytest.raises(BackendCompilerFailed, match=sentence) as caught:
         infer(product, {name: given})
     assert isinstance(caught.value.inner_exception, PassArgumentError)

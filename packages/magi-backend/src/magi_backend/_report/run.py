@@ -122,11 +122,8 @@ class RunReport:
             yield None, f"Graph break at {found.at}.", " ".join(found.at.hints[:1])
         for given_up in self.given_up:
             hidden = "Guards that fail after this are not seen: mend those that are, and run again."
-            yield (
-                None,
-                f"{given_up.function} ({given_up.place}) {given_up.became}: {given_up.reason}",
-                hidden * given_up.became.endswith("fits"),
-            )
+            said = f"{given_up.function} ({given_up.place}) {given_up.became}: {given_up.reason}"
+            yield None, said, hidden * given_up.became.endswith("fits")
 
     def compared_with(self, after: RunReport) -> Comparison:
         """What changed from this run to *after*: graphs, passes, kernels, settings and times."""

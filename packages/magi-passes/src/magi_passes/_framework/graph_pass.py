@@ -305,13 +305,14 @@ class PipelineHook(CustomGraphPass):
         return tuple(part for part in self.parts if isinstance(part, MagiInductorPass))
 
     def __post_init__(self) -> None:
-        for part in self.passes if self.name else ():
-            if part.hook.partition("_custom_")[0] != self.name.partition("_custom_")[0]:
+        name = self.name or next((part.hook for part in self.passes), "")
+        for part in self.passes:
+            if part.hook.partition("_custom_")[0] != name.partition("_custom_")[0]:
                 cls = type(part)
                 msg = (
-                    f"{cls.__qualname__} is at {self.name}, and its hook is {part.hook}, where graphs have another "
+                    f"{cls.__qualname__} is run at {name}, and its hook is {part.hook}, where graphs are of another "
                     "form. Put it there, as PassPipeline([...]).inductor_options() does. If it is for the graphs here, "
-                    f"set hook = {self.name!r} in its class. ({cls.__module__})"
+                    f"set hook = {name!r} in its class. ({cls.__module__})"
                 )
                 raise PassArgumentError(msg)
 

@@ -99,18 +99,8 @@ class PassPipeline:
             True
 
         Raises:
-            PassArgumentError: The passes cannot run in one place: some are for an earlier hook than others.
+            PassArgumentError: The passes cannot run in one place: the hooks of some have graphs of another form.
         """
-        places = {
-            p.hook if p.hook in _torch_compat.config.EARLY_HOOKS else _torch_compat.config.POST_GRAD_HOOKS for p in self
-        }
-        if len(places) > 1:
-            shown = ", ".join(f"{type(p).__qualname__} at {p.hook}" for p in self)
-            msg = (
-                f"as_pass: these passes cannot run in one place: {shown}. Make one pipeline of those for each place, "
-                "or use inductor_options(), which has a hook for each."
-            )
-            raise PassArgumentError(msg)
         return PipelineHook("", tuple(sorted(self.passes, key=lambda p: _torch_compat.config.HOOKS.index(p.hook))))
 
     @contextlib.contextmanager
