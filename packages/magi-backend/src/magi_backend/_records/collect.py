@@ -51,10 +51,16 @@ class GivenUp:
     """Whether the caller got that error."""
 
     @property
+    def is_at_limit(self) -> bool:
+        """Whether Dynamo compiles it no more; torch 2.10 writes recompile_limit."""
+        return "recompile limit" in self.reason.replace("_", " ")
+
+    @property
     def became(self) -> str:
-        """What happened to it then; torch 2.10 writes recompile_limit."""
-        in_python = "runs in Python" + " where no graph fits" * ("recompile limit" in self.reason.replace("_", " "))
-        return "failed" if self.is_raised else in_python
+        """What happened to it then."""
+        if self.is_raised:
+            return "failed"
+        return "runs in Python where no graph fits" if self.is_at_limit else "runs in Python"
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ class RunReport:
         for given_up in self.given_up:
             hidden = "Guards that fail after this are not seen: mend those that are, and run again."
             said = f"{given_up.function} ({given_up.place}) {given_up.became}: {given_up.reason}"
-            yield None, said, hidden * given_up.became.endswith("fits")
+            yield None, said, hidden if given_up.is_at_limit else ""
 
     def compared_with(self, after: RunReport) -> Comparison:
         """What changed from this run to *after*: graphs, passes, kernels, settings and times."""
