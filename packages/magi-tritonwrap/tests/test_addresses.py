@@ -21,7 +21,9 @@ pytestmark = pytest.mark.usefixtures("stub")
 
 def aligned(x: Tensor) -> Tensor:
     out = torch.empty_like(x)
-    block = 128 if x.data_ptr() % 16 == 0 and not out.data_ptr() & 15 else 32
+    is_aligned = x.data_ptr() % 16 == 0 and not out.data_ptr() & 15
+    assert is_aligned == ((out.data_ptr() | x.data_ptr()) % 16 == 0) == ((4 + x.data_ptr() + 12) % 16 == 0)
+    block = 128 if is_aligned else 32
     patterns.double_kernel[patterns.blocks(x.numel())](x, out, x.numel(), BLOCK=block)
     return out
 
@@ -77,7 +79,10 @@ MORE: dict[str, Callable[[Tensor], Any]] = {
     "by_less": lambda x: x.data_ptr() % -16,
     "mask": lambda x: x.data_ptr() & 31,
     "mask_of_some": lambda x: x.data_ptr() & 4,
-    "later": lambda x: (x.data_ptr() + 4) % 16,
+    "plus_itself": lambda x: x.data_ptr() + x.data_ptr(),
+    "plus_a_fraction": lambda x: x.data_ptr() + 0.5,
+    "one_bit_set": lambda x: x.data_ptr() | 1,
+    "inverted": lambda x: ~x.data_ptr(),
     "apart": lambda x: x.data_ptr() - x.data_ptr(),
     "page": lambda x: x.data_ptr() >> 4,
     "list": lambda x: torch.tensor([x.data_ptr()]),

@@ -30,7 +30,7 @@ class FakeAddress:
 
     def __mod__(self, by: object) -> Any:
         if isinstance(by, int) and by > 0 and _ALIGNMENT % by == 0:
-            return self._offset % by
+            return int(self._offset % by)  # a guard on the remainder, where the offset is symbolic
         return self._refuse(by)
 
     def __and__(self, mask: object) -> Any:
@@ -38,10 +38,19 @@ class FakeAddress:
 
     __rand__ = __and__
 
+    def __add__(self, further: object) -> Any:
+        return FakeAddress(self._offset + further) if isinstance(further, int | torch.SymInt) else self._refuse(further)
+
+    __radd__ = __add__
+
+    def __or__(self, other: object) -> Any:
+        # `(x.data_ptr() | y.data_ptr()) % 16` asks whether both are aligned.
+        return FakeAddress(self % _ALIGNMENT | other % _ALIGNMENT) if isinstance(other, FakeAddress) else self._refuse()
+
     def _refuse(self, *_: object) -> NoReturn:
         raise RuntimeError(f"of the data pointer of a fake tensor, only the remainder by {_ALIGNMENT} is known")
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __floordiv__ = __rshift__ = __lshift__ = __or__ = _refuse
+    __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = __rshift__ = __lshift__ = __xor__ = __invert__ = _refuse
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = _refuse
     __hash__ = __int__ = __index__ = __float__ = __str__ = __repr__ = __format__ = _refuse
 
