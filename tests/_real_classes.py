@@ -45,6 +45,7 @@ class RealClass:
         keep: How many of equal blocks in a row stay.
         quick: Whether it belongs to the few that run each time.
         stock_fails: The releases of torch whose own Inductor does not compile it, "2.11" for example.
+        stock_is_slow: The releases of torch that trace it for longer than a test may take.
     """
 
     library: str
@@ -60,6 +61,7 @@ class RealClass:
     keep: int = 2
     quick: bool = False
     stock_fails: Sequence[str] = ()
+    stock_is_slow: Sequence[str] = ()
 
     def build(self, *, whole: bool = False) -> nn.Module:
         """The model in evaluation, its weights drawn from the current seed; with all its blocks where *whole*."""

@@ -124,7 +124,9 @@ def graphs_of(kind: RealClass, backend: str) -> Graphs:
     "name", [pytest.param(name, marks=[] if kind.quick else [pytest.mark.slow]) for name, kind in CLASSES.items()]
 )
 def test_code_is_generated_where_stock_generates_it_and_the_passes_change_no_result(name: str) -> None:
-    kind = CLASSES[name]
+    kind, release = CLASSES[name], torch.__version__.rpartition(".")[0]
+    if release in kind.stock_is_slow:
+        pytest.skip("stock fails: before a backend is asked, Dynamo traces it for more than half an hour")
     try:
         graphs = graphs_of(kind, "magi")
     except Exception as error:  # noqa: BLE001 (whatever it is, it has to be stock's as well)
@@ -133,7 +135,7 @@ def test_code_is_generated_where_stock_generates_it_and_the_passes_change_no_res
             graphs_of(kind, "inductor")
         except Exception as of_stock:  # noqa: BLE001 (whatever it is, the table has to know it)
             stock = f"stock fails: {type(of_stock).__name__}: {of_stock}"[:500]
-            if torch.__version__.rpartition(".")[0] in kind.stock_fails:
+            if release in kind.stock_fails:
                 pytest.skip(stock)
             pytest.fail(f"{stock}\nclasses.yaml does not say so. magi: {message}")
         pytest.fail(f"magi fails, and stock does not: {message}")
