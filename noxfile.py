@@ -76,8 +76,9 @@ def _requirement_names(package: str) -> set[str]:
     return {re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0] for requirement in requirements}
 
 
-def _local_dependencies(package: str) -> set[str]:
-    return {name for name in _requirement_names(package) if (ROOT / "packages" / name).is_dir()}
+def _local_dependencies(package: str) -> list[str]:
+    # In one order in each process: `_environment` compares what it installs with what it installed before.
+    return sorted(name for name in _requirement_names(package) if (ROOT / "packages" / name).is_dir())
 
 
 GRAPH = {path.name: _local_dependencies(path.name) for path in sorted((ROOT / "packages").iterdir()) if path.is_dir()}
