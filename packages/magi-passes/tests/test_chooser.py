@@ -205,6 +205,15 @@ def test_where_no_candidate_can_be_measured_it_is_stock(tmp_path: Path, monkeypa
     assert (plan, text) == ((), "tuned: stock, because no candidate could be measured")
 
 
+def test_a_file_with_the_time_of_another_plan_chooses_among_these(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, _ = _measured_once(monkeypatch, tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.write_text(json.dumps({"another": 0.1, **json.loads(path.read_text())}))
+    assert _measured_once(monkeypatch, tmp_path) == (text, 0)
+
+
 FIRST, THIRD = (TemporalConvPass(),), (ConvLayoutPass(),)
 
 

@@ -268,13 +268,14 @@ def choose_fastest(
         runs = _compiled_until(deadline, graph, context, dict(zip(names, plans, strict=True)))
         seconds = seconds_of_a_call(runs, context.example_inputs, deadline)
         _remember(path, seconds)
-    missing = [name for name in names if name not in seconds]
-    if len(missing) == len(names):
+    measured = [name for name in names if name in seconds]
+    if not measured:
         return (), "tuned: stock, because no candidate could be measured"
-    best = min(seconds, key=seconds.__getitem__)
-    times = ", ".join(f"{name} {1e3 * seconds[name]:.3f} ms" for name in names if name in seconds)
+    best = min(measured, key=seconds.__getitem__)
+    times = ", ".join(f"{name} {1e3 * seconds[name]:.3f} ms" for name in measured)
     within = "" if budget is None else f" within {budget:g} s"
-    left_out = f"; not measured{within}: {', '.join(missing)}" if missing else ""
+    missing = ", ".join(name for name in names if name not in seconds)
+    left_out = f"; not measured{within}: {missing}" if missing else ""
     return plans[names.index(best)], f"tuned: {best} ({times}){left_out}"
 
 

@@ -196,9 +196,9 @@ def static_sizes(gm: GraphModule) -> tuple[str, ...]:
     guards = list[str]()
     for placeholder in gm.graph.find_nodes(op="placeholder"):
         given = getattr(placeholder.meta.get("grapharg"), "example", None)
-        name = re.sub(r"^L\['(\w+)'\]", r"\1", source_name(placeholder))
-        marked = getattr(given, "_dynamo_static_indices", ())
-        guards += [f"tensor '{name}' size mismatch at index {dim}." for dim in marked]
+        if marked := getattr(given, "_dynamo_static_indices", ()):
+            name = re.sub(r"^L\['(\w+)'\]", r"\1", source_name(placeholder))
+            guards += [f"tensor '{name}' size mismatch at index {dim}." for dim in marked]
     return tuple(guards)
 
 
