@@ -64,7 +64,7 @@ _NAMED = {
         Arm("stock_no_coalesce", "inductor", dynamic=True, options={"triton.coalesce_tiling_analysis": False}),
         Arm("magi_static", "magi"),
         Arm("magi_dynamic", "magi", dynamic=True),
-        Arm("magi_tuned", "magi", dynamic=True, options={"magi.tune": True, "magi.tune_seconds": 300}),
+        Arm("magi_tuned", "magi", dynamic=True, options={"magi.tune": True, "magi.tune_seconds": 60}),
     )
 }
 
