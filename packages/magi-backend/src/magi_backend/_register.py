@@ -102,13 +102,23 @@ def magi_register_custom_op(
             return magi_opschema.op_def(exposed)
 
         def see_through() -> None:
+            is_alone = not definition().implementations
             report = magi_tritonwrap.make_see_through(
                 definition().torch_op,
                 definition().lowered_fn,
-                kernels=kernels,
+                kernels=kernels if is_alone else _kernels_of(definition().lowered_fn, extra_triton_kernels),
                 on_unsupported=on_unsupported or CompileConfig().on_unsupported,
             )
             magi_opschema.annotate(exposed, "see-through", _see_through_note(report))
+
+        def implementation(fn: Callable[..., Any] | None = None, **options: Any) -> Any:
+            """Add another body, as magi-opschema does it, and let the compiler see through the op to that one too."""
+            if fn is None:
+                return functools.partial(implementation, **options)
+            add(_as_body(fn, found := _kernels_of(fn, ()), title), **options)
+            if is_seen or found.may_launch:
+                see_through()
+            return fn
 
         infer = infer_output_meta_fn
         is_undecided = kernels.only_a_run_tells and not calls_foreign_ops and (infer is None or callable(infer))
@@ -118,8 +128,6 @@ def magi_register_custom_op(
             infer = magi_tritonwrap.fake_from_body(fn)
             # A fake that the author registers later replaces it.
             infer.adopt_fake = lambda given: given  # type: ignore[attr-defined]
-        # In eager calls, a launch that is wrapped by hand would go through the higher-order op, which is slow.
-        body = magi_tritonwrap.launch_directly(fn) if kernels.may_wrap else fn
         exposed = magi_opschema.magi_register_custom_op(
             name,
             mutates_args=mutates_args,
@@ -131,7 +139,8 @@ def magi_register_custom_op(
             tags=tags,
             override=override,
             register_pytree=register_pytree,
-        )(magi_tritonwrap.translate_cpu_errors(body, title) if kernels.kernels else body)
+        )(_as_body(fn, kernels, title))
+        add, exposed.implementation = exposed.implementation, implementation
         if is_seen and not is_undecided:
             see_through()
         if (by_handle := definition().by_handle) is not None:
@@ -139,6 +148,13 @@ def magi_register_custom_op(
         return cast("magi_opschema.RegisteredOp[P, R]", exposed)
 
     return register
+
+
+def _as_body(fn: Callable[..., Any], kernels: magi_tritonwrap.KernelReport, title: str) -> Callable[..., Any]:
+    """*fn* as the body of an op in eager calls."""
+    # There, a launch that is wrapped by hand would go through the higher-order op, which is slow.
+    body = magi_tritonwrap.launch_directly(fn) if kernels.may_wrap else fn
+    return magi_tritonwrap.translate_cpu_errors(body, title) if kernels.kernels else body
 
 
 def _kernels_of(fn: Callable[..., Any], extra: object) -> magi_tritonwrap.KernelReport:

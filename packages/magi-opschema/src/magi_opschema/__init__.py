@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ._ops.catalogue import opcheck as opcheck
     from ._ops.decorator import RegisteredOp as RegisteredOp
     from ._ops.decorator import magi_register_custom_op as magi_register_custom_op
+    from ._ops.implementations import use_implementation as use_implementation
     from ._ops.rules import register_autocast as register_autocast
     from ._ops.rules import register_kernel as register_kernel
     from ._ops.rules import register_sharding as register_sharding
@@ -42,6 +43,7 @@ _NAMES = {
     "_model.lowering": ("SignatureLowering",),
     "_ops.catalogue": ("OpDef", "annotate", "op_def", "opcheck"),
     "_ops.decorator": ("RegisteredOp", "magi_register_custom_op"),
+    "_ops.implementations": ("use_implementation",),
     "_ops.rules": ("register_autocast", "register_kernel", "register_sharding", "register_vmap"),
 }
 _HOMES = dict(sorted((name, home) for home, names in _NAMES.items() for name in names))

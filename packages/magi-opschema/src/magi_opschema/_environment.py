@@ -15,11 +15,13 @@ PREFIX = "MAGI_OPSCHEMA_"
 CHECK = "MAGI_OPSCHEMA_CHECK"
 DUMP = "MAGI_OPSCHEMA_DUMP"
 CACHE_DIR = "MAGI_OPSCHEMA_CACHE_DIR"
+IMPLEMENTATIONS = "MAGI_OPSCHEMA_IMPLEMENTATIONS"
 
 _VARIABLES = {
     CHECK: "1 checks every call of an op",
     DUMP: "a folder for generated code",
     CACHE_DIR: "a folder for the ATen surface",
+    IMPLEMENTATIONS: "which body ops run, namespace::op=implementation with commas between",
 }
 
 _checked = {"number": -1}

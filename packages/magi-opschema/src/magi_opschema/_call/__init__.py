@@ -6,4 +6,5 @@
 | `bridge` | values, dimensions and placements between the user's signature and the flat one |
 | `misfit` | calls that do not fit the signature, and why the dispatcher refused the arguments |
 | `checks` | what is verified on an op's first real call |
+| `conditions` | which calls a body serves |
 """

@@ -224,14 +224,18 @@ def compile_at_first_call(make: Callable[[], Callable[..., Any]]) -> Callable[..
     def compile_now() -> Callable[..., Any]:
         with lock:
             if function.__code__ is _compile_and_call.__code__:
-                made: Any = make()
-                function.__globals__.update(made.__globals__)
-                function.__defaults__, function.__kwdefaults__ = made.__defaults__, made.__kwdefaults__
-                function.__code__ = made.__code__  # set last, because another thread may call the function now
+                become(function, make())
         return function
 
     function.__globals__["compile_now"] = compile_now
     return function
+
+
+def become(function: Any, made: Any) -> None:
+    """Make *function* do what the generated function *made* does, wherever it is held."""
+    function.__globals__.update(made.__globals__)
+    function.__defaults__, function.__kwdefaults__ = made.__defaults__, made.__kwdefaults__
+    function.__code__ = made.__code__  # set last, because another thread may call the function now
 
 
 def _compile_and_call(*args: Any, **kwargs: Any) -> Any:

@@ -7,6 +7,7 @@
 | `define` | check, compute, register, remember |
 | `registration` | the only module that registers anything with torch |
 | `catalogue` | what is known of each op: `op_def`, `annotate`, `opcheck` |
+| `implementations` | several bodies of one op, and which of them a call runs |
 | `rules` | fake, gradient, bodies, vmap, autocast and sharding, checked |
 | `pytrees` | records as nodes of torch's pytrees |
 """

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from magi_opschema._call.bridge import Bridge
 from magi_opschema._call.misfit import check_call
@@ -22,6 +23,7 @@ from magi_opschema.errors import ArgumentError, UnknownOpError
 
 
 if TYPE_CHECKING:
+    from .implementations import Choice, Implementation
     from .registration import Registration
 
 OPS: dict[str, OpDef] = {}
@@ -51,13 +53,28 @@ class OpDef:
     lowering: SignatureLowering
     traits: frozenset[str]
     registration: Registration
+    choice: Choice
     by_handle: OpDef | None = None
     _notes: dict[str, str] = field(default_factory=dict)
 
     @functools.cached_property
     def lowered_fn(self) -> Callable[..., Any]:
-        """The flat twin of `fn`."""
-        return self.fn if self.path == "direct" else compile_twin(self.lowering, self.fn, "lowered")
+        """The flat twin of `fn`; of an op with implementations, of what chooses one of them."""
+        fn = self.choice.body(lambda one: one.fn) if self.implementations else self.fn
+        return fn if self.path == "direct" else compile_twin(self.lowering, fn, "lowered")
+
+    @property
+    def implementations(self) -> tuple[Implementation, ...]:
+        """The bodies that `implementation` of the op added, in the order in which they are asked."""
+        return self.choice.implementations
+
+    @property
+    def served(self) -> dict[str, int]:
+        """How often each body ran or was traced in this process, by name; the op's own is `default`.
+
+        It is empty for an op that has no other body.
+        """
+        return self.choice.served
 
     @property
     def path(self) -> LoweringPath:
@@ -73,6 +90,7 @@ class OpDef:
         lines = [self.lowering.describe(self.name)]
         if self.traits:
             lines.append(entry("traits", ", ".join(sorted(self.traits))))
+        lines += [entry("body", str(one)) for one in self.implementations]
         # A key may be as wide as the column, as `see-through` is.
         lines += [entry(f"{key}  ", text) for key, text in self._notes.items()]
         return "\n".join(lines)
@@ -153,10 +171,12 @@ def opcheck(op: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None = 
         options: passed to torch.library.opcheck, such as `test_utils`, `atol` and `rtol`.
 
     Returns:
-        What torch.library.opcheck returns: "SUCCESS" by the name of each test.
+        What torch.library.opcheck returns: "SUCCESS" by the name of each test; the same by the name of each
+        implementation that serves these arguments, whose outputs are compared with those of the op's own body.
 
     Raises:
         torch.testing._internal.optests.OpCheckError: a test failed.
+        RuleError: an implementation returns something else than the op's own body.
         UnknownOpError: magi-opschema registered no such op.
         ArgumentError: the op cannot be called with these arguments.
 
@@ -179,6 +199,18 @@ def opcheck(op: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None = 
         text = f"opcheck takes the arguments as a tuple, and got a {type(args).__name__}. Write opcheck(op, (x,))."
         raise ArgumentError(lowering.sentence(text))
     check_call(lowering, args, kwargs)
+    given = tuple(args), kwargs
     if definition.path == "flattened":
         args, kwargs = Bridge(lowering).flatten(*args, **kwargs), {}
-    return torch.library.opcheck(definition.torch_op, tuple(args), kwargs, **options)
+    results: dict[str, Any] = torch.library.opcheck(definition.torch_op, tuple(args), kwargs, **options)
+
+    def call() -> Any:
+        copied = tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), (tuple(args), kwargs))
+        return definition.torch_op(*copied[0], **copied[1]), tree_leaves(copied)
+
+    tolerances: dict[str, Any] = {name: options[name] for name in ("atol", "rtol") if name in options}
+    for one, result in definition.choice.compared(call, *given, tolerances):
+        if isinstance(result, Exception) and options.get("raise_exception", True):
+            raise result
+        results[f"implementation {one.name}"] = result
+    return results

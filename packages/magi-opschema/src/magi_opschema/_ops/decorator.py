@@ -62,6 +62,31 @@ class RegisteredOp(Protocol[P, R_co]):
     @overload
     def register_sharding(self, rule: None = None) -> Callable[[F], F]: ...
 
+    @overload
+    def implementation(
+        self,
+        fn: F,
+        *,
+        name: str | None = None,
+        priority: int = 0,
+        when: Callable[..., bool] | None = None,
+        devices: Iterable[str] | None = None,
+        dtypes: Iterable[torch.dtype] | None = None,
+        capability: tuple[int, int] | None = None,
+    ) -> F: ...
+    @overload
+    def implementation(
+        self,
+        fn: None = None,
+        *,
+        name: str | None = None,
+        priority: int = 0,
+        when: Callable[..., bool] | None = None,
+        devices: Iterable[str] | None = None,
+        dtypes: Iterable[torch.dtype] | None = None,
+        capability: tuple[int, int] | None = None,
+    ) -> Callable[[F], F]: ...
+
 
 def magi_register_custom_op(
     name: str | None = None,

@@ -33,6 +33,7 @@ from magi_opschema.errors import DuplicateOpError, HandleError, OpNameError, Opt
 
 from . import rules
 from .catalogue import OPS, OpDef, op_def
+from .implementations import Choice, implementation
 from .pytrees import register_records
 from .registration import Registration, register, registering, replacing, unregister
 from .rules import FakeSlot, FakeSpec, make_fake, make_formula, sources_of
@@ -98,6 +99,7 @@ def define(
     lowering = lower_signature_in(fn, scope, mutates_args, op_name)
     _check_options(lowering, tags, {**traits, "override": override, "register_pytree": register_pytree})
     marks = frozenset(trait for trait, is_set in traits.items() if is_set)
+    choice = Choice(op_name, fn)
 
     def make(lowering: SignatureLowering, spec: FakeSpec, by_handle: OpDef | None) -> OpDef:
         """Register the op that *lowering* describes, and remember it."""
@@ -113,7 +115,7 @@ def define(
         for op in registration.torch_ops:
             compat.speak_for_earlier(op)
         title, torch_op = lowering.title, registration.torch_op
-        OPS[title] = OpDef(title, fn, torch_op, exposed, lowering, marks, registration, by_handle)
+        OPS[title] = OpDef(title, fn, torch_op, exposed, lowering, marks, registration, choice, by_handle)
         return OPS[title]
 
     with registering:
@@ -222,6 +224,7 @@ def _expose(
         rules.register_vmap,
         rules.register_autocast,
         rules.register_sharding,
+        implementation,
     ):
         setattr(exposed, method.__name__, functools.partial(method, torch_op))
     return cast("Callable[..., Any]", exposed)

@@ -35,7 +35,7 @@ from magi_opschema._autograd import (
 from magi_opschema._call.checks import CallCheck
 from magi_opschema._call.misfit import ErrorTranslation
 from magi_opschema._codegen.functions import compile_twin
-from magi_opschema._codegen.source import compile_at_first_call
+from magi_opschema._codegen.source import become, compile_at_first_call
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.schema import NO_DEFAULT, Flat, as_output, as_tuple, schema_text, tensors_in
 from magi_opschema._torch_compat import (
@@ -71,6 +71,8 @@ class Registration:
     """The steps of the registration, so that it can be repeated."""
     fake: FakeSlot
     formula: Formula | None
+    kernel: Callable[..., Any]
+    """The kernel of the body for every device type without one of its own."""
     vmap_rule: VmapRule | None = None
     functional_op: Any = None
     """The functional form of a mutating op; None for an op without one."""
@@ -91,6 +93,10 @@ class Registration:
         """Register *fn*, which has the user's signature, as the body for the devices of one dispatch key."""
         self.add(_impl(self.lowering.title.split("::")[1], body_kernel(self.lowering, fn, self.check), key))
         self.device_keys.add(key)
+
+    def replace_body(self, fn: Callable[..., Any]) -> None:
+        """Make *fn*, which has the user's signature, the body for every device type without one of its own."""
+        become(self.kernel, compiled_kernel(self.lowering, fn, self.check))
 
     def add_autocast(self, device_type: str, dtype: torch.dtype) -> None:
         """Cast the floating-point Tensors among the arguments to *dtype* under autocast."""
@@ -147,8 +153,9 @@ def register(
             torch_op = getattr(getattr(torch.ops, namespace), op_name).default
             translate_errors(torch_op, ErrorTranslation(lowering).of_flat)
             check = CallCheck(lowering, torch_op)
-            registration = Registration(lowering, library, torch_op, check, [define], fake, formula)
-            registration.add(_impl(op_name, body_kernel(lowering, fn, registration.check), "CompositeExplicitAutograd"))
+            kernel = body_kernel(lowering, fn, check)
+            registration = Registration(lowering, library, torch_op, check, [define], fake, formula, kernel)
+            registration.add(_impl(op_name, kernel, "CompositeExplicitAutograd"))
             registration.add(lambda library: register_fake(library, name, check.watching(fake.run), lowering.location))
             if lowering.mutated:
                 registration.add(_impl(op_name, mutation_kernel(lowering, torch_op), "Autograd"))
@@ -260,9 +267,13 @@ def replacing(earlier: Registration | None) -> Iterator[None]:
 
 def body_kernel(lowering: SignatureLowering, fn: Callable[..., Any], check: CallCheck) -> Callable[..., Any]:
     """The kernel of one body: *fn*, at the user's signature, with the check of the first real call."""
+    return hide_from_dynamo(compile_at_first_call(lambda: compiled_kernel(lowering, fn, check)))
+
+
+def compiled_kernel(lowering: SignatureLowering, fn: Callable[..., Any], check: CallCheck) -> Callable[..., Any]:
+    """`body_kernel`, compiled now."""
     lowered = compile_at_first_call(functools.partial(compile_twin, lowering, fn, "lowered"))
-    make = functools.partial(compile_twin, lowering, fn, "kernel", check, functools.partial(check.run, lowered))
-    return hide_from_dynamo(compile_at_first_call(lambda: hide_from_dynamo(make())))
+    return hide_from_dynamo(compile_twin(lowering, fn, "kernel", check, functools.partial(check.run, lowered)))
 
 
 def _batched_mutation(lowering: SignatureLowering, registration: Registration) -> Callable[..., Any]:

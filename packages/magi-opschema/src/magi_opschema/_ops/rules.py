@@ -302,7 +302,7 @@ def register_kernel(op: object, device_type: str, fn: F | None = None) -> Any:
     if fn is None:
         return lambda decorated: register_kernel(op, device_type, decorated)
     for definition in forms_of(op):
-        _check_parameters(definition, fn)
+        check_parameters(definition, fn)
         registration, key = definition.registration, _dispatch_key(definition, device_type)
         if key in registration.device_keys:
             text = f"it has a body for '{device_type}' already; {fn.__name__} ({location(fn)}) would be a second."
@@ -311,7 +311,8 @@ def register_kernel(op: object, device_type: str, fn: F | None = None) -> Any:
     return fn
 
 
-def _check_parameters(definition: OpDef, fn: Callable[..., Any]) -> None:
+def check_parameters(definition: OpDef, fn: Callable[..., Any]) -> None:
+    """Raise a RuleError if *fn*, another body of the op, has other parameters."""
     if not callable(fn):
         raise RuleError(definition.lowering.sentence(f"the body is {show_with_type(fn)}, expected a function."))
     expected = list(definition.lowering.signature.parameters)

@@ -214,7 +214,7 @@ CPU = torch.device("cpu")
 
 def device_of(kernels: Iterable[Kernel]) -> torch.device:
     """The default device on which kernels of one slot are tested: the CPU if one of them serves it."""
-    devices = [kernel.devices for kernel in kernels]
+    devices = [kernel.condition.devices for kernel in kernels]
     if not devices or any(types is None or "cpu" in types for types in devices):
         return CPU
     return torch.device(min(type_ for types in devices for type_ in types or ()))

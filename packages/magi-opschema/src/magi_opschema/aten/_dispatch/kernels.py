@@ -7,13 +7,13 @@ import inspect
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from inspect import Parameter
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from magi_opschema._call.conditions import Condition
 from magi_opschema._text import show_value, show_with_type
 from magi_opschema.aten._generate.schema import parameter_name
 from magi_opschema.aten._torch_compat import arguments
@@ -40,32 +40,9 @@ class Kernel:
     fn: Callable[..., Any]
     serves: frozenset[str]
     takes_out: bool
-    devices: frozenset[str] | None
-    dtypes: frozenset[torch.dtype] | None
-    supports: Callable[..., bool] | None
+    condition: Condition
     backward: Callable[..., Any] | None
     setup_context: Callable[..., Any] | None
-
-    @cached_property
-    def unconditional(self) -> bool:
-        """Whether it serves every call of its overloads."""
-        return self.devices is None and self.dtypes is None and self.supports is None
-
-    def fits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether it serves a call."""
-        tensors = tensors_in(args, kwargs)
-        if self.devices is not None:
-            devices = {t.device.type for t in tensors}
-            if not devices:
-                given = kwargs.get("device")
-                devices = {(torch.get_default_device() if given is None else torch.device(given)).type}
-            if not devices <= self.devices:
-                return False
-        if self.dtypes is not None:
-            dtype = tensors[0].dtype if tensors else kwargs.get("dtype")
-            if (dtype if isinstance(dtype, torch.dtype) else torch.get_default_dtype()) not in self.dtypes:
-                return False
-        return self.supports is None or bool(self.supports(*args, **kwargs))
 
 
 def select(
@@ -75,7 +52,7 @@ def select(
     for kernel in kernels:
         if chosen is not None and kernel.slot != chosen:
             continue
-        if kernel.unconditional or kernel.fits(args, kwargs):
+        if kernel.condition.is_open or kernel.condition.holds(args, kwargs):
             return kernel
     return None
 
@@ -93,17 +70,6 @@ def run_with_out(
         return out
     result = kernel.fn(*args, **kwargs, **{name: getattr(out, name) for name in options})
     return write_out(result, out) if fits(result, out) else NotImplemented
-
-
-def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """The tensors among the arguments, those in lists too."""
-    found = []
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += [item for item in value if isinstance(item, Tensor)]
-    return found
 
 
 def python_names(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar, overload
 
 import torch
 
+from magi_opschema._call.conditions import Condition
 from magi_opschema._text import show_value, show_with_type
 from magi_opschema.aten._generate.schema import ATEN_SLOT, SUBMODULES, base_name
 from magi_opschema.aten.errors import SlotError, SurfaceError, UnknownOpError
@@ -64,6 +65,7 @@ def register_slot(
     *,
     devices: Iterable[str] | None = None,
     dtypes: Iterable[torch.dtype] | None = None,
+    capability: tuple[int, int] | None = None,
     supports: Callable[..., bool] | None = None,
     backward: Callable[..., Any] | None = None,
     setup_context: Callable[..., Any] | None = None,
@@ -76,6 +78,7 @@ def register_slot(
     *,
     devices: Iterable[str] | None = None,
     dtypes: Iterable[torch.dtype] | None = None,
+    capability: tuple[int, int] | None = None,
     supports: Callable[..., bool] | None = None,
     backward: Callable[..., Any] | None = None,
     setup_context: Callable[..., Any] | None = None,
@@ -87,6 +90,7 @@ def register_slot(
     *,
     devices: Iterable[str] | None = None,
     dtypes: Iterable[torch.dtype] | None = None,
+    capability: tuple[int, int] | None = None,
     supports: Callable[..., bool] | None = None,
     backward: Callable[..., Any] | None = None,
     setup_context: Callable[..., Any] | None = None,
@@ -106,6 +110,7 @@ def register_slot(
         fn: The kernel.
         devices: The device types it serves, for example `("cuda",)`: every tensor of a call must be on one of them.
         dtypes: The dtypes it serves, compared with that of the first tensor of a call.
+        capability: The least compute capability of the GPU that it serves, such as (9, 0).
         supports: Called with the operator's arguments; if it returns false, the call goes to the next slot. A predicate
             whose only parameter is called `args` gets the positional arguments as one tuple.
         backward: `backward(ctx, *grads)`, one gradient for each parameter, as for `torch.library.register_autograd`.
@@ -122,7 +127,8 @@ def register_slot(
     """
     functions: dict[str, Any] = {"supports": supports, "backward": backward, "setup_context": setup_context}
     if fn is None:
-        return lambda kernel: register_slot(base, slot, kernel, devices=devices, dtypes=dtypes, **functions)
+        conditions: dict[str, Any] = {"devices": devices, "dtypes": dtypes, "capability": capability}
+        return lambda kernel: register_slot(base, slot, kernel, **conditions, **functions)
     cell, only = _cell_and_overload(base)
     check_number(slot, cell.base, lowest_only=True)
     serves, takes_out = served_variants(cell, fn, only)
@@ -136,9 +142,7 @@ def register_slot(
         fn=fn,
         serves=serves,
         takes_out=takes_out,
-        devices=_frozen(devices, str, "devices"),
-        dtypes=_frozen(dtypes, torch.dtype, "dtypes"),
-        supports=_predicate(supports),
+        condition=Condition.of(devices, dtypes, capability, _predicate(supports), SlotError),
         backward=backward,
         setup_context=setup_context,
     )
@@ -274,19 +278,6 @@ def _cell_and_overload(base: object) -> tuple[Cell, str | None]:
     parts = base.split(".")
     dots = 2 if parts[0] in SUBMODULES else 1
     return _cell(".".join(parts[:dots])), ".".join(parts[dots:]) or None
-
-
-def _frozen(values: object, kind: type, name: str) -> frozenset[Any] | None:
-    if values is None:
-        return None
-    if isinstance(values, str):
-        msg = f"{name}={values!r} is a string; give a collection, {name}=({values!r},)"
-        raise SlotError(msg)
-    found = list(values) if isinstance(values, Iterable) else []
-    if not found or not all(isinstance(value, kind) for value in found):
-        msg = f"{name}={show_value(values)} must be a collection of {kind.__name__}"
-        raise SlotError(msg)
-    return frozenset(found)
 
 
 def _predicate(supports: Callable[..., bool] | None) -> Callable[..., bool] | None:
