@@ -27,6 +27,7 @@ from magi_passes import (
     PassPipeline,
     TemporalConvPass,
     _torch_compat,
+    collect_records,
 )
 from magi_passes._framework.declared import describe
 from magi_passes._identity.members import REMEMBERED
@@ -108,6 +109,14 @@ def test_code_is_walked_once_for_a_class_and_once_for_the_fields_of_each_pass() 
     assert _walks(lambda: made.append(PassPipeline([mine() for _ in range(20)]).inductor_options()[HOOK])) == 1 + 20
     (hook,) = made
     assert _walks(lambda: (hook.uuid(), PassPipeline(hook.parts).uuid())) == 0
+
+
+def test_what_a_compilation_sets_is_no_reason_to_walk_again() -> None:
+    """Torch asks for a uuid many times in each, and one of our own passes reaches the state of all compilations."""
+    chooser = ConvChooser()
+    chooser.uuid()
+    with collect_records():
+        assert _walks(chooser.uuid) == 0
 
 
 FILENAMES = ["<string>", "<stdin>", "<ipython-input-1-abc>", "/tmp/ipykernel_1/1.py", dataclasses.__file__]

@@ -211,9 +211,10 @@ class Walk:
             name = attribute(value, "name")
             return digest("runtime", type_name(type(value)), name if type(name) is str else "")
         if is_a(value, ContextVar):
+            if place.is_lenient:  # what it holds is no part of the form, and changes during each compilation
+                return digest("context variable", value.name)
             self.footprint.note(lambda: content_of_variable(value))
-            content = [] if place.is_lenient else [self.form(content_of_variable(value), place.inner(".get()"))]
-            return digest("context variable", value.name, *content)
+            return digest("context variable", value.name, self.form(content_of_variable(value), place.inner(".get()")))
         if is_a(value, deque) and place.is_lenient:
             return digest("runtime", "deque")  # a log: what this project and libraries keep in one grows while they run
         kind = _CONTAINERS.get(type(value))
