@@ -22,7 +22,7 @@ from ._defect import Defect, report
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from torch.fx import Graph, Node
 
@@ -243,37 +243,88 @@ def _removed_copies(graph: Graph, trial: Callable[[Graph, dict[Node, Node]], Non
     return [node for node in graph.nodes if twins[node] not in left and not is_view(node) and storage_of(node)]
 
 
-def _written_and_read(node: Node) -> Iterator[tuple[Node, list[Node]]]:
-    """The tensors that *node* may write to, each with those that it reads meanwhile."""
-    if is_copy_into(node):
-        yield node.args[0], [node.args[1]]  # type: ignore[misc, list-item]
-    for _, tensor, _ in mutable_arguments(node):
-        yield tensor, other_arguments(node)
+@dataclass(frozen=True)
+class _Overwritten:
+    """From *step* on, the elements of *tensor* are others, by *write*, or by a ``copy_`` of the functional graph."""
+
+    step: int
+    tensor: torch.Tensor
+    write: Any
 
 
-def _needed(graph: Graph, memory: Memory) -> set[Node]:
-    """Those of the copies merged in *memory* without which a node would read another value."""
-    needed: set[Node] = set()
-    overwritten: set[int | None] = set()
+@dataclass
+class Walk:
+    """The values of a functional graph, followed through what a pass decided on: merged storages, and writes."""
+
+    memory: Memory = field(default_factory=Memory)
+    writes: Mapping[Node, list[Any]] = field(default_factory=dict)
+    """The writes of each operator into its arguments."""
+    dropped: Collection[Node] = ()
+    """The ``copy_`` that are left out, because their source lies in their target."""
+    born: dict[Node, int] = field(default_factory=dict)
+    """The step that computed the elements of each value."""
+    changes: dict[int | None, list[_Overwritten]] = field(default_factory=dict)
+    """What is overwritten in each memory."""
+
+    def unsound(self, graph: Graph) -> Iterator[Any]:
+        """Each write that changes what the graph computes, and what merged a storage in which a value is lost."""
+        for step, node in enumerate(graph.nodes):
+            own = storages(node)
+            shared = [self.born[argument] for argument in node.all_input_nodes if own & storages(argument)]
+            self.born[node] = min(shared) if is_view(node) and not is_copy_into(node) else step
+            found = [self._lost(read) for read in reads(node)]
+            if is_copy_into(node) and node not in self.dropped:
+                found.append(self._copied(step, *node.args))
+            found += [self._written(step, write) for write in self.writes.get(node, ())]
+            yield from filter(None, found)
+
+    def _lost(self, read: Node) -> Any:
+        """What to undo if *read* is not any more what it was when it was computed."""
+        storage = storage_of(read)
+        for change in self.changes.get(self.memory.root(storage), ()):
+            if self.born[read] < change.step and not self.memory.are_apart(change.tensor, read.meta["val"]):
+                undo = change.write or self.memory.why.get(storage)
+                if undo is not None:
+                    return undo
+        return None
+
+    def _copied(self, step: int, target: Node, source: Node) -> Any:
+        """Follow a ``copy_``; what to undo if its source lies in its target, in another order."""
+        root = self.memory.root(storage_of(target))
+        into_itself = self.memory.root(storage_of(source)) == root
+        if into_itself and self.memory.are_same(target.meta["val"], source.meta["val"]):
+            return None
+        undo = self.memory.why.get(storage_of(source)) if into_itself else None
+        if undo is None:
+            self.changes.setdefault(root, []).append(_Overwritten(step, target.meta["val"], None))
+        return undo
+
+    def _written(self, step: int, write: Any) -> Any:
+        """Follow *write*; itself if it may change an operand before that is read."""
+        region, root = write.region(), self.memory.root(storage_of(write.tensor))
+        for position, operand in write.operands():
+            is_in_order = position == write.position and self.memory.are_same(region, operand.meta["val"])
+            if (
+                self.memory.root(storage_of(operand)) == root
+                and not is_in_order
+                and not self.memory.are_apart(region, operand.meta["val"])
+            ):
+                return write
+        self.changes.setdefault(root, []).append(_Overwritten(step, write.tensor.meta["val"], write))
+        if write.result is not None:
+            self.memory.merge(write.result, write.tensor, write)
+        return None
+
+
+def _met_in_operators(graph: Graph, memory: Memory) -> Iterator[Any]:
+    """What merged two arguments of an operator of which it may write to one while it reads the other."""
     for node in graph.nodes:
-        for read in reads(node):
-            storage = storage_of(read)
-            if memory.root(storage) in overwritten - {storage}:
-                needed.add(memory.why[storage])
-        for written, others in _written_and_read(node):
-            storage = storage_of(written)
-            for other in others:
-                read_storage = storage_of(other)
-                if (
-                    storage != read_storage
-                    and memory.root(storage) == memory.root(read_storage)
-                    and not memory.are_apart(written.meta["val"], other.meta["val"])
-                    and not (is_copy_into(node) and memory.are_same(written.meta["val"], other.meta["val"]))
-                ):
-                    needed.add(memory.why[read_storage if read_storage in memory.why else storage])
-        if is_copy_into(node) and memory.root(storage_of(node.args[1])) != storage_of(node.args[0]):
-            overwritten.add(storage_of(node.args[0]))
-    return needed
+        for _, written, _ in mutable_arguments(node):
+            for read in other_arguments(node):
+                one, other = storage_of(written), storage_of(read)
+                is_merged = one != other and memory.root(one) == memory.root(other)
+                if is_merged and not memory.are_apart(written.meta["val"], read.meta["val"]):
+                    yield memory.why[other if other in memory.why else one]
 
 
 def returned_together(graph: Graph, memory: Memory) -> Any:
@@ -295,7 +346,8 @@ def _copies_to_keep(graph: Graph, sources: dict[Node, Node]) -> set[Node]:
         for copy, source in sources.items():
             if copy not in kept:
                 memory.merge(copy, source, copy)
-        needed = _needed(graph, memory) or {returned_together(graph, memory)} - {None}
+        needed = {*Walk(memory).unsound(graph), *_met_in_operators(graph, memory)}
+        needed = needed or {returned_together(graph, memory)} - {None}
         if not needed:
             return kept
         kept |= needed
@@ -340,7 +392,7 @@ def _remove_noops(original: Callable[[Graph], None], graph: Graph) -> None:
     copies = [node for node in graph.nodes if node.target in noop_registry and not is_view(node)]
     of_copies = {storage_of(source(copy)) for copy in copies} & {*map(storage_of, copies)} - {None}
     kept: set[Node] = set()
-    if of_copies or any(next(_written_and_read(node), None) for node in graph.nodes):
+    if of_copies or any(is_copy_into(node) or mutable_arguments(node) for node in graph.nodes):
         renew_views(graph)
         removed = _removed_copies(graph, lambda twin, _: original(twin))
         kept = _copies_to_keep(graph, {copy: source(copy) for copy in removed})

@@ -4,23 +4,20 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ._defect import Defect, report
 from .aliases import (
-    Memory,
+    Walk,
     example_values,
     is_copy_into,
-    is_view,
     mutable_arguments,
-    reads,
     renew_views,
     returned_together,
     storage_of,
-    storages,
     twin_of,
     unknown_operator,
 )
@@ -103,79 +100,6 @@ def _writes(node: Node, twin: Node) -> Iterator[_Write]:
                     yield _Write(node, tensor, _item(node, position), position)
 
 
-@dataclass(frozen=True)
-class _Overwritten:
-    """From *step* on, the elements of *tensor* are others, by *write*, or by a ``copy_`` of the functional graph."""
-
-    step: int
-    tensor: torch.Tensor
-    write: _Write | None
-
-
-@dataclass
-class _Walk:
-    """The values of a functional graph, followed through the writes that torch decided on."""
-
-    writes: dict[Node, list[_Write]]
-    dropped: set[Node]
-    """The ``copy_`` that are left out, because their source lies in their target."""
-    memory: Memory = field(default_factory=Memory)
-    born: dict[Node, int] = field(default_factory=dict)
-    """The step that computed the elements of each value."""
-    changes: dict[int | None, list[_Overwritten]] = field(default_factory=dict)
-    """What is overwritten in each memory."""
-
-    def unsound(self, graph: Graph) -> _Write | None:
-        """A write that changes what the graph computes, or which outputs share memory."""
-        for step, node in enumerate(graph.nodes):
-            own = storages(node)
-            shared = [self.born[argument] for argument in node.all_input_nodes if own & storages(argument)]
-            self.born[node] = min(shared) if is_view(node) and not is_copy_into(node) else step
-            found = next(filter(None, map(self._lost, reads(node))), None)
-            if found is None and is_copy_into(node) and node not in self.dropped:
-                found = self._copied(step, *node.args)
-            for write in self.writes.get(node, ()):
-                found = found or self._written(step, write)
-            if found is not None:
-                return found
-        return returned_together(graph, self.memory)  # type: ignore[no-any-return]
-
-    def _lost(self, read: Node) -> _Write | None:
-        """The write to undo if *read* is not any more what it was when it was computed."""
-        storage = storage_of(read)
-        for change in self.changes.get(self.memory.root(storage), ()):
-            if self.born[read] < change.step and not self.memory.are_apart(change.tensor, read.meta["val"]):
-                undo: _Write | None = change.write or self.memory.why.get(storage)
-                if undo is not None:
-                    return undo
-        return None
-
-    def _copied(self, step: int, target: Node, source: Node) -> _Write | None:
-        """Follow a ``copy_``; the write to undo if its source lies in its target, in another order."""
-        root = self.memory.root(storage_of(target))
-        into_itself = self.memory.root(storage_of(source)) == root
-        if into_itself and self.memory.are_same(target.meta["val"], source.meta["val"]):
-            return None
-        self.changes.setdefault(root, []).append(_Overwritten(step, target.meta["val"], None))
-        return self.memory.why.get(storage_of(source)) if into_itself else None
-
-    def _written(self, step: int, write: _Write) -> _Write | None:
-        """Follow *write*; itself if it may change an operand before that is read."""
-        region, root = write.region(), self.memory.root(storage_of(write.tensor))
-        for position, operand in write.operands():
-            is_in_order = position == write.position and self.memory.are_same(region, operand.meta["val"])
-            if (
-                self.memory.root(storage_of(operand)) == root
-                and not is_in_order
-                and not self.memory.are_apart(region, operand.meta["val"])
-            ):
-                return write
-        self.changes.setdefault(root, []).append(_Overwritten(step, write.tensor.meta["val"], write))
-        if write.result is not None:
-            self.memory.merge(write.result, write.tensor, write)
-        return None
-
-
 def _decided(graph: Graph, original: Callable[[Graph], None]) -> _Write | None:
     """One of the writes that *original* would decide on although it must not."""
     twin, twins = twin_of(graph)
@@ -183,7 +107,8 @@ def _decided(graph: Graph, original: Callable[[Graph], None]) -> _Write | None:
     left = set(twin.nodes)
     writes = {node: list(_writes(node, twins[node])) for node in graph.nodes if _may_write(node)}
     dropped = {node for node in graph.nodes if is_copy_into(node) and twins[node] not in left}
-    return _Walk(writes, dropped).unsound(graph)
+    walk = Walk(writes=writes, dropped=dropped)
+    return next(walk.unsound(graph), None) or returned_together(graph, walk.memory)  # type: ignore[no-any-return]
 
 
 def _reinplace(original: Callable[[Graph], None], graph: Graph) -> None:
