@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from magi_backend import _doctor
 from magi_backend.__main__ import magi
 from magi_backend._doctor import Finding, examine
-from magi_backend._settings import field_names
+from magi_backend._settings import fields
 from magi_backend._torch_compat import compiling
 from torch.torch_version import TorchVersion
 
@@ -305,14 +305,14 @@ def test_settings_with_their_origins(monkeypatch: Patch) -> None:
     status, output = run("settings")
 
     assert status == 0
-    assert len(output.splitlines()) == len(field_names()) + 1
+    assert len(output.splitlines()) == len(fields()) + 1
     assert "hot_sizes                                4          environment MAGI_COMPILE_HOT_SIZES" in output
     assert output.endswith("MAGI_CHECK is not read (did you mean MAGI_COMPILE_CHECK?)\n")
 
     monkeypatch.delenv("MAGI_CHECK")
     status, output = run("settings", "hot_sizes")
     assert output.startswith("hot_sizes\n  value      4\n  from       environment MAGI_COMPILE_HOT_SIZES\n")
-    assert json.loads(run("settings", "--json")[1]).keys() == set(field_names())
+    assert json.loads(run("settings", "--json")[1]).keys() == set(fields())
     assert json.loads(run("settings", "hot_sizes", "--json")[1])["hot_sizes"]["takes"] == "int from 0"
 
 

@@ -14,7 +14,7 @@ import torch
 from _settings_page import PAGE, drawn
 from magi_backend import CompileConfig, MagiOptions, _settings, aot_compile, explain, magi_compile
 from magi_backend._passes import chosen_passes
-from magi_backend._settings import described, field_names, read_request, variable
+from magi_backend._settings import described, fields, read_request, variable
 from magi_backend.errors import ConfigError, OptionError
 from magi_passes import MagiInductorPass, PassPipeline
 from magi_passes.errors import UndeclaredConfigMutationError
@@ -100,7 +100,7 @@ DOORS: dict[str, tuple[str, Callable[[str], object]]] = {
 @pytest.mark.parametrize("door", DOORS)
 def test_a_misspelt_name_is_an_error_with_the_nearest_one(door: str) -> None:
     spelling, go_through = DOORS[door]
-    for name in field_names():
+    for name in fields():
         for misspelt in (name[:-1], name.upper(), name.replace("_", "-"), name.rpartition(".")[2][1:]):
             if misspelt != name:
                 with pytest.raises(ConfigError, match=rf"Did you mean {re.escape(spelling.format(name))}( or .*)?\?"):
@@ -126,7 +126,7 @@ def unread(set_env: SetEnv, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
 
 def test_a_misspelt_variable_is_one_warning_with_the_nearest_one(unread: Callable[[str], str]) -> None:
-    for name in map(variable, field_names()):
+    for name in map(variable, fields()):
         typing_errors = [name[:-1], name.replace("COMPILE_", "", 1), name.replace("COMPILE", "COMPLIE", 1)]
         typing_errors += ["MAGI_COMPILE_" + name.rpartition("__")[2]] * ("__" in name)
         for misspelt in typing_errors:
@@ -171,8 +171,8 @@ def test_a_bad_variable_is_named(set_env: SetEnv, variable: str, text: str, sent
 def test_the_options_for_editors_are_the_settings() -> None:
     hints = {name.removeprefix("magi."): kind for name, kind in get_type_hints(MagiOptions).items()}
 
-    assert list(hints) == list(field_names())
-    for name, (field, strict, _) in _settings._fields().items():
+    assert list(hints) == list(fields())
+    for name, (field, strict, _) in fields().items():
         if hints[name] != field.annotation:
             # What is held as a tuple may be given as any sequence.
             assert name in {"boundary_ops", "compile_sizes"}
@@ -258,5 +258,5 @@ def test_the_page_on_settings_is_drawn_from_the_code_and_has_every_variable() ->
 
     assert page == drawn(page), "run python tests/_settings_page.py"
     assert {"MAGI_OPSCHEMA_CHECK", "MAGI_PASSES_DISABLE"} <= variables
-    assert [name for name in {*variables, *map(variable, field_names())} if f"`{name}`" not in page] == []
-    assert all(all(described(name).values()) for name in field_names())
+    assert [name for name in {*variables, *map(variable, fields())} if f"`{name}`" not in page] == []
+    assert all(all(described(name).values()) for name in fields())

@@ -203,7 +203,7 @@ class CompileConfig(BaseModel):
         Raises:
             ConfigError: There is no such setting.
         """
-        if name not in _fields():
+        if name not in fields():
             raise ConfigError(_unknown_name(name))
         return self._origins.get(name, "default")
 
@@ -261,20 +261,15 @@ def _patch_values(base: CompileConfig, patch: ConfigPatch) -> Mapping[str, objec
 
 
 @functools.cache
-def _fields() -> dict[str, tuple[FieldInfo, TypeAdapter[object], TypeAdapter[object]]]:
+def fields() -> dict[str, tuple[FieldInfo, TypeAdapter[object], TypeAdapter[object]]]:
     """Each setting by its dotted name, with what checks a value of it strictly, and what reads it from text."""
-    fields: dict[str, FieldInfo] = {}
+    found: dict[str, FieldInfo] = {}
     for name, field in CompileConfig.model_fields.items():
         groups = PassConfig.model_fields.items() if field.annotation is PassConfig else ()
-        fields |= {f"{name}.{inner}": info for inner, info in groups} or {name: field}
-    kinds: dict[str, Any] = {name: Annotated[field.annotation, field] for name, field in fields.items()}
+        found |= {f"{name}.{inner}": info for inner, info in groups} or {name: field}
+    kinds: dict[str, Any] = {name: Annotated[field.annotation, field] for name, field in found.items()}
     strict = ConfigDict(strict=True)
-    return {name: (fields[name], TypeAdapter(kind, config=strict), TypeAdapter(kind)) for name, kind in kinds.items()}
-
-
-def field_names() -> tuple[str, ...]:
-    """The dotted names of all settings."""
-    return tuple(_fields())
+    return {name: (found[name], TypeAdapter(kind, config=strict), TypeAdapter(kind)) for name, kind in kinds.items()}
 
 
 def variable(name: str) -> str:
@@ -285,7 +280,7 @@ def variable(name: str) -> str:
 @functools.cache
 def _variables() -> dict[str, str]:
     """The setting of each environment variable."""
-    return {variable(name): name for name in _fields()}
+    return {variable(name): name for name in fields()}
 
 
 def described(name: str) -> dict[str, str]:
@@ -294,9 +289,9 @@ def described(name: str) -> dict[str, str]:
     Raises:
         ConfigError: There is no such setting.
     """
-    if name not in _fields():
+    if name not in fields():
         raise ConfigError(_unknown_name(name))
-    field, (group, _, inner) = _fields()[name][0], name.rpartition(".")
+    field, (group, _, inner) = fields()[name][0], name.rpartition(".")
     documented = inspect.getdoc(PassConfig if group else CompileConfig) or ""
     found = re.search(rf"^    {inner}: (.*(?:\n        .*)*)", documented, re.MULTILINE)
     extra = cast("dict[str, str]", field.json_schema_extra)
@@ -331,7 +326,7 @@ def unread_variables() -> dict[str, str]:
     for key in map(str.upper, os.environ):
         if key.startswith("MAGI_COMPILE_") and key not in known:
             whole = key.removeprefix("MAGI_").lower()  # MAGI_COMPILE_SIZES lacks one of two COMPILE_
-            name = whole if whole in _fields() else nearest(key.removeprefix("MAGI_COMPILE_"))
+            name = whole if whole in fields() else nearest(key.removeprefix("MAGI_COMPILE_"))
             unread[key] = variable(name) if name else ""
         elif key.startswith("MAGI") and key not in known:
             # Other programs have such variables too, so a name must be very near, and MAGI_MODEL is not near enough.
@@ -345,10 +340,10 @@ def unread_variables() -> dict[str, str]:
 def nearest(name: str) -> str:
     """The setting that *name*, in any of the three spellings, is nearest to; empty if it is near to none."""
     spelt = name.lower().replace("-", "_").replace("__", ".").removeprefix(_PREFIX)
-    inner = {known.rpartition(".")[2]: known for known in _fields()}
+    inner = {known.rpartition(".")[2]: known for known in fields()}
     if close := get_close_matches(spelt.rpartition(".")[2], inner, n=1, cutoff=0.75):
         return inner[close[0]]
-    return next(iter(get_close_matches(spelt, _fields(), n=1)), "")
+    return next(iter(get_close_matches(spelt, fields(), n=1)), "")
 
 
 def _nested(values: Mapping[str, object]) -> dict[str, Any]:
@@ -378,15 +373,15 @@ def _checked(values: Mapping[str, object], origin: str) -> dict[str, object]:
     The error says of every bad value what it is, where it came from (*origin*), and what its setting takes.
     """
     found, bad, cause = {}, [], None
-    prefix = "magi." if origin == "options" else ""
+    prefix = _PREFIX if origin == "options" else ""
     for name, value in values.items():
-        if name not in _fields():
+        if name not in fields():
             is_group = name == "pass_config" and not origin
             takes = "a PassConfig or a dict such as {'max_tiles': 2}"
             wrong = f"{name} = {value!r}: the settings {name} take {takes}."
             bad.append(wrong if is_group else _unknown_name(name, prefix))
             continue
-        field, strict, from_text = _fields()[name]
+        field, strict, from_text = fields()[name]
         try:
             found[name] = (from_text if origin == "environment" else strict).validate_python(value)
         except ValidationError as error:
@@ -404,7 +399,7 @@ def _checked(values: Mapping[str, object], origin: str) -> dict[str, object]:
 
 
 def _unknown_name(name: object, prefix: str = "") -> str:
-    valid = [prefix + known for known in _fields()]
+    valid = [prefix + known for known in fields()]
     if not isinstance(name, str):
         return f"{name!r} (a {type(name).__name__}) is not the name of a setting. Names are such as {valid[0]!r}."
     hint = did_you_mean(prefix + close for close in [nearest(name)] if close)
@@ -489,7 +484,7 @@ def _check_inductor_options(values: Mapping[str, object]) -> None:
     known = _torch_compat.compiling.inductor_keys() if values else []
     for key, value in values.items():
         if key not in known:
-            ours = [_PREFIX + field for field in field_names()]
+            ours = [_PREFIX + field for field in fields()]
             near = [_PREFIX + meant] if (meant := nearest(key)) else []
             near += get_close_matches(key, known, n=3 - len(near), cutoff=0.5)
             hint = did_you_mean(near)
