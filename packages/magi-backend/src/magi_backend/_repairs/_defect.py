@@ -20,10 +20,6 @@ import torch
 from magi_backend._torch_compat.compiling import register_devices, torch_release
 
 
-def _always() -> bool:
-    return True
-
-
 @dataclass(frozen=True)
 class Defect:
     """One defect and its repair.
@@ -57,7 +53,7 @@ class Defect:
     fixed: tuple[int, ...] | None
     repair: str
     replaces: Mapping[str, Callable[..., Any]]
-    is_torch_concerned: Callable[[], bool] = _always
+    is_torch_concerned: Callable[[], bool] = lambda: True
     is_of_joint_graphs: bool = False
     is_in_capture: bool = False
     when_replaced: Callable[[], None] | None = None

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from magi_backend._torch_compat.compiling import configs, epilogue_keys
+
 from ._defect import Defect, report, report_if
 
 
@@ -16,9 +18,7 @@ if TYPE_CHECKING:
 
 def _are_epilogues_fused_by_user() -> bool:
     """Whether the user turned the fusion of epilogues on. Torch does not fuse by default: stock torch is then right."""
-    from torch._inductor import config
-
-    return bool(getattr(config, "epilogue_fusion_user_defined_triton_kernel", False))
+    return any(getattr(configs()[0], key) for key in epilogue_keys())
 
 
 def _load_as_stored(original: Callable[..., Any], kernel: Any, name: str, index: Any) -> Any:
