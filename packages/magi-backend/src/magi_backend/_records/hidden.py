@@ -41,11 +41,9 @@ def number_text(value: float | complex) -> str:  # noqa: PYI041 - mypy takes the
     """*value*, which may have been in a tensor, as text; hidden unless a report may show it.
 
     Example:
-        >>> number_text(1e-05), number_text(12345.678), number_text(float("-inf")), number_text(True)
-        ('1e-05', '…', '-inf', 'True')
+        >>> number_text(1e-05), number_text(12345.678), number_text(float("-inf"))
+        ('1e-05', '…', '-inf')
     """
-    if isinstance(value, bool):
-        return str(value)
     common = not isinstance(value, complex) and (not math.isfinite(value) or abs(value) in _COMMON)
     return str(value) if common else HIDDEN
 
