@@ -166,22 +166,6 @@ class Report:
             yield _NOTHING
 
 
-class OwnBackend:
-    """*backend* with a separate identity, so that Dynamo does not use code that another backend compiled.
-
-    Code that was compiled with another backend stays in Dynamo's cache, and calls with that backend still use it.
-    """
-
-    __name__ = "magi"
-
-    def __init__(self, backend: Callable[..., Any]) -> None:
-        self.compiler_fn = backend
-
-    def __call__(self, gm: Any, example_inputs: Any) -> Any:
-        """Compile *gm*, as the backend does."""
-        return self.compiler_fn(gm, example_inputs)
-
-
 class CompiledAgain:
     """*original*, compiled as *how* says, from a code object that is new to Dynamo.
 
@@ -195,7 +179,7 @@ class CompiledAgain:
             self._forward = _copied(module.forward)
         with self._with_own_forward():
             own = original if module is not None else _copied(original)
-            self._compiled = how.make(own, OwnBackend(how.backend))
+            self._compiled = how.make(own, _with_own_identity(how.backend))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the compiled function."""
@@ -213,6 +197,19 @@ class CompiledAgain:
             yield
         finally:
             del attributes["forward"]
+
+
+def _with_own_identity(backend: Callable[..., Any]) -> Callable[..., Any]:
+    """*backend* as another object, so that Dynamo does not use code that another backend compiled.
+
+    Code that was compiled with another backend stays in Dynamo's cache, and calls with that backend still use it.
+    """
+
+    def magi(gm: Any, example_inputs: Any) -> Any:
+        return backend(gm, example_inputs)
+
+    magi.compiler_fn = backend  # type: ignore[attr-defined]
+    return magi
 
 
 def module_of(fn: object) -> nn.Module | None:
@@ -298,7 +295,7 @@ def explain(
     eager = _torch_compat.values.uncompiled(fn)
     keywords: Any = {"options": dict(options or {}) or None, "mode": mode, "dynamic": dynamic, "fullgraph": fullgraph}
     if eager is None:
-        return _Explained(fn, None, _compiled_again(fn, torch.compile(fn, backend="magi", **keywords)), repeats)
+        return _explained(fn, None, _compiled_again(fn, torch.compile(fn, backend="magi", **keywords)), repeats)
     ignored = [name for name, value in keywords.items() if value]
     if ignored:
         msg = (
@@ -306,65 +303,62 @@ def explain(
             "Give them to torch.compile, or explain the function itself."
         )
         raise OptionError(msg)
-    return _Explained(eager, fn, _compiled_again(eager, fn), repeats)
+    return _explained(eager, fn, _compiled_again(eager, fn), repeats)
 
 
-class _Explained:
+def _explained(
+    eager: Callable[..., Any], given: Callable[..., Any] | None, again: Callable[..., Any], repeats: int
+) -> Callable[..., Report]:
     """What ``explain`` returns: runs *eager*, and compiled *given*, or without that *again*, from a new code object."""
+    owner, collector, calls = module_of(eager), Collector(fresh=True), list[CallRecord]()
 
-    def __init__(
-        self, eager: Callable[..., Any], given: Callable[..., Any] | None, again: Callable[..., Any], repeats: int
-    ) -> None:
-        self._eager, self._given, self._again, self._repeats = eager, given, again, repeats
-        self._collector = Collector(fresh=True)
-        self._calls: list[CallRecord] = []
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Report:
-        owner, collector = module_of(self._eager), self._collector
+    def explained(*args: Any, **kwargs: Any) -> Report:
         with replayed_random_numbers() as numbers:
 
             def replay(called: Callable[..., Any]) -> Outcome:
                 numbers.rewind()
                 return run(called, args, kwargs, () if owner is None else (owner,))
 
-            eager = [replay(self._eager)]
+            expected = [replay(eager)]
             draws = numbers.were_drawn()
             before, broken = len(collector), len(_torch_compat.frames.graph_breaks())
-            collector.eager_random = draws and self._given is None
-            compiled = self._again if self._given is None else self._given
+            collector.eager_random = draws and given is None
+            compiled = again if given is None else given
             with collecting(collector):
                 first = replay(compiled)
 
             def compared(outcome: Outcome) -> tuple[Difference, ...]:
-                return differences(outcome, eager[0], computed_in=collector.dtypes)
+                return differences(outcome, expected[0], computed_in=collector.dtypes)
 
-            found, random, again = compared(first), SAME_RANDOM if draws else "", False
-            if self._given is not None:
+            found, random, is_again = compared(first), SAME_RANDOM if draws else "", False
+            if given is not None:
                 differ = draws and not all(difference.agrees for difference in found)
-                collector.eager_random, again = draws, not len(collector)
-                if again or differ:
-                    with collecting(collector if again else Collector(fresh=True, eager_random=True)):
-                        other = replay(self._again)
+                collector.eager_random, is_again = draws, not len(collector)
+                if is_again or differ:
+                    with collecting(collector if is_again else Collector(fresh=True, eager_random=True)):
+                        other = replay(again)
                     # The graphs, and so their dtypes, may be known only now.
                     found, random = compared(other if draws else first), OTHER_RANDOM if draws else ""
             breaks = map(graph_break, _torch_compat.frames.graph_breaks()[broken:])
-            later = tuple(replay(compiled).seconds for _ in range(self._repeats))
-            eager += [replay(self._eager) for _ in range(self._repeats - 2)]
-        self._calls.append(
+            later = tuple(replay(compiled).seconds for _ in range(repeats))
+            expected += [replay(eager) for _ in range(repeats - 2)]
+        calls.append(
             CallRecord(
                 inputs=tuple(describe_input(tensor) for _, tensor in tensors_of((args, kwargs))),
                 first_seconds=first.seconds,
                 later_seconds=later,
-                eager_seconds=tuple(outcome.seconds for outcome in eager),
+                eager_seconds=tuple(outcome.seconds for outcome in expected),
                 compilations=len(collector) - before,
                 graph_breaks=tuple(dict.fromkeys(map(str, breaks))),
                 differences=found,
-                layouts=other_layouts(first, eager[0]),
+                layouts=other_layouts(first, expected[0]),
                 random=random,
-                again=again,
+                again=is_again,
             )
         )
-        return Report(_name(self._eager), str(torch.__version__), tuple(self._calls), collector.compilations())
+        return Report(_name(eager), str(torch.__version__), tuple(calls), collector.compilations())
+
+    return explained
 
 
 def _check_options(
