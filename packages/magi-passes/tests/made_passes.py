@@ -24,7 +24,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 
 HOOK = "post_grad_custom_post_pass"
-RELEASE = _torch_compat.config.release(torch.__version__)
+RELEASE = _torch_compat.config.numbers_of(torch.__version__)[:2]
 seen: list[Any] = []
 
 

@@ -112,7 +112,7 @@ class PassContext:
     @property
     def torch_release(self) -> tuple[int, int]:
         """Major and minor number of `torch_version`, for comparisons."""
-        return _torch_compat.config.release(self.torch_version)
+        return _torch_compat.config.numbers_of(self.torch_version)[:2]
 
 
 @dataclass(frozen=True)

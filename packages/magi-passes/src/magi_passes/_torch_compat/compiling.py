@@ -26,7 +26,7 @@ def compilation_lock() -> AbstractContextManager[object]:
     It is needed only before torch 2.12. It is Dynamo's own (reentrant) compile lock, so there is only one order of
     locks.
     """
-    if config.release(config.torch_version()) >= (2, 12):
+    if config.numbers_of(config.torch_version()) >= (2, 12):
         return contextlib.nullcontext()
     from torch._dynamo import convert_frame
 

@@ -172,11 +172,6 @@ def numbers_of(version: str) -> tuple[int, int, int, int]:
     return major, minor, patch, post
 
 
-def release(version: str) -> tuple[int, int]:
-    """Major and minor number of *version*, as `numbers_of` reads it: ``2.11.0a0+git`` gives ``(2, 11)``."""
-    return numbers_of(version)[:2]
-
-
 def inductor_cache_dir() -> str:
     """The directory that Inductor's caches live in."""
     from torch._inductor.runtime import cache_dir_utils
