@@ -45,7 +45,6 @@ from .compilation import (
     PassContext,
     PassRecord,
     Reason,
-    configuration_now,
     context_of,
     current,
     observed,
@@ -113,7 +112,7 @@ class MagiInductorPass(CustomGraphPass):
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: ARG004
         """Make the pass. The first one wraps Inductor's functions, to know when a compilation begins and ends."""
         check_keywords(cls, kwargs)
-        install()
+        _torch_compat.compiling.install(around_compile_fx, around_inner_compile)
         return super().__new__(cls)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -398,18 +397,13 @@ def _user_keys_of(value: object) -> frozenset[str]:
     return frozenset().union(*map(_user_keys_of, items))
 
 
-def install() -> None:
-    """Wrap two functions of Inductor. It is called whenever a pass is made, and does nothing after the first call."""
-    _torch_compat.compiling.install(around_compile_fx, around_inner_compile)
-
-
 def around_compile_fx(compile_fx: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call Inductor's *compile_fx* with each pipeline merged with the hooks in the same option.
 
     What is known of the call is bound to the function that compiles one graph, because a backward graph is compiled
     long after `compile_fx` returned, perhaps by another thread.
     """
-    with _torch_compat.compiling.compilation_lock(), outside_of_current():
+    with outside_of_current():
         patches = kwargs.get("config_patches") or {}
         hooks = _merged_hooks(patches)
         outside, own = current(), Collector([])
@@ -455,7 +449,7 @@ def around_inner_compile(
             "place of those of the scope. Look it up at the call: torch._inductor.compile_fx.compile_fx(...).",
             stacklevel=2,
         )
-    with _torch_compat.compiling.compilation_lock(), outside_of_current():
+    with outside_of_current():
         values = ((name, _torch_compat.config.get_config(name)) for name in _torch_compat.config.HOOKS)
         hooks = [hook for name, value in values if (hook := as_pipeline_hook(name, value)) is not None]
         compilation, call = _begun(gm, example_inputs, kwargs), current().call
@@ -477,18 +471,6 @@ def around_inner_compile(
         for hook in hooks if has_calls and not compilation.asked else ():
             _record_cache_hit(hook, compilation.known.graph)
         return result
-
-
-@contextlib.contextmanager
-def configuration_kept() -> Iterator[None]:
-    """A context in which passes may be called without a compilation; the configuration is restored at its end."""
-    with _torch_compat.compiling.compilation_lock(), outside_of_current():
-        start = configuration_now()
-        try:
-            with within(scope=start):
-                yield
-        finally:
-            _torch_compat.config.restore_overrides(start.overrides)
 
 
 def _merged_hooks(patches: Mapping[str, Any]) -> dict[str, PipelineHook]:
@@ -554,9 +536,10 @@ def outside_of_current() -> Iterator[None]:
     """A context for a nested compilation: no pass, compilation or call is current, if passes take part in the outer.
 
     Within an outer compilation with passes, the configuration is the one that it started from, without its passes.
+    Other threads that share the configuration wait.
     """
     outer = current().compilation
-    with contextlib.ExitStack() as stack:
+    with _torch_compat.compiling.compilation_lock(), contextlib.ExitStack() as stack:
         stack.enter_context(within(context=None))
         if outer is not None:
             if outer.has_passes:

@@ -14,9 +14,9 @@ from magi_passes import _torch_compat
 from magi_passes._identity.code import digest
 from magi_passes.errors import PassArgumentError, PassArgumentTypeError, PassDefinitionError
 
-from .compilation import within
+from .compilation import configuration_now, within
 from .declared import check_is_frozen, check_keys_exist, nearest
-from .graph_pass import MagiInductorPass, PipelineHook, configuration_kept, install, parts_of
+from .graph_pass import MagiInductorPass, PipelineHook, outside_of_current, parts_of
 
 
 @dataclass(frozen=True, init=False)
@@ -74,7 +74,6 @@ class PassPipeline:
             PassArgumentTypeError: *base* is not a mapping with strings for keys, or holds something that cannot be
                 called where a hook should be.
         """
-        install()
         options = _options(base)
         user_keys = frozenset(options) - frozenset(_torch_compat.config.HOOKS)
         for name in _torch_compat.config.HOOKS:
@@ -120,13 +119,17 @@ class PassPipeline:
             >>> with PassPipeline([NDTilingWorkaroundPass()]).scope():
             ...     pass  # compiled = compile_fx(gm, example_inputs)
         """
-        with configuration_kept():
+        with outside_of_current():
+            start = configuration_now()
             installed = {name: _torch_compat.config.get_config(name) for name in _torch_compat.config.HOOKS}
-            for name, hook in self.inductor_options(installed).items():
-                if hook is not installed[name]:
-                    _torch_compat.config.set_config(name, hook)
-            with within(scoped=bool(self.passes)):
-                yield
+            try:
+                for name, hook in self.inductor_options(installed).items():
+                    if hook is not installed[name]:
+                        _torch_compat.config.set_config(name, hook)
+                with within(scope=start, scoped=bool(self.passes)):
+                    yield
+            finally:
+                _torch_compat.config.restore_overrides(start.overrides)
 
     @contextlib.contextmanager
     def left_out(self) -> Iterator[None]:
