@@ -314,13 +314,10 @@ class _Remembered:
         return (_Remembered, ())
 
 
-def uuid_of(instance: Any, *, besides: tuple[type, ...] = ()) -> str:
-    """A digest of the class, the fields and all code that *instance*, a frozen dataclass, reaches, and torch's release.
-
-    *besides* are classes whose instances it gets as arguments, so that it reaches their code without naming it.
-    """
+def uuid_of(instance: Any) -> str:
+    """A digest of the class and fields of *instance*, a frozen dataclass, of all code that they reach, and of torch."""
     cls = type(instance)
-    of_class = _of_class(cls, besides)
+    of_class = _of_class(cls)
     fields = state_of(instance)
     release = _torch_compat.config.torch_version()
     known = vars(instance).get(_UUID)
@@ -340,14 +337,13 @@ def _is_same(one: object, other: object) -> bool:
     return one is other or (type(one) is type(other) is str and one == other)
 
 
-def _of_class(cls: type, besides: tuple[type, ...]) -> str:
+def _of_class(cls: type) -> str:
     if REMEMBERED not in vars(cls):
         # It is a list, so that what a class is compared with does not change each time it is described.
         setattr(cls, REMEMBERED, [_Remembered()])
     memory = vars(cls)[REMEMBERED]
     if not memory[0].holds_for(cls):
-        roots = [(one, one.__name__) for one in (cls, *besides)]
-        memory[0] = _Remembered(*describe(roots, _own(cls)), (cls,))
+        memory[0] = _Remembered(*describe([(cls, cls.__name__)], _own(cls)), (cls,))
     return str(memory[0].digest)
 
 

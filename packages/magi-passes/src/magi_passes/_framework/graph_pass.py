@@ -161,7 +161,7 @@ class MagiInductorPass(CustomGraphPass):
         # Every name counts, also those of other passes, because a pass that chooses among passes reads them too.
         without = f"-without-{digest('disabled', *sorted(disabled))}" if disabled else ""
         try:
-            return uuid_of(self, besides=(PassContext,)) + without
+            return uuid_of(self) + without
         except PassIdentityError as error:
             vars(error)["failed_pass"] = self
             raise
