@@ -223,16 +223,17 @@ def _per_dimension(values: Iterable[int], space: int) -> tuple[int, ...]:
 class Writer:
     """Inserts calls before a node, with the fake values that Inductor and later passes read.
 
-    Example: ``Writer(graph, node)(aten.relu.default, x)`` is the node of ``x.relu()``.
+    Example: ``Writer(node)(aten.relu.default, x)`` is the node of ``x.relu()``.
     """
 
-    def __init__(self, graph: Graph, before: Node) -> None:
-        self._graph, self._before = graph, before
+    def __init__(self, before: Node) -> None:
+        self._before = before
 
     def __call__(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
         """Insert ``target(*args, **kwargs)``, of plain keyword values, and return its node."""
-        with self._graph.inserting_before(self._before):
-            node = self._graph.call_function(target, args, kwargs)
+        graph = self._before.graph
+        with graph.inserting_before(self._before):
+            node = graph.call_function(target, args, kwargs)
         node.meta["val"] = fake_value(target, torch.fx.node.map_arg(args, lambda n: n.meta["val"]), kwargs)
         for key in ("stack_trace", "nn_module_stack", "original_aten", "from_node"):
             if key in self._before.meta:
@@ -244,7 +245,7 @@ class Writer:
         place = x.next
         while place.op == "placeholder":
             place = place.next
-        return Writer(self._graph, place)
+        return Writer(place)
 
     def size(self, x: Node, dim: int) -> Any:
         """The extent of *x* along *dim*: an int, or the node of a symbol."""

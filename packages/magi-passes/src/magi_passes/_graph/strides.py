@@ -56,7 +56,7 @@ def _store_what_is_repeated(x: Node) -> None:
         repeats = repeats or source.target is not _CONVERT
         reader, source = source, source.args[0]  # type: ignore[assignment]
     if repeats and _lies_channels_first(source):
-        stored = stored_channels_last(Writer(source.graph, reader), source)
+        stored = stored_channels_last(Writer(reader), source)
         reader.replace_input_with(source, stored)
 
 
@@ -108,7 +108,7 @@ def store_sums(graph: Graph, videos: list[Node]) -> None:
         value = node.meta["val"]
         if value.dim() not in (4, 5) or any(user.target is op for user in node.users):
             continue
-        stored = Writer(graph, node.next)(op, node)
+        stored = Writer(node.next)(op, node)
         node.replace_all_uses_with(stored, delete_user_cb=lambda user, stored=stored: user is not stored)
 
 
@@ -138,7 +138,7 @@ def strides_kept(graph: Graph) -> Iterator[None]:
     yield
     if readers:
         for root, old in _roots_that_reach(graph, readers, operands).items():
-            _restore(graph, root, old)
+            _restore(root, old)
 
 
 def _keep_strides_of_bases(graph: Graph) -> None:
@@ -168,7 +168,7 @@ def keep_strides_of_outputs(graph: Graph) -> None:
     for node, memory in memories.items():
         is_view_of_what_is_inside = memory is not node and memory.op == "call_function" and owners.count(memory) == 1
         if is_view_of_what_is_inside and not _is_dense(node):
-            output.replace_input_with(node, Writer(graph, output)(aten.clone.default, node))
+            output.replace_input_with(node, Writer(output)(aten.clone.default, node))
 
 
 def _owner_of_memory(node: Node) -> Node:
@@ -267,9 +267,9 @@ def _same_strides(x: torch.Tensor, y: torch.Tensor) -> bool:
     )
 
 
-def _restore(graph: Graph, root: Node, old: torch.Tensor) -> None:
+def _restore(root: Node, old: torch.Tensor) -> None:
     """Make the users of *root* read a copy of it with the strides of *old*, a dense tensor in some order."""
-    write = Writer(graph, root.next)
+    write = Writer(root.next)
     outermost_first = sorted(range(old.dim()), key=lambda dim: hinted(old.stride(dim)), reverse=True)
     back = [outermost_first.index(dim) for dim in range(old.dim())]
     permuted = write(aten.permute.default, root, outermost_first)

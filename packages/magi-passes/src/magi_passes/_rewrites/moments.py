@@ -83,7 +83,7 @@ class ChannelMomentsPass(CheckedPass):
         with strides_kept(graph):
             for node in list(graph.nodes):
                 if (moments := self._paying(node)) is not None:
-                    _rewrite(graph, moments)
+                    _rewrite(moments)
 
     def _paying(self, node: Node) -> GroupMoments | None:
         """The moments that *node* computes, if to rewrite them is expected to be faster or *always* is set."""
@@ -123,8 +123,8 @@ def _read(node: Node) -> GroupMoments | None:
     return GroupMoments(node, grouped, image, seen[1], dtype) if fits else None
 
 
-def _rewrite(graph: Graph, moments: GroupMoments) -> None:
-    write = Writer(graph, moments.node)
+def _rewrite(moments: GroupMoments) -> None:
+    write = Writer(moments.node)
     image = moments.image
     if image.meta["val"].dtype != moments.dtype:
         image = write(torch.ops.prims.convert_element_type.default, image, moments.dtype)
@@ -141,15 +141,15 @@ def _rewrite(graph: Graph, moments: GroupMoments) -> None:
         # A weight and a bias for each channel may follow, if nothing else reads what comes before them.
         scaled, weight = _only_user(normalised, aten.mul.Tensor)
         shifted, bias = _only_user(scaled, aten.add.Tensor)
-        write = Writer(graph, shifted)
+        write = Writer(shifted)
         mean, factor = (_for_each_channel(write, x, image) for x in of_groups)
         scale = factor if weight is None else write(aten.mul.Tensor, factor, weight)
         offset = write(aten.mul.Tensor, mean, scale)
         shift = write(aten.neg.default, offset) if bias is None else write(aten.sub.Tensor, bias, offset)
         replace_by(shifted, write(aten.add.Tensor, write(aten.mul.Tensor, image, scale), shift))
     for scaled, scale, shifted, shift in _affine_calls(image):
-        scaled.replace_input_with(scale, stored_channels_last(Writer(graph, scaled), scale))
-        shifted.replace_input_with(shift, stored_channels_last(Writer(graph, shifted), shift))
+        scaled.replace_input_with(scale, stored_channels_last(Writer(scaled), scale))
+        shifted.replace_input_with(shift, stored_channels_last(Writer(shifted), shift))
 
 
 def _affine_calls(image: Node) -> list[tuple[Node, Node, Node, Node]]:

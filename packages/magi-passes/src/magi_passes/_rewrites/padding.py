@@ -138,7 +138,7 @@ class ConvPaddingPass(MagiInductorPass):
         with strides_kept(graph):
             for node in list(graph.nodes):
                 if (found := _movable(node)) is not None:
-                    _move(graph, *found)
+                    _move(*found)
 
 
 def _movable(node: Node) -> tuple[ZeroPad, list[Convolution], tuple[int, ...]] | None:
@@ -160,7 +160,7 @@ def _movable(node: Node) -> tuple[ZeroPad, list[Convolution], tuple[int, ...]] |
     return (pad, convolutions, tuple(shares)) if any(shares) else None
 
 
-def _move(graph: Graph, pad: ZeroPad, convolutions: list[Convolution], shares: tuple[int, ...]) -> None:
+def _move(pad: ZeroPad, convolutions: list[Convolution], shares: tuple[int, ...]) -> None:
     rest = list(pad.pads)
     for dim, share in enumerate(shares, start=2):
         before, after = rest[dim]
@@ -168,8 +168,8 @@ def _move(graph: Graph, pad: ZeroPad, convolutions: list[Convolution], shares: t
             rest[dim] = before - share, after - share
     x = pad.x
     if any(pair != (0, 0) for pair in rest):
-        x = Writer(graph, pad.node)(aten.constant_pad_nd.default, pad.x, flat_pads(rest), 0.0)
+        x = Writer(pad.node)(aten.constant_pad_nd.default, pad.x, flat_pads(rest), 0.0)
     for conv in convolutions:
         padding = [own + share for own, share in zip(conv.padding, shares, strict=True)]
         args = (x, *conv.node.args[1:4], padding, list(conv.dilation), *conv.node.args[6:])
-        replace_by(conv.node, Writer(graph, conv.node)(aten.convolution.default, *args))
+        replace_by(conv.node, Writer(conv.node)(aten.convolution.default, *args))

@@ -110,12 +110,12 @@ class TemporalConvPass(CheckedPass):
             for node in list(graph.nodes):
                 conv = read_convolution(node)  # now, because the one before may have been rewritten
                 if conv is not None and is_temporal(conv) and self._pays(conv):
-                    video = self._rewrite(Writer(graph, node), conv)
+                    video = self._rewrite(Writer(node), conv)
                     replace_by(node, video)
                     videos.append(video)
             store_sums(graph, videos)
             written = [node for node in graph.nodes if node not in found]
-            _write_together(graph, [node for node in written if _is_small_weight_of_taps(node)])
+            _write_together([node for node in written if _is_small_weight_of_taps(node)])
 
     def _pays(self, conv: Convolution) -> bool:
         x = conv.x.meta["val"]
@@ -193,13 +193,13 @@ def _is_small_weight_of_taps(node: Node) -> bool:
     return are_planes and hinted(node.meta["val"].numel()) <= _SMALL_WEIGHT
 
 
-def _write_together(graph: Graph, weights: list[Node]) -> None:
+def _write_together(weights: list[Node]) -> None:
     """Make one kernel write all *weights*, rather than one kernel for each."""
     if len(weights) < 2:
         return
     # Inductor makes one kernel for a whole list of products, and a product with one changes nothing.
-    written = Writer(graph, weights[-1].next)(aten._foreach_mul.Scalar, weights, 1.0)  # noqa: SLF001
-    write = Writer(graph, written.next)
+    written = Writer(weights[-1].next)(aten._foreach_mul.Scalar, weights, 1.0)  # noqa: SLF001
+    write = Writer(written.next)
     for index, weight in enumerate(weights):
         copy = write(operator.getitem, written, index)
         weight.replace_all_uses_with(copy, lambda user: user is not written)
