@@ -117,10 +117,9 @@ _READ_MEMORY = frozenset(
         *("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter", "_reshape_alias"),
         *("view_as_complex", "resize", "resize_", "resize_as", "resize_as_", "set_"),
         *("stride", "sym_stride", "storage_offset", "sym_storage_offset", "is_contiguous", "sym_is_contiguous"),
-        *("is_strides_like_format", "is_non_overlapping_and_dense"),
+        *("is_strides_like_format", "is_non_overlapping_and_dense", "view.dtype", "view_copy.dtype"),
     }
 )
-_READ_MEMORY_AS_A_DTYPE = frozenset({"view.dtype", "view_copy.dtype"})
 
 
 @contextlib.contextmanager
@@ -190,9 +189,7 @@ def _depends_on_strides(node: Node) -> bool:
     target: Any = node.target
     if isinstance(target, torch._ops.OpOverload):  # noqa: SLF001
         namespace, _, name = target._schema.name.partition("::")  # noqa: SLF001
-        return namespace == "aten" and (
-            name in _READ_MEMORY or f"{name}.{target._overloadname}" in _READ_MEMORY_AS_A_DTYPE  # noqa: SLF001
-        )
+        return namespace == "aten" and not _READ_MEMORY.isdisjoint((name, f"{name}.{target._overloadname}"))  # noqa: SLF001
     bodies = [body for operand in node.all_input_nodes if (body := body_of(operand)) is not None]
     return any(_takes_a_tensor(body.graph) for body in bodies)
 
