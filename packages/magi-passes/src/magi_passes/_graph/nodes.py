@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from math import prod
@@ -197,9 +197,11 @@ def read_convolution(node: Node) -> Convolution | None:
     if transposed is not False or not isinstance(image, torch.Tensor) or not isinstance(kernel, torch.Tensor):
         return None
     space = kernel.dim() - 2
-    lists = [_per_dimension(values, space) for values in (stride, padding, dilation)]
+    # ``padding="same"`` and ``"valid"`` trace to lists of length one, which stand for every dimension.
+    lists = [tuple(values) * (space if len(values) == 1 else 1) for values in (stride, padding, dilation)]
     constants = (*kernel.shape, groups, *(n for values in lists for n in values))
-    if image.dim() != kernel.dim() or () in lists or not all(type(n) is int for n in constants):
+    fits = image.dim() == kernel.dim() and all(len(values) == space for values in lists)
+    if not fits or not all(type(n) is int for n in constants):
         return None
     return Convolution(node, x, weight, bias, lists[0], lists[1], lists[2], groups)
 
@@ -207,17 +209,6 @@ def read_convolution(node: Node) -> Convolution | None:
 def convolutions_of(graph: Graph) -> list[Convolution]:
     """The convolutions of *graph* that `read_convolution` can read, in order."""
     return [conv for node in graph.nodes if (conv := read_convolution(node)) is not None]
-
-
-def _per_dimension(values: Iterable[int], space: int) -> tuple[int, ...]:
-    """*values*, one for each of *space* dimensions; empty if their number does not fit.
-
-    ``padding="same"`` and ``"valid"`` trace to lists of length one, which stand for every dimension.
-    """
-    listed = tuple(values)
-    if len(listed) == 1:
-        return listed * space
-    return listed if len(listed) == space else ()
 
 
 class Writer:
