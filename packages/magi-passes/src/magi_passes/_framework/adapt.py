@@ -41,6 +41,9 @@ class _Adapted(MagiInductorPass):
         asked: Callable[[Graph, PassContext], bool | Reason] | None = getattr(self._made(), "is_applicable", None)
         return True if asked is None else asked(graph, context)
 
+    def __call__(self, graph: Graph) -> None:
+        self._made()(graph)
+
     def uuid(self) -> Any:
         """That of the code, the attributes and the release of torch; with the adapted pass's own uuid, if it has one.
 
@@ -58,10 +61,6 @@ class _Adapted(MagiInductorPass):
         parts = [f"the code of {name} and all that it reaches", *(f"{key}={value!r}" for key, value in state.items())]
         parts += ["its own uuid()"] if _has_uuid(self.body) else []
         return f"{name}; its cache key is made of {', '.join(parts)} and torch {_torch_compat.config.torch_version()}"
-
-
-def _call(self: _Adapted, graph: Graph) -> None:
-    self._made()(graph)
 
 
 def _has_uuid(body: Any) -> bool:
@@ -126,7 +125,6 @@ def adapt(
     about = {
         "__module__": named.__module__,
         "__qualname__": named.__qualname__,
-        "__call__": _call,
         "hook": hook,
         "inductor_config_keys_potentially_mutated_by_this_pass": (
             config_keys if isinstance(config_keys, str) else tuple(config_keys)  # the class refuses a string
