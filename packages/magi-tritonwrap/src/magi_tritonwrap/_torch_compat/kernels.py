@@ -10,7 +10,7 @@ import importlib
 import inspect
 import itertools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import FrameType, FunctionType
 from typing import Any, cast
@@ -121,7 +121,9 @@ def new_kernel(like: JITFunction[Any], function: FunctionType, source: str) -> A
     parameters = inspect.signature(function).parameters
     settings = settings_of(like)
     for setting in ("do_not_specialize", "do_not_specialize_on_alignment"):
-        settings[setting] = [name for name in _names(settings[setting], like) if name in parameters]
+        # Each is a name or a position.
+        given = (like.arg_names[one] if isinstance(one, int) else one for one in settings[setting])
+        settings[setting] = [name for name in given if name in parameters]
     kernel = type(like)(function, repr=getattr(like, "_repr", None), launch_metadata=like.launch_metadata, **settings)
     table.clear()
     table.update(before)
@@ -137,11 +139,6 @@ def another_kernel(kernel: JITFunction[Any]) -> Any:
     found: Any = copy.copy(kernel)
     found.fn = functools.update_wrapper(like, function)
     return found
-
-
-def _names(parameters: Iterable[int | str], kernel: Any) -> list[str]:
-    """The names of *parameters*, each of which is a name or a position."""
-    return [kernel.arg_names[one] if isinstance(one, int) else one for one in parameters]
 
 
 class _Recorder(TracingTritonHOPifier):
