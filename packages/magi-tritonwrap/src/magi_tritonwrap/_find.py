@@ -393,10 +393,7 @@ class _Finder(OpWalk):
     def unordered(self, values: Iterable[Any], place: Place) -> list[str]:
         return [self.form(value, place.inner(" (an item)")) for value in values]
 
-    def unstable(self, value: Any, place: Place, why: str) -> str:  # noqa: ARG002 - for those that want a digest
-        return digest("unstable")
-
-    def unloaded(self, place: Place, names: list[str]) -> str:  # noqa: ARG002 - as above
+    def unloaded(self, place: Place, names: list[str]) -> str:  # noqa: ARG002 - for those that want a digest
         code = self._reader.__code__
         for name in names:
             why = f"the module {name!r} is imported by the body and not loaded yet"
