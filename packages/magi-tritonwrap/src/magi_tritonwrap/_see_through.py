@@ -58,15 +58,16 @@ class _SeeThroughOp:
     op: OpOverload
     fn: Callable[..., Any]
     found: KernelReport
-    bodies: Bodies
-    key: CacheKeyEntry
-    opaque_because: str
+    opaque_because: str = ""
     on_unsupported: OnUnsupported = "error"
     captured: dict[tuple[str, int, str, int], CapturedLaunch] = field(default_factory=dict)
     fallbacks: list[str] = field(default_factory=list)
     whole_inside: dict[str, str] = field(default_factory=dict)
     """Operators that the body calls and that could not be traced there, and why."""
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.bodies, self.key = Bodies(self.op), CacheKeyEntry(self.name, self.fn, self.found)
 
     @property
     def name(self) -> str:
@@ -193,17 +194,14 @@ def _define_see_through(
     refused = _why_refused(found, on_unsupported)
     made = [as_kernel(kernel.kernel) for kernel in found.kernels if kernel.kernel is not None]
     interpreted = bool(triton.knobs.runtime.interpret) or any(kernel.is_interpreted for kernel in made)
-    name = overload.name()
-    key = CacheKeyEntry(name, fn, found)
-    reason = _INTERPRETED if interpreted else refused
-    record = _SeeThroughOp(overload, fn, found, Bodies(overload), key, reason, on_unsupported)
+    record = _SeeThroughOp(overload, fn, found, _INTERPRETED if interpreted else refused, on_unsupported)
     if refused and not interpreted:
         record.fall_back(refused)
     with _LOCK:
-        BODIES[name] = fn
-        _OPS[name] = record
+        BODIES[record.name] = fn
+        _OPS[record.name] = record
         if not record.opaque_because:
-            set_cache_key_entries(overload, [key])
+            set_cache_key_entries(overload, [record.key])
             set_decomposition_rule(overload, _decompose)
             for inner in found.inner_ops:
                 if not inner.opaque_because:
@@ -216,9 +214,8 @@ def _see_through_inside(name: str) -> None:
     body, op = body_of_custom_op(name), custom_op_named(name)
     if body is None or (name in _INNER_OPS and _INNER_OPS[name].op is op):
         return
-    found = find_kernels(body)
+    _INNER_OPS[name] = _SeeThroughOp(op, body, find_kernels(body))
     INNER_BODIES[name] = body
-    _INNER_OPS[name] = _SeeThroughOp(op, body, found, Bodies(op), CacheKeyEntry(name, body, found), "")
     set_decomposition_rule(op, _decompose)
 
 
