@@ -47,7 +47,7 @@ from magi_tritonwrap._torch_compat.options import (
     options_of_backends,
     write_options,
 )
-from magi_tritonwrap._torch_compat.tracing import functional_values
+from magi_tritonwrap._torch_compat.tracing import functional_storage, writes_traced
 from magi_tritonwrap.errors import LostOptionError, UnsupportedLaunchError
 
 from .hook import launch_site, not_listening
@@ -180,11 +180,10 @@ def emit(launch: ResolvedLaunch) -> None:
 @contextmanager
 def refuse_no_write(kernel: Kernel, values: Iterable[Any], site: tuple[str, int] | None = None) -> Iterator[None]:
     """Raise UnsupportedLaunchError if the launch of *kernel* in this scope writes none of its functional tensors."""
-    tensors = [described_tensor(value) for value in values]
-    before = functional_values(tensors)
+    tensors = [one for one in map(described_tensor, values) if functional_storage(one) is not None]
+    before = [writes_traced(tensor) for tensor in tensors]
     yield
-    after = functional_values(tensors)
-    if before and all(now is then for now, then in zip(after, before, strict=True)):
+    if tensors and before == [writes_traced(tensor) for tensor in tensors]:
         raise unsupported(kernel, WRITES_NOTHING, site)
 
 

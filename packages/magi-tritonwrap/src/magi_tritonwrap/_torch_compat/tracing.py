@@ -98,11 +98,6 @@ def unwrap_functional(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.from_functional() if isinstance(tensor, FunctionalTensor) else tensor
 
 
-def functional_values(values: Iterable[object]) -> list[torch.Tensor]:
-    """The tensors that the functional tensors among *values* hold now; a traced write replaces them."""
-    return [torch._from_functional_tensor(value.elem) for value in values if isinstance(value, FunctionalTensor)]
-
-
 def fake_mode_of(values: object) -> FakeTensorMode | None:
     """The mode that the fake tensors among *values* belong to; None when there are none."""
     mode: FakeTensorMode | None = detect_fake_mode(values)
