@@ -25,7 +25,6 @@ from .normalise import emit, resolve, unsupported
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_MARK = "_magi_tritonwrap_wrapped"
 
 
 def wrap_kernels(fn: Callable[P, R]) -> Callable[P, R]:
@@ -40,8 +39,6 @@ def wrap_kernels(fn: Callable[P, R]) -> Callable[P, R]:
         >>> wrap_kernels(wrap_kernels(double)) is not double
         True
     """
-    if hasattr(fn, _MARK):
-        return fn
 
     @functools.wraps(fn)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -50,7 +47,6 @@ def wrap_kernels(fn: Callable[P, R]) -> Callable[P, R]:
         with capture_launches() if tracing_is_active(tree_leaves((args, kwargs))) else wrap_triton_disabled():
             return fn(*args, **kwargs)
 
-    setattr(wrapped, _MARK, True)
     return wrapped
 
 
