@@ -124,9 +124,8 @@ class _SeeThroughOp:
 _OPS: dict[str, _SeeThroughOp] = {}
 _INNER_OPS: dict[str, _SeeThroughOp] = {}
 """`custom_op`s of other libraries that the body of an op calls: seen through there, opaque in every other place."""
-_OUTER_OP: contextvars.ContextVar[_SeeThroughOp | None] = contextvars.ContextVar("magi_tritonwrap_op", default=None)
-_KEY: contextvars.ContextVar[CacheKeyEntry | None] = contextvars.ContextVar("magi_tritonwrap_key", default=None)
-"""The entry of the op that stands in the graph; ops that its body calls are covered by that."""
+_AROUND: contextvars.ContextVar[tuple[_SeeThroughOp, ...]] = contextvars.ContextVar("magi_tritonwrap_ops", default=())
+"""The ops whose bodies are being traced: first the one that stands in the graph, whose cache key covers the others."""
 _ON_UNSUPPORTED: contextvars.ContextVar[OnUnsupported] = contextvars.ContextVar("on_unsupported", default="error")
 _LOCK = threading.Lock()
 
@@ -268,8 +267,8 @@ def see_through_report(op: OpOverload | CustomOpDef | Callable[..., Any] | str) 
 
 def _decompose(mode: Any, op: OpOverload, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What AOTAutograd calls to decompose *op*; *mode* is its functional mode, which is not active at this moment."""
-    outer = _OUTER_OP.get()
-    record = _OPS.get(op.name()) or (_INNER_OPS.get(op.name()) if outer is not None else None)
+    around = _AROUND.get()
+    record = _OPS.get(op.name()) or (_INNER_OPS.get(op.name()) if around else None)
     if record is None or record.opaque_because or decomposition_is_disabled():
         return mode.__torch_dispatch__(op, types, args, kwargs)
     if has_unrecognized_type(types):
@@ -293,13 +292,13 @@ def _decompose(mode: Any, op: OpOverload, types: Sequence[type], args: tuple[Any
         fix = "Leave the option out to have them in the graph." if is_lost else ""
     if isinstance(recording, str):
         record.fall_back(recording, fix=fix)
-        if outer is not None:
-            outer.whole_inside[record.name] = f"its body cannot be traced. {recording}"
+        if around:
+            around[-1].whole_inside[record.name] = f"its body cannot be traced. {recording}"
         return mode.__torch_dispatch__(op, types, args, kwargs)
-    key = _KEY.get() or record.key
-    with holding(_OUTER_OP, record), holding(_KEY, key), refuse_undeclared_writes(op, args, kwargs), mode:
+    traced = (*around, record)
+    with holding(_AROUND, traced), refuse_undeclared_writes(op, args, kwargs), mode:
         result, launches = translate_cpu_errors(recording.replay, record.name)(record.fn, args, kwargs)
-    key.check(launch.kernel for launch in launches)
+    traced[0].key.check(launch.kernel for launch in launches)
     if launches:
         check_driver(record.name, args, kwargs)
     record.note(launches)
