@@ -64,7 +64,6 @@ class _SeeThroughOp:
     fallbacks: list[str] = field(default_factory=list)
     whole_inside: dict[str, str] = field(default_factory=dict)
     """Operators that the body calls and that could not be traced there, and why."""
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.bodies, self.key = Bodies(self.op), CacheKeyEntry(self.name, self.fn, self.found)
@@ -76,14 +75,13 @@ class _SeeThroughOp:
 
     def note(self, launches: Sequence[CapturedLaunch]) -> None:
         """Remember launches that a trace has met, one for each place: factories make new kernel objects."""
-        with self.lock:
-            for launch in launches:
-                place = (launch.kernel.file, launch.kernel.line, launch.file, launch.line)
-                self.captured.setdefault(place, launch)
+        for launch in launches:
+            place = (launch.kernel.file, launch.kernel.line, launch.file, launch.line)
+            self.captured.setdefault(place, launch)
 
     def fall_back(self, reason: str, why: str = "", fix: str = "") -> None:
         """Remember that the op stays opaque in one graph, and warn the first time that this reason comes up."""
-        with self.lock:
+        with _LOCK:
             if reason in self.fallbacks:
                 return
             self.fallbacks.append(reason)
