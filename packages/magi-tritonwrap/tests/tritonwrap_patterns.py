@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -210,7 +209,6 @@ def make_scaling_kernel(activation: Any, factor: int) -> Any:
     return scaling_kernel
 
 
-made_outside = make_double_kernel()
 launching("factory_inside", lambda x, out: launch_with(make_double_kernel(), x, out))
 launching(
     "kernel_with_a_closure",
@@ -220,9 +218,7 @@ launching(
 )
 
 
-namespace = SimpleNamespace(kernel=double_kernel)
 TABLE = {"double": double_kernel, "increment": increment_kernel}
-launching("attribute", lambda x, out: launch_with(namespace.kernel, x, out))
 launching("table", lambda x, out: launch_with(TABLE["double"], x, out))
 
 
@@ -286,13 +282,6 @@ launching("property_of_object", lambda x, out: launch_with(holder.first, x, out)
 launching("partial", lambda x, out: launch_partial(x, out))  # noqa: PLW0108 - the walk reads the name
 
 
-@pattern()
-def import_inside(x: Tensor) -> Tensor:
-    import tritonwrap_patterns as patterns
-
-    return patterns.module_level(x)
-
-
 def keep_small_blocks(configs: list[triton.Config], named_args: dict[str, Any], **kwargs: Any) -> list[triton.Config]:
     return [config for config in configs if config.kwargs["BLOCK"] <= 256]
 
@@ -352,24 +341,7 @@ launching(
     lambda x, out: double_kernel[[triton.cdiv(x.numel(), 128)]](x, out, x.numel(), BLOCK=128),
     interpretable=False,
 )
-launching(
-    "grid_three_sizes",
-    lambda x, out: double_kernel[(triton.cdiv(x.numel(), 128), 1, 1)](x, out, x.numel(), BLOCK=128),
-)
 launching("every_argument_named", lambda x, out: double_kernel[blocks(x.numel())](BLOCK=128, n=x.numel(), out=out, x=x))
-
-
-@pattern(reference=lambda x: x * 8, launches=3)
-def loop_over_kernels(x: Tensor) -> Tensor:
-    out = x.clone()
-    for kernel in (double_kernel, made_outside, double_default_kernel):
-        kernel[blocks(x.numel())](out, out, x.numel(), BLOCK=128)
-    return out
-
-
-@pattern()
-def pytorch_around_the_launch(x: Tensor) -> Tensor:
-    return module_level(x.relu() - (-x).relu())
 
 
 fixed_launch = double_kernel[(3,)]
