@@ -83,7 +83,6 @@ def _graph(*, dynamic: bool = True, conv: bool = True) -> Graph:
         ({}, {"nodes_per_conv": 2}, {}, "not convolution-heavy: 1 convolutions in"),
         ({}, {}, {"user_keys": frozenset({"triton.prefer_nd_tiling"})}, "you set triton.prefer_nd_tiling=False"),
         ({}, {}, {"torch_version": "2.11.0a0+git1234"}, "torch 2.11.0a0+git1234 is not older than 2.11"),
-        ({}, {}, {"torch_version": "3.0.0"}, "torch 3.0.0 is not older than 2.11"),
         ({}, {"max_torch": None}, {"torch_version": "2.13.0"}, "dynamic, 1 convolutions in"),
     ],
 )
