@@ -29,8 +29,8 @@ from ._identity.value_forms import Place
 from ._kernel.bodies import as_overload, body_of_op, ops_mentioned
 from ._kernel.kernels import as_kernel, is_kernel
 from ._kernel.report import FoundKernel, InnerOp, KernelReport, UnresolvedLaunch
-from ._torch_compat.kernels import kernel_in_wrapper, triton_wrappers
-from ._torch_compat.operators import body_of_custom_op, has_decomposition_rule, is_collective, is_namespace_of_torch
+from ._torch_compat.kernels import TRITON_WRAPPERS, kernel_in_wrapper
+from ._torch_compat.operators import NAMESPACES_OF_TORCH, body_of_custom_op, has_decomposition_rule, is_collective
 from .errors import UnsupportedKernelError
 
 
@@ -320,7 +320,7 @@ def _found(
         inner_ops=tuple(inner_ops),
         doubtful=tuple(doubtful),
         effects=tuple(f"{call.text}(...) {call.effect} ({call.file}:{call.line})" for call in calls if call.effect),
-        wraps=any(value in triton_wrappers() for value in walk.met() if is_a(value, FunctionType))
+        wraps=any(value in TRITON_WRAPPERS for value in walk.met() if is_a(value, FunctionType))
         or any(not {"wrap_triton", "capture_triton"}.isdisjoint(mentioned) for mentioned in names)
         or walk.wraps,
     )
@@ -417,7 +417,7 @@ class _Finder(OpWalk):
             body = body_of_op(name)
             if body is not None:
                 return self.form(body, place)
-            if not is_namespace_of_torch(op.namespace):
+            if op.namespace not in NAMESPACES_OF_TORCH:
                 self.ops.setdefault(name, place.text)
             return digest("op")
         # To take these apart takes long.

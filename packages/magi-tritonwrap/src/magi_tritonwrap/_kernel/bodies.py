@@ -19,11 +19,11 @@ from torch.utils._pytree import tree_leaves
 from magi_tritonwrap._identity.code import CodeNames
 from magi_tritonwrap._identity.members import is_a
 from magi_tritonwrap._torch_compat.operators import (
+    NAMESPACES_OF_TORCH,
     body_of_torch_triton_op,
     fakes_of,
     has_composite_kernel,
     has_kernel_for_device,
-    is_namespace_of_torch,
     names_of_ops,
     overload_of,
     registration_of,
@@ -118,7 +118,7 @@ def ops_mentioned(names: CodeNames) -> Iterator[OpOverload]:
     for name in names_of_ops() if "ops" in names.mentioned else ():
         namespace, _, op = name.partition("::")
         base, _, overload = op.partition(".")
-        if {namespace, base} <= names.mentioned and not is_namespace_of_torch(namespace):
+        if {namespace, base} <= names.mentioned and namespace not in NAMESPACES_OF_TORCH:
             # A name that is asked only of other namespaces is not in this one; what is asked of a variable may be.
             askers = {variable for variable, used in names.asked if used == base} or {namespace}
             if namespace in askers or askers - namespaces:

@@ -40,6 +40,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from .tracing import unwrap_functional
 
 
+TRITON_WRAPPERS = (torch.library.wrap_triton, torch_triton.capture_triton)
+"""The functions that put a kernel into a graph: `wrap_triton`, and the older name that some code imports."""
 _INTERPRETER = "triton.runtime.interpreter"
 
 
@@ -61,11 +63,6 @@ def interpreted_classes() -> tuple[type[Any], ...]:
     if _INTERPRETER not in sys.modules and not triton.knobs.runtime.interpret:
         return ()
     return (importlib.import_module(_INTERPRETER).InterpretedFunction,)
-
-
-def triton_wrappers() -> tuple[object, ...]:
-    """The functions that put a kernel into a graph: `wrap_triton`, and the older name that some code imports."""
-    return (torch.library.wrap_triton, torch_triton.capture_triton)
 
 
 def kernel_in_wrapper(value: object) -> Any:

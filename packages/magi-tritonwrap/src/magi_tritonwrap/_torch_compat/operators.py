@@ -18,7 +18,7 @@ DISPATCH_MODE = FunctionalTensorMode
 """The mode under which AOTAutograd traces, and for which a decomposition is registered (torch 2.6 on)."""
 
 _COLLECTIVES = ("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
-_NAMESPACES_OF_TORCH = frozenset(
+NAMESPACES_OF_TORCH = frozenset(
     (
         *("aten", "prim", "prims", "rngprims", "debugprims", "higher_order", "inductor", "c10d", "c10d_functional"),
         *("_c10d_functional", "_c10d_functional_autograd", "_dtensor", "fsdp", "symm_mem", "streams", "profiler"),
@@ -26,6 +26,7 @@ _NAMESPACES_OF_TORCH = frozenset(
         *("onnx", "prepacked", "xnnpack", "cuda", "debug", "export"),
     )
 )
+"""Those in which torch itself registers operators (torch 2.10 to 2.15)."""
 
 
 def set_decomposition_rule(op: OpOverload, rule: Any) -> None:
@@ -77,11 +78,6 @@ def body_of_custom_op(name: str) -> Callable[..., Any] | None:
 def has_decomposition_rule(name: str) -> bool:
     """Whether an operator of `torch.library.custom_op` has a rule under AOTAutograd's functional mode already."""
     return DISPATCH_MODE in OPDEFS[name]._torch_dispatch_fns
-
-
-def is_namespace_of_torch(namespace: str) -> bool:
-    """Whether torch itself registers the operators in *namespace* (torch 2.10 to 2.15)."""
-    return namespace in _NAMESPACES_OF_TORCH
 
 
 def names_of_ops() -> list[str]:
