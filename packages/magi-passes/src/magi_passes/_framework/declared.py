@@ -259,7 +259,6 @@ _FIXED = (
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
     *(torch._ops.OpOverload, torch._ops.OpOverloadPacket),  # noqa: SLF001
 )
-_OPERATORS = _torch_compat.compiling.operator_types()
 _UUID = "_uuid"
 
 
@@ -284,7 +283,7 @@ class _PassWalk(Walk):
         return digest("absent", *names)
 
     def special_form(self, value: Any, place: Place) -> str | None:  # noqa: ARG002 - as in Walk
-        return digest("operator", str(value)) if isinstance(value, _OPERATORS) else None
+        return digest("operator", str(value)) if isinstance(value, _torch_compat.compiling.OPERATOR_TYPES) else None
 
 
 def describe(roots: Iterable[tuple[Any, str]], own: frozenset[str]) -> tuple[str, Footprint]:

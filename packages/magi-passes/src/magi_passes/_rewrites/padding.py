@@ -60,9 +60,9 @@ class ZeroPadGuardPass(MagiInductorPass):
 
 def _zero_amounts(graph: Graph) -> Iterator[torch.SymInt]:
     """The symbolic amounts that are zero now among those by which inputs of convolutions are padded."""
-    pads = _torch_compat.compiling.paddings()
     for node in graph.nodes:
-        if node.op == "call_function" and node.target in pads and any(map(_convolves, node.users)):
+        is_padding = node.op == "call_function" and node.target in _torch_compat.compiling.PADDINGS
+        if is_padding and any(map(_convolves, node.users)):
             flat: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("pad", ())
             for entry in flat if isinstance(flat, (list, tuple)) else ():
                 amount = _symbolic(entry)

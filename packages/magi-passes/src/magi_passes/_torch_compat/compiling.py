@@ -17,6 +17,18 @@ from torch.fx import Graph, GraphModule, Node
 from . import config
 
 
+OPERATOR_TYPES = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)
+"""The classes of torch's operators, which their name identifies. All releases."""
+PADDINGS: frozenset[Any] = frozenset(
+    {
+        *(torch.nn.functional.pad, torch._C._nn.pad, torch.constant_pad_nd),
+        *(torch.ops.aten.pad.default, torch.ops.aten.constant_pad_nd.default),
+    }
+)
+"""The targets of `torch.nn.functional.pad` and the padding modules in a captured graph, also after decomposition.
+
+All releases; Dynamo captures the first or the second.
+"""
 _install_lock = threading.Lock()
 
 
@@ -183,21 +195,6 @@ def outputs_that_are_bases() -> range:
         return range(0)
     first = metadata.num_mutated_inp_runtime_indices + metadata.num_outputs
     return range(first, first + metadata.num_intermediate_bases)
-
-
-def operator_types() -> tuple[type, ...]:
-    """The classes of torch's operators, which their name identifies. All releases."""
-    return (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)
-
-
-def paddings() -> frozenset[Callable[..., Any]]:
-    """The targets of `torch.nn.functional.pad` and the padding modules in a captured graph, also after decomposition.
-
-    All releases; Dynamo captures the first or the second.
-    """
-    aten = torch.ops.aten
-    functions = (torch.nn.functional.pad, torch._C._nn.pad, torch.constant_pad_nd)
-    return frozenset({*functions, aten.pad.default, aten.constant_pad_nd.default})
 
 
 def symbolic_dispatch() -> AbstractContextManager[object]:
