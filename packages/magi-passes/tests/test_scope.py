@@ -347,7 +347,7 @@ def test_without_a_compilation_a_change_is_an_error_that_teaches(inductor: Any, 
 
 
 @pytest.mark.parametrize("hook", ["pre_grad_custom_pass", "joint_custom_post_pass"])
-def test_a_hook_before_the_compilation_of_the_graph_is_tooat(inductor: Any, hook: str) -> None:
+def test_a_hook_before_the_compilation_of_the_graph_is_too_early(inductor: Any, hook: str) -> None:
     with pytest.raises(Exception, match="Spy may change Inductor's configuration"):
         infer(product, {hook: Manager(Spy())})
 
