@@ -301,7 +301,6 @@ def _found(
     walk = _Finder(frozenset(map(root_of, roots)))
     walk.result((root, Place("the body")) for root in roots)
     functions = [one for one in walk.met() if is_a(one, FunctionType) and standing_of(one) not in _NOT_FOLLOWED]
-    names = [code_names(function.__code__).mentioned for function in functions]
     found = [*listed, *walk.kernels(), *(kernel for function in functions for kernel in _made_by(function))]
     inner_ops = []
     for name, how in walk.ops.items():
@@ -320,9 +319,7 @@ def _found(
         inner_ops=tuple(inner_ops),
         doubtful=tuple(doubtful),
         effects=tuple(f"{call.text}(...) {call.effect} ({call.file}:{call.line})" for call in calls if call.effect),
-        wraps=any(value in TRITON_WRAPPERS for value in walk.met() if is_a(value, FunctionType))
-        or any(not {"wrap_triton", "capture_triton"}.isdisjoint(mentioned) for mentioned in names)
-        or walk.wraps,
+        wraps=walk.wraps,
     )
 
 
@@ -388,6 +385,7 @@ class _Finder(OpWalk):
 
     def _description(self, value: Any, place: Place) -> str:
         self._reader = value
+        self.wraps |= any(value is wrapper for wrapper in TRITON_WRAPPERS)
         return super()._description(value, place)
 
     def unordered(self, values: Iterable[Any], place: Place) -> list[str]:
@@ -402,6 +400,7 @@ class _Finder(OpWalk):
         return digest("unloaded")
 
     def mentioned(self, names: CodeNames, place: Place) -> Iterator[str]:
+        self.wraps |= not {"wrap_triton", "capture_triton"}.isdisjoint(names.mentioned)
         for op in ops_mentioned(names):
             yield self.form(op, place.of(f"{op} called by {place.text}"))
 
