@@ -43,9 +43,19 @@ class PassPipeline:
     passes: tuple[MagiInductorPass, ...]
 
     def __init__(self, passes: Iterable[MagiInductorPass]) -> None:
-        object.__setattr__(self, "passes", _listed(passes))
-        for position, candidate in enumerate(self.passes):
-            _check(candidate, position)
+        listed = _listed(passes)
+        object.__setattr__(self, "passes", listed)
+        for position, candidate in enumerate(listed):
+            if not isinstance(candidate, MagiInductorPass):
+                as_function = "Subclass MagiInductorPass, or give a function of a graph to adapt()."
+                hint = "Pass an instance, not the class." if isinstance(candidate, type) else as_function
+                msg = (
+                    f"PassPipeline: item {position} is {candidate!r}, which is not a MagiInductorPass instance. {hint}"
+                )
+                raise PassDefinitionError(msg)
+            check_is_frozen(type(candidate))
+            check_keys_exist(type(candidate))
+            candidate.uuid()
 
     def __iter__(self) -> Iterator[MagiInductorPass]:
         return iter(self.passes)
@@ -179,14 +189,3 @@ def _options(base: object) -> dict[str, Any]:
                 msg = f"inductor_options: base has {part!r} at {name}, which is {what}."
                 raise PassArgumentTypeError(msg)
     return options
-
-
-def _check(candidate: object, position: int) -> None:
-    if not isinstance(candidate, MagiInductorPass):
-        as_function = "Subclass MagiInductorPass, or give a function of a graph to adapt()."
-        hint = "Pass an instance, not the class." if isinstance(candidate, type) else as_function
-        msg = f"PassPipeline: item {position} is {candidate!r}, which is not a MagiInductorPass instance. {hint}"
-        raise PassDefinitionError(msg)
-    check_is_frozen(type(candidate))
-    check_keys_exist(type(candidate))
-    candidate.uuid()
