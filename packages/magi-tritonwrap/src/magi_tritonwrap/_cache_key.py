@@ -23,8 +23,7 @@ from triton.runtime.jit import JITFunction
 from ._identity.code import CodeNames, digest, nested
 from ._identity.library import root_of
 from ._identity.members import is_a
-from ._identity.value_forms import TORCH_ATOMS, Place, type_name
-from ._identity.walk import Walk
+from ._identity.walk import TORCH_ATOMS, Place, Walk, type_name
 from ._kernel.bodies import as_overload, bodies_mentioned, body_of_inner_op
 from ._kernel.kernels import Kernel, kernel_behind
 from ._kernel.report import KernelReport

@@ -25,7 +25,7 @@ from ._cache_key import OpWalk
 from ._identity.code import CodeNames, code_names, digest, nested
 from ._identity.library import Standing, is_library_module, root_of, standing_of
 from ._identity.members import MISSING, contents_of, is_a, members_of
-from ._identity.value_forms import Place
+from ._identity.walk import Place
 from ._kernel.bodies import as_overload, body_of_op, ops_mentioned
 from ._kernel.kernels import as_kernel, is_kernel
 from ._kernel.report import FoundKernel, InnerOp, KernelReport, UnresolvedLaunch

@@ -15,7 +15,7 @@ from torch.fx import Graph
 
 from magi_passes import _torch_compat
 from magi_passes._identity.code import digest
-from magi_passes._identity.value_forms import is_frozen, state_of
+from magi_passes._identity.walk import is_frozen, state_of
 from magi_passes.errors import PassArgumentTypeError
 
 from .compilation import PassContext, Reason

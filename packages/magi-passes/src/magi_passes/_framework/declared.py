@@ -34,8 +34,7 @@ from magi_passes import _torch_compat
 from magi_passes._identity.code import digest
 from magi_passes._identity.library import Standing, root_of, standing_of
 from magi_passes._identity.members import MISSING, REMEMBERED, Footprint
-from magi_passes._identity.value_forms import Place, is_frozen, state_of, type_name
-from magi_passes._identity.walk import Walk
+from magi_passes._identity.walk import Place, Walk, is_frozen, state_of, type_name
 from magi_passes.errors import (
     PassArgumentError,
     PassArgumentTypeError,

@@ -4,9 +4,8 @@
 This folder is one in the repository. magi-tritonwrap reaches it by a link, and each wheel carries it, so that neither
 package needs the other. It imports nothing of either.
 
-code.py         what a code object does, and the names that it reads
-members.py      what of a value counts, as it is stored; what was read, to tell later whether it was replaced
-library.py      whose code it is: where a walk stops
-value_forms.py  where a value is read, and what distinguishes it from others of its class
-walk.py         the walk from code to all that it reaches, and the form of each value
+code.py     what a code object does, and the names that it reads
+members.py  what of a value counts, as it is stored; what was read, to tell later whether it was replaced
+library.py  whose code it is: where a walk stops
+walk.py     the walk from code to all that it reaches, where each value is read, and its form
 """

@@ -12,6 +12,8 @@ The walk reads more than is strictly needed, on purpose: every attribute of a mo
 member of a class. An edit that changes nothing may cause a cache miss; an edit that changes something never causes a
 hit. An installed distribution that is not the author's own counts by its release, the content of each file that the
 walk reaches, and the code and plain values that its functions read.
+
+A *form* is text that is equal exactly for equal values, in every process.
 """
 
 from __future__ import annotations
@@ -20,9 +22,14 @@ import copyreg
 import dataclasses
 import enum
 import functools
+import gc
 import importlib.util
+import logging
+import os
 import sys
+import threading
 import types
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
@@ -41,22 +48,95 @@ from .library import (
     version_of,
 )
 from .members import C_FUNCTIONS, MISSING, Footprint, attribute, contents_of, is_a, members_of, stored
-from .value_forms import (
-    ATOMS,
-    CONTENT,
-    RUNTIME,
-    TORCH_ATOMS,
-    Place,
-    content_of_variable,
-    has_dict,
-    is_of_dict,
-    state_of,
-    type_name,
+
+
+ATOMS = (type(None), bool, int, str, bytes, complex, type(Ellipsis), type(NotImplemented), range, slice)
+"""Types whose text is the form of a value."""
+TORCH_ATOMS: tuple[type, ...] = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+# These decide when code runs, or hold what belongs to other objects of this process, so their content differs between
+# processes.
+RUNTIME = (
+    *(type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event, threading.Semaphore),
+    *(threading.local, weakref.ref, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet),
+    *(logging.Logger, type(os.environ)),
 )
-
-
+CONTENT: tuple[Any, ...] = (dict, list, tuple, deque, set, frozenset, str, int, float, bytes)
+"""Types of Python whose subclasses have a content besides attributes."""
+_PARAMETERS = "__dataclass_params__"
 _LARGEST_TENSOR = 4096
 _CONTAINERS: dict[type, str] = {list: "list", deque: "list", set: "set", dict: "dict", types.MappingProxyType: "dict"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """How a value is reached, in words, and whose code reads it.
+
+    What the author's own code reads must have a stable form. What this project reads without a stable form, such as a
+    lock or a log, is state, and its form is its type. Of what an installed distribution reads, only code and plain
+    values count, because its objects lead to everything that the process holds.
+    """
+
+    text: str
+    read_by: Standing = Standing.OPEN
+
+    @property
+    def is_lenient(self) -> bool:
+        """Whether the type of a value without a stable form is its form."""
+        return self.read_by is not Standing.OPEN
+
+    def of(self, text: str) -> Place:
+        """Another place that the same code reads."""
+        return Place(text, self.read_by)
+
+    def inner(self, text: str) -> Place:
+        """A part of this place."""
+        return Place(self.text + text, self.read_by)
+
+
+def content_of_variable(variable: ContextVar[Any]) -> tuple[Any, ...]:
+    """The value of *variable* here, as a tuple of one; an empty tuple if it has none."""
+    try:
+        return (variable.get(),)
+    except LookupError:
+        return ()
+
+
+def has_dict(value: Any) -> bool:
+    """Whether *value* keeps attributes in a ``__dict__``."""
+    return any("__dict__" in vars(one) for one in type(value).__mro__)
+
+
+def state_of(value: Any) -> dict[str, Any]:
+    """The values that distinguish *value* from other instances of its class, by name.
+
+    They are the fields of a frozen dataclass, and the attributes of any other. The result of a
+    `functools.cached_property` is left out, because it follows from the rest.
+    """
+    cls = type(value)
+    if is_frozen(cls):
+        fields = {one.name: attribute(value, one.name) for one in dataclasses.fields(cls)}
+        # A descriptor keeps the value of a field elsewhere in the object.
+        if not any("__set__" in vars(base) for held in fields.values() for base in type(held).__mro__):
+            return {name: held for name, held in fields.items() if held is not MISSING}
+    state = dict(stored(value))
+    for base in cls.__mro__:
+        for name, member in vars(base).items():
+            if is_a(member, functools.cached_property):
+                state.pop(name, None)
+            if is_a(member, types.MemberDescriptorType) and attribute(value, name) is not MISSING:
+                state.setdefault(name, attribute(value, name))
+    return state
+
+
+def is_frozen(cls: type) -> bool:
+    """Whether *cls* is a frozen dataclass."""
+    parameters = next((vars(base)[_PARAMETERS] for base in cls.__mro__ if _PARAMETERS in vars(base)), None)
+    return parameters is not None and bool(parameters.frozen)
+
+
+def type_name(cls: type) -> str:
+    """The module and the qualified name of *cls*, with a dot between them."""
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 class Walk:
@@ -218,7 +298,9 @@ class Walk:
         if is_a(value, deque) and place.is_lenient:
             return digest("runtime", "deque")  # a log: what this project and libraries keep in one grows while they run
         kind = _CONTAINERS.get(type(value))
-        if kind is None or (type(value) is types.MappingProxyType and not is_of_dict(value)):
+        # A read-only view may show a mapping of the author's, which would run his methods.
+        shown = gc.get_referents(value) if type(value) is types.MappingProxyType else ()
+        if kind is None or any(type(mapping) is not dict for mapping in shown):
             return None
         return digest(kind, *self._content(type(value), value, place))
 
