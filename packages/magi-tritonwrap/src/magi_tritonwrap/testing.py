@@ -15,7 +15,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from ._torch_compat.kernels import is_launch, launch_blocks, launch_constants, launched_kernel, tensor_descriptors_taken
+from ._torch_compat.kernels import constants_and_blocks, is_launch, launched_kernel, tensor_descriptors_taken
 from ._torch_compat.tracing import fake_tensors, keeping_graphs
 
 
@@ -135,8 +135,7 @@ def launches_of(graph: torch.fx.GraphModule) -> list[GraphLaunch]:
             list(node.kwargs["grid"]),
             list(node.kwargs.get("tensors_to_clone", ())),
             dict(node.kwargs["kwargs"]),
-            launch_constants(node.kwargs["constant_args_idx"]),
-            launch_blocks(node.kwargs["tma_descriptor_metadata"]),
+            *constants_and_blocks(node),
         )
         for node in graph.graph.nodes
         if is_launch(node.target)

@@ -289,12 +289,9 @@ def writes_nothing(launch: torch.fx.Node) -> bool:
     return not get_mutated_tensors(*numbers, given, held["tma_descriptor_metadata"])
 
 
-def launch_constants(index: int) -> dict[str, Any]:
-    """The constant arguments with the number *index*, which the node of a launch holds in their place."""
-    return dict(kernel_side_table.get_constant_args(index))
-
-
-def launch_blocks(metadata: dict[str, Any]) -> dict[str, list[int]]:
-    """The size of a block for each tensor descriptor, by what the node of a launch holds of them."""
-    blocks = {name: maybe_unpack_tma_stable_metadata(held) for name, held in metadata.items()}
-    return {name: [int(size) for size in block[0]] for name, block in blocks.items() if block is not None}
+def constants_and_blocks(launch: torch.fx.Node) -> tuple[dict[str, Any], dict[str, list[int]]]:
+    """The constant arguments of a launch, the node of a graph, and the size of a block for each tensor descriptor."""
+    held: Any = launch.kwargs
+    blocks = {name: maybe_unpack_tma_stable_metadata(one) for name, one in held["tma_descriptor_metadata"].items()}
+    sizes = {name: [int(size) for size in block[0]] for name, block in blocks.items() if block is not None}
+    return dict(kernel_side_table.get_constant_args(held["constant_args_idx"])), sizes
