@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import triton
@@ -137,7 +136,7 @@ class Kernel:
         """File that defines the kernel."""
         return str(self.function.__code__.co_filename)
 
-    @cached_property
+    @property
     def line(self) -> int:
         """Line of the kernel's first decorator, as `inspect` counts."""
         return int(self.function.__code__.co_firstlineno)
