@@ -69,8 +69,10 @@ class _Values(dict[str, Any]):
         raise UnknownConfigKeyError(msg)
 
 
-def _values_now() -> Mapping[str, Any]:
-    return MappingProxyType(_Values(_torch_compat.config.config_values()))
+def _values(overrides: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    """The configuration as `read_overrides` returned it; as it is now for None."""
+    state = _torch_compat.config.read_overrides() if overrides is None else overrides
+    return MappingProxyType(_Values(_torch_compat.config.config_values(state)))
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class PassContext:
     hook: str = "post_grad_custom_post_pass"
     example_inputs: Sequence[Any] = ()
     user_keys: frozenset[str] = frozenset()
-    config: Mapping[str, Any] = field(default_factory=_values_now)
+    config: Mapping[str, Any] = field(default_factory=_values)
     torch_version: str = field(default_factory=_torch_compat.config.torch_version)
 
     @property
@@ -157,19 +159,6 @@ class Collector:
 
 
 @dataclass(frozen=True)
-class Start:
-    """Inductor's configuration at one moment: what is needed to restore it, and the value of each key."""
-
-    overrides: Mapping[str, Any]
-    config: Mapping[str, Any]
-
-
-def configuration_now() -> Start:
-    """Inductor's configuration in the current context."""
-    return Start(_torch_compat.config.read_overrides(), _values_now())
-
-
-@dataclass(frozen=True)
 class Call:
     """One call of `compile_fx`, for the graphs that it compiles and for backward graphs that are compiled later."""
 
@@ -196,14 +185,19 @@ class GraphCompilation:
     """What changes of code generation remember, by their names in `_torch_compat.kernels`; none that is not wanted."""
 
     @functools.cached_property
-    def start(self) -> Start:
-        """The configuration just before the first pass of this package was asked.
+    def start(self) -> Mapping[str, Any]:
+        """The overrides of the configuration just before the first pass of this package was asked.
 
         It is read when it is first needed, so a compilation without such a pass costs nothing.
         """
         self.memos["tilings"] = {}
         _torch_compat.kernels.install_tilings(functools.partial(memo_of_current, "tilings"))
-        return configuration_now()
+        return _torch_compat.config.read_overrides()
+
+    @functools.cached_property
+    def config(self) -> Mapping[str, Any]:
+        """Every key with its value in that configuration."""
+        return _values(self.start)
 
     @property
     def has_passes(self) -> bool:
@@ -219,7 +213,7 @@ class State:
         collectors: The blocks of `collect_records` around this point.
         call: The call of `compile_fx` that the compilation belongs to; None if it is not known.
         compilation: The compilation of one graph.
-        scope: The configuration that an open scope will restore.
+        scope: The overrides of the configuration that an open scope will restore.
         scoped: Whether that is a scope of a pipeline with passes.
         context: The context of the pass that is being run.
     """
@@ -227,13 +221,13 @@ class State:
     collectors: tuple[Collector, ...] = ()
     call: Call | None = None
     compilation: GraphCompilation | None = None
-    scope: Start | None = None
+    scope: Mapping[str, Any] | None = None
     scoped: bool = False
     context: PassContext | None = None
 
     @property
-    def start(self) -> Start | None:
-        """The configuration that will be restored; None if a change of it would never be undone."""
+    def start(self) -> Mapping[str, Any] | None:
+        """The overrides of the configuration that will be restored; None if a change of it would never be undone."""
         return self.scope if self.compilation is None else self.compilation.start
 
     @property
@@ -283,11 +277,12 @@ def context_of(
     start, compilation = current().start, current().compilation
     if start is None:
         return PassContext(hook=hook, user_keys=user_keys, compile_id=compile_id)
-    user_keys |= {key for key in declared if start.config[key] != _torch_compat.config.default_of(key)}
+    config = _values(start) if compilation is None else compilation.config
+    user_keys |= {key for key in declared if config[key] != _torch_compat.config.default_of(key)}
     if compilation is None:
-        return PassContext(hook=hook, user_keys=user_keys, compile_id=compile_id, config=start.config)
+        return PassContext(hook=hook, user_keys=user_keys, compile_id=compile_id, config=config)
     is_subgraph = graph is not compilation.gm.graph
-    return replace(compilation.known, hook=hook, user_keys=user_keys, config=start.config, is_subgraph=is_subgraph)
+    return replace(compilation.known, hook=hook, user_keys=user_keys, config=config, is_subgraph=is_subgraph)
 
 
 def pass_records() -> list[PassRecord]:

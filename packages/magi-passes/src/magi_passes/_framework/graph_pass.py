@@ -463,10 +463,10 @@ def around_inner_compile(
                 result = inner(gm, example_inputs, **kwargs)
         finally:
             if before is not None:
-                _torch_compat.config.restore_overrides(before.overrides)
+                _torch_compat.config.restore_overrides(before)
             elif compilation.has_passes:
                 # What another manager of passes changes is not restored here.
-                _torch_compat.config.restore_overrides(compilation.start.overrides, compilation.changed)
+                _torch_compat.config.restore_overrides(compilation.start, compilation.changed)
         has_calls = any(node.op not in ("placeholder", "output") for node in gm.graph.nodes)
         for hook in hooks if has_calls and not compilation.asked else ():
             _record_cache_hit(hook, compilation.known.graph)
@@ -544,7 +544,7 @@ def outside_of_current() -> Iterator[None]:
         if outer is not None:
             if outer.has_passes:
                 stack.callback(_torch_compat.config.restore_overrides, _torch_compat.config.read_overrides())
-                _torch_compat.config.restore_overrides(outer.start.overrides)
+                _torch_compat.config.restore_overrides(outer.start)
                 for name in _torch_compat.config.HOOKS:
                     _torch_compat.config.set_config(name, _without_passes(name, _torch_compat.config.get_config(name)))
                 stack.enter_context(_torch_compat.compiling.nested_compilation())

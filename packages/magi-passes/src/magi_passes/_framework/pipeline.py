@@ -14,7 +14,7 @@ from magi_passes import _torch_compat
 from magi_passes._identity.code import digest
 from magi_passes.errors import PassArgumentError, PassArgumentTypeError, PassDefinitionError
 
-from .compilation import configuration_now, within
+from .compilation import within
 from .declared import check_is_frozen, check_keys_exist, nearest
 from .graph_pass import MagiInductorPass, PipelineHook, outside_of_current, parts_of
 
@@ -130,7 +130,7 @@ class PassPipeline:
             ...     pass  # compiled = compile_fx(gm, example_inputs)
         """
         with outside_of_current():
-            start = configuration_now()
+            start = _torch_compat.config.read_overrides()
             installed = {name: _torch_compat.config.get_config(name) for name in _torch_compat.config.HOOKS}
             try:
                 for name, hook in self.inductor_options(installed).items():
@@ -139,7 +139,7 @@ class PassPipeline:
                 with within(scope=start, scoped=bool(self.passes)):
                     yield
             finally:
-                _torch_compat.config.restore_overrides(start.overrides)
+                _torch_compat.config.restore_overrides(start)
 
     @contextlib.contextmanager
     def left_out(self) -> Iterator[None]:

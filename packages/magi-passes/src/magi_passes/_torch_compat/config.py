@@ -34,10 +34,10 @@ def config_keys() -> frozenset[str]:
     return frozenset(_config()._config)
 
 
-def config_values() -> dict[str, Any]:
-    """Every Inductor key with its value in the current context; values are not copied."""
+def config_values(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Every Inductor key with its value in the state that `read_overrides` returned."""
     config = _config()
-    return {key: _effective(config, key, _override_of(config, key)) for key in config._config}
+    return {key: _effective(config, key, override) for key, override in overrides.items()}
 
 
 def default_of(key: str) -> Any:
