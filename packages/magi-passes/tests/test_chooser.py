@@ -205,13 +205,14 @@ def test_where_no_candidate_can_be_measured_it_is_stock(tmp_path: Path, monkeypa
     assert (plan, text) == ((), "tuned: stock, because no candidate could be measured")
 
 
-def test_a_file_with_the_time_of_another_plan_chooses_among_these(
+def test_a_choice_is_remembered_also_beside_the_time_of_another_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text, _ = _measured_once(monkeypatch, tmp_path)
-    (path,) = tmp_path.iterdir()
+    text, folder = "tuned: stock (TemporalConv 2000.000 ms, stock 1000.000 ms)", tmp_path / "new" / "folder"
+    assert _measured_once(monkeypatch, folder) == (text, 2)
+    (path,) = folder.iterdir()
     path.write_text(json.dumps({"another": 0.1, **json.loads(path.read_text())}))
-    assert _measured_once(monkeypatch, tmp_path) == (text, 0)
+    assert _measured_once(monkeypatch, folder) == (text, 0)
 
 
 FIRST, THIRD = (TemporalConvPass(),), (ConvLayoutPass(),)
@@ -330,12 +331,6 @@ def _measured_once(monkeypatch: pytest.MonkeyPatch, cache_dir: Path) -> tuple[st
         plan, text = tuning.choose_fastest(torch.fx.Graph(), PassContext(), plans, str(cache_dir))
     assert plan == ()
     return text, len(measured)
-
-
-def test_a_choice_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "tuned: stock (TemporalConv 2000.000 ms, stock 1000.000 ms)"
-    assert _measured_once(monkeypatch, tmp_path / "new" / "folder") == (text, 2)
-    assert _measured_once(monkeypatch, tmp_path / "new" / "folder") == (text, 0)
 
 
 @pytest.mark.parametrize("broken", ["", "{", "[1, 2]", '{"stock": "fast"}', '{"stock": null}', "7", "\0", "folder"])
