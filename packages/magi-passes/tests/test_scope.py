@@ -33,6 +33,7 @@ from made_passes import (
     train,
 )
 from magi_passes import (
+    ConvChooser,
     MagiInductorPass,
     PassContext,
     PassPipeline,
@@ -213,6 +214,19 @@ def test_a_backend_that_took_compile_fx_early_is_told(inductor: Any) -> None:
 
     with pytest.warns(UserWarning, match="imported by name before the first pass was made"):
         torch.compile(lambda x: x + 1, backend=backend)(torch.ones(3))
+
+
+def test_a_pass_that_compiles_in_a_scope_is_told_nothing(
+    inductor: Any, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    def backend(gm: Any, example_inputs: Any) -> Any:
+        with PassPipeline([ConvChooser(tune=True, cache_dir=str(tmp_path))]).scope():
+            return torch._inductor.compile_fx.compile_fx(gm, example_inputs)
+
+    x = torch.ones(1, 2, 6, 4)
+    torch.compile(torch.nn.Conv2d(2, 3, 3), backend=backend)(x)
+    assert list(tmp_path.iterdir())
+    assert not [warning for warning in recwarn if "imported by name" in str(warning.message)]
 
 
 @dataclass(frozen=True)

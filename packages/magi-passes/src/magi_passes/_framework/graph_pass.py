@@ -548,7 +548,7 @@ def outside_of_current() -> Iterator[None]:
                 for name in _torch_compat.config.HOOKS:
                     _torch_compat.config.set_config(name, _without_passes(name, _torch_compat.config.get_config(name)))
                 stack.enter_context(_torch_compat.compiling.nested_compilation())
-            stack.enter_context(within(compilation=None, call=None))
+            stack.enter_context(within(compilation=None, call=None, scoped=False))
         yield
 
 
