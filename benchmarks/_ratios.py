@@ -116,8 +116,18 @@ def _report_overhead(seconds: Mapping[Measured, Sequence[float]]) -> dict[str, f
     return found | ({"report_compile_overhead": max(shares), "report_warm_ms": max(warm)} if shares else {})
 
 
+def _hot_latency(seconds: Mapping[Measured, Sequence[float]]) -> dict[str, float]:
+    """The calls of an order with code for some sizes over the same calls with the code for any size, the largest."""
+    none = "0 hot"
+    each = [
+        ratio_of(took, seconds[none, case]) for (arm, case), took in seconds.items() if "hot" in arm and arm != none
+    ]
+    return {"thrash_worst": max(each)} if each else {}
+
+
 DERIVED: dict[str, Callable[[Mapping[Measured, Sequence[float]]], dict[str, float]]] = {
     "aten_surface": _aten_surface,
+    "hot_latency": _hot_latency,
     "report_overhead": _report_overhead,
 }
 """Benchmarks whose ratios are more than one median over another."""

@@ -4,16 +4,22 @@
 A small MLP is called with eight sizes in turn, one call each two milliseconds, until each of them has code of its own,
 and 2,000 times after that. Caches are empty in each repeat; the first call, which compiles the code for any size, is
 not counted. On a CPU, with one thread.
+
+Then a larger MLP gets 10,000 calls in orders that an adversary would choose, against the code for any size in the same
+order, with one, two and eight sizes at a time. Compilations count, but for the first ones, which `magi.hot_sizes` asks
+for.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import random
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
@@ -21,6 +27,7 @@ import torch
 from _results import rows_of, write
 from magi_backend import wait
 from torch import nn
+from torch._dynamo.utils import counters
 
 
 REPEATS = 5
@@ -30,15 +37,31 @@ APART = 0.002
 NOTE = (
     "`worst_call_ms` is the longest call while the code for eight sizes is made beside the calls "
     "(`magi.hot_in_background`), `worst_call_that_waits_ms` the longest where the call that is due makes it. "
-    "`final_vs_hot` compares the calls after that."
+    "`final_vs_hot` compares the calls after that. `thrash_worst` is the largest ratio of 10,000 calls with more sizes "
+    "than may have code to the same calls with the code for any size."
 )
+CAPS = (1, 2, 8)
+CALLS = 10_000
+_RANDOM = random.Random(0)  # noqa: S311 - a seed for an order
+ORDERS = {
+    "two sizes in turn": [8 + i % 2 for i in range(CALLS)],
+    "81 sizes in turn": [8 + i % 81 for i in range(CALLS)],
+    "81 sizes, three calls each": [8 + i // 3 % 81 for i in range(CALLS)],
+    "bursts of 40 calls": [8 + i // 40 for i in range(CALLS)],
+    "random, few often": [8 + min(200, int(_RANDOM.paretovariate(0.7))) for _ in range(CALLS)],
+}
+
+
+def mlp(width: int) -> nn.Module:
+    """A small model in evaluation mode."""
+    parts = (nn.Linear(width, width), nn.GELU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
+    return nn.Sequential(*parts).eval()
 
 
 def measure(*, in_background: bool) -> tuple[float, float]:
     """The longest call until each size has code, and the median of the calls after that, in seconds."""
-    model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)).eval()
     options: dict[str, Any] = {"magi.hot_sizes": len(SIZES), "magi.hot_in_background": in_background}
-    compiled = torch.compile(model, backend="magi", dynamic=True, options=options)
+    compiled = torch.compile(mlp(64), backend="magi", dynamic=True, options=options)
     sizes = itertools.cycle(SIZES)
 
     def call() -> float:
@@ -60,6 +83,24 @@ def measure(*, in_background: bool) -> tuple[float, float]:
     return max(first), statistics.median(last)
 
 
+def seconds_in_order(sizes: Sequence[int], cap: int) -> float:
+    """The time of calls with *sizes*, without the first *cap* compilations for one of them."""
+    torch.compiler.reset()
+    compiled = torch.compile(mlp(256), backend="magi", dynamic=True, options={"magi.hot_sizes": cap})
+    inputs = {size: torch.randn(size, 256) for size in {*sizes}}
+    made: list[float] = []
+    with torch.no_grad():
+        compiled(torch.randn(3, 256))
+        before, start = counters["aot_autograd"]["total"], time.perf_counter()
+        for size in sizes:
+            began = time.perf_counter()
+            compiled(inputs[size])
+            if counters["aot_autograd"]["total"] != before:
+                before = counters["aot_autograd"]["total"]
+                made.append(time.perf_counter() - began)
+        return time.perf_counter() - start - sum(made[:cap])
+
+
 def main() -> None:
     """Measure both ways in turn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -74,7 +115,16 @@ def main() -> None:
             longests.append(longest)
             last[arm].append(median)
             sys.stderr.write(f"{time.strftime('%H:%M:%S')} {arm} {1e3 * longest:.1f} ms, then {1e6 * median:.0f} µs\n")
-    write("hot_latency", [*rows_of("worst call", worst), *rows_of("later calls", last)], note=NOTE)
+    rows = [*rows_of("worst call", worst), *rows_of("later calls", last)]
+    for name, sizes in ORDERS.items():
+        arms: dict[str, list[float]] = {f"{cap} hot": [] for cap in (0, *CAPS)}
+        for _ in range(repeats):
+            with tempfile.TemporaryDirectory() as caches, mock.patch.dict("os.environ", TORCHINDUCTOR_CACHE_DIR=caches):
+                for cap, seconds in zip((0, *CAPS), arms.values(), strict=True):
+                    seconds.append(seconds_in_order(sizes, cap))
+        sys.stderr.write(f"{name}: { ({arm: round(statistics.median(took), 3) for arm, took in arms.items()}) }\n")
+        rows += rows_of(name, arms)
+    write("hot_latency", rows, note=NOTE)
 
 
 if __name__ == "__main__":

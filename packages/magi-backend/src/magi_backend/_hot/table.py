@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
-from magi_backend._torch_compat import state, values
+from magi_backend._torch_compat import state, symbols, values
 from magi_backend.records import SizesOutcome, SizeUse
 
 from .background import jobs
@@ -163,6 +163,7 @@ class SizeTable:
         """What calls of the sizes whose code was timed save, and what they take with the code for any size."""
         self._blocked = self._waiting = ""
         self._choices = Choices()
+        self._general = symbols.boxed(self.general)
 
     def dispatch(self) -> Callable[..., Any]:
         """The function that runs each call."""
@@ -189,7 +190,7 @@ class SizeTable:
             del inputs[size.place]
         if self._tried.get(key) is not code:
             return code.run(inputs)
-        result, seconds, is_exact = _timed(code.run, (inputs,), exact=True)
+        result, seconds, is_exact = _timed(code.run, inputs, exact=True)
         if is_exact:
             with self._lock:
                 code.own, code.runs = min(code.own, seconds), code.runs + 1
@@ -199,7 +200,8 @@ class SizeTable:
     def _run_general(self, key: Key, args: tuple[Any, ...]) -> Any:
         """Run the code for any size, and note what that costs."""
         size = self._others.get(key) or self._tried.get(key)
-        result, seconds, is_exact = _timed(self.general, args, exact=size is not None and self._is_due_a_timing(size))
+        exact = size is not None and self._is_due_a_timing(size)
+        result, seconds, is_exact = _timed(self._general, list(args), exact=exact)
         with self._lock:
             if size is not None:
                 if is_exact:
@@ -451,13 +453,13 @@ class SizeTable:
         return f"{text}. With {asked} they get code of their own."
 
 
-def _timed(run: Callable[..., Any], args: tuple[Any, ...], *, exact: bool) -> tuple[Any, float, bool]:
-    """What *run* returns, the seconds that it took, and whether they include the work of the accelerator."""
+def _timed(run: Callable[[list[Any]], Any], inputs: list[Any], *, exact: bool) -> tuple[Any, float, bool]:
+    """What *run* returns for *inputs*, the seconds of that, and whether they include the work of the accelerator."""
     exact = exact and not why_not_now(same_on_all_ranks=True)
     if exact:
         values.synchronize()
     start = perf_counter()
-    result = run(*args)
+    result = run(inputs)
     if exact:
         values.synchronize()
     return result, perf_counter() - start, exact

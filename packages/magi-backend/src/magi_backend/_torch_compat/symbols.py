@@ -318,14 +318,14 @@ def broken_guard(numbers: Sequence[Any], values: Mapping[Any, int]) -> str:
 def boxed(compiled: Callable[..., Any]) -> Callable[[list[Any]], Any]:
     """*compiled*, taking a list of its arguments.
 
-    AOTAutograd's result takes a list itself; a function of single arguments is around it (``forward`` in
-    ``aot_module_simplified``), which puts them into one after the parameters of the graph.
+    AOTAutograd's result takes a list itself. Around it are a function of single arguments (``forward`` in
+    ``aot_module_simplified``), which puts them into one after the parameters of the graph, and what keeps Dynamo out,
+    which our caller does already.
     """
     outer: Any = compiled
-    while outer is not None and getattr(outer, "__qualname__", "") != "aot_module_simplified.<locals>.forward":
-        outer = getattr(outer, "__wrapped__", None)
-    inner = getattr(outer, "__wrapped__", None)
-    cells = {} if inner is None else inspect.getclosurevars(outer).nonlocals
-    if inner is not None and cells.get("compiled_fn") is inner and cells.get("params_buffers_flat") == []:
-        return cast("Callable[[list[Any]], Any]", inner)
+    while inspect.isfunction(outer):
+        inner, cells = getattr(outer, "__wrapped__", None), inspect.getclosurevars(outer).nonlocals
+        if inner is not None and cells.get("compiled_fn") is inner and cells.get("params_buffers_flat") == []:
+            return cast("Callable[[list[Any]], Any]", inner)
+        outer = inner
     return lambda inputs: compiled(*inputs)
