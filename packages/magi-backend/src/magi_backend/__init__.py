@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from ._settings import CompileConfig as CompileConfig
     from ._settings import MagiOptions as MagiOptions
     from ._settings import PassConfig as PassConfig
+    from ._warm import WarmStart as WarmStart
+    from ._warm import load as load
+    from ._warm import save as save
     from .errors import BackendError as BackendError
     from .errors import MismatchError as MismatchError
 
@@ -36,12 +39,15 @@ _HOMES = {
     "PassConfig": "_settings",
     "Report": "_report.explain",
     "RunReport": "_report.run",
+    "WarmStart": "_warm",
     "aot_compile": "_ahead",
     "explain": "_report.explain",
+    "load": "_warm",
     "magi": "_backend",
     "magi_compile": "_magi_compile",
     "magi_register_custom_op": "_register",
     "read_report": "_report.run",
+    "save": "_warm",
     "wait": "_hot.background",
 }
 

@@ -35,6 +35,7 @@ from ._split import boundary_overloads, compile_pieces, split_at, uncut_boundari
 from ._verify.blame import first_operator
 from ._verify.check import CheckedPiece, input_names
 from ._verify.compare import Difference
+from ._warm import noted
 from .records import CheckOutcome, FallBack
 
 
@@ -95,7 +96,10 @@ def compile_request(gm: GraphModule, example_inputs: Sequence[Any], request: Req
             with _phase(request, log.label, sizes) as show, log.counting_caches():
                 return _compile_graph(static, inputs, replace(job, show=show, sizes=sizes))
 
-        return with_sizes(gm, example_inputs, request.config, log, partial(_compile_graph, job=job), compile_static)
+        with noted(gm, example_inputs, request, ops, log) as hot:
+            return with_sizes(
+                gm, example_inputs, request.config, log, partial(_compile_graph, job=job), compile_static, hot
+            )
 
 
 def _compile_graph(gm: GraphModule, example_inputs: Sequence[Any], job: _Job) -> Callable[..., Any]:

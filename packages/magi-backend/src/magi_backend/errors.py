@@ -16,6 +16,7 @@ __all__ = [
     "PackageError",
     "TargetError",
     "TargetTypeError",
+    "WarmStartError",
 ]
 
 
@@ -53,6 +54,10 @@ class MismatchError(BackendError, ArithmeticError):
 
 class PackageError(BackendError, ValueError):
     """A model calls an operator that cannot be part of a package that is compiled ahead of time."""
+
+
+class WarmStartError(BackendError, RuntimeError):
+    """There is nothing to save for a warm start, or its folder cannot be used."""
 
 
 class ReportError(BackendError, LookupError):

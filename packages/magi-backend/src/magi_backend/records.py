@@ -319,6 +319,7 @@ class Compilation:
         inductor_seconds: The part of *seconds* in which Inductor compiled graphs; the rest is AOTAutograd's and ours.
         frame_seconds: Time from the start of the capture until the guards were built; 0 until then.
         report_seconds: Time that this record took, to write graphs as text and to write files.
+        anew: Why its code was not among what `magi_backend.load` had loaded; empty if it was, or if nothing was loaded.
     """
 
     index: int
@@ -345,6 +346,7 @@ class Compilation:
     inductor_seconds: float = 0.0
     frame_seconds: float = 0.0
     report_seconds: float = 0.0
+    anew: str = ""
 
 
 def describe_input(value: Any) -> str:

@@ -120,10 +120,11 @@ def with_sizes(
     log: CompilationLog,
     compile_general: Callable[[GraphModule, Sequence[Any]], Callable[..., Any]],
     compile_static: Compile,
+    hot: frozenset[Key] = frozenset(),
 ) -> Callable[..., Any]:
     """Compile *gm* for any size. Returns the function that also finds code for single sizes.
 
-    If the settings are off and no report counts sizes, it returns the code for any size itself.
+    *hot* are sizes that had such code in an earlier process, whose caches have it. If the settings are off and no report counts sizes, it returns the code for any size itself.
 
     Raises:
         CompileSizesError: ``magi.compile_sizes`` does not fit the graph.
@@ -147,6 +148,7 @@ def with_sizes(
         label=log.label,
         changed=log.write_counts,
         in_background=config.hot_in_background,
+        hot_before=hot,
     )
     log.sizes = table.outcome
     dispatch = table.dispatch()

@@ -137,6 +137,7 @@ class SizeTable:
         label: Name of the graph, for messages.
         changed: Called when a size has got code.
         in_background: Whether the code of `hot_sizes` is made on another thread, and calls do not wait for it.
+        hot_before: The sizes that were hot in an earlier process, which are due at their first call.
         codes: The sizes with code of their own that calls find.
     """
 
@@ -149,6 +150,7 @@ class SizeTable:
     label: str
     changed: Callable[[], None]
     in_background: bool = False
+    hot_before: frozenset[Key] = frozenset()
     codes: dict[Key, Size] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -285,7 +287,7 @@ class SizeTable:
         with state.compile_lock():
             with self._lock:
                 size = self._others.get(key)
-                due = size is not None and self._is_due(size)
+                due = size is not None and self._is_due(key, size)
             # What belongs to the process cannot be set for one thread: a later call of this size tries again.
             if due and self.captured.state.is_of_process():
                 self._make(key, explicit=False)
@@ -313,11 +315,12 @@ class SizeTable:
         size.calls += 1
         if self.hot_sizes and size.calls == self.hot_after:
             self._starts_to_pay(size)
-        return self._is_due(size)
+        return self._is_due(key, size)
 
-    def _is_due(self, size: Size) -> bool:
-        """Whether a *size* without code gets some now."""
-        if not self.hot_sizes or size.calls < self.hot_after or self._blocked or size.failed:
+    def _is_due(self, key: Key, size: Size) -> bool:
+        """Whether *size*, that of *key* without code, gets some now."""
+        calls = 1 if key in self.hot_before else self.hot_after
+        if not self.hot_sizes or size.calls < calls or self._blocked or size.failed:
             return False
         return self._made < self.hot_sizes or self._has_paid(size)
 

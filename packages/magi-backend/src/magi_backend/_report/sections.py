@@ -405,6 +405,8 @@ def compilation_as_text(one: Compilation) -> Iterator[Line | Table]:
     yield Line(f"Compilation {one.index}: {facts}", "bold")
     yield Line(f"inputs {summary(one.inputs)}")
     yield from compilation_lines(one)
+    if one.anew:
+        yield Line(f"compiled anew, although code was loaded: {one.anew}")
     if one.pieces:
         yield Line("pieces " + " | ".join(one.pieces))
     for op in one.ops:

@@ -1,0 +1,457 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A warm start: what one process compiled, in a folder from which others start.
+
+An entry is a file: a line of JSON that says what it is and what it was made for, and then its content. Its name is the
+digest of both. So a file that was cut off or changed does not load, several processes may write at once, and one folder
+may serve different machines.
+
+What the code of a graph depends on, of the model, the settings, the passes and the operators, is in the keys of torch's
+caches, as in every compilation. The entries of the kind "graph" choose no code: they say why a graph was not found, and
+which sizes were hot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import inspect
+import json
+import logging
+import os
+import platform
+import re
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import magi_opschema
+import torch
+import triton
+from torch.fx import GraphModule
+
+from . import _torch_compat
+from ._records.folder import from_plain
+from ._records.log import CompilationLog
+from ._settings import Request
+from .errors import WarmStartError
+from .records import OpUse, describe_input
+
+
+logger = logging.getLogger("magi_backend")
+
+FORMAT = 1
+_NAME = re.compile(r"[0-9a-f]{64}")
+_PACKAGES = ("magi_backend", "magi_opschema", "magi_passes", "magi_tritonwrap")
+_OF_NO_CODE = frozenset({"report", "progress"})
+"""Settings that change nothing about the code of a graph."""
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of a folder.
+
+    Attributes:
+        kind: ``"graph"``, ``"instructions"``, ``"file"`` of Inductor's folder, or a kind of torch's caches.
+        name: What it is among those of its kind: a key, or a path.
+        made_for: What its code was compiled for, by title.
+        content: What it holds.
+    """
+
+    kind: str
+    name: str
+    made_for: Mapping[str, str]
+    content: bytes
+
+    def packed(self) -> tuple[str, bytes]:
+        """The name and the content of its file."""
+        header = {"format": FORMAT, "kind": self.kind, "name": self.name, "made_for": dict(self.made_for)}
+        data = json.dumps(header, sort_keys=True).encode() + b"\n" + self.content
+        return hashlib.sha256(data).hexdigest(), data
+
+
+@dataclass(frozen=True)
+class GraphFacts:
+    """What decides the code of a captured graph, as far as a sentence can say it.
+
+    Attributes:
+        function: The qualified name of the function that was captured.
+        place: Its file, without the folder, and first line.
+        source: A digest of that file.
+        graph: A digest of the operators that were captured.
+        inputs: Shape and dtype of each input.
+        ops: A digest of each registered operator in the graph.
+        settings: Each setting of ours, and each of torch's that does not have its default value, as text.
+    """
+
+    function: str
+    place: str
+    source: str
+    graph: str
+    inputs: tuple[str, ...]
+    ops: Mapping[str, str]
+    settings: Mapping[str, str]
+
+    def differences(self, then: GraphFacts) -> list[str]:
+        """How this graph differs from an earlier one, in words."""
+        said = [
+            f"{name} was {then.settings.get(name, 'not set')} and is {self.settings.get(name, 'not set')}"
+            for name in sorted({*self.settings, *then.settings})
+            if self.settings.get(name) != then.settings.get(name)
+        ]
+        said += [f"the operator {name} has changed" for name in self.ops if self.ops[name] != then.ops.get(name)]
+        if self.inputs != then.inputs:
+            said.append(f"its inputs were {', '.join(then.inputs)} and are {', '.join(self.inputs)}")
+        elif self.graph != then.graph and self.source == then.source:
+            said.append("what it calls or reads has changed, so that other operators were captured")
+        if self.source != then.source:
+            said.append(f"the source has changed: {self.place}")
+        return said
+
+
+@dataclass(eq=False)
+class WarmStart:
+    """What was loaded from a folder, and what became of the compilations since; ``print`` shows it.
+
+    Attributes:
+        folder: The folder.
+        loaded: The kind and the name of each entry that was loaded.
+        refused: A sentence for each file that was not, which begins with its name.
+        found: The functions whose graphs were found in the caches since then.
+        compiled: A sentence for each graph that was compiled anew since then, with the reason.
+    """
+
+    folder: Path
+    loaded: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    found: list[str] = field(default_factory=list)
+    compiled: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        graphs = sum(name.startswith("graph ") for name in self.loaded)
+        first = f"warm start from {self.folder}: {len(self.loaded)} entries loaded, {graphs} of them graphs"
+        lines = [first, *(f"refused {sentence}" for sentence in self.refused)]
+        lines += [f"found {name}" for name in self.found]
+        return "\n".join([*lines, *(f"compiled anew {sentence}" for sentence in self.compiled)])
+
+
+class _Known:
+    """What this process has compiled, and what it has loaded."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.compiled: dict[str, weakref.WeakSet[CompilationLog]] = {}
+        """The logs of the compilations of each graph, by its facts as text."""
+        self.hot: dict[str, set[tuple[int, ...]]] = {}
+        """The sizes that had code of their own in an earlier process, by the facts of the graph."""
+        self.starts: list[WarmStart] = []
+
+
+_known = _Known()
+
+
+@functools.cache
+def made_for() -> dict[str, str]:
+    """What compiled code depends on, of the machine and what is installed, each with a title for sentences.
+
+    torch's keys have most of it for most entries, but not for the libraries that a C++ compiler makes for just this
+    processor. Here it is the same for all, so that a sentence can say it.
+    """
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    cards = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+    return {
+        "torch": f"{torch.__version__} ({torch.version.git_version})",
+        "Triton": triton.__version__,
+        "Python": f"{platform.python_implementation()} {platform.python_version()}",
+        "the system": " ".join((platform.system(), platform.machine(), *platform.libc_ver())),
+        "a processor with": " ".join(sorted(flags[1].split())) if flags else platform.processor(),
+        "the cards": ", ".join(sorted(set(cards))) or "none",
+        "the CUDA driver": _torch_compat.caches.cuda_driver() or "none",
+        "the toolkit": str(torch.version.cuda or torch.version.hip),
+        "magi packages with the digest": _digest_of_packages(),
+    }
+
+
+def _digest_of_packages() -> str:
+    found = hashlib.sha256()
+    for name in _PACKAGES:
+        folder = Path(inspect.getfile(importlib.import_module(name))).parent
+        for path in sorted(folder.rglob("*.py")):
+            found.update(f"{name} {path.relative_to(folder)}\0".encode() + path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def _unlike(then: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Why code that was made for *then* does not serve *now*; empty if it does."""
+    for title in {**then, **now}:
+        was, here = then.get(title, "unknown"), now.get(title, "unknown")
+        if was == here:
+            continue
+        if title == "a processor with":
+            lacks, has = (set(a.split()) - set(b.split()) for a, b in ((was, here), (here, was)))
+            more = f"made for a processor with {' '.join(sorted(lacks))}, which this one lacks" if lacks else ""
+            return more or f"made for a processor without {' '.join(sorted(has))}, which this one has"
+        return f"made for {title} {was}, and here it is {here}"
+    return ""
+
+
+def unpacked(name: str, data: bytes) -> Entry:
+    """The entry in a file.
+
+    Raises:
+        ValueError: It is not what `Entry.packed` made, or not for this machine. The message says why.
+    """
+    if name.endswith(".part"):
+        msg = "it is being written, or its writer was killed"
+        raise ValueError(msg)
+    if not _NAME.fullmatch(name):
+        msg = "it is not a file of magi_backend.save"
+        raise ValueError(msg)
+    if hashlib.sha256(data).hexdigest() != name:
+        msg = "it was cut off or changed after it was written: its digest is not its name"
+        raise ValueError(msg)
+    header, _, content = data.partition(b"\n")
+    told = json.loads(header)
+    if told["format"] != FORMAT:
+        msg = f"its format is {told['format']}, and this release reads {FORMAT}"
+        raise ValueError(msg)
+    if unlike := _unlike(told["made_for"], made_for()):
+        raise ValueError(unlike)
+    return Entry(told["kind"], told["name"], told["made_for"], content)
+
+
+def save(folder: str | os.PathLike[str]) -> int:
+    """Write what this process has compiled, or has found in caches, to *folder*, for `load` in another process.
+
+    Call it after a warm-up: all that was compiled for this process is saved, of every model, with the kernels, the
+    choices of ``magi.tune``, and the hot sizes. Entries that are there already stay; several processes may save to one
+    folder at once.
+
+    Args:
+        folder: It is made if it does not exist, for its owner only. It will hold code that `load` runs.
+
+    Returns:
+        The number of entries that this process has.
+
+    Raises:
+        WarmStartError: Nothing was compiled, or torch's caches took none of it; or the folder cannot be written to.
+
+    Example:
+        >>> save(tempfile.mkdtemp())  # doctest: +SKIP
+        18
+    """
+    place = Path(folder)
+    with _torch_compat.state.compile_lock():
+        entries = list(_entries())
+    if not any(entry.kind == "graph" for entry in entries):
+        msg = f"save({str(place)!r}): this process has compiled no graph. Call the compiled model first, then save."
+        raise WarmStartError(msg)
+    if all(entry.kind in ("graph", "instructions") for entry in entries):
+        msg = (
+            f"save({str(place)!r}): torch's caches have taken none of the graphs of this process, so nothing can be "
+            "saved. They are off (force_disable_caches, fx_graph_cache), or every graph calls what has no cache key."
+        )
+        raise WarmStartError(msg)
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for entry in entries:
+            name, data = entry.packed()
+            _write(place / name, data)
+    except OSError as error:
+        msg = f"save({str(place)!r}): it cannot be written to: {error}. Give a folder that this user may write to."
+        raise WarmStartError(msg) from error
+    return len(entries)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Make the file *path* with *data*, so that another process sees all of it or none."""
+    part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        part.write_bytes(data)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _entries() -> Iterator[Entry]:
+    here = made_for()
+    for kind, key, content in _torch_compat.caches.cache_entries():
+        yield Entry(kind, key, here, content)
+    for path in _files():
+        yield Entry("file", str(path.relative_to(_cache())), here, path.read_bytes())
+    if names := _torch_compat.caches.vector_instructions():
+        yield Entry("instructions", " ".join(names), here, json.dumps(names).encode())
+    with _known.lock:
+        compiled = {text: list(logs) for text, logs in _known.compiled.items()}
+    for text, logs in compiled.items():
+        outcomes = [log.sizes() for log in logs if log.sizes is not None]
+        hot = {tuple(n for _, n in use.sizes) for each in outcomes for use in each.uses if use.has_code}
+        content = json.dumps({"facts": json.loads(text), "hot": sorted(hot)})
+        yield Entry("graph", json.loads(text)["function"], here, content.encode())
+
+
+def _cache() -> Path:
+    return Path(_torch_compat.compiling.inductor_cache()).resolve()
+
+
+def _files() -> Iterator[Path]:
+    """What this process uses of Inductor's folder besides torch's entries: its libraries, and choices of `magi.tune`."""
+    cache = _cache()
+    mapped = {Path(line.split(maxsplit=5)[5]) for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
+    yield from sorted(path for path in mapped if path.is_relative_to(cache) and path.exists())
+    yield from sorted((cache / "magi_passes").glob("*.json"))
+
+
+def load(folder: str | os.PathLike[str]) -> WarmStart:
+    """Put what `save` wrote to *folder* into the caches of this process, where compilations find it.
+
+    Call it before the first call of a compiled model. Nothing else changes: Dynamo captures each function again and
+    guards it, and code is used if its key is that of the captured graph. An entry that was made for another torch,
+    Triton, Python, system, processor, card, driver or release of these packages is refused, and so is a file that was
+    cut off, changed, or written by something else. A graph that is compiled anew is logged as a warning, with the
+    reason.
+
+    Loading runs code: load only what you have made, from a folder that only you can write to.
+
+    Args:
+        folder: A folder of `save`. It may be read-only. If there is none yet, nothing is loaded, with a warning.
+
+    Returns:
+        What was loaded and what was refused. It grows with the compilations that follow.
+
+    Raises:
+        WarmStartError: *folder* is a file.
+    """
+    place = Path(folder)
+    if place.exists() and not place.is_dir():
+        msg = f"load({str(place)!r}): it is a file. Give the folder that magi_backend.save has written."
+        raise WarmStartError(msg)
+    paths = sorted(place.iterdir()) if place.exists() else []
+    if not paths:
+        logger.warning("load: %s has no entries yet, so everything is compiled. magi_backend.save writes them.", place)
+    loaded, refused = list[str](), list[str]()
+    with _torch_compat.state.compile_lock():
+        for path in paths:
+            try:
+                entry = unpacked(path.name, path.read_bytes())
+                _put(entry)
+                loaded.append(f"{entry.kind} {entry.name}")
+            except (OSError, ValueError) as error:
+                refused.append(f"{path.name}: {error}")
+    for sentence in refused:
+        logger.warning("load: %s refused: %s", place, sentence)
+    start = WarmStart(place, tuple(loaded), tuple(refused))
+    with _known.lock:
+        _known.starts.append(start)
+    return start
+
+
+def _put(entry: Entry) -> None:
+    if entry.kind == "graph":
+        saved = json.loads(entry.content)
+        with _known.lock:
+            _known.hot.setdefault(_text(saved["facts"]), set()).update(map(tuple, saved["hot"]))
+    elif entry.kind == "instructions":
+        _torch_compat.caches.take_vector_instructions(json.loads(entry.content))
+    elif entry.kind == "file":
+        path = (_cache() / entry.name).resolve()
+        if not path.is_relative_to(_cache()):
+            msg = f"it names {entry.name}, which is outside of the folder of the caches"
+            raise ValueError(msg)
+        if not path.exists():  # a library may be in use
+            _write(path, entry.content)
+    else:
+        _torch_compat.caches.put_cache_entry(entry.kind, entry.name, entry.content)
+
+
+def _text(facts: Mapping[str, Any]) -> str:
+    return json.dumps(facts, sort_keys=True)
+
+
+@contextlib.contextmanager
+def noted(
+    gm: GraphModule, example_inputs: Sequence[Any], request: Request, ops: Iterable[OpUse], log: CompilationLog
+) -> Iterator[frozenset[tuple[int, ...]]]:
+    """A context for the compilation of *gm* that notes it for `save`; its value are sizes that were hot earlier.
+
+    If something was loaded and *gm* is compiled anew, the reason is logged and goes into the record.
+    """
+    if log.fresh:  # such a compilation passes the caches by
+        yield frozenset()
+        return
+    facts = _facts(gm, example_inputs, request, ops)
+    text = _text(asdict(facts))
+    with _known.lock:
+        hot = frozenset(_known.hot.get(text, ()))
+    before = _torch_compat.compiling.cache_counts()
+    yield hot
+    _, misses, bypasses = (now - then for now, then in zip(_torch_compat.compiling.cache_counts(), before, strict=True))
+    with _known.lock:
+        _known.compiled.setdefault(text, weakref.WeakSet()).add(log)
+        starts, earlier = tuple(_known.starts), [from_plain(GraphFacts, json.loads(each)) for each in _known.hot]
+    if not starts:
+        return
+    if not misses and not bypasses:
+        starts[-1].found.append(facts.function)
+        return
+    passed_by = "torch's caches do not take it, so each process compiles it"
+    reason = passed_by if bypasses else _why_anew(facts, earlier, sum(len(start.refused) for start in starts))
+    starts[-1].compiled.append(f"{facts.function}: {reason}")
+    log.update(anew=reason)
+    logger.warning("%s (%s) was compiled anew: %s", log.label, facts.function, reason)
+
+
+def _why_anew(now: GraphFacts, earlier: Iterable[GraphFacts], refused: int) -> str:
+    same = [now.differences(then) for then in earlier if then.function == now.function]
+    but = f" ({refused} files were refused)" if refused else ""
+    if not same:
+        return f"no graph of this function was loaded{but}"
+    if said := min(same, key=len):
+        return "; ".join(said)
+    return (
+        f"its code was not among what was loaded{but}"
+        if refused
+        else "the body of an operator, a pass, or what they call or read has changed"
+    )
+
+
+def _facts(gm: GraphModule, example_inputs: Sequence[Any], request: Request, ops: Iterable[OpUse]) -> GraphFacts:
+    frame = _torch_compat.frames.captured_frame()
+    file = frame.place.rpartition(":")[0]
+    texts = (part.code for part in gm.modules() if isinstance(part, GraphModule))
+    settings: dict[str, object] = {
+        f"magi.{name}": value for name, value in request.config.items() if name not in _OF_NO_CODE
+    }
+    settings |= {**request.inductor, **_torch_compat.caches.changed_configs(), "threads": torch.get_num_threads()}
+    return GraphFacts(
+        function=frame.function,
+        place=os.path.basename(frame.place),
+        source=_digest(Path(file).read_bytes()) if os.path.isfile(file) else "",
+        graph=_digest("\0".join(texts).encode()),
+        inputs=tuple(map(describe_input, example_inputs)),
+        ops={op.name: _digest(_source(magi_opschema.op_def(op.name).fn).encode()) for op in ops},
+        settings={name: _value(value) for name, value in settings.items()},
+    )
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _source(fn: Callable[..., Any]) -> str:
+    try:
+        return inspect.getsource(fn)
+    except (OSError, TypeError):  # typed into an interpreter, or made by a program
+        return ""
+
+
+def _value(value: object) -> str:
+    """*value* as text that is the same in another process; a pass is its uuid."""
+    uuid = getattr(value, "uuid", None)
+    return str(uuid()) if callable(uuid) and not isinstance(value, type) else _ADDRESS.sub("", repr(value))
