@@ -96,7 +96,7 @@ def compile_request(gm: GraphModule, example_inputs: Sequence[Any], request: Req
             with _phase(request, log.label, sizes) as show, log.counting_caches():
                 return _compile_graph(static, inputs, replace(job, show=show, sizes=sizes))
 
-        with noted(gm, example_inputs, request, ops, log) as hot:
+        with noted(gm, request, ops, log) as hot:
             return with_sizes(
                 gm, example_inputs, request.config, log, partial(_compile_graph, job=job), compile_static, hot
             )

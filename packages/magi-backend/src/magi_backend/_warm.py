@@ -24,7 +24,7 @@ import platform
 import re
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -292,8 +292,9 @@ def _entries() -> Iterator[Entry]:
     for text, logs in compiled.items():
         outcomes = [log.sizes() for log in logs if log.sizes is not None]
         hot = {tuple(n for _, n in use.sizes) for each in outcomes for use in each.uses if use.has_code}
-        content = json.dumps({"facts": json.loads(text), "hot": sorted(hot)})
-        yield Entry("graph", json.loads(text)["function"], here, content.encode())
+        facts = json.loads(text)
+        held = json.dumps({"facts": facts, "hot": sorted(hot)})
+        yield Entry("graph", facts["function"], here, held.encode())
 
 
 def _cache() -> Path:
@@ -301,9 +302,9 @@ def _cache() -> Path:
 
 
 def _files() -> Iterator[Path]:
-    """What this process uses of Inductor's folder besides torch's entries: its libraries, and choices of `magi.tune`."""
-    cache = _cache()
-    mapped = {Path(line.split(maxsplit=5)[5]) for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
+    """What this process uses of Inductor's folder besides torch's entries: libraries, and choices of ``magi.tune``."""
+    cache, maps = _cache(), Path("/proc/self/maps").read_text().splitlines()
+    mapped = {Path(line.split(maxsplit=5)[5]) for line in maps if "/" in line}
     yield from sorted(path for path in mapped if path.is_relative_to(cache) and path.exists())
     yield from sorted((cache / "magi_passes").glob("*.json"))
 
@@ -376,7 +377,7 @@ def _text(facts: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def noted(
-    gm: GraphModule, example_inputs: Sequence[Any], request: Request, ops: Iterable[OpUse], log: CompilationLog
+    gm: GraphModule, request: Request, ops: Iterable[OpUse], log: CompilationLog
 ) -> Iterator[frozenset[tuple[int, ...]]]:
     """A context for the compilation of *gm* that notes it for `save`; its value are sizes that were hot earlier.
 
@@ -385,7 +386,7 @@ def noted(
     if log.fresh:  # such a compilation passes the caches by
         yield frozenset()
         return
-    facts = _facts(gm, example_inputs, request, ops)
+    facts = _facts(gm, request, ops)
     text = _text(asdict(facts))
     with _known.lock:
         hot = frozenset(_known.hot.get(text, ()))
@@ -421,9 +422,9 @@ def _why_anew(now: GraphFacts, earlier: Iterable[GraphFacts], refused: int) -> s
     )
 
 
-def _facts(gm: GraphModule, example_inputs: Sequence[Any], request: Request, ops: Iterable[OpUse]) -> GraphFacts:
+def _facts(gm: GraphModule, request: Request, ops: Iterable[OpUse]) -> GraphFacts:
     frame = _torch_compat.frames.captured_frame()
-    file = frame.place.rpartition(":")[0]
+    file = Path(frame.place.rpartition(":")[0])
     texts = (part.code for part in gm.modules() if isinstance(part, GraphModule))
     settings: dict[str, object] = {
         f"magi.{name}": value for name, value in request.config.items() if name not in _OF_NO_CODE
@@ -431,10 +432,10 @@ def _facts(gm: GraphModule, example_inputs: Sequence[Any], request: Request, ops
     settings |= {**request.inductor, **_torch_compat.caches.changed_configs(), "threads": torch.get_num_threads()}
     return GraphFacts(
         function=frame.function,
-        place=os.path.basename(frame.place),
-        source=_digest(Path(file).read_bytes()) if os.path.isfile(file) else "",
+        place=Path(frame.place).name,
+        source=_digest(file.read_bytes()) if file.is_file() else "",
         graph=_digest("\0".join(texts).encode()),
-        inputs=tuple(map(describe_input, example_inputs)),
+        inputs=tuple(describe_input(node.meta.get("example_value")) for node in gm.graph.find_nodes(op="placeholder")),
         ops={op.name: _digest(_source(magi_opschema.op_def(op.name).fn).encode()) for op in ops},
         settings={name: _value(value) for name, value in settings.items()},
     )

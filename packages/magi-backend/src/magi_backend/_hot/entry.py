@@ -124,7 +124,8 @@ def with_sizes(
 ) -> Callable[..., Any]:
     """Compile *gm* for any size. Returns the function that also finds code for single sizes.
 
-    *hot* are sizes that had such code in an earlier process, whose caches have it. If the settings are off and no report counts sizes, it returns the code for any size itself.
+    *hot* are sizes that had such code in an earlier process, which caches have. If the settings are off and no report
+    counts sizes, it returns the code for any size itself.
 
     Raises:
         CompileSizesError: ``magi.compile_sizes`` does not fit the graph.

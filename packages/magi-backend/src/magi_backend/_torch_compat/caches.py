@@ -36,7 +36,7 @@ def put_cache_entry(kind: str, key: str, content: bytes) -> None:
 
 
 def changed_configs() -> dict[str, object]:
-    """The keys of Inductor's and AOTAutograd's configuration that are in torch's keys and do not have their defaults."""
+    """What of Inductor's and AOTAutograd's configuration is in torch's keys and not at its default, by name."""
     found = {}
     for module in configs():
         left_out = tuple(getattr(module, "_cache_config_ignore_prefix", ()))
@@ -75,4 +75,5 @@ def take_vector_instructions(names: Iterable[str]) -> None:
 
 def cuda_driver() -> str:
     """The version of the CUDA driver, such as ``12040``; empty without a card."""
-    return str(torch._C._cuda_getDriverVersion()) if torch.version.cuda and torch.cuda.is_available() else ""
+    has_card = torch.version.cuda and torch.cuda.is_available()
+    return str(torch._C._cuda_getDriverVersion()) if has_card else ""  # type: ignore[attr-defined]
