@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+import uuid
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from magi_passes import ConvChooser, MagiInductorPass, NarrowSizesPass, NDTilingWorkaroundPass, Reason, ZeroPadGuardPass
+from magi_passes.errors import PassIdentityError
 from torch.fx import Graph, GraphModule
 
 from . import _torch_compat
 from ._epilogue import EpilogueFusion
 from ._recompute import SelectiveRecompute
+from ._records.log import registered
 from ._repairs._defect import Defect, known_defects
 from ._settings import CompileConfig
 
@@ -25,15 +29,17 @@ class ActiveRepairs(MagiInductorPass):
     Without it, this backend would find a graph in the cache that stock Inductor has compiled wrong. *repairs* are an
     attribute of the class so that their code is part of its uuid; the pass itself calls none.
 
-    The *schemas* of the operators in the graph are also here only for the key. Torch leaves arguments that equal their
-    defaults out of a graph and puts the defaults into the generated code, but its keys have neither. So an edited
-    default would get the code of the earlier default (torch 2.10 to 2.15).
+    What follows is also here only for the key, since torch's keys have the names of operators and no more of them
+    (2.10 to 2.15). Torch leaves arguments that equal their defaults out of a graph, and puts the defaults, and the
+    sizes and dtypes that a fake gave, into the generated code: *schemas* has both. The *gradients* are traced into the
+    backward. So an edit of one of these would get the earlier code.
     """
 
     repairs: ClassVar = known_defects()
 
     names: tuple[str, ...] = ()
     schemas: tuple[str, ...] = ()
+    gradients: tuple[Callable[..., object], ...] = ()
 
     def is_applicable(self, graph: Graph, context: object) -> Reason:
         """It never applies, because there is nothing to change in the graph."""
@@ -44,6 +50,26 @@ class ActiveRepairs(MagiInductorPass):
         """Do nothing."""
 
 
+logger = logging.getLogger("magi_backend")
+
+
+def _active_repairs(names: tuple[str, ...], gm: GraphModule) -> ActiveRepairs:
+    schemas, gradients = _torch_compat.nodes.operator_schemas(gm), list(_torch_compat.nodes.gradient_functions(gm))
+    for definition in filter(
+        None, map(registered, dict.fromkeys(node.target for node in _torch_compat.nodes.nodes_in(gm)))
+    ):
+        formula = definition.registration.formula
+        if formula is not None:
+            gradients += [fn for fn in (formula.backward_fn, formula.setup_context_fn) if fn is not None]
+    found = ActiveRepairs(names, schemas, tuple(gradients))
+    try:
+        found.uuid()
+    except PassIdentityError as error:
+        logger.info("no cache has this graph in another process, because of a gradient of an operator: %s", error)
+        return ActiveRepairs(names, (*schemas, uuid.uuid4().hex))
+    return found
+
+
 def chosen_passes(
     config: CompileConfig, gm: GraphModule, defects: Iterable[Defect], sensitive: tuple[str, ...] = ()
 ) -> tuple[MagiInductorPass, ...]:
@@ -52,7 +78,7 @@ def chosen_passes(
     *sensitive* are the names of its compute-sensitive operators.
     """
     names = tuple(defect.name for defect in defects)
-    passes: list[MagiInductorPass] = [ActiveRepairs(names, _torch_compat.nodes.operator_schemas(gm))]
+    passes: list[MagiInductorPass] = [_active_repairs(names, gm)]
     if sensitive or config.memory_budget is not None:
         passes.append(SelectiveRecompute(sensitive, products=config.memory_budget is not None))
     wanted = config.pass_config

@@ -24,7 +24,7 @@ import platform
 import re
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -216,7 +216,11 @@ def unpacked(name: str, data: bytes) -> Entry:
         msg = "it was cut off or changed after it was written: its digest is not its name"
         raise ValueError(msg)
     header, _, content = data.partition(b"\n")
-    told = json.loads(header)
+    try:
+        told = json.loads(header)
+    except ValueError as error:
+        msg = "it has no header of magi_backend.save"
+        raise ValueError(msg) from error
     if told["format"] != FORMAT:
         msg = f"its format is {told['format']}, and this release reads {FORMAT}"
         raise ValueError(msg)
@@ -343,6 +347,8 @@ def load(folder: str | os.PathLike[str]) -> WarmStart:
                 entry = unpacked(path.name, path.read_bytes())
                 _put(entry)
                 loaded.append(f"{entry.kind} {entry.name}")
+            except FileNotFoundError:
+                continue  # a writer has renamed it
             except (OSError, ValueError) as error:
                 refused.append(f"{path.name}: {error}")
     for sentence in refused:
@@ -418,7 +424,7 @@ def _why_anew(now: GraphFacts, earlier: Iterable[GraphFacts], refused: int) -> s
     return (
         f"its code was not among what was loaded{but}"
         if refused
-        else "the body of an operator, a pass, or what they call or read has changed"
+        else "the code of an operator, a gradient or a pass has changed, or what it calls or reads"
     )
 
 
@@ -430,26 +436,43 @@ def _facts(gm: GraphModule, request: Request, ops: Iterable[OpUse]) -> GraphFact
         f"magi.{name}": value for name, value in request.config.items() if name not in _OF_NO_CODE
     }
     settings |= {**request.inductor, **_torch_compat.caches.changed_configs(), "threads": torch.get_num_threads()}
+    state = vars(_torch_compat.state.CompileState.now())
+    settings |= {f"mode {name}": value for name, value in state.items() if name != "configs"}
     return GraphFacts(
         function=frame.function,
         place=Path(frame.place).name,
         source=_digest(file.read_bytes()) if file.is_file() else "",
         graph=_digest("\0".join(texts).encode()),
-        inputs=tuple(describe_input(node.meta.get("example_value")) for node in gm.graph.find_nodes(op="placeholder")),
-        ops={op.name: _digest(_source(magi_opschema.op_def(op.name).fn).encode()) for op in ops},
+        inputs=tuple(_input(node.meta.get("example_value")) for node in gm.graph.find_nodes(op="placeholder")),
+        ops={op.name: _digest(_source(op.name).encode()) for op in ops},
         settings={name: _value(value) for name, value in settings.items()},
     )
+
+
+def _input(value: object) -> str:
+    """*value*, an input of a captured graph, as text: shape, dtype, and what of it is not as it is most often."""
+    parts = [describe_input(value)]
+    if isinstance(value, torch.Tensor):
+        parts += [] if value.device.type == "cpu" else [str(value.device)]
+        parts += [] if value.is_contiguous() else [f"with strides {tuple(map(str, value.stride()))}"]
+        parts += ["that requires grad"] if value.requires_grad else []
+    return " ".join(parts)
 
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def _source(fn: Callable[..., Any]) -> str:
-    try:
-        return inspect.getsource(fn)
-    except (OSError, TypeError):  # typed into an interpreter, or made by a program
-        return ""
+def _source(op: str) -> str:
+    """The source of what a user wrote for the operator *op*."""
+    definition = magi_opschema.op_def(op)
+    formula = definition.registration.formula
+    functions = (definition.fn, *((formula.backward_fn, formula.setup_context_fn) if formula is not None else ()))
+    texts = []
+    for function in functions:
+        with contextlib.suppress(OSError, TypeError):  # typed into an interpreter, or no function
+            texts.append(inspect.getsource(function))  # type: ignore[arg-type]
+    return "".join(texts)
 
 
 def _value(value: object) -> str:

@@ -42,8 +42,10 @@ def changed_configs() -> dict[str, object]:
         left_out = tuple(getattr(module, "_cache_config_ignore_prefix", ()))
         keys = set(module.get_config_copy()) - set(getattr(module, "_save_config_ignore", ()))
         for key in keys:
-            if not module._is_default(key) and not key.startswith(left_out):
-                found[f"{module.__name__}.{key}"] = getattr(module, key)
+            value = getattr(module, key)
+            # `_is_default` counts a value that was set and set back as another one.
+            if repr(value) != repr(module._config[key].default) and not key.startswith(left_out):  # type: ignore[attr-defined]
+                found[f"{module.__name__}.{key}"] = value
     return found
 
 
@@ -64,12 +66,12 @@ def take_vector_instructions(names: Iterable[str]) -> None:
 
     Only on x86, since two of the sets of ARM have the same name.
     """
-    from torch._inductor import cpu_vec_isa
+    from torch._inductor import config, cpu_vec_isa
 
     wanted = set(names)
     found = [each for each in cpu_vec_isa.supported_vec_isa_list if str(each) in wanted]
-    has_looked = cpu_vec_isa.valid_vec_isa_list.cache_info().currsize
-    if platform.machine() == "x86_64" and len(found) == len(wanted) and not has_looked:
+    is_open = config.cpp.vec_isa_ok is None and not cpu_vec_isa.valid_vec_isa_list.cache_info().currsize
+    if is_open and platform.machine() == "x86_64" and len(found) == len(wanted):
         cpu_vec_isa.valid_vec_isa_list = functools.cache(lambda: found)
 
 

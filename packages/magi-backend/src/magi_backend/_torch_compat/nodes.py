@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch.fx import Graph, Node
 
 
+_OF_TORCH = ("aten", "prim", "prims")
 _WITHOUT_CONTENTS = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
 
 
@@ -120,9 +121,27 @@ def dtypes_in(gm: GraphModule) -> frozenset[torch.dtype]:
 
 
 def operator_schemas(gm: GraphModule) -> tuple[str, ...]:
-    """The schemas of the operators that *gm* calls, also in nested graphs, without those of torch itself."""
-    overloads = {op for node in nodes_in(gm) for op in overloads_of(node.target)}
-    return tuple(sorted(str(op._schema) for op in overloads if op.namespace not in {"aten", "prim", "prims"}))
+    """The schema of each operator that *gm* calls, also in nested graphs, with the outputs that its fake gave.
+
+    Those of torch itself are left out.
+    """
+    found = set()
+    for node in nodes_in(gm):
+        leaves = pytree.tree_leaves(node.meta.get("example_value"))
+        outputs = "; ".join(
+            f"{one.dtype} {one.device} {tuple(map(str, one.shape))} {tuple(map(str, one.stride()))}"
+            for one in leaves
+            if isinstance(one, torch.Tensor) and one.layout == torch.strided
+        )
+        found |= {f"{op._schema}: {outputs}" for op in overloads_of(node.target) if op.namespace not in _OF_TORCH}
+    return tuple(sorted(found))
+
+
+def gradient_functions(gm: GraphModule) -> tuple[Callable[..., Any], ...]:
+    """The functions that differentiate the operators of ``torch.library.custom_op`` that *gm* calls (2.10 to 2.15)."""
+    names = dict.fromkeys(op.name() for node in nodes_in(gm) for op in overloads_of(node.target))
+    found = [OPDEFS[name] for name in names if name in OPDEFS]
+    return tuple(fn for one in found for fn in (one._backward_fn, one._setup_context_fn) if fn is not None)
 
 
 def python_operators(graph: Graph) -> tuple[str, ...]:
