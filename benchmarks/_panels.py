@@ -28,6 +28,7 @@ ARMS: Mapping[str, Mapping[str, str]] = {
     },
     "backend_parity": {"inductor": "stock", "inductor_guarded": "stock, guard set by hand", "magi": "magi"},
     "call_overhead": {"magi": "magi-opschema", "custom_op": "custom_op", "torch_op": "its OpOverload, flat arguments"},
+    "cold_start_cpu": {"eager": "eager", "stock": "stock, warm caches", "loaded": "magi, a loaded folder"},
     "decoder_fragments": _DECODERS,
     "dynamic_decode": _DECODERS,
     "handles": {
@@ -88,6 +89,11 @@ _CASES: Mapping[str, Mapping[str, str]] = {
         "mutating": "one mutated Tensor in the dataclass",
         "leaves20": "20 scalar leaves in three nested classes, by keyword",
         "decorate": "decoration of one op",
+    },
+    "cold_start_cpu": {
+        "llama": "a Llama of transformers",
+        "classifier": "a classifier of timm",
+        "breaks": "a module with graph breaks",
     },
     "handles": {"call": "one call", "compiled": "one call in compiled code"},
     "nvfp4_linear": {

@@ -31,6 +31,11 @@ RATIOS: dict[str, dict[str, tuple[Measured, Measured]]] = {
         **{case: (("magi", case), ("custom_op", case)) for case in _CALL_CASES},
         "flatten_cost": (("magi", "inference"), ("torch_op", "inference")),
     },
+    "cold_start_cpu": {
+        f"{case}_{arm}_vs_{other}": ((arm, case), (other, case))
+        for case in ("llama", "classifier", "breaks")
+        for arm, other in (("loaded", "eager"), ("loaded", "stock"), ("stock", "eager"))
+    },
     "handles": {
         "handle_int_vs_int": (("handle", "call"), ("int", "call")),
         "handle_object_vs_int": (("object", "call"), ("int", "call")),

@@ -404,7 +404,7 @@ def test_hot_sizes_are_hot_at_their_first_call(
     tmp_path: Path, elsewhere: Elsewhere, made: Callable[[], list[tuple[int, ...]]]
 ) -> None:
     def called(*sizes: int) -> list[tuple[int, ...]]:
-        options = {"magi.hot_sizes": 2, "magi.hot_after": 3}
+        options: dict[str, Any] = {"magi.hot_sizes": 2, "magi.hot_after": 3}
         fn = torch.compile(wave, backend="magi", dynamic=True, options=options)
         for size in sizes:
             torch.testing.assert_close(fn(torch.arange(size)), wave(torch.arange(size)))
@@ -427,7 +427,8 @@ def test_graph_breaks_and_training_in_the_report(saved: Path, tmp_path: Path, el
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = self.linear(x).relu()
             torch._dynamo.graph_break()
-            return self.linear(x).sin()
+            out: torch.Tensor = self.linear(x).sin()
+            return out
 
     def trained() -> None:
         model, x = Broken(), torch.randn(3, 4)

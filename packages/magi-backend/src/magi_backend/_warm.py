@@ -471,7 +471,7 @@ def _source(op: str) -> str:
     texts = []
     for function in functions:
         with contextlib.suppress(OSError, TypeError):  # typed into an interpreter, or no function
-            texts.append(inspect.getsource(function))  # type: ignore[arg-type]
+            texts.append(inspect.getsource(function))
     return "".join(texts)
 
 

@@ -44,7 +44,7 @@ def changed_configs() -> dict[str, object]:
         for key in keys:
             value = getattr(module, key)
             # `_is_default` counts a value that was set and set back as another one.
-            if repr(value) != repr(module._config[key].default) and not key.startswith(left_out):  # type: ignore[attr-defined]
+            if repr(value) != repr(module._config[key].default) and not key.startswith(left_out):
                 found[f"{module.__name__}.{key}"] = value
     return found
 
