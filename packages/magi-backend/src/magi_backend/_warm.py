@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A warm start: what one process compiled, in a folder from which others start.
+"""What one process compiled, in a folder from which others start.
 
 An entry is a file: a line of JSON that says what it is and what it was made for, and then its content. Its name is the
 digest of both. So a file that was cut off or changed does not load, several processes may write at once, and one folder
@@ -316,7 +316,8 @@ def _files() -> Iterator[Path]:
 def load(folder: str | os.PathLike[str]) -> WarmStart:
     """Put what `save` wrote to *folder* into the caches of this process, where compilations find it.
 
-    Call it before the first call of a compiled model. Nothing else changes: Dynamo captures each function again and
+    Call it before the first call of a compiled model, in the process that compiles, since it asks the driver for the
+    cards. Nothing else changes: Dynamo captures each function again and
     guards it, and code is used if its key is that of the captured graph. An entry that was made for another torch,
     Triton, Python, system, processor, card, driver or release of these packages is refused, and so is a file that was
     cut off, changed, or written by something else. A graph that is compiled anew is logged as a warning, with the
@@ -401,7 +402,7 @@ def noted(
     _, misses, bypasses = (now - then for now, then in zip(_torch_compat.compiling.cache_counts(), before, strict=True))
     with _known.lock:
         _known.compiled.setdefault(text, weakref.WeakSet()).add(log)
-        starts, earlier = tuple(_known.starts), [from_plain(GraphFacts, json.loads(each)) for each in _known.hot]
+        starts, earlier = tuple(_known.starts), tuple(_known.hot)
     if not starts:
         return
     if not misses and not bypasses:
@@ -414,8 +415,10 @@ def noted(
     logger.warning("%s (%s) was compiled anew: %s", log.label, facts.function, reason)
 
 
-def _why_anew(now: GraphFacts, earlier: Iterable[GraphFacts], refused: int) -> str:
-    same = [now.differences(then) for then in earlier if then.function == now.function]
+def _why_anew(now: GraphFacts, earlier: Iterable[str], refused: int) -> str:
+    """Why *now* was not among the graphs *earlier*, whose facts are texts, when *refused* files were."""
+    loaded = (from_plain(GraphFacts, json.loads(each)) for each in earlier)
+    same = [now.differences(then) for then in loaded if then.function == now.function]
     but = f" ({refused} files were refused)" if refused else ""
     if not same:
         return f"no graph of this function was loaded{but}"

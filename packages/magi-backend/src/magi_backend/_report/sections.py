@@ -268,6 +268,8 @@ def compilation_lines(one: Compilation, *, full: bool = False) -> Iterator[Line]
     if again := one.recompiled:
         of = f" It is a guard of compilation {again.of}." if full and again.of else ""
         yield Line(f"compiled again: {again}{of} {advice_on(again)}", "yellow")
+    if one.anew:
+        yield Line(f"compiled anew, although magi_backend.load had loaded code: {one.anew}", "yellow")
     if stopped := one.stopped:
         yield Line(" ".join((f"ends at a graph break: {stopped}", *(stopped.hints if full else ()))), "yellow")
     if one.error:
@@ -405,8 +407,6 @@ def compilation_as_text(one: Compilation) -> Iterator[Line | Table]:
     yield Line(f"Compilation {one.index}: {facts}", "bold")
     yield Line(f"inputs {summary(one.inputs)}")
     yield from compilation_lines(one)
-    if one.anew:
-        yield Line(f"compiled anew, although code was loaded: {one.anew}")
     if one.pieces:
         yield Line("pieces " + " | ".join(one.pieces))
     for op in one.ops:
