@@ -162,7 +162,7 @@ ANOTHER: dict[str, tuple[str, str, str]] = {
     "Python": ("Python", "CPython 3.9.1", "made for Python CPython 3.9.1, and here it is "),
     "system": ("the system", "Linux x86_64 glibc 2.17", "made for the system Linux x86_64 glibc 2.17, and here it is "),
     "card": ("the cards", "NVIDIA Z1", "made for the cards NVIDIA Z1, and here it is "),
-    "driver": ("the CUDA driver", "9000", "made for the CUDA driver 9000, and here it is "),
+    "driver": ("the driver", "9000", "made for the driver 9000, and here it is "),
     "toolkit": ("the toolkit", "9.0", "made for the toolkit 9.0, and here it is "),
     "packages": ("magi packages with the digest", "0a", "made for magi packages with the digest 0a, and here it is "),
     "a title that is not known": ("the moon", "full", "made for the moon full, and here it is unknown"),

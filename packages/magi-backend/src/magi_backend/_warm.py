@@ -31,7 +31,6 @@ from typing import Any
 
 import magi_opschema
 import torch
-import triton
 from torch.fx import GraphModule
 
 from . import _torch_compat
@@ -162,16 +161,17 @@ def made_for() -> dict[str, str]:
     torch's keys have most of it for most entries, but not for the libraries that a C++ compiler makes for just this
     processor. Here it is the same for all, so that a sentence can say it.
     """
+    driver = Path("/proc/driver/nvidia/version")
     flags = re.search(r"^(?:flags|Features)\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     cards = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
     return {
         "torch": f"{torch.__version__} ({torch.version.git_version})",
-        "Triton": triton.__version__,
+        "Triton": str(importlib.import_module("triton").__version__),
         "Python": f"{platform.python_implementation()} {platform.python_version()}",
         "the system": " ".join((platform.system(), platform.machine(), *platform.libc_ver())),
         "a processor with": " ".join(sorted(flags[1].split())) if flags else platform.processor(),
         "the cards": ", ".join(sorted(set(cards))) or "none",
-        "the CUDA driver": _torch_compat.caches.cuda_driver() or "none",
+        "the driver": driver.read_text().splitlines()[0] if driver.exists() else "none",
         "the toolkit": str(torch.version.cuda or torch.version.hip),
         "magi packages with the digest": _digest_of_packages(),
     }

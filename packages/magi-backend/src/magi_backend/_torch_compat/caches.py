@@ -7,8 +7,6 @@ import functools
 import platform
 from collections.abc import Iterable, Iterator
 
-import torch
-
 from .compiling import configs
 
 
@@ -73,9 +71,3 @@ def take_vector_instructions(names: Iterable[str]) -> None:
     is_open = config.cpp.vec_isa_ok is None and not cpu_vec_isa.valid_vec_isa_list.cache_info().currsize
     if is_open and platform.machine() == "x86_64" and len(found) == len(wanted):
         cpu_vec_isa.valid_vec_isa_list = functools.cache(lambda: found)
-
-
-def cuda_driver() -> str:
-    """The version of the CUDA driver, such as ``12040``; empty without a card."""
-    has_card = torch.version.cuda and torch.cuda.is_available()
-    return str(torch._C._cuda_getDriverVersion()) if has_card else ""  # type: ignore[attr-defined]
