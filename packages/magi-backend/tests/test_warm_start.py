@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from magi_backend import WarmStart, _warm, load, save
+from magi_backend import WarmStart, _warm, load, read_report, save
 from magi_backend.errors import WarmStartError
 from torch.compiler._cache import CacheArtifactManager
 
@@ -492,3 +492,18 @@ def test_several_writers_at_once(tmp_path: Path, elsewhere: Elsewhere) -> None:
 def test_the_folder_is_for_its_owner(saved: Path) -> None:
     assert saved.stat().st_mode & 0o077 == 0
     assert isinstance(load(saved), WarmStart)
+
+
+def test_a_graph_that_no_cache_takes(saved: Path) -> None:
+    start = load(saved)
+    compiled(force_disable_caches=True)
+    assert start.compiled == ["wave: torch's caches do not take it, so each process compiles it"]
+
+
+def test_the_report_of_a_run_says_why(saved: Path, tmp_path: Path) -> None:
+    load(saved)
+    compiled(torch.arange(5.0), **{"magi.report": str(tmp_path / "report")})
+    assert (
+        "compiled anew, although magi_backend.load had loaded code: its inputs were float32[4] and are float32[5]"
+        in " ".join(read_report(tmp_path / "report").to_text().split())
+    )

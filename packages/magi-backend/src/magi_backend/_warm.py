@@ -399,17 +399,17 @@ def noted(
         hot = frozenset(_known.hot.get(text, ()))
     before = _torch_compat.compiling.cache_counts()
     yield hot
-    _, misses, bypasses = (now - then for now, then in zip(_torch_compat.compiling.cache_counts(), before, strict=True))
+    hits, misses, _ = (now - then for now, then in zip(_torch_compat.compiling.cache_counts(), before, strict=True))
     with _known.lock:
         _known.compiled.setdefault(text, weakref.WeakSet()).add(log)
         starts, earlier = tuple(_known.starts), tuple(_known.hot)
     if not starts:
         return
-    if not misses and not bypasses:
+    if hits and not misses:  # what passes the caches by then was compiled to measure something
         starts[-1].found.append(facts.function)
         return
     passed_by = "torch's caches do not take it, so each process compiles it"
-    reason = passed_by if bypasses else _why_anew(facts, earlier, sum(len(start.refused) for start in starts))
+    reason = passed_by if not misses else _why_anew(facts, earlier, sum(len(start.refused) for start in starts))
     starts[-1].compiled.append(f"{facts.function}: {reason}")
     log.update(anew=reason)
     logger.warning("%s (%s) was compiled anew: %s", log.label, facts.function, reason)
