@@ -249,6 +249,7 @@ case("body", model.calls_body, x)
 case("default", model.calls_default, x)
 case("fake", model.calls_fake, x)
 case("gradient", model.calls_gradient, x.clone().requires_grad_())
+case("library", model.calls_library, x.clone().requires_grad_())
 case("pass", model.passed, x, options={"post_grad_custom_post_pass": passes.Swap()})
 case("setting", model.with_setting, x, options={"magi.memory_budget": 0.5 if EDITED else None})
 case("option", model.with_option, x, options={"max_fusion_size": 32 if EDITED else 64})
@@ -275,6 +276,7 @@ def calls_body(x): return ops.body(x.sin())
 def calls_default(x): return ops.default(x.sin())
 def calls_fake(x): return ops.fake(x.sin())
 def calls_gradient(x): return ops.gradient(x.sin())
+def calls_library(x): return ops.library(x.sin())
 def passed(x): return x.tan().sin()
 def with_setting(x): return x.exp()
 def with_option(x): return x.exp() + 1
@@ -312,6 +314,11 @@ def fake(x: torch.Tensor) -> torch.Tensor:
 )
 def gradient(x: torch.Tensor) -> torch.Tensor:
     return x * 2.0
+@torch.library.custom_op("magi_warm::library", mutates_args=())
+def library(x: torch.Tensor) -> torch.Tensor:
+    return x * 2.0
+library.register_fake(lambda x: torch.empty_like(x))
+library.register_autograd(lambda ctx, grad: helper.slope(grad))
 """
 PASSES = """
 from dataclasses import dataclass
@@ -347,6 +354,7 @@ STALE: dict[str, str] = {
     "default": "calls_default: the operator magi_warm::default has changed",
     "fake": "calls_fake: the operator magi_warm::fake has changed",
     "gradient": f"calls_gradient: {BODY}",  # a function that the gradient calls
+    "library": f"calls_library: {BODY}",
     "pass": "passed: post_grad_custom_post_pass was Swap-",
     "setting": "with_setting: magi.memory_budget was None and is 0.5",
     "option": "with_option: max_fusion_size was 64 and is 32",
