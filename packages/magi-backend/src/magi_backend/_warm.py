@@ -162,7 +162,8 @@ def made_for() -> dict[str, str]:
     processor. Here it is the same for all, so that a sentence can say it.
     """
     driver = Path("/proc/driver/nvidia/version")
-    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    processor = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""  # elsewhere than on Linux
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", processor, re.MULTILINE)
     cards = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
     return {
         "torch": f"{torch.__version__} ({torch.version.git_version})",
@@ -307,9 +308,13 @@ def _cache() -> Path:
 
 def _files() -> Iterator[Path]:
     """What this process uses of Inductor's folder besides torch's entries: libraries, and choices of ``magi.tune``."""
-    cache, maps = _cache(), Path("/proc/self/maps").read_text().splitlines()
-    mapped = {Path(line.split(maxsplit=5)[5]) for line in maps if "/" in line}
-    yield from sorted(path for path in mapped if path.is_relative_to(cache) and path.exists())
+    cache, maps = _cache(), Path("/proc/self/maps")
+    if maps.exists():
+        lines = maps.read_text().splitlines()
+        mapped = {path for line in lines if "/" in line and (path := Path(line.split(maxsplit=5)[5])).exists()}
+        yield from sorted(path for path in mapped if path.is_relative_to(cache))
+    else:  # elsewhere than on Linux; these may be of other processes
+        yield from sorted(cache.rglob("*.so"))
     yield from sorted((cache / "magi_passes").glob("*.json"))
 
 
@@ -317,11 +322,10 @@ def load(folder: str | os.PathLike[str]) -> WarmStart:
     """Put what `save` wrote to *folder* into the caches of this process, where compilations find it.
 
     Call it before the first call of a compiled model, in the process that compiles, since it asks the driver for the
-    cards. Nothing else changes: Dynamo captures each function again and
-    guards it, and code is used if its key is that of the captured graph. An entry that was made for another torch,
-    Triton, Python, system, processor, card, driver or release of these packages is refused, and so is a file that was
-    cut off, changed, or written by something else. A graph that is compiled anew is logged as a warning, with the
-    reason.
+    cards. Nothing else changes: Dynamo captures each function again and guards it, and code is used if its key is that
+    of the captured graph. An entry that was made for another torch, Triton, Python, system, processor, card, driver or
+    release of these packages is refused, and so is a file that was cut off, changed, or written by something else. A
+    graph that is compiled anew is logged as a warning, with the reason.
 
     Loading runs code: load only what you have made, from a folder that only you can write to.
 
