@@ -38,7 +38,14 @@ ARMS: Mapping[str, Mapping[str, str]] = {
         "int": "an int",
         "inlined": "the body, without an op",
     },
-    "hot_latency": {"background": "made beside the calls", "waits": "made in a call"},
+    "hot_latency": {
+        "background": "made beside the calls",
+        "waits": "made in a call",
+        "0 hot": "code for any size",
+        "1 hot": "1 size with code",
+        "2 hot": "2 sizes with code",
+        "8 hot": "8 sizes with code",
+    },
     "hot_sizes": {**_DECODERS, "direct": "that code, called directly", "dispatch": "found by the sizes"},
     "libraries": {"eager": "eager", "dynamo": "Dynamo", "opaque": "opaque", "seen_through": "seen through"},
     "nvfp4_linear": {

@@ -365,12 +365,11 @@ def _of_a_release(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, flo
     if name in FROM_ROWS:
         return FROM_ROWS[name](rows)
     seconds = {(row["arm"], row["case"]): row["seconds"] for row in rows}
-    if name in DERIVED:
-        return DERIVED[name](seconds)
     found = {
         key: ratio_of(seconds[numerator], seconds[denominator])
-        for key, (numerator, denominator) in RATIOS[name].items()
+        for key, (numerator, denominator) in RATIOS.get(name, {}).items()
         if numerator in seconds and denominator in seconds
     }
+    found |= DERIVED.get(name, lambda _: {})(seconds)
     times = MILLISECONDS.get(name, {})
     return found | {key: statistics.median(seconds[at]) * 1e3 for key, at in times.items() if at in seconds}

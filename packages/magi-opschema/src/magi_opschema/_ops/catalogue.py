@@ -91,6 +91,8 @@ class OpDef:
         if self.traits:
             lines.append(entry("traits", ", ".join(sorted(self.traits))))
         lines += [entry("body", str(one)) for one in self.implementations]
+        if self.served:
+            lines.append(entry("served", ", ".join(f"{name} {count}" for name, count in self.served.items())))
         # A key may be as wide as the column, as `see-through` is.
         lines += [entry(f"{key}  ", text) for key, text in self._notes.items()]
         return "\n".join(lines)
