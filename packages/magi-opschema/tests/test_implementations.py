@@ -70,7 +70,7 @@ def test_gradients_vmap_and_compiled_code_have_the_choice() -> None:
     op(x).sum().backward()
     assert x.grad is not None
     assert x.grad.tolist() == [2.0] * 3
-    compiled = torch.compile(op, fullgraph=True, backend="aot_eager", dynamic=True)
+    compiled: Any = torch.compile(op, fullgraph=True, backend="aot_eager", dynamic=True)
     for rows in (3, 5, 3):
         torch.testing.assert_close(compiled(torch.ones(rows)), torch.full((rows,), 2.0))
     assert op_def(op).served == {"other": 3, "default": 1}
