@@ -370,6 +370,7 @@ def _of_a_release(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, flo
         for key, (numerator, denominator) in RATIOS.get(name, {}).items()
         if numerator in seconds and denominator in seconds
     }
-    found |= DERIVED.get(name, lambda _: {})(seconds)
+    if name in DERIVED:
+        found |= DERIVED[name](seconds)
     times = MILLISECONDS.get(name, {})
     return found | {key: statistics.median(seconds[at]) * 1e3 for key, at in times.items() if at in seconds}

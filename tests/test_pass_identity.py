@@ -39,7 +39,8 @@ def shipped() -> dict[str, Any]:
     found = {}
     while todo:
         todo += (cls := todo.pop()).__subclasses__()
-        if cls.__module__.startswith(("magi_passes", "magi_backend")) and not cls.__abstractmethods__:
+        is_ours = cls.__module__.startswith(("magi_passes", "magi_backend"))
+        if is_ours and not (cls.__abstractmethods__ or cls.__name__.startswith("_")):
             found[cls.__name__] = cls
     return found
 

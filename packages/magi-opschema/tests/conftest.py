@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,12 +14,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 _numbers = itertools.count()
+_PROCESS = uuid.uuid4().hex[:8]
 
 
 @pytest.fixture
 def ns() -> str:
-    """A namespace that no other test uses."""
-    return f"opschema_test_{next(_numbers)}"
+    """A namespace that no other test uses, nor one of another process or an earlier run.
+
+    Inductor's key of a graph has the names of operators, and not what their fakes return, so it would find the code of
+    another operator of the same name in its cache on the disk.
+    """
+    return f"opschema_test_{_PROCESS}_{next(_numbers)}"
 
 
 @pytest.fixture

@@ -143,6 +143,7 @@ NOTHING = {"empty list", "None"}
 WRITING_LIMITS = {
     "float": ({"inductor", "inductor, dynamic"}, "FallbackKernel output type <class 'float'>"),
     **{row: limit for row, limit in LIMITS.items() if row != "symbolic int beside Tensors"},
+    "int": (STATIC | DYNAMIC, LIMITS["int"][1]),  # the number is a constant here
 }
 
 
