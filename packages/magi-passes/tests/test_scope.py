@@ -7,6 +7,7 @@ managers have the shape of those of vLLM and SGLang; the code is ours.
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -227,6 +228,17 @@ def test_a_pass_that_compiles_in_a_scope_is_told_nothing(
     torch.compile(torch.nn.Conv2d(2, 3, 3), backend=backend)(x)
     assert list(tmp_path.iterdir())
     assert not [warning for warning in recwarn if "imported by name" in str(warning.message)]
+
+
+def test_a_compile_fx_that_another_library_put_in_its_place_is_wrapped_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = torch._inductor.compile_fx
+    for name in ("compile_fx", "_compile_fx_inner"):
+        replaced = getattr(module, name)
+        own = inspect.unwrap(replaced)
+        monkeypatch.setattr(module, name, lambda *args, own=own, **kwargs: own(*args, **kwargs))
+    options = PIPELINE.inductor_options()
+    torch.compile(product, options=options)(torch.ones(4, 4))
+    assert seen
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ class MagiInductorPass(CustomGraphPass):
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: ARG004
         """Make the pass. The first one wraps Inductor's functions, to know when a compilation begins and ends."""
         check_keywords(cls, kwargs)
-        _torch_compat.compiling.install(around_compile_fx, around_inner_compile)
+        install()
         return super().__new__(cls)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -363,6 +363,11 @@ class PipelineHook(CustomGraphPass):
     def __deepcopy__(self, memo: dict[int, object]) -> PipelineHook:
         # Reading Inductor's whole configuration copies it deeply, hooks too; the copy must be recognised as this hook.
         return self
+
+
+def install() -> None:
+    """Wrap two functions of Inductor, unless they are: another library may have put its own in their place since."""
+    _torch_compat.compiling.install(around_compile_fx, around_inner_compile)
 
 
 def parts_of(value: object) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ from magi_passes.errors import PassArgumentError, PassArgumentTypeError, PassDef
 
 from .compilation import within
 from .declared import check_is_frozen, check_keys_exist, nearest
-from .graph_pass import MagiInductorPass, PipelineHook, outside_of_current, parts_of
+from .graph_pass import MagiInductorPass, PipelineHook, install, outside_of_current, parts_of
 
 
 @dataclass(frozen=True, init=False)
@@ -84,6 +84,7 @@ class PassPipeline:
             PassArgumentTypeError: *base* is not a mapping with strings for keys, or holds something that cannot be
                 called where a hook should be.
         """
+        install()
         options = _options(base)
         user_keys = frozenset(options) - frozenset(_torch_compat.config.HOOKS)
         for name in _torch_compat.config.HOOKS:
