@@ -116,7 +116,8 @@ def test_arms_and_passes_by_name() -> None:
     tiled = arm_named("stock_dynamic:triton.max_tiles=2+triton.prefer_nd_tiling=true")
     assert (tiled.backend, tiled.dynamic) == ("inductor", True)
     assert tiled.options == {"triton.max_tiles": 2, "triton.prefer_nd_tiling": True}
-    assert arm_named("stock_dynamic:a.b=false").options == {"a.b": False}
+    tuned = arm_named("magi_tuned:magi.progress=false")
+    assert tuned.options == {"magi.tune": True, "magi.tune_seconds": 60, "magi.progress": False}
     assert arm_named("passes_static:layout+nd2").passes == ("layout", "nd2")
     with pytest.raises(ValueError, match="no arm 'stock'; there are eager, "):
         arm_named("stock")

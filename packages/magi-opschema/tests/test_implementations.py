@@ -132,7 +132,10 @@ def test_the_environment_names_a_body(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda op: op.implementation(other, name="default"), r"'default' \(str\) cannot be the name of an implement"),
         (lambda op: op.implementation(other, priority=1.5), r"priority=1.5 \(float\) is not an int"),
         (lambda op: op.implementation(lambda x: x), r"the body takes \(x\), expected \(x, cfg, twice\)"),
-        (lambda op: op.implementation(other, when=lambda cgf: True), "no parameter of the op. Did you mean 'cfg'?"),
+        (
+            lambda op: op.implementation(other, when=lambda cgf: True),
+            "when asks for 'cgf', but the op has no such parameter. Did you mean 'cfg'?",
+        ),
         (lambda op: op.implementation(other, when=3), r"when=3 \(int\) does not say what it takes"),
         (lambda op: op.implementation(other, devices="cuda"), r"devices='cuda' is a string; give a collection"),
         (lambda op: op.implementation(other, dtypes=()), r"dtypes=\(\) must be a collection of dtype"),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from magi_opschema import OpDef
 from magi_passes import ConvChooser, MagiInductorPass, NarrowSizesPass, NDTilingWorkaroundPass, Reason, ZeroPadGuardPass
 from magi_passes.errors import PassIdentityError
 from torch.fx import Graph, GraphModule
@@ -20,6 +21,9 @@ from ._recompute import SelectiveRecompute
 from ._records.log import registered
 from ._repairs._defect import Defect, known_defects
 from ._settings import CompileConfig
+
+
+logger = logging.getLogger("magi_backend")
 
 
 @dataclass(frozen=True)
@@ -50,17 +54,18 @@ class ActiveRepairs(MagiInductorPass):
         """Do nothing."""
 
 
-logger = logging.getLogger("magi_backend")
+def gradients_of(definition: OpDef) -> tuple[Callable[..., object], ...]:
+    """The functions that differentiate an operator of magi-opschema."""
+    formula = definition.registration.formula
+    given = () if formula is None else (formula.backward_fn, formula.setup_context_fn)
+    return tuple(fn for fn in given if fn is not None)
 
 
 def _active_repairs(names: tuple[str, ...], gm: GraphModule) -> ActiveRepairs:
     schemas, gradients = _torch_compat.nodes.operator_schemas(gm), list(_torch_compat.nodes.gradient_functions(gm))
-    for definition in filter(
-        None, map(registered, dict.fromkeys(node.target for node in _torch_compat.nodes.nodes_in(gm)))
-    ):
-        formula = definition.registration.formula
-        if formula is not None:
-            gradients += [fn for fn in (formula.backward_fn, formula.setup_context_fn) if fn is not None]
+    for target in dict.fromkeys(node.target for node in _torch_compat.nodes.nodes_in(gm)):
+        if (definition := registered(target)) is not None:
+            gradients += gradients_of(definition)
     found = ActiveRepairs(names, schemas, tuple(gradients))
     try:
         found.uuid()

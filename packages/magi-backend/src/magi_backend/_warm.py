@@ -34,7 +34,8 @@ import torch
 from torch.fx import GraphModule
 
 from . import _torch_compat
-from ._records.folder import from_plain
+from ._passes import gradients_of
+from ._records.folder import from_plain, write_whole
 from ._records.log import CompilationLog
 from ._settings import Request
 from .errors import WarmStartError
@@ -266,22 +267,11 @@ def save(folder: str | os.PathLike[str]) -> int:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         for entry in entries:
             name, data = entry.packed()
-            _write(place / name, data)
+            write_whole(place / name, data)
     except OSError as error:
         msg = f"save({str(place)!r}): it cannot be written to: {error}. Give a folder that this user may write to."
         raise WarmStartError(msg) from error
     return len(entries)
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Make the file *path* with *data*, so that another process sees all of it or none."""
-    part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        part.write_bytes(data)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _entries() -> Iterator[Entry]:
@@ -377,7 +367,8 @@ def _put(entry: Entry) -> None:
             msg = f"it names {entry.name}, which is outside of the folder of the caches"
             raise ValueError(msg)
         if not path.exists():  # a library may be in use
-            _write(path, entry.content)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, entry.content)
     else:
         _torch_compat.caches.put_cache_entry(entry.kind, entry.name, entry.content)
 
@@ -473,10 +464,8 @@ def _digest(data: bytes) -> str:
 def _source(op: str) -> str:
     """The source of what a user wrote for the operator *op*."""
     definition = magi_opschema.op_def(op)
-    formula = definition.registration.formula
-    functions = (definition.fn, *((formula.backward_fn, formula.setup_context_fn) if formula is not None else ()))
     texts = []
-    for function in functions:
+    for function in (definition.fn, *gradients_of(definition)):
         with contextlib.suppress(OSError, TypeError):  # typed into an interpreter, or no function
             texts.append(inspect.getsource(function))
     return "".join(texts)

@@ -36,6 +36,16 @@ T = TypeVar("T")
 _adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
 
 
+def write_whole(path: Path, data: bytes) -> None:
+    """Make the file *path* with *data*, so that another process sees all of it or none."""
+    part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
+    try:
+        part.write_bytes(data)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
 def to_plain(value: Any) -> Any:
     """*value* as dicts, lists and numbers; a float that JSON does not have becomes a string.
 
@@ -130,9 +140,7 @@ class Folder:
                     _warn_once(f"{self.path} holds {CAP // 2**20} MiB, so compilations are no longer written there.")
                     return
                 path.parent.mkdir(exist_ok=True, mode=0o700)
-                part = path.with_suffix(f".{os.getpid()}.part")
-                part.write_bytes(data)
-                part.replace(path)
+                write_whole(path, data)
             except OSError as error:
                 _warn_once(f"magi.report: {self.path} cannot be written to, and this run goes on without: {error}")
 

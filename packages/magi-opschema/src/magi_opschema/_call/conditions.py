@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
+from magi_opschema._model.schema import tensors_in
 from magi_opschema._text import show_value
 from magi_opschema.errors import OpSchemaError
 
@@ -57,7 +57,7 @@ class Condition:
 
     def holds(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether it holds for a call; of one without tensors, the device and the dtype are those it asks for."""
-        tensors = tensors_in((*args, *kwargs.values()))
+        tensors = list(tensors_in((args, kwargs)))
         if self.devices is not None or self.capability is not None:
             devices = {t.device for t in tensors} or {_device_asked_for(args, kwargs)}
             if self.devices is not None and not {device.type for device in devices} <= self.devices:
@@ -78,21 +78,6 @@ def _device_asked_for(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.de
 
 def _capability_of(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
-
-
-def tensors_in(values: Iterable[Any]) -> list[Tensor]:
-    """The tensors among *values*, those in lists, tuples, dicts and records too."""
-    found: list[Tensor] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += tensors_in(value)
-        elif isinstance(value, dict):
-            found += tensors_in(value.values())
-        elif is_dataclass(value) and not isinstance(value, type):
-            found += tensors_in(getattr(value, field.name) for field in fields(value))
-    return found
 
 
 def _frozen(values: object, kind: type, name: str, refused: Callable[[str], OpSchemaError]) -> frozenset[Any] | None:

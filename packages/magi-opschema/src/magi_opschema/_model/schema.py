@@ -14,7 +14,7 @@ import math
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -313,12 +313,16 @@ def _tensor_lists(schema_types: Sequence[str]) -> tuple[int, ...]:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The Tensors of a flat value, which may be a list or a tuple of others."""
+    """The Tensors of a value, which may be a list, a tuple, a dict or a dataclass of others."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from tensors_in(item)
+    elif isinstance(value, dict):
+        yield from tensors_in(list(value.values()))
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield from tensors_in([getattr(value, part.name) for part in fields(value)])
 
 
 def as_tuple(output: Any, count: int) -> Flat:

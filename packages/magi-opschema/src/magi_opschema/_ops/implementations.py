@@ -17,7 +17,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast, overload
+from typing import Any, cast
 
 import torch
 
@@ -34,8 +34,6 @@ from .catalogue import OpDef, forms_of, op_def
 from .registration import registering
 from .rules import check_parameters
 
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 OWN = "default"
 """The name of the body that the op was registered with."""
@@ -77,7 +75,7 @@ class Choice:
         self.op, self.fn = op, fn
         self.implementations: tuple[Implementation, ...] = ()
         self.forced = ""
-        SERVED.pop(op, None)
+        SERVED[op] = Counter()
 
     def select(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Implementation | None:
         """The body that a call at the user's signature runs; None for the op's own."""
@@ -87,13 +85,13 @@ class Choice:
             if not asked and self.forced != OWN:
                 raise RuleError(self.unknown(self.forced))
         found = next((one for one in asked if one.condition.is_open or one.condition.holds(args, kwargs)), None)
-        SERVED.setdefault(self.op, Counter())[OWN if found is None else found.name] += 1
+        SERVED[self.op][OWN if found is None else found.name] += 1
         return found
 
     @property
     def served(self) -> dict[str, int]:
         """How often each body ran or was traced."""
-        return dict(SERVED.get(self.op, {}))
+        return dict(SERVED[self.op])
 
     def unknown(self, name: object) -> str:
         """The sentence about a *name* that no body has."""
@@ -148,33 +146,9 @@ class Choice:
         return body
 
 
-@overload
 def implementation(
     op: object,
-    fn: F,
-    *,
-    name: str | None = None,
-    priority: int = 0,
-    when: Callable[..., bool] | None = None,
-    devices: Iterable[str] | None = None,
-    dtypes: Iterable[torch.dtype] | None = None,
-    capability: tuple[int, int] | None = None,
-) -> F: ...
-@overload
-def implementation(
-    op: object,
-    fn: None = None,
-    *,
-    name: str | None = None,
-    priority: int = 0,
-    when: Callable[..., bool] | None = None,
-    devices: Iterable[str] | None = None,
-    dtypes: Iterable[torch.dtype] | None = None,
-    capability: tuple[int, int] | None = None,
-) -> Callable[[F], F]: ...
-def implementation(
-    op: object,
-    fn: F | None = None,
+    fn: Callable[..., Any] | None = None,
     *,
     name: str | None = None,
     priority: int = 0,
@@ -283,7 +257,7 @@ def _by_name(definition: OpDef, when: Callable[..., bool] | None) -> Callable[..
         text = f"when={show_with_type(given)} does not say what it takes. Wrap it in a function."
         raise RuleError(definition.lowering.sentence(text)) from None
     if unknown := [name for name in wanted if name not in names]:
-        text = f"when takes '{unknown[0]}', which is no parameter of the op.{nearest(unknown[0], names)}"
+        text = f"when asks for '{unknown[0]}', but the op has no such parameter.{nearest(unknown[0], names)}"
         raise RuleError(definition.lowering.sentence(f"{text} Its parameters are {', '.join(names)}."))
 
     def holds(*args: Any, **kwargs: Any) -> bool:

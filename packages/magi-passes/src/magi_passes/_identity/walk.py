@@ -291,7 +291,7 @@ class Walk:
             name = attribute(value, "name")
             return digest("runtime", type_name(type(value)), name if type(name) is str else "")
         if is_a(value, ContextVar):
-            if place.is_lenient:  # what it holds is no part of the form, and changes during each compilation
+            if place.is_lenient:  # the form leaves its value out, which changes during each compilation
                 return digest("context variable", value.name)
             self.footprint.note(lambda: content_of_variable(value))
             return digest("context variable", value.name, self.form(content_of_variable(value), place.inner(".get()")))

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from magi_opschema._call.conditions import tensors_in
+from magi_opschema._model.schema import tensors_in
 from magi_opschema.aten._generate.schema import parameter_name, python_name
 from magi_opschema.aten._torch_compat import (
     DispatchKeySet,
@@ -93,7 +93,7 @@ def _elsewhere(
     """ATen or a library operator, whichever the call needs; None if a kernel can serve it directly."""
     # A stand-in of tracing can occur without an active mode. A subclass with its own dispatch supports ATen's operators
     # but not ours.
-    types = {type(t) for t in tensors_in((*args, *kwargs.values()))} - _PLAIN
+    types = {type(t) for t in tensors_in((args, kwargs))} - _PLAIN
     traced = {type_ for type_ in types if is_traced_tensor(type_)}
     if any(type_.__torch_dispatch__ is not Tensor.__torch_dispatch__ for type_ in types - traced):
         return cell.overloads[name]
@@ -311,7 +311,7 @@ def _returning(op: OpOverload, function: Callable[..., Any]) -> Callable[..., An
 
 def needs_grad(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call needs a backward."""
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in((*args, *kwargs.values())))
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in((args, kwargs)))
 
 
 def mark_written(out: Any) -> None:
