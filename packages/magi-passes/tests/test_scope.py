@@ -230,7 +230,9 @@ def test_a_pass_that_compiles_in_a_scope_is_told_nothing(
     assert not [warning for warning in recwarn if "imported by name" in str(warning.message)]
 
 
-def test_a_compile_fx_that_another_library_put_in_its_place_is_wrapped_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compile_fx_that_another_library_put_in_its_place_is_wrapped_too(
+    inductor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module: Any = torch._inductor.compile_fx
     for name in ("compile_fx", "_compile_fx_inner"):
         replaced = getattr(module, name)
