@@ -36,6 +36,18 @@ RATIOS: dict[str, dict[str, tuple[Measured, Measured]]] = {
         for case in ("llama", "classifier", "breaks")
         for arm, other in (("loaded", "eager"), ("loaded", "stock"), ("stock", "eager"))
     },
+    "cold_start": {
+        **{
+            f"{case}_{what}_vs_stock": (("magi", f"{case} {what}"), ("stock", f"{case} {what}"))
+            for case in ("llama32", "wan_dit", "sdxl_unet", "wan21", "kl", "densenet121", "hrnet_w18")
+            for what in ("compile", "run")
+        },
+        **{
+            f"{case}_{what}_vs_whole": (("magi", f"{case} {what}"), ("whole", f"{case} {what}"))
+            for case in ("llama32", "wan_dit", "sdxl_unet")
+            for what in ("compile", "run")
+        },
+    },
     "handles": {
         "handle_int_vs_int": (("handle", "call"), ("int", "call")),
         "handle_object_vs_int": (("object", "call"), ("int", "call")),

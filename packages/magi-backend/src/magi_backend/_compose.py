@@ -12,7 +12,7 @@ import contextlib
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from ._passes import chosen_passes
 from ._recompute import partitioner_settings
 from ._records.collect import count_ours, open_log
 from ._records.log import CompilationLog, op_uses
+from ._regions import piece_structure, regions
 from ._repairs._defect import Defect, active_defects
 from ._settings import Request
 from ._split import boundary_overloads, compile_pieces, split_at, uncut_boundaries
@@ -109,17 +110,33 @@ def _compile_graph(gm: GraphModule, example_inputs: Sequence[Any], job: _Job) ->
         job.log.update(uncut=uncut)
         for sentence in uncut:
             warnings.warn(f"{job.log.label}: {sentence}", stacklevel=2)
-    split = split_at(gm, named)
+    repeated = regions(gm, job.request.config, job.request.inductor)
+    split = split_at(gm, named, repeated.blocks)
+    if not job.sizes:
+        job.log.update(regions=repeated.found, pieces=tuple(split.titles.values()) if split else ())
     if split is None:
-        return _compile_checked(gm, example_inputs, job)
-    job.log.update(pieces=tuple(split.titles.values()))
-    return compile_pieces(split, lambda part, inputs, title: _compile_checked(part, inputs, job, title))
+        return _compile_checked(gm, lambda: _compile_piece(gm, example_inputs, job), job)
+    made: dict[Hashable, Callable[..., Any]] = {}
+
+    def compile_part(part: GraphModule, inputs: Sequence[Any], title: str) -> Callable[..., Any]:
+        structure = piece_structure(part)
+
+        def once() -> Callable[..., Any]:
+            if structure not in made:
+                made[structure] = _compile_piece(part, inputs, job, title)
+            return made[structure]
+
+        return _compile_checked(part, once, job, title)
+
+    return compile_pieces(split, compile_part)
 
 
-def _compile_checked(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, piece: str = "") -> Callable[..., Any]:
-    """Compile one piece; under ``magi.check`` its first call is compared with eager."""
+def _compile_checked(
+    gm: GraphModule, compile_piece: Callable[[], Callable[..., Any]], job: _Job, piece: str = ""
+) -> Callable[..., Any]:
+    """Compile the piece *gm* by *compile_piece*; under ``magi.check`` its first call is compared with eager."""
     if not job.request.config.check:
-        return _compile_piece(gm, example_inputs, job, piece)
+        return compile_piece()
     eager = _torch_compat.nodes.graph_copy(gm)
     quiet = replace(job, log=job.log.detached(), show=lambda _: None)
     has_symbols = bool(graph_symbols(gm, "example_value"))
@@ -136,7 +153,7 @@ def _compile_checked(gm: GraphModule, example_inputs: Sequence[Any], job: _Job, 
         job.log.add_check(CheckOutcome(title, len(differences), largest, all(d.agrees for d in differences)))
 
     start = time.perf_counter()
-    compiled = _compile_piece(gm, example_inputs, job, piece)
+    compiled = compile_piece()
     return CheckedPiece(
         compiled,
         eager,

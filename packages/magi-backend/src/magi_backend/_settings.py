@@ -39,6 +39,13 @@ def _names(value: object) -> object:
     return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else _tuple(value)
 
 
+_SWITCH = {"true": True, "1": True, "false": False, "0": False}
+
+
+def _is_switch(value: object) -> bool:
+    return isinstance(value, str) and value.lower() in _SWITCH
+
+
 _Number = Annotated[int, Field(ge=0, strict=True)]
 _Sizes = Mapping[str, _Number | Annotated[tuple[_Number, ...], BeforeValidator(_tuple)]]
 _SizeSets = Annotated[
@@ -50,6 +57,12 @@ _OpNames = Annotated[
     tuple[str, ...],
     Field(description="operator names such as 'ns::op', a list or comma-separated"),
     BeforeValidator(_names),
+]
+
+_Regions = Annotated[
+    bool | tuple[str, ...],
+    Field(description="True, False, or names of module classes, a list or comma-separated"),
+    BeforeValidator(lambda value: _SWITCH.get(value.lower()) if _is_switch(value) else _names(value)),
 ]
 
 
@@ -100,6 +113,8 @@ class CompileConfig(BaseModel):
             expected to be fastest come first, and what would not be compiled in the time that is left is not tried.
         progress: Show what is being compiled, on a terminal only.
         boundary_ops: Names of operators at which a graph is split, besides those registered as subgraph boundaries.
+        regions: Compile blocks that repeat in a model, such as the layers of a Llama, once and call that code for each.
+            True does it where nothing is lost by it, names of their classes do it for these alone, in any case.
         memory_budget: Share of the activations, from 0 to 1, that a training graph may save; the rest is recomputed.
             None leaves the choice to torch, which saves what its partitioner finds cheapest.
         compile_sizes: Sizes for which a graph with symbols gets code of its own at its first call. Each is a dict from
@@ -137,6 +152,7 @@ class CompileConfig(BaseModel):
     tune_seconds: float | None = _setting(None, "each graph with convolutions that is tuned", gt=0.0)
     progress: bool = _setting(True, "a process, which shows one line")
     boundary_ops: _OpNames = _setting(())
+    regions: _Regions = _setting(True, "a captured graph")
     memory_budget: float | None = _setting(None, "each training graph", ge=0.0, le=1.0)
     compile_sizes: _SizeSets = _setting((), _WITH_SYMBOLS)
     hot_sizes: int = _setting(0, _WITH_SYMBOLS, ge=0)
@@ -222,6 +238,7 @@ MagiOptions = TypedDict(
         "magi.tune_seconds": float | None,
         "magi.progress": bool,
         "magi.boundary_ops": Sequence[str],
+        "magi.regions": bool | str | Sequence[str],
         "magi.memory_budget": float | None,
         "magi.compile_sizes": Sequence[Mapping[str, int | Sequence[int]]],
         "magi.hot_sizes": int,

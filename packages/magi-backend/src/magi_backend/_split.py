@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cut a captured graph at boundary operators.
+"""Cut a captured graph at boundary operators, and around blocks that repeat.
 
-Each boundary operator becomes a piece of its own, which is not compiled; the calls between two of them become a piece
-to compile. Calls keep their order, so that writes into a tensor happen at the same place:
+Each boundary operator becomes a piece of its own, which is not compiled; so does each block, and the calls between two
+of them. Calls keep their order, so that writes into a tensor happen at the same place:
 
     a = x.relu(); b = ns::attend(a); c = b + 1     ->     piece 0: relu | ns::attend | piece 1: add
 """
@@ -10,7 +10,7 @@ to compile. Calls keep their order, so that writes into a tensor happen at the s
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from . import _torch_compat
 from ._records.log import registered
+from ._regions import Block
 from .errors import BoundaryOpError, did_you_mean
 
 
@@ -61,22 +62,27 @@ def boundary_overloads(names: Collection[str]) -> frozenset[str]:
     return frozenset(found)
 
 
-def split_at(gm: GraphModule, named: frozenset[str]) -> Split | None:
-    """Split *gm* at registered subgraph boundaries and at the overloads *named*; None if it calls none of them."""
+def split_at(gm: GraphModule, named: frozenset[str], blocks: Collection[Block] = ()) -> Split | None:
+    """Split *gm* at registered subgraph boundaries, at the overloads *named*, and around *blocks*; None without any."""
     boundaries = [node for node in gm.graph.nodes if _is_boundary(node, named)]
-    if not boundaries:
+    if not boundaries and not blocks:
         return None
     for node in list(gm.graph.nodes):
         # ``y = x.add_(1); f(y)`` becomes ``x.add_(1); f(x)``: the tensor has one name before and after the write.
         if (written := _written(node)) is not None:
             node.replace_all_uses_with(written)
-    places = _places(gm, frozenset(boundaries))
+    titles: dict[int, str] = {}
+    places = _places(gm, frozenset(boundaries), {node: block for block in blocks for node in block.nodes}, titles)
     _copy_to_users(gm, places)
     module = split_module(gm, None, places.__getitem__, keep_original_order=True)  # type: ignore[arg-type]
-    names = {f"submod_{places[node]}": _torch_compat.nodes.called_overload(node) for node in boundaries}
-    pieces = [str(node.target) for node in module.graph.find_nodes(op="call_module")]
-    titles = {piece: names.get(piece, f"piece {int(piece.removeprefix('submod_')) // 2}") for piece in pieces}
-    return Split(module, titles, frozenset(names))
+    pieces = {int(str(node.target).removeprefix("submod_")) for node in module.graph.find_nodes(op="call_module")}
+    unnamed = (place for place in sorted(pieces) if place not in titles)
+    titles |= {place: f"piece {index}" for index, place in enumerate(unnamed)}
+    return Split(
+        module,
+        {f"submod_{place}": titles[place] for place in sorted(pieces)},
+        frozenset(f"submod_{places[node]}" for node in boundaries),
+    )
 
 
 def uncut_boundaries(gm: GraphModule, named: frozenset[str]) -> tuple[str, ...]:
@@ -113,25 +119,26 @@ def _is_boundary(node: Node, named: frozenset[str]) -> bool:
     return bool(named) and _torch_compat.nodes.called_overload(node) in named
 
 
-def _places(gm: GraphModule, boundaries: frozenset[Node]) -> dict[Node, int]:
-    """The number of the piece that each node belongs to.
-
-    Even pieces are compiled, odd pieces are boundary operators.
-    """
+def _places(
+    gm: GraphModule, boundaries: frozenset[Node], blocks: Mapping[Node, Block], titles: dict[int, str]
+) -> dict[Node, int]:
+    """The number of the piece that each node belongs to; *titles* gets those of boundary operators and of *blocks*."""
     places: dict[Node, int] = {}
+    piece: object = None
     current = 0
     for node in gm.graph.nodes:
         if not node.op.startswith("call_"):
             continue
-        if node in boundaries:
-            current += 1
-            places[node] = current
-            current += 1
-        elif node.target is operator.getitem and node.args[0] in places:
+        if node.target is operator.getitem and node.args[0] in places:
             # A tuple must not be passed between pieces, so its items are taken in the piece that makes it.
             places[node] = places[node.args[0]]
-        else:
-            places[node] = current
+            continue
+        own = node if node in boundaries else blocks.get(node)
+        if own is not piece:
+            current, piece = current + 1, own
+            if own is not None:
+                titles[current] = own.kind if isinstance(own, Block) else _torch_compat.nodes.called_overload(own)
+        places[node] = current
     return places
 
 

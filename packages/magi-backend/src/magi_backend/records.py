@@ -304,6 +304,7 @@ class Compilation:
         checks: What ``magi.check`` compared, once the pieces were called.
         pieces: Names of the pieces and boundary operators in order, when the graph was split.
         uncut: A sentence for each boundary operator at which the graph could not be split.
+        regions: A sentence for each class of block that repeats in the graph: compiled once, or why not.
         settings: Dotted name, value and origin of each setting.
         cache: Use of the caches.
         sizes: The sizes of its calls; None if no input is a size, or if they are not counted.
@@ -331,6 +332,7 @@ class Compilation:
     checks: tuple[CheckOutcome, ...] = ()
     pieces: tuple[str, ...] = ()
     uncut: tuple[str, ...] = ()
+    regions: tuple[str, ...] = ()
     settings: tuple[tuple[str, str, str], ...] = ()
     cache: CacheUse = field(default_factory=CacheUse)
     sizes: SizesOutcome | None = None

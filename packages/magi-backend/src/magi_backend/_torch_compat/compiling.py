@@ -6,11 +6,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import operator
 import os
 import re
 import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -212,6 +213,16 @@ def inductor_keys() -> list[str]:
     from torch._inductor import config
 
     return sorted({*torch._inductor.list_options(), *config._config})  # type: ignore[attr-defined]
+
+
+def inductor_value(key: str, patches: Mapping[str, Any]) -> Any:
+    """The value of the configuration key *key*, such as ``"triton.cudagraphs"``, with *patches*."""
+    return patches[key] if key in patches else operator.attrgetter(key)(configs()[0])
+
+
+def is_saved() -> bool:
+    """Whether torch will save what a backend returns, as ``aot_compile`` of a compiled function does (2.10 to 2.15)."""
+    return bool(configs()[1].bundled_autograd_cache)
 
 
 def inductor_type(key: str) -> type | None:

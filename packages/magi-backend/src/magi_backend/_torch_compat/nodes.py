@@ -109,6 +109,22 @@ def called_overload(node: Node) -> str:
     return str(overloads[0].name()) if overloads else ""
 
 
+def called_name(node: Node) -> str:
+    """The name of the function, method or operator that *node* calls, without a namespace."""
+    target: Any = node.target
+    return target if isinstance(target, str) else operator_name(target).rpartition("::")[2] or target.__name__
+
+
+def launch_constants(node: Node) -> dict[str, Any] | None:
+    """The keyword arguments of a captured Triton launch, with its constants in place of the number of their entry."""
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_mutation
+
+    if node.target is not triton_kernel_wrapper_mutation:
+        return None
+    constants = kernel_side_table.get_constant_args(node.kwargs["constant_args_idx"])  # type: ignore[arg-type]
+    return {**node.kwargs, "constant_args_idx": constants}
+
+
 def nodes_in(gm: GraphModule) -> list[Node]:
     """The nodes of *gm*, and of the graphs inside it."""
     return [node for module in gm.modules() if isinstance(module, GraphModule) for node in module.graph.nodes]

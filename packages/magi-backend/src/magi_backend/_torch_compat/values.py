@@ -189,6 +189,13 @@ def is_wrapper(tensor: torch.Tensor) -> bool:
     return bool(is_traceable_wrapper_subclass(tensor))
 
 
+def is_plain_fake(tensor: torch.Tensor) -> bool:
+    """Whether *tensor* is a fake tensor that holds no others, of which sizes, strides and dtype say everything."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return type(tensor) is FakeTensor
+
+
 def storage_id(tensor: torch.Tensor) -> int:
     """A number that two tensors share exactly if they share memory; fake tensors have no address to compare."""
     return int(tensor.untyped_storage()._cdata)
