@@ -28,6 +28,7 @@ ARMS: Mapping[str, Mapping[str, str]] = {
     },
     "backend_parity": {"inductor": "stock", "inductor_guarded": "stock, guard set by hand", "magi": "magi"},
     "call_overhead": {"magi": "magi-opschema", "custom_op": "custom_op", "torch_op": "its OpOverload, flat arguments"},
+    "cold_start": {"stock": "stock", "magi": "magi"},
     "cold_start_cpu": {"eager": "eager", "stock": "stock, warm caches", "loaded": "magi, a loaded folder"},
     "decoder_fragments": _DECODERS,
     "dynamic_decode": _DECODERS,
@@ -96,6 +97,17 @@ _CASES: Mapping[str, Mapping[str, str]] = {
         "mutating": "one mutated Tensor in the dataclass",
         "leaves20": "20 scalar leaves in three nested classes, by keyword",
         "decorate": "decoration of one op",
+    },
+    "cold_start": {
+        **{
+            f"{name} {what}": f"{model}: {words}"
+            for name, model in {
+                "llama32": "a Llama, 32 layers",
+                "wan_dit": "the transformer of WAN",
+                "sdxl_unet": "the UNet of SDXL",
+            }.items()
+            for what, words in {"compile": "first call", "run": "a later call"}.items()
+        },
     },
     "cold_start_cpu": {
         "llama": "a Llama of transformers",

@@ -175,7 +175,7 @@ def test_the_options_for_editors_are_the_settings() -> None:
     for name, (field, strict, _) in fields().items():
         if hints[name] != field.annotation:
             # What is held as a tuple may be given as any sequence.
-            assert name in {"boundary_ops", "compile_sizes"}
+            assert name in {"boundary_ops", "compile_sizes", "regions"}
             assert strict.validate_python(TypeAdapter(hints[name]).validate_python([])) == ()
 
 

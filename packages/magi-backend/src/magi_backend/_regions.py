@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 
 from . import _torch_compat
 from ._settings import CompileConfig
@@ -58,17 +59,23 @@ def regions(gm: GraphModule, config: CompileConfig, inductor: Mapping[str, Any])
     whole = _whole(gm, inductor) if groups else ""
     chosen, found, taken = list[Block](), list[str](), set[Node]()
     for blocks in groups:
+        # Others are in a larger block, about which all is said.
         free = [block for block in blocks if taken.isdisjoint(block.nodes)]
-        name, calls = blocks[0].kind, len(blocks[0].nodes)
-        if len(free) < 2:  # what they are in is cut out
+        if len(free) < 2 or (wanted is True and not _is_worth_it(free)):
             continue
-        reason = whole or (_unsuitable(free) if wanted is True else "")
-        if reason:
-            found.append(f"{len(free)} blocks {name} of {calls} calls are compiled each by itself: {reason}")
-            continue
-        chosen += free
+        same = f"{len(free)} blocks {free[0].kind} of {len(free[0].nodes)} calls are"
+        if wanted is True and _has_convolutions(free[0]):
+            found.append(f"{same} each compiled: convolutions choose their memory format for a whole graph")
+            continue  # smaller blocks inside these may have none
         taken.update(*(block.nodes for block in free))
-        found.append(f"{len(free)} blocks {name} of {calls} calls are compiled once")
+        reason = whole or (_WRITTEN if _are_written_after_a_cut(gm, [*chosen, *free]) else "")
+        chosen += [] if reason else free
+        found.append(f"{same} each compiled: {reason}" if reason else f"{same} compiled once")
+    if wanted is not True:
+        repeated = {blocks[0].kind for blocks in groups}
+        found += [
+            f"magi.regions names {name}, of which no two blocks are equal" for name in wanted if name not in repeated
+        ]
     return Regions(tuple(chosen), tuple(found))
 
 
@@ -85,19 +92,46 @@ def _whole(gm: GraphModule, inductor: Mapping[str, Any]) -> str:
     return ""
 
 
-def _unsuitable(blocks: Sequence[Block]) -> str:
-    """Why equal *blocks* are better compiled as a part of what they are in; empty if they are not."""
-    (first, *rest) = blocks
-    names = {_torch_compat.nodes.called_name(node) for node in first.nodes}
-    if any("conv" in name and "1d" not in name for name in names):
-        return "convolutions choose their memory format for the whole graph"
-    if not names & _PRODUCTS:
-        return "without a matrix product, the calls before and after one can become one kernel with it"
-    saved = sum(len(block.nodes) for block in rest)
-    return f"{saved} calls less are not worth the cuts" if saved < WORTH else ""
-
-
 _PRODUCTS = frozenset(("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "scaled_dot_product_attention"))
+
+
+def _is_worth_it(blocks: Sequence[Block]) -> bool:
+    """Whether equal *blocks* save enough calls, and have a product, beside which a kernel more at a cut takes no time.
+
+    Whatever else is around a cut could be one kernel.
+    """
+    saved = sum(len(block.nodes) for block in blocks[1:])
+    return saved >= WORTH and any(_torch_compat.nodes.called_name(node) in _PRODUCTS for node in blocks[0].nodes)
+
+
+def _has_convolutions(block: Block) -> bool:
+    names = map(_torch_compat.nodes.called_name, block.nodes)
+    return any("conv" in name and "1d" not in name for name in names)
+
+
+_WRITTEN = "a tensor that a backward may need is written after a cut"
+
+
+def _are_written_after_a_cut(gm: GraphModule, blocks: Sequence[Block]) -> bool:
+    """Whether a piece would write to a tensor with a gradient that an earlier one has, if *gm* is cut around *blocks*.
+
+    Each piece has a backward of its own, and autograd refuses one for which such a tensor was saved before the write.
+    """
+    block_of = {node: place for place, block in enumerate(blocks) for node in block.nodes}
+    storage, earlier, current = _torch_compat.values.storage_id, set[int](), set[int]()
+    before: int | None = None
+    for node in gm.graph.nodes:
+        if not node.op.startswith("call_"):
+            continue
+        if block_of.get(node) != before:
+            before = block_of.get(node)
+            earlier |= current
+            current = set()
+        if any(storage(value) in earlier for value in _torch_compat.nodes.written_tensors(node)):
+            return True
+        values = pytree.tree_leaves([n.meta.get("example_value") for n in (node, *node.all_input_nodes)])
+        current.update(storage(x) for x in values if isinstance(x, torch.Tensor) and x.requires_grad)
+    return False
 
 
 def _repeated(gm: GraphModule) -> list[list[Block]]:
@@ -110,44 +144,49 @@ def _repeated(gm: GraphModule) -> list[list[Block]]:
     groups: dict[Hashable, list[Block]] = {}
     for alike in sketches.values():
         for block in alike if len(alike) > 1 else ():
-            inputs = {n: None for node in block.nodes for n in node.all_input_nodes}
-            outside = [n for n in inputs if n not in set(block.nodes)]
-            groups.setdefault(_structure(gm, outside, block.nodes), []).append(block)
+            inside, used = set(block.nodes), {n: None for node in block.nodes for n in node.all_input_nodes}
+            structure = _structure(gm, [n for n in used if n not in inside], block.nodes)
+            groups.setdefault(structure, []).append(block)
     return sorted((group for group in groups.values() if len(group) > 1), key=lambda group: -len(group[0].nodes))
 
 
 def _blocks(gm: GraphModule) -> Iterator[Block]:
     """Each run of calls during one call of a module, where the graph can be cut before and after it."""
     calls = [node for node in gm.graph.nodes if node.op in ("call_function", "call_method")]
-    cuttable = _cuttable(calls)
+    opened = _opened(calls)
+    stacks: list[dict[Any, Any]] = [node.meta.get("nn_module_stack") or {} for node in calls]
+    # Dynamo does not say which module opens or closes a context, so it is the one of the call after or before that.
+    for place in reversed(range(len(calls) - 1)):
+        if not stacks[place] and opened[place + 1] > opened[place]:
+            stacks[place] = stacks[place + 1]
     since: dict[tuple[str, type], int] = {}
-    for place in range(len(calls) + 1):
-        stack = calls[place].meta.get("nn_module_stack") or {} if place < len(calls) else {}
+    for place, stack in enumerate((*stacks, {})):
+        if not stack and place and opened[place] and place < len(calls):
+            continue
         modules = dict.fromkeys(stack.values())
         for module in [module for module in since if module not in modules]:
             start = since.pop(module)
-            if cuttable[start] and cuttable[place]:
+            if not opened[start] and not opened[place]:
                 yield Block(module[0], getattr(module[1], "__name__", str(module[1])), tuple(calls[start:place]))
         for module in modules:
             since.setdefault(module, place)
 
 
-def _cuttable(calls: Sequence[Node]) -> list[bool]:
-    """Whether the graph can be cut before each of *calls*, and at its end.
+def _opened(calls: Sequence[Node]) -> list[int]:
+    """How many regions of autocast, grad mode, ``torch.func`` or similar are open before each of *calls*, and after.
 
-    It cannot between the two calls that open and close a region of autocast, grad mode, ``torch.func`` or similar.
+    The calls that open and close one are in the graph, which cannot be cut between them.
     """
-    found, depth = list[bool](), 0
+    found, depth = list[int](), 0
     grad_mode: object = torch.is_grad_enabled()
     for node in calls:
-        found.append(depth == 0 and grad_mode == torch.is_grad_enabled())
+        found.append(depth + (grad_mode != torch.is_grad_enabled()))
         depth += _torch_compat.nodes.nesting(node)
-        depth += (node.target is _torch_compat.nodes.ENTER_AUTOCAST) - (
-            node.target is _torch_compat.nodes.EXIT_AUTOCAST
-        )
+        depth += node.target is _torch_compat.nodes.ENTER_AUTOCAST
+        depth -= node.target is _torch_compat.nodes.EXIT_AUTOCAST
         if node.target is _torch_compat.nodes.SET_GRAD_MODE:
             grad_mode = node.args[0]
-    return [*found, True]
+    return [*found, 0]
 
 
 def piece_structure(gm: GraphModule) -> Hashable:
@@ -191,18 +230,18 @@ def _structure(gm: GraphModule, inputs: Sequence[Node], nodes: Sequence[Node]) -
             target = piece_structure(body) if isinstance(body, GraphModule) else _Itself(body)
         used_outside = any(user not in places for user in node.users)
         annotation = repr(node.meta.get("custom"))
-        return (
-            node.op,
-            target,
-            of(node.args),
-            of(kwargs),
-            of(node.meta.get("example_value")),
-            used_outside,
-            annotation,
-        )
+        return (node.op, target, of(node.args), of(kwargs), result(node), used_outside, annotation)
+
+    def result(node: Node) -> Hashable:
+        # Any other object, such as the context of autocast, follows from the call that makes it.
+        leaves = pytree.tree_leaves(node.meta.get("example_value"))
+        return tuple(of(leaf) if isinstance(leaf, _NUMBERS) else type(leaf) for leaf in leaves)
 
     given = tuple(call(node) if node in held else of(node.meta.get("example_value")) for node in inputs)
     return (given, tuple(call(node) for node in nodes))
+
+
+_NUMBERS = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, int, float)
 
 
 @dataclass(frozen=True)

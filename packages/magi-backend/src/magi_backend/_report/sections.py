@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import io
+import itertools
 import re
 import statistics
 from collections import Counter
@@ -275,6 +276,7 @@ def compilation_lines(one: Compilation, *, full: bool = False) -> Iterator[Line]
     if one.error:
         yield Line(f"failed: {one.error}", "red")
     yield from (Line(sentence, "yellow") for sentence in one.uncut)
+    yield from map(Line, one.regions)
     for graph in one.graphs:
         if graph.fell_back:
             yield Line(f"fell back: {graph.title} was {graph.fell_back}", "yellow")
@@ -408,7 +410,8 @@ def compilation_as_text(one: Compilation) -> Iterator[Line | Table]:
     yield Line(f"inputs {summary(one.inputs)}")
     yield from compilation_lines(one)
     if one.pieces:
-        yield Line("pieces " + " | ".join(one.pieces))
+        runs = [(piece, len(list(same))) for piece, same in itertools.groupby(one.pieces)]
+        yield Line("pieces " + " | ".join(piece if times == 1 else f"{times} times {piece}" for piece, times in runs))
     for op in one.ops:
         yield from (Line(""), Line(op.text, indent=2))
     yield Line("")

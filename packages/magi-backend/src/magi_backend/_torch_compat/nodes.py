@@ -84,6 +84,25 @@ def is_write(node: Node) -> bool:
     return node.target in (auto_functionalized, auto_functionalized_v2, triton_kernel_wrapper_functional)
 
 
+def written_tensors(node: Node) -> list[torch.Tensor]:
+    """The tensors that *node* of a captured graph may write to, by its schema or, for what has none, by its name."""
+    from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation
+
+    given: list[Any] = []
+    if overloads := overloads_of(node.target):
+        for place, argument in enumerate(overloads[0]._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                given.append(node.args[place] if place < len(node.args) else node.kwargs.get(argument.name))
+    elif isinstance(node.target, torch._ops.HigherOrderOperator):
+        given = [node.args, node.kwargs] if node.target is triton_kernel_wrapper_mutation else []
+    else:
+        name, result = called_name(node), node.meta.get("example_value")
+        given = [n for n in node.all_input_nodes if n.meta.get("example_value") is result]
+        given += [node.kwargs.get("out"), node.args[:1] if name == "setitem" or re.search("[a-z]_$", name) else None]
+    values = map_arg(given, lambda n: n.meta.get("example_value"))
+    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
 def operator_name(target: object) -> str:
     """``ns::op`` for an operator of the dispatcher, otherwise an empty string."""
     overloads = overloads_of(target)

@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks that repeat are compiled once, blocks that differ in what code depends on are not, and results stay."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from magi_backend import CompileConfig, explain
+from magi_backend._regions import piece_structure, regions
+from magi_backend._split import split_at
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+
+WIDTH = 8
+CONVOLUTIONS = "convolutions choose their memory format for a whole graph"
+
+
+class Block(nn.Module):
+    """A norm, two products, dropout, a number of its own, a buffer that it writes, and a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 16), nn.Linear(16, WIDTH)
+        self.scale = 0.5
+        self.calls: Tensor
+        self.register_buffer("calls", torch.zeros(()))
+
+    def inner(self, x: Tensor) -> Tensor:
+        x = self.up(self.norm(x)).sin().cos().neg().tanh()
+        return functional.dropout(self.down(x).exp().neg().tanh().sin() * self.scale, 0.2, self.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x + self.inner(x).cos().tanh().neg()
+
+
+class Autocast(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x)
+
+
+class WithoutGrad(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            offset = self.inner(x)
+        return super().forward(x) + offset
+
+
+class Checkpointed(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        result = checkpoint(self.inner, x, use_reentrant=False)
+        assert isinstance(result, Tensor)
+        for _ in range(16):
+            result = result.sin()
+        return result
+
+
+class GivesAView(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return torch.stack((y, y.neg())).unbind(0)[0]
+
+
+class WritesItsInput(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul_(super().forward(x.clone()))
+
+
+class Stack(nn.Module):
+    def __init__(self, kind: Callable[[], nn.Module] = Block, blocks: int = 4) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(kind() for _ in range(blocks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return x * 2
+
+
+def _found(model: nn.Module, x: Tensor, names: tuple[str, ...] = ("Block",), **inductor: Any) -> tuple[Any, list[int]]:
+    """What is said of the blocks of *model*, and for each piece which one it shares its code with."""
+    seen: list[tuple[Any, list[int]]] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        del inputs
+        found = regions(gm, CompileConfig(regions=names), inductor)
+        split = split_at(gm, frozenset(), found.blocks)
+        parts: Any = [] if split is None else [split.module.get_submodule(attribute) for attribute in split.titles]
+        structures = [piece_structure(part) for part in parts]
+        seen.append((found, [structures.index(each) for each in structures]))
+        return gm if split is None else split.module
+
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    expected = copy.deepcopy(model)(x.clone())
+    torch.manual_seed(0)
+    torch.testing.assert_close(torch.compile(model, backend=backend, fullgraph=True)(x.clone()), expected)
+    (only,) = seen
+    return only
+
+
+def _other_number(model: Any) -> None:
+    model.blocks[2].scale = 0.25
+
+
+def _frozen(model: Any) -> None:
+    model.blocks[2].up.weight.requires_grad_(False)
+
+
+def _wide(model: Any) -> None:
+    model.blocks[2].up, model.blocks[2].down = nn.Linear(WIDTH, 24), nn.Linear(24, WIDTH)
+
+
+def _transposed(model: Any) -> None:
+    weight = model.blocks[2].up.weight
+    model.blocks[2].up.weight = nn.Parameter(weight.detach().t().contiguous().t())
+
+
+def _with_an_offset(model: Any) -> None:
+    weight = model.blocks[2].up.weight
+    model.blocks[2].up.weight = nn.Parameter(torch.cat((torch.zeros(1), weight.detach().flatten()))[1:].view(16, WIDTH))
+
+
+def _shared_memory(model: Any) -> None:
+    both = torch.randn(2 * WIDTH)
+    model.blocks[2].norm.weight, model.blocks[2].norm.bias = nn.Parameter(both[:WIDTH]), nn.Parameter(both[:WIDTH])
+
+
+def _evaluated(model: Any) -> None:
+    model.blocks[2].eval()
+
+
+@pytest.mark.parametrize(
+    "change", [_other_number, _frozen, _wide, _transposed, _with_an_offset, _shared_memory, _evaluated]
+)
+def test_a_block_that_differs_has_code_of_its_own(change: Callable[[Any], None]) -> None:
+    model = Stack()
+    change(model)
+    found, shared = _found(model, torch.randn(3, WIDTH))
+
+    assert found.found == (f"3 blocks Block of {len(found.blocks[0].nodes)} calls are compiled once",)
+    assert [block.path.rpartition(".")[2] for block in found.blocks] == ["0", "1", "3"]
+    assert shared == [0, 1, 1, 3, 1, 5]
+
+
+@pytest.mark.parametrize("kind", [Block, WithoutGrad, Checkpointed, GivesAView, Autocast])
+def test_equal_blocks_share_code(kind: type[nn.Module]) -> None:
+    found, shared = _found(Stack(kind), torch.randn(3, WIDTH), (kind.__name__,))
+
+    assert found.found == (f"4 blocks {kind.__name__} of {len(found.blocks[0].nodes)} calls are compiled once",)
+    # A view is made in the piece that uses it, which is the next block.
+    assert shared == ([0, 1, 2, 2, 2, 5] if kind is GivesAView else [0, 1, 1, 1, 1, 5])
+
+
+@pytest.mark.parametrize(
+    ("inductor", "reason"),
+    [
+        ({"triton.cudagraphs": True}, "with CUDA graphs, one graph of everything is replayed faster than many"),
+        ({"freezing": True}, "with freezing, the parameters of each are part of its code"),
+    ],
+)
+def test_settings_that_need_one_graph(inductor: dict[str, Any], reason: str) -> None:
+    found, shared = _found(Stack(), torch.randn(3, WIDTH), **inductor)
+
+    (sentence,) = found.found
+    assert sentence.endswith(f" calls are each compiled: {reason}")
+    assert not shared
+
+
+def test_a_size_that_depends_on_data_leaves_the_graph_whole() -> None:
+    class Counts(Stack):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + x.nonzero().sum()
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        found, shared = _found(Counts(), torch.randn(3, WIDTH))
+    assert found.found[0].endswith("the graph has a size that depends on data")
+    assert not shared
+
+
+def test_a_name_that_fits_no_block_is_said() -> None:
+    found, _ = _found(Stack(), torch.randn(3, WIDTH), ("Blok",))
+
+    assert found.found == ("magi.regions names Blok, of which no two blocks are equal",)
+
+
+class Convolutional(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Conv2d(1, 1, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed: Tensor = self.mix(x[None])[0]
+        return super().forward(x) + mixed.neg().neg()
+
+
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [
+        (Stack(blocks=12), ["12 blocks Block of N calls are compiled once"]),
+        (Stack(blocks=3), []),  # not worth the cuts
+        (
+            Stack(Convolutional, 12),
+            ["12 blocks Convolutional of N calls are each compiled: " + CONVOLUTIONS],
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_cut_out_by_default(model: nn.Module, found: list[str]) -> None:
+    said: list[Any] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        del inputs
+        said.extend(re.sub(r"\d+ calls", "N calls", each) for each in regions(gm, CompileConfig(), {}).found)
+        return gm
+
+    torch.compile(model, backend=backend, fullgraph=True)(torch.randn(3, WIDTH))
+    assert said == found
+    assert not regions(torch.fx.symbolic_trace(nn.ReLU()), CompileConfig(regions=False), {}).found
+
+
+def _trained(model: nn.Module, call: Callable[..., Any], rows: int) -> list[Tensor]:
+    torch.manual_seed(rows)
+    x = torch.randn(rows, WIDTH, requires_grad=True)
+    model.zero_grad()
+    result = call(x)
+    result.square().sum().backward()
+    gradients = [each.grad for each in (x, *model.parameters()) if each.grad is not None]
+    return [result, *gradients, *(each.clone() for each in model.buffers())]
+
+
+class WritesBetween(Stack):
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x).exp()
+            x += 1
+        return x
+
+
+def test_calls_between_blocks_may_write_to_what_they_made() -> None:
+    found, shared = _found(WritesBetween(), torch.randn(3, WIDTH))
+
+    assert found.found[0].endswith("compiled once")
+    assert shared.count(2) == 3  # the first block has an input without a gradient
+
+
+def test_blocks_that_write_to_what_a_backward_may_need_are_left_in_the_graph() -> None:
+    found, shared = _found(Stack(WritesItsInput), torch.randn(3, WIDTH), ("WritesItsInput",))
+
+    (sentence,) = found.found
+    assert sentence.endswith(" calls are each compiled: a tensor that a backward may need is written after a cut")
+    assert not shared
+    with torch.no_grad():
+        _, shared = _found(Stack(WritesItsInput), torch.randn(3, WIDTH), ("WritesItsInput",))
+    assert shared == [0, 1, 1, 1, 1, 5]
+
+
+@pytest.mark.parametrize("kind", [Block, WritesItsInput, Checkpointed])
+def test_results_gradients_and_buffers_are_those_of_eager(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = Stack(kind)
+    twin = copy.deepcopy(model)
+    options: dict[str, Any] = {"magi.regions": kind.__name__, "fallback_random": True}
+    compiled = torch.compile(model, backend="magi", dynamic=True, fullgraph=True, options=options)
+    for rows in (3, 5, 6):
+        torch.testing.assert_close(_trained(model, compiled, rows), _trained(twin, twin, rows), rtol=1e-4, atol=1e-5)
+
+
+def test_the_report_and_the_check_of_each_block() -> None:
+    options = {"magi.regions": "Block", "magi.check": True}
+    report = explain(Stack().eval(), options=options)(torch.randn(3, WIDTH))
+
+    (one,) = report.compilations
+    assert one.pieces == ("piece 0", *["Block"] * 4, "piece 1")
+    assert [graph.piece for graph in one.graphs if graph.kind == "forward"] == ["piece 0", "Block", "piece 1"]
+    assert [check.piece for check in one.checks] == list(one.pieces)
+    assert "pieces piece 0 | 4 times Block | piece 1" in str(report)
+    assert re.search("4 blocks Block of [0-9]+ calls are compiled once", str(report))
