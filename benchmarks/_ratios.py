@@ -57,7 +57,11 @@ RATIOS: dict[str, dict[str, tuple[Measured, Measured]]] = {
         "compiled_taken_apart_vs_int": (("taken_apart", "compiled"), ("int", "compiled")),
         "compiled_int_vs_inlined": (("int", "compiled"), ("inlined", "compiled")),
     },
-    "hot_latency": {"final_vs_hot": (("background", "later calls"), ("waits", "later calls"))},
+    "hot_latency": {
+        "final_vs_hot": (("background", "later calls"), ("waits", "later calls")),
+        "first_call_vs_eager": (("first_call", "after the capture"), ("eager", "after the capture")),
+        "first_call_vs_eager_backend": (("first_call", "first call"), ("eager_backend", "first call")),
+    },
     "nvfp4_linear": {
         **{f"{case}_vs_bf16_speedup": (("bf16", case), ("nvfp4", case)) for case in _NVFP4_CASES},
         "m1_8192_without_graph_vs_bf16_speedup": (("bf16", "m1_8192 no graph"), ("nvfp4", "m1_8192 no graph")),

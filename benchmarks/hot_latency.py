@@ -8,25 +8,30 @@ not counted. On a CPU, with one thread.
 Then a larger MLP gets 10,000 calls in orders that an adversary would choose, against the code for any size in the same
 order, with one, two and eight sizes at a time. Compilations count, but for the first ones, which `magi.hot_sizes` asks
 for.
+
+Last, the first call of a model with `magi.first_call="eager"`: all of it against the first call with torch's backend
+`eager`, which captures and runs the same graph; and what follows Dynamo's capture, up to the answer, against a call of
+the model in eager. For a model whose call takes a long time, and for one whose call takes none.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import random
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
 import torch
 from _results import rows_of, write
-from magi_backend import wait
-from torch import nn
+from magi_backend import magi, wait
+from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 
@@ -38,7 +43,9 @@ NOTE = (
     "`worst_call_ms` is the longest call while the code for eight sizes is made beside the calls "
     "(`magi.hot_in_background`), `worst_call_that_waits_ms` the longest where the call that is due makes it. "
     "`final_vs_hot` compares the calls after that. `thrash_worst` is the largest ratio of 10,000 calls with more sizes "
-    "than may have code to the same calls with the code for any size."
+    "than may have code to the same calls with the code for any size. `first_call_vs_eager` is what follows the "
+    "capture in a first call that eager answers over a call in eager, `first_call_vs_eager_backend` the whole first "
+    "call over that with torch's backend `eager`."
 )
 CAPS = (1, 2, 8)
 CALLS = 10_000
@@ -101,6 +108,49 @@ def seconds_in_order(sizes: Sequence[int], cap: int) -> float:
         return time.perf_counter() - start - sum(made[:cap])
 
 
+def first_call(model: nn.Module, x: Tensor, backend: Callable[..., Any]) -> tuple[float, float]:
+    """The seconds of the first call of *model*, and those of them that follow the capture."""
+    after: list[float] = []
+
+    def timed(run: Callable[..., Any]) -> Callable[..., Any]:
+        def once(*args: Any) -> Any:
+            start = time.perf_counter()
+            result = run(*args)
+            after.append(time.perf_counter() - start)
+            return result
+
+        return once
+
+    torch.compiler.reset()
+    wait()  # what was to be compiled for an earlier model is dropped
+    compiled = torch.compile(model, backend=lambda gm, inputs: timed(timed(backend)(gm, inputs)))
+    start = time.perf_counter()
+    compiled(x)
+    return time.perf_counter() - start, sum(after)
+
+
+def measure_first_calls(repeats: int) -> dict[str, dict[str, list[float]]]:
+    """The seconds of each arm in each case."""
+    backends = {
+        "first_call": functools.partial(magi, options={"magi.first_call": "eager"}),
+        "eager_backend": lambda gm, _: gm.forward,
+    }
+    found: dict[str, dict[str, list[float]]] = {}
+    for size, width, rows in (("", 2048, 256), (", small model", 64, 8)):
+        model, x = mlp(width), torch.randn(rows, width)
+        for _ in range(repeats + 1):  # the first repeat imports what the others find
+            took = {name: first_call(model, x, backend) for name, backend in backends.items()}
+            start = time.perf_counter()
+            model(x)
+            eager = time.perf_counter() - start
+            whole = {name: seconds for name, (seconds, _) in took.items()}
+            after = {name: seconds for name, (_, seconds) in took.items()} | {"eager": eager}
+            for case, each in ((f"first call{size}", whole), (f"after the capture{size}", after)):
+                for arm, seconds in each.items():
+                    found.setdefault(case, {}).setdefault(arm, []).append(seconds)
+    return {case: {arm: took[1:] for arm, took in arms.items()} for case, arms in found.items()}
+
+
 def main() -> None:
     """Measure both ways in turn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -124,6 +174,12 @@ def main() -> None:
                     seconds.append(seconds_in_order(sizes, cap))
         sys.stderr.write(f"{name}: { ({arm: round(statistics.median(took), 3) for arm, took in arms.items()}) }\n")
         rows += rows_of(name, arms)
+    with torch.no_grad():
+        for case, arms in measure_first_calls(repeats).items():
+            sys.stderr.write(
+                f"{case}: { ({arm: round(1e3 * statistics.median(s), 2) for arm, s in arms.items()}) } ms\n"
+            )
+            rows += rows_of(case, arms)
     write("hot_latency", rows, note=NOTE)
 
 

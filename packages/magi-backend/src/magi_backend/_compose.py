@@ -25,6 +25,7 @@ from torch.fx import GraphModule
 from . import _torch_compat
 from ._graph_log import GraphLog, graph_symbols
 from ._hot.entry import with_sizes
+from ._hot.first_call import with_eager_first
 from ._passes import chosen_passes
 from ._recompute import partitioner_settings
 from ._records.collect import count_ours, open_log
@@ -36,7 +37,7 @@ from ._split import boundary_overloads, compile_pieces, split_at, uncut_boundari
 from ._verify.blame import first_operator
 from ._verify.check import CheckedPiece, input_names
 from ._verify.compare import Difference
-from ._warm import noted
+from ._warm import graph_facts, noted
 from .records import CheckOutcome, FallBack
 
 
@@ -97,10 +98,21 @@ def compile_request(gm: GraphModule, example_inputs: Sequence[Any], request: Req
             with _phase(request, log.label, sizes) as show, log.counting_caches():
                 return _compile_graph(static, inputs, replace(job, show=show, sizes=sizes))
 
-        with noted(gm, request, ops, log) as hot:
-            return with_sizes(
-                gm, example_inputs, request.config, log, partial(_compile_graph, job=job), compile_static, hot
-            )
+        facts = None if log.fresh else graph_facts(gm, request, ops)  # caches are passed by then, so nothing is noted
+
+        def compile_open(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+            with noted(facts, log) as hot:
+                general = partial(_compile_graph, job=job)
+                return with_sizes(gm, example_inputs, request.config, log, general, compile_static, hot)
+
+        def compile_beside(gm: GraphModule, example_inputs: Sequence[Any], _: str) -> Callable[..., Any]:
+            with log.compiling():
+                return compile_open(gm, example_inputs)
+
+        answered = None
+        if request.config.first_call == "eager":
+            answered = with_eager_first(gm, example_inputs, log, compile_beside, strict=request.config.strict)
+        return answered or compile_open(gm, example_inputs)
 
 
 def _compile_graph(gm: GraphModule, example_inputs: Sequence[Any], job: _Job) -> Callable[..., Any]:

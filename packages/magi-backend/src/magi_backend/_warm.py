@@ -285,7 +285,7 @@ def _entries() -> Iterator[Entry]:
     with _known.lock:
         compiled = {text: list(logs) for text, logs in _known.compiled.items()}
     for text, logs in compiled.items():
-        outcomes = [log.sizes() for log in logs if log.sizes is not None]
+        outcomes = [log.counts["sizes"]() for log in logs if "sizes" in log.counts]
         hot = {tuple(n for _, n in use.sizes) for each in outcomes for use in each.uses if use.has_code}
         facts = json.loads(text)
         held = json.dumps({"facts": facts, "hot": sorted(hot)})
@@ -378,17 +378,15 @@ def _text(facts: Mapping[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def noted(
-    gm: GraphModule, request: Request, ops: Iterable[OpUse], log: CompilationLog
-) -> Iterator[frozenset[tuple[int, ...]]]:
-    """A context for the compilation of *gm* that notes it for `save`; its value are sizes that were hot earlier.
+def noted(facts: GraphFacts | None, log: CompilationLog) -> Iterator[frozenset[tuple[int, ...]]]:
+    """A context for the compilation of a graph that notes it for `save`; its value are sizes that were hot earlier.
 
-    If something was loaded and *gm* is compiled anew, the reason is logged and goes into the record.
+    If something was loaded and the graph is compiled anew, the reason is logged and goes into the record. Without
+    *facts*, nothing is noted.
     """
-    if log.fresh:  # such a compilation passes the caches by
+    if facts is None:
         yield frozenset()
         return
-    facts = _facts(gm, request, ops)
     text = _text(asdict(facts))
     with _known.lock:
         hot = frozenset(_known.hot.get(text, ()))
@@ -426,7 +424,8 @@ def _why_anew(now: GraphFacts, earlier: Iterable[str], refused: int) -> str:
     )
 
 
-def _facts(gm: GraphModule, request: Request, ops: Iterable[OpUse]) -> GraphFacts:
+def graph_facts(gm: GraphModule, request: Request, ops: Iterable[OpUse]) -> GraphFacts:
+    """The facts of *gm*, which Dynamo captures now on this thread."""
     frame = _torch_compat.frames.captured_frame()
     file = Path(frame.place.rpartition(":")[0])
     texts = (part.code for part in gm.modules() if isinstance(part, GraphModule))

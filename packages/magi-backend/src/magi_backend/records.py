@@ -250,6 +250,23 @@ class SizesOutcome:
 
 
 @dataclass(frozen=True)
+class EagerOutcome:
+    """What ``magi.first_call="eager"`` did for one captured graph.
+
+    Attributes:
+        calls: How many calls eager has answered.
+        note: Why it answers still, or why it answered none; empty when code answers.
+    """
+
+    calls: int
+    note: str = ""
+
+    def __str__(self) -> str:
+        answered = f"eager answered {self.calls} {'call' if self.calls == 1 else 'calls'}"
+        return f"{answered}: {self.note}" if self.note else answered
+
+
+@dataclass(frozen=True)
 class GraphBreak:
     """Where and why Dynamo stopped, ran a line in Python, and captured the rest as another graph.
 
@@ -308,7 +325,9 @@ class Compilation:
         settings: Dotted name, value and origin of each setting.
         cache: Use of the caches.
         sizes: The sizes of its calls; None if no input is a size, or if they are not counted.
-        seconds: Time from the call of the backend to its return; a backward compiled later is not in it.
+        eager: The calls that eager answered; None without ``magi.first_call="eager"``.
+        seconds: Time from the call of the backend to its return, or of the work on another thread; a backward compiled
+            later is not in it.
         capture_seconds: Time that Dynamo traced before it called the backend; 0 if torch does not report it.
         error: The message of the exception that ended the compilation, or empty.
         compile_id: Dynamo's number of the compilation, such as ``0/1``; empty if Dynamo did not start it.
@@ -336,6 +355,7 @@ class Compilation:
     settings: tuple[tuple[str, str, str], ...] = ()
     cache: CacheUse = field(default_factory=CacheUse)
     sizes: SizesOutcome | None = None
+    eager: EagerOutcome | None = None
     seconds: float = 0.0
     capture_seconds: float = 0.0
     error: str = ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One thread that makes code for single sizes, while the calls go on with the code for any size.
+"""One thread that makes code, while the calls go on with the code for any size, or with eager.
 
 A thread, because a compilation uses what only this process has: its operators, their Python functions, the user's
 passes. It takes turns with the other threads for Python's lock, so a call may take some milliseconds longer. It has
@@ -17,6 +17,7 @@ import gc
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
@@ -28,6 +29,9 @@ from magi_backend._torch_compat import state
 
 _SWITCH_INTERVAL = 5e-4
 """After how many seconds another thread that waits for Python's lock gets it, while code is made."""
+
+_QUIET = 1.0
+"""For how many seconds no function must have been captured before the thread compiles: that keeps captures waiting."""
 
 _SECONDS_TO_STOP = 60
 """How long the end of the process waits for the thread, which may wait for a compiler of C++."""
@@ -68,10 +72,14 @@ class _Jobs:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._waiting: dict[Hashable, Callable[[], None]] = {}
+        self._quiet_from = 0.0
         self._thread: threading.Thread | None = None
 
     def add(self, key: Hashable, job: Callable[[], None]) -> None:
-        """Do *job* later, with the context variables and the device of the caller, unless one of this *key* waits."""
+        """Do *job* later, unless one of this *key* waits.
+
+        It has the context variables and the device of the caller, and Dynamo's lock.
+        """
         with self._changed:
             if key in self._waiting:
                 return
@@ -100,23 +108,37 @@ class _Jobs:
     def _do_waiting(self) -> None:
         while True:
             with self._changed:
-                if not self._waiting:
-                    return
-                key, job = next(iter(self._waiting.items()))
-            try:
-                job()
-            finally:
+                while self._waiting and (left := self._quiet_from - time.monotonic()) > 0:
+                    self._changed.wait(left)
+            with state.compile_lock():
                 with self._changed:
-                    self._waiting.pop(key, None)
+                    if not self._waiting:
+                        return
+                    if self._quiet_from > time.monotonic():
+                        continue  # a capture had the lock
+                    key, job = next(iter(self._waiting.items()))
+                try:
+                    job()
+                finally:
+                    with self._changed:
+                        self._waiting.pop(key, None)
+
+    def let_captures_pass(self) -> None:
+        """Start no job for a while, because a function was captured, and what it calls may be next."""
+        with self._changed:
+            self._quiet_from = time.monotonic() + _QUIET
 
     def wait(self, seconds: float | None) -> bool:
         with self._changed:
+            self._quiet_from = 0.0
+            self._changed.notify_all()
             return self._changed.wait_for(lambda: self._thread is None, seconds)
 
     def stop(self) -> None:
         """End the thread, in the middle of a compilation too."""
         with self._changed:
             self._waiting.clear()
+            self._changed.notify_all()
             thread = self._thread
         if thread is None:
             return
@@ -149,9 +171,10 @@ os.register_at_fork(after_in_child=jobs.forget)
 
 
 def wait(seconds: float | None = None) -> bool:
-    """Wait until no size is left that gets code in the background (``magi.hot_in_background``).
+    """Wait until nothing is left that gets code in the background.
 
-    For benchmarks, tests and warm-ups. Code that is made is found by the next call.
+    That are sizes, with ``magi.hot_in_background``, and first calls, with ``magi.first_call="eager"``. For benchmarks,
+    tests and warm-ups. Code that is made is found by the next call.
 
     Args:
         seconds: How long at most; None is for ever.

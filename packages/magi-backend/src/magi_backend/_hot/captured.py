@@ -14,13 +14,15 @@ from torch.fx.node import map_arg
 from magi_backend._torch_compat import state, symbols
 from magi_backend._torch_compat.nodes import graph_copy, nodes_in
 from magi_backend._torch_compat.state import CompileState
-from magi_backend._torch_compat.symbols import StaysSymbolicError
 
-from .dispatch import GraphInputs, Key, read_inputs, solved, why_symbolic
+from .dispatch import GraphInputs, Key, solved, why_symbolic
 
 
 Compile = Callable[[GraphModule, Sequence[Any], str], Callable[..., Any]]
 """Compiles a graph without symbols, given its inputs and a title."""
+
+Condition = Callable[[Sequence[int]], bool]
+"""Whether code holds for the values of a graph's size inputs."""
 
 
 def is_stream_captured() -> bool:
@@ -52,8 +54,8 @@ def why_not_now(*, same_on_all_ranks: bool) -> str:
 def put_numbers(gm: GraphModule, values: Mapping[Any, int], world: symbols.FakeWorld) -> None:
     """Replace the sizes in *gm* by numbers: its inputs that are sizes, and what it computes from them.
 
-    Each other node, also in the graphs inside it, gets the example value that it has at this size, which passes before
-    AOTAutograd and the splitting at boundary operators read.
+    Sizes that *world* keeps open stay. Each other node, also in the graphs inside it, gets the example value that it
+    has in that world, which passes before AOTAutograd and the splitting at boundary operators read.
     """
     nodes = [node for node in nodes_in(gm) if "example_value" in node.meta]
     numbers: dict[Node, int] = {}
@@ -65,7 +67,7 @@ def put_numbers(gm: GraphModule, values: Mapping[Any, int], world: symbols.FakeW
         if is_number and symbols.as_int(value, values) is None:
             continue  # an int that stays an input
         node.meta["example_value"] = twins.of(value)
-        if is_number:
+        if is_number and not world.symbols():
             numbers[node] = node.meta["example_value"]
     for node in gm.graph.nodes:
         node.args, node.kwargs = map_arg((node.args, node.kwargs), lambda n: numbers.get(n, n))
@@ -76,7 +78,7 @@ def put_numbers(gm: GraphModule, values: Mapping[Any, int], world: symbols.FakeW
 
 @dataclass(frozen=True)
 class Captured:
-    """A copy of a captured graph before its first compilation, which may change the graph."""
+    """A captured graph as it was before its first compilation, which may change a graph."""
 
     gm: GraphModule
     inputs: GraphInputs
@@ -111,27 +113,42 @@ class Captured:
             StaysSymbolicError: A size in the graph does not follow from *key*, or the code would need a guard.
             Exception: Whatever a compiler raises.
         """
-        values, world = self.values(key), symbols.FakeWorld()
+        compiled, _ = self._compiled(key, compile_static, symbols.FakeWorld(), beside_others=beside_others)
+        return symbols.boxed(compiled)
+
+    def compiled_open(self, key: Key, compile_open: Compile) -> tuple[Callable[..., Any], Condition | None]:
+        """Code for any size, with the hints *key*, made while other threads go on, and for which sizes it holds.
+
+        It takes all inputs. None as a condition means all sizes that the graph was captured for.
+
+        Raises:
+            StaysSymbolicError: The code would need a guard on something that is not a size.
+            Exception: Whatever a compiler raises.
+        """
+        world = symbols.FakeWorld()
+        if key:
+            world.open(self.values(key), [self.fakes[size.place] for size in self.inputs.sizes])
+        return self._compiled(key, compile_open, world, beside_others=True)
+
+    def _compiled(
+        self, key: Key, compile_graph: Compile, world: symbols.FakeWorld, *, beside_others: bool
+    ) -> tuple[Callable[..., Any], Condition | None]:
+        values = self.values(key)
         gm = graph_copy(self.gm)
         given = list(zip(self.fakes, self.descriptions, gm.graph.find_nodes(op="placeholder"), strict=True))
-        for size in reversed(self.inputs.sizes):
-            del given[size.place]
+        if not world.symbols():
+            for size in reversed(self.inputs.sizes):
+                del given[size.place]
         with self.state.restored(beside_others=beside_others), self.context.compiling(world):
             twins = symbols.Twins(values, world)
             inputs = [world.input(fake, description, node, twins) for fake, description, node in given]
             put_numbers(gm, values, world)
-            compiled = compile_static(gm, inputs, self.title(key))
-        if guards := world.shape_env.guards:
-            msg = f"its code would need a guard that the captured graph does not have: {guards[0].expr}"
-            raise StaysSymbolicError(msg)
-        return symbols.boxed(compiled)
+            compiled = compile_graph(gm, inputs, self.title(key))
+        return compiled, world.condition()
 
 
-def capture(gm: GraphModule, example_inputs: Sequence[Any]) -> Captured | None:
-    """A copy of *gm*, a graph that is not compiled yet; None if none of its inputs is a size."""
-    inputs = read_inputs(gm, example_inputs)
-    if not inputs.sizes:
-        return None
+def capture(gm: GraphModule, example_inputs: Sequence[Any], inputs: GraphInputs) -> Captured:
+    """*gm*, a graph that is not compiled yet, and will not be changed, with what its compilations read."""
     reason = why_symbolic(gm, example_inputs, inputs)
     fakes, descriptions = list(example_inputs), list[Any]()
     if not reason:
@@ -141,4 +158,4 @@ def capture(gm: GraphModule, example_inputs: Sequence[Any]) -> Captured | None:
         except (NotImplementedError, RuntimeError) as error:
             reason = f"an input cannot be described: {error}"
     context, now = symbols.CaptureContext(gm), CompileState.now()
-    return Captured(graph_copy(gm), inputs, tuple(fakes), tuple(descriptions), context, now, reason)
+    return Captured(gm, inputs, tuple(fakes), tuple(descriptions), context, now, reason)

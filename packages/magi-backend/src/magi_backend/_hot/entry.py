@@ -17,11 +17,12 @@ from torch.fx import GraphModule
 from magi_backend._records.log import CompilationLog
 from magi_backend._settings import CompileConfig
 from magi_backend._torch_compat import symbols
+from magi_backend._torch_compat.nodes import graph_copy
 from magi_backend.errors import CompileSizesError
 from magi_backend.records import SizesOutcome
 
 from .captured import Captured, Compile, capture
-from .dispatch import Key, solved
+from .dispatch import Key, read_inputs, solved
 from .table import SizeTable
 
 
@@ -131,10 +132,11 @@ def with_sizes(
         CompileSizesError: ``magi.compile_sizes`` does not fit the graph.
     """
     wanted = config.hot_sizes or config.compile_sizes or log.watched
-    captured = capture(gm, example_inputs) if wanted else None
+    inputs = read_inputs(gm, example_inputs) if wanted else None
+    if inputs is None or not inputs.sizes:
+        return compile_general(gm, example_inputs)
+    captured = capture(graph_copy(gm), example_inputs, inputs)
     general = compile_general(gm, example_inputs)
-    if captured is None:
-        return general
     if captured.reason:
         log.update(sizes=SizesOutcome(captured.inputs.symbols, (), 0, 0, symbolic=captured.reason))
         return general
@@ -151,7 +153,7 @@ def with_sizes(
         in_background=config.hot_in_background,
         hot_before=hot,
     )
-    log.sizes = table.outcome
+    log.counts["sizes"] = table.outcome
     dispatch = table.dispatch()
     # Ahead-of-time compilation reads these attributes of a backend's result, and saves the code for any size.
     for name in ("serialize", "zero_grad", "named_parameters", "named_buffers"):

@@ -284,13 +284,12 @@ class SizeTable:
 
     def _make_beside_calls(self, key: Key) -> None:
         """Make code for *key* on a thread of its own, if it is still due when that is free for it."""
-        with state.compile_lock():
-            with self._lock:
-                size = self._others.get(key)
-                due = size is not None and self._is_due(key, size)
-            # What belongs to the process cannot be set for one thread: a later call of this size tries again.
-            if due and self.captured.state.is_of_process():
-                self._make(key, explicit=False)
+        with self._lock:
+            size = self._others.get(key)
+            due = size is not None and self._is_due(key, size)
+        # What belongs to the process cannot be set for one thread: a later call of this size tries again.
+        if due and self.captured.state.is_of_process():
+            self._make(key, explicit=False)
 
     def _code_of(self, key: Key) -> Size | None:
         return self.codes.get(key) or self._tried.get(key)

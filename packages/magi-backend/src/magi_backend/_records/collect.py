@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import threading
-import time
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -243,9 +242,8 @@ def open_log(
                 file.logs.add(log)
                 _frame.files.add(file)
             _torch_compat.frames.when_frames_end(_frame_ended)
-    start = time.perf_counter()
     try:
-        with log.counting_caches():
+        with log.compiling():
             yield log
     except _torch_compat.compiling.restarts():
         # Dynamo will capture the function again.
@@ -253,11 +251,6 @@ def open_log(
         if collector is not None:
             collector.logs.remove(log)
         raise
-    except BaseException as exception:
-        log.update(error=without_fractions(f"{type(exception).__name__}: {exception}"))
-        raise
-    finally:
-        log.finish(seconds=time.perf_counter() - start)
     count_ours()
 
 

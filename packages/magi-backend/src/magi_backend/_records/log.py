@@ -19,10 +19,10 @@ from magi_opschema.errors import UnknownOpError
 from torch.fx import GraphModule
 
 from magi_backend import _torch_compat
-from magi_backend.records import CacheUse, CheckOutcome, Compilation, GraphRecord, KernelRun, OpUse, SizesOutcome
+from magi_backend.records import CacheUse, CheckOutcome, Compilation, GraphRecord, KernelRun, OpUse
 
 from .folder import EntryFile
-from .hidden import graph_text
+from .hidden import graph_text, without_fractions
 
 
 # "cpp_fused_add_0 = async_compile.cpp_pybinding(...)", "triton_poi_fused_1 = async_compile.triton('triton_...', ...)"
@@ -107,8 +107,8 @@ class CompilationLog:
     """Whether the code uses the random numbers of eager mode, to be compared with it."""
     file: EntryFile | None = None
     _finished: bool = False
-    sizes: Callable[[], SizesOutcome] | None = None
-    """Returns the sizes of the calls, each time that the record is read or written."""
+    counts: dict[str, Callable[[], Any]] = field(default_factory=dict)
+    """Return what is known of the calls, for fields of the record, each time that it is read or written."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _spending: threading.local = field(default_factory=threading.local)
 
@@ -197,6 +197,19 @@ class CompilationLog:
         self._change(lambda now: {"graphs": tuple(replace(g, runs=runs) if g is graph else g for g in now.graphs)})
 
     @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """A context for the work of the compilation, whose time, use of caches and failure it records."""
+        start = time.perf_counter()
+        try:
+            with self.counting_caches():
+                yield
+        except BaseException as exception:
+            self.update(error=without_fractions(f"{type(exception).__name__}: {exception}"))
+            raise
+        finally:
+            self.finish(seconds=time.perf_counter() - start)
+
+    @contextlib.contextmanager
     def counting_caches(self) -> Iterator[None]:
         """A context whose use of the caches is added to the record, which is written at its next change."""
         before = _torch_compat.compiling.cache_counts()
@@ -219,11 +232,11 @@ class CompilationLog:
 
     def write_counts(self) -> None:
         """Write the record once more if it counts, since calls go on after the last change of it."""
-        if self.sizes is not None:
+        if self.counts:
             self.update()
 
     def snapshot(self) -> Compilation:
         """The record as it is now."""
         with self._lock:
             compilation = self.compilation
-        return compilation if self.sizes is None else replace(compilation, sizes=self.sizes())
+        return replace(compilation, **{name: count() for name, count in self.counts.items()})

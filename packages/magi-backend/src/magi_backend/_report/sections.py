@@ -269,6 +269,8 @@ def compilation_lines(one: Compilation, *, full: bool = False) -> Iterator[Line]
     if again := one.recompiled:
         of = f" It is a guard of compilation {again.of}." if full and again.of else ""
         yield Line(f"compiled again: {again}{of} {advice_on(again)}", "yellow")
+    if one.eager:
+        yield Line(str(one.eager))
     if one.anew:
         yield Line(f"compiled anew, although magi_backend.load had loaded code: {one.anew}", "yellow")
     if stopped := one.stopped:

@@ -180,6 +180,13 @@ def configs() -> tuple[Any, Any]:
     return inductor, functorch
 
 
+def is_result_saved() -> bool:
+    """Whether Dynamo will write what a backend returns to a file, as ``aot_compile`` does (2.10 to 2.15)."""
+    from torch._dynamo import config
+
+    return bool(configs()[1].bundled_autograd_cache or config.caching_precompile)
+
+
 def restarts() -> type[Exception]:
     """The exceptions that make Dynamo capture a function again; they are not failures."""
     from torch._dynamo.exc import RestartAnalysis

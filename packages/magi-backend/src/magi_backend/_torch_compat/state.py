@@ -100,6 +100,8 @@ class CompileState:
                 changed = {key: value for key, value in wanted.items() if now.get(key) != value}
                 if changed:
                     stack.enter_context(module.patch(changed))
+            if beside_others:  # otherwise the first backward compiles, in the call (2.10 to 2.15)
+                stack.enter_context(configs()[1].patch(force_non_lazy_backward_lowering=True))
             yield
 
     def _set_process(self) -> None:

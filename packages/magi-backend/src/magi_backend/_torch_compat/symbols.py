@@ -7,6 +7,7 @@ import contextlib
 import copy
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -55,6 +56,19 @@ def is_description(value: object) -> bool:
     return isinstance(value, MetaTensorDesc | MetaStorageDesc)
 
 
+def share_memory(descriptions: Sequence[Any]) -> bool:
+    """Whether two of the described tensors share memory."""
+    storages = [each.storage.id for each in descriptions if is_description(each) and each.storage is not None]
+    return len({*storages}) < len(storages)
+
+
+def is_unbacked(size: Any) -> bool:
+    """Whether *size* has a symbol about whose value nothing is known, not even that of the captured call."""
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    return bool(free_unbacked_symbols(size))
+
+
 class FakeWorld:
     """A fake mode with separate symbols, in which tensors are made from descriptions."""
 
@@ -64,9 +78,73 @@ class FakeWorld:
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
         self.shape_env = ShapeEnv()
+        self._opened: dict[Any, Any] = {}
         # As Dynamo makes the mode for a backend.
         with config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
             self.mode = FakeTensorMode(shape_env=self.shape_env)
+
+    def open(self, values: Mapping[Any, int], captured: Sequence[Any]) -> None:
+        """Keep the symbols in *values* open, with these hints; *captured* are the sizes that they stand for.
+
+        What the graph was captured for holds here too, so only further guards are asked for by `condition`.
+        """
+        from torch._dynamo.source import LocalSource
+        from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+        theirs = captured[0].node.shape_env
+        for symbol, value in values.items():
+            # The name of a symbol follows from its source, and passes and texts may show it.
+            sources = [source for source in theirs.var_to_sources.get(symbol, ()) if source is not None]
+            ours = self.shape_env.create_symbol(
+                value,
+                sources[0] if sources else LocalSource(str(symbol)),
+                dynamic_dim=DimDynamic.DYNAMIC,
+                positive=symbol.is_positive,
+                do_not_specialize_zero_one=True,
+            )
+            self._opened[symbol] = ours
+            self.shape_env.var_to_range[ours] = theirs.var_to_range[symbol]
+        for guard in theirs.guards:
+            if guard.expr.free_symbols <= values.keys():
+                self.shape_env.evaluate_expr(guard.expr.xreplace(self._opened))
+        self._sizes = [self.number(size.node.expr, values) for size in captured]
+        self._known = self._guarded()
+
+    def symbols(self) -> set[Any]:
+        """The symbols that were opened."""
+        return {*self._opened.values()}
+
+    def _guarded(self) -> tuple[Any, ...]:
+        return (len(self.shape_env.guards), {ours: self.shape_env.var_to_range[ours] for ours in self._opened.values()})
+
+    def number(self, expression: Any, values: Mapping[Any, int]) -> Any:
+        """The size *expression* of the capture, all of whose symbols have *values*: an int, or a size of this world."""
+        value = int(expression.xreplace(values))
+        ours = expression.xreplace(self._opened)
+        return value if not self._opened or ours.is_number else self.shape_env.create_symintnode(ours, hint=value)
+
+    def condition(self) -> Callable[[Sequence[int]], bool] | None:
+        """What sizes must fulfil besides what the graph was captured for, as a function of them; None for all sizes.
+
+        No guard is added after this: a backward that is compiled later holds for the same sizes, as in torch.
+
+        Raises:
+            StaysSymbolicError: The code needs a guard on something that is not a size.
+        """
+        from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
+
+        env: Any = self.shape_env
+        guards = env.guards[self._known[0] :] if self._opened else env.guards
+        unknown = next((guard for guard in guards if not guard.expr.free_symbols <= {*self._opened.values()}), None)
+        if unknown is not None:
+            msg = f"its code would need a guard that the captured graph does not have: {unknown.expr}"
+            raise StaysSymbolicError(msg)
+        if not self._opened or self._guarded() == self._known:
+            return None
+        text = env.produce_guards_expression(self._sizes, guards=guards)
+        env.freeze()
+        body = re.sub(r"L\['t(\d+)'\]", r"sizes[\1]", text)
+        return eval(f"lambda sizes: {body}", dict(SYMPY_INTERP))  # type: ignore[no-any-return]  # noqa: S307
 
     def open_number(self, hint: Any, source: Any) -> Any:
         """A symbol about which nothing is assumed, for a number from *source*; its *hint* is an int or a float."""
@@ -77,13 +155,15 @@ class FakeWorld:
         return make(symbol, hint=hint, source=source)
 
     def input(self, captured: Any, description: Any, placeholder: Node, twins: Twins) -> Any:
-        """The input of a graph of one size, for the *captured* one with this *description*.
+        """The input of a graph of this world, for the *captured* one with this *description*.
 
-        An int that is not a size stays an input, and so does a float argument, which is a tensor whose ``.item()`` is
+        An int that is not a size stays open, and so does a float argument, which is a tensor whose ``.item()`` is
         the input.
         """
         node: Any = placeholder
         if isinstance(captured, torch.SymInt):
+            if twins.knows(captured):
+                return twins.of(captured)
             return self.open_number(int(captured.node.hint), node._dynamo_source)
         if not is_description(description):
             return description
@@ -97,7 +177,7 @@ class FakeWorld:
 
 
 class Twins:
-    """The fake tensors of one size: a twin for each captured tensor. Twins share memory as the captured tensors do.
+    """The fake tensors of a world: a twin for each captured tensor. Twins share memory as the captured tensors do.
 
     They are of the fake mode of *world*, and *values* has the number of each symbol.
     """
@@ -106,7 +186,7 @@ class Twins:
         from torch._subclasses.meta_utils import MetaConverter
 
         self._values = values
-        self._mode = world.mode
+        self._world = world
         self._converter: Any = MetaConverter()
         self._descriptions: dict[int, Any] = {}
         self._made: dict[int, torch.Tensor] = {}
@@ -136,7 +216,7 @@ class Twins:
 
         def fake(meta: Callable[[], torch.Tensor], device: Any) -> torch.Tensor:
             with no_dispatch():
-                return FakeTensor(self._mode, meta(), device)
+                return FakeTensor(self._world.mode, meta(), device)
 
         static = self._static(_alone_where_needed(description, self._values))
         made: Any = self._converter.meta_tensor(static, None, fake, None, None)
@@ -146,17 +226,20 @@ class Twins:
         if static.is_parameter:
             made._is_param = True
         self._alive.append(made)  # the converter holds weak references to what shares memory
-        if left := free_symbols(made):
+        if left := free_symbols(made) - self._world.symbols():
             msg = f"a {type(made).__name__} keeps the symbols {', '.join(sorted(map(str, left)))}"
             raise StaysSymbolicError(msg)
         return made  # type: ignore[no-any-return]
 
-    def _number(self, number: Any) -> int:
-        value = as_int(number, self._values)
-        if value is None:
+    def knows(self, number: Any) -> bool:
+        """Whether a captured size follows from the values."""
+        return as_int(number, self._values) is not None
+
+    def _number(self, number: Any) -> Any:
+        if not self.knows(number):
             msg = f"the size {number} does not follow from the sizes of the inputs"
             raise StaysSymbolicError(msg)
-        return value
+        return self._world.number(number.node.expr, self._values)
 
     def _static(self, value: Any) -> Any:
         """*value*, a description or a part of one, without symbols."""
