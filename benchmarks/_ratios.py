@@ -184,6 +184,23 @@ def _recompute(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return found
 
 
+def _varying_sizes(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Calls with graphs over those without, and those of static code over them; recordings, and what they grew to."""
+    found: dict[str, float] = {}
+    by_arm = {(row["arm"], row["case"]): row for row in rows}
+    for case in dict.fromkeys(row["case"] for row in rows):
+        graphs, none = by_arm["graphs", case]["seconds"], by_arm["none", case]["seconds"]
+        if case != "decode":
+            found[f"{case.replace(' ', '_')}_vs_none"] = ratio_of(graphs, none)
+            continue
+        first, last = by_arm["graphs", case]["bytes"]
+        found["graphs_vs_none_speedup"] = ratio_of(none, graphs)
+        found["graphs_vs_fixed_size"] = ratio_of(by_arm["fixed", case]["seconds"], graphs)
+        found["recordings"] = float(len(by_arm["recordings", case]["seconds"]))
+        found["memory_growth"] = last / first
+    return found
+
+
 def _dynamic_decode(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Every arm of magi over stock."""
     seconds = {(row["case"], row["arm"]): row["seconds"] for row in rows if row["seconds"]}
@@ -358,6 +375,7 @@ FROM_ROWS: dict[str, Callable[[Sequence[Mapping[str, Any]]], dict[str, float]]] 
     "libraries": _libraries,
     "real_decoders": _real_decoders,
     "recompute": _recompute,
+    "varying_sizes": _varying_sizes,
 }
 """Benchmarks whose ratios are made of whole rows."""
 

@@ -131,7 +131,7 @@ def first_call(model: nn.Module, x: Tensor, backend: Callable[..., Any]) -> tupl
 
 def measure_first_calls(repeats: int) -> dict[str, dict[str, list[float]]]:
     """The seconds of each arm in each case."""
-    backends = {
+    backends: dict[str, Callable[..., Any]] = {
         "first_call": functools.partial(magi, options={"magi.first_call": "eager"}),
         "eager_backend": lambda gm, _: gm.forward,
     }

@@ -26,6 +26,7 @@ from . import _torch_compat
 from ._graph_log import GraphLog, graph_symbols
 from ._hot.entry import with_sizes
 from ._hot.first_call import with_eager_first
+from ._hot.recordings import Recordings
 from ._passes import chosen_passes
 from ._recompute import partitioner_settings
 from ._records.collect import count_ours, open_log
@@ -51,6 +52,7 @@ class _Job:
     defects: tuple[Defect, ...]
     sensitive: tuple[str, ...]
     names: Mapping[str, str]
+    recordings: Recordings | None
     sizes: str = ""
 
     def title(self, piece: str) -> str:
@@ -92,7 +94,9 @@ def compile_request(gm: GraphModule, example_inputs: Sequence[Any], request: Req
     defects, ops = active_defects(), op_uses(gm)
     sensitive = tuple(sorted(op.name for op in ops if op.compute_sensitive))
     with open_log(gm, example_inputs, request, ops) as log, _phase(request, log.label, "capture") as show:
-        job = _Job(request, log, show, defects, sensitive, input_names(gm) if request.config.check else {})
+        names = input_names(gm) if request.config.check else {}
+        recordings = Recordings(request.config.graphs, log) if request.config.graphs else None
+        job = _Job(request, log, show, defects, sensitive, names, recordings)
 
         def compile_static(static: GraphModule, inputs: Sequence[Any], sizes: str) -> Callable[..., Any]:
             with _phase(request, log.label, sizes) as show, log.counting_caches():
@@ -214,15 +218,27 @@ def _compile_by_inductor(
     # the caches of torch 2.11.
     if config.profile and base.get("triton.cudagraphs", inductor.triton.cudagraphs):
         base["triton.cudagraphs"] = False
+    if job.recordings is not None:
+        base.setdefault("triton.cudagraphs", True)
+
+    def recording(symbols: Mapping[str, str]) -> contextlib.AbstractContextManager[None]:
+        if job.recordings is None:
+            return contextlib.nullcontext()
+        wrap = partial(job.recordings.wrap, symbols=symbols, sizes=job.sizes)
+        return _torch_compat.recording.wrapping_recordable(wrap)
 
     def compile_graph(graph: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
         kind = _torch_compat.compiling.graph_kind(kwargs)
         job.show(f"{graphs.title} {kind}".strip())
 
+        values = {node.name: node.meta.get("val") for node in graph.graph.find_nodes(op="placeholder")}
+        symbols = {name: str(value) for name, value in values.items() if isinstance(value, torch.SymInt)}
+
         def compiled(module: GraphModule) -> Any:
-            return graphs.compiled(
-                module, kind, lambda: _torch_compat.compiling.compile_graph(module, inputs, **kwargs)
-            )
+            with recording(symbols):
+                return graphs.compiled(
+                    module, kind, lambda: _torch_compat.compiling.compile_graph(module, inputs, **kwargs)
+                )
 
         # What fails in any other graph is compiled again from the captured graph, which costs no copy of this one.
         if kind != "backward" or config.strict or graphs.fell_back:
@@ -238,6 +254,7 @@ def _compile_by_inductor(
 
     with (
         graphs.listening(),
+        recording({}),  # a graph from AOTAutograd's cache has no names of symbols
         magi_tritonwrap.unsupported_launches(config.on_unsupported),
         aot_autograd.patch(partitioner_settings(config.memory_budget)),
     ):

@@ -151,7 +151,12 @@ class GraphLog:
         if self.log.keeps_texts:
             with self.log.spending():
                 code = self.log.keep_text(hidden_in_code(source))
-        return {"kernels": generated_kernels(source), "externs": external_calls(source), "code": code}
+        return {
+            "kernels": generated_kernels(source),
+            "externs": external_calls(source),
+            "code": code,
+            "unrecorded": _torch_compat.recording.why_unrecorded(compiled),
+        }
 
     def _new_outcomes(self) -> tuple[PassOutcome, ...]:
         """What the passes did since the last call; those of the joint graph count for the forward, compiled first."""

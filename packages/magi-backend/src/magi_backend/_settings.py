@@ -124,6 +124,8 @@ class CompileConfig(BaseModel):
             One that has saved less is dropped for one that would save more.
         hot_after: The number of the call with the same sizes, counted from 1, from which on that code may be made.
         hot_in_background: Make that code on another thread, while calls run the code for any size.
+        graphs: How many CUDA graphs a captured graph may have at a time, each recorded for one size, and its backward
+            as many; other sizes run without. 0 leaves it to ``triton.cudagraphs``, which records every size.
         first_call: What answers the first call of a captured graph: ``"compiled"`` code, for which the call waits, or
             ``"eager"`` until that code is made on another thread.
         report: A folder in which each compilation is recorded while it happens, for ``magi report FOLDER``.
@@ -160,6 +162,7 @@ class CompileConfig(BaseModel):
     hot_sizes: int = _setting(0, _WITH_SYMBOLS, ge=0)
     hot_after: int = _setting(3, _WITH_SYMBOLS, ge=1)
     hot_in_background: bool = _setting(False, _WITH_SYMBOLS)
+    graphs: int = _setting(0, "each captured graph", ge=0)
     first_call: Literal["compiled", "eager"] = _setting("compiled", "each captured graph")
     report: str | None = _setting(None, "a process; several may share a folder")
     profile: bool = _setting(False, "each compiled graph")
@@ -247,6 +250,7 @@ MagiOptions = TypedDict(
         "magi.hot_sizes": int,
         "magi.hot_after": int,
         "magi.hot_in_background": bool,
+        "magi.graphs": int,
         "magi.first_call": Literal["compiled", "eager"],
         "magi.report": str | None,
         "magi.profile": bool,

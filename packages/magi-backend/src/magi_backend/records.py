@@ -147,6 +147,7 @@ class GraphRecord:
         runs: What ``magi.profile`` measured.
         cached: Whether it came from AOTAutograd's cache; then only the code is known of it.
         fell_back: Why it was compiled without our passes, options and repairs; None if it was not.
+        unrecorded: Why no CUDA graph can be recorded of it; empty if one can, or if none was asked for.
     """
 
     kind: str
@@ -167,6 +168,7 @@ class GraphRecord:
     runs: tuple[KernelRun, ...] = ()
     cached: bool = False
     fell_back: FallBack | None = None
+    unrecorded: str = ""
 
     @property
     def title(self) -> str:
@@ -250,6 +252,21 @@ class SizesOutcome:
 
 
 @dataclass(frozen=True)
+class RecordingOutcome:
+    """The CUDA graphs of one captured graph with ``magi.graphs``.
+
+    Attributes:
+        kind: "forward" for an inference too, or "backward".
+        recorded: How many were recorded, with those that were dropped.
+        sizes: The sizes of the calls; a hit is a call with a graph.
+    """
+
+    kind: str
+    recorded: int
+    sizes: SizesOutcome
+
+
+@dataclass(frozen=True)
 class EagerOutcome:
     """What ``magi.first_call="eager"`` did for one captured graph.
 
@@ -326,6 +343,7 @@ class Compilation:
         cache: Use of the caches.
         sizes: The sizes of its calls; None if no input is a size, or if they are not counted.
         eager: The calls that eager answered; None without ``magi.first_call="eager"``.
+        recordings: The CUDA graphs that were recorded of its code, and for which sizes, with ``magi.graphs``.
         seconds: Time from the call of the backend to its return, or of the work on another thread; a backward compiled
             later is not in it.
         capture_seconds: Time that Dynamo traced before it called the backend; 0 if torch does not report it.
@@ -356,6 +374,7 @@ class Compilation:
     cache: CacheUse = field(default_factory=CacheUse)
     sizes: SizesOutcome | None = None
     eager: EagerOutcome | None = None
+    recordings: tuple[RecordingOutcome, ...] = ()
     seconds: float = 0.0
     capture_seconds: float = 0.0
     error: str = ""

@@ -8,6 +8,7 @@ dispatch.py   reads which inputs are sizes, and writes the function that runs on
 captured.py   keeps a graph as it was captured, and makes the graph of one size from it
 background.py the thread that makes code while calls go on
 table.py      counts sizes, decides which get code, and says what happened
+recordings.py decides which sizes have a CUDA graph, by the same table
 first_call.py lets eager answer until the code for any size is made
 entry.py      reads `magi.compile_sizes`, and compiles a graph with all of this
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which sizes have code of their own, and what happens in a call that finds none.
+"""Which sizes have code of their own, or a CUDA graph, and what happens in a call that finds none.
 
 Sizes are counted to find those that come back; nothing here grows without bound. The first `hot_sizes` of them get code
 as soon as they are due. After that, code is made only out of a budget: a share of the time of the calls that ran the
@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 
 from magi_backend._torch_compat import state, symbols, values
 from magi_backend.records import SizesOutcome, SizeUse
@@ -127,8 +127,10 @@ class Size:
 class SizeTable:
     """The code of a captured graph for single sizes, in addition to its code for any size.
 
+    The same rules decide which sizes have a recorded CUDA graph (`RecordingTable`).
+
     Attributes:
-        captured: The graph.
+        captured: The graph, or what else makes the code.
         general: The code for any size.
         compile_static: Compiles a graph without symbols, given its inputs and a title.
         hot_sizes: How many sizes that came back may have code at a time; 0 for none.
@@ -152,6 +154,10 @@ class SizeTable:
     in_background: bool = False
     hot_before: frozenset[Key] = frozenset()
     codes: dict[Key, Size] = field(default_factory=dict)
+    noun: ClassVar[str] = "code"
+    """What sizes get, for messages."""
+    instead: ClassVar[str] = "the code for any size"
+    setting: ClassVar[str] = "magi.hot_sizes"
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -196,6 +202,8 @@ class SizeTable:
         if is_exact:
             with self._lock:
                 code.own, code.runs = min(code.own, seconds), code.runs + 1
+                # Part of making it: kernels that are tuned, or a CUDA graph that is recorded, in the first runs.
+                self._compile_seconds += seconds - min(code.own, code.general)
                 self._judge(key, code)
         return result
 
@@ -370,7 +378,7 @@ class SizeTable:
                     self._blocked = f"no code could be made for {MOST_FAILURES} sizes"
             else:
                 if not explicit:
-                    self._make_room(size)
+                    self._make_room(key, size)
                     self._made += 1
                 size.made += 1
                 size.run, size.seconds, size.explicit = run, seconds, explicit
@@ -378,27 +386,30 @@ class SizeTable:
                 self._judge(key, size)  # its code may have been timed before
         self.changed()
         if failure is None:
-            logger.info("%s: code for the sizes %s made in %.2f s", self.label, self.captured.title(key), seconds)
+            logger.info("%s: %s for the sizes %s made in %.2f s", self.label, self.noun, self.title(key), seconds)
             return
         (logger.warning if self._failures == 1 else logger.info)(
-            "%s: no code could be made for the sizes %s, which run the code for any size: %s",
+            "%s: no %s could be made for the sizes %s, which run the code for any size: %s",
             self.label,
-            self.captured.title(key),
+            self.noun,
+            self.title(key),
             size.failed,
             exc_info=failure if logger.isEnabledFor(logging.DEBUG) else None,
         )
 
-    def _make_room(self, size: Size) -> None:
-        """Drop the code that has earned least since *size* began to pay, if there is no room for one more.
+    def _make_room(self, key: Key, size: Size) -> None:  # noqa: ARG002 - a table of CUDA graphs asks for it
+        """Drop the code that has earned least since *size*, that of *key*, began to pay, if there is no room for it.
 
         A call on another thread may still run the code.
         """
         hot = self._hot()
         if len(hot) >= self.hot_sizes:
-            key = min(hot, key=lambda each: _earned(size, each, hot[each]))
-            self.codes.pop(key, None)
-            self._tried.pop(key, None)
-            self._drop(key, hot[key])
+            self._let_go(min(hot, key=lambda each: _earned(size, each, hot[each])))
+
+    def _let_go(self, key: Key) -> None:
+        """Drop the code of *key*."""
+        code = self.codes.pop(key, None) or self._tried.pop(key)
+        self._drop(key, code)
 
     def _drop(self, key: Key, code: Size, failed: str = "") -> None:
         self._gained += (code.hits - code.banked) * code.gain
@@ -406,14 +417,21 @@ class SizeTable:
         self._remember(key, dropped)
         self._starts_to_pay(dropped)
 
+    def named(self, key: Key) -> tuple[tuple[str, int], ...]:
+        """The sizes in *key* with their names."""
+        return tuple(zip((symbol for symbol, _ in self.captured.inputs.symbols), key, strict=True))
+
+    def title(self, key: Key) -> str:
+        """The sizes in *key* as text."""
+        return ", ".join(f"{name}={number}" for name, number in self.named(key))
+
     def outcome(self) -> SizesOutcome:
         """What is known of the sizes of the graph now."""
-        names = self.captured.inputs.symbols
         with self._lock:
             sizes = [*self.codes.items(), *self._tried.items(), *self._others.items()]
         uses = tuple(
             SizeUse(
-                sizes=tuple((symbol, number) for (symbol, _), number in zip(names, key, strict=True)),
+                sizes=self.named(key),
                 calls=size.calls + size.hits,
                 hits=size.hits,
                 has_code=size.run is not None,
@@ -425,7 +443,7 @@ class SizeTable:
         uses = tuple(sorted(uses, key=lambda use: (-use.calls, use.sizes)))
         hits = sum(use.hits for use in uses)
         return SizesOutcome(
-            symbols=names,
+            symbols=self.captured.inputs.symbols,
             uses=uses,
             calls=self._calls + hits,
             hits=hits,
@@ -439,16 +457,16 @@ class SizeTable:
         if not back:
             return ""
         most = ", ".join(f"{symbol}={number}" for symbol, number in back[0].sizes)
-        text = f"The sizes {most} came back and ran the code for any size in {back[0].calls - back[0].hits} calls"
+        text = f"The sizes {most} came back and ran {self.instead} in {back[0].calls - back[0].hits} calls"
         note = back[0].note
         if note == _SLOWER:
             return f"{text}: {note}."
         if note and not note.startswith("dropped"):
-            return f"{text}: no code could be made for them."
+            return f"{text}: no {self.noun} could be made for them."
         if self._waiting or self._blocked:
             return f"{text}: {self._waiting or self._blocked}."
         if note or (self.hot_sizes and len(self._hot()) >= self.hot_sizes):
-            return f"{text}: more sizes come back than magi.hot_sizes={self.hot_sizes} keeps. Raise it."
+            return f"{text}: more sizes come back than {self.setting}={self.hot_sizes} keeps. Raise it."
         if self.hot_sizes:
             return ""
         asked = f'options={{"magi.hot_sizes": {min(len(back), 8)}}}'

@@ -282,6 +282,8 @@ def compilation_lines(one: Compilation, *, full: bool = False) -> Iterator[Line]
     for graph in one.graphs:
         if graph.fell_back:
             yield Line(f"fell back: {graph.title} was {graph.fell_back}", "yellow")
+        if graph.unrecorded:
+            yield Line(f"no CUDA graph of {graph.title}: {graph.unrecorded}", "yellow")
 
 
 def compilation_tables(one: Compilation, *, full: bool = False) -> Iterator[Table | Line]:
@@ -353,6 +355,23 @@ def compilation_tables(one: Compilation, *, full: bool = False) -> Iterator[Tabl
             yield Line(f"Only the code for any size: {sizes.symbolic}.")
         if sizes.advice:
             yield Line(sizes.advice)
+    for each in one.recordings:
+        yield Table(
+            f"CUDA graphs, {each.kind}",
+            ("sizes", "calls", "with a graph", "has one now", "note"),
+            (
+                (
+                    ", ".join(f"{name}={number}" for name, number in use.sizes) or "all fixed",
+                    str(use.calls),
+                    str(use.hits),
+                    "yes" if use.has_code else "no",
+                    use.note,
+                )
+                for use in each.sizes.uses
+            ),
+        )
+        if each.sizes.advice:
+            yield Line(each.sizes.advice)
     yield Table("Settings", ("name", "value", "from"), (row for row in one.settings if full or row[2] != "default"))
 
 

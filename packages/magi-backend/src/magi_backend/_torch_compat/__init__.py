@@ -5,6 +5,7 @@ caches.py       the entries of torch's caches, and what they do not name
 compiling.py    Inductor and Dynamo: how a graph is compiled, with which settings, and what is counted
 frames.py       Dynamo: the captured function, recompilations, graph breaks and times
 nodes.py        nodes and graphs: what they call, what they write to, how they are cut
+recording.py    CUDA graphs as torch records them
 state.py        the state that a compilation reads, and what a call runs under
 symbols.py      graphs with symbols, and fake tensors of one size
 values.py       tensors, modules and compiled callables: what torch keeps on them
@@ -12,7 +13,7 @@ values.py       tensors, modules and compiled callables: what torch keeps on the
 The repairs of torch's defects are in `_repairs`.
 """
 
-from . import caches, compiling, frames, nodes, state, symbols, values
+from . import caches, compiling, frames, nodes, recording, state, symbols, values
 
 
-__all__ = ["caches", "compiling", "frames", "nodes", "state", "symbols", "values"]
+__all__ = ["caches", "compiling", "frames", "nodes", "recording", "state", "symbols", "values"]

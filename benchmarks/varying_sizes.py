@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CUDA graphs for sizes that vary: a Llama of 8 layers, called with batches in random order, with `magi.graphs=8`.
+
+Case ``decode``: 200 calls with two tokens a row and 1 to 64 rows, of eight sizes, in random order. Arms: dynamic code
+without graphs (``none``), with at most eight (``graphs``), and static code of each size that is recorded alone
+(``fixed``). One pass settles each arm, and the others are timed in turn: seconds are those of a call, over a pass. The
+arm ``recordings`` has the seconds of each call that recorded a graph. Case ``all sizes``: the same with each size from
+1 to 64, of which most have no graph at any time. Case ``prefill``: one row of lengths from 1 to 4096.
+
+    python benchmarks/varying_sizes.py            # on one GPU; writes results/varying_sizes.json
+    python benchmarks/varying_sizes.py --tiny     # a small model, fewer calls; writes nothing
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, Self
+from unittest import mock
+
+import torch
+from _results import Row, rows_of, write
+from torch import Tensor, nn
+
+
+GRAPHS = 8
+CALLS = 200
+TOKENS = 2
+BATCHES = (1, 2, 4, 8, 16, 32, 48, 64)
+LENGTHS = (1, 16, 100, 128, 500, 512, 1024, 4096)
+NOTE = (
+    "`graphs_vs_none_speedup` is the time of a call without graphs over that with `magi.graphs=8`, and "
+    "`graphs_vs_fixed_size` that of static code, recorded for each size alone, over it. `memory_growth` is the memory "
+    "that torch has reserved after the last call over that after the eighth recording. `all_sizes_vs_none` and "
+    "`prefill_vs_none` are the time with graphs over that without, where most sizes have none, and where most time is "
+    "arithmetic."
+)
+Run = Callable[[Tensor], Any]
+
+
+def llama(*, tiny: bool) -> nn.Module:
+    """A Llama of 8 layers without a cache, in bfloat16; a small one in float32 for a CPU."""
+    from transformers import LlamaConfig, LlamaModel
+
+    config = LlamaConfig(
+        hidden_size=64 if tiny else 2048,
+        intermediate_size=128 if tiny else 5632,
+        num_attention_heads=4 if tiny else 16,
+        num_key_value_heads=2 if tiny else 8,
+        num_hidden_layers=2 if tiny else 8,
+        vocab_size=97 if tiny else 32000,
+        max_position_embeddings=8192,
+        use_cache=False,
+    )
+    torch.manual_seed(0)
+    model: nn.Module = LlamaModel(config).eval().requires_grad_(False)
+    return model if tiny else model.to(torch.bfloat16)
+
+
+class Recorder:
+    """The calls in which torch recorded a CUDA graph, and the memory after the eighth."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.seconds: list[float] = []
+        self.reserved = 0
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """A context in which recordings count."""
+        from torch._inductor.cudagraph_trees import CUDAGraphTreeManager
+
+        original: Any = CUDAGraphTreeManager.record_function
+
+        def counted(manager: Any, *args: Any) -> Any:
+            self.count += 1
+            return original(manager, *args)
+
+        with mock.patch.object(CUDAGraphTreeManager, "record_function", counted):
+            yield
+
+    def call(self, run: Run, given: Tensor) -> None:
+        """Call *run*, and note what it recorded."""
+        before, start = self.count, time.perf_counter()
+        run(given)
+        _wait()
+        if self.count > before:
+            self.seconds.append(time.perf_counter() - start)
+            if len(self.seconds) == GRAPHS:
+                self.reserved = _reserved()
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _reserved() -> int:
+    return torch.cuda.memory_reserved() if torch.cuda.is_available() else 1
+
+
+def arms_of(model: nn.Module, keys: Sequence[Any]) -> dict[str, Callable[[Any], Run]]:
+    """What runs a size in each arm; all share the weights, and nothing that Dynamo keeps."""
+
+    def own() -> nn.Module:
+        return _Alone(copy.deepcopy(model, {id(each): each for each in (*model.parameters(), *model.buffers())}))
+
+    none = torch.compile(own(), backend="magi", dynamic=True)
+    graphs = torch.compile(own(), backend="magi", dynamic=True, options={"magi.graphs": GRAPHS})
+    recorded: dict[str, Any] = {"triton.cudagraphs": True}
+    fixed = {key: torch.compile(own(), backend="magi", dynamic=False, options=recorded) for key in keys}
+    found: dict[str, Callable[[Any], Run]] = {"none": lambda _: none, "graphs": lambda _: graphs}
+    return found | ({"fixed": lambda key: fixed[key]} if fixed else {})
+
+
+class _Alone(nn.Module):
+    """A model with code of its own, so that no call passes the guards of another."""
+
+    def __new__(cls, _: nn.Module) -> Self:
+        return super().__new__(type("_Alone", (cls,), {"forward": _copied(cls.forward)}))
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor) -> Any:
+        return self.model(tokens)
+
+
+def _copied(function: Any) -> Any:
+    """The same function with code of its own, which Dynamo compiles for itself."""
+    made = type(function)(function.__code__.replace(), function.__globals__, function.__name__)
+    made.__qualname__ = function.__qualname__
+    return made
+
+
+def check(run: Run, model: nn.Module, given: Tensor, key: Any) -> None:
+    """Compare a call with eager.
+
+    Raises:
+        AssertionError: It is too far.
+    """
+    ours, theirs = run(given).last_hidden_state.float(), model(given).last_hidden_state.float()
+    worst = (ours - theirs).abs().max().item() / theirs.abs().max().item()
+    assert worst < 0.05, f"{key}: off by {worst:.3f} of the largest value"
+
+
+def measure(
+    model: nn.Module, shapes: Mapping[Any, tuple[int, int]], calls: int, repeats: int, *, fixed: bool, case: str
+) -> list[Row]:
+    """The rows of one case."""
+    device = next(model.parameters()).device
+    inputs = {key: torch.randint(0, 97, shape, device=device) for key, shape in shapes.items()}
+    order = random.Random(0).choices(list(shapes), k=calls)  # noqa: S311 - a seed for an order
+    torch.compiler.reset()
+    arms, recorder, memory = arms_of(model, list(shapes) if fixed else ()), Recorder(), (1, 1)
+    for name, run_of in arms.items():
+        start = time.perf_counter()
+        if name == "graphs":
+            with recorder.counting():
+                for key in order * 2:
+                    recorder.call(run_of(key), inputs[key])
+            memory = (recorder.reserved or _reserved(), _reserved())
+        else:
+            for key in (*inputs, *inputs, *inputs, *order):  # static code is recorded in its second call
+                run_of(key)(inputs[key])
+        _wait()
+        sys.stderr.write(
+            f"{time.strftime('%H:%M:%S')} {case}, {name}: settled in {time.perf_counter() - start:.1f} s\n"
+        )
+        with recorder.counting() if name == "graphs" else nullcontext():
+            for key, given in inputs.items():
+                check(run_of(key), model, given, key)
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    for repeat in range(repeats):
+        for name in list(arms) if repeat % 2 == 0 else reversed(list(arms)):
+            with recorder.counting() if name == "graphs" else nullcontext():
+                _wait()
+                start = time.perf_counter()
+                for key in order:
+                    arms[name](key)(inputs[key])
+                _wait()
+                seconds[name].append((time.perf_counter() - start) / calls)
+    shown = ", ".join(f"{name} {1e3 * statistics.median(took):.3f} ms" for name, took in seconds.items())
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {case}: {shown}; {recorder.count} recordings\n")
+    if recorder.seconds:
+        # Those of timed passes are not timed by themselves.
+        seconds["recordings"] = recorder.seconds + [0.0] * (recorder.count - len(recorder.seconds))
+    return [replace(row, bytes=memory) if row.arm == "graphs" else row for row in rows_of(case, seconds)]
+
+
+def main() -> None:
+    """Measure the cases, and print a short table last."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--tiny", action="store_true", help="a small model on a CPU, to see that all runs")
+    parser.add_argument("--cases", default="decode,all sizes,prefill", help="comma-separated")
+    options = parser.parse_args()
+    calls, repeats = (40, 2) if options.tiny else (CALLS, options.repeats)
+    torch._dynamo.config.recompile_limit = 64  # noqa: SLF001 (documented)
+    lengths = (1, 4, 9) if options.tiny else LENGTHS
+    cases: dict[str, dict[Any, tuple[int, int]]] = {
+        "decode": {rows: (rows, TOKENS) for rows in (BATCHES[:3] if options.tiny else BATCHES)},
+        "all sizes": {rows: (rows, TOKENS) for rows in range(1, 65)},
+        "prefill": {length: (1, length) for length in lengths},
+    }
+    rows: list[Row] = []
+    with (
+        torch.no_grad(),
+        tempfile.TemporaryDirectory() as caches,
+        mock.patch.dict("os.environ", TORCHINDUCTOR_CACHE_DIR=caches),
+    ):
+        with torch.device("cpu" if options.tiny else "cuda"):
+            model = llama(tiny=options.tiny)
+        for case in options.cases.split(","):
+            rows += measure(model, cases[case], calls, repeats, fixed=case == "decode", case=case)
+    if options.tiny:
+        return
+    write("varying_sizes", rows, note=NOTE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which sizes of a captured graph have a CUDA graph (``magi.graphs``).
+
+torch records a graph for every size that comes, and keeps it. Here a `SizeTable` decides: its code for any size is the
+compiled function called without a graph, and code of its own is a recording of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from magi_backend._records.log import CompilationLog
+from magi_backend._torch_compat import recording
+from magi_backend._torch_compat.recording import Model, Recordable, Recording
+from magi_backend.records import RecordingOutcome
+
+from .dispatch import GraphInputs, Key
+from .table import Size, SizeTable
+
+
+AFTER = 3
+"""The call with the same sizes from which on a graph may be recorded: that warms up, and the next call records."""
+
+
+@dataclass(eq=False)
+class Part:
+    """A compiled function that may be recorded: the code for any size, or for one, or a piece of either.
+
+    Attributes:
+        it: The function.
+        plain: It, to be called without a graph.
+        symbols: The symbols of the inputs that have one, by name.
+        sizes: The sizes that it was compiled for, as text, or empty.
+        ints: The positions of the inputs that are ints, once there was a call.
+    """
+
+    it: Recordable
+    plain: Model
+    symbols: Mapping[str, str]
+    sizes: str
+    ints: tuple[int, ...] | None = None
+
+
+class _Parts:
+    """Makes the recordings of a table. A key is the number of a part, and the ints of a call."""
+
+    inputs = GraphInputs((), (), (), differentiates=False)
+
+    def __init__(self) -> None:
+        self.parts: dict[int, Part] = {}
+
+    def compiled(self, key: Key, *_: object, **__: object) -> Callable[[Any], Any]:
+        made = self.parts[key[0]].it.record()
+        return _Recorded(made)
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    recording: Recording
+
+    def __call__(self, given: Any) -> Any:
+        return self.recording(given[1])
+
+
+class RecordingTable(SizeTable):
+    """The sizes of the calls of some parts, and which of them have a CUDA graph."""
+
+    noun: ClassVar[str] = "CUDA graph"
+    instead: ClassVar[str] = "without a CUDA graph"
+    setting: ClassVar[str] = "magi.graphs"
+
+    def __init__(self, most: int, label: str, changed: Callable[[], None]) -> None:
+        self._parts = _Parts()
+        self._numbers = itertools.count()
+        self._heirs: dict[Key, Key] = {}
+        """Sizes that got code of their own when they had a graph, and that graph, in whose place theirs is recorded."""
+        self._leaving: list[Recording] = []
+        """Recordings that were dropped while their outputs were in use."""
+        self._gone: list[int] = []
+        """Parts that nobody can call any more."""
+        super().__init__(
+            self._parts,  # type: ignore[arg-type]
+            lambda part, inputs: part.plain(inputs),
+            lambda *_: lambda inputs: inputs,
+            hot_sizes=most,
+            hot_after=AFTER,
+            explicit=[],
+            label=label,
+            changed=changed,
+        )
+
+    def added(self, part: Part) -> Model:
+        """*part* as it is called: with the graph of its sizes, or without one."""
+        number = next(self._numbers)
+        self._parts.parts[number] = part
+        wanted = {*part.sizes.split(", ")} - {""}
+        with self._lock:
+            for key in self._hot() if wanted else ():
+                if {*self.title(key).split(", ")} == wanted:
+                    self._heirs[number,] = key
+        find = self.codes.get
+
+        def call(inputs: list[Any]) -> Any:
+            if part.ints is None:
+                part.ints = tuple(place for place, value in enumerate(inputs) if isinstance(value, int))
+            key = (number, *[inputs[place] for place in part.ints])
+            code = find(key)
+            if code is None:
+                return self._other(part, key, inputs)
+            code.hits += 1
+            return code.run((part, inputs))  # type: ignore[misc, arg-type]
+
+        weakref.finalize(call, self._gone.append, number)
+        return call
+
+    def _other(self, part: Part, key: Key, inputs: list[Any]) -> Any:
+        """A call without a graph, or in which one is warmed up, recorded or timed."""
+        self._forget_gone()
+        if not recording.is_usable():
+            self._waiting = "it was called on a thread that torch's CUDA graphs do not know"
+            return part.plain(inputs)
+        return self._run(self._made_now(key), key, (part, inputs))
+
+    def _forget_gone(self) -> None:
+        """Drop what nobody can call any more. Not when that happens, which may be in the middle of another call."""
+        while self._gone:
+            number = self._gone.pop()
+            with self._lock:
+                for key in [key for key in self._hot() if key[0] == number]:
+                    self._let_go(key)
+                for key in [key for key in self._others if key[0] == number]:
+                    del self._others[key]
+            del self._parts.parts[number]
+        self._leaving = [each for each in self._leaving if not each.drop()]
+
+    def _is_due(self, key: Key, size: Size) -> bool:
+        return (key in self._heirs and not size.failed) or super()._is_due(key, size)
+
+    def _make_room(self, key: Key, size: Size) -> None:
+        """Drop the graph that the size had before it got code of its own, or the one that has earned least."""
+        old = self._heirs.pop(key, None)
+        if old in self._hot():
+            self._let_go(old)
+        else:
+            super()._make_room(key, size)
+
+    def _drop(self, key: Key, code: Size, failed: str = "") -> None:
+        made = code.run
+        super()._drop(key, code, failed)
+        self._others[key].own, self._others[key].runs = math.inf, 0  # the next one is recorded, and timed, again
+        if isinstance(made, _Recorded) and not made.recording.drop():
+            self._leaving.append(made.recording)
+
+    def named(self, key: Key) -> tuple[tuple[str, int], ...]:
+        """The ints in *key* with their names."""
+        part = self._parts.parts[key[0]]
+        if part.sizes:
+            pairs = (pair.split("=") for pair in part.sizes.split(", "))
+            return tuple((name, int(number)) for name, number in pairs)
+        names = (part.it.inputs[place] for place in part.ints or ())
+        return tuple((part.symbols.get(name, name), number) for name, number in zip(names, key[1:], strict=True))
+
+    def recorded(self) -> int:
+        """How many graphs were recorded."""
+        return self._made
+
+
+@dataclass(eq=False)
+class Recordings:
+    """The CUDA graphs of one captured graph, at most *most* forward and as many backward."""
+
+    most: int
+    log: CompilationLog
+    tables: dict[str, RecordingTable] = field(default_factory=dict)
+
+    def wrap(self, it: Recordable, *, symbols: Mapping[str, str], sizes: str) -> Model:
+        """*it* with graphs for some sizes; *symbols* are those of its inputs, and *sizes* those it is compiled for."""
+        kind = "backward" if it.is_backward else "forward"
+        if kind not in self.tables:
+            self.tables[kind] = RecordingTable(self.most, f"{self.log.label} {kind}", self.log.write_counts)
+            self.log.counts["recordings"] = self.outcome
+        return self.tables[kind].added(Part(it, recording.without_graph(it), symbols, sizes))
+
+    def outcome(self) -> tuple[RecordingOutcome, ...]:
+        """What is known of both now."""
+        return tuple(RecordingOutcome(kind, table.recorded(), table.outcome()) for kind, table in self.tables.items())

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CUDA graphs as torch records them: its trees, what is recorded by them, and how one is taken out again."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+Model = Callable[[list[Any]], Any]
+"""A compiled function, of a list that it empties."""
+
+
+class Recording:
+    """*model* as a CUDA graph: the first call warms up, the second records, and those after it replay.
+
+    If an input of a graph that is not copied has moved, or what must live on is another, torch records once more.
+    """
+
+    def __init__(self, model: Model, cudagraphify: Callable[[Model], Model], device: int) -> None:
+        # An object of its own, by which its nodes are found among those of the manager.
+        self._model = functools.partial(model)
+        self._run = cudagraphify(self._model)
+        self._device = device
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        """Run it."""
+        return self._run(inputs)
+
+    def drop(self) -> bool:
+        """Take it out of the trees, so that its memory can be used by others; False while its outputs are in use.
+
+        What was recorded as following it goes too. This does for one function what ``CUDAGraphTreeManager.shutdown``
+        does for all (2.10 to 2.15).
+        """
+        from torch._inductor.cudagraph_trees import get_manager
+
+        manager: Any = get_manager(self._device, create_if_none_exists=False)
+        if manager is None or manager.roots is None:  # torch has forgotten all
+            return True
+        ids = [number for number, function in manager.ids_to_funcs.items() if function.model is self._model]
+        if manager.current_node is not None and ids:
+            end = manager.try_end_curr_execution
+            if manager.in_recording or manager.in_warmup:
+                end = manager.try_end_curr_recording if manager.in_recording else manager.try_end_curr_warmup
+                end = functools.partial(end, ids[0])
+            end()
+        path = () if manager.current_node is None else manager.current_node._path_from_root
+        if any(_function_of(node) in ids for node in path):
+            return False
+        _take_out(manager.roots, ids)
+        by_function = ("ids_to_funcs", "ids_to_stack_traces", "id_to_mode", "id_to_compile_id")
+        by_node = ("num_rerecord", "non_cudagraph_managed_mutation_hint")
+        tables = [getattr(manager, name, {}) for name in by_function]
+        tables += [table for name in by_node for table in getattr(manager, name, {}).values()]
+        for number in ids:
+            for table in tables:
+                table.pop(number, None)
+            for name in ("warmed_up_functions", "warned_functions", "warned_mutation"):
+                getattr(manager, name).discard(number)
+        return True
+
+
+def _function_of(node: Any) -> Any:
+    return node.wrapped_function.id
+
+
+def _take_out(children: dict[Any, list[Any]], ids: Sequence[Any]) -> None:
+    """Take the nodes of the functions *ids* out of the trees that begin with *children*."""
+    gone = [node for number in ids for node in children.pop(number, ())]
+    for nodes in children.values():
+        for node in nodes:
+            _take_out(node.children, ids)
+    while gone:
+        node = gone.pop()
+        gone += [child for nodes in node.children.values() for child in nodes]
+        node.remove_node_cached_tensors()
+        node.graph = None
+
+
+@dataclass(frozen=True)
+class Recordable:
+    """A compiled function that Inductor would record: all of a graph, or a piece of it between what no graph can hold.
+
+    Attributes:
+        model: The function.
+        is_backward: Whether it is that of a backward.
+        inputs: The names of its inputs.
+        record: Makes a recording of it, which the next calls fill.
+        device: The index of its device.
+    """
+
+    model: Model
+    is_backward: bool
+    inputs: tuple[str, ...]
+    record: Callable[[], Recording]
+    device: int
+
+
+def without_graph(it: Recordable) -> Model:
+    """*it*, to be called without a graph among calls with one.
+
+    The manager must be told of a backward that it does not run, or it waits for it.
+    """
+    if not it.is_backward:
+        return it.model
+
+    def backward(inputs: list[Any]) -> Any:
+        from torch._inductor.cudagraph_trees import get_manager
+
+        if is_usable() and (manager := get_manager(it.device, create_if_none_exists=False)) is not None:
+            manager.set_to_running_backward()
+        return it.model(inputs)
+
+    return backward
+
+
+def is_usable() -> bool:
+    """Whether this thread has torch's trees: the one that imported them, and autograd's (2.10 to 2.15)."""
+    from torch._inductor.cudagraph_trees import local
+
+    name = "tree_manager_containers"
+    return hasattr(local, name) or torch._C._is_key_in_tls(name)
+
+
+_wrap: ContextVar[Callable[[Recordable], Model] | None] = ContextVar("magi_recordable", default=None)
+
+
+@contextlib.contextmanager
+def wrapping_recordable(wrap: Callable[[Recordable], Model]) -> Iterator[None]:
+    """A context in which compiled graphs become *wrap* of what Inductor would record, in place of that."""
+    _install()
+    token = _wrap.set(wrap)
+    try:
+        yield
+    finally:
+        _wrap.reset(token)
+
+
+@functools.cache
+def _install() -> None:
+    """Replace ``cudagraphify``, which ``post_compile`` calls for each compiled graph or partition (2.10 to 2.15)."""
+    from torch._inductor import compile_fx, config
+
+    original = compile_fx.cudagraphify
+
+    @functools.wraps(original)
+    def cudagraphify(model: Model, static_input_idxs: Sequence[int] = (), **kwargs: Any) -> Model:
+        wrap = _wrap.get()
+        if wrap is None or not config.triton.cudagraph_trees:
+            return original(model, static_input_idxs, **kwargs)
+        device: int = kwargs["device_index"]
+        # Read now: a recording is made when another compilation may go on.
+        by_torch = functools.partial(original, static_input_idxs=static_input_idxs, **kwargs)
+        names = tuple(placeholder.name for placeholder in kwargs.get("placeholders", ()))
+        return wrap(
+            Recordable(
+                model, kwargs["is_backward"], names, functools.partial(Recording, model, by_torch, device), device
+            )
+        )
+
+    compile_fx.cudagraphify = cudagraphify
+
+
+def why_unrecorded(compiled: Any) -> str:
+    """Why Inductor lets no CUDA graph be recorded of a *compiled* graph; empty if it does, or if none was asked for."""
+    info = getattr(compiled, "cudagraph_info", None)
+    first = str(getattr(compiled, "disabled_cudagraphs_reason", None) or "")
+    reasons = dict.fromkeys([first, *(str(reason) for reason in getattr(info, "cudagraph_fail_reasons", ()))])
+    if any(reasons) and "cuda" not in compiled.device_types:
+        return "it has no CUDA device"  # torch calls a CPU several devices
+    return "; ".join(reason.removeprefix("skipping cudagraphs due to ").strip() for reason in reasons if reason)

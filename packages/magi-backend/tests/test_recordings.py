@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which sizes have a CUDA graph, over a stand-in for the recorder; tests/test_gpu_graphs.py has torch's."""
+
+from __future__ import annotations
+
+import gc
+import random
+import types
+from collections.abc import Callable, Iterator
+from itertools import cycle
+from typing import Any
+
+import pytest
+import torch
+from magi_backend import explain
+from magi_backend._hot import table as tables
+from magi_backend._hot.recordings import Part, RecordingTable
+from magi_backend._hot.table import SHARE
+from magi_backend._torch_compat import recording
+from magi_backend._torch_compat.recording import Recordable, Recording, wrapping_recordable
+from torch import Tensor
+
+
+class Device:
+    """A clock, and functions that take time on it: a call without a graph, a warm-up, a recording, and a replay."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, most: int, *, plain: float = 1.0, replay: float = 0.25) -> None:
+        self.now, self.replay, self.plain = 0.0, replay, plain
+        self.said: list[str] = []
+        self.in_use = False
+        self.changes = 0
+        patch.setattr(tables, "perf_counter", lambda: self.now)
+        patch.setattr(recording, "is_usable", lambda: True)
+        self.table = RecordingTable(most, "a model", self._changed)
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    def part(self, sizes: str = "") -> Callable[[list[Any]], Any]:
+        """A compiled function of ``[n, x]`` with the symbol s0 for n; with *sizes*, of ``[x]``."""
+
+        def model(inputs: list[Any]) -> str:
+            self.now += self.plain
+            self.said.append(f"plain {inputs[0]}")
+            return f"result {inputs[0]}"
+
+        names = ("arg1",) if sizes else ("arg0", "arg1")
+        it = Recordable(model, False, names, lambda: Tape(self, sizes), 0)  # type: ignore[arg-type, return-value]
+        return self.table.added(Part(it, model, {"arg0": "s0"}, sizes))
+
+    @property
+    def recorded(self) -> list[int]:
+        """The sizes that have a graph, in the order in which they were recorded."""
+        return [key[1] for key in self.table._hot()]
+
+
+class Tape:
+    """Stands in for a recording."""
+
+    def __init__(self, device: Device, sizes: str) -> None:
+        self.device, self.sizes, self.calls, self.dropped = device, sizes, 0, False
+
+    def __call__(self, inputs: list[Any]) -> str:
+        assert not self.dropped
+        self.calls += 1
+        self.device.now += {1: 2 * self.device.plain, 2: 20.0}.get(self.calls, self.device.replay)
+        self.device.said.append(f"{ {1: 'warm-up', 2: 'record'}.get(self.calls, 'replay') } {inputs[0]}")
+        return f"result {inputs[0]}"
+
+    def drop(self) -> bool:
+        self.dropped = not self.device.in_use
+        self.device.said.append("dropped" if self.dropped else "in use")
+        return self.dropped
+
+
+def test_a_size_is_recorded_from_its_third_call_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch, 2)
+    call = device.part()
+
+    for _ in range(6):
+        assert call([4, "x"]) == "result 4"
+    assert call([5, "x"]) == "result 5"
+
+    assert device.said == ["plain 4", "plain 4", "warm-up 4", "record 4", "replay 4", "replay 4", "plain 5"]
+    outcome = device.table.outcome()
+    assert [(use.sizes, use.calls, use.hits, use.has_code) for use in outcome.uses] == [
+        ((("s0", 4),), 6, 4, True),
+        ((("s0", 5),), 1, 0, False),
+    ]
+
+
+def test_no_more_sizes_have_a_graph_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch, 2)
+    call = device.part()
+
+    for size in (4, 5, 6, 7) * 5:
+        call([size, "x"])
+
+    assert device.recorded == [4, 5]
+    assert "dropped" not in device.said
+    assert "more sizes come back than magi.graphs=2 keeps. Raise it." in device.table.outcome().advice
+
+
+def test_a_size_that_has_paid_takes_the_place_of_the_least_useful(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch, 2)
+    call = device.part()
+    for size in (4, 5) * 6 + (4,) * 500:
+        call([size, "x"])
+
+    calls = 0
+    while device.recorded != [4, 6] and calls < 1000:
+        call([6, "x"])
+        call([4, "x"])
+        calls += 1
+
+    assert device.said.count("dropped") == 1
+    assert 20 <= calls <= 60, "a recording costs 20, and a call gains 0.75"
+
+
+ORDERS: dict[str, Callable[[], Iterator[int]]] = {
+    "in turns": lambda: cycle(range(2, 11)),
+    "more in turns than are remembered": lambda: cycle(range(2, 200)),
+    "three at a time": lambda: (size for first in cycle(range(2, 83)) for size in [first] * 3),
+    "four at a time": lambda: (size for first in cycle(range(2, 83)) for size in [first] * 4),
+    "a hundred at a time": lambda: (size for first in cycle(range(2, 83)) for size in [first] * 100),
+    "never the same": lambda: iter(range(2, 10**6)),
+    "by chance": lambda: (random.Random(seed).randint(1, 64) for seed in range(10**6)),
+}
+
+
+@pytest.mark.parametrize("most", [1, 2, 8])
+@pytest.mark.parametrize("replay", [0.25, 1.0, 1.5])
+@pytest.mark.parametrize("order", ORDERS)
+def test_no_order_costs_more_than_it_may(order: str, replay: float, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, calls = Device(monkeypatch, most, replay=replay), 10_000
+    call = device.part()
+
+    for _, size in zip(range(calls), ORDERS[order](), strict=False):
+        call([size, "x"])
+
+    said = [each.partition(" ")[0] for each in device.said]
+    first = 20.0 * min(most, said.count("record")) + 2.0 * min(most, said.count("warm-up"))
+    timed = most * tables.MOST_RUNS * replay
+    assert device.now <= (1 + SHARE) * calls * device.plain + first + timed
+    assert len(device.recorded) <= most
+
+
+def test_outputs_that_are_in_use_delay_a_drop(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch, 1, replay=2.0)
+    call = device.part()
+    device.in_use = True
+    for _ in range(12):
+        call([4, "x"])  # a graph that is slower is dropped
+    assert device.said.count("in use") >= 1
+    assert "dropped" not in device.said
+
+    device.in_use = False
+    call([4, "x"])
+
+    assert device.said.count("dropped") == 1
+
+
+def test_a_hot_size_takes_over_the_graph_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch, 2)
+    call = device.part()
+    for size in (4, 5) * 6:
+        call([size, "x"])
+    del device.said[:]
+
+    of_five = device.part("s0=5")
+    for _ in range(4):
+        assert of_five(["x"]) == "result x"
+
+    assert device.said[:3] == ["dropped", "warm-up x", "record x"]
+    assert [device.table.named(key) for key in device.table._hot()] == [(("s0", 4),), (("s0", 5),)]
+
+
+def test_graphs_of_code_that_is_gone_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch, 2)
+    call, of_five = device.part(), device.part("s0=5")
+    for _ in range(6):
+        of_five(["x"])
+    del of_five
+    gc.collect()
+    assert "dropped" not in device.said, "not before a call, because another one may be going on"
+
+    call([4, "x"])
+
+    assert device.said.count("dropped") == 1
+    assert [use.sizes for use in device.table.outcome().uses] == [(("s0", 4),)]
+
+
+def test_a_thread_without_trees_runs_without_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch, 2)
+    monkeypatch.setattr(recording, "is_usable", lambda: False)
+    call = device.part()
+
+    for _ in range(5):
+        call([4, "x"])
+
+    assert device.said == ["plain 4"] * 5
+
+
+def _node(number: int, **children: list[Any]) -> Any:
+    by_function = {int(name[1:]): nodes for name, nodes in children.items()}
+    function = types.SimpleNamespace(id=number)
+    return types.SimpleNamespace(
+        wrapped_function=function, children=by_function, graph="a graph", remove_node_cached_tensors=lambda: None
+    )
+
+
+def test_a_recording_is_taken_out_of_the_trees_with_what_follows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Recording(lambda inputs: inputs, lambda model: model, 0)
+    last = _node(3)
+    ours, ours_below, other = _node(1, f3=[last]), _node(1), _node(2)
+    other.children[1] = [ours_below]
+    other._path_from_root = [other]
+    manager = types.SimpleNamespace(
+        roots={1: [ours], 2: [other]},
+        ids_to_funcs={1: types.SimpleNamespace(model=made._model), 2: types.SimpleNamespace(model=print)},
+        ids_to_stack_traces={1: [], 2: []},
+        id_to_mode={1: "mode", 2: "mode"},
+        id_to_compile_id={1: None, 2: None},
+        num_rerecord={None: {1: 3}},
+        warmed_up_functions={1, 2},
+        warned_functions=set(),
+        warned_mutation={1},
+        current_node=ours,
+        in_recording=False,
+        in_warmup=False,
+        try_end_curr_execution=lambda: None,
+    )
+    ours._path_from_root = [ours]
+    from torch._inductor import cudagraph_trees
+
+    monkeypatch.setattr(cudagraph_trees, "get_manager", lambda device, create_if_none_exists: manager)
+
+    assert not made.drop(), "it is the current node, and cannot end"
+    assert manager.roots[1] == [ours]
+    manager.current_node = other
+    assert made.drop()
+
+    assert manager.roots == {2: [other]}
+    assert other.children == {}
+    assert [node.graph for node in (ours, ours_below, last, other)] == [None, None, None, "a graph"]
+    assert manager.ids_to_funcs.keys() == manager.id_to_mode.keys() == manager.ids_to_stack_traces.keys() == {2}
+    assert manager.warmed_up_functions == {2}
+    assert manager.num_rerecord == {None: {}}
+    assert made.drop(), "there is nothing left"
+
+
+def test_only_compilations_that_ask_for_it_are_wrapped() -> None:
+    from torch._inductor import compile_fx
+
+    wrapped: list[Recordable] = []
+
+    def wrap(it: Recordable) -> Callable[[list[Any]], Any]:
+        wrapped.append(it)
+        return it.model
+
+    def model(inputs: list[Any]) -> Any:
+        return inputs
+
+    arguments: dict[str, Any] = {
+        "device_index": 0,
+        "stack_traces": [],
+        "is_backward": True,
+        "is_inference": False,
+        "placeholders": [types.SimpleNamespace(name="arg0_1")],
+    }
+    with wrapping_recordable(wrap):
+        assert compile_fx.cudagraphify(model, **arguments) is model
+    assert compile_fx.cudagraphify(model, **arguments) is not model
+
+    assert [(it.is_backward, it.inputs, it.device) for it in wrapped] == [(True, ("arg0_1",), 0)]
+    assert isinstance(wrapped[0].record(), Recording)
+
+
+def test_the_report_says_what_cannot_be_recorded() -> None:
+    def double(x: Tensor) -> Tensor:
+        return x * 2
+
+    report = explain(double, options={"magi.graphs": 2}, dynamic=True)(torch.randn(3))
+
+    assert report.compilations[0].graphs[0].unrecorded == "it has no CUDA device"
+    assert "no CUDA graph of inference: it has no CUDA device" in str(report)
+    report = explain(double, dynamic=True)(torch.randn(3))
+    assert report.compilations[0].graphs[0].unrecorded == ""
+
+
+def test_forward_backward_and_hot_code_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor's own way to a recording, on a CPU: only what needs the device is replaced."""
+    from torch._inductor import cudagraph_trees, cudagraph_utils, output_code
+
+    runs: list[bool] = []
+
+    def run_without_device(model: Any, *_: Any, is_backward: bool, **__: Any) -> Any:
+        def run(inputs: list[Any]) -> Any:
+            runs.append(is_backward)
+            return model(inputs)
+
+        return run
+
+    post_compile = output_code.CompiledFxGraph.post_compile
+
+    def as_on_device(self: Any, *args: Any) -> None:
+        self.device_idxs = {0}
+        post_compile(self, *args)
+
+    monkeypatch.setattr(cudagraph_utils, "check_lowering_disable_cudagraph", lambda *_, **__: None)
+    monkeypatch.setattr(cudagraph_trees, "cudagraphify_impl", run_without_device)
+    monkeypatch.setattr(cudagraph_trees, "get_manager", lambda *_, **__: None)
+    monkeypatch.setattr(output_code.CompiledFxGraph, "post_compile", as_on_device)
+    monkeypatch.setattr(recording, "is_usable", lambda: True)
+    monkeypatch.setattr(RecordingTable, "_has_paid", lambda self, size: False)
+    weight = torch.randn(3, 3, requires_grad=True)
+    options: dict[str, Any] = {"magi.graphs": 2, "magi.hot_sizes": 1, "magi.hot_after": 6, "graph_partition": False}
+    explained = explain(lambda x, weight: torch.sin(x @ weight).sum(), dynamic=True, options=options)
+
+    for count in (4, 5, 6) * 6:
+        report = explained(torch.randn(count, 3), weight)
+
+    forward, backward = report.compilations[0].recordings
+    assert (forward.kind, backward.kind) == ("forward", "backward")
+    assert {*runs} == {False, True}
+    for each in (forward, backward):
+        with_graph = [use for use in each.sizes.uses if use.has_code]
+        assert len(with_graph) == 2
+        assert {use.sizes[0][1] for use in with_graph} == {4, 5}
+        assert {name for use in each.sizes.uses for name, _ in use.sizes} == {
+            symbol
+            for symbol, _ in report.compilations[0].sizes.symbols  # type: ignore[union-attr]
+        }
+    assert any(use.has_code and "made" not in use.note for use in report.compilations[0].sizes.uses)  # type: ignore[union-attr]
+    assert "CUDA graphs, forward" in str(report)

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""On a GPU: CUDA graphs for sizes that vary (``magi.graphs``), as torch's trees record and replay them."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from magi_backend import explain
+from torch import Tensor, nn
+
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The numbers of the functions that torch recorded, in order."""
+    from torch._inductor.cudagraph_trees import CUDAGraphTreeManager
+
+    original: Any = CUDAGraphTreeManager.record_function
+    made: list[int] = []
+
+    def counted(manager: Any, inputs: Any, function: Any) -> Any:
+        made.append(function.id)
+        return original(manager, inputs, function)
+
+    torch.compiler.reset()
+    monkeypatch.setattr(CUDAGraphTreeManager, "record_function", counted)
+    yield made
+    torch.compiler.reset()
+
+
+def held() -> int:
+    """How many functions have a recorded graph in the trees of the current device."""
+    from torch._inductor.cudagraph_trees import get_manager
+
+    manager: Any = get_manager(torch.cuda.current_device(), create_if_none_exists=False)
+    return 0 if manager is None else sum(bool(nodes) for nodes in manager.roots.values())
+
+
+def steps(x: Tensor) -> Tensor:
+    for _ in range(8):
+        x = torch.sin(x) @ torch.eye(x.shape[1], device=x.device, dtype=x.dtype) + 1
+    return x
+
+
+def compiled(fn: Callable[..., Any], graphs: int = 2, **options: Any) -> Callable[..., Any]:
+    given = {"magi.graphs": graphs} | {name.replace("__", "."): value for name, value in options.items()}
+    return torch.compile(fn, backend="magi", dynamic=True, options=given)
+
+
+def rows(count: int) -> Tensor:
+    return torch.randn(count, 16, device="cuda")
+
+
+@torch.no_grad()
+def test_only_as_many_sizes_as_asked_for_are_recorded(recorded: list[int]) -> None:
+    fn = compiled(steps)
+
+    for _ in range(6):
+        for count in (5, 3, 8, 4):
+            x = rows(count)  # an input that moves
+            torch.testing.assert_close(fn(x), steps(x))
+
+    assert len(recorded) == 2
+    assert held() == 2
+
+
+@torch.no_grad()
+def test_the_least_useful_graph_is_dropped_and_its_memory_is_used_again(
+    recorded: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from magi_backend._hot.table import SizeTable
+
+    monkeypatch.setattr(SizeTable, "_has_paid", lambda self, size: True)
+    fn = compiled(steps, graphs=1)
+    reserved = []
+
+    for count in (64, 8, 32, 16, 48, 24, 56, 40) * 3:
+        for _ in range(6):
+            x = rows(count * 1024)
+            torch.testing.assert_close(fn(x), steps(x))
+        del x
+        gc.collect()
+        torch.cuda.synchronize()
+        reserved.append(torch.cuda.memory_reserved())
+        assert held() <= 1
+
+    assert len(recorded) >= 20
+    assert reserved[-1] <= 1.05 * reserved[8]
+
+
+def test_gradients_of_sizes_with_and_without_a_graph(recorded: list[int]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)).cuda()
+    fn = compiled(model)
+
+    for step in range(8):
+        for count in (5, 3, 8, 4):
+            x = rows(count).requires_grad_()
+            model.zero_grad()
+            loss = model(x).square().sum()
+            loss.backward()
+            wanted = [x.grad.clone(), *(p.grad.clone() for p in model.parameters())]  # type: ignore[union-attr]
+            x.grad = None
+            model.zero_grad()
+            ours = fn(x).square().sum()
+            ours.backward()
+            found = [x.grad, *(p.grad for p in model.parameters())]
+            torch.testing.assert_close([ours, *found], [loss, *wanted], msg=f"step {step}, {count} rows")
+
+    assert 1 <= len(set(recorded)) <= 4, "two forward and two backward"
+    assert held() <= 4
+
+
+@torch.no_grad()
+def test_buffers_and_inputs_that_are_written_to(recorded: list[int]) -> None:
+    class Cache(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("sum", torch.zeros(16))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.sum += x.sum(0)
+            return x * 2 + self.sum
+
+    ours, theirs = Cache().cuda(), Cache().cuda()
+    fn = compiled(ours)
+    for _ in range(6):
+        for count in (5, 3, 8):
+            x = rows(count)
+            torch.testing.assert_close(fn(x), theirs(x))
+    torch.testing.assert_close(ours.sum, theirs.sum)
+    assert len(recorded) == 2
+
+    torch.compiler.reset()
+    in_place = compiled(lambda x: x.mul_(2).sin())
+    for _ in range(6):
+        for count in (5, 3):
+            x = rows(count)
+            twin = x.clone()
+            torch.testing.assert_close(in_place(x), twin.mul_(2).sin())
+            torch.testing.assert_close(x, twin)
+
+
+@torch.no_grad()
+def test_random_numbers_differ_between_replays_and_follow_the_seed(recorded: list[int]) -> None:
+    fn = compiled(lambda x: torch.nn.functional.dropout(x, 0.5))
+    x = torch.ones(512, 16, device="cuda")
+    drawn = [fn(x).clone() for _ in range(8)]
+    assert len(recorded) == 1
+    assert all(not torch.equal(a, b) for a, b in pairwise(drawn))
+
+    seeded = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        seeded.append(fn(x).clone())
+    assert torch.equal(*seeded)
+
+
+@torch.no_grad()
+def test_an_output_that_lives_on_is_as_in_torch(recorded: list[int]) -> None:
+    fn, x = compiled(steps), rows(5)
+    for _ in range(5):
+        fn(x)
+    kept = fn(x)
+    copy = kept.clone()
+    other = rows(7)
+    without = fn(other)  # no graph: it overwrites nothing
+    torch.testing.assert_close(kept, copy)
+
+    torch.testing.assert_close(without, steps(other))
+
+    fn(rows(5))  # as in torch, this one may overwrite what is not cloned
+
+    torch.testing.assert_close(copy, steps(x))
+
+
+@torch.no_grad()
+def test_a_stream_of_the_caller(recorded: list[int]) -> None:
+    fn, side = compiled(steps), torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(6):
+            x = rows(5)
+            torch.testing.assert_close(fn(x), steps(x))
+    torch.cuda.current_stream().wait_stream(side)
+    assert len(recorded) == 1
+
+
+@torch.no_grad()
+def test_another_thread_runs_without_a_graph(recorded: list[int]) -> None:
+    fn, x = compiled(steps), rows(5)
+    fn(x)
+    found: list[Any] = []
+
+    def calls() -> None:
+        with torch.no_grad():
+            found.extend(fn(x).clone() for _ in range(5))
+
+    thread = threading.Thread(target=calls)
+    thread.start()
+    thread.join()
+
+    assert len(found) == 5
+    for each in found:
+        torch.testing.assert_close(each, steps(x))
+    assert recorded == []
+
+
+@torch.no_grad()
+def test_a_hot_size_is_recorded_with_its_code(recorded: list[int]) -> None:
+    explained = explain(steps, dynamic=True, options={"magi.graphs": 2, "magi.hot_sizes": 1, "magi.hot_after": 6})
+    x = rows(64)
+    for _ in range(20):
+        report = explained(x)
+
+    assert 1 <= len(recorded) <= 3
+    (outcome,) = report.compilations[0].recordings
+    assert outcome.kind == "forward"
+    assert outcome.sizes.hits > 0
+    assert "CUDA graphs, forward" in str(report)
+    assert held() <= 2
+
+
+@torch.no_grad()
+def test_the_report_says_why_nothing_is_recorded(recorded: list[int]) -> None:
+    def on_both(x: Tensor) -> Tensor:
+        return (x.cpu().sin().cuda() + 1).cos()
+
+    with torch._inductor.config.patch(graph_partition=False):
+        explained = explain(on_both, dynamic=True, options={"magi.graphs": 2})
+        for _ in range(5):
+            report = explained(rows(5))
+
+    assert recorded == []
+    assert report.compilations[0].graphs[0].unrecorded
+    assert "no CUDA graph of inference: " in str(report)
+
+
+@torch.no_grad()
+def test_pieces_between_what_no_graph_can_hold(recorded: list[int]) -> None:
+    def partitioned(x: Tensor) -> Tensor:
+        return steps(steps(x).cpu().sin().cuda())
+
+    fn = compiled(partitioned, graphs=4)
+    for _ in range(8):
+        for count in (5, 3, 8):
+            x = rows(count)
+            torch.testing.assert_close(fn(x), partitioned(x), rtol=1e-4, atol=1e-4)
+
+    assert len(set(recorded)) <= 4
+    assert held() <= 4
+
+
+@torch.no_grad()
+def test_first_calls_by_eager_and_graphs(recorded: list[int]) -> None:
+    from magi_backend import wait
+
+    fn = compiled(steps, magi__first_call="eager")
+    x = rows(5)
+    torch.testing.assert_close(fn(x), steps(x))
+    assert wait()
+    for _ in range(6):
+        x = rows(5)
+        torch.testing.assert_close(fn(x), steps(x))
+
+    assert len(recorded) == 1
