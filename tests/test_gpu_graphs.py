@@ -73,27 +73,22 @@ def test_only_as_many_sizes_as_asked_for_are_recorded(recorded: list[int]) -> No
 
 
 @torch.no_grad()
-def test_the_least_useful_graph_is_dropped_and_its_memory_is_used_again(
-    recorded: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from magi_backend._hot.table import SizeTable
+def test_the_least_useful_graph_is_dropped_and_its_memory_is_used_again(recorded: list[int]) -> None:
+    fn, reserved = compiled(steps, graphs=1), []
 
-    monkeypatch.setattr(SizeTable, "_has_paid", lambda self, size: True)
-    fn = compiled(steps, graphs=1)
-    reserved = []
-
-    for count in (64, 8, 32, 16, 48, 24, 56, 40) * 3:
-        for _ in range(6):
-            x = rows(count * 1024)
-            torch.testing.assert_close(fn(x), steps(x))
-        del x
+    for count in (64, 8, 32, 16, 48, 24) * 2:
+        x = rows(count * 16)
+        for _ in range(1500):  # a size must pay for its recording, which takes as long as some hundred calls
+            found = fn(x)
+        torch.testing.assert_close(found, steps(x))
+        assert held() <= 1
+        del found, x
         gc.collect()
         torch.cuda.synchronize()
         reserved.append(torch.cuda.memory_reserved())
-        assert held() <= 1
 
-    assert len(recorded) >= 20
-    assert reserved[-1] <= 1.05 * reserved[8]
+    assert len(set(recorded)) >= 3
+    assert reserved[-1] <= 1.05 * max(reserved[:6])
 
 
 def test_gradients_of_sizes_with_and_without_a_graph(recorded: list[int]) -> None:
@@ -122,6 +117,8 @@ def test_gradients_of_sizes_with_and_without_a_graph(recorded: list[int]) -> Non
 @torch.no_grad()
 def test_buffers_and_inputs_that_are_written_to(recorded: list[int]) -> None:
     class Cache(nn.Module):
+        sum: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("sum", torch.zeros(16))

@@ -182,9 +182,9 @@ def configs() -> tuple[Any, Any]:
 
 def is_result_saved() -> bool:
     """Whether Dynamo will write what a backend returns to a file, as ``aot_compile`` does (2.10 to 2.15)."""
-    from torch._dynamo import config
+    from torch._dynamo import config as dynamo
 
-    return bool(configs()[1].bundled_autograd_cache or config.caching_precompile)
+    return bool(configs()[1].bundled_autograd_cache or dynamo.caching_precompile)
 
 
 def restarts() -> type[Exception]:
