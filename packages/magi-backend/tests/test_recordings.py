@@ -45,7 +45,8 @@ class Device:
             return f"result {inputs[0]}"
 
         names = ("arg1",) if sizes else ("arg0", "arg1")
-        it = Recordable(model, False, names, lambda: Tape(self, sizes), 0)  # type: ignore[arg-type, return-value]
+        tape: Any = lambda: Tape(self, sizes)  # noqa: E731
+        it = Recordable(model, is_backward=False, inputs=names, mutated=(), record=tape, device=0)
         return self.table.added(Part(it, model, {"arg0": "s0"}, sizes))
 
     @property
@@ -333,3 +334,24 @@ def test_forward_backward_and_hot_code_are_recorded(monkeypatch: pytest.MonkeyPa
         }
     assert any(use.has_code and "made" not in use.note for use in report.compilations[0].sizes.uses)  # type: ignore[union-attr]
     assert "CUDA graphs, forward" in str(report)
+
+
+def test_a_backward_that_cannot_be_recorded_needs_no_manager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch asks for the one that the forward has made, which has recorded nothing yet."""
+    from torch._inductor import cudagraph_trees, output_code
+
+    told: list[str] = []
+    manager = types.SimpleNamespace(set_to_running_backward=lambda: told.append("backward"))
+    managers: list[Any] = [None]
+    monkeypatch.setattr(cudagraph_trees, "get_manager", lambda *_, **__: managers[-1])
+    monkeypatch.setattr(recording, "is_usable", lambda: True)
+    graph: Any = types.SimpleNamespace(current_callable=lambda inputs: inputs, fx_kwargs={"is_backward": True})
+
+    with wrapping_recordable(lambda it: it.model):
+        output_code.maybe_handle_backward_generation(graph, types.SimpleNamespace(value=0))  # type: ignore[arg-type]
+
+    assert graph.current_callable([1]) == [1]
+    assert told == []
+    managers.append(manager)
+    assert graph.current_callable([1]) == [1]
+    assert told == ["backward"]

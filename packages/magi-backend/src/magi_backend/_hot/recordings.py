@@ -162,8 +162,10 @@ class RecordingTable(SizeTable):
         if part.sizes:
             pairs = (pair.split("=") for pair in part.sizes.split(", "))
             return tuple((name, int(number)) for name, number in pairs)
-        names = (part.it.inputs[place] for place in part.ints or ())
-        return tuple((part.symbols.get(name, name), number) for name, number in zip(names, key[1:], strict=True))
+        # The sizes that a piece takes besides its inputs have no names.
+        names = dict(enumerate(part.it.inputs))
+        called = (names.get(place, f"size{place}") for place in part.ints or ())
+        return tuple((part.symbols.get(name, name), number) for name, number in zip(called, key[1:], strict=True))
 
     def recorded(self) -> int:
         """How many graphs were recorded."""

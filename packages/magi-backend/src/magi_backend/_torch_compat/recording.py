@@ -92,6 +92,7 @@ class Recordable:
         model: The function.
         is_backward: Whether it is that of a backward.
         inputs: The names of its inputs.
+        mutated: The positions of those that it writes to.
         record: Makes a recording of it, which the next calls fill.
         device: The index of its device.
     """
@@ -99,6 +100,7 @@ class Recordable:
     model: Model
     is_backward: bool
     inputs: tuple[str, ...]
+    mutated: tuple[int, ...]
     record: Callable[[], Recording]
     device: int
 
@@ -106,17 +108,32 @@ class Recordable:
 def without_graph(it: Recordable) -> Model:
     """*it*, to be called without a graph among calls with one.
 
-    The manager must be told of a backward that it does not run, or it waits for it.
+    Inductor leaves it to the recording to copy inputs that are not aligned as its kernels assume.
     """
-    if not it.is_backward:
-        return it.model
+    from torch._inductor.utils import align_inputs_from_check_idxs
+    from torch.utils._ordered_set import OrderedSet
+
+    aligned: Model | None = None
+
+    def run(inputs: list[Any]) -> Any:
+        nonlocal aligned
+        if aligned is None:
+            checked = [place for place, value in enumerate(inputs) if isinstance(value, torch.Tensor) and value.is_cuda]
+            aligned = align_inputs_from_check_idxs(it.model, checked, OrderedSet(it.mutated))
+        return aligned(inputs)
+
+    return telling_of_backward(run, it.device) if it.is_backward else run
+
+
+def telling_of_backward(run: Model, device: int) -> Model:
+    """*run*, a backward that the manager does not run, and waits for if it ran the forward."""
 
     def backward(inputs: list[Any]) -> Any:
         from torch._inductor.cudagraph_trees import get_manager
 
-        if is_usable() and (manager := get_manager(it.device, create_if_none_exists=False)) is not None:
+        if is_usable() and (manager := get_manager(device, create_if_none_exists=False)) is not None:
             manager.set_to_running_backward()
-        return it.model(inputs)
+        return run(inputs)
 
     return backward
 
@@ -145,8 +162,12 @@ def wrapping_recordable(wrap: Callable[[Recordable], Model]) -> Iterator[None]:
 
 @functools.cache
 def _install() -> None:
-    """Replace ``cudagraphify``, which ``post_compile`` calls for each compiled graph or partition (2.10 to 2.15)."""
-    from torch._inductor import compile_fx, config
+    """Replace what ``post_compile`` calls for each compiled graph or partition (2.10 to 2.15).
+
+    For a backward that cannot be recorded it asks for the manager, which the forward has made in torch; here there may
+    be none until a size is recorded, and never on the thread that compiles beside the calls.
+    """
+    from torch._inductor import compile_fx, config, output_code
 
     original = compile_fx.cudagraphify
 
@@ -161,11 +182,27 @@ def _install() -> None:
         names = tuple(placeholder.name for placeholder in kwargs.get("placeholders", ()))
         return wrap(
             Recordable(
-                model, kwargs["is_backward"], names, functools.partial(Recording, model, by_torch, device), device
+                model=model,
+                is_backward=kwargs["is_backward"],
+                inputs=names,
+                mutated=tuple(kwargs.get("mutated_input_idxs", ())),
+                record=functools.partial(Recording, model, by_torch, device),
+                device=device,
             )
         )
 
+    by_manager = output_code.maybe_handle_backward_generation
+
+    @functools.wraps(by_manager)
+    def unrecorded(compiled: Any, forward_device: Any) -> None:
+        device = getattr(forward_device, "value", None)
+        if _wrap.get() is None:
+            by_manager(compiled, forward_device)
+        elif compiled.fx_kwargs["is_backward"] and device is not None:
+            compiled.current_callable = telling_of_backward(compiled.current_callable, device)
+
     compile_fx.cudagraphify = cudagraphify
+    output_code.maybe_handle_backward_generation = unrecorded  # type: ignore[assignment]
 
 
 def why_unrecorded(compiled: Any) -> str:
