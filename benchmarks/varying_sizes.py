@@ -27,7 +27,7 @@ from typing import Any, Self
 from unittest import mock
 
 import torch
-from _results import Row, rows_of, write
+from _results import Row, rows_of, rows_written, write
 from torch import Tensor, nn
 
 
@@ -202,7 +202,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--tiny", action="store_true", help="a small model on a CPU, to see that all runs")
-    parser.add_argument("--cases", default="decode,all sizes,prefill", help="comma-separated")
+    parser.add_argument("--cases", default="decode,all sizes,prefill", help="comma-separated; others stay")
     options = parser.parse_args()
     calls, repeats = (40, 2) if options.tiny else (CALLS, options.repeats)
     torch._dynamo.config.recompile_limit = 64  # noqa: SLF001 (documented)
@@ -212,7 +212,7 @@ def main() -> None:
         "all sizes": {rows: (rows, TOKENS) for rows in range(1, 65)},
         "prefill": {length: (1, length) for length in lengths},
     }
-    rows: list[Row] = []
+    chosen, rows = options.cases.split(","), list[Row]()
     with (
         torch.no_grad(),
         tempfile.TemporaryDirectory() as caches,
@@ -220,11 +220,12 @@ def main() -> None:
     ):
         with torch.device("cpu" if options.tiny else "cuda"):
             model = llama(tiny=options.tiny)
-        for case in options.cases.split(","):
+        for case in chosen:
             rows += measure(model, cases[case], calls, repeats, fixed=case == "decode", case=case)
     if options.tiny:
         return
-    write("varying_sizes", rows, note=NOTE)
+    others = [row for row in rows_written("varying_sizes") if row.case not in chosen]
+    write("varying_sizes", [*rows, *others], note=NOTE)
 
 
 if __name__ == "__main__":
