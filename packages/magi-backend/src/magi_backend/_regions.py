@@ -56,7 +56,7 @@ def regions(gm: GraphModule, config: CompileConfig, inductor: Mapping[str, Any])
     if wanted is False:
         return Regions()
     groups = [blocks for blocks in _repeated(gm) if wanted is True or blocks[0].kind in wanted]
-    whole = _whole(gm, inductor) if groups else ""
+    whole = _whole(gm, config, inductor) if groups else ""
     chosen, found, taken = list[Block](), list[str](), set[Node]()
     for blocks in groups:
         # Others are in a larger block, about which all is said.
@@ -79,11 +79,11 @@ def regions(gm: GraphModule, config: CompileConfig, inductor: Mapping[str, Any])
     return Regions(tuple(chosen), tuple(found))
 
 
-def _whole(gm: GraphModule, inductor: Mapping[str, Any]) -> str:
+def _whole(gm: GraphModule, config: CompileConfig, inductor: Mapping[str, Any]) -> str:
     """Why no graph can be cut under these settings, or why *gm* cannot; empty if it can."""
     if _torch_compat.compiling.is_saved():
         return "the result is saved, for which torch needs one graph"
-    if _torch_compat.compiling.inductor_value("triton.cudagraphs", inductor):
+    if config.graphs or _torch_compat.compiling.inductor_value("triton.cudagraphs", inductor):
         return "with CUDA graphs, one graph of everything is replayed faster than many"
     if _torch_compat.compiling.inductor_value("freezing", inductor):
         return "with freezing, the parameters of each are part of its code"
