@@ -10,6 +10,7 @@ import contextlib
 import functools
 import keyword
 import operator
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -314,6 +315,8 @@ class TranslatingOverload(OpOverload):
     """
 
     _magi_translate: Callable[..., None]
+    magi_direct: Callable[[str], Callable[..., Any]]
+    """From a dispatch key to what code that Inductor generates calls instead; see `call_directly`."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -376,6 +379,70 @@ def translate_errors(op: OpOverload, translate: Callable[..., None]) -> None:
         for translating in (op, packet):
             vars(translating)["_magi_translate"] = translate
             hide_from_dynamo(translating.__class__.__call__)
+
+
+count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+"""How many modes with `__torch_dispatch__`, and with `__torch_function__`, are active in this thread."""
+
+profiler: Any = torch.autograd.profiler
+"""The module whose `_is_profiler_enabled` is true while a profiler, or `emit_nvtx`, records operators."""
+
+
+def has_kernel(name: str, key: str) -> bool:
+    """True if `namespace::op` has a kernel that was registered at the dispatch key *key* itself."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
+
+
+def call_directly(op: TranslatingOverload, key_of: Callable[[tuple[Any, ...], dict[str, Any]], str]) -> None:
+    """Make Inductor, if it compiles now, generate a call of `op.magi_direct(key)` where it would call *op*.
+
+    `key_of(args, kwargs)`, with the fake values of a call, returns the key; for an empty one the call stays as it is.
+
+    This is the lowering that Inductor gives to every op without one (torch/_inductor/graph.py, `call_function`), which
+    then changes the name that the generated code calls. There is no public way to change it.
+    """
+    is_compiling = torch._guards.TracingContext.try_get() is not None
+    if "torch._inductor.lowering" not in sys.modules or not is_compiling:
+        return  # what Inductor is given it keeps, so an op that is only called is not
+    from torch._inductor import decomposition, lowering
+    from torch._inductor.virtualized import V
+
+    if op in lowering.lowerings or op in decomposition.decompositions:
+        return
+    tag = torch._library.utils.get_layout_constraint_tag(op, with_default=True)
+    lowering.make_fallback(op, layout_constraint=lowering.tag_to_layout_constraint(tag), warn=False)
+    fallback = lowering.lowerings[op]
+
+    @functools.wraps(fallback)
+    def lower(*args: Any, **kwargs: Any) -> Any:
+        known = len(V.graph.operations)
+        lowered = fallback(*args, **kwargs)
+        node = V.graph.current_node
+        if node.target is op and not V.graph.cpp_wrapper:
+            fakes = torch.fx.node.map_arg((node.args, node.kwargs), lambda argument: argument.meta.get("val"))
+            if key := key_of(*fakes):
+                for operation in V.graph.operations[known:]:
+                    if getattr(operation, "op_overload", None) is op:
+                        _rename_call(operation, key)
+        return lowered
+
+    lowering.lowerings[op] = lower
+
+
+def _rename_call(operation: Any, key: str) -> None:
+    op, generate = operation.python_kernel_name, operation.codegen
+    _, _, namespace, *words = op.split(".")
+    # Without the length, "a_b::c" and "a::b_c" would have one name.
+    name = "_".join(["call", str(len(namespace)), namespace, *words, key])
+    # The code also serves another process, from a cache, in which *op* may be one of another library.
+    line = f"{name} = getattr({op}, 'magi_direct', lambda _: {op})({key!r})"
+
+    def codegen(wrapper: Any) -> None:
+        wrapper.add_import_once(line)
+        generate(wrapper)
+
+    operation.python_kernel_name, operation.codegen = name, codegen
 
 
 _kept: dict[str, torch.library.Library] = {}

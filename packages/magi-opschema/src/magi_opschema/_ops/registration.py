@@ -18,7 +18,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -33,6 +33,7 @@ from magi_opschema._autograd import (
     vmap_by_loop,
 )
 from magi_opschema._call.checks import CallCheck
+from magi_opschema._call.direct import DirectCalls, count_writes
 from magi_opschema._call.misfit import ErrorTranslation
 from magi_opschema._codegen.functions import compile_twin
 from magi_opschema._codegen.source import become, compile_at_first_call
@@ -43,7 +44,6 @@ from magi_opschema._torch_compat import (
     destroy,
     functionalize_by,
     hide_from_dynamo,
-    increment_version,
     keep_entry,
     register_fake,
     restore_packet,
@@ -73,11 +73,10 @@ class Registration:
     formula: Formula | None
     kernel: Callable[..., Any]
     """The kernel of the body for every device type without one of its own."""
+    direct: DirectCalls
     vmap_rule: VmapRule | None = None
     functional_op: Any = None
     """The functional form of a mutating op; None for an op without one."""
-    device_keys: set[str] = field(default_factory=set)
-    """Dispatch keys of the device types that have a body of their own."""
 
     @functools.cached_property
     def functions(self) -> AutogradFunctions:
@@ -91,8 +90,9 @@ class Registration:
 
     def add_body(self, fn: Callable[..., Any], key: str) -> None:
         """Register *fn*, which has the user's signature, as the body for the devices of one dispatch key."""
-        self.add(_impl(self.lowering.title.split("::")[1], body_kernel(self.lowering, fn, self.check), key))
-        self.device_keys.add(key)
+        kernel = body_kernel(self.lowering, fn, self.check)
+        self.add(_impl(self.lowering.title.split("::")[1], kernel, key))
+        self.direct.add(key, kernel)
 
     def replace_body(self, fn: Callable[..., Any]) -> None:
         """Make *fn*, which has the user's signature, the body for every device type without one of its own."""
@@ -110,6 +110,7 @@ class Registration:
             step(self.library)
         for op in self.torch_ops:
             restore_packet(op)
+        self.direct.set_registered(is_registered=True)
 
     @property
     def torch_ops(self) -> tuple[Any, ...]:
@@ -154,9 +155,11 @@ def register(
             translate_errors(torch_op, ErrorTranslation(lowering).of_flat)
             check = CallCheck(lowering, torch_op)
             kernel = body_kernel(lowering, fn, check)
-            registration = Registration(lowering, library, torch_op, check, [define], fake, formula, kernel)
+            direct = DirectCalls(lowering, torch_op, kernel)
+            traced = direct.offered(check.watching(fake.run))
+            registration = Registration(lowering, library, torch_op, check, [define], fake, formula, kernel, direct)
             registration.add(_impl(op_name, kernel, "CompositeExplicitAutograd"))
-            registration.add(lambda library: register_fake(library, name, check.watching(fake.run), lowering.location))
+            registration.add(lambda library: register_fake(library, name, traced, lowering.location))
             if lowering.mutated:
                 registration.add(_impl(op_name, mutation_kernel(lowering, torch_op), "Autograd"))
                 registration.add(_impl(op_name, _version_kernel(lowering, torch_op), "ADInplaceOrView"))
@@ -248,6 +251,7 @@ def unregister(registration: Registration) -> None:
         for op in registration.torch_ops:
             keep_entry(op)
         destroy(registration.library)
+        registration.direct.set_registered(is_registered=False)
 
 
 @contextlib.contextmanager
@@ -300,10 +304,7 @@ def _version_kernel(lowering: SignatureLowering, op: Any) -> Callable[..., Any]:
     layout = lowering.layout
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        flat = layout.fill(args, kwargs)
-        for position in layout.mutated:
-            value = flat[position]
-            increment_version((value,) if isinstance(value, torch.Tensor) else value or ())
+        count_writes(layout, args, kwargs)
         with below_adinplaceorview_pool.make():
             return op(*args, **kwargs)
 

@@ -304,7 +304,7 @@ def register_kernel(op: object, device_type: str, fn: F | None = None) -> Any:
     for definition in forms_of(op):
         check_parameters(definition, fn)
         registration, key = definition.registration, _dispatch_key(definition, device_type)
-        if key in registration.device_keys:
+        if key in registration.direct.bodies:
             text = f"it has a body for '{device_type}' already; {fn.__name__} ({location(fn)}) would be a second."
             raise RuleError(definition.lowering.sentence(text))
         registration.add_body(fn, key)
