@@ -160,6 +160,68 @@ def test_dtensors_on_two_ranks(tmp_path: Path) -> None:
     assert run(script, tmp_path).strip().endswith("equal")
 
 
+def test_a_process_group_on_two_ranks(tmp_path: Path) -> None:
+    """Alone, optional, in a list and in a record: the body of an op talks to the other rank, eager and compiled."""
+    script = """
+    import os, tempfile
+    import torch.distributed as dist
+    import torch.multiprocessing as mp
+    from torch.distributed import ProcessGroup
+
+    @dataclass(frozen=True)
+    class Plan:
+        weight: Tensor
+        group: ProcessGroup | None = None
+
+    def total(x, group):
+        summed = x.clone()
+        dist.all_reduce(summed, group=group)
+        return summed
+
+    def save_plan(ctx, inputs, output):
+        ctx.save_for_backward(inputs[1].weight)
+
+    def plan_backward(ctx, grad):
+        return grad * ctx.saved_tensors[0], None
+
+    @magi_register_custom_op(
+        "ranks::planned", infer_output_meta_fn=["x"], setup_context_fn=save_plan, backward_fn=plan_backward
+    )
+    def planned(x: Tensor, plan: Plan) -> Tensor:
+        weighted = x * plan.weight
+        return weighted if plan.group is None else total(weighted, plan.group)
+
+    @magi_register_custom_op("ranks::several", infer_output_meta_fn=["x"])
+    def several(x: Tensor, group: ProcessGroup, more: list[ProcessGroup]) -> Tensor:
+        for one in [group, *more]:
+            x = total(x, one)
+        return x
+
+    def run(x, group, other):
+        fixed, plan = x.detach(), Plan(torch.full((2,), 3.0), group)
+        return planned(x, plan) + 1, planned(x, Plan(fixed)), several(fixed, group, [other])
+
+    def work(rank, path):
+        dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+        everyone, other = dist.group.WORLD, dist.new_group([0, 1])
+        x = torch.full((2,), rank + 1.0, requires_grad=True)
+        for call in [run, *(torch.compile(run, fullgraph=True, backend=name) for name in ("aot_eager", "inductor"))]:
+            for group, second in ((everyone, other), (other, everyone)):
+                added, alone, both = call(x, group, second)
+                assert added.tolist() == [(1 + 2) * 3 + 1] * 2, added
+                assert alone.tolist() == [(rank + 1.0) ** 2] * 2
+                assert both.tolist() == [(1 + 2) * 2] * 2
+                assert torch.autograd.grad(added.sum(), x)[0].tolist() == [3.0] * 2
+        dist.barrier()
+        os._exit(0)
+
+    if __name__ == "__main__":
+        mp.start_processes(work, (tempfile.mktemp(),), nprocs=2, start_method="fork")
+        print("equal")
+    """
+    assert run(script, tmp_path).strip().endswith("equal")
+
+
 def test_a_forked_child_knows_what_was_registered_before(tmp_path: Path) -> None:
     script = """
     import os

@@ -18,7 +18,6 @@ from _signatures import Box, Inner, Mode, T, located, returning, shown, with_ann
 from magi_opschema import ObjectHandle, lower_signature, magi_register_custom_op, see_through_object
 from magi_opschema.errors import SignatureError
 from torch import Tensor
-from torch.types import Number
 
 
 Mutable = make_dataclass("Mutable", [("scale", float)])
@@ -114,8 +113,6 @@ ANNOTATIONS: list[tuple[object, str]] = [
     (bytes, f"'value' has type bytes, {NO_FORM}. Use str, or a uint8 Tensor."),
     (np.ndarray, f"'value' has type ndarray, {NO_FORM}. Pass a Tensor: torch.from_numpy() shares its memory."),
     (torch.nn.Linear, f"'value' has type Linear, {NO_FORM}. Pass its tensors, or a frozen dataclass of them."),
-    (torch.Stream, f"'value' has type Stream, {NO_FORM}. Annotate it ObjectHandle[torch.Stream]."),
-    (torch.Event, f"'value' has type Event, {NO_FORM}. Annotate it ObjectHandle[torch.Event]."),
     (None, f"'value' has type None, {NO_FORM}."),
     (SimpleNamespace, (f"'value' has type SimpleNamespace, {NO_FORM}. "
                       "Use a frozen dataclass with the parts of SimpleNamespace that the op needs, "
@@ -126,9 +123,7 @@ ANNOTATIONS: list[tuple[object, str]] = [
     (list[int | None], (f"'value' has type list[int | None], {NO_LIST}. "
                        "Use two lists, the values and one bool for each that says whether it is there.")),
     (list[list[int]], f"'value' has type list[list[int]], {NO_LIST}. Use one list for each part, or a Tensor."),
-    (list[Number], f"'value' has type list[int | float | bool], {NO_LIST}."),
     (list[tuple[int, int]], f"'value' has type list[tuple[int, int]], {NO_LIST}."),
-    (list[torch.Generator], f"'value' has type list[Generator], {NO_LIST}."),
     (Ping, ("'value.pong.ping' has type Ping, a record that contains itself, so it has no fixed number of leaves. "
            "Use a Tensor or lists.")),
     (WithInitVar, ("'value' has type WithInitVar, whose InitVar 'factor' cannot be read back from an instance. "

@@ -26,7 +26,6 @@ from torch._library.custom_ops import CustomOpDef as CustomOpDef
 from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch.fx.experimental.sym_node import DynamicInt
-from torch.torch_version import TorchVersion
 from torch.utils import _pytree
 
 
@@ -239,6 +238,19 @@ def guard_type(context: Any, name: str) -> None:
     variable = _local(context, name)
     if variable.source is not None:
         install_guard(variable.source.make_guard(GuardBuilder.TYPE_MATCH))
+
+
+def reads_attributes(context: Any, name: str) -> bool:
+    """False for a local variable of which Dynamo reads no attribute that it does not know, such as a DeviceMesh."""
+    return type(_local(context, name)).__module__ != "torch._dynamo.variables.distributed"
+
+
+def answer_for_one_object(context: Any, name: str, answer: str, value: int) -> None:
+    """Set the local *answer* of the function that is traced to *value*, with a guard on the object that *name* is."""
+    from torch._dynamo.guards import GuardBuilder, install_guard
+
+    install_guard(_local(context, name).source.make_guard(GuardBuilder.ID_MATCH))
+    _set_local(context, answer, value)
 
 
 def fix_local(context: Any, name: str) -> None:
@@ -520,10 +532,6 @@ def reserved_part(namespace: str, op: str) -> str:
         return op
     attribute = vars(getattr(torch.ops, namespace)).get(op)
     return "" if attribute is None or isinstance(attribute, OpOverloadPacket) else op
-
-
-ARE_GENERATORS_TRACED = TorchVersion(torch.__version__) >= "2.14"
-"""False for releases of which Dynamo has no node for a torch.Generator ("Missing `as_proxy()` implementation")."""
 
 
 def opaque_name(cls: type) -> str:

@@ -8,44 +8,39 @@
 | fast | otherwise | the dispatcher below the autograd keys, without torch's bindings around it |
 
 In eager code, the object of a handle that is passed in its place is looked up. A compiler cannot do that, so under a
-compiler such a call goes to the opaque form of the op.
+compiler such a call goes to the opaque form of the op. So does one with a torch.Generator, which no graph holds.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from magi_opschema._model.lowering import Parameter, SignatureLowering
-from magi_opschema._model.tree import Codec, Leaf, Node, Optional, Record, Sequence, nodes
-from magi_opschema._torch_compat import ARE_GENERATORS_TRACED
-from magi_opschema.errors import ArgumentError
+from magi_opschema._model.tree import Leaf, Node, Optional, Record, Sequence, nodes
+from magi_opschema._torch_compat import is_dynamo_compiling
 
 from .functions import argument_texts, default_name, flatten_parameters, passed, tuple_text
 from .nodes import class_name, read, rebuild
 from .source import Writer
 
 
-_GENERATOR_IN_A_GRAPH = (
-    "is a torch.Generator, which Dynamo cannot trace up to torch 2.13. "
-    "Annotate it ObjectHandle[torch.Generator], and pass what register_object() returned."
-)
-_UNTRACED_GENERATOR = Codec(refusal=lambda *_: (ArgumentError, _GENERATOR_IN_A_GRAPH))
-
-
 def handle_conditions(node: Node, value: str, to: Writer) -> Iterator[str]:
-    """Conditions under which *value* is, or holds, a handle instead of an object."""
-    if not any(isinstance(part, Record) and part.handle is not None for part in nodes(node)):
+    """Conditions under which *value* is, or holds, what only the form for handles takes."""
+    if not any(part.is_generator if isinstance(part, Leaf) else _may_be_handle(part) for part in nodes(node)):
         return
     match node:
-        case Record(handle=Leaf() as leaf):
-            # Dynamo sees a symbolic int as an int, and has no stand-ins for objects. A class that two ops name is
-            # compared at every call, in Python.
-            asked = "({isinstance}({value}, {int}) if {is_dynamo_compiling}() else {isinstance}({value}, {handles}))"
-            yield to.expression(leaf, asked, value)
+        case Leaf():
+            yield f"{to.bind('is_dynamo_compiling', is_dynamo_compiling)}() and {value} is not None"
         case Record():
+            if node.handle is not None:
+                # Dynamo sees a symbolic int as an int, and has no stand-ins for objects. A class that two ops name is
+                # compared at every call, in Python.
+                asked = (
+                    "({isinstance}({value}, {int}) if {is_dynamo_compiling}() else {isinstance}({value}, {handles}))"
+                )
+                yield to.expression(node.handle, asked, value)
             is_one = f"{to.builtin('type')}({value}) is {class_name(node, to)}"
             if node.kind == "typeddict":
                 keys = to.bind(f"keys_of_{node.cls.__name__}", {part.name for part in node.fields})
@@ -59,6 +54,10 @@ def handle_conditions(node: Node, value: str, to: Writer) -> Iterator[str]:
                 yield from _within(is_one, handle_conditions(item, f"{value}[{i}]", to))
         case Optional():
             yield from handle_conditions(node.inner, value, to)
+
+
+def _may_be_handle(node: Node) -> bool:
+    return isinstance(node, Record) and node.handle is not None
 
 
 def _within(outer: str, inner: Iterator[str]) -> Iterator[str]:
@@ -90,11 +89,6 @@ def compile_exposed(lowering: SignatureLowering, bound: Mapping[str, object], ti
     arguments = ", ".join(map(passed, lowering.arguments, argument_texts(lowering.arguments, exprs, to)))
     output = to.temporary("output")
     with to.block(f"if {names['is_dynamo_compiling']}():"):
-        for leaf in [] if ARE_GENERATORS_TRACED else lowering.leaves:
-            if leaf.schema_type.startswith("Generator"):
-                with to.block(f"if {exprs[leaf.name]} is not None:"):
-                    reject = to.reject(replace(leaf, codec=_UNTRACED_GENERATOR))
-                    to.line(f"{to.bind(f'reject_{leaf.name}', reject)}({exprs[leaf.name]})")
         to.line(f"{output} = {names['torch_op']}({arguments})")
     with to.block("else:"):
         _write_eager_lanes(lowering, exprs, arguments, names, to)

@@ -14,8 +14,9 @@ The epoch distinguishes a handle of this process from any other int, such as a h
 knows its parent's epochs and draws an epoch of its own. The type names the class of an object that no longer exists.
 
 An object also carries its handle, in the attribute `_magi_handle`, because Dynamo can read that and guard on it. The
-guard checks that the attribute exists and belongs to the object, so one graph serves different objects. Nothing here is
-an op. Nothing is kept of an object that is released or collected.
+guard checks that the attribute exists and belongs to the object, so one graph serves different objects. An
+object that can carry none, such as a ProcessGroup, a Stream or a Generator, is guarded by its identity, and each has a
+graph of its own. Nothing here is an op. Nothing is kept of an object that is released or collected.
 """
 
 from __future__ import annotations
@@ -35,9 +36,11 @@ import torch
 from magi_opschema._model.tree import Codec
 from magi_opschema._text import show_type, show_value, show_with_type
 from magi_opschema._torch_compat import (
+    answer_for_one_object,
     fix_local,
     guard_type,
     is_dynamo_compiling,
+    reads_attributes,
     run_at_trace_time,
     symbolic_when_traced,
     traced_object,
@@ -407,10 +410,13 @@ def _traced_handle_of(obj: Any) -> Any:
     Graphs have a guard on the type of what was passed. The comparison becomes a guard too, so that a shallow copy,
     which shares the ticket of its original, is traced again.
     """
+    untold: Any = None
     if isinstance(obj, int):  # Dynamo sees a symbolic int as an int too
         run_at_trace_time(_guard_type)
         return obj
     run_at_trace_time(_give_ticket)
+    if untold is not None:
+        return untold
     ticket = obj._magi_handle  # noqa: SLF001
     if ticket.owner() is not obj:
         raise HandleError("the attribute _magi_handle is not the object's own")
@@ -422,7 +428,11 @@ def _guard_type(context: Any) -> None:
 
 
 def _give_ticket(context: Any) -> None:
-    """Register, while Dynamo traces, the object that the local variable `obj` stands for."""
+    """Register, while Dynamo traces, the object that the local variable `obj` stands for.
+
+    If Dynamo can read no ticket of it, the local `untold` becomes its handle. Then the object is kept alive: the graph is
+    guarded by its address, which must never be that of another.
+    """
     obj = traced_object(context, "obj")
     if obj is None:
         text = "an object made inside a compiled function has no handle before the function runs."
@@ -430,14 +440,11 @@ def _give_ticket(context: Any) -> None:
     known = REGISTRY.by_address.get(id(obj))
     ticket = ticket_of(obj)
     if known is None:
-        REGISTRY.register(obj, weak=True)
+        REGISTRY.register(obj, weak=type(obj).__weakrefoffset__ != 0)
     elif ticket is None or ticket.handle != known:
         attach(obj, known)
-    if ticket_of(obj) is None:
-        name = type(obj).__name__
-        text = f"a {name} has no place for its handle, and torch.compile can read it nowhere else. "
-        slots = f", or add '{ATTRIBUTE}' to the __slots__ of {name}" if hasattr(type(obj), "__slots__") else ""
-        raise HandleError(f"{text}Pass the handle that register_object() returns{slots}.")
+    if ticket_of(obj) is None or not reads_attributes(context, "obj"):
+        answer_for_one_object(context, "obj", "untold", REGISTRY.register(obj, weak=False))
 
 
 def _finder(classes: tuple[type, ...]) -> Callable[[int, Callable[[object], None]], Any]:

@@ -253,7 +253,7 @@ _NUMBERS = {int, float, bool, complex}
 _MAX_OF_ONE_CLASS = 8
 """The limit of depth: `class Chain(Generic[T])` with a field `rest: Chain[list[T]]` contains itself without end."""
 _LISTS = {list, collections.abc.Sequence}
-_LIST_ELEMENTS = {"Tensor", "SymInt", "float", "bool", "str"}
+_LIST_ELEMENTS = {"Tensor", "SymInt", "float", "bool", "str", "Scalar"}
 _WRITTEN_AS_TEXT = {torch.dtype, torch.device, torch.layout, torch.memory_format}
 
 _ADVICE: dict[object, str] = {
@@ -271,8 +271,6 @@ _ADVICE: dict[object, str] = {
     collections.abc.Iterable: "Use Sequence[T].",
     collections.deque: "Use Sequence[T].",
     torch.nn.Module: "Pass its tensors, or a frozen dataclass of them.",
-    torch.Stream: "Annotate it ObjectHandle[torch.Stream].",
-    torch.Event: "Annotate it ObjectHandle[torch.Event].",
     collections.abc.Callable: "Register one op for each function, or choose between them by a Literal or an Enum.",
 }
 
@@ -299,6 +297,8 @@ def lower_resolved(annotation: object, place: Place) -> Node:
     if origin is tuple and (arguments or isinstance(annotation, types.GenericAlias)):
         return _lower_tuple(annotation, arguments, place)
     cls = origin or annotation
+    if annotation is torch.Generator and place.is_opaque:
+        return _lower_handle(annotation, (annotation,), place)
     if annotation in _SCHEMA_TYPES:
         return place.leaf(_SCHEMA_TYPES[annotation])
     if isinstance(cls, type):
@@ -318,7 +318,13 @@ def _lower_class(annotation: object, cls: type, place: Place) -> Node:
             why = f"which torch registered as '{name}', a name that no schema can hold"
             raise place.refuse(annotation, why, "Define the class at the top of a module.")
         return place.leaf(schema_type_of(cls, name), codecs.opaque(cls))
+    if issubclass(cls, (torch.Stream, torch.Event)) or _is_distributed(cls):
+        return _lower_handle(annotation, (annotation,), replace(place, is_opaque=True))
     raise place.refuse(annotation, "which has no flat schema form", _advice(annotation))
+
+
+def _is_distributed(cls: type) -> bool:
+    return cls.__module__.startswith("torch.distributed.") and cls.__name__ in {"ProcessGroup", "DeviceMesh"}
 
 
 def _is_hashable(annotation: object) -> bool:
@@ -486,8 +492,6 @@ def _advice(annotation: object) -> str:
             return "Pass a Tensor: torch.from_numpy() shares its memory."
         if issubclass(cls, torch.Tensor):
             return "Annotate it Tensor; a subclass may be passed."
-        if cls.__name__ in {"ProcessGroup", "DeviceMesh"}:
-            return f"A schema takes one from torch 2.13 on; before, annotate it ObjectHandle[{cls.__name__}]."
         parts = f"Use a frozen dataclass with the parts of {cls.__name__} that the op needs"
         return f"{parts}, or ObjectHandle[{cls.__name__}] for the object itself."
     return _ADVICE.get(cls) or "See the type table in the documentation of magi-opschema."

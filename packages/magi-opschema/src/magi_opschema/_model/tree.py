@@ -99,6 +99,11 @@ class Leaf:
         return "." in self.schema_type
 
     @property
+    def is_generator(self) -> bool:
+        """True for `Generator` and `Generator?`, which no graph of Dynamo holds."""
+        return self.schema_type.startswith("Generator")
+
+    @property
     def is_list(self) -> bool:
         """True for list types, optional or not."""
         return self.schema_type.rstrip("?").endswith("[]")

@@ -42,8 +42,8 @@ class OpDef:
         exposed_op: what the decorator returned, a function that calls `torch_op`.
         lowering: signature, schema and tree.
         traits: `"compute_sensitive"`, `"subgraph_boundary"`; a backend reads them.
-        by_handle: the op for calls that pass the handle of an object instead of the object; None if the signature has
-            no object that is taken apart.
+        by_handle: the op for calls that pass the handle of an object instead of the object, and for compiled calls that
+            pass a torch.Generator; None if the signature has neither an object that is taken apart nor a Generator.
     """
 
     name: str

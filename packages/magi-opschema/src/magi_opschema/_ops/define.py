@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a function and the decorator's options to a registered op: check, compute, register, remember.
 
-An op whose objects are taken apart has a second form, for calls that pass a handle instead of the object:
+An op whose objects are taken apart has a second form, for calls that pass a handle instead of the object. So has one
+with a torch.Generator, for compiled code:
 
     mylib::run            (Tensor x, Tensor runner__weight, float runner__scale) -> Tensor
     mylib::run_by_handle  (Tensor x, SymInt runner) -> Tensor
@@ -98,6 +99,8 @@ def define(
     scope = scope_of(fn, frame)
     lowering = lower_signature_in(fn, scope, mutates_args, op_name)
     _check_options(lowering, tags, {**traits, "override": override, "register_pytree": register_pytree})
+    if any(leaf.is_generator for leaf in lowering.leaves):
+        tags = (*tags, torch.Tag.nondeterministic_seeded)  # which keeps a backward from running it again
     marks = frozenset(trait for trait, is_set in traits.items() if is_set)
     choice = Choice(op_name, fn)
 
@@ -120,7 +123,7 @@ def define(
 
     with registering:
         by_handle = None
-        if lowering.takes_apart:
+        if lowering.has_form_by_handle:
             _replaced(lowering, override=override)
             # A compiler does not see writes of the body into an object.
             mutated = [leaf.name for slot in lowering.mutated for leaf in slot.leaves if not leaf.is_fixed]
