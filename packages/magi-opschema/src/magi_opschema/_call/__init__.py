@@ -7,4 +7,5 @@
 | `misfit` | calls that do not fit the signature, and why the dispatcher refused the arguments |
 | `checks` | what is verified on an op's first real call |
 | `conditions` | which calls a body serves |
+| `direct` | calls of a body from the code that Inductor generates |
 """

@@ -430,8 +430,8 @@ def _guard_type(context: Any) -> None:
 def _give_ticket(context: Any) -> None:
     """Register, while Dynamo traces, the object that the local variable `obj` stands for.
 
-    If Dynamo can read no ticket of it, the local `untold` becomes its handle. Then the object is kept alive: the graph is
-    guarded by its address, which must never be that of another.
+    If Dynamo can read no ticket of it, the local `untold` becomes its handle. Then the object is kept alive: the graph
+    is guarded by its address, which must never be that of another.
     """
     obj = traced_object(context, "obj")
     if obj is None:

@@ -71,11 +71,6 @@ class SignatureLowering:
         return tuple(node for node in below if isinstance(node, Record) and node.handle is not None)
 
     @property
-    def has_form_by_handle(self) -> bool:
-        """True if there is a second op: for an object that may be a handle, and for a Generator in compiled code."""
-        return bool(self.takes_apart) or any(leaf.is_generator for leaf in self.leaves)
-
-    @property
     def objects(self) -> Mapping[str, type]:
         """The class of each parameter for which the body gets an object that is rebuilt from its fields."""
         found = ((p.name, p.node.inner if isinstance(p.node, Optional) else p.node) for p in self.parameters)

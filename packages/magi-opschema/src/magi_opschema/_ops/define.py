@@ -99,7 +99,8 @@ def define(
     scope = scope_of(fn, frame)
     lowering = lower_signature_in(fn, scope, mutates_args, op_name)
     _check_options(lowering, tags, {**traits, "override": override, "register_pytree": register_pytree})
-    if any(leaf.is_generator for leaf in lowering.leaves):
+    draws = any(leaf.is_generator for leaf in lowering.leaves)
+    if draws:
         tags = (*tags, torch.Tag.nondeterministic_seeded)  # which keeps a backward from running it again
     marks = frozenset(trait for trait, is_set in traits.items() if is_set)
     choice = Choice(op_name, fn)
@@ -123,7 +124,7 @@ def define(
 
     with registering:
         by_handle = None
-        if lowering.has_form_by_handle:
+        if lowering.takes_apart or draws:
             _replaced(lowering, override=override)
             # A compiler does not see writes of the body into an object.
             mutated = [leaf.name for slot in lowering.mutated for leaf in slot.leaves if not leaf.is_fixed]
