@@ -171,8 +171,7 @@ def test_a_kernel_of_another_library(ns: str, x: Tensor) -> None:
     double = doubling(ns)
     library = torch.library.Library(ns, "FRAGMENT")
     library.impl("double", lambda x, factor=2.0: x + 30, "CPU")
-    result, code = code_of(lambda x: double(x), x)  # noqa: PLW0108
-    assert not is_direct(code)
+    result, _ = code_of(lambda x: double(x), x)  # noqa: PLW0108
     assert torch.equal(result, x + 30)
     library._destroy()
 
@@ -254,7 +253,8 @@ def test_in_a_branch(ns: str, x: Tensor) -> None:
     double = doubling(ns)
 
     def run(x: Tensor) -> Tensor:
-        return torch.cond(x.sum() > 0, lambda x: double(x), lambda x: double(x, 3.0), (x,))  # noqa: PLW0108
+        found: Tensor = torch.cond(x.sum() > 0, lambda x: double(x), lambda x: double(x, 3.0), (x,))  # noqa: PLW0108
+        return found
 
     result, code = code_of(run, x)
     assert "call_" in code

@@ -380,8 +380,8 @@ def test_a_generator(ns: str, cls: Any, is_optional: bool) -> None:
     expected = [torch.randn(3, generator=draws) for _ in range(2)]
     whole: Any = torch.compile(lambda x, value: (op(x, value), op(x, value)), fullgraph=True, backend="aot_eager")
     value = make()
-    for call in (lambda: [op(x, value), op(x, value)], lambda: whole(x, make()), lambda: whole(x, make())):
-        assert all(map(torch.equal, call(), expected))
+    for drawn in ([op(x, value), op(x, value)], whole(x, make()), whole(x, make())):
+        assert all(map(torch.equal, drawn, expected))
     if is_optional:
         assert len(whole(x, None)) == 2
 

@@ -81,16 +81,17 @@ class DirectCalls:
             return ""
         if not all(leaf.is_tensor for leaf in self._lowering.return_leaves):
             return ""
-        key = dispatch_key_of(types.pop())
-        # Another library may have registered a kernel for this op, which stands before ours.
-        others = {key, f"Autograd{key}"} - self.bodies.keys()
-        return "" if any(has_kernel(self._lowering.title, other) for other in others) else key
+        return dispatch_key_of(types.pop())
 
     def at(self, key: str) -> Callable[..., Any]:
         """The function of the flat arguments that runs the body for the dispatch key *key*.
 
-        It calls the OpOverload if a mode or a profiler must see the call.
+        It calls the OpOverload if a mode or a profiler must see the call. It is the OpOverload if another library has
+        registered a kernel for this op, which stands before ours; that is looked for when generated code is loaded.
         """
+        others = {key, f"Autograd{key}"} - self.bodies.keys()
+        if any(has_kernel(self._lowering.title, other) for other in others):
+            return self._torch_op  # type: ignore[no-any-return]
         if key in self._calls:
             return self._calls[key]
         torch_op, called, make, unused = self._torch_op, self._called, self._pool.make, self._pool.unused

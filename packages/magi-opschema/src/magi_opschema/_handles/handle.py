@@ -14,9 +14,9 @@ The epoch distinguishes a handle of this process from any other int, such as a h
 knows its parent's epochs and draws an epoch of its own. The type names the class of an object that no longer exists.
 
 An object also carries its handle, in the attribute `_magi_handle`, because Dynamo can read that and guard on it. The
-guard checks that the attribute exists and belongs to the object, so one graph serves different objects. An
-object that can carry none, such as a ProcessGroup, a Stream or a Generator, is guarded by its identity, and each has a
-graph of its own. Nothing here is an op. Nothing is kept of an object that is released or collected.
+guard checks that the attribute exists and belongs to the object, so one graph serves different objects. An object that
+can carry none, such as a ProcessGroup, a Stream or a Generator, is guarded by its identity, so each has its own graph.
+Nothing here is an op. Nothing is kept of an object that is released or collected.
 """
 
 from __future__ import annotations
