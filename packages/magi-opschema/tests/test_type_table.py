@@ -408,8 +408,8 @@ def test_what_no_graph_holds_has_a_handle(ns: str, make: Callable[[], Any]) -> N
     value = make()
     if isinstance(value, torch.Event) and TorchVersion(torch.__version__) < "2.12":
         pytest.skip("Dynamo knows no class of an Event")
-    if isinstance(value, torch.Generator):
-        register_object(value)  # up to torch 2.12 it takes no weak reference
+    # Up to torch 2.12 an exported program holds no Generator.
+    is_exported = not isinstance(value, torch.Generator) or TorchVersion(torch.__version__) >= "2.13"
     for i, (annotation, passed) in enumerate(forms(type(value), value)):
         seen: list[Any] = []
         op: Any = make_op(f"{ns}_{i}", annotation, seen, backward_fn=lambda ctx, grad: (grad * 2, None))
@@ -417,9 +417,10 @@ def test_what_no_graph_holds_has_a_handle(ns: str, make: Callable[[], Any]) -> N
             x = W.clone().requires_grad_()
             (grad,) = torch.autograd.grad(call(x, passed).sum(), x)
             assert grad.tolist() == [2.0] * 3
-        exported = torch.export.export(Calls(lambda x, op=op, passed=passed: op(x, passed)), (W,))
-        assert torch.equal(exported.module()(W), W * 2)
-        assert len(seen) == 3
+        if is_exported:
+            exported = torch.export.export(Calls(lambda x, op=op, passed=passed: op(x, passed)), (W,))
+            assert torch.equal(exported.module()(W), W * 2)
+        assert len(seen) == 2 + is_exported
         # The dispatcher makes another Python object of a Generator.
         assert all(same(found, passed) for found in seen[1:2])
         assert torch.equal(torch.vmap(op, in_dims=(0, None))(torch.ones(2, 3), passed), torch.full((2, 3), 2.0))

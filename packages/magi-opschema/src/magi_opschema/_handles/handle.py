@@ -401,7 +401,9 @@ def handle_of(obj: Any) -> int:
     if isinstance(obj, StandIn):
         held: int = obj._handle  # noqa: SLF001
         return held
-    return REGISTRY.register(obj, weak=True)
+    # Up to torch 2.12 a Generator takes no weak reference, and one may be a default or in a list.
+    takes_none = isinstance(obj, torch.Generator) and type(obj).__weakrefoffset__ == 0
+    return REGISTRY.register(obj, weak=not takes_none)
 
 
 def _traced_handle_of(obj: Any) -> Any:
