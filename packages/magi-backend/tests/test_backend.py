@@ -258,6 +258,7 @@ def doubled(x: Tensor) -> Tensor:
     return out
 
 
+@pytest.mark.kernels
 def test_a_report_says_that_the_body_for_the_cpu_ran_in_place_of_the_kernel(ns: str) -> None:
     @magi_register_custom_op(f"{ns}::doubled")
     def op(x: Tensor) -> Tensor:

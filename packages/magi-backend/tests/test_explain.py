@@ -149,11 +149,13 @@ def test_names_are_read_from_generated_source() -> None:
             "        buf0 = extern_kernels.convolution(a, b)",
             "        buf1 = torch.ops.aten.convolution_backward.default(a)",
             "        extern_kernels.mm(a, b, out=buf2)",
+            "call_1_m_op_default_CPU = getattr(torch.ops.m.op.default, 'magi_direct', lambda _: f)('CPU')",
+            "        buf3 = call_1_m_op_default_CPU(buf2)",
         ]
     )
 
     assert generated_kernels(source) == ("cpp_fused_add_0", "triton_poi_fused_1")
-    assert external_calls(source) == ("convolution", "aten.convolution_backward", "mm")
+    assert external_calls(source) == ("convolution", "aten.convolution_backward", "mm", "m.op")
 
 
 def test_what_a_pass_did_is_logged_and_traced_once(

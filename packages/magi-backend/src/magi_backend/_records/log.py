@@ -29,6 +29,8 @@ from .hidden import graph_text, without_fractions
 _KERNEL = re.compile(r"^(\w+) = async_compile\.\w+\(", re.MULTILINE)
 # "buf3 = extern_kernels.convolution(...)", "torch.ops.aten.convolution_backward.default(...)"
 _EXTERN = re.compile(r"\b(?:extern_kernels\.(\w+)|torch\.ops\.(\w+\.\w+))[.\w]*\(")
+# "call_5_mylib_op_default_CUDA = getattr(torch.ops.mylib.op.default, 'magi_direct', ...", as magi-opschema has it called
+_DIRECT = re.compile(r"^(\w+) = getattr\((torch\.ops\.\w+\.\w+)\.\w+, 'magi_direct'", re.MULTILINE)
 
 
 def op_uses(gm: GraphModule) -> tuple[OpUse, ...]:
@@ -70,7 +72,9 @@ def generated_kernels(source: str) -> tuple[str, ...]:
 
 def external_calls(source: str) -> tuple[str, ...]:
     """The names of the library functions that Inductor's generated module *source* calls, one for each call."""
-    return tuple(name or op for name, op in _EXTERN.findall(source))
+    direct = dict(_DIRECT.findall(source))
+    called = re.sub(r"\b(\w+)\(", lambda found: f"{direct.get(found[1], found[1])}(", source) if direct else source
+    return tuple(name or op for name, op in _EXTERN.findall(called))
 
 
 _SOURCE = re.compile(r"^(\w+) = async_compile\.\w+\((.*?)(\x27{3}|\x22{3})(.*?)\3.*?\)\n", re.MULTILINE | re.DOTALL)
