@@ -29,7 +29,7 @@ from .hidden import graph_text, without_fractions
 _KERNEL = re.compile(r"^(\w+) = async_compile\.\w+\(", re.MULTILINE)
 # "buf3 = extern_kernels.convolution(...)", "torch.ops.aten.convolution_backward.default(...)"
 _EXTERN = re.compile(r"\b(?:extern_kernels\.(\w+)|torch\.ops\.(\w+\.\w+))[.\w]*\(")
-# "call_5_mylib_op_default_CUDA = getattr(torch.ops.mylib.op.default, 'magi_direct', ...", as magi-opschema has it called
+# "call_5_mylib_op_default_CUDA = getattr(torch.ops.mylib.op.default, 'magi_direct', ...", by magi-opschema
 _DIRECT = re.compile(r"^(\w+) = getattr\((torch\.ops\.\w+\.\w+)\.\w+, 'magi_direct'", re.MULTILINE)
 
 
