@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from magi_backend import CompileConfig, explain
+from magi_backend._records.collect import Collector, collecting
 from magi_backend._regions import piece_structure, regions
 from magi_backend._split import split_at
 from torch import Tensor, nn
@@ -285,3 +286,58 @@ def test_the_report_and_the_check_of_each_block() -> None:
     assert [check.piece for check in one.checks] == list(one.pieces)
     assert "pieces piece 0 | 4 times Block | piece 1" in str(report)
     assert re.search("4 blocks Block of [0-9]+ calls are compiled once", str(report))
+
+
+class Scaled(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 0.25
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, _ = shape = x.shape
+        return super().forward(x).clone().view(shape) * self.scale + rows
+
+
+def test_floats_of_modules_are_constants_of_the_first_graph() -> None:
+    """With ``dynamic=True`` each is an input with a symbol of its own; a shape is no result of a piece."""
+    torch.manual_seed(0)
+    model = Stack(Scaled).eval()
+    seen: list[tuple[str, ...]] = []
+    with collecting(Collector()) as collector:
+        compiled = torch.compile(model, backend="magi", dynamic=True, options={"magi.regions": "Scaled"})
+        for rows in (3, 5):
+            x = torch.randn(rows, WIDTH)
+            torch.testing.assert_close(compiled(x), model(x))
+        for block in model.blocks:
+            block.scale = 0.5
+        x = torch.randn(6, WIDTH)
+        torch.testing.assert_close(compiled(x), model(x))
+        seen += [one.regions for one in collector.compilations()]
+
+    first, second = seen
+    assert first[0].startswith("4 blocks Scaled of ")
+    assert second == ("magi.regions names Scaled, of which no two blocks are equal",)  # it is an input from then on
+
+
+class Identity(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(x.dtype).contiguous())
+
+
+def test_what_returns_its_input_writes_nothing() -> None:
+    found, shared = _found(Stack(Identity), torch.randn(3, WIDTH), ("Identity",))
+
+    assert found.found[0].endswith("compiled once")
+    assert shared == [0, 1, 1, 1, 1, 5]
+
+
+class Rectified(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.relu(super().forward(x.clone()) * x, inplace=True) + functional.relu(x, inplace=True)
+
+
+def test_an_inplace_argument_is_a_write() -> None:
+    found, shared = _found(Stack(Rectified), torch.randn(3, WIDTH), ("Rectified",))
+
+    assert found.found[0].endswith("a tensor that a backward may need is written after a cut")
+    assert not shared

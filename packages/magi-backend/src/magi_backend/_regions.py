@@ -59,7 +59,7 @@ def regions(gm: GraphModule, config: CompileConfig, inductor: Mapping[str, Any])
     whole = _whole(gm, config, inductor) if groups else ""
     chosen, found, taken = list[Block](), list[str](), set[Node]()
     for blocks in groups:
-        # Others are in a larger block, about which all is said.
+        # Others are in a larger block that is cut out, or have smaller ones in them that are.
         free = [block for block in blocks if taken.isdisjoint(block.nodes)]
         if len(free) < 2 or (wanted is True and not _is_worth_it(free)):
             continue
@@ -100,8 +100,9 @@ def _is_worth_it(blocks: Sequence[Block]) -> bool:
 
     Whatever else is around a cut could be one kernel.
     """
-    saved = sum(len(block.nodes) for block in blocks[1:])
-    return saved >= WORTH and any(_torch_compat.nodes.called_name(node) in _PRODUCTS for node in blocks[0].nodes)
+    return _saved(blocks) >= WORTH and any(
+        _torch_compat.nodes.called_name(node) in _PRODUCTS for node in blocks[0].nodes
+    )
 
 
 def _has_convolutions(block: Block) -> bool:
@@ -135,19 +136,27 @@ def _are_written_after_a_cut(gm: GraphModule, blocks: Sequence[Block]) -> bool:
 
 
 def _repeated(gm: GraphModule) -> list[list[Block]]:
-    """The blocks that are equal to another one, those with most calls first."""
+    """The blocks that are equal to another one, those first of which one for all saves most calls."""
     sketches: dict[Hashable, list[Block]] = {}
     for block in _blocks(gm):
         if len(block.nodes) >= SMALLEST:
             sketch = (block.kind, *((node.op, node.target) for node in block.nodes))
             sketches.setdefault(sketch, []).append(block)
+    several = [alike for alike in sketches.values() if len(alike) > 1]
+    if several:
+        _torch_compat.symbols.capture_with_constants(gm)
     groups: dict[Hashable, list[Block]] = {}
-    for alike in sketches.values():
-        for block in alike if len(alike) > 1 else ():
+    for alike in several:
+        for block in alike:
             inside, used = set(block.nodes), {n: None for node in block.nodes for n in node.all_input_nodes}
             structure = _structure(gm, [n for n in used if n not in inside], block.nodes)
             groups.setdefault(structure, []).append(block)
-    return sorted((group for group in groups.values() if len(group) > 1), key=lambda group: -len(group[0].nodes))
+    return sorted((group for group in groups.values() if len(group) > 1), key=_saved, reverse=True)
+
+
+def _saved(blocks: Sequence[Block]) -> int:
+    """The number of calls that need not be compiled if one of *blocks* is compiled for all."""
+    return sum(len(block.nodes) for block in blocks[1:])
 
 
 def _blocks(gm: GraphModule) -> Iterator[Block]:

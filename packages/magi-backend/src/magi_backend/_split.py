@@ -159,11 +159,13 @@ def _copy_to_users(gm: GraphModule, places: dict[Node, int]) -> None:
     only the tensor is passed, and each piece makes the views that it uses.
     """
     movable: set[Node] = set()
-    """Numbers that are computed only from inputs of the graph, and views."""
+    """Numbers that are computed only from inputs of the graph, shapes, and views."""
     for node in gm.graph.nodes:
         is_number = isinstance(node.meta.get("example_value"), torch.SymFloat | torch.SymBool | float)
         is_of_inputs = is_number and all(n.op == "placeholder" or n in movable for n in node.all_input_nodes)
-        if node in places and (is_of_inputs or _is_view(node)):
+        # A shape is a tuple, which no piece returns, and each piece can ask the tensor for it.
+        is_shape = isinstance(node.meta.get("example_value"), torch.Size)
+        if node in places and (is_of_inputs or is_shape or _is_view(node)):
             movable.add(node)
     copies: dict[tuple[Node, int], Node] = {}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -96,11 +97,24 @@ def written_tensors(node: Node) -> list[torch.Tensor]:
     elif isinstance(node.target, torch._ops.HigherOrderOperator):
         given = [node.args, node.kwargs] if node.target is triton_kernel_wrapper_mutation else []
     else:
-        name, result = called_name(node), node.meta.get("example_value")
-        given = [n for n in node.all_input_nodes if n.meta.get("example_value") is result]
-        given += [node.kwargs.get("out"), node.args[:1] if name == "setitem" or re.search("[a-z]_$", name) else None]
+        given = [node.kwargs.get("out"), node.args[:1] if _is_in_place(node) else None]
     values = map_arg(given, lambda n: n.meta.get("example_value"))
     return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+def _is_in_place(node: Node) -> bool:
+    """Whether a function or method writes to its first argument, by its name, or by its argument ``inplace``."""
+    name, target = called_name(node), node.target
+    if re.search("[a-z]_$", name) or (getattr(target, "__module__", "") == "_operator" and name in _IN_PLACE):
+        return True
+    if not inspect.isfunction(target) or "inplace" not in (parameters := inspect.signature(target).parameters):
+        return False
+    place = list(parameters).index("inplace")
+    return bool(node.args[place] if place < len(node.args) else node.kwargs.get("inplace", False))
+
+
+_IN_PLACE = ("setitem", "iadd", "iand", "ifloordiv", "ilshift", "imatmul", "imod", "imul", "ior", "ipow", "irshift")
+_IN_PLACE += ("isub", "itruediv", "ixor")
 
 
 def operator_name(target: object) -> str:

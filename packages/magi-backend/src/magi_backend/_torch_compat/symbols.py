@@ -373,6 +373,38 @@ def number_symbols(placeholder: Node) -> set[Any]:
     return set() if memo is None else set(memo.node.expr.free_symbols)
 
 
+def capture_with_constants(gm: GraphModule) -> None:
+    """If floats of modules, such as an epsilon, are inputs of *gm*, have Dynamo capture it again with their values.
+
+    With ``dynamic=True`` each is an input with a symbol of its own, so that equal layers differ. Torch makes most of
+    them constants in the same way, after AOTAutograd has traced the whole graph (`tensorify_python_scalars` in
+    torch/fx/passes/_tensorify_python_scalars.py, 2.10 to 2.15). When one of them changes, the function is captured
+    anew, and then they stay inputs.
+
+    Raises:
+        TensorifyScalarRestartAnalysis: Dynamo catches it.
+    """
+    from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+    from torch._dynamo.symbolic_convert import TensorifyState
+    from torch._guards import CompileContext
+
+    current = CompileContext.current_compile_id()
+    if current is None or current.frame_compile_id:
+        return
+    memos = {node: float_memo(node.meta.get("example_value")) for node in gm.graph.find_nodes(op="placeholder")}
+    symbols = {str(memo.node._expr) for node, memo in memos.items() if memo is not None and _is_of_module(node)}
+    if fresh := {symbol for symbol in symbols if not TensorifyState.should_specialize(symbol)}:
+        for symbol in fresh:
+            TensorifyState.specialize(symbol)
+        raise TensorifyScalarRestartAnalysis
+
+
+def _is_of_module(placeholder: Node) -> bool:
+    kind: Any = getattr(getattr(placeholder, "_dynamo_source", None), "guard_source", None)
+    kind = kind() if callable(kind) else kind  # a method up to torch 2.12
+    return kind is not None and bool(kind.is_unspecialized_nn_module())
+
+
 def as_int(number: Any, values: Mapping[Any, int]) -> int | None:
     """The value of a symbolic size if symbols have *values*; None if it has other symbols."""
     if number.node.is_nested_int():
