@@ -150,7 +150,6 @@ def test_a_block_that_differs_has_code_of_its_own(change: Callable[[Any], None])
     found, shared = _found(model, torch.randn(3, WIDTH))
 
     assert found.found == (f"3 blocks Block of {len(found.blocks[0].nodes)} calls are compiled once",)
-    assert [block.path.rpartition(".")[2] for block in found.blocks] == ["0", "1", "3"]
     assert shared == [0, 1, 1, 3, 1, 5]
 
 

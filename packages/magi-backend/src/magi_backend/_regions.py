@@ -36,7 +36,6 @@ A graph more costs 0.2 to 0.3 s to compile and up to 20 µs a call; a call in a 
 class Block:
     """The calls that one call of a module made, one after another in the graph."""
 
-    path: str
     kind: str
     """The name of the class of the module."""
     nodes: tuple[Node, ...] = field(repr=False)
@@ -176,7 +175,7 @@ def _blocks(gm: GraphModule) -> Iterator[Block]:
         for module in [module for module in since if module not in modules]:
             start = since.pop(module)
             if not opened[start] and not opened[place]:
-                yield Block(module[0], getattr(module[1], "__name__", str(module[1])), tuple(calls[start:place]))
+                yield Block(getattr(module[1], "__name__", str(module[1])), tuple(calls[start:place]))
         for module in modules:
             since.setdefault(module, place)
 
