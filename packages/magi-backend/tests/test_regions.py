@@ -307,7 +307,8 @@ def test_floats_of_modules_are_constants_of_the_first_graph() -> None:
         for rows in (3, 5):
             x = torch.randn(rows, WIDTH)
             torch.testing.assert_close(compiled(x), model(x))
-        for block in model.blocks:
+        blocks: Any = model.blocks
+        for block in blocks:
             block.scale = 0.5
         x = torch.randn(6, WIDTH)
         torch.testing.assert_close(compiled(x), model(x))

@@ -113,8 +113,10 @@ def _is_in_place(node: Node) -> bool:
     return bool(node.args[place] if place < len(node.args) else node.kwargs.get("inplace", False))
 
 
-_IN_PLACE = ("setitem", "iadd", "iand", "ifloordiv", "ilshift", "imatmul", "imod", "imul", "ior", "ipow", "irshift")
-_IN_PLACE += ("isub", "itruediv", "ixor")
+_IN_PLACE = (
+    *("setitem", "iadd", "iand", "ifloordiv", "ilshift", "imatmul", "imod", "imul", "ior", "ipow", "irshift", "isub"),
+    *("itruediv", "ixor"),
+)
 
 
 def operator_name(target: object) -> str:
