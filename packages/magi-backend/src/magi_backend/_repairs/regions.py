@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Defects of regions that are compiled once and called many times (``torch.compiler.nested_compile_region``)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from ._defect import Defect, report
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+NAME = "region_memory"
+
+
+def _shared_memory(region: Any, place: int) -> list[str] | None:
+    """The operands of *region* in whose memory its result at *place* lies; None if no other value lies in its memory.
+
+    The forward of a region gives the backward what it saves, which may be an operand, or a view of another result.
+    """
+    from torch._inductor import ir
+
+    no_memory = (ir.ShapeAsConstantBuffer, ir.NoneAsConstantBuffer)
+    results = region.subgraph.graph.graph_outputs
+    names = ["" if isinstance(result, no_memory) else result.get_name() for result in results]
+    inside = region.subgraph.graph.graph_input_names
+    operands = [operand.get_name() for operand, name in zip(region.inputs, inside, strict=True) if name == names[place]]
+    return operands if operands or Counter(names)[names[place]] > 1 else None
+
+
+def _kept_apart(
+    original: Callable[..., None], result: Any, layout: Any, region: Any, indices: Any, *args: Any, **kwargs: Any
+) -> None:
+    """Make *result* one of *region*, and see that no memory that it shares is used for anything else."""
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+
+    original(result, layout, region, indices, *args, **kwargs)
+    result.magi_operands = []
+    if not isinstance(region, ir.InvokeSubgraph):
+        return
+    operands = _shared_memory(region, indices[0][1])
+    if operands is not None:
+        report(NAME)
+        result.magi_operands = operands
+        V.graph.never_reuse_buffers.update([result.get_name(), *operands])
+
+
+def _with_operands(original: Callable[..., Sequence[str]], result: Any) -> Sequence[str]:
+    return [*original(result), *result.magi_operands]
+
+
+def _without_donations(original: Callable[..., None], graph: Any, *args: Any, **kwargs: Any) -> None:
+    """Make the *graph* of a body, whose inputs its caller may use again.
+
+    Torch takes the positions of the inputs that the whole backward may overwrite for those of the body's.
+    """
+    original(graph, *args, **kwargs)
+    if graph.bw_donated_idxs:
+        report(NAME)
+        graph.bw_donated_idxs = None
+
+
+REGION_MEMORY = Defect(
+    name=NAME,
+    effect="gradients of a nested_compile_region are computed from memory that other kernels have overwritten",
+    severity="wrong code",
+    since=(2, 10, 0),
+    fixed=None,
+    repair="what a region gives back and takes is kept until its last use",
+    replaces={
+        "torch._inductor.ir:MultiOutput.__init__": _kept_apart,
+        "torch._inductor.ir:MultiOutput.get_inputs_that_alias_output": _with_operands,
+        "torch._inductor.graph:SubgraphLowering.__init__": _without_donations,
+    },
+)
