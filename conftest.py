@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import os
 import shutil
@@ -19,6 +20,7 @@ from _compile_once import kept_libraries, put_on_path
 
 
 _FOLDER = pytest.StashKey[Path]()
+_NUMBERS = itertools.count()
 
 
 class _Undeclared(MetaPathFinder):
@@ -54,6 +56,39 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def _same_random_numbers() -> None:
     """A comparison within rounding passes or fails by what it compares, not by the run."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A pass is not asked about a graph that a cache has, so a run must not find what another one left."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    """No test sees what another compiled."""
+    yield
+    torch.compiler.reset()
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.upper().startswith("MAGI_COMPILE_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("MAGI_COMPILE_STRICT", "1")
+
+
+@pytest.fixture
+def ns() -> str:
+    """A namespace of operators that no other test uses.
+
+    Inductor's key of a graph has the names of operators, and not what their fakes return, so it would find the code of
+    another operator of the same name in its cache on the disk.
+    """
+    return f"magi_test_{next(_NUMBERS)}"
 
 
 @pytest.fixture

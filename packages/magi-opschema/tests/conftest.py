@@ -3,28 +3,11 @@
 
 from __future__ import annotations
 
-import itertools
-import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-
-
-_numbers = itertools.count()
-_PROCESS = uuid.uuid4().hex[:8]
-
-
-@pytest.fixture
-def ns() -> str:
-    """A namespace that no other test uses, nor one of another process or an earlier run.
-
-    Inductor's key of a graph has the names of operators, and not what their fakes return, so it would find the code of
-    another operator of the same name in its cache on the disk.
-    """
-    return f"opschema_test_{_PROCESS}_{next(_numbers)}"
 
 
 @pytest.fixture
@@ -35,13 +18,6 @@ def x() -> torch.Tensor:
 @pytest.fixture(autouse=True)
 def _few_kernels(quick_compilations: None) -> None:
     """An operator does not depend on the kernels that Inductor writes, so most tests do without them."""
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    """No test sees what another compiled."""
-    yield
-    torch.compiler.reset()
 
 
 class Recorder(TorchDispatchMode):
