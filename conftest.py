@@ -74,11 +74,14 @@ def _fresh_compiler() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.upper().startswith("MAGI_COMPILE_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("MAGI_COMPILE_STRICT", "1")
+def _no_settings_from_outside() -> Iterator[None]:
+    # Not the fixture of pytest: what a test patches with it is undone before other fixtures end.
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.upper().startswith("MAGI_COMPILE_"):
+                patch.delenv(name)
+        patch.setenv("MAGI_COMPILE_STRICT", "1")
+        yield
 
 
 @pytest.fixture
@@ -96,7 +99,6 @@ def unmeasured_guards() -> Iterator[None]:
     """Dynamo does not measure its guards, for which it empties the processor's cache."""
     from torch._dynamo import guards
 
-    # Not the fixture of pytest: what a test patches with it is undone before other fixtures end.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(guards, "profile_guard_manager", lambda *_: 0.0, raising=False)
         yield
