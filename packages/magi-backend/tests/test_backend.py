@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +17,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from _python import python
 from magi_backend import _torch_compat, explain, magi_register_custom_op
 from magi_opschema import op_def
 from magi_tritonwrap import capture_launches, see_through_report
@@ -29,15 +28,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import wrap_triton
 
 
-def run(program: str) -> str:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-
 def test_importing_loads_no_torch() -> None:
     heavy = ("torch", "triton", "pydantic", "rich", "click", "magi_opschema", "magi_passes", "magi_tritonwrap")
 
-    assert run(f"import sys, magi_backend; magi_backend.magi; print([n for n in {heavy} if n in sys.modules])") == "[]"
+    program = f"import sys, magi_backend; magi_backend.magi; print([n for n in {heavy} if n in sys.modules])"
+    assert python("-c", program) == "[]\n"
 
 
 def test_threads_may_be_the_first_to_name_the_backend() -> None:
@@ -57,7 +52,7 @@ with ThreadPoolExecutor(8) as threads:
 registered = torch._dynamo.lookup_backend("magi")
 print(registered.__module__, "magi" in torch._dynamo.list_backends())
 """
-    assert run(program) == "magi_backend._backend True"
+    assert python("-c", program) == "magi_backend._backend True\n"
 
 
 @pytest.mark.parametrize("before", ["", "import torch._inductor.codegen.cuda.device_op_overrides"], ids=["", "others"])
@@ -71,7 +66,7 @@ for defect in known_defects():
     defect.patch()
 print(sorted({{"cpu", "cuda", "mps", "xpu"}} - common.device_op_overrides_dict.keys()))
 """
-    assert run(program) == "[]"
+    assert python("-c", program) == "[]\n"
 
 
 def test_an_unknown_backend_is_still_refused() -> None:
@@ -84,7 +79,7 @@ def test_an_unknown_backend_is_still_refused() -> None:
 def test_a_malformed_environment_does_not_break_the_import() -> None:
     program = "import os; os.environ['MAGI_COMPILE_CHECK'] = 'maybe'; import magi_backend as m; print(m.CompileConfig)"
 
-    assert "CompileConfig" in run(program)
+    assert "CompileConfig" in python("-c", program)
 
 
 def test_public_names() -> None:

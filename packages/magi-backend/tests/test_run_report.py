@@ -22,6 +22,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from _python import python
 from click.testing import CliRunner
 from magi_backend import _torch_compat, explain
 from magi_backend.__main__ import magi
@@ -273,8 +274,7 @@ for size in (3, 4, 4, 4, 4, 5):
 
 
 def test_sizes_are_counted_to_the_end_of_the_process(tmp_path: Path) -> None:
-    environment = os.environ | {"MAGI_COMPILE_REPORT": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", COUNTED], env=environment, check=True, capture_output=True)
+    python("-c", COUNTED, env={"MAGI_COMPILE_REPORT": str(tmp_path)})
 
     (entry,) = entries(tmp_path)
     assert entry.compilation.sizes is not None
@@ -730,8 +730,8 @@ torch.distributed.destroy_process_group()
 def test_each_rank_of_a_run_is_there(tmp_path: Path) -> None:
     program, kept = tmp_path / "ranks.py", tmp_path / "report"
     program.write_text(RANKS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(program)]
-    subprocess.run(command, env=os.environ | {"MAGI_COMPILE_REPORT": str(kept)}, check=True, capture_output=True)
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone")
+    python(*launcher, program, env={"MAGI_COMPILE_REPORT": str(kept)})
 
     run = read_report(kept)
     assert sorted(entry.process.rank for entry in run.entries) == ["0", "1"]

@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from _python import python
 from magi_backend import WarmStart, _warm, load, read_report, save
 from magi_backend.errors import WarmStartError
 from torch.compiler._cache import CacheArtifactManager
@@ -387,14 +385,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[bool, str]
 
 
 def _run(folder: Path, how: str) -> dict[str, tuple[bool, str]]:
-    environment = os.environ | {
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / f"caches of {how}"),
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    command = [sys.executable, str(folder / "program.py"), how]
-    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    result: dict[str, tuple[bool, str]] = json.loads(done.stdout.splitlines()[-1])
+    environment = {"TORCHINDUCTOR_CACHE_DIR": str(folder / f"caches of {how}"), "PYTHONDONTWRITEBYTECODE": "1"}
+    printed = python(folder / "program.py", how, env=environment)
+    result: dict[str, tuple[bool, str]] = json.loads(printed.splitlines()[-1])
     return result
 
 

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 import torch
+from _python import python
 from torch.torch_version import TorchVersion
 
 
@@ -68,15 +66,7 @@ x = torch.ones(2)
 def run(script: str, tmp_path: Path, op: str = OP, **environment: str) -> str:
     path = tmp_path / "script.py"
     path.write_text(op + textwrap.dedent(script))
-    result = subprocess.run(
-        [sys.executable, str(path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    return python(path, env={"OMP_NUM_THREADS": "1", **environment})
 
 
 def test_import_loads_no_torch_and_registering_loads_no_compiler(tmp_path: Path) -> None:
