@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each page of the documents is a program that runs and prints what the page shows; its links lead somewhere."""
+"""Each page of the documents, and each example of a docstring, runs and prints what it shows; links lead somewhere."""
 
 from __future__ import annotations
 
+import doctest
 import importlib
 import inspect
 import json
@@ -21,11 +22,15 @@ from _python import python
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 RUNNER = Path(__file__).parent / "_pages.py"
-PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-# The fast suite of each package runs its own README already.
-READMES = sorted((ROOT / "packages").glob("*/README.md"))
+PAGES = [
+    *sorted(DOCS.rglob("*.md")),
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "packages").glob("*/README.md")),
+]
 # Pages that have a C++ compiler compile more than a few graphs. What they show has fast tests of its own.
 COMPILES_MUCH = {"backend-cookbook.md", "ahead-of-time.md", "nvfp4.md", "diffusers.md", "transformers-trainer.md"}
+MODULES = [path for path in sorted(ROOT.glob("packages/*/src/**/*.py")) if ">>>" in path.read_text()]
 
 
 def name(page: Path) -> str:
@@ -57,15 +62,27 @@ def test_page(page: Path, runner: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [*READMES, *(page for page in PAGES if page.name in COMPILES_MUCH)], ids=name)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name in COMPILES_MUCH], ids=name)
 def test_slow_page(page: Path) -> None:
     python(RUNNER, page, cwd=ROOT)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("page", programs([*PAGES, *READMES], word="gpu"), ids=name)
+@pytest.mark.parametrize("page", programs(PAGES, word="gpu"), ids=name)
 def test_page_on_a_gpu(page: Path) -> None:
     python(RUNNER, page, "--gpu", cwd=ROOT)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_the_examples_of_docstrings_run(path: Path) -> None:
+    """With the public names of the package and what the module imports."""
+    module = ".".join(path.with_suffix("").relative_to(ROOT).parts[3:])
+    package = importlib.import_module(module.partition(".")[0])
+    public = {name: getattr(package, name) for name in package.__all__}
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    for example in doctest.DocTestFinder().find(importlib.import_module(module), extraglobs=public):
+        runner.run(example, clear_globs=False)  # what Dynamo compiled forgets its names of them later
+    assert (runner.failures, runner.tries > 0) == (0, True)
 
 
 PAGE = """
@@ -122,7 +139,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[ ]", "-", word) for word in words}
 
 
-@pytest.mark.parametrize("page", [*PAGES, *READMES], ids=name)
+@pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_somewhere(page: Path) -> None:
     prose = re.sub(r"^```.*?^```$|`[^`\n]+`", "`", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     lost = []

@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generated code as a reviewer sees it, in golden files, and as a user meets it; what an op says of itself; the README.
+"""Generated code as a reviewer sees it, in golden files, and as a user meets it; what an op says of itself.
 
 `pytest --accept` writes the files in golden/; the diff is the review.
 """
 
 from __future__ import annotations
 
-import contextlib
 import cProfile
-import doctest
 import enum
-import importlib
 import inspect
-import io
 import linecache
 import math
 import os
@@ -26,7 +22,6 @@ from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NewType, TypedDict
 
-import magi_opschema
 import pytest
 import torch
 from magi_opschema import annotate, magi_register_custom_op, op_def
@@ -315,25 +310,3 @@ def test_a_thousand_ops_are_decorated_in_linear_time(ns: str) -> None:
         make_op(f"{ns}::op{i}")
     late = _calls(lambda: make_op(f"{ns}::late"))
     assert late < early * 1.2, (early, late)
-
-
-README = Path(__file__).parents[1] / "README.md"
-
-
-def test_example() -> None:
-    code, *_ = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    expected = re.search(r"```\n(signature .*?)```", README.read_text(), re.DOTALL)
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(compile(code, str(README), "exec", dont_inherit=True), {"__name__": "readme"})
-    assert expected is not None
-    assert printed.getvalue() == expected[1]
-
-
-@pytest.mark.parametrize("module", ["_ops.decorator", "_lowering.signature", "_ops.catalogue", "_ops.rules"])
-def test_docstring_examples(module: str) -> None:
-    imported = importlib.import_module(f"magi_opschema.{module}")
-    public = {name: getattr(magi_opschema, name) for name in magi_opschema.__all__}
-    result = doctest.testmod(imported, extraglobs={**public, **vars(imported)})
-    assert result.attempted > 0
-    assert result.failed == 0

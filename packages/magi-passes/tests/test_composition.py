@@ -4,11 +4,8 @@
 from __future__ import annotations
 
 import inspect
-import re
-import runpy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -261,15 +258,3 @@ def test_a_call_that_nobody_sees_leaves_no_false_record(inductor: Any) -> None:
     patched = config.patch(OPTIONS)(EARLY)
     assert _records(patched, training=False) == [("inference", True, "by kind")]
     assert _records(patched, training=False) == []
-
-
-def test_the_example_prints_what_the_readme_shows(
-    inductor: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    readme = (Path(__file__).parent.parent / "README.md").read_text()
-    (example,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    (promised,) = re.findall(r"^# (WiderTiles ran.*)$", example, re.MULTILINE)
-    (tmp_path / "example.py").write_text(example)
-    runpy.run_path(str(tmp_path / "example.py"), run_name="readme_example")
-    graph = re.compile(r"\d+_inference")
-    assert graph.sub("N", promised) == graph.sub("N", capsys.readouterr().out.strip())

@@ -438,7 +438,7 @@ def read_report(folder: str | Path) -> RunReport:
         ReportError: The folder holds no compilation.
 
     Example:
-        >>> import tempfile
+        >>> import tempfile, torch
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     compiled = torch.compile(torch.sin, backend="magi", options={"magi.report": folder})
         ...     _ = compiled(torch.ones(3))

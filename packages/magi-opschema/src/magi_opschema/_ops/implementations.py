@@ -187,7 +187,7 @@ def implementation(
 
     Example:
         >>> from torch import Tensor
-        >>> @magi_register_custom_op("doc::total")
+        >>> @magi_register_custom_op("doc::total", infer_output_meta_fn=lambda x: x.sum(-1))
         ... def total(x: Tensor) -> Tensor:
         ...     return x.sum(-1)
         >>> @total.implementation(when=lambda x: x.shape[-1] == 1, priority=1)
