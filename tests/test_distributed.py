@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two ranks: DDP, FSDP2 and DTensor inputs, compiled with magi, give what one process gives. gloo, or NCCL on GPUs."""
+"""Two ranks: DDP and FSDP2 of records, eager and compiled, and DTensors give what one process gives. gloo or NCCL."""
 
 from __future__ import annotations
 
@@ -25,35 +25,38 @@ device = torch.device(kind_of_device, rank if kind_of_device == "cuda" else None
 
 
 @dataclass(frozen=True)
-class Settings:
-    factor: float = 2.0
+class Batch:
+    x: torch.Tensor
+    factor: float = 0.5
+
+
+@dataclass(frozen=True)
+class Result:
+    values: torch.Tensor
 
 
 @magi_register_custom_op(
     "magi_distributed::scale",
-    infer_output_meta_fn=["x"],
-    setup_context_fn=lambda ctx, inputs, output: setattr(ctx, "settings", inputs[1]),
-    backward_fn=lambda ctx, grad: (grad * ctx.settings.factor, None),
+    infer_output_meta_fn=["batch.x"],
+    setup_context_fn=lambda ctx, inputs, output: setattr(ctx, "factor", inputs[0].factor),
+    backward_fn=lambda ctx, grad: ({"x": grad["values"] * ctx.factor},),
 )
-def scale(x: torch.Tensor, settings: Settings) -> torch.Tensor:
-    return x * settings.factor
+def scale(batch: Batch) -> Result:
+    return Result(batch.x * batch.factor)
 
 
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
+        torch.manual_seed(0)
         self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)
-        self.settings = Settings(0.5)
 
-    def forward(self, x):
-        return self.second(scale(self.first(x).relu(), self.settings)).sin()
+    def forward(self, batch: Batch) -> Result:
+        return Result(self.second(scale(Batch(self.first(batch.x).relu())).values).sin())
 
 
-def reference(inputs):
-    torch.manual_seed(0)
-    model = Model().to(device)
-    model(inputs).square().mean().backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters()}
+def step(model, x):
+    model(Batch(x)).values.square().mean().backward()
 
 
 if kind_of_device == "cuda":
@@ -61,44 +64,40 @@ if kind_of_device == "cuda":
     dist.init_process_group("nccl", rank=rank, world_size=2, init_method=store, device_id=device)
 else:
     dist.init_process_group("gloo", rank=rank, world_size=2, init_method=store)
-torch.manual_seed(0)
-model = Model().to(device)
+alone, model = Model().to(device), Model().to(device)
 inputs = torch.randn(6, 8, generator=torch.Generator().manual_seed(1)).to(device)
 mine = inputs.chunk(2)[rank]
 options = {"magi.progress": False}
 
 if kind == "ddp":
-    compiled = torch.compile(nn.parallel.DistributedDataParallel(model), backend="magi", options=options)
-    compiled(mine).square().mean().backward()
-    found = {name: p.grad for name, p in model.named_parameters()}
+    parallel = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
 elif kind == "fsdp":
     from torch.distributed.fsdp import fully_shard
 
-    for layer in (model.first, model.second):
-        fully_shard(layer)
-    fully_shard(model)
-    compiled = torch.compile(model, backend="magi", options=options)
-    compiled(mine).square().mean().backward()
-    found = {name: p.grad.full_tensor() for name, p in model.named_parameters()}
+    fully_shard(model.first)
+    parallel = fully_shard(model)  # the second layer waits for the gradient of a record
 else:
     from magi_opschema import register_sharding
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-    register_sharding(scale, lambda x, settings: [([p], [p, None]) for p in (Replicate(), Shard(0), Shard(1))])
+    placements = (Replicate(), Shard(0), Shard(1))
+    register_sharding(scale, lambda batch: [({"values": one}, [{"x": one}]) for one in placements])
     mesh = init_device_mesh(kind_of_device, (2,))
     x = distribute_tensor(inputs, mesh, [Shard(0)])
-    fn = lambda x: scale(x.sin(), Settings(3.0)) + 1
+    fn = lambda x: scale(Batch(x.sin(), 3.0)).values + 1
     out = torch.compile(fn, backend="magi", options=options, fullgraph=True)(x)
     assert out.placements == (Shard(0),), out.placements
     torch.testing.assert_close(out.full_tensor(), inputs.sin() * 3.0 + 1)
-    found = None
 
-if found is not None:
-    expected = reference(inputs)
-    assert found.keys() == expected.keys()
-    for name in expected:
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-5, msg=name)
+if kind != "dtensor":
+    step(alone, inputs)
+    for eager_or_compiled in (parallel, torch.compile(parallel, backend="magi", options=options)):
+        model.zero_grad()
+        step(eager_or_compiled, mine)
+        for expected, (name, parameter) in zip(alone.parameters(), model.named_parameters(), strict=True):
+            found = parameter.grad.full_tensor() if kind == "fsdp" else parameter.grad
+            torch.testing.assert_close(found, expected.grad, rtol=1e-4, atol=1e-5, msg=name)
 dist.barrier()
 dist.destroy_process_group()
 print("agrees")

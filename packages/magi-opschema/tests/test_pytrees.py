@@ -6,11 +6,8 @@ from __future__ import annotations
 import copy
 import enum
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, make_dataclass
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import pytest
@@ -457,77 +454,3 @@ def test_a_field_that_init_does_not_take_may_be_missing(ns: str) -> None:
 
     assert plus_one(Late(X)).weight[0] == 2
     assert not hasattr(plus_one(Late(X)), "cache")
-
-
-RANKS = """
-import sys
-from dataclasses import dataclass
-
-import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
-from magi_opschema import magi_register_custom_op
-from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
-
-
-@dataclass(frozen=True)
-class Batch:
-    x: Tensor
-    factor: float = 0.5
-
-
-@dataclass(frozen=True)
-class Result:
-    values: Tensor
-
-
-@magi_register_custom_op(
-    "ranks::scaled", infer_output_meta_fn=["batch.x"], backward_fn=lambda ctx, grad: ({"x": grad["values"] * 0.5},)
-)
-def scaled(batch: Batch) -> Result:
-    return Result(batch.x * batch.factor)
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
-
-    def forward(self, batch: Batch) -> Result:
-        return Result(self.second(scaled(Batch(self.first(batch.x))).values))
-
-
-def run(model, batch):
-    model(batch).values.square().mean().backward()
-
-
-def work(rank, kind, path):
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
-    x = torch.randn(6, 8, generator=torch.Generator().manual_seed(1))
-    alone, model = Model(), Model()
-    run(alone, Batch(x))
-    model = fully_shard(model) if kind == "fsdp" else DistributedDataParallel(model, find_unused_parameters=True)
-    run(model, Batch(x.chunk(2)[rank]))
-    for expected, parameter in zip(alone.parameters(), model.parameters()):
-        grad = parameter.grad.full_tensor() if kind == "fsdp" else parameter.grad
-        torch.testing.assert_close(grad, expected.grad)
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    mp.spawn(work, tuple(sys.argv[1:]), nprocs=2)
-    print("agree")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_two_ranks(kind: str, tmp_path: Path) -> None:
-    script = tmp_path / "ranks.py"
-    script.write_text(RANKS)
-    command = [sys.executable, str(script), kind, str(tmp_path / "store")]
-    ranks = subprocess.run(command, check=False, capture_output=True, text=True, timeout=240)
-    assert ranks.stdout.strip().endswith("agree"), ranks.stderr
