@@ -66,6 +66,7 @@ def test_installed(distribution: str) -> None:
     assert importlib.metadata.version(distribution) == importlib.metadata.version("magi-opschema")
     assert (importlib.resources.files(module) / "py.typed").is_file()
     assert module.__all__ == sorted(module.__all__)
+    assert set(dir(module)) >= set(module.__all__)
     for name in module.__all__:
         assert getattr(module, name) is not None
 

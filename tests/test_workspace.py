@@ -239,6 +239,16 @@ def test_the_public_surface_is_the_one_on_file() -> None:
     )
 
 
+def test_every_error_is_of_its_package_and_a_builtin_one_too() -> None:
+    names = re.findall(r"^([\w.]+\.errors\.\w+Error)\(", FILE.read_text(), re.MULTILINE)
+    classes = [pkgutil.resolve_name(name) for name in names]
+    builtin = (ArithmeticError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+    roots = {cls.__name__: cls for cls in classes if not issubclass(cls, builtin)}
+
+    assert list(roots) == ["BackendError", "AtenError", "OpSchemaError", "MagiPassesError", "TritonWrapError"]
+    assert all(issubclass(cls, tuple(roots.values())) for cls in classes)
+
+
 def deprecation_flaw(found: object, version: Version) -> str | None:
     """What is wrong with the deprecation of *found* in a release of *version*; None if nothing is, or there is none."""
     function = getattr(found, "fget", getattr(found, "func", found))  # of a property, or of a cached one
