@@ -245,23 +245,12 @@ def outcome(function: Callable[..., Any], given: Sequence[Tensor]) -> Outcome:
 
 TOGETHER = 8
 
+# Beside those of magi-backend's test_aliases.py.
 FOUND = (
     # Wrong under stock, each by another of the two repairs.
     Program(1, ("v0 = x0.clone()", "ops.both(v0, x0)"), ("v0",)),
-    Program(2, ("ops.rotate(x0.clone(), x0)", "v1 = x0 * 2"), ("v1",)),
     Program(2, ("v0 = torch.slice_scatter(x0, x1[:2], 0, 1, 3)", "x0.zero_()"), ("v0",)),
-    Program(1, ("v0 = torch.diagonal_scatter(x0, x0.diagonal())", "x0.fill_(2)"), ("v0",)),
-    Program(1, ("x0.index_fill_(0, i, 9.0)", "v1 = x0.clone()", "x0.clamp_(0, 3)"), ("v1",)),
-    Program(2, ("x0[0:, :] = x1[0:, :]", "x1.add_(1)"), ("x1",)),
-    Program(2, ("v0 = torch.slice_scatter(x0, x1[:2], 0, 1, 3)", "x0.copy_(v0)"), ("v0",)),
-    Program(1, ("x0[1:] = x0[:-1].clone()",), ("x0",)),
-    Program(1, ("v0 = x0 + torch.zeros_like(x0)",), ("x0", "v0")),
-    Program(1, ("v0 = torch.zeros(n, n) + x0.t()", "x0.add_(1)"), ("v0",)),
-    Program(1, ("v0 = x0.clone()", "v1 = v0.t()", "v2 = v1.clone()"), ("v2",)),
     Program(1, ("v0 = x0 * 2", "v1 = v0.clone()", "v2 = v1[1:3]", "v3 = v2.clone()"), ("v0", "v3")),
-    # Found by the drawn programs: the second write of a kernel that reads elsewhere, fused with the read.
-    Program(2, ("ops.rotate(x1, x0)", "x0[1:] = x0[:-1].clone()"), ("x0",)),
-    Program(2, ("v0 = torch.ones(x1.shape) * x1", "v0.copy_(v0.clone())", "v1 = v0.t()"), ("v1", "x1")),
     # With symbolic sizes torch counts other nodes for what `ours_both` gets than for what eager passes.
     Program(
         2,
@@ -352,8 +341,8 @@ def test_a_few_programs(names: dict[str, Any]) -> None:
 
 
 def test_a_lost_value_is_a_difference(names: dict[str, Any]) -> None:
-    (expected,) = outcomes([FOUND[2]], names, 4, "aot_eager", dynamic=False)
-    (stock,) = outcomes([FOUND[2]], names, 4, "inductor", dynamic=False)
+    (expected,) = outcomes([FOUND[1]], names, 4, "aot_eager", dynamic=False)
+    (stock,) = outcomes([FOUND[1]], names, 4, "inductor", dynamic=False)
 
     assert stock.differs_from(expected).startswith("tensor 3:")
 
