@@ -48,6 +48,14 @@ class Moded:
     mode: Mode = Mode.RMS
 
 
+class Unshowable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+SHOWN = "<a Unshowable whose __repr__ fails>"
+
+
 try:
     from torch._library.opaque_object import register_opaque_type as register_opaque_type
     from torch._opaque_base import OpaqueBase

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NewType, assert_type
 
 import pytest
 import torch
-from _signatures import Calls, count_graphs
+from _signatures import Calls, X, count_graphs
 from magi_opschema import (
     RegisteredOp,
     magi_register_custom_op,
@@ -31,7 +31,6 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 
 Metres = NewType("Metres", float)
-X = torch.arange(3.0)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from _signatures import Inner, X, located, plain, returning, two_outputs
+from _signatures import SHOWN, Inner, Unshowable, X, located, plain, returning, two_outputs
 from magi_opschema import (
     annotate,
     errors,
@@ -39,13 +39,7 @@ def writes(x: Tensor, out: Tensor, weights: list[Tensor] | None = None) -> None:
     out.copy_(x)
 
 
-class Unshowable:
-    def __repr__(self) -> str:
-        raise RuntimeError("no repr")
-
-
 BAD: Any = Unshowable()
-SHOWN = "<a Unshowable whose __repr__ fails>"
 
 # function, options, sentence of the OptionError
 OPTIONS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple, NewType, TypeAlias, Type
 
 import pytest
 import torch
-from _signatures import Calls, same, saved_and_loaded
+from _signatures import Calls, X, same, saved_and_loaded
 from hypothesis import HealthCheck, assume, given, reject, settings
 from hypothesis import strategies as st
 from magi_opschema import SignatureLowering, errors, lower_signature, magi_register_custom_op, opcheck
@@ -47,7 +47,6 @@ class Access(enum.Flag):
 
 Meters = NewType("Meters", float)
 
-X = torch.arange(3.0)
 TORCH_CONSTANTS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 _numbers = itertools.count()
 

@@ -131,10 +131,6 @@ def same(actual: object, expected: object) -> None:
     torch.testing.assert_close(leaves, others)
 
 
-def flattened(value: object) -> tuple[list[Any], Any]:
-    return pytree.tree_flatten(value)
-
-
 class Alike(enum.Enum):
     ONE = 1
     TWO = 2
@@ -149,7 +145,7 @@ class Alike(enum.Enum):
 class TestNode:
     def test_tensors_records_and_what_holds_them_are_children(self) -> None:
         record = cfg(rest=(X, X + 1), bias=X)
-        leaves, _ = flattened(record)
+        leaves, _ = pytree.tree_flatten(record)
         assert [id(leaf) for leaf in leaves] == [
             id(record.inner.scale), id(record.weight), id(X), id(record.rest[0]), id(record.rest[1])
         ]  # fmt: skip
@@ -157,12 +153,16 @@ class TestNode:
         assert len(keys) == 5
         assert "scale" in keys[0]
         assert "rest" in keys[4]
-        assert len(flattened(cfg())[0]) == 2
+        assert len(pytree.tree_flatten(cfg())[0]) == 2
 
     def test_by_value_where_a_field_may_be_either(self) -> None:
-        assert len(flattened(Box(X))[0]) == len(flattened(Box(Box(X)))[0]) == len(flattened(Box([X, 3]))[0]) - 1
-        assert flattened(Box(3.0))[0] == []
-        assert flattened(Box((3.0, None)))[0] == []
+        assert (
+            len(pytree.tree_flatten(Box(X))[0])
+            == len(pytree.tree_flatten(Box(Box(X)))[0])
+            == len(pytree.tree_flatten(Box([X, 3]))[0]) - 1
+        )
+        assert pytree.tree_flatten(Box(3.0))[0] == []
+        assert pytree.tree_flatten(Box((3.0, None)))[0] == []
 
     @pytest.mark.parametrize(
         ("one", "other", "is_same"),
@@ -182,7 +182,7 @@ class TestNode:
         ids=str,
     )
     def test_contexts_compare_by_value(self, one: object, other: object, is_same: bool) -> None:
-        first, second = flattened(one)[1], flattened(other)[1]
+        first, second = pytree.tree_flatten(one)[1], pytree.tree_flatten(other)[1]
         assert (first == second) is is_same
         assert (hash(first) == hash(second)) or not is_same
         context: Any = first._context
@@ -196,8 +196,8 @@ class TestNode:
         assert shapes.halves == 7.0
         for value, stand_in in ((record, 0), (record, None), (record, Tensor), (Slotted(X), 0), (Slotted(X), Tensor)):
             dims: Any = pytree.tree_map(lambda _, stand_in=stand_in: stand_in, value)
-            assert flattened(dims)[1] == flattened(value)[1]
-            assert flattened(dims)[0] == [stand_in] * len(flattened(value)[0])
+            assert pytree.tree_flatten(dims)[1] == pytree.tree_flatten(value)[1]
+            assert pytree.tree_flatten(dims)[0] == [stand_in] * len(pytree.tree_flatten(value)[0])
         plain = pytree.tree_map(lambda tensor: tensor + 1, record)
         assert vars(plain).keys() == vars(record).keys()
         assert plain.halves == 7.0
@@ -212,7 +212,7 @@ class TestNode:
         from torch.utils import _cxx_pytree as cxx
 
         leaves, spec = cxx.tree_flatten(make())
-        assert len(leaves) == len(flattened(make())[0])
+        assert len(leaves) == len(pytree.tree_flatten(make())[0])
         assert spec == cxx.tree_flatten(make())[1]
         hash(spec)
         same(cxx.tree_unflatten(leaves, spec), make())
@@ -237,7 +237,7 @@ class TestNode:
         record = make_dataclass("Early", [("weight", Tensor), ("eps", float)], frozen=True)
         pytree.register_dataclass(record)
         magi_register_custom_op(f"{ns}::op")(with_annotation(record))
-        assert len(flattened(record(X, 1.0))[0]) == 2
+        assert len(pytree.tree_flatten(record(X, 1.0))[0]) == 2
 
 
 class TestSaved:
@@ -252,11 +252,11 @@ class TestSaved:
         ids=str,
     )  # fmt: skip
     def test_and_loaded(self, value: object) -> None:
-        spec = flattened(value)[1]
+        spec = pytree.tree_flatten(value)[1]
         assert pytree.treespec_loads(pytree.treespec_dumps(spec)) == spec
 
     def test_what_has_no_such_form_is_named(self) -> None:
-        spec = flattened(Box((1, object())))[1]
+        spec = pytree.tree_flatten(Box((1, object())))[1]
         with pytest.raises(RecordTreeError, match=r"Box\.value\[1\] is <object object .*cannot be saved"):
             pytree.treespec_dumps(spec)
 
@@ -264,10 +264,10 @@ class TestSaved:
         other = make_dataclass("Inner", [("scale", Tensor)], frozen=True)
         other.__module__ = __name__
         magi_register_custom_op(f"{ns}::op")(with_annotation(other))
-        spec = flattened(Inner(X))[1]
+        spec = pytree.tree_flatten(Inner(X))[1]
         assert pytree.treespec_loads(pytree.treespec_dumps(spec)) == spec
         with pytest.raises(RecordTreeError, match="2 classes named"):
-            pytree.treespec_dumps(flattened(other(X))[1])
+            pytree.treespec_dumps(pytree.tree_flatten(other(X))[1])
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import pytest
 import torch
-from _signatures import Box, Inner, Mode, Sizes, X, located, shown, with_annotation
+from _signatures import SHOWN, Box, Inner, Mode, Sizes, Unshowable, X, located, shown, with_annotation
 from magi_opschema import magi_register_custom_op, op_def
 from magi_opschema.errors import ArgumentError, ArgumentValueError, OpSchemaError, ReturnValueError
 from torch import Tensor
@@ -512,17 +512,9 @@ def test_a_wrong_flat_value_through_torch_ops(
     assert sentence in str(caught.value)
 
 
-class Unshowable:
-    def __repr__(self) -> str:
-        raise RuntimeError("no repr")
-
-
 class Scrambled(list[int]):
     def __repr__(self) -> str:
         return 5  # type: ignore[return-value]
-
-
-SHOWN = "<a Unshowable whose __repr__ fails>"
 
 
 @pytest.mark.parametrize("annotation", [float, Mode, list[int], Tensor], ids=str)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from _signatures import Unshowable
 from _slot_kernels import Counted
 from magi_opschema import aten
 from magi_opschema.aten import errors
@@ -94,11 +95,6 @@ WRONG: dict[str, Callable[[Any], object]] = {
         for option in ("devices", "dtypes", "supports", "backward", "setup_context")
     },
 }
-
-
-class Unshowable:
-    def __repr__(self) -> str:
-        raise RuntimeError("no repr")
 
 
 @pytest.mark.parametrize("entry", WRONG)
