@@ -13,6 +13,7 @@ from typing import Any
 
 import _panels
 import pytest
+from _python import python
 from _ratios import ratios
 
 
@@ -78,6 +79,34 @@ def test_the_run_on_a_gpu_was_green_and_noticed_broken_kernels() -> None:
         assert all(reason and count > 0 for reason, count in run["skipped"].items())
         assert len(run["mutation"]) >= 5
         assert run["mutation"].keys() <= set(run["tests"])
+
+
+CHECK = """
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+@triton.jit
+def store_one(pointer):
+    tl.store(pointer, 1.0)
+
+def test_the_kernel_stores_one():
+    compiled = triton.compile(ASTSource(store_one, {"pointer": "*fp32"}, {}), target=GPUTarget("cuda", 90, 32))
+    assert "1065353216" in compiled.asm["ptx"]  # the bits of 1.0
+"""
+
+
+def test_a_run_with_zero_kernels_leaves_none_in_the_caches_of_a_later_run(tmp_path: Path) -> None:
+    (tmp_path / "test_kernel.py").write_text(CHECK)
+    env = {"PYTHONPATH": str(Path(__file__).parent), "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+
+    def run(*arguments: str) -> str:
+        return python("-m", "pytest", "-p", "_gpu_record", "test_kernel.py", *arguments, cwd=tmp_path, env=env)
+
+    # A test that passes with zeros would end this run with an error.
+    assert "test_the_kernel_stores_one: failed as it must" in run("--zero-kernels")
+    assert "1 passed" in run()
 
 
 REPORT = """<testsuites><testsuite name="pytest">

@@ -176,11 +176,12 @@ def test_a_graph_without_the_defect_has_no_repair() -> None:
     assert "Guards" not in report.to_text()
 
 
-def test_what_was_read_before_a_write_keeps_its_value(ns: str) -> None:
-    @torch.library.custom_op(f"{ns}::fill", mutates_args=("out",))
-    def fill(x: Tensor, out: Tensor, factor: int) -> None:
-        out.copy_(x * factor)
+@torch.library.custom_op("magi_backend_defects::fill", mutates_args=("out",))
+def fill(x: Tensor, out: Tensor, factor: int) -> None:
+    out.copy_(x * factor)
 
+
+def test_what_was_read_before_a_write_keeps_its_value() -> None:
     def chain(x: Tensor, buffer: Tensor) -> Tensor:
         fill(x, buffer, 2)
         before = buffer + 1
@@ -198,11 +199,7 @@ def test_what_was_read_before_a_write_keeps_its_value(ns: str) -> None:
     assert ("realize_readers_first" in repairs(report)) is broken
 
 
-def test_a_value_that_is_used_before_the_write_only_needs_no_repair(ns: str) -> None:
-    @torch.library.custom_op(f"{ns}::fill", mutates_args=("out",))
-    def fill(x: Tensor, out: Tensor, factor: int) -> None:
-        out.copy_(x * factor)
-
+def test_a_value_that_is_used_before_the_write_only_needs_no_repair() -> None:
     def chain(x: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor]:
         fill(x, buffer, 2)
         total = (buffer + 1).sum(0)  # the sum is computed before the next write, with the addition in it
