@@ -250,6 +250,8 @@ FOUND = (
     # Wrong under stock, each by another of the two repairs.
     Program(1, ("v0 = x0.clone()", "ops.both(v0, x0)"), ("v0",)),
     Program(2, ("v0 = torch.slice_scatter(x0, x1[:2], 0, 1, 3)", "x0.zero_()"), ("v0",)),
+    Program(1, ("v0 = x0 + torch.zeros_like(x0)",), ("x0", "v0")),
+    Program(1, ("v0 = torch.zeros(n, n) + x0.t()", "x0.add_(1)"), ("v0",)),
     Program(1, ("v0 = x0 * 2", "v1 = v0.clone()", "v2 = v1[1:3]", "v3 = v2.clone()"), ("v0", "v3")),
     # With symbolic sizes torch counts other nodes for what `ours_both` gets than for what eager passes.
     Program(
