@@ -18,6 +18,7 @@ import pytest
 import torch
 from magi_backend import explain, wait
 from magi_backend._hot import captured
+from magi_backend._hot.background import jobs
 from magi_backend._torch_compat.state import compile_lock
 from torch import Tensor, nn
 
@@ -52,6 +53,23 @@ def test_calls_run_the_code_for_any_size_until_their_own_is_made(made: Made) -> 
     call(compiled, 4, 5, 4)
     assert wait()
     assert [size[0] for size in made()] == [5]
+
+
+def test_an_error_of_a_job_ends_neither_the_thread_nor_what_waits(caplog: pytest.LogCaptureFixture) -> None:
+    done: list[str] = []
+
+    def fails() -> None:
+        raise OSError("the disk is full")
+
+    with compile_lock():
+        jobs.add("first", fails)
+        jobs.add("second", lambda: done.append("second"))
+    assert wait(seconds=10)
+    jobs.add("first", lambda: done.append("first"))
+    assert wait(seconds=10)
+
+    assert done == ["second", "first"]
+    assert "the disk is full" in caplog.text
 
 
 def test_the_report_counts_the_calls_of_both_kinds() -> None:

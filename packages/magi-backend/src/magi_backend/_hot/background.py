@@ -14,6 +14,7 @@ import contextvars
 import ctypes
 import functools
 import gc
+import logging
 import os
 import sys
 import threading
@@ -26,6 +27,8 @@ import torch
 from magi_backend._repairs._defect import replace
 from magi_backend._torch_compat import state
 
+
+logger = logging.getLogger("magi_backend")
 
 _SWITCH_INTERVAL = 5e-4
 """After how many seconds another thread that waits for Python's lock gets it, while code is made."""
@@ -119,6 +122,8 @@ class _Jobs:
                     key, job = next(iter(self._waiting.items()))
                 try:
                     job()
+                except Exception:
+                    logger.exception("the thread that makes code beside the calls goes on after an error")
                 finally:
                     with self._changed:
                         self._waiting.pop(key, None)
