@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import gc
 import random
+import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from itertools import cycle
 from typing import Any
 
 import pytest
 import torch
-from magi_backend import explain
+from magi_backend import explain, wait
 from magi_backend._hot import table as tables
 from magi_backend._hot.recordings import Part, RecordingTable
 from magi_backend._hot.table import SHARE
@@ -26,12 +28,14 @@ class Device:
 
     def __init__(self, patch: pytest.MonkeyPatch, most: int, *, plain: float = 1.0, replay: float = 0.25) -> None:
         self.now, self.replay, self.plain = 0.0, replay, plain
+        self.first_replay = replay
+        self.fails_at = 0
         self.said: list[str] = []
         self.in_use = False
         self.changes = 0
         patch.setattr(tables, "perf_counter", lambda: self.now)
         patch.setattr(recording, "is_usable", lambda: True)
-        self.table = RecordingTable(most, "a model", self._changed)
+        self.table = RecordingTable(most, "a model forward", self._changed)
 
     def _changed(self) -> None:
         self.changes += 1
@@ -61,12 +65,20 @@ class Tape:
     def __init__(self, device: Device, sizes: str) -> None:
         self.device, self.sizes, self.calls, self.dropped = device, sizes, 0, False
 
+    def was_captured(self) -> bool:
+        return self.calls >= 2
+
     def __call__(self, inputs: list[Any]) -> str:
         assert not self.dropped
         self.calls += 1
-        self.device.now += {1: 2 * self.device.plain, 2: 20.0}.get(self.calls, self.device.replay)
-        self.device.said.append(f"{ {1: 'warm-up', 2: 'record'}.get(self.calls, 'replay') } {inputs[0]}")
-        return f"result {inputs[0]}"
+        device = self.device
+        device.now += {1: 2 * device.plain, 2: 20.0, 3: device.first_replay}.get(self.calls, device.replay)
+        device.said.append(f"{ {1: 'warm-up', 2: 'record'}.get(self.calls, 'replay') } {inputs[0]}")
+        result = f"result {inputs[0]}"
+        inputs.clear()
+        if self.calls == device.fails_at:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return result
 
     def drop(self) -> bool:
         self.dropped = not self.device.in_use
@@ -116,6 +128,47 @@ def test_a_size_that_has_paid_takes_the_place_of_the_least_useful(monkeypatch: p
 
     assert device.said.count("dropped") == 1
     assert 20 <= calls <= 60, "a recording costs 20, and a call gains 0.75"
+
+
+def _calls_until_recorded(device: Device, call: Callable[[list[Any]], Any], size: int) -> int:
+    calls = 0
+    while size not in device.recorded and calls < 100_000:
+        call([size, "x"])
+        calls += 1
+    return calls
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_sizes_that_come_for_good_get_graphs_one_after_another(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch, most)
+    call = device.part()
+    for size in (2, 3) * 200:
+        call([size, "x"])
+
+    for size in (4, 5, 6, 7, 2):
+        assert 20 <= _calls_until_recorded(device, call, size) <= 60, "a recording costs 20, and a call gains 0.75"
+        for _ in range(100):
+            call([size, "x"])
+
+
+def test_the_first_replay_does_not_say_what_a_graph_gains(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch, 1)
+    device.first_replay = 0.99
+    call = device.part()
+    for _ in range(500):
+        call([4, "x"])
+
+    assert _calls_until_recorded(device, call, 6) <= 60
+
+
+def test_graphs_that_gain_nothing_do_not_keep_others_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch, 1, replay=1.05)
+    call = device.part()
+    for _ in range(20_000):
+        call([4, "x"])
+    assert device.recorded == [4]
+
+    assert _calls_until_recorded(device, call, 6) <= 2500, "of each call a hundredth is counted as gain, for 22"
 
 
 ORDERS: dict[str, Callable[[], Iterator[int]]] = {
@@ -200,6 +253,99 @@ def test_a_thread_without_trees_runs_without_a_graph(monkeypatch: pytest.MonkeyP
         call([4, "x"])
 
     assert device.said == ["plain 4"] * 5
+
+
+def test_what_a_thread_without_trees_calls_replays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch, 2)
+    call, gone = device.part(), device.part("s0=5")
+    for _ in range(10):
+        call([4, "x"])
+        gone(["x"])
+    del gone, device.said[:]
+    gc.collect()
+    monkeypatch.setattr(recording, "is_usable", lambda: False)
+
+    assert call([4, "x"]) == "result 4"
+
+    assert device.said == ["plain 4"], "neither replayed, as another thread may, nor taken out of trees that it lacks"
+
+
+def test_a_capture_that_fails_is_a_call_without_a_graph(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = Device(monkeypatch, 4)
+    device.fails_at = 2
+    call = device.part()
+
+    for size in (4, 5, 6, 7):
+        for _ in range(6):
+            assert call([size, "x"]) == f"result {size}"
+
+    assert device.recorded == []
+    assert device.said.count("dropped") == tables.MOST_FAILURES
+    (warning,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert warning == (
+        "a model forward: no CUDA graph could be made for the sizes s0=4, which run without a CUDA graph: "
+        "RuntimeError: operation not permitted when stream is capturing"
+    )
+    outcome = device.table.outcome()
+    assert outcome.uses[0].note == "RuntimeError: operation not permitted when stream is capturing"
+    assert outcome.symbolic == "no CUDA graph could be made for 3 sizes"
+
+
+def test_a_warm_up_that_fails_raises_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch, 1)
+    device.fails_at = 1
+    call = device.part()
+    call([4, "x"])
+    call([4, "x"])
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        call([4, "x"])
+    device.fails_at = 0
+
+    for _ in range(100):
+        assert call([4, "x"]) == "result 4"
+    assert device.said[-101:] == ["dropped", *["plain 4"] * 100]
+    assert _calls_until_recorded(device, call, 5) < 10
+
+
+def test_the_only_recording_is_kept_until_the_next_one_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's manager, and with it the pool, live as long as one recording does."""
+    device = Device(monkeypatch, 1)
+    call = device.part()
+    for _ in range(100):
+        call([4, "x"])
+    (size,) = device.table._hot().values()
+    first = weakref.ref(size.run.recording)  # type: ignore[union-attr]
+    del size
+
+    _calls_until_recorded(device, call, 5)
+    assert first() is not None
+    assert first().dropped  # type: ignore[union-attr]
+    for _ in range(100):
+        call([5, "x"])
+    _calls_until_recorded(device, call, 6)
+
+    assert first() is None
+
+
+def test_what_torch_has_forgotten_is_recorded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    managers = [types.SimpleNamespace(graph="a graph")]
+    monkeypatch.setattr(recording, "_manager_of", lambda device: managers[-1])
+    made: list[int] = []
+
+    def cudagraphify(model: Any) -> Any:
+        made.append(len(managers))
+        return model
+
+    ours = Recording(lambda inputs: inputs, cudagraphify, 0)
+    assert ours([1]) == ours([1]) == [1]
+    managers[0].graph = None
+    managers.append(types.SimpleNamespace(graph="another graph"))
+    assert ours([1]) == ours([1]) == [1]
+
+    assert made == [1, 2]
 
 
 def _node(number: int, **children: list[Any]) -> Any:
@@ -334,6 +480,18 @@ def test_forward_backward_and_hot_code_are_recorded(monkeypatch: pytest.MonkeyPa
         }
     assert any(use.has_code and "made" not in use.note for use in report.compilations[0].sizes.uses)  # type: ignore[union-attr]
     assert "CUDA graphs, forward" in str(report)
+
+
+def test_the_thread_that_calls_has_the_trees_where_another_one_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(recording, "_local", lambda: threads.append(threading.current_thread()))
+    options: dict[str, Any] = {"magi.graphs": 2, "magi.first_call": "eager"}
+    compiled = torch.compile(lambda x: x * 2, backend="magi", dynamic=True, options=options)
+
+    compiled(torch.randn(3))
+
+    assert threads == [threading.current_thread()]
+    assert wait()
 
 
 def test_a_backward_that_cannot_be_recorded_needs_no_manager(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,11 +20,14 @@ from magi_backend._torch_compat.recording import Model, Recordable, Recording
 from magi_backend.records import RecordingOutcome
 
 from .dispatch import GraphInputs, Key
-from .table import Size, SizeTable
+from .table import Size, SizeTable, reason_of
 
 
 AFTER = 3
 """The call with the same sizes from which on a graph may be recorded: that warms up, and the next call records."""
+
+BEFORE_REPLAY = 2
+"""How many runs of a recording warm up and record. Those that are timed come after them: the first replay is slow."""
 
 
 @dataclass(eq=False)
@@ -81,6 +84,8 @@ class RecordingTable(SizeTable):
         """Sizes that got code of their own when they had a graph, and that graph, in whose place theirs is recorded."""
         self._leaving: list[Recording] = []
         """Recordings that were dropped while their outputs were in use."""
+        self._keeps_pool: Recording | None = None
+        """The last one that was dropped. Without any recording torch would give its pool back, with live outputs."""
         self._gone: list[int] = []
         """Parts that nobody can call any more."""
         super().__init__(
@@ -110,7 +115,7 @@ class RecordingTable(SizeTable):
                 part.ints = tuple(place for place, value in enumerate(inputs) if isinstance(value, int))
             key = (number, *[inputs[place] for place in part.ints])
             code = find(key)
-            if code is None:
+            if code is None or not recording.is_usable():
                 return self._other(part, key, inputs)
             code.hits += 1
             return code.run((part, inputs))  # type: ignore[misc, arg-type]
@@ -120,11 +125,33 @@ class RecordingTable(SizeTable):
 
     def _other(self, part: Part, key: Key, inputs: list[Any]) -> Any:
         """A call without a graph, or in which one is warmed up, recorded or timed."""
-        self._forget_gone()
         if not recording.is_usable():
             self._waiting = "it was called on a thread that torch's CUDA graphs do not know"
             return part.plain(inputs)
+        self._forget_gone()
         return self._run(self._made_now(key), key, (part, inputs))
+
+    def _run(self, code: Size | None, key: Key, args: tuple[Any, ...]) -> Any:
+        """Run a call. If it fails to be captured, it has not run on the device, and runs without a graph.
+
+        So does the size from then on, whether it was the capture or the warm-up that failed.
+        """
+        tried = self._tried.get(key)
+        made = tried.run if tried is code and tried is not None else None
+        if not isinstance(made, _Recorded) or made.recording.was_captured():
+            return super()._run(code, key, args)
+        part, inputs = args
+        given = list(inputs)  # what is compiled empties its list
+        try:
+            return super()._run(code, key, args)
+        except Exception as error:
+            with self._lock:
+                self._drop(key, self._tried.pop(key), failed=reason_of(error))
+            if not made.recording.was_captured():
+                raise  # it ran, and it may be an error of the model
+            self._count_failure()
+            self._warn_of_failure(key, reason_of(error), error)
+        return part.plain(given)
 
     def _forget_gone(self) -> None:
         """Drop what nobody can call any more. Not when that happens, which may be in the middle of another call."""
@@ -143,6 +170,7 @@ class RecordingTable(SizeTable):
 
     def _make_room(self, key: Key, size: Size) -> None:
         """Drop the graph that the size had before it got code of its own, or the one that has earned least."""
+        size.own, size.runs = math.inf, -BEFORE_REPLAY  # what an earlier graph took is not what this one takes
         old = self._heirs.pop(key, None)
         if old in self._hot():
             self._let_go(old)
@@ -152,8 +180,9 @@ class RecordingTable(SizeTable):
     def _drop(self, key: Key, code: Size, failed: str = "") -> None:
         made = code.run
         super()._drop(key, code, failed)
-        self._others[key].own, self._others[key].runs = math.inf, 0  # the next one is recorded, and timed, again
-        if isinstance(made, _Recorded) and not made.recording.drop():
+        assert isinstance(made, _Recorded)
+        self._keeps_pool = made.recording
+        if not made.recording.drop():
             self._leaving.append(made.recording)
 
     def named(self, key: Key) -> tuple[tuple[str, int], ...]:
@@ -179,6 +208,9 @@ class Recordings:
     most: int
     log: CompilationLog
     tables: dict[str, RecordingTable] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        recording.know_thread()
 
     def wrap(self, it: Recordable, *, symbols: Mapping[str, str], sizes: str) -> Model:
         """*it* with graphs for some sizes; *symbols* are those of its inputs, and *sizes* those it is compiled for."""

@@ -122,6 +122,12 @@ class Size:
         gain = -self.own if self.general == math.inf else self.general - self.own
         return min(gain, 0.0) if self.runs < RUNS else gain
 
+    @property
+    def gained(self) -> float:
+        """The seconds that its hits add to the budget; a loss of at most `SHARE` of a call is part of the bound."""
+        is_bound = self.runs >= RUNS and self.gain >= -SHARE * self.general
+        return (self.hits - self.banked) * (max(self.gain, 0.0) if is_bound else self.gain)
+
 
 @dataclass(eq=False)
 class SizeTable:
@@ -354,7 +360,7 @@ class SizeTable:
 
     def _budget(self) -> float:
         """The seconds that compilations may take now."""
-        gained = self._gained + sum((size.hits - size.banked) * size.gain for size in self._hot().values())
+        gained = self._gained + sum(size.gained for size in self._hot().values())
         return SHARE * self._general_seconds + gained - self._compile_seconds
 
     def _make(self, key: Key, *, explicit: bool) -> None:
@@ -371,11 +377,9 @@ class SizeTable:
                 self._compile_seconds += seconds
             size = self._others.pop(key, None) or Size()
             if failure is not None:
-                self._failures += 1
-                size.failed = f"{type(failure).__name__}: {failure}".partition("\n")[0]
+                self._count_failure()
+                size.failed = reason_of(failure)
                 self._remember(key, size)
-                if self._failures >= MOST_FAILURES:
-                    self._blocked = f"no code could be made for {MOST_FAILURES} sizes"
             else:
                 if not explicit:
                     self._make_room(key, size)
@@ -387,13 +391,22 @@ class SizeTable:
         self.changed()
         if failure is None:
             logger.info("%s: %s for the sizes %s made in %.2f s", self.label, self.noun, self.title(key), seconds)
-            return
+        else:
+            self._warn_of_failure(key, size.failed, failure)
+
+    def _count_failure(self) -> None:
+        self._failures += 1
+        if self._failures >= MOST_FAILURES:
+            self._blocked = f"no {self.noun} could be made for {MOST_FAILURES} sizes"
+
+    def _warn_of_failure(self, key: Key, failed: str, failure: Exception) -> None:
         (logger.warning if self._failures == 1 else logger.info)(
-            "%s: no %s could be made for the sizes %s, which run the code for any size: %s",
+            "%s: no %s could be made for the sizes %s, which run %s: %s",
             self.label,
             self.noun,
             self.title(key),
-            size.failed,
+            self.instead,
+            failed,
             exc_info=failure if logger.isEnabledFor(logging.DEBUG) else None,
         )
 
@@ -412,7 +425,7 @@ class SizeTable:
         self._drop(key, code)
 
     def _drop(self, key: Key, code: Size, failed: str = "") -> None:
-        self._gained += (code.hits - code.banked) * code.gain
+        self._gained += code.gained
         dropped = replace(code, run=None, seconds=0.0, failed=failed, banked=code.hits)
         self._remember(key, dropped)
         self._starts_to_pay(dropped)
@@ -471,6 +484,11 @@ class SizeTable:
             return ""
         asked = f'options={{"magi.hot_sizes": {min(len(back), 8)}}}'
         return f"{text}. With {asked} they get code of their own."
+
+
+def reason_of(failure: Exception) -> str:
+    """Why a size gets no code, in a line."""
+    return f"{type(failure).__name__}: {failure}".partition("\n")[0]
 
 
 def _timed(run: Callable[[list[Any]], Any], inputs: list[Any], *, exact: bool) -> tuple[Any, float, bool]:

@@ -17,21 +17,44 @@ Model = Callable[[list[Any]], Any]
 """A compiled function, of a list that it empties."""
 
 
+class _Noted:
+    """A model that notes whether a graph was captured of it. By this object its nodes are found among all."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.was_captured = False
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        self.was_captured |= torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        return self._model(inputs)
+
+
 class Recording:
     """*model* as a CUDA graph: the first call warms up, the second records, and those after it replay.
 
-    If an input of a graph that is not copied has moved, or what must live on is another, torch records once more.
+    If an input of a graph that is not copied has moved, or what must live on is another, torch records once more. So it
+    does after ``reset_cudagraph_trees``, with which torch's own recordings end.
     """
 
     def __init__(self, model: Model, cudagraphify: Callable[[Model], Model], device: int) -> None:
-        # An object of its own, by which its nodes are found among those of the manager.
-        self._model = functools.partial(model)
+        self._model = _Noted(model)
+        self._cudagraphify = cudagraphify
         self._run = cudagraphify(self._model)
         self._device = device
+        self._manager: Any = None
+
+    def was_captured(self) -> bool:
+        """Whether a graph was captured, or tried to be."""
+        return self._model.was_captured
 
     def __call__(self, inputs: list[Any]) -> Any:
         """Run it."""
-        return self._run(inputs)
+        if self._manager is not None and self._manager.graph is None:  # it was shut down
+            self._run, self._manager = self._cudagraphify(self._model), None
+        result = self._run(inputs)
+        if self._manager is None:
+            self._manager = _manager_of(self._device)
+        return result
 
     def drop(self) -> bool:
         """Take it out of the trees, so that its memory can be used by others; False while its outputs are in use.
@@ -39,9 +62,7 @@ class Recording:
         What was recorded as following it goes too. This does for one function what ``CUDAGraphTreeManager.shutdown``
         does for all (2.10 to 2.15).
         """
-        from torch._inductor.cudagraph_trees import get_manager
-
-        manager: Any = get_manager(self._device, create_if_none_exists=False)
+        manager = _manager_of(self._device)
         if manager is None or manager.roots is None:  # torch has forgotten all
             return True
         ids = [number for number, function in manager.ids_to_funcs.items() if function.model is self._model]
@@ -65,6 +86,13 @@ class Recording:
             for name in ("warmed_up_functions", "warned_functions", "warned_mutation"):
                 getattr(manager, name).discard(number)
         return True
+
+
+def _manager_of(device: int) -> Any:
+    """The manager of the trees of *device*, if there is one; the thread must have them."""
+    from torch._inductor.cudagraph_trees import get_manager
+
+    return get_manager(device, create_if_none_exists=False)
 
 
 def _function_of(node: Any) -> Any:
@@ -129,9 +157,7 @@ def telling_of_backward(run: Model, device: int) -> Model:
     """*run*, a backward that the manager does not run, and waits for if it ran the forward."""
 
     def backward(inputs: list[Any]) -> Any:
-        from torch._inductor.cudagraph_trees import get_manager
-
-        if is_usable() and (manager := get_manager(device, create_if_none_exists=False)) is not None:
+        if is_usable() and (manager := _manager_of(device)) is not None:
             manager.set_to_running_backward()
         return run(inputs)
 
@@ -140,10 +166,20 @@ def telling_of_backward(run: Model, device: int) -> Model:
 
 def is_usable() -> bool:
     """Whether this thread has torch's trees: the one that imported them, and autograd's (2.10 to 2.15)."""
+    name = "tree_manager_containers"
+    return hasattr(_local(), name) or torch._C._is_key_in_tls(name)
+
+
+def know_thread() -> None:
+    """Give this thread torch's trees, which belong to the one that imports them: another thread may compile first."""
+    _local()
+
+
+@functools.cache
+def _local() -> Any:
     from torch._inductor.cudagraph_trees import local
 
-    name = "tree_manager_containers"
-    return hasattr(local, name) or torch._C._is_key_in_tls(name)
+    return local
 
 
 _wrap: ContextVar[Callable[[Recordable], Model] | None] = ContextVar("magi_recordable", default=None)
