@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from magi_backend import explain
+from magi_backend._hot.recordings import RecordingTable
 from torch import Tensor, nn
 
 
@@ -20,14 +23,17 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The numbers of the functions that torch recorded, in order."""
+    """The functions that torch recorded, in order, each by a number of its own."""
     from torch._inductor.cudagraph_trees import CUDAGraphTreeManager
 
     original: Any = CUDAGraphTreeManager.record_function
     made: list[int] = []
+    # A manager of torch's counts from 0, and there may be several in a test.
+    numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+    counter = itertools.count()
 
     def counted(manager: Any, inputs: Any, function: Any) -> Any:
-        made.append(function.id)
+        made.append(numbers.setdefault(manager.ids_to_funcs[function].model, next(counter)))
         return original(manager, inputs, function)
 
     torch.compiler.reset()
@@ -42,6 +48,16 @@ def held() -> int:
 
     manager: Any = get_manager(torch.cuda.current_device(), create_if_none_exists=False)
     return 0 if manager is None else sum(bool(nodes) for nodes in manager.roots.values())
+
+
+def tables() -> str:
+    """What is known of the sizes, for the message of a failure."""
+    lines = []
+    for table in [each for each in gc.get_objects() if type(each) is RecordingTable]:
+        known = [f"{name}={getattr(table, name)!r}" for name in ("_made", "_failures", "_blocked", "_compile_seconds")]
+        lines.append(f"{table.label}: {', '.join(known)}, budget {table._budget():.4f} s, {table._waiting}")
+        lines += [f"  {key}: {size}" for key, size in (table._hot() | table._others).items()]
+    return "\n".join(lines)
 
 
 def steps(x: Tensor) -> Tensor:
@@ -74,21 +90,44 @@ def test_only_as_many_sizes_as_asked_for_are_recorded(recorded: list[int]) -> No
 
 @torch.no_grad()
 def test_the_least_useful_graph_is_dropped_and_its_memory_is_used_again(recorded: list[int]) -> None:
-    fn, reserved = compiled(steps, graphs=1), []
+    """Sizes come for good one after another, the largest first, and only one may have a graph."""
+    from torch._inductor.cudagraph_trees import get_cudagraph_segments, get_manager
 
-    for count in (64, 8, 32, 16, 48, 24) * 2:
-        x = rows(count * 16)
-        for _ in range(1500):  # a size must pay for its recording, which takes as long as some hundred calls
-            found = fn(x)
-        torch.testing.assert_close(found, steps(x))
-        assert held() <= 1
-        del found, x
+    fn = compiled(steps, graphs=1)
+    graphs: list[weakref.ref[Any]] = []
+    pools, pool_bytes, calls = [], [], []
+
+    for count in (16384, 12288, 14336, 10240, 16384):
+        x, before, start = rows(count), len(recorded), time.monotonic()
+        calls.append(0)
+        # A size must pay for its recording. The first one makes torch's pool as well, and the budget has to earn that.
+        while len(recorded) == before and time.monotonic() - start < 40:
+            for _ in range(50):
+                fn(x)
+            calls[-1] += 50
+        for _ in range(1000):
+            fn(x)
+        torch.testing.assert_close(fn(x), steps(x))
         gc.collect()
         torch.cuda.synchronize()
-        reserved.append(torch.cuda.memory_reserved())
+        manager: Any = get_manager(torch.cuda.current_device(), create_if_none_exists=False)
+        seen = f"{count} rows, calls until each recording: {calls}, recorded: {recorded}\n{tables()}"
+        assert manager is not None, f"torch has no pool: {seen}"
+        nodes = [node for each in manager.roots.values() for node in each]
+        assert len(recorded) == before + 1, f"recorded once: {seen}"
+        assert len(nodes) == 1, f"{len(nodes)} graphs: {seen}"
+        alive = [number for number, graph in enumerate(graphs) if graph() is not None]
+        assert not alive, f"dropped graphs that still exist: {alive}: {seen}"
+        graphs.append(weakref.ref(nodes[0].graph))
+        del nodes
+        pools.append(manager.cuda_graphs_thread_pool)
+        segments = get_cudagraph_segments(pools[-1])
+        pool_bytes.append(sum(segment["total_size"] for segment in segments))
 
-    assert len(set(recorded)) >= 3
-    assert reserved[-1] <= 1.05 * max(reserved[:6])
+    assert len(set(recorded)) == 5, f"each size has had a graph, and the first one another: {seen}"
+    assert len({*map(tuple, pools)}) == 1, f"one pool: {pools}"
+    assert pool_bytes[0] > 0, f"what the largest needs: {pool_bytes}"
+    assert max(pool_bytes) <= 2 * pool_bytes[0], f"the others need no more, but for gaps between them: {pool_bytes}"
 
 
 def test_gradients_of_sizes_with_and_without_a_graph(recorded: list[int]) -> None:
@@ -152,7 +191,7 @@ def test_random_numbers_differ_between_replays_and_follow_the_seed(recorded: lis
     x = torch.ones(512, 16, device="cuda")
     drawn = [fn(x).clone() for _ in range(8)]
     assert len(recorded) == 1
-    assert all(not torch.equal(a, b) for a, b in pairwise(drawn))
+    assert all(not torch.equal(a, b) for a, b in itertools.pairwise(drawn))
 
     seeded = []
     for _ in range(2):
@@ -201,14 +240,25 @@ def test_another_thread_runs_without_a_graph(recorded: list[int]) -> None:
         with torch.no_grad():
             found.extend(fn(x).clone() for _ in range(5))
 
-    thread = threading.Thread(target=calls)
-    thread.start()
-    thread.join()
+    def call_on_thread() -> None:
+        found.clear()
+        thread = threading.Thread(target=calls)
+        thread.start()
+        thread.join()
+        assert len(found) == 5
+        for each in found:
+            torch.testing.assert_close(each, steps(x))
 
-    assert len(found) == 5
-    for each in found:
-        torch.testing.assert_close(each, steps(x))
+    call_on_thread()
     assert recorded == []
+
+    for _ in range(12):
+        kept = fn(x)
+    copy = kept.clone()
+    assert len(recorded) == 1
+    x = rows(5)  # what a replay would give, in the memory of what is kept
+    call_on_thread()
+    torch.testing.assert_close(kept, copy, msg="the other thread replayed the graph of this one")
 
 
 @torch.no_grad()
