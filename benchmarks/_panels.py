@@ -82,6 +82,11 @@ ARMS: Mapping[str, Mapping[str, str]] = {
         "opaque_opschema": "opaque through magi-opschema",
         "floor": "floor",
     },
+    "varying_sizes": {
+        "none": "without graphs",
+        "graphs": "at most 8 graphs",
+        "fixed": "a graph of each size alone",
+    },
 }
 _CASES: Mapping[str, Mapping[str, str]] = {
     "aten_surface": {
@@ -137,16 +142,21 @@ _CASES: Mapping[str, Mapping[str, str]] = {
         "large": "8192 tokens, width 4096",
         "capped": "1 token, a soft cap behind the norm",
     },
+    "varying_sizes": {
+        "decode": "decode, 8 batch sizes",
+        "all sizes": "decode, 64 batch sizes",
+        "prefill": "prefill, 8 lengths from 1 to 4096",
+    },
 }
 _PARITY = {"vae": "AutoencoderKL decoder", "llama": "Llama-like", "vit": "ViT"}
 _RUNS = {"run": "run", "compile": "compilation", "training": "training step"}
 
 
 def panels(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """The rows of each case that was measured, in the order of the file; not compilations beside many others."""
+    """The rows of each measured case, in the order of the file; no compilations beside others, and no recordings."""
     cases: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
-        if row["seconds"] and not row.get("compiled_beside"):
+        if row["seconds"] and not row.get("compiled_beside") and row["arm"] != "recordings":
             cases.setdefault(row["case"], []).append(row)
     return {case: found for case, found in cases.items() if len(found) > 1}
 

@@ -41,7 +41,7 @@ INK_OF_PAGES = "svg{color:#1f2328}@media (prefers-color-scheme:dark){svg{color:#
 INKED = ("text.color", "axes.edgecolor", "xtick.color", "ytick.color")
 OUR_ARMS = (
     *("magi", "check", "dispatch", "see_through", "seen_through", "epilogue", "handle", "object", "slot8", "active"),
-    *("opaque_opschema", "cold, report", "warm, report", "nvfp4", "background"),
+    *("opaque_opschema", "cold, report", "warm, report", "nvfp4", "background", "graphs"),
 )
 UNITS = ((1.0, "s"), (1e3, "ms"), (1e6, "µs"))
 
