@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 import torch
 from magi_backend import explain, wait
+from magi_backend._hot import captured
 from magi_backend._hot import table as tables
 from magi_backend._hot.recordings import Part, RecordingTable
 from magi_backend._hot.table import SHARE
 from magi_backend._torch_compat import recording
 from magi_backend._torch_compat.recording import Recordable, Recording, wrapping_recordable
+from magi_backend._torch_compat.state import compile_lock
 from torch import Tensor
 
 
@@ -270,6 +272,42 @@ def test_what_a_thread_without_trees_calls_replays_nothing(monkeypatch: pytest.M
     assert device.said == ["plain 4"], "neither replayed, as another thread may, nor taken out of trees that it lacks"
 
 
+def test_nothing_is_recorded_while_another_thread_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch, 1)
+    call = device.part()
+    for _ in range(3):
+        call([4, "x"])
+    begun, over = threading.Event(), threading.Event()
+
+    def compiles() -> None:
+        with compile_lock():
+            begun.set()
+            over.wait()
+
+    thread = threading.Thread(target=compiles)
+    thread.start()
+    begun.wait()
+    call([4, "x"])
+    over.set()
+    thread.join()
+    call([4, "x"])
+
+    assert device.said == ["plain 4", "plain 4", "warm-up 4", "plain 4", "record 4"]
+
+
+def test_nothing_is_recorded_inside_a_capture_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch, 1)
+    call = device.part()
+    for _ in range(3):
+        call([4, "x"])
+    with monkeypatch.context() as patch:
+        patch.setattr(captured, "is_stream_captured", lambda: True)
+        call([4, "x"])
+    call([4, "x"])
+
+    assert device.said == ["plain 4", "plain 4", "warm-up 4", "plain 4", "record 4"]
+
+
 def test_a_capture_that_fails_is_a_call_without_a_graph(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -357,7 +395,7 @@ def _node(number: int, **children: list[Any]) -> Any:
 
 
 def test_a_recording_is_taken_out_of_the_trees_with_what_follows_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Recording(lambda inputs: inputs, lambda model: model, 0)
+    made, ended = Recording(lambda inputs: inputs, lambda model: model, 0), list[int]()
     last = _node(3)
     ours, ours_below, other = _node(1, f3=[last]), _node(1), _node(2)
     other.children[1] = [ours_below]
@@ -375,7 +413,7 @@ def test_a_recording_is_taken_out_of_the_trees_with_what_follows_it(monkeypatch:
         current_node=ours,
         in_recording=False,
         in_warmup=False,
-        try_end_curr_execution=lambda: None,
+        try_end_curr_execution=lambda: ended.append(1),
     )
     ours._path_from_root = [ours]
     from torch._inductor import cudagraph_trees
@@ -383,9 +421,11 @@ def test_a_recording_is_taken_out_of_the_trees_with_what_follows_it(monkeypatch:
     monkeypatch.setattr(cudagraph_trees, "get_manager", lambda device, create_if_none_exists: manager)
 
     assert not made.drop(), "it is the current node, and cannot end"
+    assert ended == [1]
     assert manager.roots[1] == [ours]
     manager.current_node = other
     assert made.drop()
+    assert ended == [1], "what others have returned stays"
 
     assert manager.roots == {2: [other]}
     assert other.children == {}

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from magi_backend._records.log import CompilationLog
-from magi_backend._torch_compat import recording
+from magi_backend._torch_compat import recording, state
 from magi_backend._torch_compat.recording import Model, Recordable, Recording
 from magi_backend.records import RecordingOutcome
 
@@ -141,6 +141,10 @@ class RecordingTable(SizeTable):
         if not isinstance(made, _Recorded) or made.recording.was_captured():
             return super()._run(code, key, args)
         part, inputs = args
+        lock = state.compile_lock()
+        # What another thread compiles may wait for the device, which a capture does not survive.
+        if self._must_wait(same_on_all_ranks=True) or not lock.acquire(blocking=False):
+            return part.plain(inputs)
         given = list(inputs)  # what is compiled empties its list
         try:
             return super()._run(code, key, args)
@@ -151,6 +155,8 @@ class RecordingTable(SizeTable):
                 raise  # it ran, and it may be an error of the model
             self._count_failure()
             self._warn_of_failure(key, reason_of(error), error)
+        finally:
+            lock.release()
         return part.plain(given)
 
     def _forget_gone(self) -> None:
@@ -162,7 +168,7 @@ class RecordingTable(SizeTable):
                     self._let_go(key)
                 for key in [key for key in self._others if key[0] == number]:
                     del self._others[key]
-            del self._parts.parts[number]
+                del self._parts.parts[number]
         self._leaving = [each for each in self._leaving if not each.drop()]
 
     def _is_due(self, key: Key, size: Size) -> bool:
@@ -222,4 +228,6 @@ class Recordings:
 
     def outcome(self) -> tuple[RecordingOutcome, ...]:
         """What is known of both now."""
-        return tuple(RecordingOutcome(kind, table.recorded(), table.outcome()) for kind, table in self.tables.items())
+        return tuple(
+            RecordingOutcome(kind, table.recorded(), table.outcome()) for kind, table in [*self.tables.items()]
+        )

@@ -441,18 +441,17 @@ class SizeTable:
     def outcome(self) -> SizesOutcome:
         """What is known of the sizes of the graph now."""
         with self._lock:
-            sizes = [*self.codes.items(), *self._tried.items(), *self._others.items()]
-        uses = tuple(
-            SizeUse(
-                sizes=self.named(key),
-                calls=size.calls + size.hits,
-                hits=size.hits,
-                has_code=size.run is not None,
-                seconds=size.seconds,
-                note=_note(size),
+            uses = tuple(
+                SizeUse(
+                    sizes=self.named(key),
+                    calls=size.calls + size.hits,
+                    hits=size.hits,
+                    has_code=size.run is not None,
+                    seconds=size.seconds,
+                    note=_note(size),
+                )
+                for key, size in [*self.codes.items(), *self._tried.items(), *self._others.items()]
             )
-            for key, size in sizes
-        )
         uses = tuple(sorted(uses, key=lambda use: (-use.calls, use.sizes)))
         hits = sum(use.hits for use in uses)
         return SizesOutcome(

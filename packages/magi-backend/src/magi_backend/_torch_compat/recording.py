@@ -66,15 +66,14 @@ class Recording:
         if manager is None or manager.roots is None:  # torch has forgotten all
             return True
         ids = [number for number, function in manager.ids_to_funcs.items() if function.model is self._model]
-        if manager.current_node is not None and ids:
+        if _is_on_path(manager, ids):
             end = manager.try_end_curr_execution
             if manager.in_recording or manager.in_warmup:
                 end = manager.try_end_curr_recording if manager.in_recording else manager.try_end_curr_warmup
                 end = functools.partial(end, ids[0])
-            end()
-        path = () if manager.current_node is None else manager.current_node._path_from_root
-        if any(_function_of(node) in ids for node in path):
-            return False
+            end()  # only now, because it may take away what others have just returned
+            if _is_on_path(manager, ids):
+                return False
         _take_out(manager.roots, ids)
         by_function = ("ids_to_funcs", "ids_to_stack_traces", "id_to_mode", "id_to_compile_id")
         by_node = ("num_rerecord", "non_cudagraph_managed_mutation_hint")
@@ -95,8 +94,10 @@ def _manager_of(device: int) -> Any:
     return get_manager(device, create_if_none_exists=False)
 
 
-def _function_of(node: Any) -> Any:
-    return node.wrapped_function.id
+def _is_on_path(manager: Any, ids: Sequence[Any]) -> bool:
+    """Whether one of the functions *ids* has run in what the manager takes for the call that goes on."""
+    path = () if manager.current_node is None else manager.current_node._path_from_root
+    return any(node.wrapped_function.id in ids for node in path)
 
 
 def _take_out(children: dict[Any, list[Any]], ids: Sequence[Any]) -> None:
