@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from magi_backend._regions import piece_structure, regions
 from magi_backend._split import split_at
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 
 WIDTH = 8
@@ -58,6 +59,26 @@ class WithoutGrad(Block):
 class Checkpointed(Block):
     def forward(self, x: Tensor) -> Tensor:
         result = checkpoint(self.inner, x, use_reentrant=False)
+        assert isinstance(result, Tensor)
+        for _ in range(16):
+            result = result.sin()
+        return result
+
+
+def _everything(*_: object) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE
+
+
+def _nothing(*_: object) -> CheckpointPolicy:
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class Selective(Block):
+    policy = staticmethod(_everything)
+
+    def forward(self, x: Tensor) -> Tensor:
+        contexts = partial(create_selective_checkpoint_contexts, self.policy)
+        result = checkpoint(self.inner, x, use_reentrant=False, context_fn=contexts)
         assert isinstance(result, Tensor)
         for _ in range(16):
             result = result.sin()
@@ -137,23 +158,32 @@ def _shared_memory(model: Any) -> None:
     model.blocks[2].norm.weight, model.blocks[2].norm.bias = nn.Parameter(both[:WIDTH]), nn.Parameter(both[:WIDTH])
 
 
+def _other_policy(model: Any) -> None:
+    model.blocks[2].policy = _nothing
+
+
 def _evaluated(model: Any) -> None:
     model.blocks[2].eval()
 
 
 @pytest.mark.parametrize(
-    "change", [_other_number, _frozen, _wide, _transposed, _with_an_offset, _shared_memory, _evaluated]
+    ("kind", "change"),
+    [
+        *((Block, each) for each in (_other_number, _frozen, _wide, _transposed)),
+        *((Block, each) for each in (_with_an_offset, _shared_memory, _evaluated)),
+        (Selective, _other_policy),
+    ],
 )
-def test_a_block_that_differs_has_code_of_its_own(change: Callable[[Any], None]) -> None:
-    model = Stack()
+def test_a_block_that_differs_has_code_of_its_own(kind: type[nn.Module], change: Callable[[Any], None]) -> None:
+    model = Stack(kind)
     change(model)
-    found, shared = _found(model, torch.randn(3, WIDTH))
+    found, shared = _found(model, torch.randn(3, WIDTH), (kind.__name__,))
 
-    assert found.found == (f"3 blocks Block of {len(found.blocks[0].nodes)} calls are compiled once",)
+    assert found.found == (f"3 blocks {kind.__name__} of {len(found.blocks[0].nodes)} calls are compiled once",)
     assert shared == [0, 1, 1, 3, 1, 5]
 
 
-@pytest.mark.parametrize("kind", [Block, WithoutGrad, Checkpointed, GivesAView, Autocast])
+@pytest.mark.parametrize("kind", [Block, WithoutGrad, Checkpointed, Selective, GivesAView, Autocast])
 def test_equal_blocks_share_code(kind: type[nn.Module]) -> None:
     found, shared = _found(Stack(kind), torch.randn(3, WIDTH), (kind.__name__,))
 
@@ -177,15 +207,102 @@ def test_settings_that_need_one_graph(inductor: dict[str, Any], reason: str) -> 
     assert not shared
 
 
-def test_a_size_that_depends_on_data_leaves_the_graph_whole() -> None:
-    class Counts(Stack):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) + x.nonzero().sum()
+class Counts(Stack):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + x.nonzero().sum()
 
+
+class Transposes(Stack):
+    def forward(self, x: Tensor) -> Tensor:
+        square = x.new_ones(WIDTH, 2)
+        row = square[0]
+        square.t_()
+        return super().forward(x) + row.sum()
+
+
+class Nested(Stack):
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.nested.nested_tensor_from_jagged(x, torch.tensor([0, 1, 3]))
+        return super().forward(x) + rows.sin().values()
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Counts, "the graph has a size that depends on data"),
+        (Transposes, "a call changes the sizes of a tensor in place, after which Dynamo knows only the last ones"),
+        (Nested, "a tensor of a subclass is in the graph"),
+    ],
+)
+def test_a_graph_that_cannot_be_cut_is_left_whole(kind: type[Stack], reason: str) -> None:
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        found, shared = _found(Counts(), torch.randn(3, WIDTH))
-    assert found.found[0].endswith("the graph has a size that depends on data")
+        found, shared = _found(kind(), torch.randn(3, WIDTH))
+    assert found.found[0].endswith(f" calls are each compiled: {reason}")
     assert not shared
+
+
+class GivenAView(Block):
+    """A block whose first use of its second input is one without a gradient."""
+
+    def forward(self, x: Tensor, view: Tensor | None = None) -> Tensor:
+        assert view is not None
+        with torch.no_grad():
+            mean = view.sin().mean()
+        return super().forward(x) * mean + view
+
+
+class Clamped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.clamp(-0.01, 0.01)
+
+
+def _all(x: Tensor) -> Tensor:
+    return x[:, :]
+
+
+def _without_grad(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return x[:, :]
+
+
+def _of_a_function(x: Tensor) -> Tensor:
+    result: Tensor = Clamped.apply(x)
+    return result
+
+
+def _under_vmap(x: Tensor) -> Tensor:
+    return torch.vmap(lambda row: row[:WIDTH])(x)
+
+
+@pytest.mark.parametrize("view", [_all, _without_grad, _of_a_function, _under_vmap])
+def test_the_gradient_of_a_view_that_several_blocks_use(view: Callable[[Tensor], Tensor]) -> None:
+    class Gives(Stack):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            seen = view(x)
+            for block in self.blocks:
+                x = block(x, seen)
+            return x
+
+    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        del inputs
+        split = split_at(gm, frozenset(), regions(gm, CompileConfig(regions=("GivenAView",)), {}).blocks)
+        assert split is not None
+        assert [*split.titles.values()] == [
+            "piece 0",
+            *["GivenAView"] * 3,
+        ]  # the first has memory in common with its view
+        return split.module
+
+    torch.compiler.reset()
+    model = Gives(GivenAView).eval()
+    twin = copy.deepcopy(model)
+    torch.testing.assert_close(_trained(model, torch.compile(model, backend=backend), 3), _trained(twin, twin, 3))
 
 
 def test_a_name_that_fits_no_block_is_said() -> None:
@@ -253,14 +370,26 @@ def test_calls_between_blocks_may_write_to_what_they_made() -> None:
     assert shared.count(2) == 3  # the first block has an input without a gradient
 
 
-def test_blocks_that_write_to_what_a_backward_may_need_are_left_in_the_graph() -> None:
-    found, shared = _found(Stack(WritesItsInput), torch.randn(3, WIDTH), ("WritesItsInput",))
+class CountsInAll(Block):
+    """A block with a number without a gradient that all blocks write, and that a backward may compute again."""
+
+    total = torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x) * self.total.exp()
+        self.total *= 2
+        return y
+
+
+@pytest.mark.parametrize("kind", [WritesItsInput, CountsInAll])
+def test_blocks_that_write_to_what_a_backward_may_need_are_left_in_the_graph(kind: type[Block]) -> None:
+    found, shared = _found(Stack(kind), torch.randn(3, WIDTH), (kind.__name__,))
 
     (sentence,) = found.found
     assert sentence.endswith(" calls are each compiled: a tensor that a backward may need is written after a cut")
     assert not shared
     with torch.no_grad():
-        _, shared = _found(Stack(WritesItsInput), torch.randn(3, WIDTH), ("WritesItsInput",))
+        _, shared = _found(Stack(kind), torch.randn(3, WIDTH), (kind.__name__,))
     assert shared == [0, 1, 1, 1, 1, 5]
 
 

@@ -12,6 +12,7 @@ a kernel cannot combine calls before a cut with calls after it, and a convolutio
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -88,6 +89,11 @@ def _whole(gm: GraphModule, config: CompileConfig, inductor: Mapping[str, Any]) 
         return "with freezing, the parameters of each are part of its code"
     if any(node.meta.get("unbacked_bindings") for node in gm.graph.nodes):
         return "the graph has a size that depends on data"
+    tensors = (tensor for node in gm.graph.nodes for tensor in _torch_compat.nodes.tensors_of(node))
+    if any(map(_torch_compat.values.is_wrapper, tensors)):
+        return "a tensor of a subclass is in the graph"
+    if any(map(_torch_compat.nodes.changes_sizes, gm.graph.nodes)):
+        return "a call changes the sizes of a tensor in place, after which Dynamo knows only the last ones"
     return ""
 
 
@@ -113,24 +119,29 @@ _WRITTEN = "a tensor that a backward may need is written after a cut"
 
 
 def _are_written_after_a_cut(gm: GraphModule, blocks: Sequence[Block]) -> bool:
-    """Whether a piece would write to a tensor with a gradient that an earlier one has, if *gm* is cut around *blocks*.
+    """Whether a piece would write to a tensor of an earlier one that has a backward, if *gm* is cut around *blocks*.
 
-    Each piece has a backward of its own, and autograd refuses one for which such a tensor was saved before the write.
+    Autograd refuses a backward for which a tensor was saved before such a write. That may be any tensor of a piece,
+    because the partitioner can save what a value is computed from in place of the value.
     """
     block_of = {node: place for place, block in enumerate(blocks) for node in block.nodes}
-    storage, earlier, current = _torch_compat.values.storage_id, set[int](), set[int]()
+    storage, tensors_of = _torch_compat.values.storage_id, _torch_compat.nodes.tensors_of
+    earlier, current = set[int](), set[int]()
     before: int | None = None
+    has_backward = False
     for node in gm.graph.nodes:
         if not node.op.startswith("call_"):
             continue
         if block_of.get(node) != before:
             before = block_of.get(node)
-            earlier |= current
-            current = set()
-        if any(storage(value) in earlier for value in _torch_compat.nodes.written_tensors(node)):
+            earlier |= current if has_backward else set()
+            current, has_backward = set(), False
+        written = _torch_compat.nodes.written_tensors(node)
+        if any(storage(tensor) in earlier for tensor in written):
             return True
-        values = pytree.tree_leaves([n.meta.get("example_value") for n in (node, *node.all_input_nodes)])
-        current.update(storage(x) for x in values if isinstance(x, torch.Tensor) and x.requires_grad)
+        made, used = tensors_of(node), [tensor for n in node.all_input_nodes for tensor in tensors_of(n)]
+        has_backward |= any(tensor.requires_grad for tensor in (*made, *written))
+        current.update(map(storage, (*made, *used)))
     return False
 
 
@@ -161,40 +172,41 @@ def _saved(blocks: Sequence[Block]) -> int:
 def _blocks(gm: GraphModule) -> Iterator[Block]:
     """Each run of calls during one call of a module, where the graph can be cut before and after it."""
     calls = [node for node in gm.graph.nodes if node.op in ("call_function", "call_method")]
-    opened = _opened(calls)
+    inside = opened(calls)
     stacks: list[dict[Any, Any]] = [node.meta.get("nn_module_stack") or {} for node in calls]
     # Dynamo does not say which module opens or closes a context, so it is the one of the call after or before that.
     for place in reversed(range(len(calls) - 1)):
-        if not stacks[place] and opened[place + 1] > opened[place]:
+        if not stacks[place] and inside[place + 1] > inside[place]:
             stacks[place] = stacks[place + 1]
     since: dict[tuple[str, type], int] = {}
     for place, stack in enumerate((*stacks, {})):
-        if not stack and place and opened[place] and place < len(calls):
+        if not stack and place and any(inside[place]) and place < len(calls):
             continue
         modules = dict.fromkeys(stack.values())
         for module in [module for module in since if module not in modules]:
             start = since.pop(module)
-            if not opened[start] and not opened[place]:
+            if not any(inside[start] + inside[place]):
                 yield Block(getattr(module[1], "__name__", str(module[1])), tuple(calls[start:place]))
         for module in modules:
             since.setdefault(module, place)
 
 
-def _opened(calls: Sequence[Node]) -> list[int]:
-    """How many regions of autocast, grad mode, ``torch.func`` or similar are open before each of *calls*, and after.
+def opened(calls: Sequence[Node]) -> list[tuple[int, bool, int]]:
+    """What is open before each of *calls*, and after: regions of ``torch.func`` or similar, grad mode, and autocast.
 
-    The calls that open and close one are in the graph, which cannot be cut between them.
+    That is how many, whether the mode is the other one, and how many. The calls that open and close a region are in
+    the graph, which cannot be cut between them.
     """
-    found, depth = list[int](), 0
+    found, nesting, autocast = list[tuple[int, bool, int]](), 0, 0
     grad_mode: object = torch.is_grad_enabled()
     for node in calls:
-        found.append(depth + (grad_mode != torch.is_grad_enabled()))
-        depth += _torch_compat.nodes.nesting(node)
-        depth += node.target is _torch_compat.nodes.ENTER_AUTOCAST
-        depth -= node.target is _torch_compat.nodes.EXIT_AUTOCAST
+        found.append((nesting, grad_mode != torch.is_grad_enabled(), autocast))
+        nesting += _torch_compat.nodes.nesting(node)
+        autocast += node.target is _torch_compat.nodes.ENTER_AUTOCAST
+        autocast -= node.target is _torch_compat.nodes.EXIT_AUTOCAST
         if node.target is _torch_compat.nodes.SET_GRAD_MODE:
             grad_mode = node.args[0]
-    return [*found, 0]
+    return [*found, (0, False, 0)]
 
 
 def piece_structure(gm: GraphModule) -> Hashable:
@@ -221,8 +233,8 @@ def _structure(gm: GraphModule, inputs: Sequence[Node], nodes: Sequence[Node]) -
             return (type(value), *map(of, value))
         if isinstance(value, dict):
             return (dict, *((name, of(each)) for name, each in value.items()))
-        if isinstance(value, slice):
-            return (slice, of(value.start), of(value.stop), of(value.step))
+        if isinstance(value, (slice, functools.partial)):
+            return (type(value), of(value.__reduce__()[1:]))
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return (type(value), value.node.expr)
         if isinstance(value, (int, float, complex, str)):
@@ -235,7 +247,8 @@ def _structure(gm: GraphModule, inputs: Sequence[Node], nodes: Sequence[Node]) -
         target: Hashable = node.target
         if node.op == "get_attr":
             body = operator.attrgetter(str(node.target))(gm)
-            target = piece_structure(body) if isinstance(body, GraphModule) else _Itself(body)
+            # Which of its calls ``torch.utils.checkpoint`` saves is an attribute of a body.
+            target = (piece_structure(body), of(body.meta)) if isinstance(body, GraphModule) else _Itself(body)
         used_outside = any(user not in places for user in node.users)
         annotation = repr(node.meta.get("custom"))
         return (node.op, target, of(node.args), of(kwargs), result(node), used_outside, annotation)

@@ -10,7 +10,7 @@ of them. Calls keep their order, so that writes into a tensor happen at the same
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -18,11 +18,10 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.split_module import split_module
-from torch.utils import _pytree as pytree
 
 from . import _torch_compat
 from ._records.log import registered
-from ._regions import Block
+from ._regions import Block, opened
 from .errors import BoundaryOpError, did_you_mean
 
 
@@ -157,55 +156,70 @@ def _copy_to_users(gm: GraphModule, places: dict[Node, int]) -> None:
     from one piece to the next would be an output of a compiled piece, and only tensors and sizes can be outputs. If a
     tensor and a view of it enter a piece that writes into one of them, the piece must know that they share memory. So
     only the tensor is passed, and each piece makes the views that it uses.
+
+    A view that is made where gradients are off has none, so its copy must not be made where they are on, nor the other
+    way round. It is copied to the start of a piece, and passed to one that starts inside another region than it.
     """
-    movable: set[Node] = set()
-    """Numbers that are computed only from inputs of the graph, shapes, and views."""
-    for node in gm.graph.nodes:
-        is_number = isinstance(node.meta.get("example_value"), torch.SymFloat | torch.SymBool | float)
-        is_of_inputs = is_number and all(n.op == "placeholder" or n in movable for n in node.all_input_nodes)
-        # A shape is a tuple, which no piece returns, and each piece can ask the tensor for it.
-        is_shape = isinstance(node.meta.get("example_value"), torch.Size)
-        if node in places and (is_of_inputs or is_shape or _is_view(node)):
-            movable.add(node)
+    regions = {node: inside[:2] for node, inside in zip(places, opened(list(places)), strict=False)}
+    starts: dict[int, Node] = {}
+    for node, place in places.items():
+        starts.setdefault(place, node)
+    numbers, views = _numbers(places), set(filter(_is_view, places))
     copies: dict[tuple[Node, int], Node] = {}
 
-    def copy_in(original: Node, place: int, before: Node) -> Node:
-        if places[original] == place:
+    def copy_in(original: Node, place: int) -> Node:
+        is_moved = original in numbers or (original in views and regions[original] == regions[starts[place]])
+        if not is_moved or places[original] == place:
             return original
         if (original, place) not in copies:
-            inputs = {n: copy_in(n, place, before) for n in original.all_input_nodes if n in movable}
-            with gm.graph.inserting_before(before):
-                twin = gm.graph.node_copy(original, lambda n: inputs.get(n, n))
+            inputs = {n: copy_in(n, place) for n in original.all_input_nodes}
+            with gm.graph.inserting_before(starts[place]):
+                twin = gm.graph.node_copy(original, inputs.__getitem__)
             copies[original, place] = twin
             places[twin] = place
         return copies[original, place]
 
-    for node in list(gm.graph.nodes):
-        if node in places and node not in movable:
-            for used in [n for n in node.all_input_nodes if n in movable]:
-                node.replace_input_with(used, copy_in(used, places[node], node))
+    for node in list(places):
+        if node not in numbers | views:
+            for used in node.all_input_nodes:
+                node.replace_input_with(used, copy_in(used, places[node]))
     for node in reversed(list(gm.graph.nodes)):
-        if node in movable and not node.users:
+        if node in numbers | views and not node.users:
             gm.graph.erase_node(node)
             del places[node]
 
 
+def _numbers(nodes: Iterable[Node]) -> set[Node]:
+    """The numbers among *nodes* that are computed only from inputs of the graph, and the shapes of tensors.
+
+    A shape is a tuple, which no piece returns, and each piece can ask the tensor for it.
+    """
+    found: set[Node] = set()
+    for node in nodes:
+        value = node.meta.get("example_value")
+        is_number = isinstance(value, torch.SymFloat | torch.SymBool | float)
+        is_of_inputs = is_number and all(n.op == "placeholder" or n in found for n in node.all_input_nodes)
+        if is_of_inputs or isinstance(value, torch.Size):
+            found.add(node)
+    return found
+
+
 def _is_view(node: Node) -> bool:
-    """Whether *node* is a view of its inputs, or a tuple of views."""
+    """Whether *node* is a view of its inputs, or a tuple of views, whose gradient is that of a view."""
     if node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node):
         source = node.args[0]
         if not isinstance(source.meta.get("example_value"), torch.Tensor):
             return _is_view(source)  # an item of an operator's result shares its memory, but is not a view
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    if not node.op.startswith("call_") or _written(node) is not None or name.endswith("_") or "out" in node.kwargs:
+    # Such as an autograd.Function that gives a view.
+    has_body = _torch_compat.nodes.is_higher_order(node.target)
+    if not node.op.startswith("call_") or has_body or _torch_compat.nodes.written_tensors(node):
         return False
     results, inputs = _storages(node), {storage for n in node.all_input_nodes for storage in _storages(n)}
     return bool(results) and all(storage in inputs for storage in results)
 
 
 def _storages(node: Node) -> list[int]:
-    values = pytree.tree_leaves(node.meta.get("example_value"))
-    return [_torch_compat.values.storage_id(value) for value in values if isinstance(value, torch.Tensor)]
+    return [_torch_compat.values.storage_id(tensor) for tensor in _torch_compat.nodes.tensors_of(node)]
 
 
 def compile_pieces(

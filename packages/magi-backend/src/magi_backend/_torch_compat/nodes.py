@@ -85,6 +85,11 @@ def is_write(node: Node) -> bool:
     return node.target in (auto_functionalized, auto_functionalized_v2, triton_kernel_wrapper_functional)
 
 
+def tensors_of(node: Node) -> list[torch.Tensor]:
+    """The fake tensors in what *node* of a captured graph gives."""
+    return [leaf for leaf in pytree.tree_leaves(node.meta.get("example_value")) if isinstance(leaf, torch.Tensor)]
+
+
 def written_tensors(node: Node) -> list[torch.Tensor]:
     """The tensors that *node* of a captured graph may write to, by its schema or, for what has none, by its name."""
     from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation
@@ -94,7 +99,7 @@ def written_tensors(node: Node) -> list[torch.Tensor]:
         for place, argument in enumerate(overloads[0]._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 given.append(node.args[place] if place < len(node.args) else node.kwargs.get(argument.name))
-    elif isinstance(node.target, torch._ops.HigherOrderOperator):
+    elif is_higher_order(node.target):
         given = [node.args, node.kwargs] if node.target is triton_kernel_wrapper_mutation else []
     else:
         given = [node.kwargs.get("out"), node.args[:1] if _is_in_place(node) else None]
@@ -119,6 +124,12 @@ _IN_PLACE = (
 )
 
 
+def changes_sizes(node: Node) -> bool:
+    """Whether *node* gives a tensor other sizes or memory in place, as ``t_`` and ``resize_`` do."""
+    of_torch = getattr(torch.ops.aten, called_name(node), None) if node.op.startswith("call_") else None
+    return any(torch.Tag.inplace_view in op.tags for op in overloads_of(node.target) or overloads_of(of_torch))
+
+
 def operator_name(target: object) -> str:
     """``ns::op`` for an operator of the dispatcher, otherwise an empty string."""
     overloads = overloads_of(target)
@@ -128,6 +139,11 @@ def operator_name(target: object) -> str:
 def is_operator(target: object) -> bool:
     """Whether the target of a graph node is an operator of the dispatcher."""
     return isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
+
+
+def is_higher_order(target: object) -> bool:
+    """Whether the target of a graph node is an operator that takes graphs, such as the one of an autograd.Function."""
+    return isinstance(target, torch._ops.HigherOrderOperator)
 
 
 def called_overload(node: Node) -> str:
@@ -167,8 +183,7 @@ def nodes_in(gm: GraphModule) -> list[Node]:
 
 def dtypes_in(gm: GraphModule) -> frozenset[torch.dtype]:
     """The dtypes of the tensors in a captured graph, also in nested graphs."""
-    leaves = pytree.tree_leaves([node.meta.get("example_value") for node in nodes_in(gm)])
-    return frozenset(leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor))
+    return frozenset(tensor.dtype for node in nodes_in(gm) for tensor in tensors_of(node))
 
 
 def operator_schemas(gm: GraphModule) -> tuple[str, ...]:
@@ -274,7 +289,7 @@ def static_sizes(gm: GraphModule) -> tuple[str, ...]:
 
 def bodies(gm: GraphModule, node: Node) -> list[GraphModule]:
     """The graphs inside *gm* that *node*, a call of a higher-order operator, runs; empty for any other node."""
-    if not isinstance(node.target, torch._ops.HigherOrderOperator):
+    if not is_higher_order(node.target):
         return []
     held = (getattr(gm, str(n.target), None) for n in node.all_input_nodes if n.op == "get_attr")
     return [body for body in held if isinstance(body, GraphModule)]

@@ -198,4 +198,6 @@ def is_plain_fake(tensor: torch.Tensor) -> bool:
 
 def storage_id(tensor: torch.Tensor) -> int:
     """A number that two tensors share exactly if they share memory; fake tensors have no address to compare."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # under vmap or grad (2.10 to 2.15)
+        tensor = torch._C._functorch.get_unwrapped(tensor)
     return int(tensor.untyped_storage()._cdata)
