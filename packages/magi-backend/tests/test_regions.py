@@ -271,12 +271,13 @@ def _without_grad(x: Tensor) -> Tensor:
 
 
 def _of_a_function(x: Tensor) -> Tensor:
-    result: Tensor = Clamped.apply(x)
-    return result
+    apply: Callable[[Tensor], Tensor] = Clamped.apply
+    return apply(x)
 
 
 def _under_vmap(x: Tensor) -> Tensor:
-    return torch.vmap(lambda row: row[:WIDTH])(x)
+    result: Tensor = torch.vmap(lambda row: row[:WIDTH])(x)
+    return result
 
 
 @pytest.mark.parametrize("view", [_all, _without_grad, _of_a_function, _under_vmap])
