@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from magi_backend import explain
-from magi_backend._hot.recordings import RecordingTable
 from torch import Tensor, nn
 
 
@@ -53,7 +52,8 @@ def held() -> int:
 def tables() -> str:
     """What is known of the sizes, for the message of a failure."""
     lines = []
-    for table in [each for each in gc.get_objects() if type(each) is RecordingTable]:
+    found: list[Any] = [each for each in gc.get_objects() if type(each).__name__ == "RecordingTable"]
+    for table in found:
         known = [f"{name}={getattr(table, name)!r}" for name in ("_made", "_failures", "_blocked", "_compile_seconds")]
         lines.append(f"{table.label}: {', '.join(known)}, budget {table._budget():.4f} s, {table._waiting}")
         lines += [f"  {key}: {size}" for key, size in (table._hot() | table._others).items()]
