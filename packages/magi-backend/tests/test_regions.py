@@ -428,7 +428,7 @@ class Scaled(Block):
 
 
 def test_floats_of_modules_are_constants_of_the_first_graph() -> None:
-    """With ``dynamic=True`` each is an input with a symbol of its own; a shape is no result of a piece."""
+    """With ``dynamic=True``, each float would be an input with its own symbol. The block also uses a shape."""
     torch.manual_seed(0)
     model = Stack(Scaled).eval()
     seen: list[tuple[str, ...]] = []
@@ -471,3 +471,23 @@ def test_an_inplace_argument_is_a_write() -> None:
 
     assert found.found[0].endswith("a tensor that a backward may need is written after a cut")
     assert not shared
+
+
+def test_a_result_that_torch_saves_is_one_graph() -> None:
+    with torch._dynamo.config.patch(caching_precompile=True):
+        found = regions(_captured(Stack()), CompileConfig(regions=("Block",)), {})
+
+    assert found.found[0].endswith("the result is saved, for which torch needs one graph")
+    assert not found.blocks
+
+
+def _captured(model: nn.Module) -> torch.fx.GraphModule:
+    kept: list[torch.fx.GraphModule] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        del inputs
+        kept.append(gm)
+        return gm
+
+    torch.compile(model, backend=backend, fullgraph=True)(torch.randn(3, WIDTH))
+    return kept[0]

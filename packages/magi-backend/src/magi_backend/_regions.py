@@ -81,7 +81,7 @@ def regions(gm: GraphModule, config: CompileConfig, inductor: Mapping[str, Any])
 
 def _whole(gm: GraphModule, config: CompileConfig, inductor: Mapping[str, Any]) -> str:
     """Why no graph can be cut under these settings, or why *gm* cannot; empty if it can."""
-    if _torch_compat.compiling.is_saved():
+    if _torch_compat.compiling.is_result_saved():
         return "the result is saved, for which torch needs one graph"
     if config.graphs or _torch_compat.compiling.inductor_value("triton.cudagraphs", inductor):
         return "with CUDA graphs, one graph of everything is replayed faster than many"

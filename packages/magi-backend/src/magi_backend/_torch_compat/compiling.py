@@ -227,11 +227,6 @@ def inductor_value(key: str, patches: Mapping[str, Any]) -> Any:
     return patches[key] if key in patches else operator.attrgetter(key)(configs()[0])
 
 
-def is_saved() -> bool:
-    """Whether torch will save what a backend returns, as ``aot_compile`` of a compiled function does (2.10 to 2.15)."""
-    return bool(configs()[1].bundled_autograd_cache)
-
-
 def inductor_type(key: str) -> type | None:
     """The type of an Inductor key, as ``torch.compile(options=...)`` checks it; None for any type."""
     from torch._inductor import config
