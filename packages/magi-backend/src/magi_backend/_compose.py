@@ -20,7 +20,7 @@ from typing import Any
 import magi_tritonwrap
 import torch
 from magi_passes import MagiInductorPass, PassPipeline
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 
 from . import _torch_compat
 from ._graph_log import GraphLog, graph_symbols
@@ -216,14 +216,16 @@ def _compile_by_inductor(
         base.setdefault("fallback_random", True)  # random numbers as in eager mode, otherwise dropout would differ
     # A CUDA graph is replayed as a whole, so its kernels cannot be measured. To say so again would be another key for
     # the caches of torch 2.11.
-    if config.profile and base.get("triton.cudagraphs", inductor.triton.cudagraphs):
+    if config.profile and _torch_compat.compiling.inductor_value("triton.cudagraphs", base):
         base["triton.cudagraphs"] = False
     if job.recordings is not None:
         base.setdefault("triton.cudagraphs", True)
 
-    def recording(symbols: Mapping[str, str]) -> contextlib.AbstractContextManager[None]:
+    def recording(graph: Graph) -> contextlib.AbstractContextManager[None]:
         if job.recordings is None:
             return contextlib.nullcontext()
+        values = {node.name: node.meta.get("val") for node in graph.find_nodes(op="placeholder")}
+        symbols = {name: str(value) for name, value in values.items() if isinstance(value, torch.SymInt)}
         wrap = partial(job.recordings.wrap, symbols=symbols, sizes=job.sizes)
         return _torch_compat.recording.wrapping_recordable(wrap)
 
@@ -231,11 +233,8 @@ def _compile_by_inductor(
         kind = _torch_compat.compiling.graph_kind(kwargs)
         job.show(f"{graphs.title} {kind}".strip())
 
-        values = {node.name: node.meta.get("val") for node in graph.graph.find_nodes(op="placeholder")}
-        symbols = {name: str(value) for name, value in values.items() if isinstance(value, torch.SymInt)}
-
         def compiled(module: GraphModule) -> Any:
-            with recording(symbols):
+            with recording(module.graph):
                 return graphs.compiled(
                     module, kind, lambda: _torch_compat.compiling.compile_graph(module, inputs, **kwargs)
                 )
@@ -254,7 +253,7 @@ def _compile_by_inductor(
 
     with (
         graphs.listening(),
-        recording({}),  # a graph from AOTAutograd's cache has no names of symbols
+        recording(Graph()),  # a graph from AOTAutograd's cache has no names of symbols
         magi_tritonwrap.unsupported_launches(config.on_unsupported),
         aot_autograd.patch(partitioner_settings(config.memory_budget)),
     ):

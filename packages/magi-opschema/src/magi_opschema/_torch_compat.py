@@ -411,8 +411,8 @@ def call_directly(op: TranslatingOverload, key_of: Callable[[tuple[Any, ...], di
 
     `key_of(args, kwargs)`, with the fake values of a call, returns the key; for an empty one the call stays as it is.
 
-    This is the lowering that Inductor gives to every op without one (torch/_inductor/graph.py, `call_function`), which
-    then changes the name that the generated code calls. There is no public way to change it.
+    Inductor gives the same lowering to every op without one (torch/_inductor/graph.py, `call_function`). Here it also
+    changes the name that the generated code calls, for which torch has no public way.
     """
     is_compiling = torch._guards.TracingContext.try_get() is not None
     if "torch._inductor.lowering" not in sys.modules or not is_compiling:

@@ -411,7 +411,7 @@ class SizeTable:
         )
 
     def _make_room(self, key: Key, size: Size) -> None:  # noqa: ARG002 - a table of CUDA graphs asks for it
-        """Drop the code that has earned least since *size*, that of *key*, began to pay, if there is no room for it.
+        """Drop the code that has earned least since *size* began to pay, if all room is taken. *key* is that of *size*.
 
         A call on another thread may still run the code.
         """

@@ -193,11 +193,10 @@ def operator_schemas(gm: GraphModule) -> tuple[str, ...]:
     """
     found = set()
     for node in nodes_in(gm):
-        leaves = pytree.tree_leaves(node.meta.get("example_value"))
         outputs = "; ".join(
             f"{one.dtype} {one.device} {tuple(map(str, one.shape))} {tuple(map(str, one.stride()))}"
-            for one in leaves
-            if isinstance(one, torch.Tensor) and one.layout == torch.strided
+            for one in tensors_of(node)
+            if one.layout == torch.strided
         )
         found |= {f"{op._schema}: {outputs}" for op in overloads_of(node.target) if op.namespace not in _OF_TORCH}
     return tuple(sorted(found))

@@ -86,7 +86,7 @@ class FakeWorld:
     def open(self, values: Mapping[Any, int], captured: Sequence[Any]) -> None:
         """Keep the symbols in *values* open, with these hints; *captured* are the sizes that they stand for.
 
-        What the graph was captured for holds here too, so only further guards are asked for by `condition`.
+        The guards of the capture hold here too. `condition` returns only the guards that are added later.
         """
         from torch._dynamo.source import LocalSource
         from torch.fx.experimental.symbolic_shapes import DimDynamic
