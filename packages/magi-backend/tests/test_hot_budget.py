@@ -127,6 +127,18 @@ def test_an_adversary_that_only_calls_sizes_without_code(
         assert world.keeps_its_word()
 
 
+def test_slow_code_counts_as_a_loss_before_the_code_for_any_size_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first call makes the code, so nothing is known yet of what the code for any size takes."""
+    world = World(
+        monkeypatch, 1, general=lambda size: 0.5, own=lambda size: 3.0, compiling=lambda size: 0.0, hot_after=1
+    )
+    for size in [4, 36] * 9:
+        world.call(size)
+        assert world.keeps_its_word()
+
+    assert world.made == [4]
+
+
 sizes = st.lists(st.tuples(st.lists(st.integers(2, 100), min_size=1, max_size=8), st.integers(1, 120)), max_size=8)
 seconds = st.floats(0.0, 4.0)
 

@@ -125,7 +125,8 @@ class Size:
     @property
     def gained(self) -> float:
         """The seconds that its hits add to the budget; a loss of at most `SHARE` of a call is part of the bound."""
-        is_bound = self.runs >= RUNS and self.gain >= -SHARE * self.general
+        is_known = self.runs >= RUNS and self.general < math.inf
+        is_bound = is_known and self.gain >= -SHARE * self.general
         return (self.hits - self.banked) * (max(self.gain, 0.0) if is_bound else self.gain)
 
 
