@@ -19,6 +19,7 @@ _DECODERS = {
     "magi_tuned": "magi, tuned",
     "magi_hot": "magi, hot sizes",
 }
+_STARTS = {"eager": "eager", "stock": "stock", "magi": "magi", "loaded": "magi, a loaded folder"}
 ARMS: Mapping[str, Mapping[str, str]] = {
     "aten_surface": {
         "overload": "the overload itself",
@@ -28,8 +29,8 @@ ARMS: Mapping[str, Mapping[str, str]] = {
     },
     "backend_parity": {"inductor": "stock", "inductor_guarded": "stock, guard set by hand", "magi": "magi"},
     "call_overhead": {"magi": "magi-opschema", "custom_op": "custom_op", "torch_op": "its OpOverload, flat arguments"},
-    "cold_start": {"stock": "stock", "magi": "magi"},
-    "cold_start_cpu": {"eager": "eager", "stock": "stock, warm caches", "loaded": "magi, a loaded folder"},
+    "cold_start": _STARTS,
+    "cold_start_cpu": _STARTS,
     "decoder_fragments": _DECODERS,
     "dynamic_decode": _DECODERS,
     "handles": {
@@ -88,6 +89,14 @@ ARMS: Mapping[str, Mapping[str, str]] = {
         "fixed": "a graph of each size alone",
     },
 }
+
+
+def _started(models: Mapping[str, str]) -> dict[str, str]:
+    """The words for each case of `cold_start`."""
+    phases = {"compile": "two calls, empty caches", "run": "a later call", "start": "first output, warm caches"}
+    return {f"{name} {phase}": f"{model}: {words}" for name, model in models.items() for phase, words in phases.items()}
+
+
 _CASES: Mapping[str, Mapping[str, str]] = {
     "aten_surface": {
         "functional": "no slot of its own",
@@ -106,22 +115,26 @@ _CASES: Mapping[str, Mapping[str, str]] = {
         "leaves20": "20 scalar leaves in three nested classes, by keyword",
         "decorate": "decoration of one op",
     },
-    "cold_start": {
-        **{
-            f"{name} {what}": f"{model}: {words}"
-            for name, model in {
-                "llama32": "a Llama, 32 layers",
-                "wan_dit": "the transformer of WAN",
-                "sdxl_unet": "the UNet of SDXL",
-            }.items()
-            for what, words in {"compile": "first call", "run": "a later call"}.items()
-        },
-    },
-    "cold_start_cpu": {
-        "llama": "a Llama of transformers",
-        "classifier": "a classifier of timm",
-        "breaks": "a module with graph breaks",
-    },
+    "cold_start": _started(
+        {
+            "llama32": "a Llama, 32 layers",
+            "wan_dit": "the transformer of WAN",
+            "sdxl_unet": "the UNet of SDXL",
+            "wan21": "the decoder of WAN 2.1",
+            "wan22": "the decoder of WAN 2.2",
+            "kl": "the decoder of SDXL",
+            "cogvideox": "the decoder of CogVideoX",
+            "densenet121": "densenet121",
+            "hrnet_w18": "hrnet_w18",
+        }
+    ),
+    "cold_start_cpu": _started(
+        {
+            "llama": "a Llama of transformers",
+            "classifier": "a classifier of timm",
+            "breaks": "a module with graph breaks",
+        }
+    ),
     "handles": {"call": "one call", "compiled": "one call in compiled code"},
     "nvfp4_linear": {
         "m1_8192": "1 row",
