@@ -266,6 +266,25 @@ def _decoder_fragments(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return found
 
 
+def _wide(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The ratios of each class by wall time and by the time of its kernels; the worst and the median of the classes."""
+    calls = [row for row in rows if "_compile" not in row["case"]]
+    kernels = [
+        {**row, "case": f"{row['case']}_kernels", "seconds": [sum(row["seconds_by_kind"].values())]}
+        for row in calls
+        if row.get("seconds_by_kind")
+    ]
+    found = _arms_of_magi([*calls, *kernels])
+    found |= _of_decodes([row for row in rows if "_compile" in row["case"]])
+    cases = {row["case"] for row in calls}
+    for ending in (
+        f"{what}_vs_{stock}_speedup" for what in ("", "_kernels") for stock in ("stock_dynamic", "stock_static")
+    ):
+        if each := [found[f"{case}{ending}"] for case in cases if f"{case}{ending}" in found]:
+            found |= {f"worst{ending}": min(each), f"median{ending}": statistics.median(each)}
+    return found
+
+
 def _real_decoders(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The ratios of each decode, over its floor too, and of the compilations of its first and second call.
 
@@ -393,6 +412,7 @@ FROM_ROWS: dict[str, Callable[[Sequence[Mapping[str, Any]]], dict[str, float]]] 
     "real_decoders": _real_decoders,
     "recompute": _recompute,
     "varying_sizes": _varying_sizes,
+    "wide": _wide,
 }
 """Benchmarks whose ratios are made of whole rows."""
 

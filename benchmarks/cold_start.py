@@ -79,7 +79,7 @@ def _of_decoders(name: str, tiny: bool) -> Case:
     from _real_models import MODELS, compiled_part, decode, denoise
 
     kind = MODELS[name]
-    model = kind.build(tiny=tiny)
+    model = kind.build(tiny=tiny).to(_device(), _dtype())
     given = kind.arguments(_device(), _dtype(), tiny=tiny, second=False)
     return compiled_part(model), partial(denoise if name == "unet" else decode, model, **given)
 

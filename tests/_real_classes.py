@@ -201,14 +201,19 @@ _MAKERS: Mapping[str, Callable[[str, Settings], nn.Module]] = {
 }
 
 
-def _table() -> Iterator[RealClass]:
-    for group in yaml.safe_load(Path(__file__).with_name("classes.yaml").read_text()):
+def classes_in(table: Path) -> dict[str, RealClass]:
+    """The classes of the YAML file *table* by name, which is that of the class unless `model` says another."""
+    return dict(_read(table))
+
+
+def _read(table: Path) -> Iterator[tuple[str, RealClass]]:
+    for group in yaml.safe_load(table.read_text()):
         classes = group.pop("classes")
-        for model, own in classes.items():
+        for name, own in classes.items():
             how = {**group, **own, "settings": {**group.get("settings", {}), **own.get("settings", {})}}
-            how |= {name: tuple(map(tuple, how[name])) for name in ("small", "large")}
+            how |= {which: tuple(map(tuple, how[which])) for which in ("small", "large")}
             dtype = torch.bfloat16 if how.pop("bf16", False) else torch.float32
-            yield RealClass(model=model, dtype=dtype, **how)
+            yield name, RealClass(dtype=dtype, **{"model": name, **how})
 
 
-CLASSES = {each.model: each for each in _table()}
+CLASSES = classes_in(Path(__file__).with_name("classes.yaml"))

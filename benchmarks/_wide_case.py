@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A class of wide.yaml under one arm, in this process."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from _arms import Arm, arm_named
+from _case import Case, Plan, Row, measure_case
+from _clock import Clock, true_float32
+from _difference import difference, judged
+from _hot_case import HOT
+from torch import Tensor
+
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from _real_classes import CLASSES, RealClass, classes_in
+
+
+WIDE = classes_in(Path(__file__).with_name("wide.yaml"))
+CALLS_UNTIL_HOT = 3
+
+
+class WideCase(Case):
+    """The class *name* under *arm*; a *tiny* one on the CPU."""
+
+    def __init__(self, name: str, arm: Arm, *, tiny: bool) -> None:
+        self.name, self.arm = name, arm
+        self.kind = _small(WIDE[name]) if tiny else WIDE[name]
+        self.sizes = self.kind.small if tiny else self.kind.large
+        self.clock = Clock("cpu" if tiny else "cuda")
+        torch.manual_seed(0)
+        with torch.device(self.clock.device):
+            self.module = self.kind.build(whole=not tiny)
+        # Some parameters are made where no default device is asked for.
+        self.module.to(self.clock.device)
+        self.compiled = arm.compile(self.module, dynamic=arm.dynamic) if arm.is_compiled else self.module
+        self.given: dict[str, Tensor] = {}
+
+    def arguments(self, *, second: bool = False) -> dict[str, Tensor]:
+        """Arguments, the same ones each time."""
+        return self.kind.inputs(self.sizes[second], self.clock.device)
+
+    def call(self) -> object:
+        self.given = self.given or self.arguments()
+        return self.compiled(**self.given)
+
+    def call_eagerly(self) -> object:
+        self.given = self.given or self.arguments()
+        return self.module(**self.given)
+
+    def forget(self) -> None:
+        self.given = {}
+
+    def compared(self, *, second: bool) -> Row:
+        given = self.arguments(second=second)
+        ours, eager = self.compiled(**given), self.module(**given)
+        exact = copy.deepcopy(self.module).float()
+        floats = {name: value.float() if value.is_floating_point() else value for name, value in given.items()}
+        with true_float32():
+            reference = exact(**floats)
+        where = f"{self.name}{' at its second size' if second else ''}"
+        return judged(difference(ours, reference), difference(eager, reference), where)
+
+
+def _small(kind: RealClass) -> RealClass:
+    """A small class for a CPU: the one of the tests, where they have it."""
+    return CLASSES.get(kind.model, replace(kind, keep=1))
+
+
+def arm_of(name: str) -> Arm:
+    """An arm by name; `magi_hot` gives sizes that come back code of their own."""
+    return replace(arm_named(HOT), name=name) if name == "magi_hot" else arm_named(name)
+
+
+def measure(name: str, arm: str, plan: Plan, tiny: bool, *, commands: Iterator[str]) -> list[Row]:
+    """Compile and measure one class in this process, on the parent's *commands*; its rows."""
+    if tiny:
+        torch.set_num_threads(1)
+    return measure_case(WideCase(name, arm_of(arm), tiny=tiny), plan, commands)
