@@ -325,12 +325,9 @@ class Convolutional(Block):
 @pytest.mark.parametrize(
     ("model", "found"),
     [
-        (Stack(blocks=12), ["12 blocks Block of N calls are compiled once"]),
-        (Stack(blocks=3), []),  # not worth the cuts
-        (
-            Stack(Convolutional, 12),
-            ["12 blocks Convolutional of N calls are each compiled: " + CONVOLUTIONS],
-        ),
+        (Stack(blocks=70), ["70 blocks Block of N calls are compiled once"]),
+        (Stack(blocks=12), []),  # not worth the cuts
+        (Stack(Convolutional, 70), ["70 blocks Convolutional of N calls are each compiled: " + CONVOLUTIONS]),
     ],
 )  # fmt: skip
 def test_what_is_cut_out_by_default(model: nn.Module, found: list[str]) -> None:
@@ -369,6 +366,19 @@ def test_calls_between_blocks_may_write_to_what_they_made() -> None:
 
     assert found.found[0].endswith("compiled once")
     assert shared.count(2) == 3  # the first block has an input without a gradient
+
+
+class IndexesWhatIsOlder(Stack):
+    def forward(self, x: Tensor) -> Tensor:
+        older, last = self.first(x), super().forward(x)
+        rows = last.argmax(-1) % x.shape[0]
+        return last + older[rows, :] + older[rows % 2][:, None][:, 0]
+
+
+def test_an_older_tensor_may_be_indexed_by_what_came_after_a_cut() -> None:
+    _, shared = _found(IndexesWhatIsOlder(), torch.randn(3, WIDTH))
+
+    assert len(set(shared)) < len(shared)
 
 
 class CountsInAll(Block):

@@ -128,7 +128,7 @@ def _places(
     for node in gm.graph.nodes:
         if not node.op.startswith("call_"):
             continue
-        if node.target is operator.getitem and node.args[0] in places:
+        if _is_item(node) and node.args[0] in places:
             # A tuple must not be passed between pieces, so its items are taken in the piece that makes it.
             places[node] = places[node.args[0]]
             continue
@@ -139,6 +139,12 @@ def _places(
                 titles[current] = own.kind if isinstance(own, Block) else _torch_compat.nodes.called_overload(own)
         places[node] = current
     return places
+
+
+def _is_item(node: Node) -> bool:
+    """Whether *node* takes an item of a tuple; a part of a tensor is something else, also by other tensors."""
+    source = node.args[0] if node.target is operator.getitem else None
+    return isinstance(source, Node) and not isinstance(source.meta.get("example_value"), torch.Tensor)
 
 
 def _written(node: Node) -> Node | None:
@@ -206,10 +212,8 @@ def _numbers(nodes: Iterable[Node]) -> set[Node]:
 
 def _is_view(node: Node) -> bool:
     """Whether *node* is a view of its inputs, or a tuple of views, whose gradient is that of a view."""
-    if node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node):
-        source = node.args[0]
-        if not isinstance(source.meta.get("example_value"), torch.Tensor):
-            return _is_view(source)  # an item of an operator's result shares its memory, but is not a view
+    if _is_item(node):
+        return _is_view(node.args[0])  # an item of an operator's result shares its memory, but is not a view
     # Such as an autograd.Function that gives a view.
     has_body = _torch_compat.nodes.is_higher_order(node.target)
     if not node.op.startswith("call_") or has_body or _torch_compat.nodes.written_tensors(node):
