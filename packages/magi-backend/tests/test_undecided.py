@@ -234,14 +234,14 @@ def misspelt(x: Tensor) -> Tensor:
 
 
 def test_launches_that_no_graph_can_carry(ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    refused = magi_register_custom_op(f"{ns}::refused")(misspelt)
+    refused = magi_register_custom_op(f"{ns}::refused", on_unsupported="error")(misspelt)
     with pytest.raises(BackendCompilerFailed, match="UnsupportedLaunchError: .*is launched with launch_pdq=") as caught:
         graph_of(refused)
     assert isinstance(caught.value.inner_exception, UnsupportedLaunchError)
-    op = magi_register_custom_op(f"{ns}::per_op", on_unsupported="opaque")(misspelt)
-    monkeypatch.setenv("MAGI_COMPILE_ON_UNSUPPORTED", "opaque")
-    by_setting = magi_register_custom_op(f"{ns}::by_setting")(misspelt)
-    for opaque in (op, by_setting):
+    by_default = magi_register_custom_op(f"{ns}::by_default")(misspelt)
+    monkeypatch.setenv("MAGI_COMPILE_ON_UNSUPPORTED", "error")
+    per_op = magi_register_custom_op(f"{ns}::per_op", on_unsupported="opaque")(misspelt)
+    for opaque in (by_default, per_op):
         with pytest.warns(OpaqueFallbackWarning, match="launch_pdq="):
             graph, _ = graph_of(opaque)
         assert launches_of(graph) == []
@@ -260,11 +260,14 @@ def with_a_hook(x: Tensor) -> Tensor:
     return x
 
 
-def test_kernels_that_no_graph_can_carry(ns: str) -> None:
-    with pytest.raises(UnsupportedKernelError):
-        magi_register_custom_op(f"{ns}::refused")(with_a_hook)
+def test_kernels_that_no_graph_can_carry(ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(OpaqueFallbackWarning, match="pre_hook="):
-        op = magi_register_custom_op(f"{ns}::per_op", on_unsupported="opaque")(with_a_hook)
+        op = magi_register_custom_op(f"{ns}::by_default")(with_a_hook)
+    with pytest.raises(UnsupportedKernelError):
+        magi_register_custom_op(f"{ns}::per_op", on_unsupported="error")(with_a_hook)
+    monkeypatch.setenv("MAGI_COMPILE_ON_UNSUPPORTED", "error")
+    with pytest.raises(UnsupportedKernelError):
+        magi_register_custom_op(f"{ns}::by_setting")(with_a_hook)
     assert op_def(op).notes["see-through"].startswith("no: Triton kernel 'hooked_kernel' has a triton.Config with")
 
 

@@ -14,7 +14,14 @@ import torch
 import triton
 import triton.language as tl
 from graph_questions import Ops, launches
-from magi_tritonwrap import UnsupportedLaunchError, capture_launches, see_through_report, triton_op, wrap_kernels
+from magi_tritonwrap import (
+    UnsupportedLaunchError,
+    capture_launches,
+    see_through_report,
+    triton_op,
+    unsupported_launches,
+    wrap_kernels,
+)
 from magi_tritonwrap._torch_compat.kernels import static_launcher_refuses_descriptors
 from magi_tritonwrap.errors import UndeclaredWriteError
 from magi_tritonwrap.testing import aot_graphs, stub_driver
@@ -159,7 +166,7 @@ def test_a_descriptor_that_inductor_cannot_make_again_is_refused(ops: Ops, argum
         doubled_tile[grid(x)](argument(x), TensorDescriptor.from_tensor(out, TILE))
         return out
 
-    op = triton_op(f"{ops.namespace}::refused", body, mutates_args=())
+    op = triton_op(f"{ops.namespace}::refused", body, mutates_args=(), on_unsupported="error")
     with pytest.raises(BackendCompilerFailed, match=why) as caught:
         aot_graphs(op, torch.ones(40, 64))
     assert isinstance(caught.value.inner_exception, UnsupportedLaunchError)
@@ -172,7 +179,7 @@ def test_inductors_own_launcher_takes_no_descriptor(ops: Ops) -> None:
     with torch._inductor.config.patch(static_launch_user_defined_triton_kernels=True):
         if not static_launcher_refuses_descriptors():
             pytest.skip("torch has mended it")
-        with pytest.raises(BackendCompilerFailed, match=why):
+        with unsupported_launches("error"), pytest.raises(BackendCompilerFailed, match=why):
             aot_graphs(op, torch.ones(40, 64))
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,empty-body"
-"""What no graph can carry: an error that says which kernel, where, why, and the fix; or an op that stays opaque.
+"""What no graph can carry: the op stays opaque, with a warning or an error that says which kernel, where, why, the fix.
 
 A function that does not take what the operator passes is refused, because it would often run and compute wrongly.
 """
@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import enum
 import functools
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, NewType
+from unittest import mock
 
 import pytest
 import torch
@@ -29,10 +31,13 @@ from magi_tritonwrap import (
     triton_op,
     unsupported_launches,
 )
+from magi_tritonwrap._kernel.kernels import as_kernel
 from magi_tritonwrap.errors import NotAnOpError
 from magi_tritonwrap.testing import aot_graphs, launches_of
 from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gluon_language
 
 
 pytestmark = pytest.mark.usefixtures("stub")
@@ -54,6 +59,11 @@ def no_hook(*args: Any, **kwargs: Any) -> None:
     pass
 
 
+@gluon.jit
+def gluon_kernel(x, out, n, BLOCK: tl.constexpr):
+    gluon_language.store(out, gluon_language.load(x))
+
+
 config_with_hook = triton.autotune(configs=[triton.Config({"BLOCK": 128}, pre_hook=no_hook)], key=[])(kernel)
 
 CLASH = (
@@ -62,12 +72,8 @@ CLASH = (
 )
 # Kernels that a function names, and what is said of them at decoration.
 KERNELS = {
-    "pre_hook": (tuned(pre_hook=no_hook), r"is autotuned with pre_hook=, .*\. Do what the hook does in the op's body"),
-    "post_hook": (tuned(post_hook=no_hook), r"is autotuned with post_hook=, arbitrary Python"),
-    "both hooks": (tuned(pre_hook=no_hook, post_hook=no_hook), r"is autotuned with pre_hook and post_hook="),
     "pre_hook of a config": (config_with_hook, r"has a triton\.Config with pre_hook=, arbitrary Python"),
-    "warmup": (tuned(warmup=7), r"sets warmup= in @triton\.autotune, and Inductor benchmarks in its own way"),
-    "rep": (tuned(rep=7), r"sets rep= in @triton\.autotune.*unsafe_ignore_unsupported_triton_autotune_args"),
+    "gluon": (gluon_kernel, r"is a Gluon kernel, which Inductor cannot write down again"),
     "two autotuners": (
         triton.autotune(configs=[triton.Config({}, num_warps=8)], key=[])(tuned()),
         r"has 2 @triton\.autotune decorators, and torch supports one\. Merge",
@@ -77,31 +83,46 @@ KERNELS = {
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_a_kernel_that_functions_name_is_refused_at_decoration(ops: Ops, name: str) -> None:
+def test_a_kernel_that_no_graph_can_carry_is_known_at_decoration(ops: Ops, name: str) -> None:
     launched, sentence = KERNELS[name]
     body = patterns.through(launched)
     op = ops.define("op", body)
-    where = rf"Triton kernel 'kernel' .*test_refused\.py:{kernel.starting_line_number}\)"
-    for attempt in (lambda: make_see_through(op, body), lambda: triton_op(f"{ops.namespace}::other", body, **ANY)):
+    function = as_kernel(launched).function
+    where = rf"Triton kernel '{function.__name__}' .*test_refused\.py:{function.__code__.co_firstlineno}\)"
+    strict: dict[str, Any] = {"on_unsupported": "error"}
+    for attempt in (
+        lambda: make_see_through(op, body, **strict),
+        lambda: triton_op(f"{ops.namespace}::other", body, **strict, **ANY),
+    ):
         with pytest.raises(UnsupportedKernelError, match=sentence) as caught:
             attempt()
         caught.match(where)
     assert not hasattr(getattr(torch.ops, ops.namespace), "other"), "no op is left behind"
 
-    with pytest.warns(OpaqueFallbackWarning, match=rf"op stays opaque to the compiler.*{sentence}"):
-        report = make_see_through(op, body, on_unsupported="opaque")
+    with pytest.warns(OpaqueFallbackWarning, match=rf"op stays opaque to the compiler: Triton kernel .*{sentence}"):
+        report = make_see_through(op, body)
     assert not report.see_through
     assert str(report).startswith(f"{ops.namespace}::op: opaque, Triton kernel ")
     assert op_stays(op)
     with pytest.warns(OpaqueFallbackWarning):
-        other = triton_op(f"{ops.namespace}::other", body, on_unsupported="opaque", **ANY)
+        other = triton_op(f"{ops.namespace}::other", body, **ANY)
     assert not see_through_report(other).see_through
 
 
 def test_settings_that_inductor_was_told_to_overlook(ops: Ops) -> None:
-    body = patterns.through(KERNELS["pre_hook"][0])
+    body = patterns.through(config_with_hook)
     with torch._inductor.config.patch(unsafe_ignore_unsupported_triton_autotune_args=True):
         assert make_see_through(ops.define("op", body), body).see_through
+
+
+SETTINGS = [{"pre_hook": no_hook}, {"post_hook": no_hook}, {"warmup": 7}, {"rep": 7}, {"use_cuda_graph": True}]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: next(iter(settings)))
+def test_settings_of_triton_s_own_benchmark_do_not_matter_to_a_graph(settings: dict[str, Any], ops: Ops) -> None:
+    op = ops.seen("op", patterns.through(tuned(**settings)))
+    (launch,) = launches(op, torch.ones(300))
+    assert [config.kwargs["BLOCK"] for config in launch.kernel.configs] == [128]
 
 
 def misspelt_parameter(x: Tensor) -> Tensor:
@@ -129,6 +150,43 @@ def table_kernel(pointers, n, BLOCK: tl.constexpr):
     tl.store(out + tl.arange(0, BLOCK), n)
 
 
+def through_addresses(x: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    kernel[(1,)](x.data_ptr(), out.data_ptr(), 4, BLOCK=4)
+    return out
+
+
+def through_an_object_with_an_address(x: Tensor) -> Tensor:
+    kernel[(1,)](x, Address(x), 4, BLOCK=4)
+    return x.clone()
+
+
+def through_addresses_of_before(x: Tensor) -> Tensor:
+    kernel[(1,)](BUFFER, BUFFER, 4, BLOCK=4)
+    return x.clone()
+
+
+def reinterpreted_as_wider(x: Tensor) -> Tensor:
+    kernel[(1,)](x, triton.reinterpret(x, tl.float64), 4, BLOCK=4)
+    return x.clone()
+
+
+def with_tensors_in_a_tuple(x: Tensor) -> Tensor:
+    kernel[(1,)]((x, x), x, 4, BLOCK=4)
+    return x.clone()
+
+
+class Address:
+    def __init__(self, x: Tensor) -> None:
+        self.x, self.dtype = x, x.dtype
+
+    def data_ptr(self) -> int:
+        return self.x.data_ptr()
+
+
+BUFFER = torch.ones(4).data_ptr()
+
+
 def through_a_table_of_pointers(x: Tensor) -> Tensor:
     table_kernel[(1,)](torch.zeros(1, dtype=torch.int64, device=x.device), x.numel(), BLOCK=128)
     return x.clone()
@@ -139,6 +197,14 @@ LAUNCHES: list[tuple[Callable[[Tensor], Tensor], str]] = [
     (misspelt_parameter, "is launched with BLOK=, which is neither a parameter of it nor .*; did you mean BLOCK="),
     (warmed_up, r"is compiled by \.warmup\(\) in the op's body, .*Launch the kernel itself"),
     (in_a_table, r"has a triton\.Config with pre_hook="),
+    (
+        through_addresses,
+        "was launched with 'x', the address of a Tensor that the graph then does not see; pass the Tenso",
+    ),
+    (through_an_object_with_an_address, "was launched with 'out', the address of a Tensor"),
+    (through_addresses_of_before, "kernel' writes none of its tensors as far as torch can tell"),
+    (reinterpreted_as_wider, "was launched with 'out' reinterpreted as fp64, as which torch cannot view it"),
+    (with_tensors_in_a_tuple, "was launched with tensors inside the tuple 'x'"),
     (through_a_table_of_pointers, "table_kernel' writes none of its tensors as far as torch can tell"),
 ]
 
@@ -147,20 +213,20 @@ LAUNCHES: list[tuple[Callable[[Tensor], Tensor], str]] = [
 @pytest.mark.parametrize(("body", "reason"), LAUNCHES, ids=[str(at) for at in range(len(LAUNCHES))])
 def test_what_only_the_trace_tells(body: Callable[[Tensor], Tensor], reason: str, how: str, ops: Ops) -> None:
     op = ops.define("late", body)
-    make_see_through(op, body, on_unsupported="opaque" if how == "op" else "error")
-    if how == "neither":
-        with pytest.raises(BackendCompilerFailed, match=reason) as caught:
+    make_see_through(op, body, on_unsupported="error" if how == "op" else None)
+    if how != "neither":
+        with (
+            unsupported_launches("error" if how == "setting" else "opaque"),
+            pytest.raises(BackendCompilerFailed, match=reason) as caught,
+        ):
             aot_graphs(op, torch.ones(300))
         error = UnsupportedKernelError if body is in_a_table else UnsupportedLaunchError
         assert isinstance(caught.value.inner_exception, error)
         caught.match(r"defined at .*test_refused\.py" if body is not in_a_table else rf"{__file__}:")
-        if body in (misspelt_parameter, warmed_up, through_a_table_of_pointers):
+        if body in (misspelt_parameter, warmed_up, through_a_table_of_pointers, with_tensors_in_a_tuple):
             caught.match(rf"launched at .*test_refused\.py:{body.__code__.co_firstlineno + 1}")
         return
-    with (
-        unsupported_launches("opaque" if how == "setting" else "error"),
-        pytest.warns(OpaqueFallbackWarning, match=f"late stays opaque.*{reason}"),
-    ):
+    with pytest.warns(OpaqueFallbackWarning, match=f"late stays opaque.*{reason}"):
         assert op_stays(op, torch.ones(300))
     assert len(see_through_report(op).fallbacks) == 1
 
@@ -183,6 +249,22 @@ def test_a_body_that_cannot_be_traced_stays_opaque_and_says_so(ops: Ops) -> None
     (fallback,) = see_through_report(op).fallbacks
     assert f"{__file__}:{body.__code__.co_firstlineno + 2}" in fallback
     assert "fall-back" in str(see_through_report(op))
+
+
+def test_a_launch_in_another_thread_is_not_lost(ops: Ops) -> None:
+    def body(x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        thread = threading.Thread(target=patterns.launch_double, args=(x, out))
+        thread.start()
+        thread.join()
+        return out
+
+    op = ops.seen("threaded", body)
+    with (
+        mock.patch.object(threading, "excepthook"),
+        pytest.warns(OpaqueFallbackWarning, match=r"it launches a kernel in another thread \(.*tritonwrap_patterns"),
+    ):
+        assert op_stays(op)
 
 
 def test_errors_of_make_see_through(ops: Ops) -> None:

@@ -368,3 +368,22 @@ launching(
     "function_as_constexpr",
     lambda x, out: applied_kernel[blocks(x.numel())](x, out, x.numel(), ACTIVATION=double_value, BLOCK=128),
 )
+
+
+@triton.jit
+def scaled_by_a_tuple_kernel(x, out, n, SIZES: tl.constexpr, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < SIZES[1]
+    tl.store(out + offsets, tl.load(x + offsets, mask) * SIZES[0], mask)
+
+
+launching(
+    "sizes_in_a_tuple",
+    lambda x, out: scaled_by_a_tuple_kernel[blocks(x.numel())](x, out, 0, SIZES=(2, *x.shape), BLOCK=128),
+)
+launching(
+    "reinterpreted",
+    lambda x, out: double_kernel[blocks(x.numel())](
+        triton.reinterpret(x, tl.float32), triton.reinterpret(out, torch.float32), x.numel(), BLOCK=128
+    ),
+)

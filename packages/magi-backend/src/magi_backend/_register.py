@@ -74,7 +74,7 @@ def magi_register_custom_op(
 
     Raises:
         magi_opschema.OpSchemaError: The signature has no schema, or another argument is refused by magi-opschema.
-        magi_tritonwrap.TritonWrapError: Torch cannot compile a kernel.
+        magi_tritonwrap.TritonWrapError: With ``on_unsupported="error"``, torch cannot compile a kernel.
 
     Example:
         >>> import torch
@@ -103,12 +103,13 @@ def magi_register_custom_op(
 
         def see_through() -> None:
             is_alone = not definition().implementations
-            report = magi_tritonwrap.make_see_through(
-                definition().torch_op,
-                definition().lowered_fn,
-                kernels=kernels if is_alone else _kernels_of(definition().lowered_fn, extra_triton_kernels),
-                on_unsupported=on_unsupported or CompileConfig().on_unsupported,
-            )
+            with magi_tritonwrap.unsupported_launches(CompileConfig().on_unsupported):
+                report = magi_tritonwrap.make_see_through(
+                    definition().torch_op,
+                    definition().lowered_fn,
+                    kernels=kernels if is_alone else _kernels_of(definition().lowered_fn, extra_triton_kernels),
+                    on_unsupported=on_unsupported,
+                )
             magi_opschema.annotate(exposed, "see-through", _see_through_note(report))
 
         def implementation(fn: Callable[..., Any] | None = None, **options: Any) -> Any:

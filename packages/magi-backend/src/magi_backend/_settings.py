@@ -132,9 +132,9 @@ class CompileConfig(BaseModel):
         profile: Measure the kernels of each graph in a few of its first calls, for the report; without CUDA graphs.
         strict: Raise where compiling a graph fails, although it might succeed without our passes, options and repairs.
             By default it is compiled once more without them, with a warning.
-        on_unsupported: What to do with an operator whose Triton kernels or launches no graph can carry: ``"error"``, or
-            ``"opaque"`` to keep the operator opaque with a warning. If such a kernel is found in the source, this is
-            decided at decoration, where only the environment counts.
+        on_unsupported: What to do with an operator whose Triton kernels or launches no graph can carry: ``"opaque"``
+            keeps the operator opaque, with a warning; ``"error"`` raises. If such a kernel is found in the source, this
+            is decided at decoration, where only the environment counts.
         pass_config: Which graph passes may run.
 
     A variable in the environment that starts with ``MAGI_COMPILE_`` and names no field, or is near to one that does, is
@@ -167,7 +167,7 @@ class CompileConfig(BaseModel):
     report: str | None = _setting(None, "a process; several may share a folder")
     profile: bool = _setting(False, "each compiled graph")
     strict: bool = _setting(False, "each compiled graph")
-    on_unsupported: Literal["error", "opaque"] = _setting("error", "a compilation, or a process at decoration")
+    on_unsupported: Literal["error", "opaque"] = _setting("opaque", "a compilation, or a process at decoration")
     pass_config: PassConfig = Field(default_factory=PassConfig)
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)

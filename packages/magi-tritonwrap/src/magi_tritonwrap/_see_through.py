@@ -37,7 +37,6 @@ from ._torch_compat.operators import (
 )
 from ._torch_compat.tracing import decomposition_is_disabled, has_unrecognized_type
 from .errors import (
-    LostOptionError,
     NotAnOpError,
     OpaqueFallbackWarning,
     TritonWrapError,
@@ -48,6 +47,7 @@ from .errors import (
 
 OnUnsupported = Literal["error", "opaque"]
 """What to do with an op whose kernels or launches cannot be carried by a graph."""
+_RAISES = 'on_unsupported="error" raises instead.'
 _INTERPRETED = "Triton runs its interpreter (TRITON_INTERPRET=1), so there is nothing to compile"
 
 
@@ -59,7 +59,7 @@ class _SeeThroughOp:
     fn: Callable[..., Any]
     found: KernelReport
     opaque_because: str = ""
-    on_unsupported: OnUnsupported = "error"
+    on_unsupported: OnUnsupported | None = None
     captured: dict[tuple[str, int, str, int], CapturedLaunch] = field(default_factory=dict)
     fallbacks: list[str] = field(default_factory=list)
     whole_inside: dict[str, str] = field(default_factory=dict)
@@ -124,7 +124,7 @@ _INNER_OPS: dict[str, _SeeThroughOp] = {}
 """`custom_op`s of other libraries that the body of an op calls: seen through there, opaque in every other place."""
 _AROUND: contextvars.ContextVar[tuple[_SeeThroughOp, ...]] = contextvars.ContextVar("magi_tritonwrap_ops", default=())
 """The ops whose bodies are being traced: first the one that stands in the graph, whose cache key covers the others."""
-_ON_UNSUPPORTED: contextvars.ContextVar[OnUnsupported] = contextvars.ContextVar("on_unsupported", default="error")
+_ON_UNSUPPORTED: contextvars.ContextVar[OnUnsupported] = contextvars.ContextVar("on_unsupported", default="opaque")
 _LOCK = threading.Lock()
 
 
@@ -133,7 +133,7 @@ def make_see_through(
     fn: Callable[..., Any],
     *,
     kernels: KernelReport | Iterable[Any] | None = None,
-    on_unsupported: OnUnsupported = "error",
+    on_unsupported: OnUnsupported | None = None,
 ) -> OpReport:
     """Let AOTAutograd decompose *op* into the launches of *fn*; launches need no `wrap_triton`.
 
@@ -149,15 +149,15 @@ def make_see_through(
         kernels: an existing report of `find_kernels(fn)`, or all kernels that no name leads to. The cache key covers
             them, so that graphs with their launches are stored.
         on_unsupported: what to do if no graph can carry a kernel or a launch. `"opaque"` keeps the op opaque, with a
-            warning, for code that you cannot edit; `"error"` raises.
+            warning; `"error"` raises. None means what `unsupported_launches` says, by default `"opaque"`.
 
     Returns:
         OpReport: what `see_through_report(op)` returns at this moment.
 
     Raises:
         NotAnOpError: *op* is not an operator, or *fn* cannot take what it passes, as far as its signature shows.
-        UnsupportedKernelError: a kernel that functions name is decorated in a way that torch cannot compile; it names
-            the kernel, its file and line, and the fix.
+        UnsupportedKernelError: with `"error"`, a kernel that functions name is decorated in a way that torch cannot
+            compile; it names the kernel, its file and line, and the fix.
 
     Example:
         >>> import torch
@@ -184,7 +184,7 @@ def _define_see_through(
     overload: OpOverload,
     fn: Callable[..., Any],
     kernels: KernelReport | Iterable[Any] | None,
-    on_unsupported: OnUnsupported,
+    on_unsupported: OnUnsupported | None,
 ) -> OpReport:
     """`make_see_through` for a function that is known to be the body of the operator."""
     found = kernels if isinstance(kernels, KernelReport) else find_kernels(fn, extra=kernels or ())
@@ -193,7 +193,7 @@ def _define_see_through(
     interpreted = bool(triton.knobs.runtime.interpret) or any(kernel.is_interpreted for kernel in made)
     record = _SeeThroughOp(overload, fn, found, _INTERPRETED if interpreted else refused, on_unsupported)
     if refused and not interpreted:
-        record.fall_back(refused)
+        record.fall_back(refused, refused.rstrip("."), _RAISES)
     with _LOCK:
         BODIES[record.name] = fn
         _OPS[record.name] = record
@@ -216,20 +216,20 @@ def _see_through_inside(name: str) -> None:
     set_decomposition_rule(op, _decompose)
 
 
-def _why_refused(found: KernelReport, on_unsupported: OnUnsupported) -> str:
+def _why_refused(found: KernelReport, on_unsupported: OnUnsupported | None) -> str:
     """Why no graph can carry a kernel that functions name; empty if one can.
 
     Those that only a table, a class or an object holds may never be launched; traces look at them.
 
     Raises:
-        UnsupportedKernelError: for the way a kernel is decorated, if *on_unsupported* is `"error"`.
+        UnsupportedKernelError: for the way a kernel is decorated, if errors are asked for.
     """
     try:
         for kernel in found.kernels:
             if kernel.kernel is not None and kernel.is_named:
                 check_supported(as_kernel(kernel.kernel))
     except UnsupportedKernelError as error:
-        if on_unsupported == "error":
+        if (on_unsupported or _ON_UNSUPPORTED.get()) == "error":
             raise
         return str(error)
     return ""
@@ -238,7 +238,7 @@ def _why_refused(found: KernelReport, on_unsupported: OnUnsupported) -> str:
 def unsupported_launches(on_unsupported: OnUnsupported) -> AbstractContextManager[None]:
     """Within this context, *on_unsupported* says what happens to kernels and launches that no graph can carry.
 
-    It does for all ops what the argument of `make_see_through` does for one; an op is opaque if either says `"opaque"`.
+    It does for all ops what the argument of `make_see_through` does for one, which comes first.
     """
     return holding(_ON_UNSUPPORTED, on_unsupported)
 
@@ -278,18 +278,16 @@ def _decompose(mode: Any, op: OpOverload, types: Sequence[type], args: tuple[Any
     if record.bodies.has_other_body(args, kwargs):
         return mode.__torch_dispatch__(op, types, args, kwargs)
     recording: Recording | str
-    fix = ""
-    may_stay_opaque = "opaque" in (record.on_unsupported, _ON_UNSUPPORTED.get())
+    may_stay_opaque = (record.on_unsupported or _ON_UNSUPPORTED.get()) == "opaque"
     try:
         recording = recording_of(record.fn, args, kwargs, may_stay_opaque)
     except TritonWrapError as error:
-        is_lost = isinstance(error, LostOptionError)
-        if not is_lost and not may_stay_opaque:
+        if not may_stay_opaque:
             raise
         recording = str(error)
-        fix = "Leave the option out to have them in the graph." if is_lost else ""
+        record.fall_back(recording, recording.rstrip("."), _RAISES)
     if isinstance(recording, str):
-        record.fall_back(recording, fix=fix)
+        record.fall_back(recording)
         if around:
             around[-1].whole_inside[record.name] = f"its body cannot be traced. {recording}"
         return mode.__torch_dispatch__(op, types, args, kwargs)
@@ -325,7 +323,7 @@ def triton_op(
     *,
     mutates_args: str | Iterable[str],
     schema: str | None = None,
-    on_unsupported: OnUnsupported = ...,
+    on_unsupported: OnUnsupported | None = ...,
 ) -> Callable[[Callable[..., Any]], CustomOpDef]: ...
 
 
@@ -337,7 +335,7 @@ def triton_op(
     *,
     mutates_args: str | Iterable[str],
     schema: str | None = None,
-    on_unsupported: OnUnsupported = ...,
+    on_unsupported: OnUnsupported | None = ...,
 ) -> CustomOpDef: ...
 
 
@@ -348,7 +346,7 @@ def triton_op(
     *,
     mutates_args: str | Iterable[str],
     schema: str | None = None,
-    on_unsupported: OnUnsupported = "error",
+    on_unsupported: OnUnsupported | None = None,
 ) -> CustomOpDef | Callable[[Callable[..., Any]], CustomOpDef]:
     """Create a custom op that `torch.compile` sees through, from a body with plain Triton launches.
 
@@ -366,7 +364,7 @@ def triton_op(
         torch.library.CustomOpDef: for `register_autograd`, `register_kernel("cpu")` and the rest of torch's methods.
 
     Raises:
-        UnsupportedKernelError: a kernel is decorated in a way that torch cannot compile.
+        UnsupportedKernelError: with `"error"`, a kernel is decorated in a way that torch cannot compile.
 
     Example:
         >>> import torch

@@ -19,10 +19,6 @@ class UnsupportedLaunchError(TritonWrapError, ValueError):
     """A launch passes something that a compiled graph cannot carry, for example an unknown launch option."""
 
 
-class LostOptionError(UnsupportedLaunchError):
-    """A launch has an option that Inductor compiles its kernel without. An op with such a launch stays opaque."""
-
-
 class NoFakeError(TritonWrapError, RuntimeError):
     """A body cannot be used as its op's fake: its outputs depend on data, or it asks for addresses."""
 

@@ -188,7 +188,12 @@ def _faults(kernel: Kernel) -> Iterator[tuple[str, str]]:
         yield why, "Merge their configs into one @triton.autotune."
     for position, layer in enumerate(kernel.layers):
         if isinstance(layer, Autotuner):
-            yield from () if unsupported_autotune_arguments_are_ignored() else _faults_of_autotuner(layer)
+            hooked = any(config.pre_hook is not None for config in layer.configs)
+            if hooked and not unsupported_autotune_arguments_are_ignored():
+                why = (
+                    "has a triton.Config with pre_hook=, arbitrary Python that a compiled graph cannot run at a launch"
+                )
+                yield why, "Do what the hook does in the op's body."
             tuned = {name for config in layer.configs for name in config.kwargs}
             clashes = sorted(tuned & {name for outer in kernel.layers[:position] for name in outer.values})
             if clashes:
@@ -196,22 +201,4 @@ def _faults(kernel: Kernel) -> Iterator[tuple[str, str]]:
                 order = "The accepted order is @triton.autotune, then @triton.heuristics, then @triton.jit; "
                 yield f"computes {', '.join(clashes)} {above}", f"{order}and a name is either tuned or computed."
     if getattr(kernel.jit, "is_gluon", bool)():
-        yield "is a Gluon kernel, which Inductor cannot emit again", "Register its op as an opaque custom op."
-
-
-def _faults_of_autotuner(autotuner: Any) -> Iterator[tuple[str, str]]:
-    hook = "arbitrary Python that a compiled graph cannot run at a launch"
-    hooks = [name for name in ("pre_hook", "post_hook") if getattr(autotuner, f"user_defined_{name}", False)]
-    if hooks:
-        fix = "Do what the hook does in the op's body, or use reset_to_zero= and restore_value=."
-        yield f"is autotuned with {' and '.join(hooks)}=, {hook}", fix
-    if any(config.pre_hook is not None for config in autotuner.configs):
-        yield f"has a triton.Config with pre_hook=, {hook}", "Do what the hook does in the op's body."
-    # The settings of autotune's own benchmark, each with the values that are Triton's defaults.
-    defaults = (("warmup", "num_warmups", 25), ("rep", "num_reps", 100), ("use_cuda_graph", "use_cuda_graph", False))
-    differ = [f"{name}=" for name, held, plain in defaults if getattr(autotuner, held, None) not in (plain, None)]
-    if differ:
-        yield (
-            f"sets {', '.join(differ)} in @triton.autotune, and Inductor benchmarks in its own way",
-            "Leave them out; or set torch._inductor.config.unsafe_ignore_unsupported_triton_autotune_args = True.",
-        )
+        yield "is a Gluon kernel, which Inductor cannot write down again", "Its op can only be opaque."

@@ -23,9 +23,10 @@ from magi_tritonwrap._torch_compat.operators import is_collective
 from magi_tritonwrap._torch_compat.tracing import ITEM_OPERATORS, cannot_be_fake, concrete_number, fake_tensors
 from magi_tritonwrap.errors import NoFakeError
 
+from .addresses import FakeAddresses
 from .capture import CapturedLaunch, capture_launches
 from .hook import launch_site
-from .recording import FakeAddresses, told
+from .recording import told
 
 
 P = ParamSpec("P")

@@ -26,8 +26,8 @@ import torch
 import triton
 
 from magi_tritonwrap._kernel.kernels import classes_with_own_run, is_launcher_class, kernel_behind
-from magi_tritonwrap._torch_compat.kernels import calling_frame, launch_classes
-from magi_tritonwrap._torch_compat.tracing import wrap_triton_disabled
+from magi_tritonwrap._torch_compat.kernels import calling_frame, described_tensor, launch_classes
+from magi_tritonwrap._torch_compat.tracing import is_fake, wrap_triton_disabled
 
 
 _FOLDERS = tuple(f"{Path(file).parent}/" for file in (torch.__file__, triton.__file__, Path(__file__).parent))
@@ -37,6 +37,8 @@ Listener = Callable[[Any, Run, tuple[Any, ...], dict[str, Any]], Any]
 """What a scope does with a launch: it gets the kernel, the original method `run`, unbound, and its arguments."""
 _LISTENER: contextvars.ContextVar[Listener | None] = contextvars.ContextVar("magi_tritonwrap_listener", default=None)
 _LOCK = threading.Lock()
+STRAYS: list[tuple[str, int]] = []
+"""Where tensors of a trace were launched on that no scope listened to: by a thread that a body started."""
 _MARK = "_magi_tritonwrap_hooked"
 _open_scopes = 0
 
@@ -103,6 +105,8 @@ def _hooked(run: Run, is_launcher: bool) -> Run:
     def hooked(self: Any, *args: Any, **kwargs: Any) -> Any:
         listener = _LISTENER.get()
         if listener is None:
+            if any(map(is_fake, map(described_tensor, args))):
+                STRAYS.append(launch_site())
             return run(self, *args, **kwargs)
         if not is_launcher:
             return listener(self, run, args, kwargs)

@@ -33,6 +33,8 @@ from magi_tritonwrap._kernel.kernels import CONFIG_FIELDS, Kernel, as_kernel, ch
 from magi_tritonwrap._torch_compat.kernels import (
     another_kernel,
     described_tensor,
+    dtype_of_reinterpreted,
+    is_reinterpreted,
     is_tensor_descriptor,
     of_whole_tensor,
     record_launch,
@@ -48,8 +50,9 @@ from magi_tritonwrap._torch_compat.options import (
     write_options,
 )
 from magi_tritonwrap._torch_compat.tracing import functional_storage, writes_traced
-from magi_tritonwrap.errors import LostOptionError, UnsupportedLaunchError
+from magi_tritonwrap.errors import UnsupportedLaunchError
 
+from .addresses import FakeAddress
 from .hook import launch_site, not_listening
 from .self_contained import functions_of, key_of, self_contained
 
@@ -71,8 +74,15 @@ def check_arguments(kernel: Kernel, arguments: Mapping[str, Any], configs: list[
     for name, value in arguments.items():
         if is_tensor_descriptor(value):
             _check_descriptor(kernel, name, value)
+        elif is_reinterpreted(value):
+            if dtype_of_reinterpreted(value) is None:
+                why = f"was launched with '{name}' reinterpreted as {value.dtype}, as which torch cannot view it"
+                raise unsupported(kernel, why)
         elif _holds_tensor(value):
             raise unsupported(kernel, f"was launched with tensors inside the {type(value).__name__} '{name}'")
+        elif isinstance(value, FakeAddress) or hasattr(type(value), "data_ptr") > isinstance(value, torch.Tensor):
+            why = f"was launched with '{name}', the address of a Tensor that the graph then does not see"
+            raise unsupported(kernel, f"{why}; pass the Tensor")
 
 
 def _check_descriptor(kernel: Kernel, name: str, descriptor: Any) -> None:
@@ -110,19 +120,14 @@ def _holds_tensor(value: object) -> bool:
         return any(isinstance(item, torch.Tensor) or _holds_tensor(item) for item in value.values())
     if isinstance(value, tuple | list):
         return any(isinstance(item, torch.Tensor) or _holds_tensor(item) for item in value)
-    return is_tensor_descriptor(value)
+    return is_tensor_descriptor(value) or is_reinterpreted(value)
 
 
-def unsupported(
-    kernel: Kernel,
-    why: str,
-    site: tuple[str, int] | None = None,
-    error: type[UnsupportedLaunchError] = UnsupportedLaunchError,
-) -> UnsupportedLaunchError:
+def unsupported(kernel: Kernel, why: str, site: tuple[str, int] | None = None) -> UnsupportedLaunchError:
     """The error for a launch of *kernel*, which it says *why* a graph cannot carry; *site* is its line, if not this."""
     file, line = site or launch_site()
     launch = f"launched at {file}:{line}, defined at {kernel.file}:{kernel.line}"
-    return error(f"Triton kernel '{kernel.name}' {why}. ({launch})")
+    return UnsupportedLaunchError(f"Triton kernel '{kernel.name}' {why}. ({launch})")
 
 
 @dataclass(frozen=True)
@@ -179,11 +184,15 @@ def emit(launch: ResolvedLaunch) -> None:
 
 @contextmanager
 def refuse_no_write(kernel: Kernel, values: Iterable[Any], site: tuple[str, int] | None = None) -> Iterator[None]:
-    """Raise UnsupportedLaunchError if the launch of *kernel* in this scope writes none of its functional tensors."""
-    tensors = [one for one in map(described_tensor, values) if functional_storage(one) is not None]
+    """Raise UnsupportedLaunchError if the launch of *kernel* in this scope writes none of its functional tensors.
+
+    One that has no Tensors at all, but for example addresses, writes nothing that a graph knows of.
+    """
+    given = [one for one in map(described_tensor, values) if isinstance(one, torch.Tensor)]
+    tensors = [one for one in given if functional_storage(one) is not None]
     before = [writes_traced(tensor) for tensor in tensors]
     yield
-    if tensors and before == [writes_traced(tensor) for tensor in tensors]:
+    if (tensors or not given) and before == [writes_traced(tensor) for tensor in tensors]:
         raise unsupported(kernel, WRITES_NOTHING, site)
 
 
@@ -257,7 +266,7 @@ def _check_options(kernel: Kernel, configs: list[Config]) -> None:
     """Leave those options in *configs* that change what Triton compiles.
 
     Raises:
-        LostOptionError: Inductor compiles the kernel without one of them.
+        UnsupportedLaunchError: Inductor compiles the kernel without one of them.
     """
     plain = options_for_this_gpu({})
     given = [{name: value for name, value in config.all_kwargs().items() if name in plain} for config in configs]
@@ -275,8 +284,10 @@ def _check_options(kernel: Kernel, configs: list[Config]) -> None:
         for name in named:
             is_plain = wish[name] == plain[name] and made[name] == usual[name]
             if wish[name] != made[name] and not is_plain:
-                why = f"is launched with {name}={wish[name]!r}, and Inductor compiles it with {name}={made[name]!r}"
-                raise unsupported(kernel, why, error=LostOptionError)
+                given_is = f"is launched with {name}={wish[name]!r}, and Inductor compiles it"
+                raise unsupported(
+                    kernel, f"{given_is} with {name}={made[name]!r}; leave it out to have it in the graph"
+                )
     write_options()
 
 
@@ -358,10 +369,15 @@ def _as_grid(kernel: Kernel, grid: Any) -> tuple[Any, ...]:
 
 
 def _plain(value: Any) -> Any:
-    return value.value if isinstance(value, constexpr) else value
+    """*value* as a node can hold it, which has no symbolic size inside a tuple."""
+    plain = value.value if isinstance(value, constexpr) else value
+    return _constant(plain) if isinstance(plain, tuple | list) else plain
 
 
 def _constant(value: Any) -> Any:
     """*value* as a config can hold it: a symbolic size becomes a number, as Triton specializes a constexpr."""
+    if isinstance(value, tuple | list):
+        parts = [_constant(part) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     number: Any = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}.get(type(value))
     return value if number is None else number(value)

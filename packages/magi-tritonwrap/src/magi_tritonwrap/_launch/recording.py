@@ -14,11 +14,10 @@ import traceback
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from magi_tritonwrap._kernel.kernels import as_kernel
@@ -29,7 +28,6 @@ from magi_tritonwrap._torch_compat.tracing import (
     expression_of,
     fake_mode_of,
     functional_storage,
-    is_fake,
     kept_for_this_compilation,
     number_is_lost,
     storage_of,
@@ -38,65 +36,10 @@ from magi_tritonwrap._torch_compat.tracing import (
 )
 from magi_tritonwrap.errors import TritonWrapError
 
+from .addresses import FakeAddresses
 from .capture import CapturedLaunch, capture_launches
-from .hook import in_library_folder
+from .hook import STRAYS, in_library_folder
 from .normalise import WRITES_NOTHING, refuse_no_write, unsupported
-
-
-_ALIGNMENT = 16
-
-
-class FakeAddress:
-    """The address of a fake tensor, which begins *offset* bytes behind one that is a multiple of 16.
-
-    A body may ask whether it is a multiple of 16 bytes, or of a part of that:
-
-        if x.data_ptr() % 16 == 0:  # a kernel that loads 16 bytes at once
-
-    All memory that an allocator of torch gives begins at such an address, and Inductor copies an input that was aligned
-    at compilation and is not at a call (`copy_misaligned_inputs` in `torch/_inductor/utils.py`). So the answer follows
-    from where a tensor begins in its memory; if that is symbolic, it is guarded. Nothing else is known of an address.
-    """
-
-    def __init__(self, offset: Any) -> None:
-        self._offset = offset
-
-    def __mod__(self, by: object) -> Any:
-        if isinstance(by, int) and by > 0 and _ALIGNMENT % by == 0:
-            return int(self._offset % by)  # a guard on the remainder, where the offset is symbolic
-        return self._refuse(by)
-
-    def __and__(self, mask: object) -> Any:
-        return self % (mask + 1) if isinstance(mask, int) else self._refuse(mask)
-
-    __rand__ = __and__
-
-    def __add__(self, further: object) -> Any:
-        return FakeAddress(self._offset + further) if isinstance(further, int | torch.SymInt) else self._refuse(further)
-
-    __radd__ = __add__
-
-    def __or__(self, other: object) -> Any:
-        # `(x.data_ptr() | y.data_ptr()) % 16` asks whether both are aligned.
-        return FakeAddress(self % _ALIGNMENT | other % _ALIGNMENT) if isinstance(other, FakeAddress) else self._refuse()
-
-    def _refuse(self, *_: object) -> NoReturn:
-        raise RuntimeError(f"of the data pointer of a fake tensor, only the remainder by {_ALIGNMENT} is known")
-
-    __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = __rshift__ = __lshift__ = __xor__ = __invert__ = _refuse
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = _refuse
-    __hash__ = __int__ = __index__ = __float__ = __str__ = __repr__ = __format__ = _refuse
-
-
-class FakeAddresses(TorchFunctionMode):
-    """A mode in which `data_ptr` of a fake tensor is a `FakeAddress`."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is torch.Tensor.data_ptr and args[0].layout is torch.strided and is_fake(args[0]):
-            return FakeAddress(args[0].storage_offset() * args[0].element_size())
-        return func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True)
@@ -211,6 +154,7 @@ def _recorded(
             stack.enter_context(fake_mode.shape_env.ignore_fresh_unbacked_symbols())
         log = stack.enter_context(capture_launches())
         stack.enter_context(FakeAddresses())
+        strays = len(STRAYS)
         fresh = _elsewhere(leaves, inner)
         varying = [fresh[_first(leaves, at)] for at, leaf in enumerate(leaves) if _varies(leaf)]
         for run in (make_fx(body), body):
@@ -222,6 +166,8 @@ def _recorded(
             except Exception as error:  # noqa: BLE001 - whatever the body raises is the reason, and is reported
                 if run is body or not number_is_lost(error):
                     return told(error)
+    if len(STRAYS) > strays:
+        return f"it launches a kernel in another thread ({':'.join(map(str, STRAYS[-1]))})"
     if not isinstance(made, torch.fx.GraphModule):
         return Recording(None, log.launches)
     met = [node.meta.get("val") for node in made.graph.nodes]

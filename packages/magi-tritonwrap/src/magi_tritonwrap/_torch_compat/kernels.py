@@ -34,7 +34,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _triton as torch_triton_features
 from triton.backends.compiler import GPUTarget
 from triton.runtime.autotuner import Autotuner, Heuristics
-from triton.runtime.jit import JITFunction
+from triton.runtime.jit import JITFunction, TensorWrapper
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .tracing import unwrap_functional
@@ -43,6 +43,18 @@ from .tracing import unwrap_functional
 TRITON_WRAPPERS = (torch.library.wrap_triton, torch_triton.capture_triton)
 """The functions that put a kernel into a graph: `wrap_triton`, and the older name that some code imports."""
 _INTERPRETER = "triton.runtime.interpreter"
+_DTYPES = {
+    "int1": torch.bool,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+    "fp8e4nv": torch.float8_e4m3fn,
+    "fp8e5": torch.float8_e5m2,
+    "fp8e4b8": torch.float8_e4m3fnuz,
+    "fp8e5b16": torch.float8_e5m2fnuz,
+}
+"""What torch calls the dtypes for which Triton has another name."""
 
 
 def launch_classes() -> tuple[type[Any], ...]:
@@ -210,9 +222,22 @@ def is_tensor_descriptor(value: object) -> bool:
     return isinstance(value, TensorDescriptor)
 
 
+def is_reinterpreted(value: object) -> bool:
+    """Whether *value* is what `triton.reinterpret` returns, a Tensor that a kernel takes for one of another dtype."""
+    return isinstance(value, TensorWrapper)
+
+
+def dtype_of_reinterpreted(value: Any) -> torch.dtype | None:
+    """The dtype that a kernel takes the elements for; None if torch has none, or one of another size."""
+    dtype = value.dtype
+    if not isinstance(dtype, torch.dtype):
+        dtype = _DTYPES.get(dtype.name, getattr(torch, dtype.name, None))
+    return None if dtype is None or dtype.itemsize != value.base.dtype.itemsize else dtype
+
+
 def described_tensor(value: Any) -> Any:
-    """The Tensor of a tensor descriptor; any other value as it is."""
-    return value.base if is_tensor_descriptor(value) else value
+    """The Tensor of a tensor descriptor or of a reinterpreted Tensor; any other value as it is."""
+    return value.base if is_tensor_descriptor(value) or is_reinterpreted(value) else value
 
 
 def settings_that_are_lost(descriptor: Any) -> dict[str, Any]:
@@ -262,7 +287,12 @@ def tensor_descriptors_taken(taken: bool) -> Iterator[None]:
 
 
 def of_whole_tensor(value: Any) -> Any:
-    """A tensor descriptor over a Tensor of its own sizes and strides: its base, or a view; any other value as it is."""
+    """A tensor descriptor over a Tensor of its own sizes and strides: its base, or a view.
+
+    A reinterpreted Tensor becomes a view of that dtype; any other value is returned as it is.
+    """
+    if is_reinterpreted(value):
+        return value.base.view(dtype_of_reinterpreted(value))
     if not is_tensor_descriptor(value):
         return value
     base, shape, strides = value.base, list(value.shape), list(value.strides)
