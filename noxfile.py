@@ -335,7 +335,7 @@ def aten(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON)
 def libraries(session: nox.Session) -> None:
-    """Search three libraries of Triton kernels for their launches, run ops of theirs, and note the counts."""
+    """Search six libraries of Triton kernels for their launches, run ops of theirs, and note the counts."""
     _install_editable(session, "test", "models")
     # Their own requirements name other releases of torch and Triton.
     session.install("--no-deps", *_group("libraries"))

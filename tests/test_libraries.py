@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `find_kernels` finds in three libraries of Triton kernels, ops of theirs, and what a second process compiles.
+"""What `find_kernels` finds in six libraries of Triton kernels, ops of theirs, and what a second process compiles.
 
 `nox -s libraries` installs them; without them what needs them is skipped. `libraries/` lists the functions that launch,
 with their kernels. A program that read the libraries' files, and shared no code with the packages, wrote those lists.
