@@ -597,8 +597,43 @@ def test_what_else_holds_of_a_class_that_is_registered_with_torch(ns: str) -> No
         errors.SignatureError, match=r"registered as '.*<locals>\.Local', a name that no schema can hold"
     ):
         make_op(f"{ns}_local", Local, [])
-    with pytest.raises(errors.SignatureError, match="and an op cannot return a _signatures.Stateful"):
-        magi_register_custom_op(f"{ns}::back")(returning(Stateful))
+    with pytest.raises(errors.SignatureError, match="which torch takes for a constant of a graph, so that compiled"):
+        magi_register_custom_op(f"{ns}::back")(returning(Constant))
+
+
+@dataclass(frozen=True)
+class Doubled:
+    value: Tensor
+    made: Stateful
+
+
+@needs_opaque
+def test_an_op_returns_an_object_that_torch_has_registered_as_opaque(ns: str) -> None:
+    @magi_register_custom_op(f"{ns}::made", infer_output_meta_fn=lambda x: Doubled(torch.empty_like(x), Stateful(0)))
+    def made(x: Tensor) -> Doubled:
+        return Doubled(x * 2, Stateful(int(x.sum())))
+
+    @magi_register_custom_op(f"{ns}::used", infer_output_meta_fn=["x"])
+    def used(x: Tensor, by: list[Stateful]) -> Tensor:
+        return x * by[0].number
+
+    def model(x: Tensor) -> tuple[Tensor, Stateful]:
+        both = made(x)
+        return used(both.value, [both.made]), both.made
+
+    for backend in ("eager", "aot_eager", "inductor"):
+        compiled: Any = torch.compile(model, backend=backend, fullgraph=True)
+        for x in (torch.ones(3), torch.full((3,), 2.0)):
+            for run in (model, compiled):
+                out, by = run(x)
+                assert (out.tolist(), by.number) == ((2 * x * x.sum()).tolist(), x.sum())
+
+    @magi_register_custom_op(f"{ns}::wrong", infer_output_meta_fn=lambda x: Stateful(0))
+    def wrong(x: Tensor) -> Stateful:
+        return 3  # type: ignore[return-value]
+
+    with pytest.raises(errors.ReturnValueError, match=r"'output' is 3 \(int\), expected a Stateful"):
+        wrong(W)
 
 
 class Named(enum.Enum):

@@ -553,6 +553,15 @@ def opaque_name(cls: type) -> str:
     return str(module.get_opaque_type_name(cls))
 
 
+def is_constant(cls: type) -> bool:
+    """Whether an object of a class that was registered with `register_opaque_type` is a constant of a graph.
+
+    2.15 renamed `is_opaque_value_type`.
+    """
+    module: Any = torch._library.opaque_object
+    return bool((getattr(module, "is_opaque_constant_type", None) or module.is_opaque_value_type)(cls))
+
+
 pytree_lock = _pytree._NODE_REGISTRY_LOCK
 """Torch's own lock around its table of pytree nodes."""
 

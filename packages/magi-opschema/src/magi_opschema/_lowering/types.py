@@ -40,7 +40,7 @@ from magi_opschema._model.tree import (
     nodes,
 )
 from magi_opschema._text import show_type
-from magi_opschema._torch_compat import opaque_name
+from magi_opschema._torch_compat import is_constant, opaque_name
 from magi_opschema.errors import Problem
 
 from .annotations import Scope, evaluate, substitute, type_arguments, unwrap
@@ -131,7 +131,7 @@ def fields_of(annotation: object, cls: Any, inside: Place) -> tuple[RecordKind, 
     """
     if is_declared(cls):
         if inside.subject != "parameter":
-            raise inside.refuse(annotation, "and an op returns no objects", "Return Tensors or numbers.")
+            raise inside.refuse(annotation, *_NO_OBJECT)
         return "object", [part for part in declared_fields(cls) if not _is_class_variable(*part, inside)]
     if dataclasses.is_dataclass(cls):
         return "dataclass", _dataclass_fields(annotation, cls, inside)
@@ -317,6 +317,11 @@ def _lower_class(annotation: object, cls: type, place: Place) -> Node:
         if not all(part.isidentifier() and part.isascii() for part in name.split(".")):
             why = f"which torch registered as '{name}', a name that no schema can hold"
             raise place.refuse(annotation, why, "Define the class at the top of a module.")
+        if place.subject != "parameter" and is_constant(cls):
+            why = (
+                "which torch takes for a constant of a graph, so that compiled code would return what the fake returns"
+            )
+            raise place.refuse(annotation, why, "Return Tensors or numbers.")
         return place.leaf(schema_type_of(cls, name), codecs.opaque(cls))
     if issubclass(cls, (torch.Stream, torch.Event)) or _is_distributed(cls):
         return _lower_handle(annotation, (annotation,), replace(place, is_opaque=True))
@@ -367,7 +372,7 @@ def _lower_handle(annotation: object, arguments: tuple[object, ...], place: Plac
     if not arguments:
         raise place.refuse(annotation, "which does not say of what", "Write ObjectHandle[T], T the object's class.")
     if place.subject != "parameter":
-        raise place.refuse(annotation, "and an op returns no objects", "Return Tensors or numbers.")
+        raise place.refuse(annotation, *_NO_OBJECT)
     if problem := unfit(arguments[0]):
         raise place.refuse(annotation, *problem)
     leaf = place.leaf("SymInt", handle(arguments[0]))
@@ -497,6 +502,10 @@ def _advice(annotation: object) -> str:
     return _ADVICE.get(cls) or "See the type table in the documentation of magi-opschema."
 
 
+_NO_OBJECT = (
+    "and an op returns no objects but those of classes that torch has registered as opaque",
+    "Return Tensors or numbers.",
+)
 RETURNABLE = {"Tensor", "Tensor?", "Tensor[]", "SymInt", "float", "bool", "Scalar"}
 
 
@@ -516,7 +525,7 @@ def lower_returns(annotation: object, scope: Scope) -> Node | None:
             why = f"{what}, and an op returns the same number of outputs at every call"
             raise place.refuse(annotation, why, "Return a record of T | None.")
     for leaf in leaves(tree):
-        if leaf.schema_type not in RETURNABLE or not leaf.codec.keeps_value:
+        if not leaf.is_opaque and (leaf.schema_type not in RETURNABLE or not leaf.codec.keeps_value):
             why = f"and an op cannot return a {leaf.schema_type.rstrip('?')}"
             raise place.refuse(
                 annotation, why, "Return Tensors, numbers, None, or tuples or frozen dataclasses of these."
