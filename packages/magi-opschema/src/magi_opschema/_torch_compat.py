@@ -26,6 +26,7 @@ from torch._library.custom_ops import CustomOpDef as CustomOpDef
 from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch.fx.experimental.sym_node import DynamicInt
+from torch.torch_version import TorchVersion
 from torch.utils import _pytree
 
 
@@ -553,13 +554,15 @@ def opaque_name(cls: type) -> str:
     return str(module.get_opaque_type_name(cls))
 
 
-def is_constant(cls: type) -> bool:
-    """Whether an object of a class that was registered with `register_opaque_type` is a constant of a graph.
+def why_not_returned(cls: type) -> str:
+    """Why no op can return an object of a class that was registered with `register_opaque_type`; empty if one can.
 
     2.15 renamed `is_opaque_value_type`.
     """
     module: Any = torch._library.opaque_object
-    return bool((getattr(module, "is_opaque_constant_type", None) or module.is_opaque_value_type)(cls))
+    if (getattr(module, "is_opaque_constant_type", None) or module.is_opaque_value_type)(cls):
+        return "which torch takes for a constant of a graph, so that compiled code would return what the fake returns"
+    return "" if TorchVersion(torch.__version__) >= "2.12" else "which Inductor takes from an op from torch 2.12 on"
 
 
 pytree_lock = _pytree._NODE_REGISTRY_LOCK

@@ -40,7 +40,7 @@ from magi_opschema._model.tree import (
     nodes,
 )
 from magi_opschema._text import show_type
-from magi_opschema._torch_compat import is_constant, opaque_name
+from magi_opschema._torch_compat import opaque_name, why_not_returned
 from magi_opschema.errors import Problem
 
 from .annotations import Scope, evaluate, substitute, type_arguments, unwrap
@@ -317,10 +317,7 @@ def _lower_class(annotation: object, cls: type, place: Place) -> Node:
         if not all(part.isidentifier() and part.isascii() for part in name.split(".")):
             why = f"which torch registered as '{name}', a name that no schema can hold"
             raise place.refuse(annotation, why, "Define the class at the top of a module.")
-        if place.subject != "parameter" and is_constant(cls):
-            why = (
-                "which torch takes for a constant of a graph, so that compiled code would return what the fake returns"
-            )
+        if place.subject != "parameter" and (why := why_not_returned(cls)):
             raise place.refuse(annotation, why, "Return Tensors or numbers.")
         return place.leaf(schema_type_of(cls, name), codecs.opaque(cls))
     if issubclass(cls, (torch.Stream, torch.Event)) or _is_distributed(cls):
