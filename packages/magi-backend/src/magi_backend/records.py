@@ -392,8 +392,7 @@ class Compilation:
 
 def describe_input(value: Any) -> str:
     """``float32[1, 4, s0, s1]`` for a tensor, its ``str`` for anything else."""
-    shape = getattr(value, "shape", None)
-    if shape is None:
+    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", ())  # a DeviceMesh has a shape
+    if dtype is None:
         return str(value)
-    dtype = str(value.dtype).removeprefix("torch.")
-    return f"{dtype}[{', '.join(str(size) for size in shape)}]"
+    return f"{str(dtype).removeprefix('torch.')}[{', '.join(str(size) for size in shape)}]"
