@@ -459,29 +459,17 @@ def test_no_guard_is_added_to_the_captured_graph(made: Made) -> None:
 
 
 def test_modes_and_transforms_see_no_compilation() -> None:
-    assert why_not_now(same_on_all_ranks=False) == ""
+    assert why_not_now() == ""
     with FlopCounterMode(display=False):
-        assert "a dispatch mode or a function transform" in why_not_now(same_on_all_ranks=True)
+        assert "a dispatch mode or a function transform" in why_not_now()
     reasons: list[str] = []
 
     def note(x: Tensor) -> Tensor:
-        reasons.append(why_not_now(same_on_all_ranks=True))
+        reasons.append(why_not_now())
         return x
 
     torch.func.vmap(note)(torch.ones(2))
     assert "a dispatch mode or a function transform" in reasons[0]
-
-
-def test_no_rank_compiles_alone(monkeypatch: pytest.MonkeyPatch, made: Made) -> None:
-    """Sizes that come back may come back on one rank only; those that are named are named on all of them."""
-    monkeypatch.setattr(captured, "ranks", lambda: 2)
-    options = HOT | {"magi.compile_sizes": ({"x": (8, 3)},)}
-    explained = explain(gram, options=options, dynamic=True)
-    explained(torch.randn(4, 3))
-    report = explained(torch.randn(4, 3))
-
-    assert len(made()) == 1
-    assert "a rank of 2 that compiles alone makes the others wait" in outcome(report).advice
 
 
 def test_a_captured_cuda_stream_is_left_alone(monkeypatch: pytest.MonkeyPatch, made: Made) -> None:

@@ -17,6 +17,7 @@ import torch
 from magi_backend import explain, wait
 from magi_backend._hot import captured
 from magi_backend._hot import table as tables
+from magi_backend._hot.exchange import Exchange
 from magi_backend._hot.recordings import Part, RecordingTable
 from magi_backend._hot.table import SHARE
 from magi_backend._torch_compat import recording
@@ -102,6 +103,18 @@ def test_a_size_is_recorded_from_its_third_call_on(monkeypatch: pytest.MonkeyPat
         ((("s0", 4),), 6, 4, True),
         ((("s0", 5),), 1, 0, False),
     ]
+
+
+def test_what_exchanges_with_other_ranks_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch, 2)
+    device.table = RecordingTable(2, "a model forward", device._changed, Exchange(group="0"))
+    call = device.part()
+
+    for _ in range(6):
+        call([4, "x"])
+
+    assert device.said == ["plain 4"] * 6
+    assert "must be recorded by all in the same call" in device.table.outcome().advice
 
 
 def test_no_more_sizes_have_a_graph_than_may(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from torch.fx import Graph, GraphModule
 from . import _torch_compat
 from ._graph_log import GraphLog, graph_symbols
 from ._hot.entry import with_sizes
+from ._hot.exchange import exchange_of
 from ._hot.first_call import with_eager_first
 from ._hot.recordings import Recordings
 from ._passes import chosen_passes
@@ -95,7 +96,9 @@ def compile_request(gm: GraphModule, example_inputs: Sequence[Any], request: Req
     sensitive = tuple(sorted(op.name for op in ops if op.compute_sensitive))
     with open_log(gm, example_inputs, request, ops) as log, _phase(request, log.label, "capture") as show:
         names = input_names(gm) if request.config.check else {}
-        recordings = Recordings(request.config.graphs, log) if request.config.graphs else None
+        decides = request.config.hot_sizes or request.config.graphs or request.config.first_call == "eager"
+        exchange = exchange_of(gm, request.config.boundary_ops) if decides else None
+        recordings = Recordings(request.config.graphs, log, exchange) if request.config.graphs else None
         job = _Job(request, log, show, defects, sensitive, names, recordings)
 
         def compile_static(static: GraphModule, inputs: Sequence[Any], sizes: str) -> Callable[..., Any]:
@@ -107,7 +110,7 @@ def compile_request(gm: GraphModule, example_inputs: Sequence[Any], request: Req
         def compile_open(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
             with noted(facts, log) as hot:
                 general = partial(_compile_graph, job=job)
-                return with_sizes(gm, example_inputs, request.config, log, general, compile_static, hot)
+                return with_sizes(gm, example_inputs, request.config, log, general, compile_static, hot, exchange)
 
         def compile_beside(gm: GraphModule, example_inputs: Sequence[Any], _: str) -> Callable[..., Any]:
             with log.compiling():
@@ -115,7 +118,8 @@ def compile_request(gm: GraphModule, example_inputs: Sequence[Any], request: Req
 
         answered = None
         if request.config.first_call == "eager":
-            answered = with_eager_first(gm, example_inputs, log, compile_beside, strict=request.config.strict)
+            strict = request.config.strict
+            answered = with_eager_first(gm, example_inputs, log, compile_beside, exchange, strict=strict)
         return answered or compile_open(gm, example_inputs)
 
 

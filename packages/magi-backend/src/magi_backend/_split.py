@@ -63,7 +63,7 @@ def boundary_overloads(names: Collection[str]) -> frozenset[str]:
 
 def split_at(gm: GraphModule, named: frozenset[str], blocks: Collection[Block] = ()) -> Split | None:
     """Split *gm* at registered subgraph boundaries, at the overloads *named*, and around *blocks*; None without any."""
-    boundaries = [node for node in gm.graph.nodes if _is_boundary(node, named)]
+    boundaries = [node for node in gm.graph.nodes if is_boundary(node, named)]
     if not boundaries and not blocks:
         return None
     for node in list(gm.graph.nodes):
@@ -89,7 +89,7 @@ def uncut_boundaries(gm: GraphModule, named: frozenset[str]) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for node in gm.graph.nodes:
         for body in _torch_compat.nodes.bodies(gm, node):
-            inside = [each for each in _torch_compat.nodes.nodes_in(body) if _is_boundary(each, named)]
+            inside = [each for each in _torch_compat.nodes.nodes_in(body) if is_boundary(each, named)]
             for name in dict.fromkeys(map(_torch_compat.nodes.called_overload, inside)):
                 written = _WRITTEN.get(str(node.target), f"the higher-order operator {node.target}")
                 found[
@@ -109,7 +109,8 @@ _WRITTEN = {
 """What users write for a higher-order operator of another name."""
 
 
-def _is_boundary(node: Node, named: frozenset[str]) -> bool:
+def is_boundary(node: Node, named: frozenset[str]) -> bool:
+    """Whether *node* calls a boundary operator: one of those *named*, or one that was registered as such."""
     if node.op != "call_function":
         return False
     definition = registered(node.target)

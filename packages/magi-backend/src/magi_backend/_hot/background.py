@@ -25,7 +25,9 @@ from typing import Any
 import torch
 
 from magi_backend._repairs._defect import replace
-from magi_backend._torch_compat import state
+from magi_backend._torch_compat import distributed, state
+
+from .ranks import rounds
 
 
 logger = logging.getLogger("magi_backend")
@@ -38,6 +40,17 @@ _QUIET = 1.0
 
 _SECONDS_TO_STOP = 60
 """How long the end of the process waits for the thread, which may wait for a compiler of C++."""
+
+
+def _ask_no_rank(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Ask the other ranks nothing on the thread: they do not compile now, and may never."""
+    if not state.is_beside_others():
+        return original(*args, **kwargs)
+    msg = (
+        f"an option makes the compiler wait for the other ranks, in torch.distributed.{original.__name__}, which they "
+        "do not come to while code is made beside the calls. Switch it off, for example _sync_decision_cross_ranks"
+    )
+    raise RuntimeError(msg)
 
 
 def _preserve_rng_state(original: Callable[[], Any]) -> Any:
@@ -98,6 +111,8 @@ class _Jobs:
     def _work(self) -> None:
         for module in state.setters_of_random_numbers():
             replace(module, "preserve_rng_state", None, _preserve_rng_state)
+        for name in distributed.WAITS_FOR_RANKS if distributed.ranks() > 1 else ():
+            replace(torch.distributed, name, None, _ask_no_rank)
         with contextlib.suppress(_Stopped):
             while True:
                 with _giving_way():
@@ -178,8 +193,9 @@ os.register_at_fork(after_in_child=jobs.forget)
 def wait(seconds: float | None = None) -> bool:
     """Wait until nothing is left that gets code in the background.
 
-    That are sizes, with ``magi.hot_in_background``, and first calls, with ``magi.first_call="eager"``. For benchmarks,
-    tests and warm-ups. Code that is made is found by the next call.
+    That are sizes, with ``magi.hot_in_background`` or several ranks, and first calls, with ``magi.first_call="eager"``.
+    For benchmarks, tests and warm-ups. Code that is made is found by the next call, or by a later one if all ranks must
+    find it in the same call.
 
     Args:
         seconds: How long at most; None is for ever.
@@ -191,4 +207,5 @@ def wait(seconds: float | None = None) -> bool:
         >>> wait(seconds=1.0)
         True
     """
-    return jobs.wait(seconds)
+    end = None if seconds is None else time.monotonic() + seconds
+    return jobs.wait(seconds) and rounds.wait(None if end is None else end - time.monotonic())

@@ -30,25 +30,20 @@ def is_stream_captured() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
-def ranks() -> int:
-    """How many processes work together."""
-    distributed = torch.distributed
-    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
-
-
-def why_not_now(*, same_on_all_ranks: bool) -> str:
-    """Why this call must not compile, or empty; *same_on_all_ranks* says whether every rank compiles in it."""
+def why_not_now() -> str:
+    """Why this call must not compile, or empty."""
     if is_stream_captured():
         return "a CUDA stream is being captured"
     if state.is_compiling():
         return "the call is part of another compilation"
     if state.is_dispatch_observed():
         return "the call runs under a dispatch mode or a function transform"
-    if not same_on_all_ranks and (count := ranks()) > 1:
-        return (
-            f"a rank of {count} that compiles alone makes the others wait; magi.compile_sizes compiles on all of them"
-        )
     return ""
+
+
+def reason_of(failure: Exception) -> str:
+    """Why a size gets no code, in a line."""
+    return f"{type(failure).__name__}: {failure}".partition("\n")[0]
 
 
 def put_numbers(gm: GraphModule, values: Mapping[Any, int], world: symbols.FakeWorld) -> None:

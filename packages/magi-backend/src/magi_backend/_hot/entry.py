@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -16,14 +17,18 @@ from torch.fx import GraphModule
 
 from magi_backend._records.log import CompilationLog
 from magi_backend._settings import CompileConfig
-from magi_backend._torch_compat import symbols
+from magi_backend._torch_compat import distributed, symbols
 from magi_backend._torch_compat.nodes import graph_copy
 from magi_backend.errors import CompileSizesError
 from magi_backend.records import SizesOutcome
 
 from .captured import Captured, Compile, capture
 from .dispatch import Key, read_inputs, solved
+from .exchange import Exchange
 from .table import SizeTable
+
+
+logger = logging.getLogger("magi_backend")
 
 
 def explicit_keys(captured: Captured, asked: Sequence[Mapping[str, Any]]) -> list[Key]:
@@ -122,11 +127,12 @@ def with_sizes(
     compile_general: Callable[[GraphModule, Sequence[Any]], Callable[..., Any]],
     compile_static: Compile,
     hot: frozenset[Key] = frozenset(),
+    exchange: Exchange | None = None,
 ) -> Callable[..., Any]:
     """Compile *gm* for any size. Returns the function that also finds code for single sizes.
 
     *hot* are sizes that had such code in an earlier process, which caches have. If the settings are off and no report
-    counts sizes, it returns the code for any size itself.
+    counts sizes, it returns the code for any size itself. *exchange* is what the graph exchanges with other ranks.
 
     Raises:
         CompileSizesError: ``magi.compile_sizes`` does not fit the graph.
@@ -141,6 +147,9 @@ def with_sizes(
         log.update(sizes=SizesOutcome(captured.inputs.symbols, (), 0, 0, symbolic=captured.reason))
         return general
     captured.context.finish()
+    exchange = exchange and exchange.of_sizes(captured)
+    if exchange and exchange.why and config.hot_sizes:
+        logger.warning("%s: no size gets code because it comes back: %s", log.label, exchange.why)
     table = SizeTable(
         captured,
         general,
@@ -150,8 +159,10 @@ def with_sizes(
         explicit=explicit_keys(captured, config.compile_sizes),
         label=log.label,
         changed=log.write_counts,
-        in_background=config.hot_in_background,
+        in_background=config.hot_in_background
+        or distributed.ranks() > 1,  # where others would wait for a call that compiles
         hot_before=hot,
+        exchange=exchange,
     )
     log.counts["sizes"] = table.outcome
     dispatch = table.dispatch()

@@ -23,8 +23,9 @@ from magi_backend.errors import family
 from magi_backend.records import EagerOutcome
 
 from .background import jobs
-from .captured import Captured, Compile, Condition, capture, ranks
+from .captured import Captured, Compile, Condition, capture
 from .dispatch import Key, read_inputs
+from .exchange import Exchange
 from .table import Choices
 
 
@@ -149,14 +150,14 @@ class FirstCalls:
         return EagerOutcome(self._calls, self._note)
 
 
-def why_in_call(captured: Captured) -> str:
+def why_in_call(captured: Captured, exchange: Exchange | None) -> str:
     """Why the first call of a graph must compile it, or empty."""
     if captured.reason:
         return captured.reason
     if compiling.is_result_saved():
         return "what the backend returns is saved"
-    if (count := ranks()) > 1:
-        return f"{count} ranks must run the same code"
+    if exchange is not None:
+        return exchange.why or "it exchanges with other ranks, which must run the same code"
     if any(float_memo(fake) is not None for fake in captured.fakes):
         return "an input is a float, for which Dynamo may have to capture the function again"
     if any(symbols.is_unbacked(captured.fakes[size.place]) for size in captured.inputs.sizes):
@@ -169,11 +170,17 @@ def why_in_call(captured: Captured) -> str:
 
 
 def with_eager_first(
-    gm: GraphModule, example_inputs: Sequence[Any], log: CompilationLog, compile_open: Compile, *, strict: bool
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    log: CompilationLog,
+    compile_open: Compile,
+    exchange: Exchange | None,
+    *,
+    strict: bool,
 ) -> Callable[..., Any] | None:
     """The function that answers calls of *gm* by eager until code is made; None if this call must compile."""
     captured = capture(gm, example_inputs, read_inputs(gm, example_inputs))
-    if reason := why_in_call(captured):
+    if reason := why_in_call(captured, exchange):
         log.update(eager=EagerOutcome(0, f"compiled in the call, because {reason}"))
         return None
     captured.context.finish()

@@ -19,8 +19,10 @@ from magi_backend._torch_compat import recording, state
 from magi_backend._torch_compat.recording import Model, Recordable, Recording
 from magi_backend.records import RecordingOutcome
 
+from .captured import reason_of
 from .dispatch import GraphInputs, Key
-from .table import Size, SizeTable, reason_of
+from .exchange import Exchange
+from .table import Size, SizeTable
 
 
 AFTER = 3
@@ -77,7 +79,7 @@ class RecordingTable(SizeTable):
     instead: ClassVar[str] = "without a CUDA graph"
     setting: ClassVar[str] = "magi.graphs"
 
-    def __init__(self, most: int, label: str, changed: Callable[[], None]) -> None:
+    def __init__(self, most: int, label: str, changed: Callable[[], None], exchange: Exchange | None = None) -> None:
         self._parts = _Parts()
         self._numbers = itertools.count()
         self._heirs: dict[Key, Key] = {}
@@ -98,6 +100,10 @@ class RecordingTable(SizeTable):
             label=label,
             changed=changed,
         )
+        if exchange is not None:
+            self._blocked = (
+                exchange.why or "what it exchanges with other ranks must be recorded by all in the same call"
+            )
 
     def added(self, part: Part) -> Model:
         """*part* as it is called: with the graph of its sizes, or without one."""
@@ -143,7 +149,7 @@ class RecordingTable(SizeTable):
         part, inputs = args
         lock = state.compile_lock()
         # What another thread compiles may wait for the device, which a capture does not survive.
-        if self._must_wait(same_on_all_ranks=True) or not lock.acquire(blocking=False):
+        if self._must_wait() or not lock.acquire(blocking=False):
             return part.plain(inputs)
         given = list(inputs)  # what is compiled empties its list
         try:
@@ -213,6 +219,7 @@ class Recordings:
 
     most: int
     log: CompilationLog
+    exchange: Exchange | None
     tables: dict[str, RecordingTable] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -222,7 +229,9 @@ class Recordings:
         """*it* with graphs for some sizes; *symbols* are those of its inputs, and *sizes* those it is compiled for."""
         kind = "backward" if it.is_backward else "forward"
         if kind not in self.tables:
-            self.tables[kind] = RecordingTable(self.most, f"{self.log.label} {kind}", self.log.write_counts)
+            self.tables[kind] = RecordingTable(
+                self.most, f"{self.log.label} {kind}", self.log.write_counts, self.exchange
+            )
             self.log.counts["recordings"] = self.outcome
         return self.tables[kind].added(Part(it, recording.without_graph(it), symbols, sizes))
 

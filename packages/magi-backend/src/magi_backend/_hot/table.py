@@ -20,6 +20,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from typing import Any, ClassVar
 
@@ -27,8 +28,10 @@ from magi_backend._torch_compat import state, symbols, values
 from magi_backend.records import SizesOutcome, SizeUse
 
 from .background import jobs
-from .captured import Captured, Compile, why_not_now
+from .captured import Captured, Compile, reason_of, why_not_now
 from .dispatch import Key, make_dispatch
+from .exchange import Exchange
+from .ranks import Round
 
 
 logger = logging.getLogger("magi_backend")
@@ -146,6 +149,8 @@ class SizeTable:
         label: Name of the graph, for messages.
         changed: Called when a size has got code.
         in_background: Whether the code of `hot_sizes` is made on another thread, and calls do not wait for it.
+        exchange: What the graph exchanges with other ranks, which then run the same code in the same calls; None if
+            nothing, and each rank decides alone.
         hot_before: The sizes that were hot in an earlier process, which are due at their first call.
         codes: The sizes with code of their own that calls find.
     """
@@ -160,6 +165,7 @@ class SizeTable:
     changed: Callable[[], None]
     in_background: bool = False
     hot_before: frozenset[Key] = frozenset()
+    exchange: Exchange | None = None
     codes: dict[Key, Size] = field(default_factory=dict)
     noun: ClassVar[str] = "code"
     """What sizes get, for messages."""
@@ -176,7 +182,9 @@ class SizeTable:
         self._general_seconds = self._compile_seconds = self._gained = 0.0
         self._gains = self._timed_seconds = 0.0
         """What calls of the sizes whose code was timed save, and what they take with the code for any size."""
-        self._blocked = self._waiting = ""
+        self._blocked, self._waiting = self.exchange.why if self.exchange else "", ""
+        self._rounds: dict[Key, Round] = {}
+        """How the ranks decide about the sizes that were due, if they have to."""
         self._choices = Choices()
         self._general = symbols.boxed(self.general)
 
@@ -271,10 +279,15 @@ class SizeTable:
                 code.calls += 1
                 return None
             due = self._count(key)
+        if (round_ := self._rounds.get(key)) and round_.takes_over():
+            return self._found_after_all(key)
         if not (due or self.explicit):
             return None
         if self.in_background and not self.explicit:
-            if not self._must_wait(same_on_all_ranks=False):
+            if not self._must_wait():
+                if self.exchange and not round_:
+                    refuse = partial(self._fail, key)
+                    self._rounds[key] = Round(self.exchange, f"{self.exchange.path}/{self.title(key)}", refuse)
                 make = weakref.WeakMethod(self._make_beside_calls)
                 jobs.add((id(self), key), lambda: (now := make()) and now(key))
             return None
@@ -283,17 +296,21 @@ class SizeTable:
         if not lock.acquire(blocking=bool(self.explicit)):
             return None
         try:
-            if self.explicit and not self._must_wait(same_on_all_ranks=True):
+            if self.explicit and not self._must_wait():
                 while self.explicit:
                     self._make(self.explicit.pop(0), explicit=True)
-            if due and self._code_of(key) is None and not self._must_wait(same_on_all_ranks=False):
+            if due and self._code_of(key) is None and not self.in_background and not self._must_wait():
                 self._make(key, explicit=False)
         finally:
             lock.release()
+        return self._found_after_all(key)
+
+    def _found_after_all(self, key: Key) -> Size | None:
+        """The code for *key* if there is some now, for a call that was counted as one without."""
         code = self._code_of(key)
         if code is not None:
             with self._lock:
-                self._calls -= 1  # it still runs that code
+                self._calls -= 1
                 code.calls -= 1
         return code
 
@@ -309,8 +326,8 @@ class SizeTable:
     def _code_of(self, key: Key) -> Size | None:
         return self.codes.get(key) or self._tried.get(key)
 
-    def _must_wait(self, *, same_on_all_ranks: bool) -> bool:
-        self._waiting = why_not_now(same_on_all_ranks=same_on_all_ranks)
+    def _must_wait(self) -> bool:
+        self._waiting = why_not_now()
         return bool(self._waiting)
 
     def _hot(self) -> dict[Key, Size]:
@@ -336,6 +353,9 @@ class SizeTable:
         calls = 1 if key in self.hot_before else self.hot_after
         if not self.hot_sizes or size.calls < calls or self._blocked or size.failed:
             return False
+        if self.exchange is not None:  # what other ranks find too: no time that was measured
+            round_ = self._rounds.get(key)
+            return round_.take is None if round_ else len(self._rounds) < self.hot_sizes
         return self._made < self.hot_sizes or self._has_paid(size)
 
     def _remember(self, key: Key, size: Size) -> None:
@@ -373,34 +393,49 @@ class SizeTable:
         except Exception as error:  # noqa: BLE001 - whatever it is, there is code for any size
             failure = error
         seconds = perf_counter() - start
-        with self._lock:
-            if not explicit:
+        if not explicit:
+            with self._lock:
                 self._compile_seconds += seconds
-            size = self._others.pop(key, None) or Size()
-            if failure is not None:
-                self._count_failure()
-                size.failed = reason_of(failure)
-                self._remember(key, size)
-            else:
-                if not explicit:
-                    self._make_room(key, size)
-                    self._made += 1
-                size.made += 1
-                size.run, size.seconds, size.explicit = run, seconds, explicit
-                (self.codes if explicit else self._tried)[key] = size
-                self._judge(key, size)  # its code may have been timed before
-        self.changed()
         if failure is None:
             logger.info("%s: %s for the sizes %s made in %.2f s", self.label, self.noun, self.title(key), seconds)
+        if self.exchange is not None and not explicit:
+            take = partial(self._take, key, run, seconds, explicit=False)
+            self._rounds[key].offer(take, "" if failure is None else reason_of(failure))
+        elif failure is None:
+            self._take(key, run, seconds, explicit=explicit)
         else:
-            self._warn_of_failure(key, size.failed, failure)
+            self._fail(key, reason_of(failure), failure)
+
+    def _take(self, key: Key, run: Callable[[list[Any]], Any] | None, seconds: float, *, explicit: bool) -> None:
+        """Let calls find *run*, the code for *key*, which was made in *seconds*."""
+        with self._lock:
+            size = self._others.pop(key, None) or Size()
+            if not explicit:
+                self._make_room(key, size)
+                self._made += 1
+            size.made += 1
+            size.run, size.seconds, size.explicit = run, seconds, explicit
+            # What all ranks run in the same call is not dropped by one of them, so it needs no timing.
+            (self.codes if explicit or self.exchange else self._tried)[key] = size
+            self._judge(key, size)  # its code may have been timed before
+        self.changed()
+
+    def _fail(self, key: Key, failed: str, failure: Exception | None = None) -> None:
+        """Leave *key* without code, because it *failed*."""
+        with self._lock:
+            self._count_failure()
+            size = self._others.pop(key, None) or Size()
+            size.failed = failed
+            self._remember(key, size)
+        self.changed()
+        self._warn_of_failure(key, failed, failure)
 
     def _count_failure(self) -> None:
         self._failures += 1
         if self._failures >= MOST_FAILURES:
             self._blocked = f"no {self.noun} could be made for {MOST_FAILURES} sizes"
 
-    def _warn_of_failure(self, key: Key, failed: str, failure: Exception) -> None:
+    def _warn_of_failure(self, key: Key, failed: str, failure: Exception | None) -> None:
         (logger.warning if self._failures == 1 else logger.info)(
             "%s: no %s could be made for the sizes %s, which run %s: %s",
             self.label,
@@ -486,14 +521,9 @@ class SizeTable:
         return f"{text}. With {asked} they get code of their own."
 
 
-def reason_of(failure: Exception) -> str:
-    """Why a size gets no code, in a line."""
-    return f"{type(failure).__name__}: {failure}".partition("\n")[0]
-
-
 def _timed(run: Callable[[list[Any]], Any], inputs: list[Any], *, exact: bool) -> tuple[Any, float, bool]:
     """What *run* returns for *inputs*, the seconds of that, and whether they include the work of the accelerator."""
-    exact = exact and not why_not_now(same_on_all_ranks=True)
+    exact = exact and not why_not_now()
     if exact:
         values.synchronize()
     start = perf_counter()
