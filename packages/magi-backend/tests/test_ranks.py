@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import random
 import types
@@ -32,6 +33,7 @@ from torch.fx import GraphModule
 
 
 Made = Callable[[], list[tuple[int, ...]]]
+HashStore: Any = vars(dist)["HashStore"]
 HOT: dict[str, Any] = {"magi.hot_sizes": 2, "magi.hot_after": 2}
 
 
@@ -39,7 +41,7 @@ class Store:
     """A store between ranks, in which anything may happen on other ranks before each access."""
 
     def __init__(self, meanwhile: Callable[[], None]) -> None:
-        self.store, self.meanwhile, self.is_gone = dist.HashStore(), meanwhile, False
+        self.store, self.meanwhile, self.is_gone = HashStore(), meanwhile, False
 
     def __getattr__(self, name: str) -> Any:
         self.meanwhile()
@@ -96,7 +98,7 @@ class World:
             self.current = rank
             if self.random.random() < 0.5:
                 self.call(rank)
-            elif rank in self.threads and not self.threads[rank].gi_running:
+            elif rank in self.threads and inspect.getgeneratorstate(self.threads[rank]) != inspect.GEN_RUNNING:
                 self.look(rank)
         self.current, self.depth = before, self.depth - 1
 
@@ -215,15 +217,26 @@ def test_where_the_store_is_gone_no_rank_guesses(monkeypatch: pytest.MonkeyPatch
 @pytest.fixture
 def one_of_two(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process group of this rank alone, where there is another rank."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     monkeypatch.setattr(distributed, "ranks", lambda: 2)
     yield
     wait()
     dist.destroy_process_group()
 
 
+def reduced(x: Tensor, group: Any = None) -> Tensor:
+    """The sum of *x* over the ranks of *group*, which is that of all by default."""
+    everyone: Any = dist.group.WORLD
+    result: Tensor = functional.all_reduce(x, "sum", group or everyone)
+    return result
+
+
 def summed(x: Tensor) -> Tensor:
-    return functional.all_reduce(x.cos() * 2, "sum", dist.group.WORLD).sin()
+    return reduced(x.cos() * 2).sin()
+
+
+def centred(x: Tensor) -> Tensor:
+    return x - reduced(x.mean())
 
 
 def gram(x: Tensor) -> Tensor:
@@ -264,9 +277,9 @@ def test_what_a_graph_exchanges() -> None:
     tied = exchanged(summed)
     assert tied is not None
     assert (tied.why, tied.group, len(tied.alike)) == ("", dist.group.WORLD.group_name, 2)  # type: ignore[union-attr]
-    normalized = exchanged(lambda x: x - functional.all_reduce(x.mean(), "avg", dist.group.WORLD))
-    assert normalized is not None
-    assert normalized.alike == frozenset()
+    loose = exchanged(centred)
+    assert loose is not None
+    assert loose.alike == frozenset()
 
 
 @pytest.mark.usefixtures("one_of_two")
@@ -276,11 +289,8 @@ def test_what_cannot_be_read_is_taken_for_an_exchange() -> None:
     assert unknown.why.startswith("whether magi_ranks::opaque waits for other ranks cannot be read from it; name")
     assert exchanged(opaque, "magi_ranks::opaque") is None
 
-    def in_two_groups(x: Tensor) -> Tensor:
-        return functional.all_reduce(functional.all_reduce(x, "sum", dist.group.WORLD), "sum", other)
-
     other = dist.new_group([0])
-    several = exchanged(in_two_groups)
+    several = exchanged(lambda x: reduced(reduced(x), other))
     assert several is not None
     assert several.why == "it exchanges in 2 process groups, which do not count together"
 
@@ -335,10 +345,7 @@ def test_no_more_sizes_than_may_have_code_are_decided_about(made: Made) -> None:
 
 @pytest.mark.usefixtures("one_of_two")
 def test_sizes_that_may_differ_between_ranks_get_no_code(made: Made, caplog: pytest.LogCaptureFixture) -> None:
-    def normalized(x: Tensor) -> Tensor:
-        return x - functional.all_reduce(x.mean(), "avg", dist.group.WORLD)
-
-    explained = explain(normalized, dynamic=True, options=HOT)
+    explained = explain(centred, dynamic=True, options=HOT)
     for count in (7, 4, 4, 4, 4):
         report = explained(torch.randn(count, 3))
     wait()
@@ -348,7 +355,7 @@ def test_sizes_that_may_differ_between_ranks_get_no_code(made: Made, caplog: pyt
     assert sizes is not None
     assert "ranks may see different x.size()[0] (s" in sizes.advice
     caplog.clear()
-    torch.compile(lambda x: normalized(x) + 1, backend="magi", dynamic=True, options=HOT)(torch.randn(4, 3))
+    torch.compile(lambda x: centred(x) + 1, backend="magi", dynamic=True, options=HOT)(torch.randn(4, 3))
     (warning,) = (each.getMessage() for each in caplog.records if each.levelno == logging.WARNING)
     assert "no size gets code because it comes back: ranks may see different x.size()[0]" in warning
 
@@ -462,6 +469,8 @@ elif kind == "due later":
     options["magi.hot_after"] += rank
 elif kind == "dies":
     ranks.SECONDS = 2.0
+    if rank == 1:
+        ranks.Round.offer = lambda *args: None
 compiled = torch.compile(model, backend="magi", dynamic=True, options=options)
 
 
@@ -517,6 +526,5 @@ def test_ranks(kind: str, expected: list[str], tmp_path: Path) -> None:
         store = tmp_path / "store"
         processes = [pool.submit(python, program, kind, rank, count, store, env=shared) for rank in range(count)]
     for process, text in zip(processes, expected, strict=True):
-        said = process.result().strip()
-        assert said.startswith(text), said
-        assert bool(said) == bool(text)
+        last = process.result().strip().rpartition("\n")[2]  # gloo prints too, up to torch 2.10
+        assert last.startswith(text), last

@@ -123,8 +123,8 @@ class CompileConfig(BaseModel):
         hot_sizes: How many sizes that came back may have code of their own at a time, for each graph; 0 turns this off.
             One that has saved less is dropped for one that would save more.
         hot_after: The number of the call with the same sizes, counted from 1, from which on that code may be made.
-        hot_in_background: Make that code on another thread, while calls run the code for any size. With several ranks it
-            always is.
+        hot_in_background: Make that code on another thread, while calls run the code for any size. With several ranks
+            it always is.
         graphs: How many CUDA graphs a captured graph may have at a time, each recorded for one size, and its backward
             as many; other sizes run without. 0 leaves it to ``triton.cudagraphs``, which records every size.
         first_call: What answers the first call of a captured graph: ``"compiled"`` code, for which the call waits, or
