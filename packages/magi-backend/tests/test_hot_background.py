@@ -145,7 +145,7 @@ def test_random_numbers_that_are_drawn_meanwhile_are_not_drawn_again(made: Made)
         for _ in range(2):
             compiled(torch.randn(4, 3)).sum().backward()
     while not wait(seconds=0.001):
-        drawn.append((*torch.rand(2).tolist(), random.random()))
+        drawn.append((*torch.rand(2, dtype=torch.float64).tolist(), random.random()))
 
     assert made() != []
     assert len(drawn) > 1
