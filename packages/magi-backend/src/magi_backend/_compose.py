@@ -24,6 +24,7 @@ from torch.fx import Graph, GraphModule
 
 from . import _torch_compat
 from ._graph_log import GraphLog, graph_symbols
+from ._hot.buckets import with_buckets
 from ._hot.entry import with_sizes
 from ._hot.exchange import exchange_of
 from ._hot.first_call import with_eager_first
@@ -105,12 +106,19 @@ def compile_request(gm: GraphModule, example_inputs: Sequence[Any], request: Req
             with _phase(request, log.label, sizes) as show, log.counting_caches():
                 return _compile_graph(static, inputs, replace(job, show=show, sizes=sizes))
 
+        padding = None
+        if buckets := request.config.buckets:
+            fallback = _torch_compat.compiling.inductor_value("fallback_random", request.inductor)
+            eager_random = bool(fallback) or log.eager_random
+            padding = with_buckets(gm, example_inputs, buckets, log, eager_random=eager_random)
         facts = None if log.fresh else graph_facts(gm, request, ops)  # caches are passed by then, so nothing is noted
 
         def compile_open(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
             with noted(facts, log) as hot:
                 general = partial(_compile_graph, job=job)
-                return with_sizes(gm, example_inputs, request.config, log, general, compile_static, hot, exchange)
+                padded = padding.padded_key if padding else lambda key: key
+                config = request.config
+                return with_sizes(gm, example_inputs, config, log, general, compile_static, hot, exchange, padded)
 
         def compile_beside(gm: GraphModule, example_inputs: Sequence[Any], _: str) -> Callable[..., Any]:
             with log.compiling():
@@ -120,7 +128,8 @@ def compile_request(gm: GraphModule, example_inputs: Sequence[Any], request: Req
         if request.config.first_call == "eager":
             strict = request.config.strict
             answered = with_eager_first(gm, example_inputs, log, compile_beside, exchange, strict=strict)
-        return answered or compile_open(gm, example_inputs)
+        answer = answered or compile_open(gm, example_inputs)
+        return padding.around(answer) if padding else answer
 
 
 def _compile_graph(gm: GraphModule, example_inputs: Sequence[Any], job: _Job) -> Callable[..., Any]:

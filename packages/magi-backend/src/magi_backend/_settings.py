@@ -20,7 +20,16 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, cast, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic.fields import FieldInfo
 
 from . import _torch_compat
@@ -52,6 +61,18 @@ _SizeSets = Annotated[
     tuple[Annotated[_Sizes, Field(min_length=1)], ...],
     Field(description="a sequence of dicts of input to shape or number, such as ({'x': (1, 16, 68, 120)},), or JSON"),
     BeforeValidator(lambda value: _tuple(json.loads(value) if isinstance(value, str) else value)),
+]
+_Bucket = Annotated[int, Field(ge=1, strict=True)]
+_Ascending = Annotated[
+    tuple[_Bucket, ...],
+    Field(min_length=1),
+    BeforeValidator(_tuple),
+    AfterValidator(lambda sizes: tuple(sorted({*sizes}))),
+]
+_Buckets = Annotated[
+    Mapping[str, Annotated[Mapping[int, _Ascending], Field(min_length=1)]],
+    Field(description="a dict of input to dimension to sizes, such as {'input_ids': {1: (128, 256)}}, or JSON"),
+    BeforeValidator(lambda value: json.loads(value) if isinstance(value, str) else value),
 ]
 _OpNames = Annotated[
     tuple[str, ...],
@@ -127,6 +148,9 @@ class CompileConfig(BaseModel):
             it always is.
         graphs: How many CUDA graphs a captured graph may have at a time, each recorded for one size, and its backward
             as many; other sizes run without. 0 leaves it to ``triton.cudagraphs``, which records every size.
+        buckets: Sizes to which a dimension of an input is padded, such as ``{"input_ids": {1: (128, 256)}}``; the
+            outputs are cut back. Larger sizes run as they are. A graph that mixes the rows of that dimension is an
+            error. In the environment it is JSON.
         first_call: What answers the first call of a captured graph: ``"compiled"`` code, for which the call waits, or
             ``"eager"`` until that code is made on another thread.
         report: A folder in which each compilation is recorded while it happens, for ``magi report FOLDER``.
@@ -164,6 +188,7 @@ class CompileConfig(BaseModel):
     hot_after: int = _setting(3, _WITH_SYMBOLS, ge=1)
     hot_in_background: bool = _setting(False, _WITH_SYMBOLS)
     graphs: int = _setting(0, "each captured graph", ge=0)
+    buckets: _Buckets = _setting({}, _WITH_SYMBOLS)
     first_call: Literal["compiled", "eager"] = _setting("compiled", "each captured graph")
     report: str | None = _setting(None, "a process; several may share a folder")
     profile: bool = _setting(False, "each compiled graph")
@@ -252,6 +277,7 @@ MagiOptions = TypedDict(
         "magi.hot_after": int,
         "magi.hot_in_background": bool,
         "magi.graphs": int,
+        "magi.buckets": Mapping[str, Mapping[int, Sequence[int]]],
         "magi.first_call": Literal["compiled", "eager"],
         "magi.report": str | None,
         "magi.profile": bool,

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 __all__ = [
     "BackendError",
     "BoundaryOpError",
+    "BucketsError",
     "CompileSizesError",
     "ConfigError",
     "MismatchError",
@@ -34,6 +35,10 @@ class OptionError(ConfigError):
 
 class CompileSizesError(ConfigError):
     """Sizes in ``magi.compile_sizes`` do not fit the captured graph, or leave one of its symbols open."""
+
+
+class BucketsError(ConfigError):
+    """Sizes in ``magi.buckets`` do not fit the captured graph, or what it computes for one row depends on others."""
 
 
 class TargetError(BackendError, ValueError):

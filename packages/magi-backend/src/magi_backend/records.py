@@ -252,6 +252,38 @@ class SizesOutcome:
 
 
 @dataclass(frozen=True)
+class BucketUse:
+    """A size that is padded with ``magi.buckets``.
+
+    Attributes:
+        path: The dimension that was named, for example ``x.shape[0]``.
+        symbol: Its symbol.
+        buckets: The sizes that it is padded to.
+        calls: All calls.
+        rows: The sum of the sizes in these calls.
+        run: The sum of the sizes that ran.
+        too_large: The calls with a size above the largest bucket, which ran as they were.
+        unfit: The calls that ran as they were because the code does not hold for the bucket.
+        note: Why no call is padded, or empty.
+    """
+
+    path: str
+    symbol: str
+    buckets: tuple[int, ...]
+    calls: int
+    rows: int
+    run: int
+    too_large: int = 0
+    unfit: int = 0
+    note: str = ""
+
+    @property
+    def wasted(self) -> float:
+        """The share of the rows that were added."""
+        return 1 - self.rows / self.run if self.run else 0.0
+
+
+@dataclass(frozen=True)
 class RecordingOutcome:
     """The CUDA graphs of one captured graph with ``magi.graphs``.
 
@@ -343,6 +375,7 @@ class Compilation:
         cache: Use of the caches.
         sizes: The sizes of its calls; None if no input is a size, or if they are not counted.
         eager: The calls that eager answered; None without ``magi.first_call="eager"``.
+        buckets: The sizes that are padded, with ``magi.buckets``.
         recordings: The CUDA graphs that were recorded of its code, and for which sizes, with ``magi.graphs``.
         seconds: Time from the call of the backend to its return, or of the work on another thread; a backward compiled
             later is not in it.
@@ -374,6 +407,7 @@ class Compilation:
     cache: CacheUse = field(default_factory=CacheUse)
     sizes: SizesOutcome | None = None
     eager: EagerOutcome | None = None
+    buckets: tuple[BucketUse, ...] = ()
     recordings: tuple[RecordingOutcome, ...] = ()
     seconds: float = 0.0
     capture_seconds: float = 0.0

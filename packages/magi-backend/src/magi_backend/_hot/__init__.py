@@ -10,6 +10,8 @@ exchange.py   reads what a graph exchanges with other ranks, about which each de
 ranks.py      decides with the other ranks
 background.py the thread that makes code while calls go on
 table.py      counts sizes, decides which get code, and says what happened
+buckets.py    pads inputs to few sizes, and cuts the outputs back
+rows.py       decides whether the rows of a graph stay apart, so that it can be padded
 recordings.py decides which sizes have a CUDA graph, by the same table
 first_call.py lets eager answer until the code for any size is made
 entry.py      reads `magi.compile_sizes`, and compiles a graph with all of this

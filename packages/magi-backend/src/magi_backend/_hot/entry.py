@@ -95,7 +95,8 @@ def _pairs(captured: Captured, path: str, value: Any, wanted: Any) -> Iterator[t
         raise _refused(captured, f"{path} = {wanted!r}, but it has {value.dim()} dimensions")
 
 
-def _refused(captured: Captured, why: str) -> CompileSizesError:
+def inputs_as_text(captured: Captured) -> str:
+    """The inputs of a graph that a user may name, with their shapes."""
     placeholders = captured.gm.graph.find_nodes(op="placeholder")
     inputs = []
     for node, path, value in zip(placeholders, captured.inputs.paths, captured.fakes, strict=True):
@@ -104,9 +105,13 @@ def _refused(captured: Captured, why: str) -> CompileSizesError:
                 inputs.append(f"{path} {_shown(tuple(value.shape))}")
             elif isinstance(value, torch.SymInt) and not symbols.is_size_of_input(node):
                 inputs.append(f"{path} {value}")
+    return "; ".join(inputs)
+
+
+def _refused(captured: Captured, why: str) -> CompileSizesError:
     return CompileSizesError(
         f"magi.compile_sizes: {why}. Give a shape for each tensor and a number for each int, such that every symbol of "
-        f"the graph follows. Its inputs are: {'; '.join(inputs)}"
+        f"the graph follows. Its inputs are: {inputs_as_text(captured)}"
     )
 
 
@@ -128,11 +133,13 @@ def with_sizes(
     compile_static: Compile,
     hot: frozenset[Key] = frozenset(),
     exchange: Exchange | None = None,
+    padded: Callable[[Key], Key] = lambda key: key,
 ) -> Callable[..., Any]:
     """Compile *gm* for any size. Returns the function that also finds code for single sizes.
 
-    *hot* are sizes that had such code in an earlier process, which caches have. If the settings are off and no report
-    counts sizes, it returns the code for any size itself. *exchange* is what the graph exchanges with other ranks.
+    *hot* are sizes that had such code in an earlier process, which caches have, and *padded* are those that a call with
+    some sizes runs with. If the settings are off and no report counts sizes, it returns the code for any size itself.
+    *exchange* is what the graph exchanges with other ranks.
 
     Raises:
         CompileSizesError: ``magi.compile_sizes`` does not fit the graph.
@@ -156,7 +163,7 @@ def with_sizes(
         compile_static,
         hot_sizes=config.hot_sizes,
         hot_after=config.hot_after,
-        explicit=explicit_keys(captured, config.compile_sizes),
+        explicit=list(dict.fromkeys(map(padded, explicit_keys(captured, config.compile_sizes)))),
         label=log.label,
         changed=log.write_counts,
         in_background=config.hot_in_background

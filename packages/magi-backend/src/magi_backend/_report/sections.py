@@ -355,6 +355,18 @@ def compilation_tables(one: Compilation, *, full: bool = False) -> Iterator[Tabl
             yield Line(f"Only the code for any size: {sizes.symbolic}.")
         if sizes.advice:
             yield Line(sizes.advice)
+    yield Table(
+        "Buckets",
+        ("size", "buckets", "calls", "too large", "do not fit", "added rows", "note"),
+        (
+            (
+                f"{use.symbol} = {use.path}",
+                ", ".join(map(str, use.buckets)),
+                *(str(use.calls), str(use.too_large), str(use.unfit), f"{use.wasted:.0%}", use.note),
+            )
+            for use in one.buckets
+        ),
+    )
     for each in one.recordings:
         yield Table(
             f"CUDA graphs, {each.kind}",

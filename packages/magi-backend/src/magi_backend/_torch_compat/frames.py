@@ -41,6 +41,11 @@ def captured_frame() -> CapturedFrame:
     return CapturedFrame("" if number is None else str(number), function, place, tuple(map(str, reasons)))
 
 
+def is_resumed() -> bool:
+    """Whether the function that is captured on this thread is the rest of one, after a graph break (2.10 to 2.15)."""
+    return getattr(_compiling().get("code"), "co_name", "").startswith("torch_dynamo_resume_in_")
+
+
 def _compiling() -> Mapping[str, Any]:
     """The locals of Dynamo's ``_compile`` on this thread, or nothing.
 

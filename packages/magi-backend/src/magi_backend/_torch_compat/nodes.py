@@ -344,3 +344,9 @@ def overloads_of(target: object) -> list[Any]:
     if isinstance(target, torch._ops.OpOverloadPacket):
         return [getattr(target, name) for name in target.overloads()]
     return [target] if isinstance(target, torch._ops.OpOverload) else []
+
+
+def schema_of(node: Node) -> Any:
+    """The declaration of the operator that *node* calls; None if it calls none."""
+    overloads = overloads_of(node.target)
+    return overloads[0]._schema if overloads else None

@@ -143,8 +143,7 @@ class FakeWorld:
             return None
         text = env.produce_guards_expression(self._sizes, guards=guards)
         env.freeze()
-        body = re.sub(r"L\['t(\d+)'\]", r"sizes[\1]", text)
-        return eval(f"lambda sizes: {body}", dict(SYMPY_INTERP))  # type: ignore[no-any-return]  # noqa: S307
+        return _function(text, SYMPY_INTERP)
 
     def open_number(self, hint: Any, source: Any) -> Any:
         """A symbol about which nothing is assumed, for a number from *source*; its *hint* is an int or a float."""
@@ -444,3 +443,53 @@ def boxed(compiled: Callable[..., Any]) -> Callable[[list[Any]], Any]:
             return cast("Callable[[list[Any]], Any]", inner)
         outer = inner
     return lambda inputs: compiled(*inputs)
+
+
+def core_graph(gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
+    """The captured graph *gm* in core ATen operators and without writes, except those to *inputs* at its end.
+
+    It must be called where *gm* is compiled. Norms and masks are taken apart too, attention is not.
+    """
+    from torch._decomp import core_aten_decompositions, get_decompositions
+    from torch._dispatch.python import enable_python_dispatcher
+    from torch._guards import TracingContext
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.traceback import preserve_node_meta
+
+    aten = torch.ops.aten
+    batch_norms = [aten._native_batch_norm_legit, aten._native_batch_norm_legit_no_training, aten.native_batch_norm]
+    norms = [aten.native_layer_norm, aten.native_group_norm, aten._native_batch_norm_legit_functional, *batch_norms]
+    table: dict[Any, Any] = {**core_aten_decompositions(), **get_decompositions(norms)}
+    table = {op: rule for op, rule in table.items() if "scaled_dot_product" not in str(op)}
+    mode = TracingContext.get().fake_mode
+    assert mode is not None, "every compilation has one"
+
+    def traced(run: Callable[..., Any]) -> GraphModule:
+        return make_fx(run, table, _allow_non_fake_inputs=True, _error_on_data_dependent_ops=False)(*inputs)
+
+    with mode, preserve_node_meta(), torch.no_grad():
+        # Twice, because composite operators such as `linear` fix sizes where writes are removed (2.10 to 2.15).
+        with enable_python_dispatcher():
+            composed = traced(torch.fx.Interpreter(gm).run)
+        return traced(torch.func.functionalize(torch.fx.Interpreter(composed).run))
+
+
+def factors(number: Any) -> dict[Any, int]:
+    """The factors of a size, and how often each occurs."""
+    return dict(number.node.expr.as_powers_dict()) if isinstance(number, torch.SymInt) else {}
+
+
+def holds(sizes: Sequence[Any]) -> Callable[[Sequence[int]], bool]:
+    """The guards of a capture on *sizes*, which are all its size inputs, as a function of their values."""
+    from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
+
+    env = sizes[0].node.shape_env
+    symbols = {symbol for size in sizes for symbol in size.node.expr.free_symbols}
+    guards = [guard for guard in env.guards if guard.expr.free_symbols <= symbols]
+    return _function(env.produce_guards_expression(sizes, guards=guards), SYMPY_INTERP)
+
+
+def _function(text: str | None, names: Mapping[str, Any]) -> Callable[[Sequence[int]], bool]:
+    """The guards *text*, as torch writes them for inputs that it calls t0, t1, …; None stands for none."""
+    body = re.sub(r"L\['t(\d+)'\]", r"sizes[\1]", text or "True")
+    return eval(f"lambda sizes: {body}", dict(names))  # type: ignore[no-any-return]  # noqa: S307

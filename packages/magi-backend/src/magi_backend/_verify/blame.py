@@ -238,12 +238,12 @@ def first_operator(gm: GraphModule, args: tuple[Any, ...], compile_part: Compile
     span = search.narrow(whole)
     if len(span) == 1:
         direction = " on the way back from the outputs" if gradients else ""
-        return f"The first operator that differs{direction} is {_describe(span[0])}."
+        return f"The first operator that differs{direction} is {described(span[0])}."
     if len(span) == len(whole):
         return "No shorter part of it differs when it is compiled separately, so only the whole piece goes wrong."
     return (
         f"It is among {len(span)} operators that differ when they are compiled together, and of which no part was "
-        f"found to differ by itself: from {_describe(span[0])} to {_describe(span[-1])}."
+        f"found to differ by itself: from {described(span[0])} to {described(span[-1])}."
     )
 
 
@@ -331,7 +331,7 @@ def _outcome(outcome: Outcome, index: int, places: range) -> Outcome:
     )
 
 
-def _describe(unit: Unit) -> str:
+def described(unit: Unit) -> str:
     """The operator, and the innermost line of user code that called it."""
     node: Node = unit[0]
     target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))

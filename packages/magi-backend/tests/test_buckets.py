@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inputs that are padded to buckets: the outputs are those of eager for every size, and what mixes rows is refused."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from magi_backend import BackendError, CompileConfig, explain, wait
+from magi_backend._hot.buckets import with_buckets
+from magi_backend._records.log import CompilationLog
+from magi_backend.errors import BucketsError, ConfigError
+from magi_backend.records import Compilation
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+BUCKETS = (4, 9)
+SIZES = (7, *range(2, 11))
+
+
+def behind(fn: Any, buckets: Any) -> tuple[Any, list[Any]]:
+    """*fn* behind the padding, run by eager, so that nothing is compiled; and the sizes that ran."""
+    ran: list[Any] = []
+
+    def backend(gm: Any, example_inputs: Sequence[Any]) -> Any:
+        log = CompilationLog(Compilation(0, "graph", 0, (), ()), fresh=True)
+        padding = with_buckets(gm, example_inputs, buckets, log, eager_random=False)
+
+        def run(*inputs: Any) -> Any:
+            ran.append([each for each in inputs if isinstance(each, int)])
+            return gm.forward(*inputs)
+
+        return padding.around(run) if padding else run
+
+    torch._dynamo.reset()
+    return torch.compile(fn, backend=backend, dynamic=True), ran
+
+
+def assert_same(have: Any, want: Any) -> None:
+    torch.testing.assert_close(have, want, equal_nan=True)
+    for one, other in zip(*(torch.utils._pytree.tree_leaves(each) for each in (have, want)), strict=True):
+        if isinstance(one, Tensor):
+            assert one.stride() == other.stride()
+
+
+@torch.no_grad()
+def assert_right(fn: Any, dim: int, make: Callable[[int], tuple[Any, ...]], name: str = "x") -> None:
+    """*fn* pads dimension *dim* of *name*, and gives what eager gives for each size."""
+    padded, ran = behind(fn, {name: {dim: BUCKETS}})
+    for size in SIZES:
+        twins = [torch.manual_seed(size) and make(size) for _ in range(2)]
+        assert_same(padded(*twins[0]), fn(*twins[1]))
+        assert_same(*twins)
+        assert (4 if size <= 4 else max(9, size)) in ran[-1]
+    assert len({tuple(sizes) for sizes in ran[1:]}) == 3
+
+
+torch.manual_seed(0)
+linear = nn.Linear(6, 6)
+norms = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6), nn.GELU()).eval()
+convolutions = nn.Sequential(
+    nn.Conv2d(3, 4, 3, padding=1),
+    nn.BatchNorm2d(4),
+    nn.GroupNorm(2, 4),
+    nn.ReLU(),
+    nn.MaxPool2d(2),
+    nn.AdaptiveAvgPool2d(1),
+).eval()
+table = nn.Embedding(12, 6)
+positions = nn.Embedding(9, 6)
+experts = torch.randn(4, 6, 6)
+encoder = nn.TransformerEncoderLayer(6, 2, 12, batch_first=True, dropout=0.0)
+lookup = torch.randn(12, 5)
+
+
+def of(fn: Any) -> Any:
+    def call(x: Tensor) -> Any:  # the name of its argument
+        return fn(x)
+
+    return call
+
+
+def rows(size: int) -> tuple[Tensor]:
+    return (torch.randn(size, 5, 6),)
+
+
+def steps(size: int) -> tuple[Tensor]:
+    return (torch.randn(3, size, 6),)
+
+
+def heads(x: Tensor) -> Tensor:
+    return linear(x).view(x.shape[0], x.shape[1], 2, 3).transpose(1, 2)
+
+
+def attended(x: Tensor) -> Tensor:
+    found = F.scaled_dot_product_attention(heads(x), heads(x), heads(x))
+    return found.transpose(1, 2).reshape(x.shape[0], x.shape[1], 6)
+
+
+def causal(x: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(heads(x), heads(x), heads(x), is_causal=True).transpose(1, 2).flatten(2)
+
+
+def causal_by_mask(x: Tensor) -> Tensor:
+    q, n = heads(x), x.shape[1]
+    scores = (q @ q.transpose(-1, -2)).masked_fill(torch.tril(torch.ones(n, n)) == 0, float("-inf"))
+    return (scores.softmax(-1) @ q).transpose(1, 2).flatten(2)
+
+
+def causal_by_bias(x: Tensor) -> Tensor:
+    q, n = heads(x), x.shape[1]
+    scores = q @ q.transpose(-1, -2) + torch.full((n, n), float("-inf")).triu(1)
+    return (scores.softmax(-1) @ q).transpose(1, 2).reshape(-1, x.shape[1], 6)
+
+
+def causal_with_input(x: Tensor, mask: Tensor) -> Tensor:
+    q, n = heads(x), x.shape[1]
+    places = torch.arange(n)
+    seen = (places[None, :] <= places[:, None]) & mask[:, None, None, :]
+    return F.scaled_dot_product_attention(q, q, q, attn_mask=seen)
+
+
+def positioned(x: Tensor) -> Tensor:
+    return positions(torch.arange(x.shape[1])) + x
+
+
+def mixture(x: Tensor) -> Tensor:
+    weights, chosen = linear(x).softmax(-1)[..., :4].topk(2, -1)
+    return (torch.einsum("bsh,bskhd->bskd", x, experts[chosen]) * weights[..., None]).sum(2)
+
+
+def written(x: Tensor) -> Tensor:
+    x.mul_(2)
+    x[:, 1] = x[:, 0] + 1
+    return x + 1
+
+
+def cached(x: Tensor, cache: Tensor, place: Tensor) -> Tensor:
+    cache.index_copy_(1, place, x)
+    return cache.sum(1)
+
+
+RIGHT: list[tuple[str, Any, int, Any]] = [
+    ("linear", of(linear), 0, lambda n: (torch.randn(n, 6),)),
+    ("norms", of(norms), 0, rows),
+    ("norms over steps", of(norms), 1, steps),
+    ("convolutions", of(convolutions), 0, lambda n: (torch.randn(n, 3, 8, 8),)),
+    ("embedding", of(table), 0, lambda n: (torch.randint(0, 12, (n, 3)),)),
+    ("embedding over steps", lambda x: table(x).cumsum(-1), 1, lambda n: (torch.randint(0, 12, (3, n)),)),
+    ("attention over batches", attended, 0, rows),
+    ("encoder over batches", of(encoder), 0, rows),
+    ("causal attention", causal, 1, steps),
+    ("causal attention by a mask", causal_by_mask, 1, steps),
+    ("causal attention by a bias", causal_by_bias, 1, steps),
+    ("causal attention and a mask", causal_with_input, 1, lambda n: (torch.randn(3, n, 6), torch.rand(3, n) < 2)),
+    ("mixture of experts", mixture, 0, rows),
+    ("mixture of experts over steps", mixture, 1, steps),
+    ("a write to it", written, 0, rows),
+    ("a cache", cached, 0, lambda n: (torch.randn(n, 2, 6), torch.zeros(n, 11, 6), torch.tensor([1, 4]))),
+    ("softmax", lambda x: x.softmax(-1) + x.log_softmax(1), 0, rows),
+    ("reductions", lambda x: (x.amax(1), x.var(-1), x.norm(dim=(1, 2)), x.any(-1), x.argmax(2)), 0, rows),
+    ("sorts", lambda x: (x.sort(1), x.topk(2, -1), x.median(1), x.flip(1), x.roll(1, 2)), 0, rows),
+    ("cuts", lambda x: tuple(each + 1 for each in (*x.chunk(2, -1), *x.unbind(1), x[:, 1:, ::2], x[..., -1])), 0, rows),
+    ("first rows", lambda x: x[0] + x[:2].sum(0), 0, rows),
+    ("joins", lambda x: torch.cat([torch.stack([x, x * 2], 1).flatten(1, 2), x], 1), 0, rows),
+    ("a token", lambda x: torch.cat([linear.weight[:1].expand(x.shape[0], 1, 6), x], 1), 0, rows),
+    ("flat rows", lambda x: linear(x.flatten(0, 1)).softmax(-1), 0, rows),
+    ("flat steps", lambda x: linear(x.reshape(-1, 6)), 1, steps),
+    ("flat steps and batches", lambda x: linear(x.flatten(0, 1)).unflatten(0, (x.shape[0], -1)).amax(0), 1, steps),
+    ("transposed", lambda x: linear(x).permute(2, 0, 1), 1, steps),
+    ("einsum", lambda x: torch.einsum("bsh,bth->bst", x, x), 0, rows),
+    ("pairs of steps", lambda x: x @ x.transpose(1, 2), 1, steps),
+    (
+        "masks",
+        lambda x: torch.where(x > 0, x, x.new_zeros(x.shape)).masked_fill(x > 1, 0) + torch.ones_like(x),
+        0,
+        rows,
+    ),
+    ("created", lambda x: torch.zeros(x.shape[0], 6) + torch.arange(x.shape[0])[:, None] + x[:, 0], 0, rows),
+    ("looked up", lambda x: lookup[x] + lookup[:, 2][x][:, None], 0, lambda n: (torch.randint(0, 12, (n,)),)),
+    (
+        "gathered",
+        lambda x, i: x.log_softmax(-1).gather(-1, i),
+        0,
+        lambda n: (torch.randn(n, 6), torch.randint(0, 6, (n, 1))),
+    ),
+    ("padded", lambda x: F.pad(x, (1, 2)), 0, rows),
+    ("no rows left", lambda x: (linear.weight * 2, x + 1), 0, rows),
+    ("the number", lambda x: (x * 2, x.shape[0]), 0, rows),
+    (
+        "channels last",
+        of(convolutions[0]),
+        0,
+        lambda n: (torch.randn(n, 3, 8, 8).to(memory_format=torch.channels_last),),
+    ),
+    ("an expanded input", of(linear), 0, lambda n: (torch.randn(n, 1, 6).expand(n, 5, 6),)),
+    ("an input of equal rows", of(linear), 0, lambda n: (torch.randn(1, 5, 6).expand(n, 5, 6),)),
+    ("a transposed input", of(linear), 1, lambda n: (torch.randn(n, 3, 6).transpose(0, 1),)),
+    ("a view of an input", of(linear), 0, lambda n: (torch.randn(n, 11, 6)[:, 1:6],)),
+    (
+        "several inputs",
+        lambda x, y, m: (x + y[:, None]) * m,
+        0,
+        lambda n: (torch.randn(n, 5, 6), torch.randn(n, 6), torch.rand(n, 1, 1)),
+    ),
+]
+
+
+@pytest.mark.parametrize(("fn", "dim", "make"), [pytest.param(*case, id=name) for name, *case in RIGHT])
+def test_outputs_are_those_of_eager_for_every_size(fn: Any, dim: int, make: Any) -> None:
+    assert_right(fn, dim, make)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient - gradient.mean(0)
+
+
+@torch.library.custom_op("bucketed::unknown", mutates_args=())
+def unknown(x: Tensor) -> Tensor:
+    return x * 2
+
+
+unknown.register_fake(torch.empty_like)
+kernel = torch.randn(6, 6, 3)
+HOSTILE: list[tuple[str, Any, str]] = [
+    ("mean", lambda x: x - x.mean(1, keepdim=True), "mean.dim"),
+    ("mean of all", lambda x: x / x.mean(), "mean"),
+    ("sum", lambda x: x * x.sum(1, keepdim=True).sigmoid(), "sum.dim"),
+    ("softmax", lambda x: x.softmax(1), "_softmax"),
+    ("norm", lambda x: F.normalize(x, dim=1), "mixes rows"),
+    ("standard deviation", lambda x: x / x.std((0, 1)), "mixes rows"),
+    ("maximum", lambda x: x - x.max(1, keepdim=True).values, "mixes rows"),
+    ("argmax", lambda x: x.argmax(1), "mixes rows"),
+    ("topk", lambda x: x.topk(2, 1).values, "mixes rows"),
+    ("sort", lambda x: x.sort(1).values, "mixes rows"),
+    ("median", lambda x: x.median(1).values, "mixes rows"),
+    ("cumsum", lambda x: x.cumsum(1), "mixes rows"),
+    ("flip", lambda x: x.flip(1), "mixes rows"),
+    ("roll", lambda x: x.roll(1, 1), "mixes rows|rows"),
+    ("contraction", lambda x: x.transpose(1, 2) @ x, "sums over the rows"),
+    ("einsum", lambda x: torch.einsum("bsh,bsk->bhk", x, x), "sums over the rows"),
+    ("pairs", lambda x: (x @ x.transpose(1, 2)).softmax(-1), "mixes rows"),
+    ("attention", attended, "attend to the keys of added rows"),
+    ("encoder", of(encoder), "attend to the keys of added rows|mixes rows"),
+    ("convolution", lambda x: F.conv1d(x.transpose(1, 2), kernel, padding=1), "mixes rows"),
+    ("pooling", lambda x: F.avg_pool1d(x.transpose(1, 2), 2, 1), "rows"),
+    ("interpolation", lambda x: F.interpolate(x.transpose(1, 2), scale_factor=2), "fixes the size"),
+    ("padding", lambda x: F.pad(x, (0, 0, 1, 1)), "mixes rows"),
+    ("group norm", lambda x: F.group_norm(x.transpose(1, 2), 2), "mixes rows"),
+    ("batch norm", lambda x: F.batch_norm(x.transpose(1, 2), None, None, training=True), "mixes rows"),
+    ("last row", lambda x: x[:, -1], "counted from the end"),
+    ("last rows", lambda x: x[:, -2:], "rows"),
+    ("later rows", lambda x: x[:, 1:] * 2, "rows"),
+    ("every second row", lambda x: x[:, ::2] * 2, "rows"),
+    ("differences", lambda x: x.diff(dim=1), "rows"),
+    ("the size", lambda x: x / x.shape[1], "follows from the size"),
+    ("arithmetic with the size", lambda x: x * (x.shape[1] ** 0.5), "follows from the size"),
+    ("a value of the size", lambda x: x + torch.full((1,), x.shape[1]), "follows from the size"),
+    ("counted from the end", lambda x: x + (x.shape[1] - torch.arange(x.shape[1]))[:, None], "follows from the size"),
+    ("size in a result", lambda x: (x * 2, x.shape[1] + 1), "follows from the size"),
+    ("joined", lambda x: torch.cat([x, x], 1), "mixes rows"),
+    ("repeated", lambda x: x.repeat(1, 2, 1), "rows"),
+    ("regrouped", lambda x: x.reshape(-1, 3, 2).sum(1), "rows"),
+    ("flat", lambda x: x.flatten(1).softmax(-1), "mixes rows"),
+    ("flat and transposed", lambda x: x.transpose(1, 2).reshape(x.shape[0], x.shape[1], 6) + x, "rows"),
+    ("permuted rows", lambda x: x[:, torch.randperm(x.shape[1])], "rows"),
+    ("rows by number", lambda x: x[:, x[0, 0].long() * 0], "rows"),
+    ("Fourier", lambda x: torch.fft.fft(x, dim=1).real, "fixes the size"),
+    ("custom operator", of(unknown), "nothing is known"),
+    ("positions beyond a table", positioned, "bucket 12 is too large"),
+    ("a view", lambda x: x.transpose(1, 2), "view of an input"),
+    (
+        "a mask that is an input",
+        lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=(x[..., 0] > 0)[:, None]),
+        "mixes rows",
+    ),
+    (
+        "anticausal",
+        lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=torch.ones(x.shape[1], x.shape[1]).triu() > 0),
+        "mixes rows",
+    ),
+    (
+        "causal by a smallest number",
+        lambda x: ((x @ x.mT).masked_fill(torch.ones(x.shape[1], x.shape[1]).triu(1) > 0, -1e9)).softmax(-1),
+        "mixes rows",
+    ),
+    ("distances", lambda x: torch.cdist(x, x).softmax(-1), "rows"),
+    ("cross entropy", lambda x: F.cross_entropy(x.flatten(0, 1), x.flatten(0, 1).argmax(-1)), "mixes rows"),
+    ("loss", lambda x: F.mse_loss(x, x * 2), "mixes rows"),
+    ("scatter", lambda x: torch.zeros(3, 4, 6).scatter_add(1, x.long() % 4, x), "rows"),
+    ("writes into a buffer", lambda x: lookup.clone().index_put_((x[0, :, 0].long(),), x[0, :, :5]), "rows"),
+]
+
+
+@pytest.mark.parametrize(("fn", "sentence"), [pytest.param(*case, id=name) for name, *case in HOSTILE])
+def test_what_mixes_rows_is_refused(fn: Any, sentence: str) -> None:
+    padded, _ = behind(fn, {"x": {1: (4, 12)}})
+    with torch.no_grad(), pytest.raises(Exception, match=sentence) as caught:
+        padded(torch.randn(3, 5, 6))
+    assert "magi.buckets: x.shape[1] cannot be padded" in str(caught.value)
