@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from magi_backend import BackendError, CompileConfig, explain, wait
+from magi_backend import CompileConfig, explain, wait
 from magi_backend._hot.buckets import with_buckets
 from magi_backend._records.log import CompilationLog
 from magi_backend.errors import BucketsError, ConfigError
@@ -308,3 +308,295 @@ def test_what_mixes_rows_is_refused(fn: Any, sentence: str) -> None:
     with torch.no_grad(), pytest.raises(Exception, match=sentence) as caught:
         padded(torch.randn(3, 5, 6))
     assert "magi.buckets: x.shape[1] cannot be padded" in str(caught.value)
+
+
+def test_random_programs_are_right_or_refused() -> None:
+    """Programs of steps that keep rows apart, mix them, or move them; a wrong rule would show as another result."""
+    steps_of: list[Callable[[Tensor], Tensor]] = [
+        linear,
+        norms,
+        torch.relu,
+        lambda x: x.softmax(-1),
+        lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+        lambda x: x.flatten(0, 1).unflatten(0, (x.shape[0], x.shape[1])),
+        lambda x: x.reshape(-1, 6).view(x.shape),
+        lambda x: x.transpose(0, 1).reshape(-1, 6).reshape(x.shape),
+        lambda x: x + x[:, :1],
+        lambda x: x * torch.arange(x.shape[1])[:, None],
+        lambda x: x - x.mean(-1, keepdim=True),
+        causal,
+        causal_by_mask,
+        lambda x: (x @ x.mT).tril() @ x,
+        lambda x: (x @ x.mT).triu() @ x,
+        lambda x: x @ (x.mT @ x),
+        lambda x: x.cumsum(1),
+        lambda x: x + x[:, -1:],
+        lambda x: x.roll(1, 1),
+        lambda x: x - x.amax(1, keepdim=True),
+        lambda x: torch.where(torch.arange(x.shape[1])[:, None] < 3, x, x * 2),
+        lambda x: x[:, torch.arange(x.shape[1])],
+        lambda x: x[torch.arange(x.shape[0])[:, None], torch.arange(x.shape[1])],
+        lambda x: (
+            x.view(x.shape[0], x.shape[1], 2, 3)
+            .permute(0, 2, 1, 3)
+            .reshape(-1, x.shape[1], 3)
+            .mT.flatten(0, 1)[:6]
+            .t()
+            .expand(x.shape)
+        ),
+        lambda x: torch.cat([x[..., :3], x[..., 3:] * 2], -1),
+        lambda x: F.pad(x, (0, 0, 1, 0))[:, : x.shape[1]],
+    ]
+    drawn, refused = random.Random(1), 0
+    for number in range(24):
+        chosen = drawn.choices(steps_of, k=drawn.randint(1, 4))
+
+        def program(x: Tensor, chosen: Any = tuple(chosen)) -> Tensor:
+            for step in chosen:
+                x = step(x)
+            return x + 1
+
+        padded, _ = behind(program, {"x": {1: BUCKETS}})
+        with torch.no_grad():
+            for size in (7, 2, 5, 9, 10):
+                x = torch.randn(3, size, 6)
+                try:
+                    have = padded(x)
+                except Exception as error:  # noqa: BLE001 - of which class Dynamo wraps it
+                    assert "magi.buckets" in str(error), number  # noqa: PT017 - it may also be right
+                    refused += 1
+                    break
+                torch.testing.assert_close(have, program(x), msg=f"program {number} with {size} rows")
+    assert 0 < refused < 24
+
+
+def llama(**settings: Any) -> Any:
+    config = pytest.importorskip("transformers").LlamaConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        **settings,
+    )
+    return transformers_model("LlamaForCausalLM", config)
+
+
+def transformers_model(name: str, config: Any) -> Any:
+    torch.manual_seed(0)
+    return getattr(pytest.importorskip("transformers"), name)(config).eval()
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_prefill_is_padded_by_batches_and_by_steps(dim: int) -> None:
+    model = llama()
+
+    def prefill(ids: Tensor, mask: Tensor) -> Tensor:
+        return model(ids, attention_mask=mask, use_cache=False).logits
+
+    padded, ran = behind(prefill, {"ids": {dim: BUCKETS}})
+    with torch.no_grad():
+        for size in SIZES:
+            ids = torch.randint(0, 64, (size, 5) if dim == 0 else (3, size))
+            mask = torch.ones_like(ids)
+            mask[0, :1] = 0
+            torch.testing.assert_close(padded(ids, mask), prefill(ids, mask))
+    assert len({tuple(sizes) for sizes in ran[1:]}) == 3
+
+
+def test_a_decode_is_padded_by_batches() -> None:
+    from transformers import DynamicCache
+
+    model = llama()
+
+    def decode(ids: Tensor, mask: Tensor, keys: list[Tensor], values: list[Tensor]) -> tuple[Any, ...]:
+        cache = DynamicCache()
+        for layer, pair in enumerate(zip(keys, values, strict=True)):
+            cache.update(*pair, layer)
+        found = model(ids, attention_mask=mask, past_key_values=cache, use_cache=True)
+        return found.logits, [layer.keys for layer in found.past_key_values.layers]
+
+    padded, ran = behind(decode, {"ids": {0: BUCKETS}})
+    with torch.no_grad():
+        for size in SIZES:
+            past = [torch.randn(size, 1, 12, 8) for _ in range(2)], [torch.randn(size, 1, 12, 8) for _ in range(2)]
+            inputs = (torch.randint(0, 64, (size, 1)), torch.ones(size, 13, dtype=torch.long), *past)
+            torch.testing.assert_close(padded(*inputs), decode(*inputs))
+    assert len({tuple(sizes) for sizes in ran[1:]}) == 3
+
+
+def test_bert_is_padded_by_batches_and_refused_by_steps() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = transformers_model("BertModel", transformers.BertConfig(vocab_size=64, **sizes))
+
+    def encode(ids: Tensor, mask: Tensor) -> Tensor:
+        return model(ids, attention_mask=mask).last_hidden_state
+
+    padded, _ = behind(encode, {"ids": {0: BUCKETS}})
+    with torch.no_grad():
+        for size in SIZES:
+            ids = torch.randint(0, 64, (size, 5))
+            mask = (torch.rand(size, 5) < 0.7).long().index_fill(1, torch.tensor([0]), 1)
+            torch.testing.assert_close(padded(ids, mask), encode(ids, mask))
+        refused, _ = behind(encode, {"ids": {1: BUCKETS}})
+        with pytest.raises(Exception, match=r"magi.buckets: ids.shape\[1\] cannot be padded"):
+            refused(torch.randint(0, 64, (3, 7)), torch.ones(3, 7, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("fn", "dim", "make"), [(norms, 0, rows), (causal, 1, steps), (mixture, 0, rows), (attended, 0, rows)]
+)
+def test_gradients_are_those_of_eager(fn: Any, dim: int, make: Any) -> None:
+    padded, _ = behind(of(fn), {"x": {dim: BUCKETS}})
+    for size in (7, 2, 3, 9, 10):
+        x = make(size)[0].requires_grad_()
+        weight = torch.randn_like(fn(x))
+        parameters = [x, linear.weight, *norms.parameters()]
+        want = torch.autograd.grad((fn(x) * weight).sum(), parameters, allow_unused=True)
+        have = torch.autograd.grad((padded(x) * weight).sum(), parameters, allow_unused=True)
+        torch.testing.assert_close(
+            [each for each in have if each is not None], [each for each in want if each is not None]
+        )
+        assert [each is None for each in have] == [each is None for each in want]
+
+
+def test_a_gradient_of_its_own_is_refused() -> None:
+    padded, _ = behind(of(Doubled.apply), {"x": {0: BUCKETS}})
+    with pytest.raises(Exception, match="nothing is known of the gradient of autograd_function_apply"):
+        padded(torch.randn(7, 6, requires_grad=True))
+    with torch.no_grad():
+        assert_right(of(Doubled.apply), 0, lambda n: (torch.randn(n, 6),))
+
+
+def test_a_write_while_gradients_are_computed_is_refused() -> None:
+    padded, _ = behind(lambda x, y: x.mul_(y), {"x": {0: BUCKETS}})
+    with pytest.raises(Exception, match="the graph writes to x"):
+        padded(torch.randn(7, 6), torch.randn(7, 6, requires_grad=True))
+
+
+def test_batch_and_steps_are_padded_together() -> None:
+    padded, ran = behind(causal, {"x": {0: (4,), 1: BUCKETS}})
+    with torch.no_grad():
+        padded(torch.randn(2, 7, 6))
+        for batch in (2, 3, 4, 5):
+            for size in (2, 4, 7, 9, 10):
+                x = torch.randn(batch, size, 6)
+                assert_same(padded(x), causal(x))
+    assert {tuple(sizes[:2]) for sizes in ran} == {(b, n) for b in (4, 5) for n in (4, 9, 10)}
+
+
+def test_a_size_that_is_by_chance_another_one_runs_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    padded, ran = behind(attended, {"x": {0: BUCKETS}})
+    with torch.no_grad():
+        x = torch.randn(7, 7, 6)
+        assert_same(padded(x), attended(x))
+        assert "in this graph it is the size of several dimensions" in caplog.text
+        padded(torch.randn(7, 5, 6))
+        x = torch.randn(6, 5, 6)
+        assert_same(padded(x), attended(x))
+    assert 9 in ran[-1]
+
+
+def test_a_bucket_that_breaks_a_guard_is_not_used() -> None:
+    def short(x: Tensor) -> Tensor:
+        return x * 2 if x.shape[0] < 8 else x * 3
+
+    padded, ran = behind(short, {"x": {0: BUCKETS}})
+    with torch.no_grad():
+        for size in SIZES:
+            x = torch.randn(size, 6)
+            assert_same(padded(x), short(x))
+    assert sorted({sizes[0] for sizes in ran}) == [4, 5, 6, 7, 9, 10]
+
+
+@pytest.mark.parametrize(
+    ("buckets", "sentence"),
+    [
+        ({"y": {0: (4,)}}, "no input of the graph is called 'y'. Name an input"),
+        ({"xs": {0: (4,)}}, "no input of the graph is called 'xs' Did you mean 'x'?"),
+        ({"x": {3: (4,)}}, r"x has no dimension 3\. Name an input"),
+        ({"n": {0: (4,)}}, "n has no dimension 0"),
+        ({"x": {0: (4,)}, "y": {0: (8,)}, "z": {0: (8,)}}, ""),
+    ],
+)
+def test_what_fits_no_graph_is_an_error(buckets: Any, sentence: str) -> None:
+    padded, _ = behind(lambda x, z, n: (x + z) * n, buckets)
+    with pytest.raises(Exception, match=sentence or r"z.shape\[0\] and x.shape\[0\] are the same size"):
+        padded(torch.randn(7, 6), torch.randn(7, 6), 3)
+
+
+def test_settings_take_ascending_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert CompileConfig(buckets={"x": {1: [8, 4, 8]}}).buckets == {"x": {1: (4, 8)}}
+    monkeypatch.setenv("MAGI_COMPILE_BUCKETS", '{"x": {"1": [8, 4]}}')
+    assert CompileConfig().buckets == {"x": {1: (4, 8)}}
+    for bad in ({"x": {}}, {"x": {1: ()}}, {"x": {1: (0,)}}, {"x": (4,)}, {"x": {"a": (4,)}}):
+        with pytest.raises(ConfigError, match="buckets = .*takes a dict of input to dimension to sizes"):
+            CompileConfig(buckets=bad)
+
+
+def compiled_with(fn: Any, **options: Any) -> Any:
+    return torch.compile(
+        fn, backend="magi", dynamic=True, options={f"magi.{name}": value for name, value in options.items()}
+    )
+
+
+def test_hot_sizes_and_named_sizes_are_those_of_buckets(made: Any) -> None:
+    compiled = compiled_with(
+        of(norms), buckets={"x": {0: (4, 8)}}, hot_sizes=2, hot_after=2, compile_sizes=({"x": (7, 6)},)
+    )
+    with torch.no_grad():
+        for size in (3, 2, 3, 5, 7, 8, 9):
+            x = torch.randn(size, 6)
+            torch.testing.assert_close(compiled(x), norms(x))
+    assert made() == [(8,), (4,)]
+
+
+def test_eager_answers_padded_first_calls() -> None:
+    compiled = compiled_with(of(norms), buckets={"x": {0: (4, 8)}}, first_call="eager", check=True)
+    with torch.no_grad():
+        for size in (3, 5, 7):
+            x = torch.randn(size, 6)
+            torch.testing.assert_close(compiled(x), norms(x))
+        assert wait(60)
+        for size in range(2, 10):
+            x = torch.randn(size, 6)
+            torch.testing.assert_close(compiled(x), norms(x))
+
+
+def test_the_report_says_what_was_padded() -> None:
+    explained = explain(of(norms), {"magi.buckets": {"x": {0: (4, 8)}}}, dynamic=True)
+    with torch.no_grad():
+        explained(torch.randn(3, 6))
+        report = explained(torch.randn(9, 6))
+    (use,) = report.compilations[0].buckets
+    assert (use.path, use.buckets, use.calls, use.rows, use.run, use.too_large) == ("x.shape[0]", (4, 8), 6, 36, 39, 3)
+    assert "x.shape[0]   4, 8      6       3" in str(report)
+
+
+def test_dropout_is_not_padded_where_eager_is_compared() -> None:
+    explained = explain(lambda x: F.dropout(x, 0.5), {"magi.buckets": {"x": {0: (4, 8)}}}, dynamic=True)
+    (use,) = explained(torch.randn(3, 6)).compilations[0].buckets
+    assert (use.rows, use.run) == (9, 9)
+    assert use.note == "not padded, because its random numbers must be those of eager"
+
+
+def test_a_refusal_reaches_the_caller_as_itself() -> None:
+    with pytest.raises(
+        BucketsError, match="sum.dim_IntList .*test_buckets.py.*it mixes rows, which lie in dimension 0 of x"
+    ):
+        compiled_with(lambda x: x - x.sum(0), buckets={"x": {0: (4, 8)}})(torch.randn(3, 6))
+
+
+def test_a_graph_after_a_break_is_left_alone() -> None:
+    def broken(x: Tensor) -> Tensor:
+        y = x * 2
+        torch._dynamo.graph_break()
+        return y.sum(0)
+
+    compiled = compiled_with(broken, buckets={"x": {0: (4, 8)}})
+    with torch.no_grad():
+        for size in (3, 5):
+            x = torch.randn(size, 6)
+            torch.testing.assert_close(compiled(x), broken(x))

@@ -258,8 +258,8 @@ class _Walk:
         if isinstance(rows, tuple):
             return rows  # checked where one of them is used
         if rows.inner and torch.Tag.nondeterministic_seeded in overloads[0].tags:
-            self.draws, rows = True, replace(rows, fresh=True, number=None, added={}, index=None)
-        return self.checked(node, rows)
+            self.draws, rows = True, Rows(rows.inner, fresh=True)
+        return self.checked(node, rows) if _is_tensor(node) else (rows,) * len(values)
 
     def union(self, *operands: Rows) -> dict[int, Any]:
         """The dimensions with rows of *operands*, whose dimensions are aligned."""
@@ -435,6 +435,7 @@ def _along(acts_on: str | int, *aligned: str) -> Callable[[_Walk, Node, Mapping[
 
     def rule(walk: _Walk, node: Node, given: Mapping[str, Any]) -> Any:
         operands = [each for argument in aligned for each in _leaves(given[argument]) if _is_tensor(each)]
+        operands = [each for each in operands if _shape(each) != (0,)]  # `cat` takes such tensors for none
         ranks = {len(_shape(each)) for each in operands}
         if len(ranks) != 1:
             raise MixesRowsError("its operands have different numbers of dimensions")
@@ -627,6 +628,10 @@ def _is_row_major(node: Node) -> bool:
     return _size(_value(node).storage_offset()) == 0
 
 
+def _dropout(walk: _Walk, node: Node, given: Mapping[str, Any]) -> Rows:  # noqa: ARG001 - as all rules
+    return Rows(walk.of(given["input"]).inner)
+
+
 def _create(walk: _Walk, node: Node, given: Mapping[str, Any]) -> Rows:
     """Each row is made alike, or from its index."""
     inner = {dim: sympy.S.One for dim, size in enumerate(_shape(node)) if walk.is_counted(size)}
@@ -731,6 +736,7 @@ _RULES: dict[str, _Rule] = {
     **_rules(
         _along(1, "self"), "avg_pool1d", "adaptive_avg_pool1d", "reflection_pad1d", "constant_pad_nd", "multinomial"
     ),
+    **_rules(_dropout, "native_dropout"),
     **_rules(_reshape, "view", "_unsafe_view", "unsqueeze", "squeeze"),
     **_rules(_permute, "permute"),
     **_rules(_expand, "expand"),
