@@ -282,12 +282,12 @@ HOSTILE: list[tuple[str, Any, str]] = [
     (
         "a mask that is an input",
         lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=(x[..., 0] > 0)[:, None]),
-        "mixes rows",
+        "added rows|mixes rows",
     ),
     (
         "anticausal",
         lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=torch.ones(x.shape[1], x.shape[1]).triu() > 0),
-        "mixes rows",
+        "added rows|mixes rows",
     ),
     (
         "causal by a smallest number",

@@ -34,6 +34,26 @@ def test_they_are_compiled_at_the_first_call_and_taken(made: Any) -> None:
     assert made() == []
 
 
+def test_they_are_not_for_the_graph_of_a_size_of_one(made: Any) -> None:
+    compiled = compiled_for(lambda x: x.sum(1), {"x": (4, 3, 5)})
+
+    for rows in (1, 2, 4):
+        x = torch.randn(4, rows, 5)
+        torch.testing.assert_close(compiled(x), x.sum(1))
+
+    assert made() == [(4, 3, 5)]
+
+
+def test_they_are_not_for_the_graph_of_equal_sizes(made: Any) -> None:
+    compiled = compiled_for(lambda x: x * 2, {"x": (4, 3)})
+
+    for rows in (3, 2, 4):
+        x = torch.randn(rows, 3)
+        torch.testing.assert_close(compiled(x), x * 2)
+
+    assert made() == [(4, 3)]
+
+
 def test_the_report_says_that_they_were_requested() -> None:
     report = explain(gram, options={"magi.compile_sizes": ({"x": (8, 3)},)}, dynamic=True)(torch.randn(8, 3))
 

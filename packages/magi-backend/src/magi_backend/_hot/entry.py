@@ -34,7 +34,8 @@ logger = logging.getLogger("magi_backend")
 def explicit_keys(captured: Captured, asked: Sequence[Mapping[str, Any]]) -> list[Key]:
     """The values of the size inputs of *captured* for each of the sizes *asked* for, without repetitions.
 
-    Sizes that name no input of this graph are for another graph of the same function.
+    Sizes that name no input of this graph are for another graph of the same function, as are other sizes than 0 or 1
+    where this graph has these, and different sizes of an input where it was captured with equal ones.
 
     Raises:
         CompileSizesError: Sizes that do not fit the graph, or that leave a symbol open; or none of those asked for
@@ -47,7 +48,21 @@ def explicit_keys(captured: Captured, asked: Sequence[Mapping[str, Any]]) -> lis
         close = get_close_matches(first, inputs, n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         raise _refused(captured, f"no input of the graph is called {first!r}{hint}")
-    return list(dict.fromkeys(_key(captured, sizes, inputs) for sizes in ours))
+    return list(
+        dict.fromkeys(_key(captured, sizes, inputs) for sizes in ours if not _is_elsewhere(captured, sizes, inputs))
+    )
+
+
+def _is_elsewhere(captured: Captured, sizes: Mapping[str, Any], inputs: Mapping[str, Any]) -> bool:
+    """Whether *sizes* are for another graph, because this one is for a size of 0 or 1, or for equal sizes of an input."""
+    for path in sizes.keys() & inputs.keys():
+        pairs = [(have, number) for _, have, number in _pairs(captured, path, inputs[path], sizes[path])]
+        numbers = {(have.node.expr, number) for have, number in pairs if isinstance(have, torch.SymInt)}
+        if len({expression for expression, _ in numbers}) < len(numbers):
+            return True
+        if any(isinstance(have, int) and have in (0, 1) and have != number for have, number in pairs):
+            return True
+    return False
 
 
 def _key(captured: Captured, sizes: Mapping[str, Any], inputs: Mapping[str, Any]) -> Key:
