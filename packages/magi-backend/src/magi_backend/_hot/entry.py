@@ -54,7 +54,7 @@ def explicit_keys(captured: Captured, asked: Sequence[Mapping[str, Any]]) -> lis
 
 
 def _is_elsewhere(captured: Captured, sizes: Mapping[str, Any], inputs: Mapping[str, Any]) -> bool:
-    """Whether *sizes* are for another graph, because this one is for a size of 0 or 1, or for equal sizes of an input."""
+    """Whether *sizes* are for another graph: this one is for a size of 0 or 1, or for equal sizes of an input."""
     for path in sizes.keys() & inputs.keys():
         pairs = [(have, number) for _, have, number in _pairs(captured, path, inputs[path], sizes[path])]
         numbers = {(have.node.expr, number) for have, number in pairs if isinstance(have, torch.SymInt)}
