@@ -278,7 +278,15 @@ HOSTILE: list[tuple[str, Any, str]] = [
     ("Fourier", lambda x: torch.fft.fft(x, dim=1).real, "fixes the size"),
     ("custom operator", of(unknown), "nothing is known"),
     ("positions beyond a table", positioned, "bucket 12 is too large"),
+    (
+        "an index that may be zero",
+        lambda x: x.long() // (torch.arange(x.shape[1]) - 9)[:, None],
+        "is zero in added rows",
+    ),
     ("a view", lambda x: x.transpose(1, 2), "view of an input"),
+    ("two views", lambda x: ((y := x * 2), y[0]), "two views of a tensor"),
+    ("random masks", lambda x: torch.bernoulli(torch.zeros(x.shape[1], x.shape[1])) @ x, "sums over the rows"),
+    ("less infinity", lambda x: torch.add(x @ x.mT, torch.full((), -torch.inf), alpha=-1).softmax(-1), "mixes rows"),
     (
         "a mask that is an input",
         lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=(x[..., 0] > 0)[:, None]),
@@ -600,3 +608,15 @@ def test_a_graph_after_a_break_is_left_alone() -> None:
         for size in (3, 5):
             x = torch.randn(size, 6)
             torch.testing.assert_close(compiled(x), broken(x))
+
+
+def test_training_under_checkpoint_with_hot_sizes(made: Any) -> None:
+    def remembered(x: Tensor) -> Tensor:
+        return torch.utils.checkpoint.checkpoint(norms, x, use_reentrant=False)
+
+    compiled = compiled_with(remembered, buckets={"x": {0: (4, 8)}}, hot_sizes=2, hot_after=2)
+    for size in (3, 5, 6, 7, 2, 4):
+        x = torch.randn(size, 5, 6, requires_grad=True)
+        (have,), (want,) = (torch.autograd.grad(fn(x).square().sum(), x) for fn in (compiled, remembered))
+        torch.testing.assert_close(have, want)
+    assert len(made()) == 2

@@ -102,7 +102,8 @@ class Padding:
         self._holds: Condition | None = None
 
     def _rows(self, place: int, kind: str) -> _Dims:
-        names = [size.symbol for size in self.captured.inputs.sizes]
+        given = self.captured.inputs.sizes  # torch may have found the number of one, or that it follows from others
+        names = [size.symbol if size.symbol.isidentifier() else sympy.Dummy() for size in given]
         found = ((size.place, getattr(size.found, kind).get(place, {})) for size in self.sizes)
         return {dim: (size, sympy.lambdify([names], inner)) for size, rows in found for dim, inner in rows.items()}
 
@@ -279,8 +280,8 @@ def with_buckets(
     condition, why = None, captured.reason
     if not why:
         captured.context.finish()
-        hints = tuple(int(captured.fakes[size.place].node.hint) for size in inputs.sizes)
         try:
+            hints = tuple(int(captured.fakes[size.place].node.hint) for size in inputs.sizes)
             _, condition = captured.compiled_open(hints, follow)
         except Exception as error:  # noqa: BLE001 - what cannot be taken apart is not padded
             is_known = isinstance(error, MixesRowsError)
@@ -329,8 +330,10 @@ def _wanted(captured: Captured, asked: Buckets) -> dict[int, tuple[str, Sequence
                 value = paths[path]
                 if not isinstance(value, torch.Tensor) or not -value.dim() <= dim < value.dim():
                     raise _unfit(captured, f"{path} has no dimension {dim}")
-                place = _place(captured, value.shape[dim])
                 text = f"{path}.shape[{dim % value.dim()}]"
+                place = _place(captured, value.shape[dim])
+                if place is None and isinstance(value.shape[dim], torch.SymInt):
+                    raise _unfit(captured, f"{text} is {value.shape[dim]}, which is computed from other sizes")
                 if place is not None and wanted.setdefault(place, (text, buckets))[1] != buckets:
                     msg = f"{text} and {wanted[place][0]} are the same size, and have different buckets"
                     raise _unfit(captured, msg)

@@ -164,18 +164,29 @@ class _Walk:
             except MixesRowsError as refused:
                 msg = f"{described((node,))}: {refused}"
                 raise MixesRowsError(msg) from None
+        outputs, counts = self.outputs(inputs)
+        dims_of = {place: self.known[node].inner for node, place in inputs.items()}
+        return Found(dims_of, outputs, counts, frozenset(written), self.most, self.draws)
+
+    def outputs(self, inputs: Mapping[Node, int]) -> tuple[dict[int, Mapping[int, Any]], frozenset[int]]:
+        """The outputs with rows, and those that are the number of rows."""
         (results,) = self.graph.output_node().args
-        outputs, counts = {}, set[int]()
+        outputs, numbers, roots = dict[int, Mapping[int, Any]](), set[int](), dict[Node, int]()
         for place, result in enumerate(_leaves(results)):
             if _is_tensor(result) and self.of(result).inner:
-                self.refuse_views(result, inputs)
                 outputs[place] = self.of(result).inner
+                root = self.root(result)
+                first = roots.setdefault(root, place)
+                if root in inputs or (first != place and {*outputs[first], *outputs[place]} != {0}):
+                    raise MixesRowsError(
+                        "the graph returns a view of an input, or two views of a tensor, which would be copies of it. "
+                        "Return a clone"
+                    )
             elif isinstance(result, Node) and self.reads(result):
                 if _size(_value(result)) != self.rows:
                     raise MixesRowsError(f"the graph returns a number that follows from the size: {_value(result)}")
-                counts.add(place)
-        dims_of = {place: self.known[node].inner for node, place in inputs.items()}
-        return Found(dims_of, outputs, frozenset(counts), frozenset(written), self.most, self.draws)
+                numbers.add(place)
+        return outputs, frozenset(numbers)
 
     def write(self, node: Node, inputs: Mapping[Node, int]) -> set[int]:
         """The input that *node* writes to, if it has rows."""
@@ -186,17 +197,11 @@ class _Walk:
             raise MixesRowsError("it writes rows to an input, or to a buffer, that has none of them")
         return set()
 
-    def refuse_views(self, node: Any, inputs: Mapping[Node, int]) -> None:
-        """Refuse a result that shares its memory with an input of which a copy with more rows is made."""
-        while node.op == "call_function":
-            results = schema.returns if (schema := schema_of(node)) is not None else ()
-            if not results or results[0].alias_info is None:
-                return
-            node = node.args[0]
-        if node in inputs:
-            raise MixesRowsError(
-                "the graph returns a view of an input, which would be one of the padded copy. Return a clone of it"
-            )
+    def root(self, node: Node) -> Node:
+        """The tensor of which *node* is a view, or itself."""
+        while (schema := schema_of(node)) is not None and schema.returns and schema.returns[0].alias_info is not None:
+            node = node.all_input_nodes[0]
+        return node
 
     def name(self, node: Node) -> str:
         """What to call *node* in messages."""
@@ -292,7 +297,7 @@ class _Walk:
         )
 
 
-_SIZES = {"size", "end", "start", "length", "split_sizes", "repeats"}
+_SIZES = {"size", "end", "start", "length"}
 """The arguments that may be a size: what is made of it shows in the sizes of the result, or is read by the rule."""
 
 
@@ -315,7 +320,8 @@ def _tensors(given: Mapping[str, Any]) -> list[Node]:
 
 def _evaluated(node: Node, numbers: Mapping[Node, Any]) -> Any:
     """The number that a pointwise operator gives for *numbers*, each that of a tensor; None if it cannot be known."""
-    if any(number is None for number in numbers.values()):
+    is_known = torch.Tag.pointwise in overloads_of(node.target)[0].tags or called_name(node) in _SAME
+    if not is_known or any(number is None for number in numbers.values()):
         return None
     if any(isinstance(each, Node) and not _is_tensor(each) for each in _leaves((node.args, node.kwargs))):
         return None
@@ -344,6 +350,11 @@ _ABSORBING = {
 }
 """A number of one operand that decides the result, whatever the other one holds; `True` and `False` for bools."""
 
+_DIVISIONS = ("div", "floor_divide", "remainder", "fmod")
+
+_SAME = ("_to_copy", "clone", "alias", "detach", "lift_fresh_copy")
+"""Operators that give what they get."""
+
 _COUNTING = (torch.int64, torch.int32, torch.float64)
 """The dtypes that hold each index of a dimension."""
 
@@ -354,20 +365,23 @@ def _pointwise(walk: _Walk, node: Node, given: Mapping[str, Any]) -> Rows:
     operands = {each: walk.of(each).shifted(rank - len(_shape(each))) for each in _tensors(given)}
     inner = walk.union(*operands.values())
     absorbing: Any = _ABSORBING.get(name)
-    if isinstance(absorbing, bool) and dtype != torch.bool:
+    if given.get("alpha", 1) != 1 or (isinstance(absorbing, bool) and dtype != torch.bool):
         absorbing = None
     added: dict[int, Any] = {}
     for dim in inner:
         numbers = {each: one.added.get(dim, one.number) for each, one in operands.items()}
         if name == "where" and len(numbers) == 3:
             condition, *choices = (numbers[given[each]] for each in ("condition", "self", "other"))
-            number = None if condition is None else choices[0 if condition else 1]
+            number = choices[0] if condition or choices[0] == choices[1] else None if condition is None else choices[1]
         elif absorbing is not None and absorbing in numbers.values():
             number = absorbing
         else:
             number = _evaluated(node, numbers)
         if number is not None:
             added[dim] = number
+    divisor = given.get("other")
+    if name in _DIVISIONS and not dtype.is_floating_point and isinstance(divisor, Node) and walk.of(divisor).fresh:
+        raise MixesRowsError(f"nobody knows whether {walk.name(divisor)} is zero in added rows, by which it divides")
     index, offset = _line(operands, given, name)
     if index is not None and index.keys() <= inner.keys() and name in ("le", "lt", "ge", "gt"):
         added |= _compared(name, index, offset)
@@ -384,7 +398,7 @@ def _pointwise(walk: _Walk, node: Node, given: Mapping[str, Any]) -> Rows:
 def _line(operands: Mapping[Node, Rows], given: Mapping[str, Any], name: str) -> tuple[Mapping[int, int] | None, int]:
     """`Rows.index` and `Rows.offset` of a result, for a comparison those of the difference."""
     given_by = [given.get("self"), given.get("other", 0)]
-    is_same = name in ("_to_copy", "clone", "alias", "detach", "lift_fresh_copy")
+    is_same = name in _SAME
     if not is_same and (name not in ("add", "sub", "le", "lt", "ge", "gt") or given.get("alpha", 1) != 1):
         return None, 0
     lines = []
@@ -416,7 +430,6 @@ _NEUTRAL = {
     "sum": 0,
     "any": False,
     "amax": -math.inf,
-    "max": -math.inf,
     "_softmax": -math.inf,
     "_log_softmax": -math.inf,
 }
@@ -625,7 +638,7 @@ def _is_row_major(node: Node) -> bool:
         if size != 1 and _size(stride) != follow:
             return False
         follow *= size
-    return _size(_value(node).storage_offset()) == 0
+    return bool(_size(_value(node).storage_offset()) == 0)
 
 
 def _dropout(walk: _Walk, node: Node, given: Mapping[str, Any]) -> Rows:  # noqa: ARG001 - as all rules
@@ -724,6 +737,7 @@ _RULES: dict[str, _Rule] = {
         _along("dim", "self"), "split", "split_with_sizes", "unbind", "logcumsumexp", "cummax", "cummin", "median"
     ),
     **_rules(_along("dim", "self"), "linalg_vector_norm", "kthvalue", "logsumexp"),
+    **_rules(_along("dim", "self"), "_fft_r2c", "_fft_c2r", "_fft_c2c"),
     **_rules(_along("dims", "self"), "flip", "roll"),
     **_rules(_along("dim", "self", "src"), "slice_scatter"),
     **_rules(_along("dim", "tensors"), "cat"),
