@@ -57,8 +57,8 @@ def _is_elsewhere(captured: Captured, sizes: Mapping[str, Any], inputs: Mapping[
     """Whether *sizes* are for another graph: this one is for a size of 0 or 1, or for equal sizes of an input."""
     for path in sizes.keys() & inputs.keys():
         pairs = [(have, number) for _, have, number in _pairs(captured, path, inputs[path], sizes[path])]
-        numbers = {(have.node.expr, number) for have, number in pairs if isinstance(have, torch.SymInt)}
-        if len({expression for expression, _ in numbers}) < len(numbers):
+        numbers = {(have.node.expr if isinstance(have, torch.SymInt) else have, number) for have, number in pairs}
+        if len({have for have, _ in numbers}) < len(numbers):
             return True
         if any(isinstance(have, int) and have in (0, 1) and have != number for have, number in pairs):
             return True
