@@ -31,7 +31,7 @@ from magi_backend.records import BucketUse
 
 from .captured import Captured, Condition, capture
 from .dispatch import Key, read_inputs
-from .entry import inputs_as_text
+from .entry import as_saved, inputs_as_text
 from .rows import Found, MixesRowsError, rows_apart
 from .table import reason_of
 
@@ -120,13 +120,14 @@ class Padding:
         def padded(*inputs: Any) -> Any:
             key = tuple([inputs[place] for place in places])
             try:
-                wanted = find(key) or self._plan(key)
+                wanted = find(key)
             except TypeError:  # a symbolic size: the call is traced
                 return answer(*inputs)
+            wanted = wanted or self._plan(key)
             self._count(key, wanted)
             return answer(*inputs) if wanted == key else self._run(answer, inputs, key, wanted)
 
-        return padded
+        return as_saved(padded, answer)
 
     def padded_key(self, key: Key) -> Key:
         """The sizes that a call with the sizes *key* is padded to, if they fit the graph."""
@@ -160,8 +161,10 @@ class Padding:
                 size.calls, size.rows, size.run = size.calls + 1, size.rows + rows, size.run + run
                 size.too_large += rows > size.buckets[-1]
                 size.unfit += rows == run and rows != size.bucket(rows)
-            is_new = wanted not in self._used and len(self._used) < MOST_PLANS
-            self._used.add(wanted)
+            run_with = tuple([size.bucket(key[size.place]) for size in self.sizes])
+            is_new = wanted != key and run_with not in self._used
+            if is_new:
+                self._used.add(run_with)
         if is_new:
             self.changed()
 
@@ -214,6 +217,8 @@ def _grown(x: Any, rows: _Dims, powers: Sequence[Mapping[int, int]], before: Key
         for place, power in factors.items():
             strides[dim] = strides[dim] // before[place] ** power * after[place] ** power
     for dim, (place, _) in rows.items():
+        if before[place] == after[place]:
+            continue
         shape = list(x.shape)
         shape[dim] = after[place] - before[place]
         x = torch.cat([x, x.detach().narrow(dim, before[place] - 1, 1).expand(shape)], dim)

@@ -187,8 +187,11 @@ def with_sizes(
         exchange=exchange,
     )
     log.counts["sizes"] = table.outcome
-    dispatch = table.dispatch()
-    # Ahead-of-time compilation reads these attributes of a backend's result, and saves the code for any size.
+    return as_saved(table.dispatch(), general)
+
+
+def as_saved(dispatch: Callable[..., Any], general: Callable[..., Any]) -> Callable[..., Any]:
+    """*dispatch* with what ahead-of-time compilation reads of a backend's result, to save *general*."""
     for name in ("serialize", "zero_grad", "named_parameters", "named_buffers"):
         if hasattr(general, name):
             setattr(dispatch, name, getattr(general, name))
