@@ -540,7 +540,7 @@ def _slice(walk: _Walk, node: Node, given: Mapping[str, Any]) -> Rows:
         if not walk.is_counted(after[dim]):
             if any(isinstance(end, Node) and walk.reads(end) for end in (start, given.get("end"))):
                 raise MixesRowsError("where it ends follows from the size")
-            return rows
+            return rows if _is_all(source, dim, given) else replace(rows, index=None)
         if after[dim] != walk.rows or step != 1 or (isinstance(start, Node) and walk.reads(start)):
             raise MixesRowsError(f"it takes {after[dim]} entries of a dimension without rows")
         return replace(rows, inner={**rows.inner, dim: sympy.S.One}, index=None, fresh=True)
@@ -655,7 +655,9 @@ def _create(walk: _Walk, node: Node, given: Mapping[str, Any]) -> Rows:
     start, step = given.get("start", 0), given.get("step", 1)
     if any(isinstance(each, Node) and walk.reads(each) for each in (start, step)):
         raise MixesRowsError("it counts from a number that follows from the size")
-    index = {0: 1} if (start, step) == (0, 1) and _value(node).dtype in _COUNTING else None
+    index = None
+    if (start, step) == (0, 1) and _value(node).dtype in _COUNTING:
+        index = {} if _shape(node) == (1,) else {0: 1}  # one entry may be expanded to many
     return Rows(inner, index=index, fresh=bool(inner))
 
 
