@@ -370,7 +370,8 @@ def test_calls_between_blocks_may_write_to_what_they_made() -> None:
 
 class IndexesWhatIsOlder(Stack):
     def forward(self, x: Tensor) -> Tensor:
-        older, last = self.first(x), super().forward(x)
+        older: Tensor = self.first(x)
+        last = super().forward(x)
         rows = last.argmax(-1) % x.shape[0]
         return last + older[rows, :] + older[rows % 2][:, None][:, 0]
 

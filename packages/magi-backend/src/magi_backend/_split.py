@@ -129,9 +129,9 @@ def _places(
     for node in gm.graph.nodes:
         if not node.op.startswith("call_"):
             continue
-        if _is_item(node) and node.args[0] in places:
+        if (source := _tuple_of(node)) in places:
             # A tuple must not be passed between pieces, so its items are taken in the piece that makes it.
-            places[node] = places[node.args[0]]
+            places[node] = places[source]
             continue
         own = node if node in boundaries else blocks.get(node)
         if own is not piece:
@@ -142,10 +142,12 @@ def _places(
     return places
 
 
-def _is_item(node: Node) -> bool:
-    """Whether *node* takes an item of a tuple; a part of a tensor is something else, also by other tensors."""
+def _tuple_of(node: Node) -> Node | None:
+    """The node whose item *node* is; None if it is something else, such as a part of a tensor."""
     source = node.args[0] if node.target is operator.getitem else None
-    return isinstance(source, Node) and not isinstance(source.meta.get("example_value"), torch.Tensor)
+    if isinstance(source, Node) and not isinstance(source.meta.get("example_value"), torch.Tensor):
+        return source
+    return None
 
 
 def _written(node: Node) -> Node | None:
@@ -213,8 +215,8 @@ def _numbers(nodes: Iterable[Node]) -> set[Node]:
 
 def _is_view(node: Node) -> bool:
     """Whether *node* is a view of its inputs, or a tuple of views, whose gradient is that of a view."""
-    if _is_item(node):
-        return _is_view(node.args[0])  # an item of an operator's result shares its memory, but is not a view
+    if (source := _tuple_of(node)) is not None:
+        return _is_view(source)  # an item of an operator's result shares its memory, but is not a view
     # Such as an autograd.Function that gives a view.
     has_body = _torch_compat.nodes.is_higher_order(node.target)
     if not node.op.startswith("call_") or has_body or _torch_compat.nodes.written_tensors(node):

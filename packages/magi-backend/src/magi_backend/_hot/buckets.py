@@ -29,11 +29,10 @@ from magi_backend._torch_compat.values import is_wrapper
 from magi_backend.errors import BucketsError, did_you_mean
 from magi_backend.records import BucketUse
 
-from .captured import Captured, Condition, capture
+from .captured import Captured, Condition, capture, reason_of
 from .dispatch import Key, read_inputs
 from .entry import as_saved, inputs_as_text
 from .rows import Found, MixesRowsError, rows_apart
-from .table import reason_of
 
 
 logger = logging.getLogger("magi_backend")
