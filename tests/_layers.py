@@ -25,8 +25,8 @@ LAYERS = {
         "magi_passes": "errors _torch_compat _graph _identity _framework _rewrites _choose",
         "magi_backend": """
             errors _torch_compat _settings _register _epilogue _recompute _repairs _verify _dynamic records _records
-            _passes _profile _graph_log _regions _split _hot _report _warm _compose _ahead testing _backend _entry_point
-            _magi_compile _doctor __main__
+            _passes _profile _progress _graph_log _regions _split _hot _report _warm _compose _ahead testing _backend
+            _entry_point _magi_compile _doctor __main__
         """,
     }.items()
 }

@@ -9,10 +9,9 @@ of each forward and backward graph, which activates the repairs there and writes
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -30,6 +29,7 @@ from ._hot.exchange import exchange_of
 from ._hot.first_call import with_eager_first
 from ._hot.recordings import Recordings
 from ._passes import chosen_passes
+from ._progress import progress
 from ._recompute import partitioner_settings
 from ._records.collect import count_ours, open_log
 from ._records.log import CompilationLog, op_uses
@@ -62,40 +62,14 @@ class _Job:
         return f"{piece} {self.sizes}".strip()
 
 
-_showing = threading.Lock()
-"""Held while a process shows its one line: compilations on a second thread, or inside another one, show nothing."""
-
-
-@contextlib.contextmanager
-def _phase(request: Request, label: str, first: str) -> Iterator[Callable[[str], None]]:
-    """A context that shows *label*, the phase and the time on a terminal, with a function that names the next phase.
-
-    That may be called after the context has ended, for a graph that is compiled later, and then does nothing.
-    """
-    with contextlib.ExitStack() as stack:
-        if not request.config.progress or not _showing.acquire(blocking=False):
-            yield lambda _: None
-            return
-        stack.callback(_showing.release)
-
-        from rich.console import Console
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        console = Console(stderr=True)
-        if not console.is_terminal:
-            yield lambda _: None
-            return
-        columns = (SpinnerColumn(), TextColumn("magi: {task.description}"), TimeElapsedColumn())
-        progress = stack.enter_context(Progress(*columns, console=console, transient=True))
-        task = progress.add_task(f"{label}, {first}", total=None)
-        yield lambda name: progress.update(task, description=f"{label}, {name}")
-
-
 def compile_request(gm: GraphModule, example_inputs: Sequence[Any], request: Request) -> Callable[..., Any]:
     """Compile the captured graph *gm* as *request* says."""
     defects, ops = active_defects(), op_uses(gm)
     sensitive = tuple(sorted(op.name for op in ops if op.compute_sensitive))
-    with open_log(gm, example_inputs, request, ops) as log, _phase(request, log.label, "capture") as show:
+    with (
+        open_log(gm, example_inputs, request, ops) as log,
+        progress(gm, log.label, "capture", wanted=request.config.progress) as show,
+    ):
         names = input_names(gm) if request.config.check else {}
         decides = request.config.hot_sizes or request.config.graphs or request.config.first_call == "eager"
         exchange = exchange_of(gm, request.config.boundary_ops) if decides else None
@@ -103,7 +77,8 @@ def compile_request(gm: GraphModule, example_inputs: Sequence[Any], request: Req
         job = _Job(request, log, show, defects, sensitive, names, recordings)
 
         def compile_static(static: GraphModule, inputs: Sequence[Any], sizes: str) -> Callable[..., Any]:
-            with _phase(request, log.label, sizes) as show, log.counting_caches():
+            wanted = request.config.progress
+            with progress(static, log.label, sizes, wanted=wanted) as show, log.counting_caches():
                 return _compile_graph(static, inputs, replace(job, show=show, sizes=sizes))
 
         padding = None

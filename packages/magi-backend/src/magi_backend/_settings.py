@@ -132,7 +132,8 @@ class CompileConfig(BaseModel):
         tune: Measure the settings that could suit a graph and keep the fastest.
         tune_seconds: How long ``tune`` may take for each graph, in seconds; None sets no end. The candidates that are
             expected to be fastest come first, and what would not be compiled in the time that is left is not tried.
-        progress: Show what is being compiled, on a terminal only.
+        progress: Show what is being compiled, and how long it may still take by what earlier compilations took, on a
+            terminal only.
         boundary_ops: Names of operators at which a graph is split, besides those registered as subgraph boundaries.
         regions: Compile blocks that repeat in a model, such as the layers of a Llama, once and call that code for each.
             True does it where nothing is lost by it, names of their classes do it for these alone, in any case.
