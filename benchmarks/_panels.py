@@ -88,6 +88,7 @@ ARMS: Mapping[str, Mapping[str, str]] = {
         "graphs": "at most 8 graphs",
         "fixed": "a graph of each size alone",
     },
+    "wide": _DECODERS,
 }
 
 
