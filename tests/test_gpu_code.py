@@ -53,6 +53,23 @@ def test_a_product_of_sizes_that_does_not_fit_keeps_its_64_bits(fn: Any) -> None
     assert all(each == {"i64"} for each in types), types
 
 
+def attention(x: Tensor, y: Tensor) -> Tensor:
+    """A softmax over rows of the length that a padded convolution with a stride of 2 gives, ``1 + (n - 1)//2``."""
+    rows, weights = (F.avg_pool1d(each, 3, 2, 1).transpose(1, 2) for each in (x, y))
+    scores = torch.bmm(rows, rows.transpose(1, 2)).view(2, 2, rows.shape[1], rows.shape[1])
+    return torch.softmax(scores * weights.sum(2, keepdim=True), -1)
+
+
+def test_rows_of_a_compound_length_are_read_along_themselves() -> None:
+    """Stock takes the index of a row, a term of ``row + row*f``, for the one along which memory is contiguous."""
+    x, y = torch.empty(4, 8, 4001), torch.empty(1, 8, 4001)
+    reductions = [
+        re.findall(r"def triton_red_fused__softmax\w*\((.*?)\):", generated(attention, x, y, dynamic=True, **backend))
+        for backend in ({}, {"backend": "magi"})
+    ]
+    assert ["YBLOCK" in arguments for (arguments,) in reductions] == [True, False]
+
+
 @pytest.mark.parametrize("fn", [torch.var_mean, torch.std, torch.sum])
 def test_a_reduction_over_two_tiled_dimensions(fn: Any) -> None:
     """The blocks of such a variance are strings among the expressions that a kernel prints."""

@@ -151,11 +151,17 @@ MAX_GRID_YZ = 65535
 
 
 def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> None:
-    """Repair seven things in how Inductor tiles kernels, for compilations for which *memo_of_current* returns a dict.
+    """Repair eight things in how Inductor tiles kernels, for compilations for which *memo_of_current* returns a dict.
 
     `match_mod_div_block_expr` (torch/_inductor/codegen/block_analysis.py) matches a pattern with sympy, in a time that
     grows exponentially with the rank: a net of three convolutions took minutes. `matched_blocks` reads the terms of the
     index. What it found is kept in the dict, since every pair of nodes that might fuse asks again.
+
+    `find_coalesced_var` (torch/_inductor/tiling_utils.py, 2.10 to 2.15) takes a loop variable that is a term of an
+    index by itself for the one along which memory is contiguous. The length of what a padded convolution with a stride
+    of 2 made is ``1 + f``, f a quotient, and the stride ``1 + f`` of y is written ``y + f*y``, so rows were taken for
+    columns. A softmax over such rows took 0.34 ms (wav2vec2 on one H100, torch 2.11; the call 22.1 ms, and 18.6 where
+    nothing is tiled). Given ``(1 + f)*y``, it decides by the strides at the sizes that were seen.
 
     A grid of three dimensions cannot be launched if y or z exceeds what CUDA allows, and with a reduction it has
     produced kernels that address a dimension that the grid does not have (torch 2.11 to 2.13). `launchable_tiling` uses
@@ -181,6 +187,7 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
     Kernels that are written together, such as those of a foreach op, may have two tile dimensions each; one with three
     is launched on its own (`ComboKernel`, torch/_inductor/codegen/triton_combo_kernel.py). Here they get two.
     """
+    from torch._inductor import tiling_utils
     from torch._inductor.codegen.block_analysis import BlockPatternMatcher
     from torch._inductor.codegen.simd import CantSplit, SIMDScheduling
     from torch._inductor.codegen.triton import TritonKernel
@@ -193,6 +200,7 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
             _replace(SIMDScheduling, "get_first_compatible_tiling", _choose_launchable, memo_of_current)
             _replace(SIMDScheduling, "generate_combo_kernel_code", _write_two_dimensions_together, memo_of_current)
             _replace(TritonKernel, "codegen_kernel", _write_tuned_kernel, memo_of_current)
+            _replace(tiling_utils, "find_coalesced_var", _find_coalesced, memo_of_current)
             if "__init__" in vars(CantSplit):
                 CantSplit.__init__.__defaults__ = (None, None)
 
@@ -266,6 +274,14 @@ def matched_blocks(
     leading, *others = BlockPatternMatcher.get_slice_numels(sizes)
     positions = [ModularIndexing(index_var, within, size) for within, size in zip(others, sizes[1:], strict=True)]
     return sizes, steps, [FloorDiv(index_var, leading), *positions]
+
+
+def _find_coalesced(find: Any, _memo: Any, index: Any, var_ranges: Any) -> Any:
+    import sympy
+
+    terms = sympy.Add.make_args(index)
+    parts = [v for v in var_ranges if v in terms and any(term.has(v) for term in terms if term != v)]
+    return find(sympy.collect(index, parts) if parts else index, var_ranges)
 
 
 def _quotient(whole: Any, part: Any) -> Any:
