@@ -55,8 +55,25 @@ class Pooled(nn.Module):
         return F.avg_pool2d(x, 2) + 1
 
 
+class Halved(nn.Module):
+    """Sizes like ``1 + (n - 1)//2``: norms and a mean of an image with such sides, and a softmax over such rows."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        image, rows = F.avg_pool2d(x, 3, 2, 1) * 2, F.avg_pool1d(x.mean(2), 3, 2, 1)
+        scores = (rows.transpose(1, 2) @ rows)[:, None]
+        weights = (scores * rows.amax(1)[:, None, :, None]).softmax(-1)
+        return weights, F.group_norm(image, 2), F.layer_norm(image.transpose(1, 3), (4,)), image.mean((2, 3))
+
+
 def images(dtype: torch.dtype = torch.float32) -> list[tuple[Tensor, ...]]:
     return [(torch.randn(2, 4, 5, 7).to(dtype),), (torch.randn(3, 4, 6, 9).to(dtype),)]
+
+
+def test_sizes_that_a_padded_convolution_halves_agree() -> None:
+    """Stock fails where both sides of an image are such symbols ("Invalid ranges")."""
+    found, programs = compared(Halved(), images(), backend="magi", dynamic=True)
+    assert found == []
+    assert not programs.only_compiled
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
