@@ -64,25 +64,24 @@ class _Job:
 
 def compile_request(gm: GraphModule, example_inputs: Sequence[Any], request: Request) -> Callable[..., Any]:
     """Compile the captured graph *gm* as *request* says."""
-    defects, ops = active_defects(), op_uses(gm)
+    config, defects, ops = request.config, active_defects(), op_uses(gm)
     sensitive = tuple(sorted(op.name for op in ops if op.compute_sensitive))
     with (
         open_log(gm, example_inputs, request, ops) as log,
-        progress(gm, log.label, "capture", wanted=request.config.progress) as show,
+        progress(gm, log.label, "capture", wanted=config.progress) as show,
     ):
-        names = input_names(gm) if request.config.check else {}
-        decides = request.config.hot_sizes or request.config.graphs or request.config.first_call == "eager"
-        exchange = exchange_of(gm, request.config.boundary_ops) if decides else None
-        recordings = Recordings(request.config.graphs, log, exchange) if request.config.graphs else None
+        names = input_names(gm) if config.check else {}
+        decides = config.hot_sizes or config.graphs or config.first_call == "eager"
+        exchange = exchange_of(gm, config.boundary_ops) if decides else None
+        recordings = Recordings(config.graphs, log, exchange) if config.graphs else None
         job = _Job(request, log, show, defects, sensitive, names, recordings)
 
         def compile_static(static: GraphModule, inputs: Sequence[Any], sizes: str) -> Callable[..., Any]:
-            wanted = request.config.progress
-            with progress(static, log.label, sizes, wanted=wanted) as show, log.counting_caches():
+            with progress(static, log.label, sizes, wanted=config.progress) as show, log.counting_caches():
                 return _compile_graph(static, inputs, replace(job, show=show, sizes=sizes))
 
         padding = None
-        if buckets := request.config.buckets:
+        if buckets := config.buckets:
             fallback = _torch_compat.compiling.inductor_value("fallback_random", request.inductor)
             eager_random = bool(fallback) or log.eager_random
             padding = with_buckets(gm, example_inputs, buckets, log, eager_random=eager_random)
@@ -91,8 +90,7 @@ def compile_request(gm: GraphModule, example_inputs: Sequence[Any], request: Req
         def compile_open(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
             with noted(facts, log) as hot:
                 general = partial(_compile_graph, job=job)
-                padded = padding.padded_key if padding else lambda key: key
-                config = request.config
+                padded = padding.padded_key if padding else None
                 return with_sizes(gm, example_inputs, config, log, general, compile_static, hot, exchange, padded)
 
         def compile_beside(gm: GraphModule, example_inputs: Sequence[Any], _: str) -> Callable[..., Any]:
@@ -100,9 +98,8 @@ def compile_request(gm: GraphModule, example_inputs: Sequence[Any], request: Req
                 return compile_open(gm, example_inputs)
 
         answered = None
-        if request.config.first_call == "eager":
-            strict = request.config.strict
-            answered = with_eager_first(gm, example_inputs, log, compile_beside, exchange, strict=strict)
+        if config.first_call == "eager":
+            answered = with_eager_first(gm, example_inputs, log, compile_beside, exchange, strict=config.strict)
         answer = answered or compile_open(gm, example_inputs)
         return padding.around(answer) if padding else answer
 

@@ -278,6 +278,7 @@ def _decompose(mode: Any, op: OpOverload, types: Sequence[type], args: tuple[Any
     if record.bodies.has_other_body(args, kwargs):
         return mode.__torch_dispatch__(op, types, args, kwargs)
     recording: Recording | str
+    why = fix = ""
     may_stay_opaque = (record.on_unsupported or _ON_UNSUPPORTED.get()) == "opaque"
     try:
         recording = recording_of(record.fn, args, kwargs, may_stay_opaque)
@@ -285,9 +286,9 @@ def _decompose(mode: Any, op: OpOverload, types: Sequence[type], args: tuple[Any
         if not may_stay_opaque:
             raise
         recording = str(error)
-        record.fall_back(recording, recording.rstrip("."), _RAISES)
+        why, fix = recording.rstrip("."), _RAISES
     if isinstance(recording, str):
-        record.fall_back(recording)
+        record.fall_back(recording, why, fix)
         if around:
             around[-1].whole_inside[record.name] = f"its body cannot be traced. {recording}"
         return mode.__torch_dispatch__(op, types, args, kwargs)

@@ -11,7 +11,8 @@ ranks.py      decides with the other ranks
 background.py the thread that makes code while calls go on
 table.py      counts sizes, decides which get code, and says what happened
 buckets.py    pads inputs to few sizes, and cuts the outputs back
-rows.py       decides whether the rows of a graph stay apart, so that it can be padded
+row_walk.py   follows the rows of a graph from its inputs to its outputs
+rows.py       decides whether they stay apart, so that it can be padded, by a rule for each operator
 recordings.py decides which sizes have a CUDA graph, by the same table
 first_call.py lets eager answer until the code for any size is made
 entry.py      reads `magi.compile_sizes`, and compiles a graph with all of this

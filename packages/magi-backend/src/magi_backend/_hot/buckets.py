@@ -32,7 +32,8 @@ from magi_backend.records import BucketUse
 from .captured import Captured, Condition, capture, reason_of
 from .dispatch import Key, read_inputs
 from .entry import as_saved, inputs_as_text
-from .rows import Found, MixesRowsError, rows_apart
+from .row_walk import Found, MixesRowsError
+from .rows import rows_apart
 
 
 logger = logging.getLogger("magi_backend")

@@ -148,7 +148,7 @@ def with_sizes(
     compile_static: Compile,
     hot: frozenset[Key] = frozenset(),
     exchange: Exchange | None = None,
-    padded: Callable[[Key], Key] = lambda key: key,
+    padded: Callable[[Key], Key] | None = None,
 ) -> Callable[..., Any]:
     """Compile *gm* for any size. Returns the function that also finds code for single sizes.
 
@@ -172,13 +172,14 @@ def with_sizes(
     exchange = exchange and exchange.of_sizes(captured)
     if exchange and exchange.why and config.hot_sizes:
         logger.warning("%s: no size gets code because it comes back: %s", log.label, exchange.why)
+    explicit = explicit_keys(captured, config.compile_sizes)
     table = SizeTable(
         captured,
         general,
         compile_static,
         hot_sizes=config.hot_sizes,
         hot_after=config.hot_after,
-        explicit=list(dict.fromkeys(map(padded, explicit_keys(captured, config.compile_sizes)))),
+        explicit=explicit if padded is None else list(dict.fromkeys(map(padded, explicit))),
         label=log.label,
         changed=log.write_counts,
         in_background=config.hot_in_background

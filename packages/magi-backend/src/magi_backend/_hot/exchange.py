@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
 from magi_backend._records.log import registered
 from magi_backend._split import boundary_overloads, is_boundary
 from magi_backend._torch_compat import distributed, symbols, values
-from magi_backend._torch_compat.nodes import is_higher_order, nodes_in, operator_name
+from magi_backend._torch_compat.nodes import is_higher_order, nodes_in, operator_name, tensors_of
 
 from .captured import Captured, reason_of
 
@@ -102,7 +101,7 @@ def _path(gm: GraphModule, exchange: Exchange) -> str:
 
     If that is not the same on all ranks, they do not decide together.
     """
-    nodes = [(node.name, [tuple(each.shape) for each in _tensors(node)]) for node in nodes_in(gm)]
+    nodes = [(node.name, [tuple(each.shape) for each in tensors_of(node)]) for node in nodes_in(gm)]
     digest = hashlib.sha256(f"{distributed.members(exchange.group)} {nodes}".encode()).hexdigest()[:16]
     path = f"magi/{digest}"
     _captured[path] += 1
@@ -111,7 +110,7 @@ def _path(gm: GraphModule, exchange: Exchange) -> str:
 
 def _exchange(node: Node) -> Exchange | None:
     """What *node* exchanges with other ranks, if anything."""
-    tensors = _tensors(node)
+    tensors = tensors_of(node)
     for wrapper in filter(values.is_wrapper, tensors):
         group = distributed.group_of_wrapper(wrapper)
         if group is None:
@@ -124,7 +123,7 @@ def _exchange(node: Node) -> Exchange | None:
         if name == "wait_tensor":
             return None
         names = [each for each in (*node.args, *node.kwargs.values()) if isinstance(each, str)]
-        given = [tensor for each in node.all_input_nodes for tensor in _tensors(each)]
+        given = [tensor for each in node.all_input_nodes for tensor in tensors_of(each)]
         if not names or not given:
             return Exchange(f"which ranks {namespace}::{name} waits for cannot be read from it")
         takes_alike = name.rstrip("_").removesuffix("_coalesced").removesuffix("_out") in _ALIKE
@@ -142,11 +141,6 @@ def _exchange(node: Node) -> Exchange | None:
         may_wait = not (is_local or inspect.isbuiltin(node.target) or is_higher_order(node.target))
     way_out = "name an operator in magi.boundary_ops, and it is called outside of compiled code"
     return Exchange(f"whether {name} waits for other ranks cannot be read from it; {way_out}") if may_wait else None
-
-
-def _tensors(node: Node) -> list[torch.Tensor]:
-    leaves = pytree.tree_leaves(node.meta.get("example_value"))
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def _alike(tensors: Sequence[torch.Tensor]) -> frozenset[Any]:

@@ -236,7 +236,7 @@ class _Rounds:
             return self._changed.wait_for(lambda: self._thread is None, seconds)
 
     def forget(self) -> None:
-        """In the child of a fork, which has no such thread and is no rank."""
+        """In the child of a fork, where this thread does not run and which has no rank of its own."""
         self.__init__()  # type: ignore[misc]
 
 
