@@ -82,14 +82,15 @@ def measure(name: str, arm: str, tiny: bool, beside: int, *, commands: Iterator[
         eager = [model(**kind.inputs(size, clock.device)) for size in sizes]
         model.float()
         with true_float32():
-            exact = [model(**_in_float32(kind.inputs(size, clock.device))) for size in sizes]
+            exact = [model(**in_float32(kind.inputs(size, clock.device))) for size in sizes]
     for which, ours, theirs, reference in zip(("", "second_"), outputs, eager, exact, strict=True):
         row[f"{which}difference"] = asdict(difference(ours, reference))
         row[f"{which}eager_difference"] = asdict(difference(theirs, reference))
     return [row]
 
 
-def _in_float32(given: dict[str, Tensor]) -> dict[str, Tensor]:
+def in_float32(given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Inputs with their floats in float32."""
     return {name: value.float() if value.is_floating_point() else value for name, value in given.items()}
 
 

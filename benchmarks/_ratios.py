@@ -258,12 +258,19 @@ def _arms_of_magi(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def _decoder_fragments(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The ratios of each fragment, and of the worst and the median fragment."""
     found = _arms_of_magi(rows)
+    return found | _worst_and_median(found, rows, "fragments_")
+
+
+def _worst_and_median(
+    found: Mapping[str, float], rows: Sequence[Mapping[str, Any]], of: str, what: str = ""
+) -> dict[str, float]:
+    """The worst and the median over the cases of *rows* of what *found* has against stock, for keys that begin so."""
+    summary: dict[str, float] = {}
     cases = {row["case"] for row in rows}
-    for against in ("vs_stock_dynamic_speedup", "vs_stock_static_speedup"):
+    for against in (f"{what}vs_stock_dynamic_speedup", f"{what}vs_stock_static_speedup"):
         if each := [found[f"{case}_{against}"] for case in cases if f"{case}_{against}" in found]:
-            found[f"fragments_worst_{against}"] = min(each)
-            found[f"fragments_median_{against}"] = statistics.median(each)
-    return found
+            summary |= {f"{of}worst_{against}": min(each), f"{of}median_{against}": statistics.median(each)}
+    return summary
 
 
 def _wide(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -276,13 +283,7 @@ def _wide(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     ]
     found = _arms_of_magi([*calls, *kernels])
     found |= _of_decodes([row for row in rows if "_compile" in row["case"]])
-    cases = {row["case"] for row in calls}
-    for ending in (
-        f"{what}_vs_{stock}_speedup" for what in ("", "_kernels") for stock in ("stock_dynamic", "stock_static")
-    ):
-        if each := [found[f"{case}{ending}"] for case in cases if f"{case}{ending}" in found]:
-            found |= {f"worst{ending}": min(each), f"median{ending}": statistics.median(each)}
-    return found
+    return found | _worst_and_median(found, calls, "") | _worst_and_median(found, calls, "", "kernels_")
 
 
 def _real_decoders(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

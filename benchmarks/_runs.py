@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import math
 import os
 import statistics
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 from _case import Plan
+from _ratios import ratios
 from _results import commit, device_name, version_of
 from _rows import append, joined, read
 from _workers import Job, Limits, Worker, measured
@@ -77,13 +79,24 @@ def place_of_arm(arm: str, arms: Sequence[str]) -> tuple[int, str]:
     return (arms.index(arm) if arm in arms else len(arms)), arm
 
 
+def refuse_unknown(parser: argparse.ArgumentParser, what: str, given: Iterable[str], known: Sequence[str]) -> None:
+    """End the program where a name that was *given* is not *known*."""
+    if unknown := set(given) - set(known):
+        parser.error(f"no {what} {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+
+
 def run(
+    name: str,
     groups: Iterable[Sequence[Job]],
     options: argparse.Namespace,
     preload: Sequence[str],
+    place: Callable[[Row], Any],
     table: Callable[[Sequence[Row]], list[str]],
-) -> list[Row]:
-    """Measure the jobs that no earlier rows have; write rows as they come, and return all of them."""
+) -> None:
+    """Measure the jobs of benchmark *name* that no earlier rows have.
+
+    Rows are written as they come; in the end all are printed in order of their *place*, with their ratios.
+    """
     earlier = joined(read(options.rows))
     have = {(row["case"], row["arm"]) for row in earlier if row["seconds"] and row["torch"] == torch.__version__}
     todo = [[job for job in group if (job.case, job.arm) not in have] for group in groups]
@@ -102,7 +115,8 @@ def run(
             rows += complete
             print(*table(complete)[2:], sep="\n", flush=True)
             _keep_files(worker, options)
-    return joined(rows)
+    rows = sorted(joined(rows), key=place)
+    print("", *table(rows), "", json.dumps(ratios(name, rows), indent=1), sep="\n")
 
 
 def _keep_files(worker: Worker, options: argparse.Namespace) -> None:

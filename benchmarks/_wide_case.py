@@ -4,23 +4,19 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from _arms import Arm, arm_named
+from _arms import Arm
+from _card_case import in_float32
 from _case import Case, Plan, Row, measure_case
 from _clock import Clock, true_float32
 from _difference import difference, judged
-from _hot_case import HOT
+from _hot_case import arm_of
+from _real_classes import CLASSES, RealClass, classes_in  # where _card_case has found it
 from torch import Tensor
-
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-
-from _real_classes import CLASSES, RealClass, classes_in
 
 
 WIDE = classes_in(Path(__file__).with_name("wide.yaml"))
@@ -62,9 +58,8 @@ class WideCase(Case):
         given = self.arguments(second=second)
         ours, eager = self.compiled(**given), self.module(**given)
         exact = copy.deepcopy(self.module).float()
-        floats = {name: value.float() if value.is_floating_point() else value for name, value in given.items()}
         with true_float32():
-            reference = exact(**floats)
+            reference = exact(**in_float32(given))
         where = f"{self.name}{' at its second size' if second else ''}"
         return judged(difference(ours, reference), difference(eager, reference), where)
 
@@ -72,11 +67,6 @@ class WideCase(Case):
 def _small(kind: RealClass) -> RealClass:
     """A small class for a CPU: the one of the tests, where they have it."""
     return CLASSES.get(kind.model, replace(kind, keep=1))
-
-
-def arm_of(name: str) -> Arm:
-    """An arm by name; `magi_hot` gives sizes that come back code of their own."""
-    return replace(arm_named(HOT), name=name) if name == "magi_hot" else arm_named(name)
 
 
 def measure(name: str, arm: str, plan: Plan, tiny: bool, *, commands: Iterator[str]) -> list[Row]:

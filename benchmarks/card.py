@@ -12,14 +12,12 @@ taken while other processes run, so nothing is made of them. ``--tiny`` is for a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from _card_case import NAMES, measure
-from _ratios import ratios
 from _rows import markdown, publish
-from _runs import cells_of, parser_of, place_of_arm, run, split
+from _runs import cells_of, parser_of, place_of_arm, refuse_unknown, run, split
 from _workers import Job
 
 
@@ -62,14 +60,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.merge:
         publish(NAME, options.merge, place, table)
         return
-    if unknown := set(options.only) - set(NAMES):
-        parser.error(f"no class {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+    refuse_unknown(parser, "class", options.only, NAMES)
     beside = max(0, options.compiling - 1)
     groups = [
         [Job(name, arm, measure, (name, arm, options.tiny, beside))] for name in options.only for arm in options.arms
     ]
-    rows = sorted(run(groups, options, PRELOAD, table), key=place)
-    print("", *table(rows), "", json.dumps(ratios(NAME, rows), indent=1), sep="\n")
+    run(NAME, groups, options, PRELOAD, place, table)
 
 
 if __name__ == "__main__":

@@ -13,15 +13,13 @@ a second one, fails. Rows are written as they come; ``--rows FILE`` goes on from
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from _fragment_case import measure
 from _fragments import FRAGMENTS
-from _ratios import ratios
 from _rows import markdown, publish
-from _runs import cells_of, parser_of, place_of_arm, plan_of, run, split
+from _runs import cells_of, parser_of, place_of_arm, plan_of, refuse_unknown, run, split
 from _workers import Job
 
 
@@ -76,10 +74,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     groups = [
         [Job(name, arm, measure, (name, arm, plan, options.tiny)) for arm in options.arms] for name in options.only
     ]
-    if unknown := set(options.only) - set(FRAGMENTS):
-        parser.error(f"no fragments {', '.join(sorted(unknown))}; there are {', '.join(FRAGMENTS)}")
-    rows = sorted(run(groups, options, PRELOAD, table), key=place)
-    print("", *table(rows), "", json.dumps(ratios(NAME, rows), indent=1), sep="\n")
+    refuse_unknown(parser, "fragments", options.only, list(FRAGMENTS))
+    run(NAME, groups, options, PRELOAD, place, table)
 
 
 if __name__ == "__main__":

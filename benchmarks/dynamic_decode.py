@@ -17,7 +17,6 @@ An arm ``passes:padding+temporal+layout+moments+nd2`` compiles with just those p
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +24,6 @@ from _case import Plan
 from _decode_case import measure
 from _decode_table import table
 from _decoders import MODELS, SIZES
-from _ratios import ratios
 from _rows import publish
 from _runs import parser_of, place_of_arm, plan_of, run, split
 from _workers import Job
@@ -61,8 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     groups = [[_job(model, size, arm, plan, tiny=options.tiny) for arm in options.arms] for model, size in sizes]
     if not options.together:
         groups = [[job] for group in groups for job in group]
-    rows = sorted(run(groups, options, PRELOAD, table), key=_place)
-    print("", *table(rows), "", json.dumps(ratios(NAME, rows), indent=1), sep="\n")
+    run(NAME, groups, options, PRELOAD, _place, table)
 
 
 def _job(model: str, size: str, arm: str, plan: Plan, *, tiny: bool) -> Job:

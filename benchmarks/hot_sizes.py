@@ -16,7 +16,6 @@ them: 3 symbols, 8 sizes with code, counting and dropping on; 16 and 300 inputs.
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Sequence
@@ -25,9 +24,8 @@ from typing import Any
 
 from _hot_case import ARMS, MODELS, measure
 from _hot_dispatch import CASES, measure_dispatch
-from _ratios import ratios
 from _rows import markdown, publish
-from _runs import cells_of, parser_of, place_of_arm, run, split
+from _runs import cells_of, parser_of, place_of_arm, refuse_unknown, run, split
 from _workers import Job
 
 
@@ -71,8 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.merge:
         publish(NAME, options.merge, place, table)
         return
-    if unknown := set(options.only) - {*MODELS, DISPATCH}:
-        parser.error(f"no model {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}, {DISPATCH}")
+    refuse_unknown(parser, "model", options.only, [*MODELS, DISPATCH])
     lock = str(Path(tempfile.gettempdir()) / f"{NAME}-{os.getpid()}.lock")
     groups = [
         [Job(DISPATCH, DISPATCH, measure_dispatch, (options.tiny,))]
@@ -80,8 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         else [Job(name, arm, measure, (name, arm, options.tiny, lock)) for arm in options.arms]
         for name in options.only
     ]
-    rows = sorted(run(groups, options, PRELOAD, table), key=place)
-    print("", *table(rows), "", json.dumps(ratios(NAME, rows), indent=1), sep="\n")
+    run(NAME, groups, options, PRELOAD, place, table)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ turn, once each a round, while nothing compiles. An arm that cannot run has a ro
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Sequence
@@ -30,9 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from _library_case import ARMS, BLOCK, measure
-from _ratios import ratios
 from _rows import markdown, publish
-from _runs import cells_of, parser_of, place_of_arm, run, split
+from _runs import cells_of, parser_of, place_of_arm, refuse_unknown, run, split
 from _workers import Job
 
 
@@ -86,8 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         publish(NAME, options.merge, place, table)
         return
     for what, given, known in (("op", options.only, PROGRAMS), ("arm", options.arms, tuple(ARMS))):
-        if unknown := set(given) - set(known):
-            parser.error(f"no {what} {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+        refuse_unknown(parser, what, given, known)
     if options.tiny:
         # Before the server of the processes imports Triton, whose own functions are interpreted too.
         os.environ["TRITON_INTERPRET"] = "1"
@@ -96,8 +93,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         [Job(name, arm, measure, (name, arm, lock, options.tiny, options.kernels)) for arm in options.arms]
         for name in options.only
     ]
-    rows = sorted(run(groups, options, PRELOAD, table), key=place)
-    print("", *table(rows), "", json.dumps(ratios(NAME, rows), indent=1), sep="\n")
+    run(NAME, groups, options, PRELOAD, place, table)
 
 
 if __name__ == "__main__":

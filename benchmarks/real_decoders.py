@@ -17,13 +17,11 @@ for a CPU.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Sequence
 from typing import Any
 
 from _decode_table import table
-from _ratios import ratios
 from _real_case import Conditions, measure
 from _real_models import MODELS
 from _rows import publish
@@ -92,8 +90,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         ]
         if options.cold:
             groups = [[job] for group in groups for job in group]
-        rows = sorted(run(groups, options, PRELOAD, table), key=place)
-    print("", *table(rows), "", json.dumps(ratios(NAME, rows), indent=1), sep="\n")
+        run(NAME, groups, options, PRELOAD, place, table)
 
 
 if __name__ == "__main__":

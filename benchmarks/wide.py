@@ -13,14 +13,12 @@ those of arms with symbolic sizes also at a second size. ``--tiny`` is for a CPU
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from _decode_table import table
-from _ratios import ratios
 from _rows import publish
-from _runs import parser_of, place_of_arm, plan_of, run, split
+from _runs import parser_of, place_of_arm, plan_of, refuse_unknown, run, split
 from _wide_case import CALLS_UNTIL_HOT, WIDE, measure
 from _workers import Job
 
@@ -46,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.merge:
         publish(NAME, options.merge, place, table)
         return
+    refuse_unknown(parser, "class", options.only, list(WIDE))
     plan = plan_of(
         options,
         beside=max(0, options.compiling - 1),
@@ -59,8 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     groups = [
         [Job(name, arm, measure, (name, arm, plan, options.tiny)) for arm in options.arms] for name in options.only
     ]
-    rows = sorted(run(groups, options, PRELOAD, table), key=place)
-    print("", *table(rows), "", json.dumps(ratios(NAME, rows), indent=1), sep="\n")
+    run(NAME, groups, options, PRELOAD, place, table)
 
 
 if __name__ == "__main__":

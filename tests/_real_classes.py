@@ -203,17 +203,15 @@ _MAKERS: Mapping[str, Callable[[str, Settings], nn.Module]] = {
 
 def classes_in(table: Path) -> dict[str, RealClass]:
     """The classes of the YAML file *table* by name, which is that of the class unless `model` says another."""
-    return dict(_read(table))
-
-
-def _read(table: Path) -> Iterator[tuple[str, RealClass]]:
+    found: dict[str, RealClass] = {}
     for group in yaml.safe_load(table.read_text()):
         classes = group.pop("classes")
         for name, own in classes.items():
             how = {**group, **own, "settings": {**group.get("settings", {}), **own.get("settings", {})}}
             how |= {which: tuple(map(tuple, how[which])) for which in ("small", "large")}
             dtype = torch.bfloat16 if how.pop("bf16", False) else torch.float32
-            yield name, RealClass(dtype=dtype, **{"model": name, **how})
+            found[name] = RealClass(dtype=dtype, **{"model": name, **how})
+    return found
 
 
 CLASSES = classes_in(Path(__file__).with_name("classes.yaml"))

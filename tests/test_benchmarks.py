@@ -16,6 +16,7 @@ import libraries
 import pytest
 import real_decoders
 import torch
+import wide
 from _arms import arm_named, pipeline_options
 from _difference import Difference, WrongResultError, difference, judged
 from _fragment_calls import CALLS, arguments, build, class_of
@@ -91,7 +92,7 @@ def test_the_program_compiles_compares_and_times(name: str, tmp_path: Path) -> N
         assert again == rows
 
 
-@pytest.mark.parametrize("program", [decoder_fragments, dynamic_decode, libraries, real_decoders])
+@pytest.mark.parametrize("program", [decoder_fragments, dynamic_decode, libraries, real_decoders, wide])
 def test_what_processes_load_before_they_are_forked_exists(program: Any) -> None:
     # The server of multiprocessing passes over a module that it cannot import.
     for name in program.PRELOAD:

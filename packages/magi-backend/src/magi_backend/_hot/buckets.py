@@ -374,7 +374,7 @@ def _why_not(captured: Captured, size: Bucketed) -> str:
             return f"{inputs.paths[place]} is a {type(captured.fakes[place]).__name__}"
         for stride in captured.fakes[place].stride():
             if any(symbol in factor.free_symbols and not factor.is_Symbol for factor in symbols.factors(stride)):
-                return f"{inputs.paths[place]} has the stride {stride}, of which it is no factor"
+                return f"{inputs.paths[place]} has the stride {stride}, which is not a multiple of it"
     if found.written and (inputs.differentiates or symbols.share_memory(captured.descriptions)):
         names = ", ".join(inputs.paths[place] or inputs.names[place] for place in sorted(found.written))
         return f"the graph writes to {names}, which shares memory with other inputs, or while gradients are computed"
