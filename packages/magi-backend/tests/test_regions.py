@@ -428,6 +428,34 @@ def test_the_report_and_the_check_of_each_block() -> None:
     assert re.search("4 blocks Block of [0-9]+ calls are compiled once", str(report))
 
 
+class Attends(Block):
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        heads = x[None, None]
+        return super().forward(x) + functional.scaled_dot_product_attention(heads, heads, heads, mask)[0, 0]
+
+
+class OneMask(Stack):
+    """The blocks have a mask in common."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[0])
+        mask = places[None, :] <= places[:, None]
+        for block in self.blocks:
+            x = block(x, mask)
+        return x
+
+
+def test_a_mask_that_blocks_have_in_common_is_known_in_each() -> None:
+    torch.manual_seed(0)
+    model, x = OneMask(Attends).eval(), torch.randn(3, WIDTH)
+    expected = copy.deepcopy(model)(x)
+    report = explain(model, dynamic=True, options={"magi.regions": "Attends"})(x)
+
+    assert "before the cuts: of 4 masks of attention, 0 hide nothing and 4 what comes later" in str(report)
+    assert re.search("3 blocks Attends of [0-9]+ calls are compiled once", str(report))
+    torch.testing.assert_close(torch.compile(model, backend="magi", dynamic=True)(x), expected)
+
+
 class Scaled(Block):
     def __init__(self) -> None:
         super().__init__()

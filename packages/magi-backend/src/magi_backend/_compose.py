@@ -114,7 +114,8 @@ def _compile_graph(gm: GraphModule, example_inputs: Sequence[Any], job: _Job) ->
     repeated = regions(gm, job.request.config, job.request.inductor)
     split = split_at(gm, named, repeated.blocks)
     if not job.sizes:
-        job.log.update(regions=repeated.found, pieces=tuple(split.titles.values()) if split else ())
+        found = (*repeated.found, *split.changed) if split else repeated.found
+        job.log.update(regions=found, pieces=tuple(split.titles.values()) if split else ())
     if split is None:
         return _compile_checked(gm, lambda: _compile_piece(gm, example_inputs, job), job)
     made: dict[Hashable, Callable[..., Any]] = {}

@@ -11,7 +11,15 @@ from typing import ClassVar
 
 import torch
 from magi_opschema import OpDef
-from magi_passes import ConvChooser, MagiInductorPass, NarrowSizesPass, NDTilingWorkaroundPass, Reason, ZeroPadGuardPass
+from magi_passes import (
+    AttentionMaskPass,
+    ConvChooser,
+    MagiInductorPass,
+    NarrowSizesPass,
+    NDTilingWorkaroundPass,
+    Reason,
+    ZeroPadGuardPass,
+)
 from magi_passes.errors import PassIdentityError
 from torch.fx import Graph, GraphModule
 
@@ -83,7 +91,7 @@ def chosen_passes(
     *sensitive* are the names of its compute-sensitive operators.
     """
     names = tuple(defect.name for defect in defects)
-    passes: list[MagiInductorPass] = [_active_repairs(names, gm)]
+    passes: list[MagiInductorPass] = [_active_repairs(names, gm), AttentionMaskPass()]
     if sensitive or config.memory_budget is not None:
         passes.append(SelectiveRecompute(sensitive, products=config.memory_budget is not None))
     wanted = config.pass_config

@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from typing import Any
 
 import torch
+from magi_passes import AttentionMaskPass, collect_records
 from torch.fx import GraphModule, Node
 from torch.fx.passes.split_module import split_module
 
@@ -34,6 +35,8 @@ class Split:
     """The title of each submodule in the report: "piece 3", or the name of the boundary operator."""
     boundaries: frozenset[str]
     """The submodules that are boundary operators, which are not compiled."""
+    changed: tuple[str, ...]
+    """A sentence for what was changed in the graph before it was cut."""
 
 
 def boundary_overloads(names: Collection[str]) -> frozenset[str]:
@@ -66,6 +69,8 @@ def split_at(gm: GraphModule, named: frozenset[str], blocks: Collection[Block] =
     boundaries = [node for node in gm.graph.nodes if is_boundary(node, named)]
     if not boundaries and not blocks:
         return None
+    with collect_records() as of_masks:
+        AttentionMaskPass()(gm.graph)  # what a mask is computed from is in another piece than attention
     for node in list(gm.graph.nodes):
         # ``y = x.add_(1); f(y)`` becomes ``x.add_(1); f(x)``: the tensor has one name before and after the write.
         if (written := _written(node)) is not None:
@@ -81,6 +86,7 @@ def split_at(gm: GraphModule, named: frozenset[str], blocks: Collection[Block] =
         module,
         {f"submod_{place}": titles[place] for place in sorted(pieces)},
         frozenset(f"submod_{places[node]}" for node in boundaries),
+        tuple(f"before the cuts: {record.reason}" for record in of_masks if record.ran),
     )
 
 

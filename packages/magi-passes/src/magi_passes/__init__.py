@@ -8,6 +8,7 @@ from ._framework.graph_pass import MagiInductorPass
 from ._framework.pipeline import PassPipeline
 from ._graph.nodes import conv_share, is_conv_heavy, is_convolution, is_dynamic
 from ._rewrites.code_generation import ConvLayoutPass, NarrowSizesPass, NDTilingWorkaroundPass
+from ._rewrites.masks import AttentionMaskPass
 from ._rewrites.moments import ChannelMomentsPass
 from ._rewrites.padding import ConvPaddingPass, ZeroPadGuardPass
 from ._rewrites.temporal import TemporalConvPass
@@ -17,6 +18,7 @@ from .errors import MagiPassesError, PassFailedError, UnscopedConfigError
 ND_TilingWorkaroundPass = NDTilingWorkaroundPass  # as MagiCompiler calls it
 
 __all__ = [
+    "AttentionMaskPass",
     "ChannelMomentsPass",
     "ConvChooser",
     "ConvLayoutPass",

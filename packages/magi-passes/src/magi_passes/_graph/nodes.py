@@ -34,6 +34,11 @@ def hinted(extent: Any) -> int:
     return int(extent.node.hint) if extent.node.has_hint() else 1
 
 
+def captured_value(node: Node) -> Any:
+    """What *node* of a captured graph stands for, by Dynamo's name for it or by that of torch.export."""
+    return node.meta.get("example_value", node.meta.get("val"))
+
+
 def flaw_of(graph: Graph) -> str | None:
     """What is wrong with the structure of *graph*, in words; None if nothing is.
 

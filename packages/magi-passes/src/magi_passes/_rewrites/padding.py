@@ -26,7 +26,7 @@ from torch.fx import Graph, Node
 from magi_passes import _torch_compat
 from magi_passes._framework.compilation import PassContext, Reason
 from magi_passes._framework.graph_pass import MagiInductorPass
-from magi_passes._graph.nodes import Convolution, Writer, aten, hinted, read_convolution, replace_by
+from magi_passes._graph.nodes import Convolution, Writer, aten, captured_value, hinted, read_convolution, replace_by
 from magi_passes._graph.strides import strides_kept
 
 
@@ -73,8 +73,7 @@ def _zero_amounts(graph: Graph) -> Iterator[torch.SymInt]:
 def _symbolic(entry: object) -> torch.SymInt | None:
     """The symbol that *entry*, one amount of a padding, stands for; None if it is a plain number."""
     if isinstance(entry, torch.fx.Node):
-        # Dynamo keeps the value under the first name, AOTAutograd under the second.
-        entry = entry.meta.get("example_value", entry.meta.get("val"))
+        entry = captured_value(entry)
     return entry if isinstance(entry, torch.SymInt) else None
 
 

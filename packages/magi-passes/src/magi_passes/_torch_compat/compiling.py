@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -29,6 +30,10 @@ PADDINGS: frozenset[Any] = frozenset(
 
 All releases; Dynamo captures the first or the second.
 """
+ATTENTION: frozenset[Any] = frozenset(
+    {torch.nn.functional.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default}
+)
+"""The targets of attention in a captured graph, of Dynamo and of torch.export. All releases."""
 _install_lock = threading.Lock()
 
 
@@ -205,6 +210,63 @@ def symbolic_dispatch() -> AbstractContextManager[object]:
     from torch._dispatch.python import enable_python_dispatcher
 
     return enable_python_dispatcher()
+
+
+@contextlib.contextmanager
+def seeing_operators(fake: torch.Tensor, see: Callable[[Any, Any, Any, Any], None]) -> Iterator[None]:
+    """A context in which *see* gets each operator of ATen that is called, its arguments and its result.
+
+    It runs in the mode of the tensor *fake*. All releases.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Seeing(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            del types
+            out = func(*args, **(kwargs or {}))
+            see(func, args, kwargs or {}, out)
+            return out
+
+    mode: Any = Seeing  # whose base has no types
+    with fake.fake_mode, symbolic_dispatch(), mode():  # type: ignore[attr-defined]
+        yield
+
+
+def is_plain(target: Any) -> bool:
+    """Whether *target* of a captured graph means the same outside of its place: no part of a transform, and no body."""
+    module = getattr(target, "__module__", None) or ""
+    return not isinstance(target, torch._ops.HigherOrderOperator) and not module.startswith(
+        ("torch._functorch", "torch._C._functorch")
+    )
+
+
+_IN_PLACE = re.compile("setitem|i(add|and|concat|floordiv|lshift|matmul|mod|mul|or|pow|rshift|sub|truediv|xor)")
+
+
+def written_operands(graph: Graph) -> set[Node]:
+    """What calls in a captured *graph* are given, of which they may change a tensor. All releases."""
+    calls = (node for node in graph.nodes if node.op in ("call_function", "call_method"))
+    return {operand for node in calls if _may_write(node) for operand in node.all_input_nodes}
+
+
+def storage_of(value: Any) -> int | None:
+    """What tensors that share memory have in common, fake ones too; None for what has no memory. All releases."""
+    has_one = isinstance(value, torch.Tensor) and torch._C._has_storage(value)
+    return value.untyped_storage()._cdata if has_one else None
+
+
+def _may_write(node: Node) -> bool:
+    target: Any = node.target
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return True
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        target = getattr(target, target.overloads()[0])
+    if isinstance(target, torch._ops.OpOverload):
+        return bool(target._schema.is_mutable)
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    if getattr(target, "__module__", "") == "_operator":
+        return _IN_PLACE.fullmatch(name) is not None
+    return re.search("[a-z]_$", name) is not None or not {"out", "inplace"}.isdisjoint(node.kwargs)
 
 
 # It holds our operators, which live as long as it.

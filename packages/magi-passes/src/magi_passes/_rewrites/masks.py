@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masks of attention that are known before there is data: left out, or said by ``is_causal``.
+
+In eager mode, libraries leave a mask out that hides nothing. A captured graph has it: n * n values that are written and
+read. With it, attention cannot take the fastest kernel, and takes none at all if the mask was expanded along the keys:
+their stride of 0 is what no kernel reads (`sdp_utils.cpp` in aten/src/ATen/native/transformers), so that torch computes
+attention by two products in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from magi_passes import _torch_compat
+from magi_passes._framework.compilation import PassContext, Reason
+from magi_passes._framework.graph_pass import MagiInductorPass
+from magi_passes._graph.nodes import captured_value
+from magi_passes._graph.positions import Affine, Formula, Formulas
+
+
+@dataclass(frozen=True)
+class AttentionMaskPass(MagiInductorPass):
+    """Leave masks of `scaled_dot_product_attention` out that hide nothing, and say those by ``is_causal`` that are so.
+
+    A mask is understood if it is computed from sizes alone: by `torch.arange` and comparisons, `tril`, `where` and
+    what only moves numbers, for all sizes that the guards admit. Others stay.
+
+    Example:
+        >>> import torch
+        >>> from magi_passes import AttentionMaskPass, PassPipeline, collect_records
+        >>> def attend(x):
+        ...     places = torch.arange(x.shape[-2])
+        ...     return torch.nn.functional.scaled_dot_product_attention(x, x, x, places <= places[:, None])
+        >>> options = PassPipeline([AttentionMaskPass()]).inductor_options()
+        >>> with collect_records() as records:
+        ...     _ = torch.compile(attend, dynamic=True, options=options)(torch.randn(2, 3, 5, 8))
+        >>> records[0].reason
+        'of 1 masks of attention, 0 hide nothing and 1 what comes later'
+    """
+
+    hook: ClassVar[str] = "pre_grad_custom_pass"
+
+    def is_applicable(self, graph: Graph, context: PassContext) -> Reason:  # noqa: ARG002
+        """It applies if some mask hides nothing, or what comes later."""
+        masks = [node for node in graph.nodes if _mask_of(node) is not None]
+        known = dict(_known_masks(graph)) if masks else {}
+        later = sum(known.values())
+        hide = f"of {len(masks)} masks of attention, {len(known) - later} hide nothing and {later} what comes later"
+        return Reason(bool(known), hide if masks else "no mask of attention")
+
+    def __call__(self, graph: Graph) -> None:
+        """Take these masks out of their calls."""
+        for node, is_causal in list(_known_masks(graph)):
+            names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+            given = {**dict(zip(names, node.args, strict=False)), **node.kwargs, "is_causal": is_causal}
+            node.args = tuple(given.pop(name) for name in names[:3])
+            node.kwargs = {name: value for name, value in given.items() if name != "attn_mask"}
+
+
+def _mask_of(node: Node) -> Node | None:
+    """The mask of a call of attention; None if *node* is none, or has none."""
+    if node.op != "call_function" or node.target not in _torch_compat.compiling.ATTENTION:
+        return None
+    mask: Any = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
+    is_causal = node.args[5] if len(node.args) > 5 else node.kwargs.get("is_causal")
+    is_fake = isinstance(mask, Node) and hasattr(captured_value(mask), "fake_mode")
+    return mask if is_fake and not is_causal else None
+
+
+def _known_masks(graph: Graph) -> Iterator[tuple[Node, bool]]:
+    """The calls of attention whose mask hides nothing, with False, or what comes later and no more, with True."""
+    calls = [(node, mask) for node in graph.nodes if (mask := _mask_of(node)) is not None]
+    formulas = _formulas_of(graph, {mask for _, mask in calls})
+    for node, mask in calls:
+        formula, value = formulas.get(mask), captured_value(mask)
+        shown, hidden = (0, -math.inf) if value.is_floating_point() else (1, 0)
+        if isinstance(formula, Affine):
+            if formula.constant == shown:
+                yield node, False
+        elif formula is not None and (formula.inside, formula.outside) == (shown, hidden):
+            query, key = value.dim() - 2, value.dim() - 1
+            is_square = statically_known_true(value.shape[query] == value.shape[key])
+            if is_square and formula.conditions == (Affine(0, {query: 1, key: -1}),):
+                yield node, True
+
+
+def _formulas_of(graph: Graph, masks: set[Node]) -> dict[Node, Formula]:
+    """The formulas of those of *masks* that are computed from sizes alone."""
+    compat, formulas, values = _torch_compat.compiling, Formulas(), dict[Node, Any]()
+    written = {compat.storage_of(captured_value(node)) for node in compat.written_operands(graph)}
+    for node in _computed_from_sizes(graph, masks):
+        value = captured_value(node)
+        if isinstance(value, Tensor):
+            if compat.storage_of(value) in written:
+                return {}
+            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+            with compat.seeing_operators(value, formulas.note):
+                target = getattr(Tensor, node.target) if isinstance(node.target, str) else node.target
+                value = target(*args, **kwargs)
+        values[node] = value
+    found = {mask: formulas.of(values[mask]) for mask in masks if mask in values}
+    return {mask: formula for mask, formula in found.items() if formula is not None}
+
+
+def _computed_from_sizes(graph: Graph, masks: set[Node]) -> Iterator[Node]:
+    """What *masks* are computed from, in order, apart from what depends on a tensor that is given."""
+    needed = set(masks)
+    for node in reversed(graph.nodes):
+        if node in needed:
+            needed.update(node.all_input_nodes)
+    known = set[Node]()
+    for node in graph.nodes:
+        value, is_call = captured_value(node), node.op in ("call_function", "call_method")
+        if isinstance(value, Tensor):
+            is_plain = is_call and _torch_compat.compiling.is_plain(node.target)
+            follows = is_plain and known.issuperset(node.all_input_nodes)
+        else:
+            follows = isinstance(value, (int, torch.SymInt, tuple))
+        if node in needed and follows:
+            known.add(node)
+            yield node
