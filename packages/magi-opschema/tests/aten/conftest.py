@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 from magi_opschema import aten
-from magi_opschema.aten._dispatch.cells import cell_of
-from magi_opschema.aten._dispatch.kernels import out_names, schema_parameters
+from magi_opschema.aten._dispatch.kernels import cell_of, out_names, schema_parameters
 from magi_opschema.aten._dispatch.slots import _cell_and_overload
 from magi_opschema.aten._generate.schema import parameter_name
 

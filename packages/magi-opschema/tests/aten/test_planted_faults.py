@@ -15,7 +15,7 @@ from aten_harness import providers as op_db
 from aten_harness import run as _run
 from aten_harness.run import Report, check
 from magi_opschema import aten
-from magi_opschema.aten._dispatch.cells import cell_of
+from magi_opschema.aten._dispatch.kernels import cell_of
 from torch import Tensor
 
 

@@ -14,7 +14,7 @@ from _signatures import Unshowable
 from _slot_kernels import Counted
 from magi_opschema import aten
 from magi_opschema.aten import errors
-from magi_opschema.aten._dispatch import cells as _cells
+from magi_opschema.aten._dispatch import kernels as _kernels
 from magi_opschema.aten._dispatch import load as _load
 from magi_opschema.aten._dispatch.slots import _FirstCall
 from magi_opschema.aten.errors import KernelSignatureError, SlotError, UnknownOpError
@@ -35,7 +35,7 @@ def test_the_environment_is_read_once_at_the_first_call(
     first, second = Counted(), Counted()
     slot("softmax", 1, first)
     slot("softmax", 2, second)
-    cell = _cells.cell_of("softmax")
+    cell = _kernels.cell_of("softmax")
     call: Any = torch.compile(aten.softmax, fullgraph=True, backend="aot_eager") if compiled else aten.softmax
     with pytest.MonkeyPatch.context() as patch:
         for name, unread in (("environment_read", False), ("from_environment", None), ("eager", _FirstCall(cell))):
@@ -70,7 +70,7 @@ def test_a_variable_that_means_nothing_is_told(
     assert "softmax" in dir(aten)  # loaded before
     monkeypatch.setenv(variable, value)
     with pytest.raises(SlotError, match=re.escape(sentence)):
-        _cells.check_environment(is_complete=True)
+        _kernels.check_environment(is_complete=True)
     _load.default_surface.cache_clear()
     with pytest.raises(SlotError, match=re.escape(sentence)):
         getattr(aten, "not_an_operator")  # noqa: B009

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import errors as errors
+    from ._dispatch.kernels import prepare_out as prepare_out
     from ._dispatch.load import load as load
-    from ._dispatch.out import prepare_out as prepare_out
     from ._dispatch.slots import pin as pin
     from ._dispatch.slots import register_slot as register_slot
     from ._dispatch.slots import slots as slots
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "load": "_dispatch.load",
     "pin": "_dispatch.slots",
-    "prepare_out": "_dispatch.out",
+    "prepare_out": "_dispatch.kernels",
     "register_slot": "_dispatch.slots",
     "slots": "_dispatch.slots",
     "unregister_slot": "_dispatch.slots",

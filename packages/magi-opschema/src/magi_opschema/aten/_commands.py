@@ -92,7 +92,7 @@ def _gap(options: argparse.Namespace) -> int:
         raise OutputError(msg)
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from ._dispatch.cells import cells
+    from ._dispatch.kernels import cells
     from ._dispatch.load import default_surface
 
     counts: Counter[str] = Counter()

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._dispatch.out import out_options as out_options
-from ._dispatch.out import write_out as write_out
+from ._dispatch.kernels import out_options as out_options
+from ._dispatch.kernels import write_out as write_out
 from ._dispatch.slots import op as op
 
 

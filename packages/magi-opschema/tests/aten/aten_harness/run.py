@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from magi_opschema.aten import slots
-from magi_opschema.aten._dispatch.cells import cell_of, check_number
+from magi_opschema.aten._dispatch.kernels import cell_of, check_number
 from magi_opschema.aten._generate.schema import ATEN_SLOT, base_name
 
 from . import known as _known

@@ -3,8 +3,7 @@
 
 | module | what it holds |
 |---|---|
-| `cells` | one mutable cell for each base, which generated functions read, with its kernels and preferences |
-| `kernels`, `out` | a user's kernel and its calls; the contract of `out=` |
+| `kernels` | one mutable cell for each base, with its kernels and preferences; the contract of `out=` |
 | `route` | which way a call takes, and the operators that tracers see |
 | `slots` | the public functions |
 | `load` | surfaces as modules |

@@ -21,7 +21,7 @@ from magi_opschema.aten._generate.installed import SHIPPED
 from magi_opschema.aten._generate.schema import METADATA_FILE, METADATA_VERSION, SUBMODULES, nearest
 from magi_opschema.aten.errors import OutputError, SurfaceError, UnknownOpError
 
-from .cells import check_environment
+from .kernels import check_environment
 
 
 def load(folder: str | os.PathLike[str]) -> ModuleType:

@@ -40,8 +40,7 @@ from magi_opschema.aten._torch_compat import (
     written_arguments,
 )
 
-from .cells import Cell, Namespace, Pair
-from .kernels import Kernel, options_of_out, out_names, python_names, run_with_out, select
+from .kernels import Cell, Kernel, Namespace, Pair, options_of_out, out_names, python_names, run_with_out, select
 
 
 NAMESPACE = "magi_aten"

@@ -24,8 +24,7 @@ from magi_opschema._text import show_value, show_with_type
 from magi_opschema.aten._generate.schema import ATEN_SLOT, SUBMODULES, base_name
 from magi_opschema.aten.errors import SlotError, SurfaceError, UnknownOpError
 
-from .cells import Cell, Pair, cell_of, cells, check_number, lock
-from .kernels import Kernel, served_variants
+from .kernels import Cell, Kernel, Pair, cell_of, cells, check_number, lock, served_variants
 from .load import default_surface
 from .route import library_op, router, served_namespace
 
