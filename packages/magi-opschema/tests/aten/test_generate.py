@@ -13,10 +13,17 @@ import pytest
 import torch
 from _python import python
 from magi_opschema._cli import main
-from magi_opschema.aten._generate.choice import merge
-from magi_opschema.aten._generate.installed import SHIPPED, installed_schemas, read_allowlist, select_bases, verify
+from magi_opschema.aten._generate.emit import merge
 from magi_opschema.aten._generate.schema import METADATA_FILE as FILE_NAME
-from magi_opschema.aten._generate.schema import base_name, canonical_name
+from magi_opschema.aten._generate.schema import (
+    SHIPPED,
+    base_name,
+    canonical_name,
+    installed_schemas,
+    read_allowlist,
+    select_bases,
+    verify,
+)
 from magi_opschema.aten._generate.surface import drift, generate, surface_files, write_folder
 from magi_opschema.aten.errors import OutputError, VerificationError
 
@@ -229,7 +236,7 @@ def test_a_bad_allowlist_is_named(
         ("sys.modules['torchgen'] = None", "torchgen, torch's code generator, is not installed"),
         ("sys.modules['torchgen.gen'] = None", "torchgen.gen cannot be imported"),
         (
-            "import magi_opschema.aten._generate.installed as t; t._SCHEMA_FILE = 'gone.yaml'",
+            "import magi_opschema.aten._generate.schema as t; t._SCHEMA_FILE = 'gone.yaml'",
             "has no gone.yaml, from which the schemas are read",
         ),
     ],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from magi_opschema.aten import slots
 from magi_opschema.aten._commands import run_kernels
-from magi_opschema.aten._generate.installed import SHIPPED, read_allowlist
+from magi_opschema.aten._generate.schema import SHIPPED, read_allowlist
 from magi_opschema.aten.errors import AtenError
 
 from .run import check

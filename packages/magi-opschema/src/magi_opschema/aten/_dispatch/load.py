@@ -17,8 +17,7 @@ from typing import Any
 from magi_opschema._environment import CACHE_DIR, refuse_unknown_variables
 from magi_opschema._environment import folder as folder_named
 from magi_opschema._text import show_with_type
-from magi_opschema.aten._generate.installed import SHIPPED
-from magi_opschema.aten._generate.schema import METADATA_FILE, METADATA_VERSION, SUBMODULES, nearest
+from magi_opschema.aten._generate.schema import METADATA_FILE, METADATA_VERSION, SHIPPED, SUBMODULES, nearest
 from magi_opschema.aten.errors import OutputError, SurfaceError, UnknownOpError
 
 from .kernels import check_environment

@@ -3,9 +3,7 @@
 
 | module | what it holds |
 |---|---|
-| `schema`, `installed` | a model of schemas and their names; what the installed torch and an allowlist have |
-| `choice` | which variant of a base a call means |
-| `emit` | the text of functions and of their types |
+| `schema` | a model of schemas and their names; what the installed torch and an allowlist have |
+| `emit` | which variant of a base a call means; the text of functions and of their types |
 | `surface` | all files of a surface, and their folder |
-| `scaffold` | what `aten new` writes |
 """

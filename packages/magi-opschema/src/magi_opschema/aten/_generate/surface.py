@@ -16,8 +16,19 @@ from typing import Any
 from magi_opschema.aten.errors import OutputError
 
 from .emit import emit_base, stub_base
-from .installed import InstalledSchemas, installed_schemas, read_allowlist, select_bases
-from .schema import ATEN_SLOT, METADATA_FILE, METADATA_VERSION, Base, Overload, Variant, split_base
+from .schema import (
+    ATEN_SLOT,
+    METADATA_FILE,
+    METADATA_VERSION,
+    Base,
+    InstalledSchemas,
+    Overload,
+    Variant,
+    installed_schemas,
+    read_allowlist,
+    select_bases,
+    split_base,
+)
 
 
 COVERAGE_FILE = "coverage.md"
