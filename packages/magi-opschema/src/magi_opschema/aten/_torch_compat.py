@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from magi_opschema._torch_compat import OpOverload as OpOverload
+from magi_opschema._torch_compat import are_transforms_active, count_dispatch_modes, count_function_modes
 
-OpOverload = torch._ops.OpOverload
 
 DispatchKeySet = torch._C.DispatchKeySet
 """The class of the first argument of an implementation with `with_keyset=True`."""
@@ -57,10 +58,7 @@ def schema_text(overload: OpOverload) -> str:
     return text[text.index("(") :]
 
 
-_len_torch_dispatch_stack = torch._C._len_torch_dispatch_stack
-_len_torch_function_stack = torch._C._len_torch_function_stack
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
-_peek_interpreter_stack = torch._C._functorch.peek_interpreter_stack
 
 
 def plain_dispatch() -> bool:
@@ -69,16 +67,8 @@ def plain_dispatch() -> bool:
     It reads the same three stacks as `torch.overrides` and `torch._functorch`.
     """
     return not (
-        _len_torch_dispatch_stack()
-        or _len_torch_function_stack()
-        or _is_any_autocast_enabled()
-        or _peek_interpreter_stack() is not None
+        count_dispatch_modes() or count_function_modes() or _is_any_autocast_enabled() or are_transforms_active()
     )
-
-
-def bump_version(tensor: torch.Tensor) -> None:
-    """`torch.autograd.graph.increment_version` without its check of the argument."""
-    torch._C._increment_version((tensor,))
 
 
 @ft.cache

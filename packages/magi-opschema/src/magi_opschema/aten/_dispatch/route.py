@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from magi_opschema._model.schema import tensors_in
+from magi_opschema._torch_compat import increment_version
 from magi_opschema.aten._generate.schema import parameter_name, python_name
 from magi_opschema.aten._torch_compat import (
     DispatchKeySet,
@@ -31,7 +32,6 @@ from magi_opschema.aten._torch_compat import (
     arguments,
     below_autograd,
     below_inplace_or_view,
-    bump_version,
     dispatcher_callable,
     is_traced_tensor,
     plain_dispatch,
@@ -136,10 +136,7 @@ def router(cell: Cell, pair: Pair, name: str, chosen: Callable[[], int | None]) 
         out = kwargs[only] if only else tuple(map(kwargs.__getitem__, outs))
         if run_with_out(kernel, args, inputs, out, options) is NotImplemented:
             return aten(*args, **kwargs)
-        if type(out) is Tensor:
-            bump_version(out)
-        else:
-            mark_written(out)
+        increment_version((out,) if type(out) is Tensor else tensors_in(out))
         return out
 
     return route
@@ -233,7 +230,7 @@ class _Operator:
         with below_inplace_or_view():
             result = self.op.redispatch(after_inplace_or_view(keyset), *args, **kwargs)
         given = dict(zip((a.name for a in arguments(self.op)), args, strict=False)) | kwargs
-        mark_written([given[a.name] for a in written_arguments(self.op)])
+        increment_version(tensors_in([given[a.name] for a in written_arguments(self.op)]))
         return result
 
 
@@ -311,12 +308,3 @@ def _returning(op: OpOverload, function: Callable[..., Any]) -> Callable[..., An
 def needs_grad(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call needs a backward."""
     return torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in((args, kwargs)))
-
-
-def mark_written(out: Any) -> None:
-    """Tell autograd that *out*, a tensor or a sequence of them, changed, as an in-place operator of torch does."""
-    if isinstance(out, Tensor):
-        bump_version(out)
-    else:
-        for part in out:
-            mark_written(part)
