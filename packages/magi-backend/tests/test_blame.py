@@ -12,7 +12,7 @@ import torch
 from _wrong import Becomes, aten
 from magi_backend import MismatchError
 from magi_backend._verify import blame
-from magi_backend._verify.check import readable
+from magi_backend._verify.blame import readable
 from torch import Tensor, nn
 
 

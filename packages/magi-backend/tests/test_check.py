@@ -10,7 +10,7 @@ import pytest
 import torch
 from _wrong import COS_BECOMES_SIN, Becomes, aten
 from magi_backend import MismatchError, explain
-from magi_backend._verify.check import CheckedPiece
+from magi_backend._verify.blame import CheckedPiece
 from magi_backend._verify.compare import Difference, compare, compare_trees
 from torch import Tensor
 

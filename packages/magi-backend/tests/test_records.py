@@ -11,8 +11,7 @@ import pytest
 import torch
 from _wrong import Becomes, aten
 from magi_backend import MismatchError, explain
-from magi_backend._verify.compare import compare_trees, leaves_of, with_leaves
-from magi_backend._verify.run import copy_inputs, state_of
+from magi_backend._verify.compare import compare_trees, copy_inputs, leaves_of, state_of, with_leaves
 from magi_opschema import magi_register_custom_op
 from torch import Tensor
 from torch.utils import _pytree as pytree

@@ -37,8 +37,7 @@ from ._regions import piece_structure, regions
 from ._repairs._defect import Defect, active_defects
 from ._settings import Request
 from ._split import boundary_overloads, compile_pieces, split_at, uncut_boundaries
-from ._verify.blame import first_operator
-from ._verify.check import CheckedPiece, input_names
+from ._verify.blame import CheckedPiece, first_operator, input_names
 from ._verify.compare import Difference
 from ._warm import graph_facts, noted
 from .records import CheckOutcome, FallBack

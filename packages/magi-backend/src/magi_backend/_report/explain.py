@@ -20,8 +20,15 @@ from magi_backend._records.collect import Collector, collecting
 from magi_backend._records.folder import to_plain
 from magi_backend._records.hidden import graph_break
 from magi_backend._settings import MagiOptions, read_request
-from magi_backend._verify.compare import Difference, tensors_of
-from magi_backend._verify.run import Outcome, differences, other_layouts, replayed_random_numbers, run
+from magi_backend._verify.compare import (
+    Difference,
+    Outcome,
+    differences,
+    other_layouts,
+    replayed_random_numbers,
+    run,
+    tensors_of,
+)
 from magi_backend.errors import OptionError, TargetError, TargetTypeError
 from magi_backend.records import Compilation, describe_input
 
