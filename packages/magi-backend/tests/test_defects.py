@@ -12,7 +12,7 @@ import sympy
 import torch
 import torch.nn.functional as F
 from magi_backend import Report, explain
-from magi_backend._records.collect import Collector, collecting
+from magi_backend._records.log import Collector, collecting
 from magi_backend._repairs._defect import active_defects, known_defects, owner_of, repaired
 from magi_backend._repairs.sizes import cancelled
 from magi_backend._torch_compat.compiling import torch_release

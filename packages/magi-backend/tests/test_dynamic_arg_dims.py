@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from magi_backend import magi_compile
-from magi_backend._records.collect import Collector, collecting
+from magi_backend._records.log import Collector, collecting
 from magi_backend.errors import TargetError
 from torch import Tensor
 

@@ -14,7 +14,7 @@ import magi_backend._compose as compose
 import pytest
 import torch
 from magi_backend import explain, read_report
-from magi_backend._records.collect import Collector, collecting
+from magi_backend._records.log import Collector, collecting
 from magi_backend._repairs import _defect
 from magi_backend.errors import BoundaryOpError
 from magi_passes import MagiInductorPass, PassFailedError, PassPipeline, current_context

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from magi_backend import MismatchError
-from magi_backend._records.collect import Collector, collecting
+from magi_backend._records.log import Collector, collecting
 from magi_backend._repairs._defect import is_active, known_defects, repaired
 from torch import Tensor, nn
 from torch._inductor import ir

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from _pretended_gpu import generated, pretended_gpu
 from magi_backend import magi_register_custom_op
-from magi_backend._records.collect import Collector, collecting
+from magi_backend._records.log import Collector, collecting
 from magi_backend._repairs._defect import active_defects, repaired
 from magi_backend._repairs.kernels import KEEP_SCALAR_TENSORS, SCRATCH_FOR_EACH_PROGRAM
 from magi_backend._torch_compat.compiling import torch_release

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from _pretended_gpu import generated
 from magi_backend import magi_register_custom_op
-from magi_backend._records.collect import Collector, collecting
+from magi_backend._records.log import Collector, collecting
 from magi_backend._repairs import _defect, kernels
 from magi_backend._repairs._defect import active_defects, repaired
 from torch import Tensor

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from magi_backend import explain, magi_compile
-from magi_backend._records.collect import Collector, collecting
+from magi_backend._records.log import Collector, collecting
 from magi_backend._torch_compat.compiling import torch_release
 from magi_backend.errors import TargetError
 from torch import Tensor, nn

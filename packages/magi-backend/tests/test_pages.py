@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 from _browser import DARK, opened
 from magi_backend import Report, RunReport
-from magi_backend._records.collect import BrokenAt, GivenUp, ProcessRecord
 from magi_backend._records.folder import Entry, Process
+from magi_backend._records.log import BrokenAt, GivenUp, ProcessRecord
 from magi_backend._report.explain import CallRecord
 from magi_backend._verify.compare import Difference, Tolerance
 from magi_backend.records import (

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from magi_backend import CompileConfig, explain
-from magi_backend._records.collect import Collector, collecting
+from magi_backend._records.log import Collector, collecting
 from magi_backend._regions import piece_structure, regions
 from magi_backend._split import split_at
 from torch import Tensor, nn

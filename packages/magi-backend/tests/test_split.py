@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from magi_backend import Report, explain, magi_register_custom_op
-from magi_backend._records.collect import Collector, collecting
+from magi_backend._records.log import Collector, collecting
 from magi_backend.errors import BoundaryOpError
 from torch import Tensor, nn
 from torch._dynamo.utils import counters

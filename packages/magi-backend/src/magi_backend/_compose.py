@@ -31,8 +31,7 @@ from ._hot.recordings import Recordings
 from ._passes import chosen_passes
 from ._progress import progress
 from ._recompute import partitioner_settings
-from ._records.collect import count_ours, open_log
-from ._records.log import CompilationLog, op_uses
+from ._records.log import CompilationLog, count_ours, op_uses, open_log
 from ._regions import piece_structure, regions
 from ._repairs._defect import Defect, active_defects
 from ._settings import Request

@@ -3,6 +3,5 @@
 
 hidden.py    a graph as text, and the numbers that no report shows
 folder.py    records as JSON: a file for each compilation of a run, and the folder read again
-log.py       one compilation while it grows; torch's trace gets it too
-collect.py   the collectors that are open where a compilation starts, and the other work of a process
+log.py       one compilation while it grows, and the other work of a process; collectors and torch's trace get it too
 """

@@ -16,9 +16,9 @@ from rich.console import RenderableType
 from torch import nn
 
 from magi_backend import _torch_compat
-from magi_backend._records.collect import Collector, collecting
 from magi_backend._records.folder import to_plain
 from magi_backend._records.hidden import graph_break
+from magi_backend._records.log import Collector, collecting
 from magi_backend._settings import MagiOptions, read_request
 from magi_backend._verify.compare import (
     Difference,

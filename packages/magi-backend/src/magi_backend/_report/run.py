@@ -11,8 +11,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from magi_backend._records.collect import BrokenAt, GivenUp, ProcessRecord, processes
 from magi_backend._records.folder import Entry, Process, entries, to_plain
+from magi_backend._records.log import BrokenAt, GivenUp, ProcessRecord, processes
 from magi_backend.errors import ReportError
 from magi_backend.records import Compilation
 
