@@ -49,21 +49,19 @@ def exported(target: object, example_inputs: object, dynamic_shapes: Any) -> Exp
             target.example_inputs = (_inputs(example_inputs), {})
         return target
     if not isinstance(target, nn.Module):
-        msg = (
+        raise TargetTypeError(
             f"aot_compile takes a torch.nn.Module or what torch.export.export returned, and got {target!r} "
             f"(a {type(target).__name__}). Write the function as the forward of a module."
         )
-        raise TargetTypeError(msg)
     return torch.export.export(target, _inputs(example_inputs), dynamic_shapes=dynamic_shapes)
 
 
 def _inputs(example_inputs: object) -> tuple[Any, ...]:
     if not isinstance(example_inputs, tuple):
-        msg = (
+        raise TargetTypeError(
             f"aot_compile: example_inputs is a {type(example_inputs).__name__}. It is a tuple of the arguments that "
             "the model is called with, such as (torch.ones(2, 3),)."
         )
-        raise TargetTypeError(msg)
     return example_inputs
 
 
@@ -123,11 +121,10 @@ def with_bodies(program: ExportedProgram) -> ExportedProgram:
                 part.recompile()
         program = exported_again(program, module)
     names = ", ".join(sorted({definition.name for _, definition, _ in calls}))
-    msg = (
+    raise PackageError(
         f"aot_compile: the bodies of {names} call registered operators more than {DEPTH} levels deep, and all of them "
         "are traced into the package. Where an operator calls itself, call a function that is not an operator instead."
     )
-    raise PackageError(msg)
 
 
 def _calls(module: GraphModule) -> Iterator[tuple[Node, OpDef, str]]:
@@ -154,12 +151,11 @@ def _device(node: Node) -> str:
 def _refuse_handles(definition: OpDef) -> None:
     handles = [".".join(map(str, leaf.path)) for leaf in definition.lowering.leaves if leaf.codec.is_process_bound]
     if handles:
-        msg = (
+        raise PackageError(
             f"aot_compile: {definition.name} takes an object handle ({', '.join(handles)}), which stands for an object "
             "of this process, and a package runs in another one. Pass what the body needs of it as Tensors and "
             'numbers, or compile the model where the object is: torch.compile(model, backend="magi").'
         )
-        raise PackageError(msg)
 
 
 def _is_seen_through(definition: OpDef) -> bool:
@@ -178,12 +174,11 @@ def _body(definition: OpDef, device: str) -> Callable[..., Any]:
             return run(*args, **kwargs)
         except Exception as error:
             lines = str(error).strip().splitlines() or [""]
-            msg = (
+            raise PackageError(
                 f"aot_compile: the body of {definition.name} cannot be traced into the package: "
                 f"{type(error).__name__}: {lines[0]} Write it with operators of torch, whose sizes do not depend on "
                 f"data; or give it such a body for this device: register_kernel(op, {device!r}, fn)."
-            )
-            raise PackageError(msg) from error
+            ) from error
 
     body.__name__ = definition.name.replace("::", "_")
     return body
@@ -204,11 +199,10 @@ class NoPythonLeft(MagiInductorPass):
         del context
         for name in _torch_compat.nodes.python_operators(graph):
             if name.partition("::")[0] not in self.allowed:
-                msg = (
+                raise PackageError(
                     f"aot_compile: {name} is implemented in Python, and a package runs without it. Register it with "
                     "magi_register_custom_op, whose body is traced into the package, or call operators of torch."
                 )
-                raise PackageError(msg)
         return Reason(False, "no operator of the graph is implemented in Python")
 
     def __call__(self, graph: Graph) -> None:

@@ -541,15 +541,13 @@ def _check_inductor_options(values: Mapping[str, object]) -> None:
             near = [_PREFIX + meant] if (meant := nearest(key)) else []
             near += get_close_matches(key, known, n=3 - len(near), cutoff=0.5)
             hint = did_you_mean(near)
-            msg = (
+            raise OptionError(
                 f"Unknown option {key!r} for the magi backend.{hint} Its own options are {', '.join(ours)}; "
                 "every key of torch._inductor.config is accepted too (torch._inductor.list_options() lists them)."
             )
-            raise OptionError(msg)
         kind = _torch_compat.compiling.inductor_type(key)
         if kind is not None and not isinstance(value, (int, float) if kind is float else kind):
-            msg = (
+            raise OptionError(
                 f"The option {key} = {value!r} is a {type(value).__name__}; torch._inductor.config.{key} takes "
                 f"{'True or False' if kind is bool else f'a value of type {kind.__name__}'}."
             )
-            raise OptionError(msg)

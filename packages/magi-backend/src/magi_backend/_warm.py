@@ -261,11 +261,10 @@ def save(folder: str | os.PathLike[str]) -> int:
         msg = f"save({str(place)!r}): this process has compiled no graph. Call the compiled model first, then save."
         raise WarmStartError(msg)
     if all(entry.kind in ("graph", "instructions") for entry in entries):
-        msg = (
+        raise WarmStartError(
             f"save({str(place)!r}): torch's caches have taken none of the graphs of this process, so nothing can be "
             "saved. They are off (force_disable_caches, fx_graph_cache), or every graph calls what has no cache key."
         )
-        raise WarmStartError(msg)
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         for entry in entries:

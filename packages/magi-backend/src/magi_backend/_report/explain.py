@@ -305,11 +305,10 @@ def explain(
         return _explained(fn, None, _compiled_again(fn, torch.compile(fn, backend="magi", **keywords)), repeats)
     ignored = [name for name, value in keywords.items() if value]
     if ignored:
-        msg = (
+        raise OptionError(
             f"explain: {_name(eager)} is compiled already, so {', '.join(ignored)} would have no effect. "
             "Give them to torch.compile, or explain the function itself."
         )
-        raise OptionError(msg)
     return _explained(eager, fn, _compiled_again(eager, fn), repeats)
 
 
@@ -393,11 +392,10 @@ def _compiled_again(original: Callable[..., Any], compiled: Callable[..., Any]) 
     if how is None or not _torch_compat.compiling.is_our_backend(how.backend):
         by = f"the backend {how.backend_name!r}" if how is not None else "something other than torch.compile"
         name = _name(original)
-        msg = (
+        raise TargetError(
             f"explain: {name} was compiled by {by}, and what that did is not on record here. Explain the function "
             f'itself: explain({name}), or what torch.compile({name}, backend="magi") returns.'
         )
-        raise TargetError(msg)
     return CompiledAgain(original, how)
 
 

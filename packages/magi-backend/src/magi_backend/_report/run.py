@@ -449,11 +449,10 @@ def read_report(folder: str | Path) -> RunReport:
     place = Path(folder)
     found = list(entries(place)) if place.is_dir() else []
     if not found:
-        msg = (
+        raise ReportError(
             f"{place} holds no compilation. Run the program with MAGI_COMPILE_REPORT={place}; only what "
             'backend="magi" compiles is kept, and there is nothing to compile in a function without operators.'
         )
-        raise ReportError(msg)
     numbered = (
         replace(entry, compilation=replace(entry.compilation, index=index)) for index, entry in enumerate(found)
     )

@@ -198,10 +198,9 @@ def _overload(base: str, name: str) -> OpOverload:
     overload = find_overload(base, name)
     if overload is None:
         dotted = base if name == "default" else f"{base}.{name}"
-        msg = (
+        raise SurfaceError(
             f"torch {torch.__version__} has no aten::{dotted}; generate the surface again with `magi-opschema aten gen`"
         )
-        raise SurfaceError(msg)
     return overload
 
 

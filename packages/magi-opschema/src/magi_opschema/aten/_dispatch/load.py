@@ -108,11 +108,10 @@ def _load(folder: Path) -> ModuleType:
         raise SurfaceError(f"{why}; write one with `magi-opschema aten gen --out`") from error
     installed = importlib.metadata.version("torch")
     if written != installed or version != METADATA_VERSION:
-        msg = (
+        raise SurfaceError(
             f"the surface in {folder} was generated for torch {written}, and torch {installed} is installed; "
             "run `magi-opschema aten gen --out` again"
         )
-        raise SurfaceError(msg)
     name = f"_magi_aten_{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}"
     spec = importlib.util.spec_from_file_location(
         name, folder / "__init__.py", submodule_search_locations=[str(folder)]
