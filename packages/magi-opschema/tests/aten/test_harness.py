@@ -21,7 +21,7 @@ from aten_harness.run import Report, check
 from aten_harness.subject import dotted
 from magi_opschema import aten
 from magi_opschema.aten._dispatch.kernels import Cell, cells
-from magi_opschema.aten._dispatch.load import default_folder, default_surface
+from magi_opschema.aten._dispatch.slots import default_folder, default_surface
 from magi_opschema.aten._generate.schema import METADATA_FILE as FILE_NAME
 from magi_opschema.aten._generate.schema import python_name
 

@@ -15,7 +15,7 @@ from _slot_kernels import Counted
 from magi_opschema import aten
 from magi_opschema.aten import errors
 from magi_opschema.aten._dispatch import kernels as _kernels
-from magi_opschema.aten._dispatch import load as _load
+from magi_opschema.aten._dispatch import slots as _slots
 from magi_opschema.aten._dispatch.slots import _FirstCall
 from magi_opschema.aten.errors import KernelSignatureError, SlotError, UnknownOpError
 from torch import Tensor
@@ -71,7 +71,7 @@ def test_a_variable_that_means_nothing_is_told(
     monkeypatch.setenv(variable, value)
     with pytest.raises(SlotError, match=re.escape(sentence)):
         _kernels.check_environment(is_complete=True)
-    _load.default_surface.cache_clear()
+    _slots.default_surface.cache_clear()
     with pytest.raises(SlotError, match=re.escape(sentence)):
         getattr(aten, "not_an_operator")  # noqa: B009
     monkeypatch.delenv(variable)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import errors as errors
     from ._dispatch.kernels import prepare_out as prepare_out
-    from ._dispatch.load import load as load
+    from ._dispatch.slots import load as load
     from ._dispatch.slots import pin as pin
     from ._dispatch.slots import register_slot as register_slot
     from ._dispatch.slots import slots as slots
@@ -26,15 +26,8 @@ if TYPE_CHECKING:
     from ._dispatch.slots import use_slot as use_slot
     from ._stubs import *  # noqa: F403  # the names that mypy sees
 
-_HOMES = {
-    "load": "_dispatch.load",
-    "pin": "_dispatch.slots",
-    "prepare_out": "_dispatch.kernels",
-    "register_slot": "_dispatch.slots",
-    "slots": "_dispatch.slots",
-    "unregister_slot": "_dispatch.slots",
-    "use_slot": "_dispatch.slots",
-}
+_OF_SLOTS = ("load", "pin", "register_slot", "slots", "unregister_slot", "use_slot")
+_HOMES = {"prepare_out": "_dispatch.kernels", **dict.fromkeys(_OF_SLOTS, "_dispatch.slots")}
 
 
 def _attribute(module: dict[str, Any], name: str, submodule: str = "") -> Any:
@@ -44,7 +37,7 @@ def _attribute(module: dict[str, Any], name: str, submodule: str = "") -> Any:
         # for them.
         msg = f"module {module['__name__']!r} has no attribute {name!r}"
         raise AttributeError(msg)
-    value = module[name] = importlib.import_module(f"{__name__}._dispatch.load").attribute(name, submodule)
+    value = module[name] = importlib.import_module(f"{__name__}._dispatch.slots").attribute(name, submodule)
     return value
 
 
@@ -63,5 +56,5 @@ if not TYPE_CHECKING:  # with it, a type checker would accept any name
 
 
 def __dir__() -> list[str]:
-    surface = importlib.import_module(f"{__name__}._dispatch.load").default_surface()
+    surface = importlib.import_module(f"{__name__}._dispatch.slots").default_surface()
     return sorted([*_HOMES, "errors", *surface.__all__])

@@ -236,7 +236,7 @@ def _gap(options: argparse.Namespace) -> int:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from ._dispatch.kernels import cells
-    from ._dispatch.load import default_surface
+    from ._dispatch.slots import default_surface
 
     counts: Counter[str] = Counter()
 

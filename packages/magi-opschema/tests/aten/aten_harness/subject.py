@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 from magi_opschema.aten._dispatch.kernels import Cell, Kernel, Pair, cell_of, out_names, python_names, select, write_out
-from magi_opschema.aten._dispatch.load import default_surface
-from magi_opschema.aten._dispatch.slots import use_slot
+from magi_opschema.aten._dispatch.slots import default_surface, use_slot
 from magi_opschema.aten._generate.schema import ATEN_SLOT, split_base
 from magi_opschema.aten._torch_compat import OpOverload, arguments
 from torch import Tensor

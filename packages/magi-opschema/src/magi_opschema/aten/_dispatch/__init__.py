@@ -5,6 +5,5 @@
 |---|---|
 | `kernels` | one mutable cell for each base, with its kernels and preferences; the contract of `out=` |
 | `route` | which way a call takes, and the operators that tracers see |
-| `slots` | the public functions |
-| `load` | surfaces as modules |
+| `slots` | the public functions: surfaces as modules, and their slots |
 """
