@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import re
@@ -28,7 +29,7 @@ class Finding:
     way_out: str = ""
 
 
-OURS = ("magi-opschema", "magi-tritonwrap", "magi-passes", "magi-backend")
+OURS = ("opschema", "tritonwrap", "passes", "backend")
 OLDEST, NEWEST = (2, 10), (2, 15)
 """The oldest release of torch that the packages support, and the newest that they are tested with."""
 TRITONS = {(2, 10): "3.6.0", (2, 11): "3.6.0", (2, 12): "3.7.1", (2, 13): "3.7.1", (2, 15): "3.9.0"}
@@ -80,7 +81,10 @@ def _python() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
-    found = {name.removeprefix("magi-"): _installed(name) or "missing" for name in OURS}
+    found = dict.fromkeys(OURS, "missing")
+    for name in found:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(f"magi-{name}")
     text = ", ".join(map(" ".join, found.items()))
     if "missing" in found.values() or len(set(found.values())) > 1:
         yield Finding("packages", "fails", f"not all of one version: {text}", _CHECKS["packages"][1])
@@ -89,13 +93,6 @@ def _packages() -> Iterator[Finding]:
     if not metadata.entry_points(group="torch_dynamo_backends", name="magi"):
         way_out = "install magi-backend with pip, rather than put its folder on the path"
         yield Finding("backend", "fails", 'torch does not find backend="magi"', way_out)
-
-
-def _installed(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _torch() -> Iterator[Finding]:

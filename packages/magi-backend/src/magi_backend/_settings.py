@@ -49,12 +49,6 @@ def _names(value: object) -> object:
 
 
 _SWITCH = {"true": True, "1": True, "false": False, "0": False}
-
-
-def _is_switch(value: object) -> bool:
-    return isinstance(value, str) and value.lower() in _SWITCH
-
-
 _Number = Annotated[int, Field(ge=0, strict=True)]
 _Sizes = Mapping[str, _Number | Annotated[tuple[_Number, ...], BeforeValidator(_tuple)]]
 _SizeSets = Annotated[
@@ -83,7 +77,7 @@ _OpNames = Annotated[
 _Regions = Annotated[
     bool | tuple[str, ...],
     Field(description="True, False, or names of module classes, a list or comma-separated"),
-    BeforeValidator(lambda value: _SWITCH.get(value.lower()) if _is_switch(value) else _names(value)),
+    BeforeValidator(lambda value: _SWITCH.get(value.lower() if isinstance(value, str) else "", _names(value))),
 ]
 
 
@@ -201,7 +195,12 @@ class CompileConfig(BaseModel):
 
     def __init__(self, **values: Any) -> None:
         given = _checked(_flat(values), "")
-        environment = {name: text for name, text in _environment().items() if name not in given}
+        names = _variables()
+        if unread := unread_variables():
+            found = "; ".join(key + (f" (did you mean {near}?)" if near else "") for key, near in unread.items())
+            _warn_once(f"The magi backend reads no setting from {found}. The variables are: {', '.join(names)}")
+        texts = {names[key.upper()]: text for key, text in os.environ.items() if key.upper() in names}
+        environment = {name: text for name, text in texts.items() if name not in given}
         super().__init__(**_nested(_checked(environment, "environment") | given))
         self._origins |= {name: f"environment {variable(name)}" for name in environment}
         self._origins |= dict.fromkeys(given, "argument")
@@ -359,18 +358,9 @@ def described(name: str) -> dict[str, str]:
     }
 
 
-def _environment() -> dict[str, str]:
-    """The texts in the environment, by the dotted name of a setting; one warning names variables that are not read."""
-    names = _variables()
-    if unread := unread_variables():
-        found = "; ".join(key + (f" (did you mean {near}?)" if near else "") for key, near in unread.items())
-        _warn_once(f"The magi backend reads no setting from {found}. The variables are: {', '.join(names)}")
-    return {names[key.upper()]: text for key, text in os.environ.items() if key.upper() in names}
-
-
 @functools.cache
 def _warn_once(text: str) -> None:
-    warnings.warn(text, stacklevel=4)
+    warnings.warn(text, stacklevel=3)
 
 
 def unread_variables() -> dict[str, str]:
