@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from _pretended_gpu import generated, module_of
 from magi_backend import magi_register_custom_op
-from magi_backend._epilogue import _reads_only
+from magi_backend._passes import _reads_only
 from magi_backend._records.log import Collector, collecting
 from magi_backend._repairs.scheduling import MATCH_EPILOGUE_INDICES
 from magi_backend._torch_compat.compiling import epilogue_keys, torch_release

@@ -28,9 +28,8 @@ from ._hot.entry import with_sizes
 from ._hot.exchange import exchange_of
 from ._hot.first_call import with_eager_first
 from ._hot.recordings import Recordings
-from ._passes import chosen_passes
+from ._passes import chosen_passes, partitioner_settings
 from ._progress import progress
-from ._recompute import partitioner_settings
 from ._records.log import CompilationLog, count_ours, op_uses, open_log
 from ._regions import piece_structure, regions
 from ._repairs._defect import Defect, active_defects

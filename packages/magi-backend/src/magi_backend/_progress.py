@@ -11,9 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import statistics
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +21,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from . import _torch_compat
+from ._records.folder import write_whole
 
 
 MOST_KEPT = 200
@@ -110,9 +109,5 @@ def _remember(key: str, calls: int, seconds: float) -> None:
     before = known.pop(key, None)
     known[key] = [calls, seconds if before is None or seconds > before[1] / 4 else before[1]]
     with contextlib.suppress(OSError):  # a full disk, or a folder that may not be written to
-        folder = _file().parent
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=folder)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(dict(list(known.items())[-MOST_KEPT:]), file)
-        Path(name).replace(_file())
+        _file().parent.mkdir(parents=True, exist_ok=True)
+        write_whole(_file(), json.dumps(dict(list(known.items())[-MOST_KEPT:])).encode())
