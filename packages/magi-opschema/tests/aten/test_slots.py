@@ -1,18 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: A002, A006  # kernels name their parameters as ATen does
-"""Which slot serves a call, and what ATen writes for the callers of its kernel: `out=`, gradients."""
+"""Which slot serves a call, and what ATen writes for the callers of its kernel: `out=`, gradients.
+
+Then the kernels of slots under what traces a call: compilation, export, fakes, modes, subclasses. Last what the slots
+refuse, from the environment, from a signature, from a call.
+"""
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from _signatures import Unshowable
 from _slot_kernels import Counted, save_input, square
 from magi_opschema import aten
+from magi_opschema.aten import _torch_compat, errors
+from magi_opschema.aten._dispatch import kernels as _kernels
+from magi_opschema.aten._dispatch import route
+from magi_opschema.aten._dispatch import slots as _slots
+from magi_opschema.aten._dispatch.slots import _FirstCall
+from magi_opschema.aten.errors import KernelSignatureError, SlotError, UnknownOpError
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 Slot = Callable[..., None]
@@ -263,3 +276,307 @@ def test_a_backward_is_used_where_the_kernel_supports_the_call(slot: Slot, compi
     call(x).sum().backward()
     assert x.grad is not None
     assert x.grad.tolist() == ([20, 40] if supported else [2, 4])
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_code_calls_the_kernel_and_recompiles_on_a_change(slot: Slot, backend: str) -> None:
+    kernel = Counted(1.0)
+    slot("softmax", 1, kernel)
+    x = torch.randn(3, 4)
+    compiled = torch.compile(lambda x: aten.softmax(x, -1) * 2, fullgraph=True, backend=backend)
+
+    torch.testing.assert_close(compiled(x), 2 * (x.softmax(-1) + 1))
+    with aten.use_slot("softmax", 8):
+        torch.testing.assert_close(compiled(x), 2 * x.softmax(-1))
+    torch.testing.assert_close(compiled(x), 2 * (x.softmax(-1) + 1))
+    aten.pin("softmax", 8)
+    torch.testing.assert_close(compiled(x), 2 * x.softmax(-1))
+    aten.pin("softmax", None)
+    torch.testing.assert_close(compiled(x), 2 * (x.softmax(-1) + 1))
+    aten.register_slot("softmax", 0, Counted(5.0))
+    try:
+        torch.testing.assert_close(compiled(x), 2 * (x.softmax(-1) + 5))
+    finally:
+        aten.unregister_slot("softmax", 0)
+
+
+def test_a_change_of_slot_recompiles_once(slot: Slot) -> None:
+    slot("softmax", 1, Counted(1.0))
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
+        return graph
+
+    compiled = torch.compile(lambda x: aten.softmax(x, -1), fullgraph=True, backend=backend)
+    x = torch.randn(2)
+    for _ in range(2):
+        compiled(x)
+        with aten.use_slot("softmax", 8):
+            compiled(x)
+    assert len(graphs) == 2
+    assert graphs[1] == [torch.ops.aten.softmax.int]
+
+
+@pytest.mark.parametrize("tag_out", [True, False])
+def test_compiled_out_calls_reach_the_kernel(slot: Slot, tag_out: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    tag = _torch_compat.tag_out() if tag_out else None
+    if tag_out and tag is None:
+        pytest.skip("Tag.out serves from torch 2.13")
+    monkeypatch.setattr(route, "tag_out", lambda: tag)
+    base, function = ("exp", torch.exp) if tag_out else ("exp2", torch.exp2)
+
+    def kernel(input: Tensor) -> Tensor:
+        return torch.add(function(input), 1)
+
+    # An operator stays defined, with or without the tag. No other test asks for this one, which prefers the slot 6.
+    slot(base, 6, kernel)
+    surface = getattr(aten, base)
+
+    def run(x: Tensor, out: Tensor) -> Any:
+        return surface(x, out=out) * 1
+
+    x, out = torch.randn(3), torch.empty(3)
+    with aten.use_slot(base, 6):
+        got = torch.compile(run, fullgraph=True, backend="aot_eager")(x, out)
+    torch.testing.assert_close(got, function(x) + 1)
+    torch.testing.assert_close(out, function(x) + 1)
+    op = route.library_ops[f"{base}__out__use6"]
+    assert len(op._schema.returns) == (1 if tag_out else 0)
+
+
+def test_an_out_operator_takes_symbolic_shapes_where_atens_own_fake_does_not(slot: Slot) -> None:
+    slot("angle", 1, lambda input: torch.angle(input) + 1)
+
+    def run(x: Tensor, out: Tensor) -> Tensor:
+        return aten.angle(x, out=out) * 1
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager", dynamic=True)
+    for size in (3, 5):
+        x, out = torch.randn(size), torch.zeros(size)
+        torch.testing.assert_close(compiled(x, out), torch.angle(x) + 1)
+        torch.testing.assert_close(out, torch.angle(x) + 1)
+
+
+def test_exported_programs_hold_the_library_operator(slot: Slot) -> None:
+    slot("softmax", 1, Counted(1.0))
+
+    class Model(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return aten.softmax(x, -1)
+
+    x = torch.randn(3, 4)
+    for strict in (True, False):
+        program = torch.export.export(Model(), (x,), strict=strict)
+        assert "magi_aten" in str(program.graph)
+        torch.testing.assert_close(program.module()(x), x.softmax(-1) + 1)
+
+
+def test_fake_tensors_take_atens_meta(slot: Slot) -> None:
+    kernel = Counted()
+    slot("softmax", 1, kernel)
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(torch.randn(3, 4))
+        assert aten.softmax(fake, -1).shape == (3, 4)
+    assert aten.softmax(fake, -1).shape == (3, 4)  # outside the mode too
+    assert kernel.calls == 0
+
+
+def test_vmap_and_autocast_are_atens(slot: Slot) -> None:
+    kernel = Counted(1.0)
+    slot("softmax", 1, kernel)
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(torch.func.vmap(lambda row: aten.softmax(row, 0))(x), x.softmax(-1))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert aten.softmax(x.bfloat16(), 0).dtype == torch.softmax(x.bfloat16(), 0).dtype
+    torch.testing.assert_close(
+        torch.func.grad(lambda t: aten.softmax(t, 0)[0])(x[0]), torch.func.grad(lambda t: t.softmax(0)[0])(x[0])
+    )
+
+
+def test_dispatch_modes_see_one_operator(slot: Slot, recorder: Any) -> None:
+    slot("softmax", 1, Counted())
+    x = torch.ones(2)
+    with recorder:
+        aten.softmax(x, 0)
+    assert str(recorder.seen[0]) == "magi_aten.softmax__int.default"
+
+
+def test_wrapper_subclasses_keep_atens_operators(slot: Slot) -> None:
+    kernel = Counted(1.0)
+    slot("softmax", 1, kernel)
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    x = TwoTensor(torch.randn(3), torch.randn(3))
+    assert isinstance(aten.softmax(x, 0), TwoTensor)
+    assert kernel.calls == 0
+
+
+def test_inference_mode(slot: Slot) -> None:
+    slot("softmax", 1, Counted(1.0))
+    with torch.inference_mode():
+        x, out = torch.ones(2), torch.empty(2)
+        torch.testing.assert_close(aten.softmax(x, 0, out=out), x.softmax(0) + 1)
+
+
+def test_parameters_and_lists_reach_the_kernel(slot: Slot) -> None:
+    calls = []
+
+    def cat(tensors, dim=0):  # type: ignore[no-untyped-def]
+        calls.append(len(tensors))
+        return torch.cat(tensors, dim)
+
+    slot("cat", 1, cat)
+    weight = torch.nn.Parameter(torch.ones(2))
+    aten.cat([torch.ones(2), torch.ones(1)])
+    with torch.no_grad():
+        aten.cat([weight, weight, weight])
+    assert calls == [2, 3]
+    aten.cat([weight]).sum().backward()
+    assert calls == [2, 3]
+    assert weight.grad is not None
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("value", "outcome"),
+    [("8", (0, 0)), ("2", (0, 2)), ("3", "slot 3 of aten::softmax has no kernel; active are 1, 2, 8")],
+)
+def test_the_environment_is_read_once_at_the_first_call(
+    slot: Slot, value: str, outcome: tuple[int, int] | str, compiled: bool
+) -> None:
+    first, second = Counted(), Counted()
+    slot("softmax", 1, first)
+    slot("softmax", 2, second)
+    cell = _kernels.cell_of("softmax")
+    call: Any = torch.compile(aten.softmax, fullgraph=True, backend="aot_eager") if compiled else aten.softmax
+    with pytest.MonkeyPatch.context() as patch:
+        for name, unread in (("environment_read", False), ("from_environment", None), ("eager", _FirstCall(cell))):
+            patch.setattr(cell, name, unread)
+        patch.setenv("MAGI_SLOT_softmax", value)
+        if isinstance(outcome, str):
+            with pytest.raises(SlotError, match=outcome):
+                call(torch.ones(2), 0)
+            return
+        call(torch.ones(2), 0)
+        patch.setenv("MAGI_SLOT_softmax", "nonsense")
+        call(torch.ones(2), 0)
+    assert (first.calls, second.calls) == outcome
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "sentence"),
+    [
+        ("MAGI_SLOT_sofmax", "1", "names no operator of the ATen surface; did you mean 'MAGI_SLOT_softmax'"),
+        ("MAGI_SLOT_", "1", "MAGI_SLOT_ names no operator of the ATen surface"),
+        ("MAGI_SLOT_linalg.norm", "8", "did you mean 'MAGI_SLOT_linalg_norm'?"),
+        ("MAGI_SLOT_relu_", "8", "MAGI_SLOT_relu_ names no operator of the ATen surface"),
+        ("MAGI_SLOT_softmax", "9", "MAGI_SLOT_softmax=9: slots are numbered 0 to 8"),
+        ("MAGI_SLOT_softmax", "fast", "MAGI_SLOT_softmax='fast' is not a slot; give a number from 0 to 8"),
+        ("MAGI_SLOT_softmax", "-1", "MAGI_SLOT_softmax='-1' is not a slot"),
+        ("MAGI_SLOT_softmax", "²", "is not a slot; give a number from 0 to 8"),
+    ],
+)
+def test_a_variable_that_means_nothing_is_told(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, sentence: str
+) -> None:
+    assert "softmax" in dir(aten)  # loaded before
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SlotError, match=re.escape(sentence)):
+        _kernels.check_environment(is_complete=True)
+    _slots.default_surface.cache_clear()
+    with pytest.raises(SlotError, match=re.escape(sentence)):
+        getattr(aten, "not_an_operator")  # noqa: B009
+    monkeypatch.delenv(variable)
+    assert "softmax" in dir(aten)
+
+
+WRONG: dict[str, Callable[[Any], object]] = {
+    "slots": aten.slots,
+    "load": aten.load,
+    "pin": lambda value: aten.pin(value, 8),
+    "pin, slot": lambda value: aten.pin("softmax", [value]),  # type: ignore[arg-type]
+    "use_slot": lambda value: aten.use_slot(value, 8).__enter__(),
+    "unregister_slot": lambda value: aten.unregister_slot(value, 1),
+    "register_slot": lambda value: aten.register_slot(value, 1, _softmax),
+    "register_slot, slot": lambda value: aten.register_slot("softmax", value, _softmax),
+    "register_slot, fn": lambda value: aten.register_slot("softmax", 1, value),
+    **{
+        f"register_slot, {option}": lambda value, option=option: aten.register_slot(  # type: ignore[misc]
+            "softmax", 1, _softmax, **{option: value}
+        )
+        for option in ("devices", "dtypes", "supports", "backward", "setup_context")
+    },
+}
+
+
+@pytest.mark.parametrize("entry", WRONG)
+@pytest.mark.parametrize("value", [3.5, b"q", [1], {"a": 1}, Unshowable(), object()], ids=lambda v: type(v).__name__)
+def test_a_wrong_value_is_an_error_of_the_surface(entry: str, value: object) -> None:
+    if (entry, type(value)) == ("register_slot, devices", dict):
+        pytest.skip("a collection of names")
+    with pytest.raises(errors.AtenError):
+        WRONG[entry](value)
+    assert list(aten.slots("softmax")) == [8]
+
+
+def _softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    return input
+
+
+def _of_a_number(input: int, dim: int, dtype: torch.dtype | None = None) -> Any:
+    return input
+
+
+BAD_KERNELS: list[tuple[str, Any, str]] = [
+    ("softmax", lambda dim, input, dtype=None: input, r"its positional parameters are \(input, dim, dtype\)"),
+    ("softmax", lambda input, dim=-1, dtype=None: input, "its dim has no default"),
+    ("softmax", lambda input, dim, dtype=3: input, "its dtype has the default None"),
+    ("softmax", lambda *args, **kwargs: None, r"\*args hides parameters; spell them out"),
+    ("softmax", lambda input, dim, dtype=None, *, out: input, "takes out as a keyword with default None"),
+    ("softmax", lambda input, dim, dtype=None, out=None: input, "takes out as a keyword with default None"),
+    ("add", lambda input, other, *, beta=1: input, r"its keyword parameters are \(alpha\)"),
+    ("add.Tensor", lambda input, other, alpha=1: input, r"its positional parameters are \(input, other\)"),
+    ("softmax", _of_a_number, "its input is a Tensor"),
+    ("relu", max, "has no signature that Python can read|is that of no overload"),
+]
+
+
+@pytest.mark.parametrize(("base", "kernel", "sentence"), BAD_KERNELS, ids=range(len(BAD_KERNELS)))
+def test_a_wrong_signature_is_refused(base: str, kernel: Any, sentence: str) -> None:
+    with pytest.raises(KernelSignatureError, match=sentence):
+        aten.register_slot(base, 1, kernel)
+    assert list(aten.slots(base.partition(".")[0])) == [8]
+
+
+BAD_CALLS: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    (lambda: aten.register_slot("softmax", 8, _softmax), SlotError, "numbered 0 to 7; 8 is ATen itself"),
+    (lambda: aten.register_slot("softmax", True, _softmax), SlotError, "numbered 0 to 7"),
+    (lambda: aten.register_slot("sofmax", 1, _softmax), UnknownOpError, "did you mean 'softmax'"),
+    (lambda: aten.register_slot("softmax.outt", 1, _softmax), KernelSignatureError, "softmax"),
+    (lambda: aten.register_slot("softmax", 1, _softmax, devices="cuda"), SlotError, r"devices=\('cuda',\)"),
+    (
+        lambda: aten.register_slot("softmax", 1, _softmax, dtypes=[3]),  # type: ignore[list-item]
+        SlotError,
+        "must be a collection of dtype",
+    ),
+    (lambda: aten.pin("softmax", 3), SlotError, "slot 3 of aten::softmax has no kernel; active are 8"),
+    (lambda: aten.pin("softmax", 9), SlotError, "numbered 0 to 8"),
+    (lambda: aten.use_slot("softmax", 3).__enter__(), SlotError, "has no kernel"),
+    (lambda: aten.use_slot("nothing_like_it", 8).__enter__(), UnknownOpError, "no operator 'nothing_like_it'"),
+    (lambda: aten.slots("linalg.nrm"), UnknownOpError, "no operator"),
+    (lambda: aten.unregister_slot("softmax", 3), SlotError, "has no kernel"),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "sentence"), BAD_CALLS, ids=range(len(BAD_CALLS)))
+def test_bad_calls_are_told(call: Callable[[], Any], kind: type[Exception], sentence: str) -> None:
+    with pytest.raises(kind, match=sentence):
+        call()
+    assert list(aten.slots("softmax")) == [8]
+
+
+def test_a_taken_slot_is_refused(slot: Slot) -> None:
+    slot("softmax", 1, _softmax)
+    with pytest.raises(SlotError, match=r"slot 1 of aten::softmax already serves int; call unregister_slot"):
+        aten.register_slot("softmax", 1, Counted())
