@@ -154,11 +154,6 @@ BROKEN: list[tuple[Break, str, str]] = [
         "install all four from one checkout: see the quick start",
     ),
     (
-        installed(magi_passes="0.2.0"),
-        "fails packages: not all of one version: opschema 0.1.0, tritonwrap 0.1.0, passes 0.2.0, backend 0.1.0",
-        "install all four from one checkout: see the quick start",
-    ),
-    (
         lambda patch, _: patch.setattr(metadata, "entry_points", lambda **_: ()),
         'fails backend: torch does not find backend="magi"',
         "install magi-backend with pip, rather than put its folder on the path",

@@ -110,10 +110,10 @@ def cut(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
-def flipped(folder: Path, place: int) -> None:
+def flipped(folder: Path) -> None:
     path = largest(folder)
     data = bytearray(path.read_bytes())
-    data[place] ^= 1
+    data[30] ^= 1
     path.write_bytes(data)
 
 
@@ -121,9 +121,7 @@ CHANGED = "it was cut off or changed after it was written: its digest is not its
 FOREIGN = "it is not a file of magi_backend.save"
 TORN: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut off": (cut, CHANGED),
-    "empty": (lambda folder: largest(folder).write_bytes(b""), CHANGED),
-    "a bit of the content": (lambda folder: flipped(folder, -50), CHANGED),
-    "a bit of the header": (lambda folder: flipped(folder, 30), CHANGED),
+    "a bit of the header": (flipped, CHANGED),
     "under another name": (lambda folder: largest(folder).rename(folder / ("0" * 64)), CHANGED),
     "of somebody else": (lambda folder: (folder / "README.md").write_text("notes"), FOREIGN),
     "a folder": (lambda folder: (folder / "inner").mkdir(), "Is a directory"),
@@ -156,13 +154,6 @@ def test_a_file_that_is_torn_or_foreign_is_refused(how: str, saved: Path, caplog
 
 ANOTHER: dict[str, tuple[str, str, str]] = {
     "torch": ("torch", "2.9.0 (abc)", "made for torch 2.9.0 (abc), and here it is "),
-    "Triton": ("Triton", "3.0.0", "made for Triton 3.0.0, and here it is "),
-    "Python": ("Python", "CPython 3.9.1", "made for Python CPython 3.9.1, and here it is "),
-    "system": ("the system", "Linux x86_64 glibc 2.17", "made for the system Linux x86_64 glibc 2.17, and here it is "),
-    "card": ("the cards", "NVIDIA Z1", "made for the cards NVIDIA Z1, and here it is "),
-    "driver": ("the driver", "9000", "made for the driver 9000, and here it is "),
-    "toolkit": ("the toolkit", "9.0", "made for the toolkit 9.0, and here it is "),
-    "packages": ("magi packages with the digest", "0a", "made for magi packages with the digest 0a, and here it is "),
     "a title that is not known": ("the moon", "full", "made for the moon full, and here it is unknown"),
     "a processor that can more": (
         "a processor with",
