@@ -30,26 +30,19 @@ if TYPE_CHECKING:
     from .errors import BackendError as BackendError
     from .errors import MismatchError as MismatchError
 
-_HOMES = {
-    "BackendError": "errors",
-    "Comparison": "_report.run",
-    "CompileConfig": "_settings",
-    "MagiOptions": "_settings",
-    "MismatchError": "errors",
-    "PassConfig": "_settings",
-    "Report": "_report.explain",
-    "RunReport": "_report.run",
-    "WarmStart": "_warm",
-    "aot_compile": "_ahead",
-    "explain": "_report.explain",
-    "load": "_warm",
-    "magi": "_backend",
-    "magi_compile": "_magi_compile",
-    "magi_register_custom_op": "_register",
-    "read_report": "_report.run",
-    "save": "_warm",
-    "wait": "_hot.background",
+_NAMES = {
+    "_ahead": ("aot_compile",),
+    "_backend": ("magi",),
+    "_hot.background": ("wait",),
+    "_magi_compile": ("magi_compile",),
+    "_register": ("magi_register_custom_op",),
+    "_report.explain": ("Report", "explain"),
+    "_report.run": ("Comparison", "RunReport", "read_report"),
+    "_settings": ("CompileConfig", "MagiOptions", "PassConfig"),
+    "_warm": ("WarmStart", "load", "save"),
+    "errors": ("BackendError", "MismatchError"),
 }
+_HOMES = dict(sorted((name, home) for home, names in _NAMES.items() for name in names))
 
 __all__ = list(_HOMES)
 

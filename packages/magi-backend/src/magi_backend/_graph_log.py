@@ -86,7 +86,8 @@ class GraphLog:
         nodes, symbols = sum(node.op == "call_function" for node in graph.graph.nodes), graph_symbols(graph)
         # Repairs of the joint graph are recorded with the forward, which is compiled first.
         repairs, self._repairs = self._repairs, Counter()
-        given, before, meter = self.log.kept(graph), _torch_compat.frames.phase_seconds(), Meter()
+        given = self.log.kept(lambda: graph_text(graph.graph))
+        before, meter = _torch_compat.frames.phase_seconds(), Meter()
         result, error, start, defects = None, "", time.perf_counter(), self.defects
         try:
             with (
@@ -118,7 +119,7 @@ class GraphLog:
                 given=given,
                 # Those of the joint graph count for the forward, which is compiled first.
                 changed=tuple(changes),
-                lowered=self.log.kept(graph),
+                lowered=self.log.kept(lambda: graph_text(graph.graph)),
                 phases=tuple((phase, after[phase] - before[phase]) for phase in after),
                 **self._code(result),
             )
@@ -134,8 +135,8 @@ class GraphLog:
         with self.log.spending():
             text = graph_text(graph)
             if name and text != self._before:
-                keep = self.log.keep_text
-                self._changes.append(GraphChange(name, keep(self._before), keep(text)))
+                before, kept = self._before, self.log.kept
+                self._changes.append(GraphChange(name, kept(lambda: before), kept(lambda: text)))
             self._before = text
 
     def _note_cached(self, compiled: Any, names: dict[str, Any]) -> None:
@@ -147,14 +148,11 @@ class GraphLog:
             Meter(partial(self.log.add_runs, record)).attach(compiled, names)
 
     def _code(self, compiled: Any) -> dict[str, Any]:
-        source, code = str(getattr(compiled, "source_code", None) or ""), ""
-        if self.log.keeps_texts:
-            with self.log.spending():
-                code = self.log.keep_text(hidden_in_code(source))
+        source = str(getattr(compiled, "source_code", None) or "")
         return {
             "kernels": generated_kernels(source),
             "externs": external_calls(source),
-            "code": code,
+            "code": self.log.kept(lambda: hidden_in_code(source)),
             "unrecorded": _torch_compat.recording.why_unrecorded(compiled),
         }
 

@@ -153,19 +153,12 @@ class CompilationLog:
         """Whether graphs and code are kept as text, because the record will be read."""
         return self.watched or self.file is not None
 
-    def keep_text(self, text: str) -> str:
-        """What to put into the record for *text*: *text* itself, or the reference to a file with it."""
-        if self.watched or self.file is None:
-            return text
-        with self.spending():
-            return self.file.folder.keep(text)
-
-    def kept(self, gm: GraphModule) -> str:
-        """What to put into the record for the text of *gm*; empty if nobody reads it."""
+    def kept(self, text: Callable[[], str]) -> str:
+        """What to put into the record for a *text*: itself, or the reference to a file with it; empty if unread."""
         if not self.keeps_texts:
             return ""
         with self.spending():
-            return self.keep_text(graph_text(gm.graph))
+            return text() if self.watched or self.file is None else self.file.folder.keep(text())
 
     def forget(self) -> None:
         """Remove the file of this record, and write no other one."""
@@ -466,7 +459,7 @@ def open_log(
         collector.dtypes |= _torch_compat.nodes.dtypes_in(gm)
     if log.keeps_texts:
         with log.spending():
-            log.update(**_capture(gm), captured=log.kept(gm))
+            log.update(**_capture(gm), captured=log.kept(lambda: graph_text(gm.graph)))
             _frame.logs.append(log)
             if report:
                 file = process_file(report)
@@ -487,10 +480,7 @@ def open_log(
 def _capture(gm: GraphModule) -> dict[str, Any]:
     """What Dynamo reports about the function from which it captured *gm*."""
     frame, stopped = _torch_compat.frames.captured_frame(), _torch_compat.frames.stopped_by(gm)
-    return {
-        "compile_id": frame.compile_id,
-        "function": frame.function,
-        "place": frame.place,
+    return vars(frame) | {
         "recompiled": recompilation(frame.recompiled, _torch_compat.nodes.static_sizes(gm)),
         "stopped": None if stopped is None else graph_break(stopped),
     }

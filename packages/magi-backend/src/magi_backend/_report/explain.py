@@ -400,7 +400,5 @@ def _compiled_again(original: Callable[..., Any], compiled: Callable[..., Any]) 
 
 
 def _name(fn: object) -> str:
-    owner = getattr(fn, "__self__", None)
-    if isinstance(owner, nn.Module):
-        return type(owner).__qualname__
-    return str(getattr(fn, "__qualname__", type(fn).__qualname__))
+    owner = module_of(fn)
+    return str(getattr(fn, "__qualname__", type(fn).__qualname__)) if owner is None else type(owner).__qualname__
