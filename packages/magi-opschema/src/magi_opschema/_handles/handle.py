@@ -60,25 +60,13 @@ class Ticket:
 
     __slots__ = ("handle", "owner")
 
-    def __init__(self, owner: weakref.ref[Any] | _Forever | None = None, handle: int | None = None) -> None:
+    def __init__(self, owner: Callable[[], object] | None = None, handle: int | None = None) -> None:
         self.owner = owner
         self.handle = handle
 
     def __reduce__(self) -> tuple[type[Ticket], tuple[()]]:
         """Pickle or deepcopy as a void ticket."""
         return Ticket, ()
-
-
-class _Forever:
-    """A replacement for a weak reference, for an object that supports none."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: object) -> None:
-        self.value = value
-
-    def __call__(self) -> object:
-        return self.value
 
 
 class HandleRegistry:
@@ -210,11 +198,11 @@ def ticket_of(obj: object) -> Ticket | None:
 
 def attach(obj: object, handle: int) -> None:
     """Set the ticket of *obj* if it can hold one. Dynamo needs it; eager calls do not."""
-    owner: weakref.ref[Any] | _Forever
+    owner: Callable[[], object]
     try:
         owner = weakref.ref(obj)
     except TypeError:
-        owner = _Forever(obj)
+        owner = lambda: obj  # noqa: E731  # which keeps *obj* alive
     try:
         # A frozen dataclass and an nn.Module define __setattr__.
         object.__setattr__(obj, ATTRIBUTE, Ticket(owner, symbolic_when_traced(handle)))
