@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -207,9 +207,13 @@ def _line(process: subprocess.Popen[str], *, asked: bool = False) -> list[float]
     return [float(line)] if (line := process.stdout.readline()) else []
 
 
-def measured(case: str, arms: list[str], repeats: int, again: int, *, tiny: bool) -> dict[str, dict[str, list[float]]]:
-    """The seconds of each arm, by what was measured; of *repeats* later calls, and *again* starts."""
-    found: dict[str, dict[str, list[float]]] = {f"{case} {what}": {} for what in ("compile", "run", "start")}
+Seconds = dict[str, list[float]]
+"""Those of each arm."""
+
+
+def measured(case: str, arms: list[str], repeats: int, again: int, *, tiny: bool) -> Iterator[tuple[str, Seconds]]:
+    """What was measured, and its seconds: the compilation, *repeats* later calls, and *again* starts."""
+    compiled, called, started = Seconds(), Seconds(), Seconds()
     cores = sorted(os.sched_getaffinity(0))
     each = max(1, len(cores) // len(arms))
     with tempfile.TemporaryDirectory() as place:
@@ -220,11 +224,13 @@ def measured(case: str, arms: list[str], repeats: int, again: int, *, tiny: bool
         }
         for arm, process in running.items():
             if _line(process) and (seconds := _line(process)):
-                found[f"{case} compile"][arm] = seconds
+                compiled[arm] = seconds
+        yield f"{case} compile", compiled
         for repeat in range(repeats):
             for arm in arms if repeat % 2 == 0 else reversed(arms):
-                if arm in found[f"{case} compile"]:
-                    found[f"{case} run"].setdefault(arm, []).extend(_line(running[arm], asked=True))
+                if arm in compiled:
+                    called.setdefault(arm, []).extend(_line(running[arm], asked=True))
+        yield f"{case} run", called
         for process in running.values():
             process.communicate()
         starts = [
@@ -234,9 +240,9 @@ def measured(case: str, arms: list[str], repeats: int, again: int, *, tiny: bool
             for arm in starts if repeat % 2 == 0 else reversed(starts):
                 caches = f"{place}/{arm if arm == 'stock' else repeat}"
                 process = _process(case, arm, folder, caches, tiny, cores[:each])
-                found[f"{case} start"].setdefault(arm, []).extend(_line(process))
+                started.setdefault(arm, []).extend(_line(process))
                 process.communicate()
-    return found
+        yield f"{case} start", started
 
 
 def main() -> None:
@@ -259,8 +265,9 @@ def main() -> None:
     name, cases = ("cold_start", GPU_CASES) if _device() == "cuda" else ("cold_start_cpu", CPU_CASES)
     for case in chosen.case or cases:
         arms = chosen.arm or ["stock", "magi"]
-        found = measured(case, arms, chosen.repeats, chosen.starts, tiny=chosen.tiny)
-        for what, seconds in ((what, seconds) for what, seconds in found.items() if seconds):
+        for what, seconds in measured(case, arms, chosen.repeats, chosen.starts, tiny=chosen.tiny):
+            if not seconds:
+                continue
             sys.stderr.write(f"{time.strftime('%H:%M:%S')} {what}: {json.dumps(seconds)}\n")
             if not chosen.tiny:
                 write(name, [row for row in rows_written(name) if row.case != what] + rows_of(what, seconds), note=NOTE)
