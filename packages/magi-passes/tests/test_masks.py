@@ -176,6 +176,8 @@ _MOVES: dict[str, Callable[[Tensor, int], Tensor]] = {
     "long": lambda x, _: x.long(),
     "not": lambda x, _: x.logical_not(),
     "fill": lambda x, i: x.masked_fill(x.bool(), i % 2),
+    "half": lambda x, i: x.masked_fill(x.bool(), i / 2),
+    "bytes": lambda x, _: x.view(torch.float64),
     "index": lambda x, i: x[torch.arange(2)[:, None] + i, torch.arange(3)],
     "cat": lambda x, i: torch.cat([x[:1] - i, x]),
     "view": lambda x, _: x[None].view(x.shape[0], 1, -1).squeeze(1),

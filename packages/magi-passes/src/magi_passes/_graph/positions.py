@@ -84,9 +84,9 @@ def _simplified(formula: Formula, shape: Sequence[Any]) -> Formula:
 
 def _is_exact(formula: Formula, dtype: torch.dtype) -> bool:
     """Whether a tensor of *dtype* holds the numbers of *formula* as they are, and what is computed from them."""
-    if dtype in _COUNTS:
-        return True
     numbers = (formula.inside, formula.outside) if isinstance(formula, Where) else (formula.constant,)
+    if dtype in _COUNTS:
+        return all(isinstance(n, torch.SymInt) or (isinstance(n, int) and abs(n) < 2**31) for n in numbers)
     exact = (0, 1, math.inf, -math.inf) if dtype.is_floating_point else (0, 1)
     return not getattr(formula, "steps", None) and all(type(n) in _NUMBERS and n in exact for n in numbers)
 
@@ -343,6 +343,8 @@ def _same(formulas: Formulas, out: Tensor, x: Tensor, *_: Any, **__: Any) -> For
 def _viewed(formulas: Formulas, out: Tensor, x: Tensor, *_: Any) -> Formula | None:
     """What only adds or drops dimensions of size 1."""
     formula, old, new = formulas.of(x), _wide(x), _wide(out)
+    if x.dtype is not out.dtype:  # `x.view(dtype)` reads the bytes as other numbers
+        return None
     if _is_number(formula):
         return formula
     kept = list(zip(old, new, strict=False))
@@ -374,7 +376,8 @@ def _transposed(formulas: Formulas, out: Tensor, x: Tensor, a: int, b: int) -> F
 def _sliced(
     formulas: Formulas, _out: Tensor, x: Tensor, dim: int = 0, start: Any = None, _end: Any = None, step: Any = 1
 ) -> Formula | None:
-    formula, first, dim = formulas.of(x), _position(start or 0, x.shape[dim]), dim % x.dim()
+    formula, dim = formulas.of(x), dim % x.dim()
+    first = 0 if start is None else _position(start, x.shape[dim])
     if formula is None or first is None or type(step) is not int:
         return None
     return formula.at({**_own_indices(x), dim: Affine(first, {dim: step})})
@@ -417,24 +420,16 @@ def _looked_up(formulas: Formulas, out: Tensor, x: Tensor, indices: Sequence[Ten
 @_rule(aten.cat)
 def _joined(formulas: Formulas, _out: Tensor, tensors: Sequence[Tensor], dim: int = 0) -> Formula | None:
     """The formula of the last of *tensors*, counted from the front, if those before it hold what it would there."""
-    last, begin = formulas.of(tensors[-1]), 0
-    dim = dim % tensors[-1].dim()
-    for x in tensors[:-1]:
-        begin = begin + x.shape[dim]
-    if not isinstance(last, Affine):
-        return None
-    joined = last.at({**_own_indices(tensors[-1]), dim: Affine(-begin, {dim: 1})})
-    begin = 0
-    for x in tensors[:-1]:
+    (*earlier, end), dim = tensors, dim % tensors[0].dim()
+    last, begin = formulas.of(end), 0
+    for x in reversed(earlier):
+        begin = begin - x.shape[dim]  # counted from where the last one begins
         formula, place = formulas.of(x), Affine(0, {}) if _equal(x.shape[dim], 1) else _index(dim)
-        expected = joined.at({**_own_indices(x), dim: place.plus(Affine(begin, {}))})
-        if not isinstance(formula, Affine) or not _equal_formulas(
-            formula.at({**_own_indices(x), dim: place}), expected
-        ):
+        if not isinstance(formula, Affine) or not isinstance(last, Affine):
             return None
-        begin = begin + x.shape[dim]
-    return joined
-
-
-def _equal_formulas(a: Affine, b: Affine) -> bool:
-    return a.steps == b.steps and _equal(a.constant, b.constant)
+        difference = formula.at({**_own_indices(x), dim: place}).plus(
+            last.at({**_own_indices(x), dim: place.plus(Affine(begin, {}))}), -1
+        )
+        if difference.steps or not _equal(difference.constant, 0):
+            return None
+    return None if last is None else last.at({**_own_indices(end), dim: Affine(begin, {dim: 1})})
