@@ -72,6 +72,24 @@ def test_rows_of_a_compound_length_are_read_along_themselves() -> None:
     assert ["YBLOCK" in arguments for (arguments,) in reductions] == [True, False]
 
 
+def tokens(x: Tensor, y: Tensor) -> Tensor:
+    """The layers of an image transformer, on tokens of an image and one that stands for all of it."""
+    x = torch.cat([y.expand(x.shape[0], 1, -1), x.flatten(2).transpose(1, 2)], 1)
+    for _ in range(2):
+        x = F.gelu(F.linear(F.gelu(x), x.new_empty(32, 32))) + x
+    return x
+
+
+def test_tokens_are_not_copied_before_they_are_multiplied() -> None:
+    """A length like ``1 + h*w`` makes two terms of a stride; stock copies the first factor of each product then."""
+    x, y = torch.empty(4, 32, 14, 10), torch.empty(1, 1, 32)
+    launches = [
+        len(re.findall(r"triton_\w+\.run\(", generated(tokens, x, y, dynamic=dynamic, backend=backend)))
+        for dynamic, backend in ((True, "inductor"), (True, "magi"), (False, "inductor"))
+    ]
+    assert launches[0] > launches[1] == launches[2]
+
+
 @pytest.mark.parametrize("fn", [torch.var_mean, torch.std, torch.sum])
 def test_a_reduction_over_two_tiled_dimensions(fn: Any) -> None:
     """The blocks of such a variance are strings among the expressions that a kernel prints."""

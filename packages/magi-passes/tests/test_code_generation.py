@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import sympy
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from made_passes import HOOK, Foreign, Spy, pretend_cuda, product, trace
 from magi_passes import (
     ConvLayoutPass,
@@ -26,7 +28,7 @@ from magi_passes._torch_compat.kernels import MAX_GRID_YZ, MAX_INT32, bounds_of_
 from torch._dynamo.source import ConstantSource
 from torch._inductor.codegen.block_analysis import BlockPatternMatcher
 from torch._inductor.codegen.simd import CantSplit, SIMDScheduling
-from torch._inductor.sizevars import SizeVarAllocator
+from torch._inductor.sizevars import SizeVarAllocator, join_dimensions
 from torch._inductor.virtualized import V
 from torch.fx import Graph
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -321,6 +323,33 @@ def test_blocks_are_those_that_torch_finds(index: Any) -> None:
     if MULTIPLIES_OUT and theirs is None and ours is not None:
         pytest.skip("torch 2.10 multiplies strides out first, and finds no stride that is a sum")
     assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    "sizes", [[X, Y + 1], [X, HALF + 1, Y], [Z, Y * X + 3], [X, (Y + 1) * (HALF + 1), Z + 1], [Y, 5, X + 1]]
+)
+@pytest.mark.parametrize("scale", [1, 768, Z + 1])
+def test_dimensions_whose_sizes_are_sums_are_joined(sizes: list[Any], scale: Any) -> None:
+    strides = [scale * sympy.prod(sizes[at + 1 :]) for at in range(len(sizes))]
+    index = sympy.Add(*(term.expand() for term in sympy.Add.make_args(_index_of(sizes, strides))))
+    assert (
+        _torch_compat.kernels.joined_sums(index + 7, join_dimensions) == (scale * INDEX).expand() + 7 or scale == Z + 1
+    )
+    assert (_torch_compat.kernels.joined_sums(index, join_dimensions) - scale * INDEX).expand() == 0
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from([X, Y + 1, HALF + 1, sympy.Integer(3), X * Y + 2]), min_size=2, max_size=3), st.data())
+def test_what_is_joined_is_the_same_number(sizes: list[Any], data: Any) -> None:
+    strides = [
+        data.draw(st.sampled_from([sympy.prod(sizes[at + 1 :]), sizes[-1], X + 1, sympy.S.One]))
+        for at in range(len(sizes))
+    ]
+    index = _index_of(sizes, strides).expand()
+    joined = _torch_compat.kernels.joined_sums(index, join_dimensions)
+    for at in range(0, 90, 7):
+        numbers = {INDEX: at, X: 2 + at % 5, Y: 3 + at % 4, Z: 4}
+        assert joined.subs(numbers) == index.subs(numbers)
 
 
 def test_the_leading_size_of_a_block_is_no_quotient() -> None:
