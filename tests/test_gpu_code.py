@@ -72,6 +72,16 @@ def test_rows_of_a_compound_length_are_read_along_themselves() -> None:
     assert ["YBLOCK" in arguments for (arguments,) in reductions] == [True, False]
 
 
+def test_a_softmax_of_rows_of_a_compound_length_is_one_kernel() -> None:
+    """Stock compares numbers of elements that are equal and written differently."""
+    x, y = torch.empty(4, 8, 4001), torch.empty(1, 8, 4001)
+    launches = [
+        len(re.findall(r"triton_\w+softmax\w*\.run\(", generated(attention, x, y, dynamic=dynamic, backend=backend)))
+        for dynamic, backend in ((True, "inductor"), (True, "magi"), (False, "inductor"))
+    ]
+    assert launches == [2, 1, 1]
+
+
 def tokens(x: Tensor, y: Tensor) -> Tensor:
     """The layers of an image transformer, on tokens of an image and one that stands for all of it."""
     x = torch.cat([y.expand(x.shape[0], 1, -1), x.flatten(2).transpose(1, 2)], 1)

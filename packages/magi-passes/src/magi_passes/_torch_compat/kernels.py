@@ -151,7 +151,7 @@ MAX_GRID_YZ = 65535
 
 
 def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> None:
-    """Repair nine things in how Inductor tiles kernels, for compilations for which *memo_of_current* returns a dict.
+    """Repair ten things in how Inductor tiles kernels, for compilations for which *memo_of_current* returns a dict.
 
     `match_mod_div_block_expr` (torch/_inductor/codegen/block_analysis.py) matches a pattern with sympy, in a time that
     grows exponentially with the rank: a net of three convolutions took minutes. `matched_blocks` reads the terms of the
@@ -167,6 +167,10 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
     second is one term. For a sum n, such as the ``101 + h*w`` tokens of an image, a stride of ``768*n`` is written as
     two, so a view that only merges dimensions is not known to be contiguous, and a matrix product copies it first: two
     copies a layer, 0.2 of the 2.7 ms of a YOLOS with six layers (one H100, torch 2.11).
+
+    Numbers of elements are compared as they are written (`can_fuse` and `select_tiling` in codegen/simd.py, 2.10 to
+    2.15), and ``b*n`` of a sum n is written as one term or as several, of which none is a multiple of n. So a norm of
+    rows, or a softmax of rows of such a length, stays two kernels. Here these numbers are products where they can be.
 
     A grid of three dimensions cannot be launched if y or z exceeds what CUDA allows, and with a reduction it has
     produced kernels that address a dimension that the grid does not have (torch 2.11 to 2.13). `launchable_tiling` uses
@@ -202,6 +206,9 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
             _replace(BlockPatternMatcher, "match_mod_div_block_expr", _match_blocks, memo_of_current)
             _replace(SIMDScheduling, "create_tiling", _create_with_two_reductions, memo_of_current)
             _replace(SIMDScheduling, "complete_partial_tiling", _complete_exactly, memo_of_current)
+            _replace(SIMDScheduling, "group_fn", _group_by_factors, memo_of_current)
+            _replace(SIMDScheduling, "select_tiling", _tile_by_factors, memo_of_current)
+            _replace(sizevars.SizeVarAllocator, "statically_known_multiple_of", _known_multiple, memo_of_current)
             _replace(SIMDScheduling, "get_first_compatible_tiling", _choose_launchable, memo_of_current)
             _replace(SIMDScheduling, "generate_combo_kernel_code", _write_two_dimensions_together, memo_of_current)
             _replace(TritonKernel, "codegen_kernel", _write_tuned_kernel, memo_of_current)
@@ -322,6 +329,38 @@ def _quotient(whole: Any, part: Any) -> Any:
 
     quotient = sympy.cancel(whole / part)
     return quotient if quotient.is_integer else None
+
+
+MOST_TERMS = 40
+"""The most terms of a number of elements that is factored: for so many it takes a few milliseconds."""
+
+
+def _group_by_factors(group: Any, memo: Any, scheduling: Any, sizes: Any) -> Any:
+    return tuple(_factors(count, memo) for count in group(scheduling, sizes))
+
+
+def _tile_by_factors(select: Any, memo: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+    tiling = select(cls, *args, **kwargs)
+    return type(tiling)({key: _factors(size, memo) for key, size in tiling.items()})
+
+
+def _factors(count: Any, memo: Any) -> Any:
+    """*count* as a product, if it is a sum that is one."""
+    import sympy
+
+    if not isinstance(count, sympy.Add) or len(count.args) > MOST_TERMS:
+        return count
+    if ("factors", count) not in memo:
+        memo["factors", count] = sympy.factor(count)
+    return memo["factors", count]
+
+
+def _known_multiple(known: Any, memo: Any, sizevars: Any, whole: Any, part: Any) -> bool:
+    import sympy
+
+    is_known = known(sizevars, whole, part)
+    is_sum = not is_known and isinstance(whole, sympy.Add)
+    return is_known or (is_sum and known(sizevars, _factors(whole, memo), _factors(part, memo)))
 
 
 def _create_with_two_reductions(create: Any, _memo: Any, cls: Any, pointwise: Any, reduction: Any) -> Any:
