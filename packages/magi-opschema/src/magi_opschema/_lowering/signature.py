@@ -246,7 +246,7 @@ def _arguments(trees: SignatureLowering, mutated: set[str]) -> tuple[Argument, .
 
 def _leaf_defaults(parameter: Parameter, trees: SignatureLowering) -> list[object]:
     """The default of each leaf of the parameter."""
-    below = list(leaves(parameter.node))
+    below = leaves(parameter.node)
     if not parameter.has_default:
         return [NO_DEFAULT] * len(below)
     if isinstance(parameter.node, Leaf) and parameter.node.codec.is_identity:

@@ -187,7 +187,9 @@ def _check_own_methods(
     annotation: object, cls: type, place: Place, args: tuple[str, ...], kwargs: dict[str, None]
 ) -> None:
     """Raise for a hand-written `__new__` or `__init__` that cannot be called with the fields."""
-    for method in sorted({"__new__", "__init__"} & _defined(cls)):
+    for method in ("__init__", "__new__"):
+        if not _defines(cls, method) or (method == "__init__" and _has_generated_init(cls)):
+            continue
         signature = inspect.signature(getattr(cls, method))
         try:
             signature.bind(cls, *args, **kwargs)
@@ -204,20 +206,20 @@ def is_plain(cls: Any) -> bool:
 
     A dataclass stores them in its `__dict__`.
     """
-    if "__call__" in _defined(type(cls)) or "__getattribute__" in _defined(cls):
+    if _defines(type(cls), "__call__") or _defines(cls, "__getattribute__"):
         return False
     if issubclass(cls, tuple):
         are_items = all(isinstance(inspect.getattr_static(cls, name), _ITEM) for name in cls._fields)
         made_by = getattr(cls.__new__, "__globals__", {}).get("__name__", "")
-        return are_items and made_by.startswith("namedtuple_") and "__init__" not in _defined(cls)
+        return are_items and made_by.startswith("namedtuple_") and not _defines(cls, "__init__")
     return (
         _has_generated_init(cls)
         and not hasattr(cls, "__post_init__")
-        and "__new__" not in _defined(cls)
+        and not _defines(cls, "__new__")
         and cls.__dictoffset__ != 0
         # A field that is a descriptor, such as a slot, is not kept in the `__dict__` of instances.
         and all(
-            part.init and not hasattr(inspect.getattr_static(cls, part.name, None), "__set__")
+            part.init and not any(hasattr(vars(base).get(part.name), "__set__") for base in cls.__mro__)
             for part in dataclasses.fields(cls)
         )
     )
@@ -230,9 +232,9 @@ def _has_generated_init(cls: type) -> bool:
     return code is not None and code.co_filename == "<string>" and code.co_qualname.startswith("__create_fn__.")
 
 
-def _defined(cls: type) -> set[str]:
-    """The names that *cls* and its bases define, without those of builtin classes."""
-    return {name for base in cls.__mro__ if base.__module__ != "builtins" for name in vars(base)}
+def _defines(cls: type, name: str) -> bool:
+    """True if *cls* or a base that is not a builtin class defines *name*."""
+    return any(name in vars(base) for base in cls.__mro__ if base.__module__ != "builtins")
 
 
 _SCHEMA_TYPES: dict[object, str] = {

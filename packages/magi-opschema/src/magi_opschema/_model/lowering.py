@@ -206,7 +206,7 @@ def _shown_below(node: Node) -> list[Node]:
             return list(children(node))
         case Optional():
             return [node.is_some, *_shown_below(node.inner)]
-    return list(leaves(node))
+    return [*leaves(node)]
 
 
 def _label(node: Node) -> str:

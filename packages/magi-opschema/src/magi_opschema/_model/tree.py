@@ -15,7 +15,7 @@ This is plain data. Nothing here depends on torch, annotations or generated code
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal as TypingLiteral
 from typing import TypeAlias
@@ -184,23 +184,26 @@ class MaskedList:
 Node: TypeAlias = Leaf | Record | Sequence | Optional | ListOrTuple | MaskedList
 
 
-def leaves(node: Node) -> Iterator[Leaf]:
+def leaves(node: Node) -> list[Leaf]:
     """The leaves of *node* in schema order."""
-    return (each for each in nodes(node) if isinstance(each, Leaf))
+    return [each for each in nodes(node) if isinstance(each, Leaf)]
 
 
-def nodes(node: Node) -> Iterator[Node]:
+def nodes(node: Node) -> list[Node]:
     """*node* and every node below it, parents first."""
-    yield node
+    found = [node]
     for child in children(node):
-        yield from nodes(child)
+        found += nodes(child)
+    return found
 
 
 def children(node: Node) -> tuple[Node, ...]:
     """The nodes right below *node*, in schema order."""
     match node:
+        case Leaf():
+            return ()
         case Record():
-            return tuple(part.node for part in node.fields)
+            return tuple([part.node for part in node.fields])
         case Sequence():
             return node.items
         case Optional():
@@ -209,8 +212,6 @@ def children(node: Node) -> tuple[Node, ...]:
             return node.is_tuple, node.inner
         case MaskedList():
             return node.values, node.present
-        case Leaf():
-            return ()
 
 
 def dotted(path: Path) -> str:
