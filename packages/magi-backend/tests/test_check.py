@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 from _wrong import COS_BECOMES_SIN, Becomes, aten
-from magi_backend import MismatchError, explain
+from magi_backend import MismatchError, explain, magi_register_custom_op
 from magi_backend._verify import blame
 from magi_backend._verify.blame import CheckedPiece, readable
 from magi_backend._verify.compare import Difference, compare, compare_trees
+from magi_opschema import op_def
 from torch import Tensor, nn
 
 
@@ -101,6 +102,43 @@ def test_a_function_that_writes_is_checked_and_explained_on_copies() -> None:
     torch.testing.assert_close(x, torch.ones(3))
     torch.testing.assert_close(compiled(x), torch.full((3,), 3.0))
     torch.testing.assert_close(x, torch.full((3,), 2.0))
+
+
+@pytest.mark.parametrize("factor", [2.0, 3.0], ids=["right", "wrong"])
+def test_every_body_of_an_op_is_compared(ns: str, factor: float) -> None:
+    """The eager call and the compiled one run `first`; the others would pass unseen."""
+
+    @magi_register_custom_op(f"{ns}::double", mutates_args=["out"])
+    def double(x: Tensor, out: Tensor) -> Tensor:
+        out.copy_(x + x)
+        return x + x
+
+    @double.implementation(priority=1)
+    def first(x: Tensor, out: Tensor) -> Tensor:
+        return out.copy_(x * 2) + 0
+
+    @double.implementation(when=lambda x: x.numel() < 9)
+    def second(x: Tensor, out: Tensor) -> Tensor:
+        out.copy_(x * factor)
+        return x + x
+
+    @double.implementation(when=lambda x: x.numel() > 9)
+    def unfit(x: Tensor, out: Tensor) -> Tensor:
+        raise AssertionError
+
+    def fn(x: Tensor, out: Tensor) -> Tensor:
+        return double(x.cos(), out) + torch.rand(3)
+
+    explained = explain(fn, {"magi.check": True})
+    if factor != 2:
+        text = f"magi.check: graph 0: out after the call of eager code with the body 'second' of {ns}::double differs"
+        with pytest.raises(MismatchError, match=text):
+            explained(torch.ones(3), torch.ones(3))
+        return
+    titles = [check.piece for check in explained(torch.ones(3), torch.ones(3)).compilations[-1].checks]
+    names = ["first", "second", "unfit", "default"]
+    assert titles == ["graph 0", *(f"graph 0, the body '{name}' of {ns}::double" for name in names)]
+    assert op_def(double).served["second"] == 1
 
 
 @pytest.mark.parametrize("options", [{}, {"magi.check": True}], ids=["explain", "check"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``magi.check``: the first call of each compiled piece against eager, and the operator to blame for a difference.
+"""``magi.check``: the first call of each compiled piece and of each body of its operators, and the operator to blame.
 
 An operator is to blame if its compiled result, or gradient, differs from eager although its inputs are those of eager.
 The graph is cut into parts that are compiled side by side in one graph and compute from eager values, so each is judged
@@ -18,10 +18,13 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import magi_opschema
 import torch
+from magi_opschema.errors import UnknownOpError
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from magi_backend import _torch_compat
@@ -427,27 +430,50 @@ class CheckedPiece:
     def _check(self, args: tuple[Any, ...]) -> None:
         placeholders = [str(node.target) for node in self.eager.graph.find_nodes(op="placeholder")]
         names = {f"[0][{place}]": self.names.get(name, name) for place, name in enumerate(placeholders)}
+        dtypes = _torch_compat.nodes.dtypes_in(self.eager)
         with replayed_random_numbers() as numbers:
             expected = run_eager(self.eager, args, numbers.rewind, _listed)
-            numbers.rewind()
-            actual = expected.settle(run(lambda *args: _listed(self.compiled(*args)), args))
-        dtypes = _torch_compat.nodes.dtypes_in(self.eager)
-        found = differences(actual, expected.outcome, kind="input", names=names, computed_in=dtypes)
-        self.report(self.title, found)
-        wrong = next((difference for difference in found if not difference.agrees), None)
+
+            def wrong_of(fn: Callable[..., Any], title: str) -> tuple[Difference | None, float]:
+                numbers.rewind()
+                actual = expected.settle(run(lambda *args: _listed(fn(*args)), args))
+                found = differences(actual, expected.outcome, kind="input", names=names, computed_in=dtypes)
+                self.report(title, found)
+                return next((difference for difference in found if not difference.agrees), None), actual.seconds
+
+            wrong, seconds = wrong_of(self.compiled, self.title)
+            for op, body in () if wrong else _other_bodies(self.eager):
+                of = f"the body '{body}' of {op}"
+                with magi_opschema.use_implementation(op, body):
+                    other, _ = wrong_of(self.eager, f"{self.title}, {of}")
+                if other is not None:
+                    raise MismatchError(f"magi.check: {self.title}: {_how(other, f'eager code with {of}')}")
         if wrong is not None:
-            size = f"by {wrong.largest:.3g}" if not wrong.note else f": {wrong.note}"
-            msg = (
-                f"magi.check: {self.title}: {wrong.name} of the compiled code differs from eager {size} "
-                f"(allowed: {wrong.tolerance.atol:.1g} + {wrong.tolerance.rtol:.1g} x the value)."
-            )
-            logger.warning("%s Searching for the operator, which takes %s.", msg, cost(self.seconds + actual.seconds))
+            msg = f"magi.check: {self.title}: {_how(wrong, 'the compiled code')}"
+            logger.warning("%s Searching for the operator, which takes %s.", msg, cost(self.seconds + seconds))
             try:
                 culprit = self.blame(args, wrong.name.startswith("gradient"))
             except Exception as error:
                 logger.warning("The search failed.", exc_info=True)
                 culprit = f"The search for the operator failed with {type(error).__name__}: {error}"
             raise MismatchError(f"{msg} {culprit}")
+
+
+def _other_bodies(gm: GraphModule) -> Iterator[tuple[str, str]]:
+    """The operators of *gm* that have several bodies, each with the name of each body."""
+    graphs = [inner.graph for inner in gm.modules() if isinstance(inner, GraphModule)]
+    called = {node.target: None for graph in graphs for node in graph.nodes}
+    for target in filter(_torch_compat.nodes.is_operator, called):
+        with suppress(UnknownOpError):
+            known = magi_opschema.op_def(target)
+            bodies = [one.name for one in known.implementations]
+            yield from ((known.name, body) for body in ([*bodies, "default"] if bodies else ()))
+
+
+def _how(wrong: Difference, code: str) -> str:
+    size = f"by {wrong.largest:.3g}" if not wrong.note else f": {wrong.note}"
+    allowed = f"{wrong.tolerance.atol:.1g} + {wrong.tolerance.rtol:.1g} x the value"
+    return f"{wrong.name} of {code} differs from eager {size} (allowed: {allowed})."
 
 
 def _listed(outputs: Any) -> list[Any]:
