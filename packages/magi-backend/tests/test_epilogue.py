@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
+from _card import card
 from _pretended_gpu import generated, module_of
 from magi_backend import magi_register_custom_op
 from magi_backend._passes import _reads_only
@@ -234,6 +235,35 @@ def test_what_moves_nothing_is_fused(case: str, dynamic: bool) -> None:
     code, _ = magi(fn, torch.empty(size), dynamic=dynamic)
 
     assert code.count(".run(") == 1
+
+
+COMPUTED: dict[str, Callable[[Tensor], Tensor]] = {
+    "a cast": lambda y: y.to(torch.float16 if y.dtype is torch.float32 else torch.float32),
+    "a scale and a cast": lambda y: (y * 0.3).to(torch.float16 if y.dtype is torch.float32 else torch.float32),
+    "a comparison": lambda y: y > 0.5,
+    "a diamond": F.silu,
+    "a chain": lambda y: (y * 3 + 1).tanh(),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("case", COMPUTED)
+def test_what_is_fused_computes_what_it_did_apart(case: str, dtype: torch.dtype) -> None:
+    """Triton's interpreter runs the programs."""
+    x = torch.linspace(-4, 4, 300).to(dtype)
+
+    def run(options: dict[str, Any]) -> tuple[Tensor, int]:
+        torch._dynamo.reset()
+        with card() as programs:
+            found = torch.compile(lambda x: COMPUTED[case](double_op(x)), backend="magi", options=options)(x)
+        assert not programs.only_compiled
+        return found, programs.launches.total()
+
+    together, launches = run({})
+    apart, others = run({epilogue_keys()[0]: False})
+    changes_dtype = together.dtype is not dtype
+    assert (launches, others) == (2 if changes_dtype and torch_release() < (2, 13) else 1, 2)
+    assert torch.equal(together, apart)
 
 
 @pytest.mark.parametrize(
