@@ -196,7 +196,8 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
     Kernels that are written together, such as those of a foreach op, may have two tile dimensions each; one with three
     is launched on its own (`ComboKernel`, torch/_inductor/codegen/triton_combo_kernel.py). Here they get two.
     """
-    from torch._inductor import sizevars, tiling_utils
+    from torch._inductor import sizevars as sizes_of_graphs
+    from torch._inductor import tiling_utils
     from torch._inductor.codegen.block_analysis import BlockPatternMatcher
     from torch._inductor.codegen.simd import CantSplit, SIMDScheduling
     from torch._inductor.codegen.triton import TritonKernel
@@ -208,12 +209,12 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
             _replace(SIMDScheduling, "complete_partial_tiling", _complete_exactly, memo_of_current)
             _replace(SIMDScheduling, "group_fn", _group_by_factors, memo_of_current)
             _replace(SIMDScheduling, "select_tiling", _tile_by_factors, memo_of_current)
-            _replace(sizevars.SizeVarAllocator, "statically_known_multiple_of", _known_multiple, memo_of_current)
+            _replace(sizes_of_graphs.SizeVarAllocator, "statically_known_multiple_of", _known_multiple, memo_of_current)
             _replace(SIMDScheduling, "get_first_compatible_tiling", _choose_launchable, memo_of_current)
             _replace(SIMDScheduling, "generate_combo_kernel_code", _write_two_dimensions_together, memo_of_current)
             _replace(TritonKernel, "codegen_kernel", _write_tuned_kernel, memo_of_current)
             _replace(tiling_utils, "find_coalesced_var", _find_coalesced, memo_of_current)
-            _replace(sizevars, "join_dimensions", _join_sums, memo_of_current)
+            _replace(sizes_of_graphs, "join_dimensions", _join_sums, memo_of_current)
             if "__init__" in vars(CantSplit):
                 CantSplit.__init__.__defaults__ = (None, None)
 
