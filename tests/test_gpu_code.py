@@ -82,6 +82,19 @@ def test_a_softmax_of_rows_of_a_compound_length_is_one_kernel() -> None:
     assert launches == [2, 1, 1]
 
 
+def softmax_of_at_most(x: Tensor) -> Tensor:
+    torch._check(x.shape[-1] <= 512)
+    return torch.softmax(x, -1)
+
+
+def test_the_warps_for_a_row_of_symbolic_length_are_measured() -> None:
+    x = torch.empty(96, 500, 500)
+    for backend, dynamic, hint in (("inductor", True, "INNER"), ("magi", True, "DEFAULT"), ("magi", False, "INNER")):
+        torch.compiler.reset()
+        code = generated(softmax_of_at_most, x, dynamic=dynamic, backend=backend)
+        assert re.findall(r"reduction_hint=ReductionHint\.(\w+)", code) == [hint], backend
+
+
 def tokens(x: Tensor, y: Tensor) -> Tensor:
     """The layers of an image transformer, on tokens of an image and one that stands for all of it."""
     x = torch.cat([y.expand(x.shape[0], 1, -1), x.flatten(2).transpose(1, 2)], 1)

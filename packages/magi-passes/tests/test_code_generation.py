@@ -43,6 +43,7 @@ from torch.utils._sympy.functions import FloorDiv, FloorToInt, Identity, Modular
         ({"channels": 256, "out": 64}, {}, True, "0.7"),
         ({"channels": 32, "out": 32}, {}, True, "0.78"),
         ({"groups": 2}, {}, False, "expected to take 1.36 of the time"),
+        ({"groups": 4, "channels": 96, "out": 96}, {}, False, "expected to take 3.30 of the time"),
         ({"groups": 128}, {}, True, "0.8"),
         ({}, {"is_inference": False}, True, "training"),
         ({"groups": 2}, {"is_inference": False}, False, "training with grouped"),

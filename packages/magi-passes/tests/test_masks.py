@@ -213,7 +213,7 @@ def _made(recipe: list[Step], n: Any) -> Iterator[tuple[Step | None, Tensor]]:
         yield (name, number, place), made[-1]
 
 
-def _value(formula: Formula, index: tuple[int, ...]) -> float:
+def _value(formula: Formula, index: tuple[int, ...]) -> Any:
     if isinstance(formula, Affine):
         constant = hinted(formula.constant) if isinstance(formula.constant, torch.SymInt) else formula.constant
         return constant + sum(step * index[dim] for dim, step in formula.steps.items())
@@ -225,7 +225,7 @@ def _value(formula: Formula, index: tuple[int, ...]) -> float:
 @given(recipe=_recipes(), symbolic=st.booleans())
 def test_each_number_that_is_known_is_right(recipe: list[Step], symbolic: bool) -> None:
     mode, formulas = FakeTensorMode(shape_env=ShapeEnv()), Formulas()
-    how = StatelessSymbolicContext([DimDynamic.DYNAMIC if symbolic else DimDynamic.STATIC])
+    how: Any = StatelessSymbolicContext([DimDynamic.DYNAMIC if symbolic else DimDynamic.STATIC])
     fake = mode.from_tensor(torch.empty(_N), symbolic_context=how)
     real = list(_made(recipe, _N))
     with _torch_compat.compiling.seeing_operators(fake, formulas.note):
