@@ -82,6 +82,22 @@ def test_a_softmax_of_rows_of_a_compound_length_is_one_kernel() -> None:
     assert launches == [2, 1, 1]
 
 
+def of_patches(x: Tensor) -> Tensor:
+    patches = F.conv2d(x, x.new_empty(32, 8, 4, 4), stride=4).permute(0, 2, 3, 1)
+    return patches + torch.addcmul(x.new_empty(32), x.new_empty(32), patches.exp())
+
+
+def test_sizes_that_are_never_zero_are_strides_as_they_are() -> None:
+    """A contiguous tensor has strides such as ``Max(1, s//4)``, of which stock writes comparisons for each number."""
+    codes = {
+        backend: generated(of_patches, torch.empty(2, 8, 40, 56), dynamic=True, backend=backend) for backend in BACKENDS
+    }
+    assert ["(1) >= (" in codes[backend] for backend in BACKENDS] == [True, False]
+
+
+BACKENDS = ("inductor", "magi")
+
+
 def softmax_of_at_most(x: Tensor) -> Tensor:
     torch._check(x.shape[-1] <= 512)
     return torch.softmax(x, -1)

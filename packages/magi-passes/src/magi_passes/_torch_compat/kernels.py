@@ -151,7 +151,7 @@ MAX_GRID_YZ = 65535
 
 
 def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> None:
-    """Repair eleven things in how Inductor tiles kernels, for compilations for which *memo_of_current* returns a dict.
+    """Repair twelve things in how Inductor tiles kernels, for compilations for which *memo_of_current* returns a dict.
 
     `match_mod_div_block_expr` (torch/_inductor/codegen/block_analysis.py) matches a pattern with sympy, in a time that
     grows exponentially with the rank: a net of three convolutions took minutes. `matched_blocks` reads the terms of the
@@ -171,6 +171,10 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
     Numbers of elements are compared as they are written (`can_fuse` and `select_tiling` in codegen/simd.py, 2.10 to
     2.15), and ``b*n`` of a sum n is written as one term or as several, of which none is a multiple of n. So a norm of
     rows, or a softmax of rows of such a length, stays two kernels. Here these numbers are products where they can be.
+
+    A stride of a contiguous tensor is a product of maxima, ``Max(1, s//4)``, since a size may be 0. Where guards say
+    that it is not, `ShapeEnv.simplify` knows, but Inductor does not ask it (`SizeVarAllocator.simplify`), so it writes
+    comparisons and products for each number, and does not reuse memory of the same size. Here it asks.
 
     A grid of three dimensions cannot be launched if y or z exceeds what CUDA allows, and with a reduction it has
     produced kernels that address a dimension that the grid does not have (torch 2.11 to 2.13). `launchable_tiling` uses
@@ -212,6 +216,7 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
             _replace(BlockPatternMatcher, "match_mod_div_block_expr", _match_blocks, memo_of_current)
             _replace(SIMDScheduling, "create_tiling", _create_with_two_reductions, memo_of_current)
             _replace(SIMDScheduling, "complete_partial_tiling", _complete_exactly, memo_of_current)
+            _replace(sizes_of_graphs.SizeVarAllocator, "simplify", _simplify_maxima, memo_of_current)
             _replace(SIMDScheduling, "group_fn", _group_by_factors, memo_of_current)
             _replace(SIMDScheduling, "select_tiling", _tile_by_factors, memo_of_current)
             _replace(sizes_of_graphs.SizeVarAllocator, "statically_known_multiple_of", _known_multiple, memo_of_current)
@@ -339,6 +344,17 @@ def _quotient(whole: Any, part: Any) -> Any:
 
 MOST_TERMS = 40
 """The most terms of a number of elements that is factored: for so many it takes a few milliseconds."""
+
+
+def _simplify_maxima(simplify: Any, memo: Any, sizevars: Any, expr: Any) -> Any:
+    from torch.utils._sympy.functions import Max
+
+    simple = simplify(sizevars, expr)
+    maxima = {each: memo.get(("maximum", each)) for each in simple.atoms(Max)}
+    for each, known in maxima.items():
+        if known is None:
+            maxima[each] = memo["maximum", each] = sizevars.shape_env.simplify(each)
+    return simple.xreplace(maxima)
 
 
 def _group_by_factors(group: Any, memo: Any, scheduling: Any, sizes: Any) -> Any:
