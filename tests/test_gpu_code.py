@@ -98,6 +98,21 @@ def test_sizes_that_are_never_zero_are_strides_as_they_are() -> None:
 BACKENDS = ("inductor", "magi")
 
 
+def normed_tokens(x: Tensor) -> Tensor:
+    tokens = F.linear(F.conv2d(x, x.new_empty(32, 8, 4, 4), stride=4).permute(0, 2, 3, 1), x.new_empty(64, 32)).exp()
+    return tokens * tokens.norm(dim=(1, 2), keepdim=True) + tokens
+
+
+def test_what_is_read_once_does_not_stay_in_the_cache() -> None:
+    """In stock's code with symbolic sizes, the load along memory is taken for one that jumps."""
+    kept = {}
+    for backend, dynamic in (("inductor", True), ("magi", True), ("inductor", False)):
+        torch.compiler.reset()
+        code = generated(normed_tokens, torch.empty(2, 8, 40, 56), dynamic=dynamic, backend=backend)
+        kept[backend, dynamic] = len(re.findall("evict_last", code[code.rindex("@triton.jit") :]))
+    assert kept["inductor", True] > kept["magi", True] == kept["inductor", False]
+
+
 def softmax_of_at_most(x: Tensor) -> Tensor:
     torch._check(x.shape[-1] <= 512)
     return torch.softmax(x, -1)

@@ -151,7 +151,7 @@ MAX_GRID_YZ = 65535
 
 
 def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> None:
-    """Repair twelve things in how Inductor tiles kernels, for compilations for which *memo_of_current* returns a dict.
+    """Repair how Inductor tiles kernels and addresses memory, where *memo_of_current* returns a dict.
 
     `match_mod_div_block_expr` (torch/_inductor/codegen/block_analysis.py) matches a pattern with sympy, in a time that
     grows exponentially with the rank: a net of three convolutions took minutes. `matched_blocks` reads the terms of the
@@ -175,6 +175,12 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
     A stride of a contiguous tensor is a product of maxima, ``Max(1, s//4)``, since a size may be 0. Where guards say
     that it is not, `ShapeEnv.simplify` knows, but Inductor does not ask it (`SizeVarAllocator.simplify`), so it writes
     comparisons and products for each number, and does not reuse memory of the same size. Here it asks.
+
+    Whether a load is contiguous is asked of the index before it is simplified (`get_strides_of_load` in
+    codegen/simd.py), where ``i//n`` of a symbolic n says nothing, so tensors that are read once are to stay in the
+    cache. If one is read under two views, the two loads are different lines, and all that is computed from them is
+    computed twice: GELU in the GRN of ConvNeXt V2, whose kernels take 0.82 ms where static ones take 0.44 (one H100,
+    torch 2.11). Here the simplified index is asked.
 
     A grid of three dimensions cannot be launched if y or z exceeds what CUDA allows, and with a reduction it has
     produced kernels that address a dimension that the grid does not have (torch 2.11 to 2.13). `launchable_tiling` uses
@@ -208,7 +214,7 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
     from torch._inductor import sizevars as sizes_of_graphs
     from torch._inductor import tiling_utils
     from torch._inductor.codegen.block_analysis import BlockPatternMatcher
-    from torch._inductor.codegen.simd import CantSplit, SIMDScheduling
+    from torch._inductor.codegen.simd import CantSplit, SIMDKernel, SIMDScheduling
     from torch._inductor.codegen.triton import TritonKernel
 
     with _install_lock:
@@ -217,6 +223,7 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
             _replace(SIMDScheduling, "create_tiling", _create_with_two_reductions, memo_of_current)
             _replace(SIMDScheduling, "complete_partial_tiling", _complete_exactly, memo_of_current)
             _replace(sizes_of_graphs.SizeVarAllocator, "simplify", _simplify_maxima, memo_of_current)
+            _replace(SIMDKernel, "get_strides_of_load", _strides_of_simple_index, memo_of_current)
             _replace(SIMDScheduling, "group_fn", _group_by_factors, memo_of_current)
             _replace(SIMDScheduling, "select_tiling", _tile_by_factors, memo_of_current)
             _replace(sizes_of_graphs.SizeVarAllocator, "statically_known_multiple_of", _known_multiple, memo_of_current)
@@ -344,6 +351,11 @@ def _quotient(whole: Any, part: Any) -> Any:
 
 MOST_TERMS = 40
 """The most terms of a number of elements that is factored: for so many it takes a few milliseconds."""
+
+
+def _strides_of_simple_index(strides_of: Any, _memo: Any, kernel: Any, index: Any) -> Any:
+    strides = strides_of(kernel, index)
+    return strides if 1 in strides.values() else strides_of(kernel, kernel.prepare_indexing(index))
 
 
 def _simplify_maxima(simplify: Any, memo: Any, sizevars: Any, expr: Any) -> Any:
