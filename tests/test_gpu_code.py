@@ -100,7 +100,8 @@ BACKENDS = ("inductor", "magi")
 
 def normed_tokens(x: Tensor) -> Tensor:
     tokens = F.linear(F.conv2d(x, x.new_empty(32, 8, 4, 4), stride=4).permute(0, 2, 3, 1), x.new_empty(64, 32)).exp()
-    return tokens * tokens.norm(dim=(1, 2), keepdim=True) + tokens
+    normed: Tensor = tokens * tokens.norm(dim=(1, 2), keepdim=True) + tokens
+    return normed
 
 
 def test_what_is_read_once_does_not_stay_in_the_cache() -> None:
