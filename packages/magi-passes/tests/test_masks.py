@@ -98,6 +98,12 @@ def _of_data(x: Tensor) -> Tensor:
     return _causal(x) & (x[0, 0, :, 0] < 10)
 
 
+def _of_indices(x: Tensor) -> Tensor:
+    """Its size depends on data for torch, even if the data are known."""
+    places = torch.ones(_square(x), dtype=torch.bool).nonzero()
+    return (places.sum() >= 0).expand(_square(x))
+
+
 def _finite(x: Tensor) -> Tensor:
     return torch.full(_square(x), -3.0).triu(1)
 
@@ -112,7 +118,7 @@ def _attend(mask: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 def _reason(mask: Callable[[Tensor], Tensor], *, dynamic: bool) -> str:
     torch._dynamo.reset()
-    with collect_records() as records:
+    with collect_records() as records, torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         compiled = torch.compile(
             _attend(mask),
             dynamic=dynamic,
@@ -139,6 +145,7 @@ def _reason(mask: Callable[[Tensor], Tensor], *, dynamic: bool) -> str:
         (_written, 0, 0),
         (_written_in_a_view, 0, 0),
         (_of_data, 0, 0),
+        (_of_indices, 0, 0),
         (_finite, 0, 0),
     ],
 )

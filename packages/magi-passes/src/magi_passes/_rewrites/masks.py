@@ -111,7 +111,10 @@ def _formulas_of(graph: Graph, masks: set[Node]) -> dict[Node, Formula]:
 
 
 def _computed_from_sizes(graph: Graph, masks: set[Node]) -> Iterator[Node]:
-    """What *masks* are computed from, in order, apart from what depends on a tensor that is given."""
+    """What *masks* are computed from, in order, apart from what depends on a tensor that is given.
+
+    What has a size that depends on data would get another one when it is called again.
+    """
     needed = set(masks)
     for node in reversed(graph.nodes):
         if node in needed:
@@ -121,6 +124,7 @@ def _computed_from_sizes(graph: Graph, masks: set[Node]) -> Iterator[Node]:
         value, is_call = captured_value(node), node.op in ("call_function", "call_method")
         if isinstance(value, Tensor):
             is_plain = is_call and _torch_compat.compiling.is_plain(node.target)
+            is_plain &= not node.meta.get("unbacked_bindings")
             follows = is_plain and known.issuperset(node.all_input_nodes)
         else:
             follows = isinstance(value, (int, torch.SymInt, tuple))
