@@ -17,6 +17,9 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 
+BACKENDS = ("inductor", "magi")
+
+
 def types_of_sizes(code: str) -> list[set[str]]:
     """For each kernel with symbolic sizes, the types in which it takes them."""
     signatures = re.findall(r"'signature': (\{.*?\})", code)
@@ -93,9 +96,6 @@ def test_sizes_that_are_never_zero_are_strides_as_they_are() -> None:
         backend: generated(of_patches, torch.empty(2, 8, 40, 56), dynamic=True, backend=backend) for backend in BACKENDS
     }
     assert ["(1) >= (" in codes[backend] for backend in BACKENDS] == [True, False]
-
-
-BACKENDS = ("inductor", "magi")
 
 
 def normed_tokens(x: Tensor) -> Tensor:

@@ -212,7 +212,8 @@ def _made(recipe: list[Step], n: Any) -> Iterator[tuple[Step | None, Tensor]]:
             elif name == "where":
                 made.append(torch.where(other.bool(), x, number))
             elif name in _OF_BOOLS:
-                made.append(getattr(torch, name)(x.bool(), other.bool()))
+                bools = number % 2  # else bits, where they are integers
+                made.append(getattr(torch, name)(*((each.bool() if bools else each) for each in (x, other))))
             else:
                 made.append(getattr(torch, name)(x, other if place % 2 else number))
         except (RuntimeError, IndexError):

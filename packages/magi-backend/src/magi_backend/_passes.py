@@ -50,6 +50,9 @@ from ._repairs._defect import Defect, known_defects
 from ._settings import CompileConfig
 
 
+logger = logging.getLogger("magi_backend")
+
+
 def _is_shared(tensor: Node) -> bool:
     """Whether the memory of *tensor* may be written or read by anything else than the launch that writes to it."""
     source, crossed = tensor, False
@@ -198,9 +201,6 @@ def partitioner_settings(memory_budget: float | None) -> dict[str, Any]:
     the marked tensors and as little else as it can.
     """
     return {} if memory_budget is None else {"activation_memory_budget": max(memory_budget, 1e-6)}
-
-
-logger = logging.getLogger("magi_backend")
 
 
 @dataclass(frozen=True)

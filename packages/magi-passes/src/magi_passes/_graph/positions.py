@@ -255,24 +255,25 @@ for _op in ("ge", "gt", "le", "lt", "eq", "ne"):
     _rule(getattr(aten, _op))(_comparison(getattr(operator, _op)))
 
 
-@_rule(aten.bitwise_and, aten.logical_and)
-def _and(formulas: Formulas, out: Tensor, a: Any, b: Any) -> Formula | None:
-    left, right = formulas.read(a, out), formulas.read(b, out)
-    for one, other in ((left, right), (right, left)):
-        if out.dtype is torch.bool and _is_number(one):
-            return other if one.constant else one
-    if not isinstance(left, Where) or not isinstance(right, Where) or left.outside or right.outside:
-        return None
-    return Where((*left.conditions, *right.conditions), True, False)
+def _connective(decisive: bool) -> Rule:
+    """The rule of *and*, for which False is decisive, and of *or*, for which True is."""
+
+    def rule(formulas: Formulas, out: Tensor, a: Any, b: Any) -> Formula | None:
+        left, right = formulas.read(a, out), formulas.read(b, out)
+        if out.dtype is not torch.bool:  # bits of integers
+            return None
+        for one, other in ((left, right), (right, left)):
+            if _is_number(one):
+                return one if bool(one.constant) is decisive else other
+        if decisive or not isinstance(left, Where) or not isinstance(right, Where) or left.outside or right.outside:
+            return None
+        return Where((*left.conditions, *right.conditions), True, False)
+
+    return rule
 
 
-@_rule(aten.bitwise_or, aten.logical_or)
-def _or(formulas: Formulas, out: Tensor, a: Any, b: Any) -> Formula | None:
-    left, right = formulas.read(a, out), formulas.read(b, out)
-    for one, other in ((left, right), (right, left)):
-        if out.dtype is torch.bool and _is_number(one):
-            return one if one.constant else other
-    return None
+_rule(aten.bitwise_and, aten.logical_and)(_connective(decisive=False))
+_rule(aten.bitwise_or, aten.logical_or)(_connective(decisive=True))
 
 
 @_rule(aten.bitwise_not, aten.logical_not)

@@ -50,15 +50,16 @@ class AttentionMaskPass(MagiInductorPass):
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:  # noqa: ARG002
         """It applies if some mask hides nothing, or what comes later."""
-        masks = [node for node in graph.nodes if _mask_of(node) is not None]
-        known = dict(_known_masks(graph)) if masks else {}
-        later = sum(known.values())
-        hide = f"of {len(masks)} masks of attention, {len(known) - later} hide nothing and {later} what comes later"
-        return Reason(bool(known), hide if masks else "no mask of attention")
+        masks = _masks(graph)
+        nothing, later = (sum(known is is_causal for known in masks.values()) for is_causal in (False, True))
+        hide = f"of {len(masks)} masks of attention, {nothing} hide nothing and {later} what comes later"
+        return Reason(nothing + later > 0, hide if masks else "no mask of attention")
 
     def __call__(self, graph: Graph) -> None:
         """Take these masks out of their calls."""
-        for node, is_causal in list(_known_masks(graph)):
+        for node, is_causal in _masks(graph).items():
+            if is_causal is None:
+                continue
             names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
             given = {**dict(zip(names, node.args, strict=False)), **node.kwargs, "is_causal": is_causal}
             node.args = tuple(given.pop(name) for name in names[:3])
@@ -75,21 +76,22 @@ def _mask_of(node: Node) -> Node | None:
     return mask if is_fake and not is_causal else None
 
 
-def _known_masks(graph: Graph) -> Iterator[tuple[Node, bool]]:
-    """The calls of attention whose mask hides nothing, with False, or what comes later and no more, with True."""
-    calls = [(node, mask) for node in graph.nodes if (mask := _mask_of(node)) is not None]
-    formulas = _formulas_of(graph, {mask for _, mask in calls})
-    for node, mask in calls:
-        formula, value = formulas.get(mask), captured_value(mask)
-        shown, hidden = (0, -math.inf) if value.is_floating_point() else (1, 0)
-        if isinstance(formula, Affine):
-            if formula.constant == shown:
-                yield node, False
-        elif formula is not None and (formula.inside, formula.outside) == (shown, hidden):
-            query, key = value.dim() - 2, value.dim() - 1
-            is_square = statically_known_true(value.shape[query] == value.shape[key])
-            if is_square and formula.conditions == (Affine(0, {query: 1, key: -1}),):
-                yield node, True
+def _masks(graph: Graph) -> dict[Node, bool | None]:
+    """The calls of attention with a mask: False if it hides nothing, True if what comes later and no more, or None."""
+    calls = {node: mask for node in graph.nodes if (mask := _mask_of(node)) is not None}
+    formulas = _formulas_of(graph, set(calls.values())) if calls else {}
+    return {node: _is_causal(formulas.get(mask), captured_value(mask)) for node, mask in calls.items()}
+
+
+def _is_causal(formula: Formula | None, mask: Tensor) -> bool | None:
+    shown, hidden = (0, -math.inf) if mask.is_floating_point() else (1, 0)
+    if isinstance(formula, Affine):
+        return False if formula.constant == shown else None
+    if formula is None or (formula.inside, formula.outside) != (shown, hidden):
+        return None
+    query, key = mask.dim() - 2, mask.dim() - 1
+    is_square = statically_known_true(mask.shape[query] == mask.shape[key])
+    return True if is_square and formula.conditions == (Affine(0, {query: 1, key: -1}),) else None
 
 
 def _formulas_of(graph: Graph, masks: set[Node]) -> dict[Node, Formula]:

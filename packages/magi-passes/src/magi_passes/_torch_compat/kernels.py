@@ -349,24 +349,20 @@ def _quotient(whole: Any, part: Any) -> Any:
     return quotient if quotient.is_integer else None
 
 
-MOST_TERMS = 40
-"""The most terms of a number of elements that is factored: for so many it takes a few milliseconds."""
-
-
 def _strides_of_simple_index(strides_of: Any, _memo: Any, kernel: Any, index: Any) -> Any:
     strides = strides_of(kernel, index)
     return strides if 1 in strides.values() else strides_of(kernel, kernel.prepare_indexing(index))
 
 
-def _simplify_maxima(simplify: Any, memo: Any, sizevars: Any, expr: Any) -> Any:
+def _simplify_maxima(simplify: Any, _memo: Any, sizevars: Any, expr: Any) -> Any:
     from torch.utils._sympy.functions import Max
 
     simple = simplify(sizevars, expr)
-    maxima = {each: memo.get(("maximum", each)) for each in simple.atoms(Max)}
-    for each, known in maxima.items():
-        if known is None:
-            maxima[each] = memo["maximum", each] = sizevars.shape_env.simplify(each)
-    return simple.xreplace(maxima)
+    return simple.xreplace({each: sizevars.shape_env.simplify(each) for each in simple.atoms(Max)})
+
+
+MOST_TERMS = 40
+"""The most terms of a number of elements that is factored: for so many it takes a few milliseconds."""
 
 
 def _group_by_factors(group: Any, memo: Any, scheduling: Any, sizes: Any) -> Any:
