@@ -505,6 +505,23 @@ class Rectified(Block):
         return functional.relu(super().forward(x.clone()) * x, inplace=True) + functional.relu(x, inplace=True)
 
 
+class Combines(Block):
+    """A block that combines a mask of all with its own, whose operator has the name ``and_``."""
+
+    mask = torch.ones(WIDTH, dtype=torch.bool)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y.where(self.mask & (y > 0), 0)
+
+
+def test_an_operator_of_python_that_writes_nothing() -> None:
+    found, shared = _found(Stack(Combines), torch.randn(3, WIDTH), ("Combines",))
+
+    assert found.found[0].endswith("compiled once")
+    assert len(set(shared)) < len(shared)
+
+
 def test_an_inplace_argument_is_a_write() -> None:
     found, shared = _found(Stack(Rectified), torch.randn(3, WIDTH), ("Rectified",))
 

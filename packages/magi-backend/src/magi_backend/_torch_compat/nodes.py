@@ -110,7 +110,9 @@ def written_tensors(node: Node) -> list[torch.Tensor]:
 def _is_in_place(node: Node) -> bool:
     """Whether a function or method writes to its first argument, by its name, or by its argument ``inplace``."""
     name, target = called_name(node), node.target
-    if re.search("[a-z]_$", name) or (getattr(target, "__module__", "") == "_operator" and name in _IN_PLACE):
+    if getattr(target, "__module__", "") == "_operator":  # `and_` is ``&``
+        return name in _IN_PLACE
+    if re.search("[a-z]_$", name):
         return True
     if not inspect.isfunction(target) or "inplace" not in (parameters := inspect.signature(target).parameters):
         return False
