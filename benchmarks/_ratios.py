@@ -206,7 +206,17 @@ def _varying_sizes(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     found: dict[str, float] = {}
     by_arm = {(row["arm"], row["case"]): row for row in rows}
     for case in dict.fromkeys(row["case"] for row in rows):
-        graphs, none = by_arm["graphs", case]["seconds"], by_arm["none", case]["seconds"]
+        none = by_arm["none", case]["seconds"]
+        if ("made", case) in by_arm:
+            made, hot = (by_arm[arm, case]["seconds"] for arm in ("made", "hot"))
+            both, general = [*made, *hot], statistics.median(none)
+            for what, value in (("worst_call", max(made)), ("thrash", statistics.mean(both))):
+                name = f"{case.partition(',')[0]}_{what}_vs_general"
+                found[name] = max(found.get(name, 0.0), value / general)
+            continue
+        graphs = by_arm["graphs", case]["seconds"]
+        if ("buckets", case) in by_arm:
+            found["buckets_vs_none_speedup"] = ratio_of(none, by_arm["buckets", case]["seconds"])
         if case != "decode":
             found[f"{case.replace(' ', '_')}_vs_none"] = ratio_of(graphs, none)
             continue

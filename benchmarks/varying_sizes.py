@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA graphs for sizes that vary: a Llama of 8 layers, called with batches in random order, with `magi.graphs=8`.
+"""Sizes that vary: CUDA graphs for some of them, and the calls while code for one is made beside them.
+
+A Llama of 8 layers is called with batches in random order, with `magi.graphs=8`.
 
 Case ``decode``: 200 calls with two tokens a row and 1 to 64 rows, of eight sizes, in random order. Arms: dynamic code
 without graphs (``none``), with at most eight (``graphs``), and static code of each size that is recorded alone
@@ -27,13 +29,18 @@ from typing import Any, Self
 from unittest import mock
 
 import torch
+from _real_models import MODELS, compiled_part, decode
 from _results import Row, rows_of, rows_written, write
+from magi_backend import wait
 from torch import Tensor, nn
 
 
 GRAPHS = 8
 CALLS = 200
 TOKENS = 2
+BESIDE = ("none", "made", "hot")
+LATER = 20
+MOST_SECONDS_BESIDE = 420.0
 BATCHES = (1, 2, 4, 8, 16, 32, 48, 64)
 LENGTHS = (1, 16, 100, 128, 500, 512, 1024, 4096)
 NOTE = (
@@ -41,7 +48,9 @@ NOTE = (
     "`graphs_vs_fixed_size` that of static code, recorded for each size alone, over it. `memory_growth` is the memory "
     "that torch has reserved after the last call over that after the eighth recording. `all_sizes_vs_none` and "
     "`prefill_vs_none` are the time with graphs over that without, where most sizes have none, and where most time is "
-    "arithmetic."
+    "arithmetic. `buckets_vs_none_speedup` is as the first where 64 sizes are padded to eight. "
+    "`wan21_worst_call_vs_general` is the longest decode while code for one size is made over the median of decodes "
+    "without hot sizes, and `wan21_thrash_vs_general` all of these and the later ones over as many without."
 )
 Run = Callable[[Tensor], Any]
 
@@ -107,18 +116,27 @@ def _reserved() -> int:
     return torch.cuda.memory_reserved() if torch.cuda.is_available() else 1
 
 
-def arms_of(model: nn.Module, keys: Sequence[Any]) -> dict[str, Callable[[Any], Run]]:
+def _sharing_weights(model: nn.Module) -> Any:
+    return copy.deepcopy(model, {id(each): each for each in (*model.parameters(), *model.buffers())})
+
+
+def arms_of(model: nn.Module, case: str, keys: Sequence[Any]) -> dict[str, Callable[[Any], Run]]:
     """What runs a size in each arm; all share the weights, and nothing that Dynamo keeps."""
 
-    def own() -> nn.Module:
-        return _Alone(copy.deepcopy(model, {id(each): each for each in (*model.parameters(), *model.buffers())}))
+    def compiled(*, dynamic: bool = True, **options: Any) -> Run:
+        own = _Alone(_sharing_weights(model))
+        named = {name.replace("_", ".", 1): value for name, value in options.items()}
+        return torch.compile(own, backend="magi", dynamic=dynamic, options=named or None)
 
-    none = torch.compile(own(), backend="magi", dynamic=True)
-    graphs = torch.compile(own(), backend="magi", dynamic=True, options={"magi.graphs": GRAPHS})
-    recorded: dict[str, Any] = {"triton.cudagraphs": True}
-    fixed = {key: torch.compile(own(), backend="magi", dynamic=False, options=recorded) for key in keys}
+    none, graphs = compiled(), compiled(magi_graphs=GRAPHS)
     found: dict[str, Callable[[Any], Run]] = {"none": lambda _: none, "graphs": lambda _: graphs}
-    return found | ({"fixed": lambda key: fixed[key]} if fixed else {})
+    if case == "decode":
+        fixed = {key: compiled(dynamic=False, triton_cudagraphs=True) for key in keys}
+        found["fixed"] = lambda key: fixed[key]
+    if case == "all sizes":
+        buckets = compiled(magi_graphs=GRAPHS, magi_buckets={"tokens": {0: BATCHES}})
+        found["buckets"] = lambda _: buckets
+    return found
 
 
 class _Alone(nn.Module):
@@ -153,15 +171,13 @@ def check(run: Run, model: nn.Module, given: Tensor, key: Any) -> None:
     assert worst < 0.05, f"{key}: off by {worst:.3f} of the largest value"
 
 
-def measure(
-    model: nn.Module, shapes: Mapping[Any, tuple[int, int]], calls: int, repeats: int, *, fixed: bool, case: str
-) -> list[Row]:
+def measure(model: nn.Module, shapes: Mapping[Any, tuple[int, int]], calls: int, repeats: int, case: str) -> list[Row]:
     """The rows of one case."""
     device = next(model.parameters()).device
     inputs = {key: torch.randint(0, 97, shape, device=device) for key, shape in shapes.items()}
     order = random.Random(0).choices(list(shapes), k=calls)  # noqa: S311 - a seed for an order
     torch.compiler.reset()
-    arms, recorder, memory = arms_of(model, list(shapes) if fixed else ()), Recorder(), (1, 1)
+    arms, recorder, memory = arms_of(model, case, list(shapes)), Recorder(), (1, 1)
     for name, run_of in arms.items():
         start = time.perf_counter()
         if name == "graphs":
@@ -170,7 +186,7 @@ def measure(
                     recorder.call(run_of(key), inputs[key])
             memory = (recorder.reserved or _reserved(), _reserved())
         else:
-            for key in (*inputs, *inputs, *inputs, *order):  # static code is recorded in its second call
+            for key in (*inputs, *inputs, *inputs, *order, *order):  # static code is recorded in its second call
                 run_of(key)(inputs[key])
         _wait()
         sys.stderr.write(
@@ -197,12 +213,60 @@ def measure(
     return [replace(row, bytes=memory) if row.arm == "graphs" else row for row in rows_of(case, seconds)]
 
 
+def measure_beside(name: str, *, tiny: bool) -> list[Row]:
+    """The rows of a decoder of real_decoders that decodes two sizes in turn while code for one is made."""
+    torch.compiler.reset()
+    device, dtype = ("cpu", torch.float32) if tiny else ("cuda", torch.bfloat16)
+    kind = MODELS[name]
+    latents = [kind.arguments(device, dtype, tiny=tiny, second=second)["latent"] for second in (False, True)]
+    with torch.device(device):
+        model = kind.build(tiny=tiny).to(dtype)
+
+    def compiled(**options: Any) -> Callable[[Tensor], tuple[float, Tensor]]:
+        own = _sharing_weights(model)
+        part = compiled_part(own)
+        part.forward = torch.compile(part.forward, backend="magi", dynamic=True, options=options)
+
+        def timed(latent: Tensor) -> tuple[float, Tensor]:
+            _wait()
+            start = time.perf_counter()
+            result = decode(own, latent)
+            _wait()
+            return time.perf_counter() - start, result
+
+        for latent in latents:
+            timed(latent)
+        return timed
+
+    none = compiled()
+    general = [[none(latent)[0] for _ in range(1 + LATER)][1:] for latent in latents]
+    expected = [none(latent)[1] for latent in latents]
+    # The general code is found in the caches, so this compiles nothing until a size has come back.
+    hot = compiled(**{"magi.hot_sizes": 1, "magi.hot_in_background": True})
+    seconds: list[list[float]] = [[] for _ in latents]
+    end, idle = time.monotonic() + MOST_SECONDS_BESIDE, 0
+    while idle < LATER and time.monotonic() < end:
+        idle = idle + 1 if wait(0.0) else 0
+        for place, latent in enumerate(latents):
+            took, result = hot(latent)
+            seconds[place].append(took)
+            worst = (result - expected[place]).abs().max().item() / expected[place].abs().max().item()
+            assert worst < 0.1, f"{name}: off by {worst:.3f} of the largest value"
+    rows = list[Row]()
+    for which, of, all_of in zip(("first", "second"), general, seconds, strict=True):
+        made, later = all_of[:-LATER], all_of[-LATER:]
+        shown = [f"{1e3 * each:.0f}" for each in (statistics.median(of), statistics.median(later), *sorted(made)[-5:])]
+        sys.stderr.write(f"{name}, {which} size, {len(made)} calls: general, later, worst: {', '.join(shown)} ms\n")
+        rows += rows_of(f"{name}, {which} size", dict(zip(BESIDE, (of, made, later), strict=True)))
+    return rows
+
+
 def main() -> None:
     """Measure the cases, and print a short table last."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--tiny", action="store_true", help="a small model on a CPU, to see that all runs")
-    parser.add_argument("--cases", default="decode,all sizes,prefill", help="comma-separated; others stay")
+    parser.add_argument("--cases", default="decode,all sizes,prefill,wan21", help="comma-separated; others stay")
     options = parser.parse_args()
     calls, repeats = (40, 2) if options.tiny else (CALLS, options.repeats)
     torch._dynamo.config.recompile_limit = 64  # noqa: SLF001 (documented)
@@ -221,10 +285,14 @@ def main() -> None:
         with torch.device("cpu" if options.tiny else "cuda"):
             model = llama(tiny=options.tiny)
         for case in chosen:
-            rows += measure(model, cases[case], calls, repeats, fixed=case == "decode", case=case)
+            if case in MODELS:
+                rows += measure_beside(case, tiny=options.tiny)
+            else:
+                rows += measure(model, cases[case], calls, repeats, case)
     if options.tiny:
         return
-    others = [row for row in rows_written("varying_sizes") if row.case not in chosen]
+    measured = {row.case for row in rows}
+    others = [row for row in rows_written("varying_sizes") if row.case not in measured]
     write("varying_sizes", [*rows, *others], note=NOTE)
 
 

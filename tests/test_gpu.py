@@ -13,7 +13,8 @@ import torch
 import triton
 import triton.language as tl
 from _packages import check_elsewhere
-from magi_backend import aot_compile, explain, magi_register_custom_op
+from magi_backend import aot_compile, explain, magi_register_custom_op, wait
+from magi_backend._torch_compat.tuning import ROUNDS, InTurn
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
@@ -218,6 +219,41 @@ def test_two_streams() -> None:
 
     for x, result in zip(inputs, results, strict=True):
         torch.testing.assert_close(result, sine_reference(x.exp()) + 1, rtol=1e-3, atol=1e-3)
+
+
+def test_code_that_is_made_beside_the_calls_is_tuned_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    original: Any = CachingAutotuner.bench
+    benchmarked: list[str] = []
+
+    def noted(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        benchmarked.append(kernel.fn.__name__)
+        return original(kernel, *args, **kwargs)
+
+    def turned(x: Tensor, y: Tensor) -> Tensor:
+        return torch.sin(x.t()) + y  # tiles of two dimensions have several configurations
+
+    monkeypatch.setattr(CachingAutotuner, "bench", noted)
+    options: Any = {"magi.hot_sizes": 1, "magi.hot_after": 2, "magi.hot_in_background": True}
+    compiled = torch.compile(turned, backend="magi", dynamic=True, options=options)
+
+    def call(rows: int) -> None:
+        x, y = torch.randn(rows, 333, device="cuda"), torch.randn(333, rows, device="cuda")
+        torch.testing.assert_close(compiled(x, y), turned(x, y))
+
+    call(640)
+    assert benchmarked, "the code for any size is tuned in the call"
+    call(512)
+    call(512)
+    assert wait(120)
+    benchmarked.clear()
+    before = InTurn.launches
+    for _ in range(40):
+        call(512)
+    assert not benchmarked
+    in_turn = InTurn.launches - before
+    assert 2 * ROUNDS <= in_turn < 40, "the fastest stays"
 
 
 @pytest.mark.parametrize("backend", ["inductor", "magi"])

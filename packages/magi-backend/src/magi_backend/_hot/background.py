@@ -24,8 +24,8 @@ from typing import Any
 
 import torch
 
-from magi_backend._repairs._defect import replace
-from magi_backend._torch_compat import distributed, state
+from magi_backend._repairs._defect import owner_of, replace
+from magi_backend._torch_compat import distributed, state, tuning
 
 from .ranks import rounds
 
@@ -113,6 +113,7 @@ class _Jobs:
             replace(module, "preserve_rng_state", None, _preserve_rng_state)
         for name in distributed.WAITS_FOR_RANKS if distributed.ranks() > 1 else ():
             replace(torch.distributed, name, None, _ask_no_rank)
+        replace(*owner_of(tuning.PRECOMPILE), None, tuning.precompile)
         with contextlib.suppress(_Stopped):
             while True:
                 with _giving_way():

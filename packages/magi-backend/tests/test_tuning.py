@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels of code that is made beside the calls are tuned in the calls, on a clock in the place of a GPU's events."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from magi_backend._torch_compat import state, tuning
+from magi_backend._torch_compat.tuning import ROUNDS, InTurn
+
+
+class Gpu:
+    """A clock, the launches on it, and whether it has finished them."""
+
+    def __init__(self) -> None:
+        self.now, self.launched, self.is_done, self.is_capturing = 0.0, list[str](), True, False
+
+    def launcher(self, name: str, takes: float, *, spills: int = 0, fails: bool = False) -> Any:
+        def launch(*args: Any, stream: int) -> tuple[Any, ...]:
+            assert stream == 7
+            if fails:
+                msg = "invalid argument"
+                raise RuntimeError(msg)
+            self.now += takes
+            self.launched.append(name)
+            return args
+
+        attributes = {"config": name, "n_spills": spills, "n_regs": 8, "shared": 0, "cache_hash": name, "_is_static": 1}
+        vars(launch).update(attributes)
+        return launch
+
+    def event(self, *, enable_timing: bool) -> Any:
+        assert enable_timing
+        assert not self.is_capturing, "an event of a captured stream has no time"
+        event = types.SimpleNamespace(at=0.0, query=lambda: self.is_done)
+        event.record = lambda: setattr(event, "at", self.now)
+        event.elapsed_time = lambda end: end.at - event.at
+        return event
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
+    made = Gpu()
+    monkeypatch.setattr(torch.cuda, "Event", made.event)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: made.is_capturing)
+    token = state._beside_others.set(True)
+    yield made
+    state._beside_others.reset(token)
+
+
+def kernel_of(*launchers: Any, **known: Any) -> Any:
+    """A kernel of Inductor that was compiled for each of the *launchers*."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    kernel: Any = CachingAutotuner.__new__(CachingAutotuner)
+    kernel.launchers, kernel.saved = list(launchers), []
+    kernel.fn, kernel.compile_results = types.SimpleNamespace(__name__="kernel"), []
+    kernel.save_cache_hook = lambda config, *_, **__: kernel.saved.append(config)
+    kernel.device_props = types.SimpleNamespace(type="cuda")
+    kernel.inductor_meta, kernel.custom_kernel, kernel.precompile_time_taken_ns = {}, False, 0
+    kernel.benchmark_failure_reasons = {}
+    for name, value in known.items():
+        setattr(kernel, name, value)
+    tuning.precompile(lambda _: None, kernel)
+    return kernel
+
+
+def run(kernel: Any, times: int = 1) -> None:
+    for i in range(times):
+        (launcher,) = kernel.launchers
+        assert launcher(i, stream=7) == (i,)
+
+
+def test_each_launch_runs_another_configuration_once_and_the_fastest_stays(gpu: Gpu) -> None:
+    kernel = kernel_of(gpu.launcher("slow", 3.0), gpu.launcher("fast", 1.0), gpu.launcher("middle", 2.0))
+    before = InTurn.launches
+
+    run(kernel, ROUNDS * 3)
+    assert gpu.launched == ["slow", "fast", "middle"] * ROUNDS
+    assert kernel.saved == []
+    run(kernel, 2)
+
+    assert gpu.launched[-2:] == ["fast", "fast"]
+    assert kernel.saved == ["fast"]
+    assert InTurn.launches - before == ROUNDS * 3 + 1
+    assert not hasattr(type(kernel.launchers[0]), "launches")
+
+
+def test_nothing_waits_for_the_device(gpu: Gpu) -> None:
+    kernel = kernel_of(gpu.launcher("slow", 3.0), gpu.launcher("fast", 1.0))
+    gpu.is_done = False
+    run(kernel, ROUNDS * 2 + 3)
+    assert kernel.saved == []
+    gpu.is_done = True
+    run(kernel)
+    assert gpu.launched[-1] == "fast"
+
+
+def test_a_configuration_that_spills_or_cannot_be_launched_is_left_out(gpu: Gpu) -> None:
+    launchers = [gpu.launcher("spills", 0.5, spills=99), gpu.launcher("fails", 0.1, fails=True)]
+    kernel = kernel_of(*launchers, gpu.launcher("slow", 3.0), gpu.launcher("fast", 1.0))
+    run(kernel, 8)
+    assert {*gpu.launched} == {"slow", "fast"}
+    assert kernel.saved == ["fast"]
+
+    with pytest.raises(RuntimeError, match="invalid argument"):
+        run(kernel_of(*[gpu.launcher("fails", 0.1, fails=True)] * 2))
+    custom = kernel_of(*launchers[:1], gpu.launcher("slow", 3.0), custom_kernel=True)
+    run(custom, 2 * ROUNDS + 1)
+    assert custom.saved == ["spills"]
+
+
+def test_in_a_capture_of_the_users_the_first_configuration_runs(gpu: Gpu) -> None:
+    kernel = kernel_of(gpu.launcher("slow", 3.0), gpu.launcher("fast", 1.0))
+    gpu.is_capturing = True
+    run(kernel, 6)
+    assert gpu.launched == ["slow"] * 6
+
+
+def test_a_launcher_that_torch_keeps_runs_the_fastest_later(gpu: Gpu) -> None:
+    """torch 2.13 keeps the launcher of the last call."""
+    kernel = kernel_of(gpu.launcher("slow", 3.0), gpu.launcher("fast", 1.0), _cached_launcher=None)
+    kept = kernel._cached_launcher = kernel.launchers[0]
+    assert not kept._is_static
+    for _ in range(2 * ROUNDS + 2):
+        kept(stream=7)
+    assert gpu.launched[-2:] == ["fast", "fast"]
+    assert kernel._cached_launcher is None
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        {"inductor_meta": {"coordinate_descent_tuning": True}},
+        {"device_props": types.SimpleNamespace(type="xpu")},
+    ],
+    ids=["Inductor searches on", "a device without such events"],
+)
+def test_what_is_tuned_as_torch_does(gpu: Gpu, known: dict[str, Any]) -> None:
+    assert len(kernel_of(gpu.launcher("a", 1.0), gpu.launcher("b", 2.0), **known).launchers) == 2
+
+
+def test_code_of_a_call_and_of_a_recorded_graph_is_tuned_as_torch_does(gpu: Gpu) -> None:
+    launchers = [gpu.launcher("a", 1.0), gpu.launcher("b", 2.0)]
+    with torch._inductor.config.patch({"triton.cudagraphs": True}):
+        assert kernel_of(*launchers).launchers == launchers
+    token = state._beside_others.set(False)
+    assert kernel_of(*launchers).launchers == launchers
+    state._beside_others.reset(token)
