@@ -40,7 +40,7 @@ def call(compiled: Callable[[Tensor], Tensor], *counts: int) -> None:
 def test_calls_run_the_code_for_any_size_until_their_own_is_made(made: Made) -> None:
     compiled = torch.compile(gram, backend="magi", dynamic=True, options=OPTIONS)
     call(compiled, 7)
-    before = (sys.getswitchinterval(), gc.get_freeze_count())
+    before = (sys.getswitchinterval(), gc.get_threshold())
 
     with compile_lock():  # as a compilation that goes on
         call(compiled, 4, 4, 4, 4, 5)
@@ -49,7 +49,7 @@ def test_calls_run_the_code_for_any_size_until_their_own_is_made(made: Made) -> 
     assert wait()
 
     assert [size[0] for size in made()] == [4]
-    assert (sys.getswitchinterval(), gc.get_freeze_count()) == before
+    assert (sys.getswitchinterval(), gc.get_threshold()) == before
     call(compiled, 4, 5, 4)
     assert wait()
     assert [size[0] for size in made()] == [5]
