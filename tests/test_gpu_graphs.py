@@ -89,6 +89,19 @@ def test_only_as_many_sizes_as_asked_for_are_recorded(recorded: list[int]) -> No
 
 
 @torch.no_grad()
+def test_a_recording_leaves_other_calls_the_memory_that_torch_keeps(recorded: list[int]) -> None:
+    fn = compiled(steps)
+    torch.empty(2**28, device="cuda", dtype=torch.uint8)  # freed at once, and kept by torch
+    kept = torch.cuda.memory_reserved()
+    for _ in range(6):
+        fn(rows(5))
+    assert recorded
+    assert torch.cuda.memory_reserved() >= kept
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() < kept, "a call of the user's empties it"
+
+
+@torch.no_grad()
 def test_the_least_useful_graph_is_dropped_and_its_memory_is_used_again(recorded: list[int]) -> None:
     """Sizes come for good one after another, the largest first, and only one may have a graph."""
     from torch._inductor.cudagraph_trees import get_cudagraph_segments, get_manager

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from magi_backend import explain, wait
-from magi_backend._hot import captured
+from magi_backend._hot import background, captured
 from magi_backend._hot.background import jobs
 from magi_backend._torch_compat.state import compile_lock
 from torch import Tensor, nn
@@ -53,6 +53,20 @@ def test_calls_run_the_code_for_any_size_until_their_own_is_made(made: Made) -> 
     call(compiled, 4, 5, 4)
     assert wait()
     assert [size[0] for size in made()] == [5]
+
+
+def test_no_full_garbage_collection_stops_the_calls_until_nothing_was_made_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen, before = list[int](), gc.get_threshold()
+    monkeypatch.setattr(background, "_SECONDS_TO_COLLECT", 0.3)
+    jobs.add("a", lambda: seen.append(gc.get_threshold()[2]))
+    while jobs._thread is not None:
+        time.sleep(0.001)
+    seen.append(gc.get_threshold()[2])
+    assert seen[0] == seen[1] > 10**6
+    time.sleep(0.6)
+    assert gc.get_threshold() == before
 
 
 def test_an_error_of_a_job_ends_neither_the_thread_nor_what_waits(caplog: pytest.LogCaptureFixture) -> None:
@@ -154,6 +168,7 @@ def test_random_numbers_that_are_drawn_meanwhile_are_not_drawn_again(made: Made)
 
 
 def test_a_child_process_does_not_wait_for_the_thread_of_its_parent(made: Made) -> None:
+    thresholds = gc.get_threshold()
     compiled = torch.compile(gram, backend="magi", dynamic=True, options=OPTIONS)
     call(compiled, 7)
     lock_is_held, go_on = threading.Event(), threading.Event()
@@ -176,6 +191,7 @@ def test_a_child_process_does_not_wait_for_the_thread_of_its_parent(made: Made) 
             torch.compile(gram, backend="eager")(torch.randn(4, 3))
             call(compiled, 4, 4)
             assert wait()
+            assert gc.get_threshold() == thresholds, "those that the parent had before it made code"
             status = 0
         finally:
             os._exit(status)

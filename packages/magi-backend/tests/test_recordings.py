@@ -33,6 +33,7 @@ class Device:
         self.now, self.replay, self.plain = 0.0, replay, plain
         self.first_replay = replay
         self.fails_at = 0
+        self.dropping = 0.0
         self.said: list[str] = []
         self.in_use = False
         self.changes = 0
@@ -84,6 +85,7 @@ class Tape:
         return result
 
     def drop(self) -> bool:
+        self.device.now += self.device.dropping
         self.dropped = not self.device.in_use
         self.device.said.append("dropped" if self.dropped else "in use")
         return self.dropped
@@ -199,9 +201,13 @@ ORDERS: dict[str, Callable[[], Iterator[int]]] = {
 
 @pytest.mark.parametrize("most", [1, 2, 8])
 @pytest.mark.parametrize("replay", [0.25, 1.0, 1.5])
+@pytest.mark.parametrize("dropping", [0.0, 5.0])
 @pytest.mark.parametrize("order", ORDERS)
-def test_no_order_costs_more_than_it_may(order: str, replay: float, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_order_costs_more_than_it_may(
+    order: str, dropping: float, replay: float, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     device, calls = Device(monkeypatch, most, replay=replay), 10_000
+    device.dropping = dropping
     call = device.part()
 
     for _, size in zip(range(calls), ORDERS[order](), strict=False):

@@ -13,6 +13,9 @@ from magi_backend._torch_compat import state, tuning
 from magi_backend._torch_compat.tuning import APART, ROUNDS, InTurn
 
 
+MANY = 12 * APART
+
+
 class Gpu:
     """A clock, the launches on it, and whether it has finished them."""
 
@@ -94,7 +97,7 @@ def test_a_launch_now_and_then_tries_a_configuration_and_the_fastest_stays(gpu: 
 def test_kernels_do_not_try_theirs_in_the_same_call(gpu: Gpu) -> None:
     kernels = [kernel_of(gpu.launcher("usual", 1.0), gpu.launcher("slow", 3.0)) for _ in range(4 * APART)]
     calls = []
-    for _ in range(APART * ROUNDS * 2 + APART):
+    for _ in range(APART * (ROUNDS * 2 + 1)):
         gpu.launched.clear()
         for kernel in kernels:
             run(kernel)
@@ -106,10 +109,10 @@ def test_kernels_do_not_try_theirs_in_the_same_call(gpu: Gpu) -> None:
 def test_nothing_waits_for_the_device(gpu: Gpu) -> None:
     kernel = kernel_of(gpu.launcher("slow", 3.0), gpu.launcher("fast", 1.0))
     gpu.is_done = False
-    run(kernel, 50)
-    assert gpu.launched == ["slow"] * 50
+    run(kernel, MANY)
+    assert gpu.launched == ["slow"] * MANY
     gpu.is_done = True
-    run(kernel, 50)
+    run(kernel, MANY)
     assert gpu.launched[-1] == "fast"
     assert kernel.saved == ["fast"]
 
@@ -117,14 +120,14 @@ def test_nothing_waits_for_the_device(gpu: Gpu) -> None:
 def test_a_configuration_that_spills_or_cannot_be_launched_is_left_out(gpu: Gpu) -> None:
     launchers = [gpu.launcher("spills", 0.5, spills=99), gpu.launcher("fails", 0.1, fails=True)]
     kernel = kernel_of(*launchers, gpu.launcher("slow", 3.0), gpu.launcher("fast", 1.0))
-    run(kernel, 50)
+    run(kernel, MANY)
     assert {*gpu.launched} == {"slow", "fast"}
     assert kernel.saved == ["fast"]
 
     with pytest.raises(RuntimeError, match="invalid argument"):
         run(kernel_of(*[gpu.launcher("fails", 0.1, fails=True) for _ in range(2)]))
     custom = kernel_of(*launchers[:1], gpu.launcher("slow", 3.0), custom_kernel=True)
-    run(custom, 50)
+    run(custom, MANY)
     assert custom.saved == ["spills"]
 
 
@@ -140,7 +143,7 @@ def test_a_launcher_that_torch_keeps_runs_the_fastest_later(gpu: Gpu) -> None:
     kernel = kernel_of(gpu.launcher("slow", 3.0), gpu.launcher("fast", 1.0), _cached_launcher=None)
     kept = kernel._cached_launcher = kernel.launchers[0]
     assert not kept._is_static
-    for _ in range(50):
+    for _ in range(MANY):
         kept(stream=7)
     assert gpu.launched[-2:] == ["fast", "fast"]
     assert kernel._cached_launcher is None

@@ -416,7 +416,9 @@ class SizeTable:
         with self._lock:
             size = self._others.pop(key, None) or Size()
             if not explicit:
+                start = perf_counter()
                 self._make_room(key, size)
+                self._compile_seconds += perf_counter() - start
                 self._made += 1
             size.made += 1
             size.run, size.seconds, size.explicit = run, seconds, explicit

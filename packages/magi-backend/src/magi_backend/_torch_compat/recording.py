@@ -29,6 +29,9 @@ class _Noted:
         return self._model(inputs)
 
 
+_keeps_cached: ContextVar[bool] = ContextVar("magi_keeps_cached", default=False)
+
+
 class Recording:
     """*model* as a CUDA graph: the first call warms up, the second records, and those after it replay.
 
@@ -51,7 +54,11 @@ class Recording:
         """Run it."""
         if self._manager is not None and self._manager.graph is None:  # it was shut down
             self._run, self._manager = self._cudagraphify(self._model), None
-        result = self._run(inputs)
+        token = _keeps_cached.set(not self._model.was_captured)
+        try:
+            result = self._run(inputs)
+        finally:
+            _keeps_cached.reset(token)
         if self._manager is None:
             self._manager = _manager_of(self._device)
         return result
@@ -228,6 +235,15 @@ def _install() -> None:
             )
         )
 
+    empty_cache = torch.cuda.empty_cache
+
+    @functools.wraps(empty_cache)
+    def emptied() -> None:
+        """A capture gives back what torch keeps for the next calls, so that the graph finds memory; its warm-up has."""
+        if not _keeps_cached.get():
+            empty_cache()
+
+    torch.cuda.empty_cache = emptied
     by_manager = output_code.maybe_handle_backward_generation
 
     @functools.wraps(by_manager)
