@@ -403,6 +403,12 @@ FOUND = (
         dynamic=False,
         plan="layout",
     ),
+    # The backward of padding that repeats the edge clamps an index: a maximum of a loop variable.
+    Net(
+        ((3, 2, 5, 6), (1, 2, 3, 3)),
+        (("conv", {"out": 8, "groups": 1, "kernel_size": (1, 3), "padding": (2, 0), "padding_mode": "replicate"}),),
+        training=True,
+    ),
     # The channels are a symbol until the convolution.
     Net(
         ((1, 4, 4, 4, 5), (1, 4, 3, 5, 3)),
@@ -411,7 +417,7 @@ FOUND = (
 )
 
 
-@pytest.mark.parametrize("net", FOUND, ids=["a video", "an image", "two views", "a saved cache", "groups"])
+@pytest.mark.parametrize("net", FOUND, ids=["a video", "an image", "two views", "a saved cache", "padding", "groups"])
 def test_nets_that_were_wrong(net: Net) -> None:
     outcome = found_in([net])
     assert outcome.stock + outcome.ours == []

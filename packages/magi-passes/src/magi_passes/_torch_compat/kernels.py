@@ -357,8 +357,10 @@ def _strides_of_simple_index(strides_of: Any, _memo: Any, kernel: Any, index: An
 def _simplify_maxima(simplify: Any, _memo: Any, sizevars: Any, expr: Any) -> Any:
     from torch.utils._sympy.functions import Max
 
-    simple = simplify(sizevars, expr)
-    return simple.xreplace({each: sizevars.shape_env.simplify(each) for each in simple.atoms(Max)})
+    simple, shape_env = simplify(sizevars, expr), sizevars.shape_env
+    # A maximum of a loop variable clamps an index, of which the guards say nothing.
+    of_sizes = (each for each in simple.atoms(Max) if each.free_symbols <= shape_env.var_to_range.keys())
+    return simple.xreplace({each: shape_env.simplify(each) for each in of_sizes})
 
 
 MOST_TERMS = 40
