@@ -27,6 +27,10 @@ from triton.runtime import JITFunction, interpreter
 from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
 
 
+MAX_GRID_YZ = 65535
+"""How many blocks CUDA allows along y, and along z."""
+
+
 class WrongLaunch(AssertionError):
     """A launch breaks what its kernel was compiled for, or reaches memory that is not among its arguments."""
 
@@ -59,11 +63,13 @@ def interpret(kernel: CachingAutotuner, config: Any, grid: tuple[int, ...], argu
     """Run every program of a launch; within `interpreting`.
 
     Raises:
-        WrongLaunch: An argument does not fit its type, an alignment that the kernel relies on is not there, or a
-            program reads or writes outside of the tensors among the arguments.
+        WrongLaunch: The grid is too large, an argument does not fit its type, an alignment that the kernel relies on is
+            not there, or a program reads or writes outside of the tensors among the arguments.
     """
     meta = kernel._create_compile_meta(config)
     name = kernel.fn.__name__
+    if max(grid[1:]) > MAX_GRID_YZ:
+        raise WrongLaunch(f"{name}: a card cannot be given a grid of {grid}")
     _check_alignment(name, kernel.fn.arg_names, meta, arguments)
     given = {key: _typed(name, key, meta["signature"][key], value) for key, value in arguments.items()}
     given |= {key: value for key, value in meta["constants"].items() if key in kernel.fn.arg_names}

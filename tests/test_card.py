@@ -6,12 +6,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+import _interpreter
 import pytest
 import torch
 import torch.nn.functional as F
+import triton
 from _card import card, compared
 from _interpreter import WrongLaunch
+from magi_passes._torch_compat import kernels
 from torch import Tensor, nn
+from torch._inductor.runtime import hints, triton_heuristics
 
 
 pytestmark = pytest.mark.usefixtures("unmeasured_guards")
@@ -65,6 +69,19 @@ class Halved(nn.Module):
         return weights, F.group_norm(image, 2), F.layer_norm(image.transpose(1, 3), (4,)), image.mean((2, 3))
 
 
+class Unpatched(nn.Module):
+    """Channels become pixels and frames: a copy in three tile dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv3d(4, 24, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        y = y.unflatten(1, (3, 2, 2, 2)).permute(0, 1, 5, 2, 6, 3, 7, 4)
+        return y.flatten(6, 7).flatten(4, 5).flatten(2, 3) * 2
+
+
 def images(dtype: torch.dtype = torch.float32) -> list[tuple[Tensor, ...]]:
     return [(torch.randn(2, 4, 5, 7).to(dtype),), (torch.randn(3, 4, 6, 9).to(dtype),)]
 
@@ -74,6 +91,19 @@ def test_sizes_that_a_padded_convolution_halves_agree() -> None:
     found, programs = compared(Halved(), images(), backend="magi", dynamic=True)
     assert found == []
     assert not programs.only_compiled
+
+
+def test_a_grid_of_three_dimensions_is_folded_where_it_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One program serves all sizes: the first fits, the second is too long along z, the third along z and y."""
+    for module in (kernels, _interpreter):
+        monkeypatch.setattr(module, "MAX_GRID_YZ", 16)
+    blocks = triton.Config({"XBLOCK": 8, "YBLOCK": 4, "ZBLOCK": 1}, num_warps=1, num_stages=1)
+    monkeypatch.setattr(triton_heuristics, "triton_config", lambda *_, **__: blocks)
+    monkeypatch.setitem(hints.TRITON_MAX_BLOCK, "Z", 2)  # all are whole without folds, which torch writes no mask for
+    calls = [(torch.randn(1, 4, *size),) for size in ((2, 5, 3), (5, 4, 6), (3, 9, 3))]
+    found, programs = compared(Unpatched(), calls, backend="magi", dynamic=True)
+    assert found == []
+    assert len(programs.codes) == 1
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

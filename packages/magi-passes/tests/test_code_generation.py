@@ -24,7 +24,7 @@ from magi_passes import (
     _torch_compat,
     collect_records,
 )
-from magi_passes._torch_compat.kernels import MAX_GRID_YZ, MAX_INT32, bounds_of_sizes, guarded_within
+from magi_passes._torch_compat.kernels import MAX_INT32, bounds_of_sizes, guarded_to_fit
 from torch._dynamo.source import ConstantSource
 from torch._inductor.codegen.block_analysis import BlockPatternMatcher
 from torch._inductor.codegen.simd import CantSplit, SIMDScheduling
@@ -144,42 +144,41 @@ def _sizes_of_a_graph(shape_env: ShapeEnv | None = None) -> AbstractContextManag
     return handler
 
 
-def _is_within(shape_env: ShapeEnv, size: Any, limit: int = MAX_INT32) -> bool:
+def _fits(shape_env: ShapeEnv, size: Any) -> bool:
     with _sizes_of_a_graph(shape_env):
-        return guarded_within(size, limit)
+        return guarded_to_fit(size)
 
 
 @pytest.mark.parametrize(
-    ("sizes", "limit", "compilation", "fits"),
+    ("sizes", "compilation", "fits"),
     [
-        ((1024, 768), MAX_INT32, "at once", True),
-        ((70_000, 80_000), MAX_INT32, "at once", False),
-        ((1024, 768), MAX_GRID_YZ, "at once", False),
-        ((1024, 768), MAX_INT32, "a backward that may not guard", False),
-        ((1024, 768), MAX_INT32, "ahead of time", False),
+        ((1024, 768), "at once", True),
+        ((70_000, 80_000), "at once", False),
+        ((1024, 768), "a backward that may not guard", False),
+        ((1024, 768), "ahead of time", False),
     ],
 )
-def test_what_fits_is_guarded_once(sizes: tuple[int, int], limit: int, compilation: str, fits: bool) -> None:
+def test_what_fits_is_guarded_once(sizes: tuple[int, int], compilation: str, fits: bool) -> None:
     shape_env = ShapeEnv()
     area = _size(shape_env, sizes[0]) * _size(shape_env, sizes[1])
     if compilation == "a backward that may not guard":
         shape_env.freeze()
     with V.set_aot_compilation(compilation == "ahead of time"):
-        assert [_is_within(shape_env, area, limit) for _ in range(2)] == [fits, fits]
-    assert [str(guard.expr) for guard in shape_env.guards] == [f"{area} <= {limit}"] * fits
+        assert [_fits(shape_env, area) for _ in range(2)] == [fits, fits]
+    assert [str(guard.expr) for guard in shape_env.guards] == [f"{area} <= {MAX_INT32}"] * fits
 
 
 def test_a_number_fits() -> None:
-    assert _is_within(ShapeEnv(), 25)
+    assert _fits(ShapeEnv(), 25)
     # What is left of the index of a size that broadcasts; sympy must leave it alone.
-    assert _is_within(ShapeEnv(), 25 * Identity(sympy.Integer(2)))
+    assert _fits(ShapeEnv(), 25 * Identity(sympy.Integer(2)))
 
 
 def test_what_no_guard_can_be_written_for_is_not_guessed() -> None:
     """What is computed with floats, and sizes that depend on data."""
     shape_env = ShapeEnv()
-    assert not _is_within(shape_env, FloorToInt(ToFloat(_size(shape_env, 10)) * 1.5))
-    assert not _is_within(shape_env, shape_env.create_unbacked_symint().node.expr)
+    assert not _fits(shape_env, FloorToInt(ToFloat(_size(shape_env, 10)) * 1.5))
+    assert not _fits(shape_env, shape_env.create_unbacked_symint().node.expr)
     assert not shape_env.guards
 
 
@@ -204,18 +203,12 @@ THREE = {"z": Z, "y": Y, "x": X, "r0_": sympy.S.One}
 INDEX = sympy.Symbol("index", integer=True, nonnegative=True)
 
 
-@pytest.mark.parametrize(
-    ("within", "reduction", "folded"),
-    [({Z, Y}, False, False), ({Z}, False, True), ({Y}, False, True), (set(), False, True), ({Z, Y}, True, True)],
-)
-def test_three_dimensions_only_where_they_fit_and_nothing_is_reduced(
-    monkeypatch: pytest.MonkeyPatch, within: set[Any], reduction: bool, folded: bool
-) -> None:
-    monkeypatch.setattr(_torch_compat.kernels, "guarded_within", lambda size, _limit: size in within)
-    tiling = _torch_compat.kernels.launchable_tiling(THREE, is_reduction=reduction)
-    assert tiling == ({"y": Z * Y, "x": X, "r0_": sympy.S.One} if folded else THREE)
-    two = {"y": Y, "x": X}  # which have an overflow path
-    assert _torch_compat.kernels.launchable_tiling(two, is_reduction=False) is two
+def test_three_dimensions_only_where_nothing_is_reduced() -> None:
+    launchable = _torch_compat.kernels.launchable_tiling
+    assert launchable(THREE, is_reduction=False) is THREE
+    assert launchable(THREE, is_reduction=True) == {"y": Z * Y, "x": X, "r0_": sympy.S.One}
+    two = {"y": Y, "x": X}
+    assert launchable(two, is_reduction=True) is two
 
 
 def test_a_quotient_of_sizes_is_cancelled() -> None:

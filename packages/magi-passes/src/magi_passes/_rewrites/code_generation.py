@@ -107,8 +107,7 @@ class NDTilingWorkaroundPass(CheckedPass):
     Attributes:
         max_torch: Run on torch releases older than this one, such as ``"2.11"`` or ``"2.13.1"``; None runs on all. An
             alpha, a nightly or a release candidate counts as the release that it precedes.
-        max_tiles: How many tile dimensions a kernel may have, 2 or 3. A kernel gets three only if it reduces nothing
-            and its grid is within the limits of CUDA for all sizes that the guards of the compilation admit.
+        max_tiles: How many tile dimensions a kernel may have, 2 or 3. A kernel gets three only if it reduces nothing.
         nodes_per_conv: The threshold of `is_conv_heavy`.
         static: Run on static graphs too.
     """

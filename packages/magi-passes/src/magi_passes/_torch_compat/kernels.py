@@ -114,12 +114,12 @@ def _is_size(symbol: Any) -> bool:
 
 def _fits(bound: Any, memo: MutableMapping[Any, bool]) -> bool:
     if bound not in memo:
-        memo[bound] = guarded_within(bound, MAX_INT32)
+        memo[bound] = guarded_to_fit(bound)
     return memo[bound]
 
 
-def guarded_within(size: Any, limit: int) -> bool:
-    """Whether *size* is at most *limit*, for all inputs that the guards admit; a guard is added if needed.
+def guarded_to_fit(size: Any) -> bool:
+    """Whether *size* fits in 32 bits, for all inputs that the guards admit; a guard is added if needed.
 
     If no guard can be added, only known bounds count: for sizes that depend on data, for packages that are compiled
     ahead of time, for a backward that is compiled late, and for what is computed with floats, such as the size of an
@@ -132,7 +132,7 @@ def guarded_within(size: Any, limit: int) -> bool:
     sizevars = V.graph.sizevars
     # A number within `Identity` has no hint.
     size = sizevars.remove_precomputed_replacements(sympy.sympify(size)).expand(identity=True)
-    if sizevars.statically_known_leq(size, limit):
+    if sizevars.statically_known_leq(size, MAX_INT32):
         return True
     shape_env = sizevars.shape_env
     has_floats = size.has(sympy.Float) or not all(part.is_integer for part in size.atoms(sympy.Function))
@@ -140,14 +140,10 @@ def guarded_within(size: Any, limit: int) -> bool:
         return False
     # torch 2.12 has the first name; the second warns there from 2.13 on.
     hint = getattr(shape_env, "guarding_hint_or_throw", None) or shape_env.size_hint
-    if hint(size) > limit:
+    if hint(size) > MAX_INT32:
         return False
-    sizevars.check_leq(size, limit)
+    sizevars.check_leq(size, MAX_INT32)
     return True
-
-
-# The limit of CUDA for the y and z dimensions of a grid; that of x is 2**31 - 1.
-MAX_GRID_YZ = 65535
 
 
 def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> None:
@@ -182,9 +178,14 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
     computed twice: GELU in the GRN of ConvNeXt V2, whose kernels take 0.82 ms where static ones take 0.44 (one H100,
     torch 2.11). Here the simplified index is asked.
 
-    A grid of three dimensions cannot be launched if y or z exceeds what CUDA allows, and with a reduction it has
-    produced kernels that address a dimension that the grid does not have (torch 2.11 to 2.13). `launchable_tiling` uses
-    two dimensions there, because a grid of two has an overflow path.
+    A grid of three dimensions with a reduction has produced kernels that address a dimension that the grid does not
+    have (torch 2.11 to 2.13). `launchable_tiling` uses two dimensions there.
+
+    A grid of three dimensions cannot be launched if y or z exceeds what CUDA allows; one of two has an overflow path.
+    Here y and z are folded where they are too long, and the programs of x are as many times more: `_pass_folded` gives
+    the grid these sizes, by the arguments that it is computed from, and the kernel gets the true ones as arguments of
+    its own and finds its place in `_write_unfolded`. So one kernel and `Grid3D` hold for all sizes, without a guard, in
+    C++ and in a process that has not loaded this package. Steps in a loop in place of folds took twice the registers.
 
     `complete_partial_tiling` finds the size of the side that is not tiled as a quotient, with sympy's ``/``, which
     cancels nothing that is written in two ways: the mean of ``relu`` over images of symbolic height and width divides
@@ -230,6 +231,9 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
             _replace(SIMDScheduling, "get_first_compatible_tiling", _choose_launchable, memo_of_current)
             _replace(SIMDScheduling, "generate_combo_kernel_code", _write_two_dimensions_together, memo_of_current)
             _replace(TritonKernel, "codegen_kernel", _write_tuned_kernel, memo_of_current)
+            _replace(TritonKernel, "iteration_ranges_codegen_header", _write_unfolded, memo_of_current)
+            _replace(TritonKernel, "_has_constant_mask", _masked_where_folded, memo_of_current)
+            _replace(TritonKernel, "add_numel_to_call_args", _pass_folded, memo_of_current)
             _replace(tiling_utils, "find_coalesced_var", _find_coalesced, memo_of_current)
             _replace(sizes_of_graphs, "join_dimensions", _join_sums, memo_of_current)
             if "__init__" in vars(CantSplit):
@@ -466,13 +470,82 @@ def _cancelled(size: Any) -> Any:
 
 
 def launchable_tiling(tiling: Any, *, is_reduction: bool) -> Any:
-    """*tiling*, with z merged into y unless both are within the limits of a grid and nothing is reduced.
-
-    A guard is added for a size that is small enough now; a larger one compiles again, with two dimensions.
-    """
-    if "z" not in tiling:
-        return tiling
-    if not is_reduction and all(guarded_within(tiling[key], MAX_GRID_YZ) for key in "zy"):
+    """*tiling*, with z merged into y if something is reduced."""
+    if "z" not in tiling or not is_reduction:
         return tiling
     rest = {key: size for key, size in tiling.items() if key not in "zy"}
     return type(tiling)({"y": tiling["z"] * tiling["y"], **rest})
+
+
+# CUDA allows 65535 blocks along y and along z, and 2**31 - 1 along x; kernels rely on sizes that are multiples of 16.
+MAX_GRID_YZ = 65520
+
+
+def _folds(kernel: Any) -> dict[str, Any]:
+    """How often the grid of a pointwise kernel is folded along z and y: as often as makes each at most MAX_GRID_YZ."""
+    from torch._inductor.virtualized import V
+    from torch.utils._sympy.functions import FloorDiv
+
+    known = V.graph.sizevars.statically_known_leq
+    sizes = {} if kernel.features.is_reduction() or "z" not in kernel.numels else kernel.numels
+    return {
+        prefix: 1 + FloorDiv(size, MAX_GRID_YZ)
+        for prefix, size in sizes.items()
+        if prefix in "zy" and not known(size, MAX_GRID_YZ)
+    }
+
+
+def _longest_block_of_x(kernel: Any) -> Any:
+    """What no configuration exceeds (`triton_config` in torch/_inductor/runtime/triton_heuristics.py)."""
+    from torch._inductor.runtime.runtime_utils import next_power_of_2
+    from torch._inductor.virtualized import V
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    longest, size = kernel.max_block("x"), kernel.numels["x"]
+    hint = getattr(V.graph.sizevars, "optimization_hint", None) or V.graph.sizevars.size_hint  # from 2.11 on, and 2.10
+    return longest if free_unbacked_symbols(size) else min(longest, next_power_of_2(int(hint(size))))
+
+
+def _write_unfolded(write: Any, _memo: Any, kernel: Any, tree: Any, code: Any) -> None:
+    from torch._inductor.virtualized import V
+
+    folds = _folds(kernel) if tree is kernel.range_trees[0] else {}
+    if folds:
+        code.writeline(f"tl.static_assert(XBLOCK <= {_longest_block_of_x(kernel)})")
+    for each in kernel.range_trees if folds else ():
+        prefix, program = each.prefix, f"tl.program_id({each.grid_dim})"
+        if prefix in folds or prefix == "x":
+            each.pid_cache[program] = f"{prefix}program"
+            code.writeline(f"{prefix}program = {program}.to({kernel.index_dtype})")
+            if not each.numel.is_number:
+                # It is at most the number of all elements, which an index can hold: there is nothing to guard.
+                size = kernel.args.size(V.graph.sizevars.lookup_precomputed_size(each.numel))
+                code.writeline(f"{prefix}numel = {size}.to({kernel.index_dtype})")
+    for prefix in folds:
+        code.splice(f"""
+            if {prefix}numel >= {MAX_GRID_YZ}:
+                {prefix}folds = 1 + {prefix}numel // {MAX_GRID_YZ}
+                {prefix}program += xprogram % {prefix}folds * tl.num_programs({"xyz".index(prefix)})
+                xprogram //= {prefix}folds
+        """)
+    write(kernel, tree, code)
+
+
+def _masked_where_folded(is_whole: Any, _memo: Any, kernel: Any, tree: Any) -> Any:
+    return tree.prefix not in _folds(kernel) and is_whole(kernel, tree)
+
+
+def _pass_folded(add: Any, _memo: Any, kernel: Any, *args: Any) -> None:
+    from torch._inductor.utils import sympy_product
+    from torch.utils._sympy.functions import CeilDiv, Min
+
+    folds, sizes = _folds(kernel), [tree.numel for tree in kernel.range_trees]
+    for tree in kernel.range_trees if folds else ():
+        if tree.prefix in folds:
+            tree.numel = Min(tree.numel, 16 * CeilDiv(tree.numel, 16 * folds[tree.prefix]))
+        elif tree.prefix == "x":
+            longest = _longest_block_of_x(kernel)
+            tree.numel += (sympy_product(folds.values()) - 1) * longest * CeilDiv(tree.numel, longest)
+    add(kernel, *args)
+    for tree, size in zip(kernel.range_trees, sizes, strict=True):
+        tree.numel = size
