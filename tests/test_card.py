@@ -77,7 +77,7 @@ class Unpatched(nn.Module):
         self.conv = nn.Conv3d(4, 24, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.conv(x)
+        y: Tensor = self.conv(x)
         y = y.unflatten(1, (3, 2, 2, 2)).permute(0, 1, 5, 2, 6, 3, 7, 4)
         return y.flatten(6, 7).flatten(4, 5).flatten(2, 3) * 2
 

@@ -482,17 +482,17 @@ MAX_GRID_YZ = 65520
 
 
 def _folds(kernel: Any) -> dict[str, Any]:
-    """How often the grid of a pointwise kernel is folded along z and y: as often as makes each at most MAX_GRID_YZ."""
+    """How often the grid of a pointwise kernel is folded along z and y, so that each is at most MAX_GRID_YZ.
+
+    What is known to be shorter is left out; that this may become known later changes nothing, as it is folded once.
+    """
     from torch._inductor.virtualized import V
     from torch.utils._sympy.functions import FloorDiv
 
-    known = V.graph.sizevars.statically_known_leq
-    sizes = {} if kernel.features.is_reduction() or "z" not in kernel.numels else kernel.numels
-    return {
-        prefix: 1 + FloorDiv(size, MAX_GRID_YZ)
-        for prefix, size in sizes.items()
-        if prefix in "zy" and not known(size, MAX_GRID_YZ)
-    }
+    if "z" not in kernel.numels or kernel.features.is_reduction():
+        return {}
+    sizes, is_less = {key: kernel.numels[key] for key in "zy"}, V.graph.sizevars.statically_known_lt
+    return {key: 1 + FloorDiv(size, MAX_GRID_YZ) for key, size in sizes.items() if not is_less(size, MAX_GRID_YZ)}
 
 
 def _longest_block_of_x(kernel: Any) -> Any:
@@ -502,7 +502,8 @@ def _longest_block_of_x(kernel: Any) -> Any:
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
     longest, size = kernel.max_block("x"), kernel.numels["x"]
-    hint = getattr(V.graph.sizevars, "optimization_hint", None) or V.graph.sizevars.size_hint  # from 2.11 on, and 2.10
+    sizevars: Any = V.graph.sizevars
+    hint = getattr(sizevars, "optimization_hint", None) or sizevars.size_hint  # from torch 2.11 on, and in 2.10
     return longest if free_unbacked_symbols(size) else min(longest, next_power_of_2(int(hint(size))))
 
 
