@@ -143,16 +143,6 @@ def test_aliasing(ns: str, kind: str, form: str) -> None:
         FORMS[form](alias)(torch.ones(3))
 
 
-def test_first_call_on_a_tensor_inside_a_graph(ns: str) -> None:
-    @magi_register_custom_op(f"{ns}::copy", backward_fn=lambda ctx, g: g)
-    def copy(x: Tensor) -> Tensor:
-        return x.clone()
-
-    x = torch.ones(3, requires_grad=True)
-    copy(x.sin()).sum().backward()
-    torch.testing.assert_close(x.grad, x.detach().cos())
-
-
 @dataclass(frozen=True)
 class Doubling:
     x: float
@@ -160,17 +150,6 @@ class Doubling:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "x", self.x * 2)
-
-
-def test_record_that_changes_when_it_is_rebuilt(ns: str) -> None:
-    @magi_register_custom_op(f"{ns}::scale", infer_output_meta_fn=["x"])
-    def scale(x: Tensor, *, cfg: Doubling) -> Tensor:
-        return x * cfg.x
-
-    sentence = rf"{ns}::scale: 'cfg.x' was 2.0 and is 4.0 after the op rebuilt its record .*\(test_checks.py:\d+\)"
-    with pytest.raises(errors.RoundTripError, match=sentence):
-        scale(torch.ones(2), cfg=Doubling(1.0))
-    assert scale(torch.ones(2), cfg=Doubling(0.0)).tolist() == [0.0, 0.0]
 
 
 class Plain(NamedTuple):
@@ -218,20 +197,26 @@ class Labelled(Plain):
         self.label = f"{x}, {y}"
 
 
-CHANGED = [Doubling, DoublingTuple, ShiftedTuple, ReadAnew, Made]
+# Each holds 2.0 where it is made of 1.0, and what it holds once it is made of that.
+CHANGED = {Doubling: 4.0, DoublingTuple: 4.0, ShiftedTuple: 3.0, ReadAnew: 3.0, Made: 3.0}
 
 
 @pytest.mark.parametrize("where", ["passed", "returned"])
 @pytest.mark.parametrize("cls", CHANGED)
 def test_every_class_that_changes_its_fields_is_found(ns: str, cls: Any, where: str) -> None:
-    def body(x: Tensor, cfg: Any) -> Any:
-        return x * 2 if where == "passed" else cls(3.0)
+    def body(x: Tensor, *, cfg: Any) -> Any:
+        return x * 2 if where == "passed" else cls(1.0)
 
     body.__annotations__ |= {"cfg": cls, "return": Tensor} if where == "passed" else {"cfg": float, "return": cls}
-    fake = (lambda x, cfg: x) if where == "passed" else (lambda x, cfg: cls(3.0))
+    fake = (lambda x, *, cfg: x) if where == "passed" else (lambda x, *, cfg: cls(1.0))
     op = magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=fake)(body)
-    with pytest.raises(errors.RoundTripError, match=r"'(cfg|output)\.x' was .* after the op rebuilt its record"):
-        op(torch.ones(2), cls(1.0) if where == "passed" else 1.0)
+    sentence = (
+        rf"{ns}::op: '(cfg|output)\.x' was 2.0 and is {CHANGED[cls]} after the op rebuilt its record .*test_checks"
+    )
+    with pytest.raises(errors.RoundTripError, match=sentence):
+        op(torch.ones(2), cfg=cls(1.0) if where == "passed" else 1.0)
+    if (where, cls) == ("passed", Doubling):  # of nothing and of NaN the double is the same
+        assert op(torch.ones(2), cfg=Doubling(0.0)).tolist() == [2.0, 2.0]
 
 
 def test_a_named_tuple_with_methods_of_its_own_that_keep_the_fields(ns: str) -> None:
