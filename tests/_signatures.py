@@ -15,6 +15,7 @@ from typing import Any, Generic, Literal, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 
 T = TypeVar("T")
@@ -24,6 +25,22 @@ X = torch.arange(3.0)
 class Mode(enum.Enum):
     RMS = "rms"
     LAYER = "layer"
+
+
+class Level(enum.Enum):
+    LOW = 1
+    HIGH = 2.5
+
+
+class Alike(enum.Enum):
+    ONE = 1
+    TWO = 2
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Alike)
+
+    def __hash__(self) -> int:
+        return 0
 
 
 class Sizes(TypedDict):
@@ -40,6 +57,17 @@ class Inner:
 @dataclass(frozen=True)
 class Box(Generic[T]):
     value: T
+
+
+@dataclass(frozen=True)
+class Doubling:
+    """What it is made of, twice."""
+
+    x: float
+    y: float = float("nan")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "x", self.x * 2)
 
 
 @dataclass(frozen=True)
@@ -148,6 +176,18 @@ def same(left: Any, right: Any) -> bool:
     if isinstance(left, dict):
         return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
     return bool(left == right)
+
+
+class Listening(TorchFunctionMode):
+    """Keeps the functions that are called under it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
 
 
 class Calls(torch.nn.Module):

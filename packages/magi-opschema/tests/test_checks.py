@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 
 import pytest
 import torch
+from _signatures import Doubling
 from magi_opschema import errors, magi_register_custom_op
 from torch import Tensor
 
@@ -141,15 +142,6 @@ def test_aliasing(ns: str, kind: str, form: str) -> None:
 
     with pytest.raises(errors.AliasingError, match=rf"{ns}::alias: 'output\.1' shares its memory with"):
         FORMS[form](alias)(torch.ones(3))
-
-
-@dataclass(frozen=True)
-class Doubling:
-    x: float
-    y: float = float("nan")
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "x", self.x * 2)
 
 
 class Plain(NamedTuple):

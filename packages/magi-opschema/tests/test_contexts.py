@@ -11,11 +11,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pytest
 import torch
+from _signatures import Listening
 from magi_opschema import errors, magi_register_custom_op, op_def, register_kernel
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.overrides import TorchFunctionMode
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.torch_version import TorchVersion
 
@@ -210,16 +210,6 @@ def test_torch_function_sees_the_op(ns: str, where: str, grad: bool) -> None:
         output = total(x, cfg)
     assert output.tolist() == [4.0, 4.0]
     assert torch_op in (mode.seen if where == "a mode" else Functional.seen)
-
-
-class Listening(TorchFunctionMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Any] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(func)
-        return func(*args, **(kwargs or {}))
 
 
 def test_an_op_without_tensors_under_a_torch_function_mode(ns: str) -> None:

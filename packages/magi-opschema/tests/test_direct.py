@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from _signatures import Listening
 from magi_opschema import magi_register_custom_op, register_kernel
 from torch import Tensor
 from torch._inductor.utils import run_and_get_code
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 
@@ -149,22 +149,16 @@ def test_a_body_of_the_device_type(ns: str, x: Tensor) -> None:
     assert torch.equal(result, x + 10)
 
 
-def test_a_body_that_comes_later(ns: str, x: Tensor) -> None:
+@pytest.mark.parametrize("first", [True, False], ids=["a body of the device type first", "an implementation alone"])
+def test_a_body_that_comes_later(ns: str, x: Tensor, *, first: bool) -> None:
     double = doubling(ns)
     compiled = torch.compile(lambda x: double(x), fullgraph=True)  # noqa: PLW0108
     assert torch.equal(compiled(x), x * 2)
-    register_kernel(double, "cpu", lambda x, factor: x + 10)
-    assert torch.equal(compiled(x), x + 10)
+    if first:
+        register_kernel(double, "cpu", lambda x, factor: x + 10)
+        assert torch.equal(compiled(x), x + 10)
     double.implementation(lambda x, factor: x + 20, name="other")
-    assert torch.equal(compiled(x), x + 10)
-
-
-def test_another_implementation(ns: str, x: Tensor) -> None:
-    double = doubling(ns)
-    compiled = torch.compile(lambda x: double(x), fullgraph=True)  # noqa: PLW0108
-    assert torch.equal(compiled(x), x * 2)
-    double.implementation(lambda x, factor: x + 20, name="other")
-    assert torch.equal(compiled(x), x + 20)
+    assert torch.equal(compiled(x), x + (10 if first else 20))
 
 
 def test_a_kernel_of_another_library(ns: str, x: Tensor) -> None:
@@ -222,16 +216,9 @@ def test_modes_and_the_profiler_see_the_call(ns: str, x: Tensor, recorder: Any) 
         call([x])
     assert double.torch_op in recorder.seen
 
-    seen = []
-
-    class Seen(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(func)
-            return func(*args, **(kwargs or {}))
-
-    with Seen():
+    with Listening() as mode:
         call([x])
-    assert seen[0] is double.torch_op
+    assert mode.seen[0] is double.torch_op
 
 
 def test_two_names_that_look_alike(x: Tensor, ns: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import pytest
 import torch
 import torch.utils._pytree as pytree
-from _signatures import Box, Calls, Mode, saved_and_loaded, with_annotation
+from _signatures import Alike, Box, Calls, Mode, saved_and_loaded, with_annotation
 from magi_opschema import lower_signature, magi_register_custom_op
 from magi_opschema.errors import RecordTreeError
 from torch import Tensor
@@ -129,17 +129,6 @@ def same(actual: object, expected: object) -> None:
     others, other_spec = pytree.tree_flatten(expected)
     assert spec == other_spec
     torch.testing.assert_close(leaves, others)
-
-
-class Alike(enum.Enum):
-    ONE = 1
-    TWO = 2
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Alike)
-
-    def __hash__(self) -> int:
-        return 0
 
 
 class TestNode:

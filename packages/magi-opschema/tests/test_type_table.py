@@ -14,8 +14,10 @@ from typing import Annotated, Any, ClassVar, Final, Generic, Literal, NamedTuple
 import pytest
 import torch
 from _signatures import (
+    Alike,
     Calls,
     Constant,
+    Level,
     Mode,
     Sizes,
     Stateful,
@@ -37,11 +39,6 @@ from torch.types import Number
 HANDLE: Any = ObjectHandle
 Meters = NewType("Meters", float)
 Pair = tuple[int, float]
-
-
-class Level(enum.Enum):
-    LOW = 1
-    HIGH = 2.5
 
 
 class Color(str, enum.Enum):
@@ -72,17 +69,6 @@ class Texts(str, enum.Enum):
     @property
     def value(self) -> str:
         return "blue"
-
-
-class Alike(enum.Enum):
-    ONE = 1
-    TWO = 2
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Alike)
-
-    def __hash__(self) -> int:
-        return 0
 
 
 class Unhashable(enum.Enum):
