@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NewType, assert_type
 
 import pytest
 import torch
-from _signatures import Calls, X, count_graphs
+from _signatures import X
 from magi_opschema import (
     RegisteredOp,
     magi_register_custom_op,
@@ -88,23 +88,6 @@ class TestFunction:
     def test_pickle_and_copies(self, op: Any) -> None:
         assert pickle.loads(pickle.dumps(op)) is op
         assert copy.copy(op) is copy.deepcopy(op) is op
-
-    def test_it_is_called_as_the_function_is(self, op: Any) -> None:
-        calls: list[dict[str, Any]] = [{}] if op is lowered else [{}, {"times": 3}]
-        for run in (op, torch.compile(op, fullgraph=True, backend="aot_eager")):
-            for options in calls:
-                torch.testing.assert_close(run(x=X, **options), op_def(op).fn(X, **options))
-
-
-@every_path
-class TestOverload:
-    def test_a_graph_holds_it(self, op: Any) -> None:
-        compiled, graphs = count_graphs(op)
-        compiled(X)
-        exported = torch.export.export(Calls(op), (X,)).graph_module
-        for graph in (*graphs, exported):
-            assert [node.target for node in graph.graph.nodes if node.op == "call_function"][:1] == [op.torch_op]
-        assert isinstance(op.torch_op, torch._ops.OpOverload)
 
     def test_selective_checkpoint(self, op: Any, recorder: Any) -> None:
         def policy(ctx: Any, target: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypedDict
 
 import pytest
 import torch
-from _signatures import Mode, Moded, Sizes, X, make_function
+from _signatures import Mode, Moded, Sizes, X, make_function, same
 from magi_opschema import errors, lower_signature, magi_register_custom_op, op_def
 from torch import Tensor
 
@@ -67,34 +67,22 @@ def test_function_name(ns: str, name: str) -> None:
     assert [values[1] for values in seen] == [Moded(2.0)] * 2
 
 
-@pytest.mark.parametrize("name", [*RESERVED, *BUILTINS, *SCHEMA_WORDS, *UNICODE])
-def test_class_name(ns: str, name: str) -> None:
-    cls: Any = make_dataclass(name, [("a", int), ("b", Moded), ("c", list[Tensor | None])], frozen=True)
+@pytest.mark.parametrize("slots", [False, True])
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_name_of_a_class_and_of_its_fields(ns: str, name: str, slots: bool) -> None:
+    of_fields = "value" if name in {"ﬁ", "µ"} or name.startswith("__") else name
+    kinds = {"": int, "_list": list[Mode], "_record": Moded | None, "_tensors": list[Tensor | None]}
+    cls: Any = make_dataclass(name, [(of_fields + end, kind) for end, kind in kinds.items()], frozen=True, slots=slots)
     out: Any = make_dataclass(name, [("y", Tensor), ("z", tuple[Tensor, Tensor])], frozen=True)
+    value = cls(2, [Mode.RMS], Moded(3.0), [None, X])
 
     def body(x: Tensor, cfg: Any) -> Any:
-        assert type(cfg) is cls
-        return out(x * cfg.a, (x * cfg.b.scale, x * 4))
+        assert same(cfg, value)
+        return out(x * 2, (x * 3, x * 4))
 
     body.__annotations__ |= {"cfg": cls, "return": out}
     op = magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=["x", "x", "x"])(body)
-    got = op(X, cls(2, Moded(3.0), [None, X]))
-    assert type(got) is out
-    assert torch.equal(got.y, X * 2)
-    assert torch.equal(got.z[0], X * 3)
-
-
-@pytest.mark.parametrize("name", [name for name in PARAMETERS if name not in {"ﬁ", "µ"} and not name.startswith("__")])
-def test_field_name(ns: str, name: str) -> None:
-    seen: list[Any] = []
-    fields = [(name, int), (f"{name}_list", list[Mode]), (f"{name}_record", Moded | None)]
-    cls: Any = make_dataclass("Cfg", fields, frozen=True)
-    slotted: Any = make_dataclass("Slotted", fields, frozen=True, slots=True)
-    for i, kind in enumerate((cls, slotted)):
-        value = kind(3, [Mode.RMS], Moded())
-        op = magi_register_custom_op(f"{ns}::op{i}")(make_function({"x": Tensor, "cfg": kind}, seen))
-        assert torch.equal(op(X, value), X * 2)
-        assert seen.pop()[1] == value
+    assert same(op(X, value), out(X * 2, (X * 3, X * 4)))
 
 
 @pytest.mark.parametrize("key", KEYS)

@@ -289,10 +289,12 @@ EXPORTED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]]
 @pytest.mark.parametrize("strict", [False, True])
 class TestExport:
     @pytest.mark.parametrize("kind", EXPORTED)
-    def test_round_trip(self, strict: bool, kind: str) -> None:
+    def test_round_trip_and_compiled(self, strict: bool, kind: str) -> None:
         fn, example, other = EXPORTED[kind]
         program = torch.export.export(Calls(fn), example, strict=strict)
-        for run in (program.module(), saved_and_loaded(program)):
+        compiled = torch.compile(fn, fullgraph=True, backend="aot_eager")
+        same(compiled(*example), fn(*example))
+        for run in (program.module(), saved_and_loaded(program), compiled):
             same(run(*other), fn(*other))
 
     @pytest.mark.parametrize("form", ["by place", "collected"])
@@ -319,25 +321,20 @@ class Positional(torch.nn.Module):
         return scale(x, cfg)
 
 
-class TestTraced:
-    @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
-    @pytest.mark.parametrize("kind", ["nested", "generic and slotted", "passed on", "returned"])
-    def test_make_fx_bakes_nothing_in(self, mode: Any, kind: str) -> None:
-        fn, example, other = EXPORTED[kind]
-        graph = make_fx(fn, tracing_mode=mode)(*example)
-        same(graph(*other), fn(*other))
-        assert not [node for node in graph.graph.nodes if node.op == "get_attr"]
-        if kind == "nested":
-            assert [n.target for n in graph.graph.nodes if n.op == "call_function"] == [scale.torch_op]
-
-    @pytest.mark.parametrize("kind", ["nested", "generic and slotted", "passed on", "returned"])
-    def test_aot_function(self, kind: str) -> None:
-        from functorch.compile import nop  # type: ignore[import-untyped]
-
-        fn, example, other = EXPORTED[kind]
-        compiled = aot_function(fn, nop)
+@pytest.mark.parametrize("how", ["real", "fake", "symbolic", "aot_function"])
+@pytest.mark.parametrize("kind", ["nested", "generic and slotted", "passed on", "returned"])
+def test_a_trace_bakes_nothing_in(how: Any, kind: str) -> None:
+    fn, example, other = EXPORTED[kind]
+    if how == "aot_function":
+        compiled = aot_function(fn, lambda graph, _: graph)
         same(compiled(*example), fn(*example))
         same(compiled(*other), fn(*other))
+        return
+    graph = make_fx(fn, tracing_mode=how)(*example)
+    same(graph(*other), fn(*other))
+    assert not [node for node in graph.graph.nodes if node.op == "get_attr"]
+    if kind == "nested":
+        assert [n.target for n in graph.graph.nodes if n.op == "call_function"] == [scale.torch_op]
 
 
 class TestFunc:
@@ -404,22 +401,14 @@ def test_scan_over_a_record() -> None:
         assert outputs.shape == (4, 3)
 
 
-class TestCompiled:
-    @pytest.mark.parametrize("kind", EXPORTED)
-    def test_inputs_and_outputs(self, kind: str) -> None:
-        fn, example, other = EXPORTED[kind]
-        compiled = torch.compile(fn, fullgraph=True, backend="aot_eager")
-        for args in (example, other):
-            same(compiled(*args), fn(*args))
+def test_gradients_through_a_returned_record() -> None:
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def fn(c: Cfg) -> Any:
+        return Box(Slotted(scale(X, c)))
 
-    def test_gradients_through_a_returned_record(self) -> None:
-        @torch.compile(fullgraph=True, backend="aot_eager")
-        def fn(c: Cfg) -> Any:
-            return Box(Slotted(scale(X, c)))
-
-        record = pytree.tree_map(lambda tensor: tensor.requires_grad_(), cfg())
-        fn(record).value.weight.sum().backward()
-        torch.testing.assert_close(record.weight.grad, X * 2)
+    record = pytree.tree_map(lambda tensor: tensor.requires_grad_(), cfg())
+    fn(record).value.weight.sum().backward()
+    torch.testing.assert_close(record.weight.grad, X * 2)
 
 
 @pytest.mark.parametrize("field_name", ["weight", "inner"])
